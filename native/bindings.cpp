@@ -1,0 +1,76 @@
+// The Python face of the native part; its types are in src/fullwire/_native.pyi.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "collective_events.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+template <typename T>
+using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using PartColumns = std::tuple<Column<std::int32_t>, Column<std::int32_t>, Column<std::int32_t>,
+                               Column<std::uint8_t>>;
+
+template <typename T>
+std::span<const T> span_of(const Column<T>& column) {
+    return {column.data(), column.shape(0)};
+}
+
+fullwire::Part checked_part(const PartColumns& columns, std::uint32_t workers,
+                            std::size_t size_classes) {
+    const auto& [round, source, target, size_class] = columns;
+    const fullwire::Part part{span_of(round), span_of(source), span_of(target),
+                              span_of(size_class)};
+    const std::size_t rows = part.round.size();
+    if (part.source.size() != rows || part.target.size() != rows ||
+        part.size_class.size() != rows) {
+        throw std::invalid_argument("columns of one part differ in length");
+    }
+    for (std::size_t row = 0; row < rows; ++row) {
+        const auto outside = [&](std::int32_t rank) {
+            return rank < 0 || static_cast<std::uint32_t>(rank) >= workers;
+        };
+        if (outside(part.source[row]) || outside(part.target[row]) ||
+            part.size_class[row] >= size_classes || (row && part.round[row] < part.round[row - 1])) {
+            throw std::invalid_argument("a transfer names a rank, size or round that cannot be");
+        }
+    }
+    return part;
+}
+
+std::pair<double, std::uint64_t> play_collective(
+    std::uint32_t workers, const std::vector<PartColumns>& columns,
+    const std::vector<std::pair<double, double>>& size_classes, double bytes_per_s,
+    double latency_s, std::uint32_t chunks, bool serial) {
+    std::vector<fullwire::Part> parts;
+    for (const PartColumns& part : columns) {
+        parts.push_back(checked_part(part, workers, size_classes.size()));
+    }
+    std::vector<fullwire::SizeClass> sizes;
+    for (const auto& [bytes, add_s] : size_classes) sizes.push_back({bytes, add_s});
+    const auto pause = [] {  // lets Ctrl-C through
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    };
+    const fullwire::Outcome outcome = fullwire::play({workers, bytes_per_s, latency_s}, parts,
+                                                     sizes, chunks, serial, pause);
+    return {outcome.time_s, outcome.transfers};
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+    module.def("play_collective", &play_collective, nb::arg("workers"), nb::arg("parts"),
+               nb::arg("size_classes"), nb::arg("bytes_per_s"), nb::arg("latency_s"),
+               nb::arg("chunks"), nb::arg("serial"));
+}

@@ -1,0 +1,16 @@
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Part = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]
+
+def play_collective(
+    workers: int,
+    parts: Sequence[_Part],
+    size_classes: Sequence[tuple[float, float]],
+    bytes_per_s: float,
+    latency_s: float,
+    chunks: int,
+    serial: bool,
+) -> tuple[float, int]: ...

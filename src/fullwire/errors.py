@@ -1,0 +1,37 @@
+"""Everything that Fullwire refuses, as a small tree.
+
+    FullwireError
+    ├── UsageError      a person asked for something that cannot be: exit status 2
+    └── DamagedInput    a file is damaged, truncated or not what it claims to be: exit status 3
+
+One place, `fullwire.cli`, turns them into exit statuses. Anything else that escapes is a bug.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+
+class FullwireError(Exception):
+    """The base of all errors that Fullwire raises on purpose; its text is one plain sentence."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class UsageError(FullwireError):
+    """What was asked for cannot be done; the message says what was expected and what came."""
+
+    exit_status = 2
+
+
+class DamagedInput(FullwireError):
+    """An input cannot be believed; the message begins with the place."""
+
+    exit_status = 3
+
+    def __init__(self, path: Path | str, problem: str, *, line: int | None = None) -> None:
+        self.path = Path(path)
+        self.line = line
+        place = str(path) if line is None else f"{path}:{line}"
+        super().__init__(f"{place}: {problem}")

@@ -1,0 +1,71 @@
+"""A gradient compressor as a prediction needs it: what it leaves on the wire and what it costs.
+
+Two kinds meet in practice. The output of one kind can be *summed* on the way (fewer bits per
+element, a low-rank factor), so it travels by all-reduce like the gradient itself. That of the other
+kind cannot (the largest 1 % of the elements, at other places in each worker): every worker must
+*gather* all the others' and unpack them itself, so the wire and the unpacking grow with the cluster.
+
+The paper's compressor is free: it can be summed, and packing takes no time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from fullwire.errors import UsageError
+from fullwire.units import bits_per_second, ratio
+
+Combining: TypeAlias = Literal["sum", "gather"]
+_EXPECTED = "RATIO,ENCODE_RATE,DECODE_RATE,sum|gather, like 4,20GB/s,20GB/s,sum"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressor:
+    """A compressor by its figures; the speeds are of the uncompressed side, in bits per second."""
+
+    ratio: float
+    encode_bps: float = math.inf
+    decode_bps: float = math.inf
+    combining: Combining = "sum"
+
+    def __post_init__(self) -> None:
+        if not (self.ratio >= 1 and math.isfinite(self.ratio)):
+            raise UsageError(f"compression: expected a ratio of 1 or more, got {self.ratio:g}")
+        if not (self.encode_bps > 0 and self.decode_bps > 0):
+            raise UsageError("compression: expected encode and decode rates above 0")
+        if self.combining not in ("sum", "gather"):
+            raise UsageError(f"compression: expected sum or gather, got {self.combining!r}")
+
+    @property
+    def is_free(self) -> bool:
+        """Whether this is the paper's compressor: a ratio and nothing to pay for it."""
+        return (
+            self.combining == "sum" and math.isinf(self.encode_bps) and math.isinf(self.decode_bps)
+        )
+
+    def codec_s_per_byte(self, workers: int) -> float:
+        """Return the time to pack one byte of gradient, and to unpack what comes back for it."""
+        unpacked = workers if self.combining == "gather" else 1
+        return 8 / self.encode_bps + unpacked * 8 / self.decode_bps
+
+    def __str__(self) -> str:
+        """Return the form that `parse_codec` reads."""
+        if self.is_free:
+            return f"{self.ratio:.12g}"
+        rates = f"{self.encode_bps / 8:.12g}B/s,{self.decode_bps / 8:.12g}B/s"
+        return f"{self.ratio:.12g},{rates},{self.combining}"
+
+
+def parse_codec(text: str) -> Compressor:
+    """Read RATIO,ENCODE_RATE,DECODE_RATE,sum|gather."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 4 or parts[3] not in ("sum", "gather"):
+        raise UsageError(f"codec: expected {_EXPECTED}, got {text!r}")
+    return Compressor(
+        ratio=ratio(parts[0], "codec ratio"),
+        encode_bps=bits_per_second(parts[1], "codec encode rate"),
+        decode_bps=bits_per_second(parts[2], "codec decode rate"),
+        combining="gather" if parts[3] == "gather" else "sum",
+    )

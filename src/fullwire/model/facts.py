@@ -1,0 +1,64 @@
+"""What is known about a run besides its tables: each fact registered once.
+
+A fact has a type, a unit, a sentence, and says whether two runs must agree on it before they may be
+compared. An unknown fact is refused when a run is made, so a misspelt one cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+from fullwire.errors import UsageError
+
+FactValue: TypeAlias = int | float | str | tuple[tuple[float, float], ...]
+
+
+class Fact(NamedTuple):
+    """The registration of one fact."""
+
+    name: str
+    kind: type
+    unit: str
+    must_match: bool
+    meaning: str
+
+
+_REGISTERED = (
+    Fact("model", str, "", True, "the network being trained"),
+    Fact("device", str, "", True, "what computes"),
+    Fact("batch", str, "", True, "work of one worker in one step"),
+    Fact("precision", str, "", True, "arithmetic of the model; gradients are sent as float32"),
+    Fact("workers", int, "", False, "ranks in the job"),
+    Fact(
+        "line_rate_bps", float, "bit/s", False, "line rate of each worker's link, headers included"
+    ),
+    Fact("latency_s", float, "s", False, "time of an empty message from one worker to another"),
+    Fact("transport", str, "", False, "how much of the line rate carries payload"),
+    Fact("buckets", str, "", False, "how gradients are grouped into messages"),
+    Fact("algorithm", str, "", False, "how the workers add their gradients up"),
+    Fact("compression", str, "", False, "what shrinks the gradients on the wire"),
+    Fact("lane", str, "", False, "the order in which messages are sent"),
+    Fact("reduce_cost", tuple, "(bytes, s)", False, "measured times of one vector addition"),
+    Fact("efficiency", str, "", False, "share of the device's peak that the model assumes"),
+)
+REGISTRY: Mapping[str, Fact] = MappingProxyType({fact.name: fact for fact in _REGISTERED})
+
+
+def checked_facts(facts: Mapping[str, FactValue]) -> Mapping[str, FactValue]:
+    """Return the facts, read-only, or refuse one that is unknown or of the wrong type."""
+    return MappingProxyType({name: _checked(name, value) for name, value in facts.items()})
+
+
+def _checked(name: str, value: FactValue) -> FactValue:
+    if name not in REGISTRY:
+        raise UsageError(f"unknown fact {name!r}: known are {', '.join(sorted(REGISTRY))}")
+    kind = REGISTRY[name].kind
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise UsageError(
+            f"fact {name!r}: expected {kind.__name__}, got {type(value).__name__} {value!r}"
+        )
+    return value

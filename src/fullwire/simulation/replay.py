@@ -1,0 +1,141 @@
+"""Play a measured step again under other conditions; the answer is a run like any other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fullwire.model.facts import FactValue
+from fullwire.model.run import Collectives, Gradients, Lane, Provenance, Run, Spans
+from fullwire.simulation.scenario import Scenario
+from fullwire.simulation.schedule import (
+    Step,
+    Timeline,
+    fifo_overhead_s,
+    fifo_timeline,
+    priority_overhead_s,
+    priority_timeline,
+)
+from fullwire.simulation.sweep import Grid, Messages, Subject, messages_of
+
+_KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost")
+
+
+def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:
+    """Play the run's typical step under a scenario.
+
+    All ranks do the same, so the first stands for them all; times are rounded to nanoseconds.
+    """
+    grid = _grid_of(scenario)
+    messages = messages_of(
+        subject, scenario.buckets, scenario.algorithm, scenario.cluster.latency_s, grid
+    )
+    timeline, overhead_s = _played(messages, scenario)
+    is_alone = scenario.cluster.workers == 1
+    step = subject.step
+    return Run(
+        provenance=Provenance(
+            origin="simulated", source=run.provenance.source, basis=run.provenance.basis
+        ),
+        facts=_facts(run, scenario),
+        spans=_spans(step, step.step_ns + _whole_ns(overhead_s), None if is_alone else timeline),
+        gradients=_gradients(step),
+        collectives=Collectives.empty() if is_alone else _collectives(step, messages, timeline),
+    )
+
+
+def _played(messages: Messages, scenario: Scenario) -> tuple[Timeline, float]:
+    per_bit = 1 / (scenario.cluster.rate_bps * scenario.transport.share)
+    per_bit = per_bit / scenario.compressor.ratio
+    wire_bits, fixed_s = messages.wire_bits[:, 0, 0], messages.fixed_s[:, 0, 0]
+    cost_s = [wire * per_bit + fixed for wire, fixed in zip(wire_bits, fixed_s, strict=True)]
+    ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
+    step = messages.subject.step
+    if scenario.lane == "fifo":
+        timeline = fifo_timeline(ready_s, cost_s)
+        overhead_s = fifo_overhead_s(step, timeline.end_s[-1])
+    else:
+        timeline = priority_timeline(ready_s, cost_s)
+        overhead_s = priority_overhead_s(step, messages.buckets, timeline)
+    return timeline, 0.0 if scenario.cluster.workers == 1 else float(overhead_s)
+
+
+def _grid_of(scenario: Scenario) -> Grid:
+    cluster = scenario.cluster
+    return Grid(
+        workers=(cluster.workers,), bandwidth_bps=(cluster.rate_bps,),
+        compressors=(scenario.compressor,), transports=(scenario.transport,),
+        buckets=(scenario.buckets,), algorithms=(scenario.algorithm,),
+        latency_s=(cluster.latency_s,), lane=scenario.lane,
+    )  # fmt: skip
+
+
+def _facts(run: Run, scenario: Scenario) -> dict[str, FactValue]:
+    kept = {name: run.facts[name] for name in _KEPT_FACTS if name in run.facts}
+    return kept | {
+        "workers": scenario.cluster.workers,
+        "line_rate_bps": scenario.cluster.rate_bps,
+        "latency_s": scenario.cluster.latency_s,
+        "transport": str(scenario.transport),
+        "buckets": str(scenario.buckets),
+        "algorithm": scenario.algorithm,
+        "compression": str(scenario.compressor),
+        "lane": scenario.lane,
+    }
+
+
+def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:
+    """Lay the step out from time 0: forward, backward, and the messages beside and after it."""
+    begin_ns = step.forward_ns
+    backward_end_ns = begin_ns + step.backward_ns
+    rest_ns = step.step_ns - backward_end_ns
+    rows: list[tuple[Lane, str, int, int]] = [
+        ("host", "step", 0, length_ns),
+        ("compute", "forward", 0, begin_ns),
+        ("compute", "backward", begin_ns, backward_end_ns),
+    ]
+    if rest_ns > 0:
+        rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns))
+    for start_s, end_s in zip(*_on_the_lane(timeline), strict=True):
+        start_ns, end_ns = begin_ns + _whole_ns(start_s), begin_ns + _whole_ns(end_s)
+        rows.append(("communication", "allreduce", start_ns, end_ns))
+    lanes, names, starts, ends = zip(*rows, strict=True)
+    none = np.zeros(len(rows), np.int64)
+    return Spans(
+        rank=none, step=none, lane=np.array(lanes, object), name=np.array(names, object),
+        start_ns=np.array(starts), end_ns=np.array(ends),
+    )  # fmt: skip
+
+
+def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
+    if timeline is None:
+        return [], []
+    return [float(each) for each in timeline.start_s], [float(each) for each in timeline.end_s]
+
+
+def _gradients(step: Step) -> Gradients:
+    none = np.zeros(len(step.bytes), np.int64)
+    return Gradients(
+        rank=none, step=none, order=np.arange(len(step.bytes)), bytes=step.bytes,
+        ready_ns=step.forward_ns + step.ready_ns,
+    )  # fmt: skip
+
+
+def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collectives:
+    buckets = messages.buckets
+    count = len(buckets)
+    starts, ends = _on_the_lane(timeline)
+    return Collectives(
+        rank=np.zeros(count, np.int64), step=np.zeros(count, np.int64), sequence=np.arange(count),
+        group=_all("world", count), op=_all("allreduce", count), dtype=_all("float32", count),
+        bytes=buckets.bytes, issue_ns=step.forward_ns + buckets.ready_ns,
+        start_ns=step.forward_ns + np.array([_whole_ns(each) for each in starts]),
+        end_ns=step.forward_ns + np.array([_whole_ns(each) for each in ends]),
+    )  # fmt: skip
+
+
+def _all(text: str, count: int) -> np.ndarray:
+    return np.full(count, text, object)
+
+
+def _whole_ns(time_s: float) -> int:
+    return round(time_s * 1e9)

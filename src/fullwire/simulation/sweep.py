@@ -1,0 +1,312 @@
+"""A grid of scenarios for one run or several, computed together.
+
+Every message of a step costs `wire / rate + fixed`, so a step on one lane is a short chain of sums
+and maxima per point; numpy does it for blocks of points that fit the processor's cache. The result
+keeps the grid's axes apart from its measures: a million rows take the memory of the measures only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.errors import UsageError
+from fullwire.model.cluster import Cluster
+from fullwire.model.compressor import Compressor
+from fullwire.model.cost import AddTimes, Floats, cost
+from fullwire.simulation.buckets import BucketPolicy, Buckets
+from fullwire.simulation.scenario import FullTransport, Order, Scenario
+from fullwire.simulation.schedule import (
+    Step,
+    fifo_end_and_busy_s,
+    fifo_overhead_s,
+    grouped,
+    priority_overhead_s,
+    priority_timeline,
+)
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+BLOCK_POINTS = 16_384  # three arrays of so many numbers fit the second-level cache
+MOST_POINTS = 100_000_000  # 4 GB of measures
+AXES = (
+    "run",
+    "buckets",
+    "algorithm",
+    "transport",
+    "latency_s",
+    "workers",
+    "bandwidth_bps",
+    "codec",
+)
+MEASURES = ("step_s", "communication_s", "overhead_s", "scaling_factor", "network_utilization")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Every combination of these conditions."""
+
+    workers: tuple[int, ...]
+    bandwidth_bps: tuple[float, ...]
+    compressors: tuple[Compressor, ...] = (Compressor(ratio=1),)
+    transports: tuple[FullTransport, ...] = (FullTransport(),)
+    buckets: tuple[BucketPolicy, ...]
+    algorithms: tuple[str, ...] = ("ring",)
+    latency_s: tuple[float, ...] = (0.0,)
+    lane: Order = "fifo"
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name):
+                raise UsageError(f"{name.removesuffix('_bps')}: expected at least one value")
+        for workers, rate_bps, latency_s in _corners(self):
+            Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
+        for algorithm in self.algorithms:
+            Scenario(cluster=Cluster(workers=1, rate_bps=1), algorithm=algorithm, lane=self.lane)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Subject:
+    """A run as the sweep sees it: its name, its typical step, and what adding costs there."""
+
+    name: str
+    step: Step
+    adds: AddTimes
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Predictions:
+    """A table with a row for every combination of its axes, the last axis changing fastest."""
+
+    axes: Mapping[str, tuple[Any, ...]]
+    measures: Mapping[str, NDArray[np.float64]]  # each shaped like the axes
+    warnings: tuple[str, ...] = ()
+    basis: Mapping[str, str] = field(default_factory=dict)  # by run: measured or modelled
+
+    def __len__(self) -> int:
+        return int(np.prod([len(values) for values in self.axes.values()]))
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return a column."""
+        if name in self.measures:
+            return np.broadcast_to(self.measures[name], self._shape()).reshape(-1)
+        if name == "compression":
+            return self._along("codec", [each.ratio for each in self.axes["codec"]])
+        if name == "codec":
+            shown = [None if each.is_free else str(each) for each in self.axes["codec"]]
+            return self._along("codec", shown)
+        if name in ("transport", "buckets"):
+            return self._along(name, [str(each) for each in self.axes[name]])
+        if name not in self.axes:
+            raise KeyError(f"no column {name!r}: there are {', '.join(self.names())}")
+        return self._along(name, list(self.axes[name]))
+
+    def names(self) -> tuple[str, ...]:
+        """Name the columns in the order in which they are shown."""
+        axes = (*AXES[:-1], "compression", "codec")
+        return (*axes, "step_s", "baseline_step_s", "backward_s", *MEASURES[1:])
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return all columns by name, as a data frame takes them."""
+        return {name: self[name] for name in self.names()}
+
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(len(values) for values in self.axes.values())
+
+    def _along(self, axis: str, values: Sequence[Any]) -> NDArray[Any]:
+        position = list(self.axes).index(axis)
+        column = np.array(values, object if isinstance(values[0], str | None) else None)
+        shape = [1] * len(self.axes)
+        shape[position] = len(values)
+        return np.broadcast_to(column.reshape(shape), self._shape()).reshape(-1)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Messages:
+    """The messages of a step among several cluster sizes, for several compressors.
+
+    `wire_bits` and `fixed_s` have a row per message, then an axis for workers and one for
+    compressors; a wire is not yet divided by the compression ratio.
+    """
+
+    subject: Subject
+    buckets: Buckets
+    lane: Order
+    is_alone: NDArray[np.bool_]  # by workers
+    wire_bits: Floats
+    fixed_s: Floats
+
+    def only(self, column: slice) -> Messages:
+        """Return the same messages for some of the compressors."""
+        return replace(
+            self, wire_bits=self.wire_bits[:, :, column], fixed_s=self.fixed_s[:, :, column]
+        )
+
+    def overhead_and_busy(
+        self, chosen: slice, seconds_per_bit: Floats, ratio: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return what the step loses, and how long the lane is busy.
+
+        `chosen` cluster sizes are on the first axis of the points, compressors on the last.
+        """
+        per_bit = seconds_per_bit / ratio
+        cost_s = (
+            wire * per_bit + fixed
+            for wire, fixed in zip(
+                self.wire_bits[:, chosen, None, :], self.fixed_s[:, chosen, None, :], strict=True
+            )
+        )
+        overhead_s, busy_s = self._overhead_and_busy_s(cost_s)
+        overhead_s[self.is_alone[chosen]] = 0.0  # nobody to talk to: no messages, no ticks
+        return overhead_s, busy_s
+
+    def _overhead_and_busy_s(self, cost_s: Iterable[Floats]) -> tuple[Floats, Floats]:
+        ready_s = [ready_ns * 1e-9 for ready_ns in self.buckets.ready_ns.tolist()]
+        if self.lane == "fifo":
+            end_s, busy_s = fifo_end_and_busy_s(ready_s, cost_s)
+            return fifo_overhead_s(self.subject.step, end_s), busy_s
+        costs = list(cost_s)
+        timeline = priority_timeline(ready_s, costs)
+        return priority_overhead_s(self.subject.step, self.buckets, timeline), running_sum(costs)
+
+
+def sweep(subjects: Sequence[Subject], grid: Grid, progress: Progress | None = None) -> Predictions:
+    """Predict every point of the grid for every subject."""
+    axes = _axes(subjects, grid)
+    shape = tuple(len(values) for values in axes.values())
+    total = int(np.prod([float(size) for size in shape]))
+    if total > MOST_POINTS:
+        raise UsageError(f"a grid of {total:,} points: expected at most {MOST_POINTS:,}")
+    measures = {name: np.empty(shape) for name in MEASURES}
+    done = 0
+    for place, messages, transport in _scenes(subjects, grid):
+        block = {name: measure[place] for name, measure in measures.items()}
+        for points in _fill(block, messages, transport, grid):
+            done += points
+            if progress:
+                progress(done, total)
+    return Predictions(axes=axes, measures=measures | _of_the_run(subjects))
+
+
+def messages_of(
+    subject: Subject, policy: BucketPolicy, algorithm: str, latency_s: float, grid: Grid
+) -> Messages:
+    """Work out the messages of a step for all cluster sizes and compressors of a grid."""
+    buckets = grouped(subject.step, policy)
+    shape = (len(buckets), len(grid.workers), len(grid.compressors))
+    wire_bits, fixed_s = np.empty(shape), np.empty(shape)
+    for row, workers in enumerate(grid.workers):
+        by_kind = {
+            combining: _message_cost(combining, workers, buckets, algorithm, latency_s, subject)
+            for combining in {each.combining for each in grid.compressors}
+        }
+        for column, compressor in enumerate(grid.compressors):
+            wire, fixed = by_kind[compressor.combining]
+            packing = 0.0 if workers == 1 else compressor.codec_s_per_byte(workers)
+            wire_bits[:, row, column] = wire
+            fixed_s[:, row, column] = fixed + packing * buckets.bytes
+    return Messages(
+        subject=subject, buckets=buckets, lane=grid.lane,
+        is_alone=np.array(grid.workers) == 1, wire_bits=wire_bits, fixed_s=fixed_s,
+    )  # fmt: skip
+
+
+def scaling_factor(step: Step, overhead_s: Floats) -> Floats:
+    """Return T1 / Tn."""
+    baseline_s = step.step_ns * 1e-9
+    return baseline_s / (baseline_s + overhead_s)
+
+
+def _message_cost(
+    combining: str, workers: int, buckets: Buckets, algorithm: str, latency_s: float,
+    subject: Subject,
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Return the wire's bits and the fixed time of each message, before any packing."""
+    if combining == "sum":
+        whole = cost("allreduce", algorithm, workers, buckets.bytes, subject.adds)
+        return 8 * whole.wire_bytes, whole.hops * latency_s + whole.add_s
+    # What cannot be summed on the way is gathered from every worker and added up on arrival.
+    whole = cost("allgather", "ring", workers, buckets.bytes * workers, subject.adds)
+    added_s = (workers - 1) * subject.adds(buckets.bytes)
+    return 8 * whole.wire_bytes, whole.hops * latency_s + added_s
+
+
+def _scenes(
+    subjects: Sequence[Subject], grid: Grid
+) -> Iterator[tuple[tuple[int, ...], Messages, FullTransport]]:
+    """Go through everything but workers, bandwidth and compressors, with the place of each."""
+    for run, subject in enumerate(subjects):
+        for bucket, policy in enumerate(grid.buckets):
+            for kind, algorithm in enumerate(grid.algorithms):
+                for late, latency_s in enumerate(grid.latency_s):
+                    messages = messages_of(subject, policy, algorithm, latency_s, grid)
+                    for number, transport in enumerate(grid.transports):
+                        yield (run, bucket, kind, number, late), messages, transport
+
+
+def _fill(
+    block: Mapping[str, Floats], messages: Messages, transport: FullTransport, grid: Grid
+) -> Iterator[int]:
+    """Compute the measures of one scene, block by block, and say how many points each held."""
+    rate_bps = np.array(grid.bandwidth_bps)[None, :, None]
+    ratio = np.array([each.ratio for each in grid.compressors])[None, None, :]
+    baseline_s = messages.subject.step.step_ns * 1e-9
+    total_bits = running_sum(messages.wire_bits)[:, None, :]
+    for sizes, rates in _blocks(len(grid.workers), len(grid.bandwidth_bps), ratio.size):
+        per_bit = 1 / (rate_bps[:, rates] * transport.share)
+        overhead_s, busy_s = messages.overhead_and_busy(sizes, per_bit, ratio)
+        here = (sizes, rates)
+        block["overhead_s"][here] = overhead_s
+        block["communication_s"][here] = busy_s
+        step_s = np.add(baseline_s, overhead_s, out=block["step_s"][here])
+        np.divide(baseline_s, step_s, out=block["scaling_factor"][here])
+        sent_bits = total_bits[sizes] / ratio
+        np.divide(sent_bits / rate_bps[:, rates], step_s, out=block["network_utilization"][here])
+        yield overhead_s.size
+
+
+def _blocks(workers: int, rates: int, compressors: int) -> Iterator[tuple[slice, slice]]:
+    rate_step = max(1, min(rates, BLOCK_POINTS // compressors))
+    worker_step = max(1, BLOCK_POINTS // (compressors * rates))
+    for first_worker in range(0, workers, worker_step):
+        for first_rate in range(0, rates, rate_step):
+            yield (
+                slice(first_worker, first_worker + worker_step),
+                slice(first_rate, first_rate + rate_step),
+            )
+
+
+def running_sum(terms: Iterable[Floats]) -> Floats:
+    """Add up in order, so that the digits do not depend on how many points stand beside."""
+    total: Floats = np.zeros(())
+    for term in terms:
+        total = total + term
+    return total
+
+
+def _axes(subjects: Sequence[Subject], grid: Grid) -> dict[str, tuple[Any, ...]]:
+    values = (
+        tuple(subject.name for subject in subjects), grid.buckets, grid.algorithms,
+        grid.transports, grid.latency_s, grid.workers, grid.bandwidth_bps, grid.compressors,
+    )  # fmt: skip
+    return dict(zip(AXES, values, strict=True))
+
+
+def _of_the_run(subjects: Sequence[Subject]) -> dict[str, Floats]:
+    """Return the measures that depend on nothing but the run."""
+    shape = (len(subjects),) + (1,) * (len(AXES) - 1)
+    steps = [subject.step for subject in subjects]
+    return {
+        "baseline_step_s": np.array([step.step_ns * 1e-9 for step in steps]).reshape(shape),
+        "backward_s": np.array([step.backward_ns * 1e-9 for step in steps]).reshape(shape),
+    }
+
+
+def _corners(grid: Grid) -> Iterator[tuple[int, float, float]]:
+    """Name the extreme values, which are valid only if all between them are."""
+    for pick in (min, max):
+        yield pick(grid.workers), pick(grid.bandwidth_bps), pick(grid.latency_s)

@@ -1,0 +1,164 @@
+"""The least bandwidth, or the least compression ratio, with which a scaling factor is reached.
+
+With a fifo lane the scaling factor never falls when the wire gets faster, so the answer is found by
+halving an interval; what is returned reaches the target when it is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.errors import UsageError
+from fullwire.model.cost import Floats
+from fullwire.simulation.sweep import Grid, Messages, Subject, messages_of, scaling_factor
+
+LEAST_BPS, MOST_BPS = 1.0, 1e18
+MOST_RATIO = 1e9
+_HALVINGS = 200  # enough for neighbouring floats; the loop ends when nothing is left between
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """The least value with which one scenario reaches the target; None where none does."""
+
+    run: str
+    buckets: str
+    algorithm: str
+    transport: str
+    latency_s: float
+    workers: int
+    bandwidth_bps: float | None
+    compression: float | None
+    codec: str | None
+    best_scaling_factor: float  # with an infinitely fast wire
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether any wire is fast enough."""
+        return self.bandwidth_bps is not None and self.compression is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What reaches a scaling factor: a bandwidth for each compressor, a ratio for each bandwidth."""
+
+    scaling_factor: float
+    least_bandwidth: tuple[Reached, ...]
+    least_compression: tuple[Reached, ...]
+
+
+def targets(subjects: Sequence[Subject], grid: Grid, wanted: float) -> Targets:
+    """Find what reaches the wanted scaling factor, for every other condition of the grid."""
+    if not 0 < wanted < 1:
+        raise UsageError(f"target: expected a scaling factor between 0 and 1, got {wanted:g}")
+    if grid.lane != "fifo":
+        raise UsageError(
+            "target: expected a fifo lane; with priority more bandwidth can make a step slower, "
+            "so there is no least one"
+        )
+    bandwidths: list[Reached] = []
+    ratios: list[Reached] = []
+    for subject in subjects:
+        for policy in grid.buckets:
+            for algorithm in grid.algorithms:
+                for latency_s in grid.latency_s:
+                    messages = messages_of(subject, policy, algorithm, latency_s, grid)
+                    for share in grid.transports:
+                        names = (subject.name, str(policy), algorithm, str(share), latency_s)
+                        search = _Search(messages, grid, share.share, wanted, names)
+                        bandwidths += search.bandwidths()
+                        ratios += search.ratios()
+    return Targets(
+        scaling_factor=wanted, least_bandwidth=tuple(bandwidths), least_compression=tuple(ratios)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The search in one scene: cluster sizes by bandwidths by compressors."""
+
+    messages: Messages
+    grid: Grid
+    share: float
+    wanted: float
+    names: tuple[str, str, str, str, float]
+
+    def bandwidths(self) -> list[Reached]:
+        ratio = np.array([each.ratio for each in self.grid.compressors])[None, None, :]
+        shape = (len(self.grid.workers), 1, ratio.size)
+        least = _least(
+            lambda rate: self._factor(rate, ratio), shape, LEAST_BPS, MOST_BPS, self.wanted
+        )
+        best = self._best(shape)
+        return [
+            self._reached(
+                best[row, 0, column], workers=workers, bandwidth_bps=_or_none(least[row, 0, column]),
+                compression=compressor.ratio, codec=None if compressor.is_free else str(compressor),
+            )
+            for row, workers in enumerate(self.grid.workers)
+            for column, compressor in enumerate(self.grid.compressors)
+        ]  # fmt: skip
+
+    def ratios(self) -> list[Reached]:
+        """Find the least ratio of the paper's free compressor."""
+        column = next((i for i, each in enumerate(self.grid.compressors) if each.is_free), None)
+        if column is None:
+            return []
+        free = slice(column, column + 1)
+        rate = np.array(self.grid.bandwidth_bps)[None, :, None]
+        shape = (len(self.grid.workers), rate.size, 1)
+        least = _least(
+            lambda ratio: self._factor(rate, ratio, free), shape, 1.0, MOST_RATIO, self.wanted
+        )
+        best = self._best((len(self.grid.workers), 1, 1), free)
+        return [
+            self._reached(
+                best[row, 0, 0], workers=workers, bandwidth_bps=rate_bps,
+                compression=_or_none(least[row, number, 0]), codec=None,
+            )
+            for row, workers in enumerate(self.grid.workers)
+            for number, rate_bps in enumerate(self.grid.bandwidth_bps)
+        ]  # fmt: skip
+
+    def _factor(self, rate: Floats, ratio: Floats, column: slice = slice(None)) -> Floats:
+        messages = self.messages.only(column)
+        overhead_s, _ = messages.overhead_and_busy(slice(None), 1 / (rate * self.share), ratio)
+        return scaling_factor(messages.subject.step, overhead_s)
+
+    def _best(self, shape: tuple[int, ...], column: slice = slice(None)) -> Floats:
+        return self._factor(np.full(shape, np.inf), np.ones(shape), column)
+
+    def _reached(
+        self, best: float, *, workers: int, bandwidth_bps: float | None,
+        compression: float | None, codec: str | None,
+    ) -> Reached:  # fmt: skip
+        run, buckets, algorithm, share, latency_s = self.names
+        return Reached(
+            run=run, buckets=buckets, algorithm=algorithm, transport=share, latency_s=latency_s,
+            workers=workers, bandwidth_bps=bandwidth_bps, compression=compression, codec=codec,
+            best_scaling_factor=float(best),
+        )  # fmt: skip
+
+
+def _least(
+    factor: Callable[[Floats], Floats], shape: tuple[int, ...], low: float, high: float,
+    wanted: float,
+) -> Floats:  # fmt: skip
+    """Return the least argument whose factor is at least `wanted`; NaN where none is."""
+    fails, reaches = np.full(shape, low), np.full(shape, high)
+    can = factor(reaches) >= wanted
+    at_once = factor(fails) >= wanted
+    for _ in range(_HALVINGS):
+        middle = np.sqrt(fails) * np.sqrt(reaches)
+        if not ((middle > fails) & (middle < reaches)).any():
+            break
+        good = factor(middle) >= wanted
+        reaches, fails = np.where(good, middle, reaches), np.where(good, fails, middle)
+    return np.where(can, np.where(at_once, low, reaches), np.nan)
+
+
+def _or_none(number: float) -> float | None:
+    return None if np.isnan(number) else float(number)
