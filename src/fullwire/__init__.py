@@ -1,1 +1,62 @@
-"""stub"""
+"""Is the network the bottleneck of your training, and what would fix it?
+
+    import fullwire as fw
+
+    run = fw.read("job.run")                       # or "vgg16@v100", or another tool's trace
+    table = fw.whatif(run, bandwidth="10Gbps,100Gbps", workers=64)
+    table["scaling_factor"]
+
+Text carries its unit; bare numbers are bits per second, bytes and seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fullwire.analysis.compare import Comparison as Comparison
+    from fullwire.analysis.compare import compare as compare
+    from fullwire.answers.collective import collective as collective
+    from fullwire.answers.whatif import WhatIf as WhatIf
+    from fullwire.answers.whatif import replay as replay
+    from fullwire.answers.whatif import whatif as whatif
+    from fullwire.errors import DamagedInput as DamagedInput
+    from fullwire.errors import FullwireError as FullwireError
+    from fullwire.errors import UsageError as UsageError
+    from fullwire.model.run import Run as Run
+    from fullwire.model import workloads as workloads
+    from fullwire.sources import read as read
+    from fullwire.store import write as write
+
+__version__ = "0.1.0"
+
+# Loaded when first asked for, so that `import fullwire` costs nothing.
+_PLACES = {
+    "Comparison": "fullwire.analysis.compare:Comparison",
+    "DamagedInput": "fullwire.errors:DamagedInput",
+    "FullwireError": "fullwire.errors:FullwireError",
+    "Run": "fullwire.model.run:Run",
+    "UsageError": "fullwire.errors:UsageError",
+    "WhatIf": "fullwire.answers.whatif:WhatIf",
+    "collective": "fullwire.answers.collective:collective",
+    "compare": "fullwire.analysis.compare:compare",
+    "read": "fullwire.sources:read",
+    "replay": "fullwire.answers.whatif:replay",
+    "whatif": "fullwire.answers.whatif:whatif",
+    "workloads": "fullwire.model.workloads:",
+    "write": "fullwire.store:write",
+}
+__all__ = sorted([*_PLACES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'fullwire' has no attribute {name!r}")
+    module, _, attribute = _PLACES[name].partition(":")
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

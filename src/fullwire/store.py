@@ -54,7 +54,7 @@ class _FormatOnly(msgspec.Struct):
     format: int
 
 
-def write_run(run: Run, path: str | Path, *, replace: bool = False) -> Path:
+def write(run: Run, path: str | Path, *, replace: bool = False) -> Path:
     """Write a run so that it appears whole or not at all."""
     place = Path(path)
     _refuse_taken(place, replace)

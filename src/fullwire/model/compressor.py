@@ -2,8 +2,8 @@
 
 Two kinds meet in practice. The output of one kind can be *summed* on the way (fewer bits per
 element, a low-rank factor), so it travels by all-reduce like the gradient itself. That of the other
-kind cannot (the largest 1 % of the elements, at other places in each worker): every worker must
-*gather* all the others' and unpack them itself, so the wire and the unpacking grow with the cluster.
+kind cannot (the largest 1 % of the elements, at other places in each worker): every worker has to
+*gather* all the others' and unpack them itself: the wire and the unpacking grow with the cluster.
 
 The paper's compressor is free: it can be summed, and packing takes no time.
 """

@@ -1,4 +1,4 @@
-"""What a collective costs in closed form: the busiest link's bytes, the messages in a row, the adds.
+"""What a collective costs in closed form: bytes on the busiest link, messages in a row, adds.
 
     time = 8 * wire_bytes / rate + hops * latency + add time
 

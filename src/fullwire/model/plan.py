@@ -9,8 +9,8 @@ earlier rounds sent to it; parts touch different blocks and do not wait for each
     allreduce        ring               reduce-scatter, then all-gather, around a ring
                      tree               two binary trees, each for half of the message; a rank is an
                                         inner node in at most one (Sanders, Speck and Träff 2009)
-                     halving-doubling   halves exchanged at distances N/2 ... 1 and back; ranks beyond
-                                        a power of two hand their data to a partner first
+                     halving-doubling   halves exchanged at distances N/2 ... 1 and back; ranks
+                                        beyond a power of two hand their data to a partner first
     reducescatter    ring, halving-doubling (a power of two only)
     allgather        ring, halving-doubling (a power of two only)
     broadcast        ring (a chain from rank 0), tree (binomial)
@@ -133,7 +133,7 @@ def _execute_round(
 
 
 def _ring_rounds(workers: int, *, first_round: int, lead: int, reduces: bool) -> Transfers:
-    """Pass blocks on around the ring; in the first round a rank sends the block `lead` before it."""
+    """Pass blocks on around the ring; a rank begins with the block `lead` before its own."""
     rounds = np.arange(workers - 1, dtype=np.int32)[:, None]
     ranks = np.arange(workers, dtype=np.int32)[None, :]
     shape = (workers - 1, workers)
@@ -168,7 +168,7 @@ def _chain_broadcast(workers: int) -> tuple[int, tuple[Transfers, ...]]:
 
 
 def _binomial_broadcast(workers: int) -> tuple[int, tuple[Transfers, ...]]:
-    rounds = []
+    rounds: list[Transfers] = []
     reach = 1
     while reach < workers:
         source = np.arange(min(reach, workers - reach), dtype=np.int32)
@@ -180,7 +180,7 @@ def _binomial_broadcast(workers: int) -> tuple[int, tuple[Transfers, ...]]:
 def _halving(workers: int, *, first_round: int) -> list[Transfers]:
     """Exchange halves with ever nearer partners: rank r ends with the sum of block r."""
     ranks = np.arange(workers, dtype=np.int32)
-    rounds = []
+    rounds: list[Transfers] = []
     distance = workers // 2
     while distance:
         partner = ranks ^ distance
@@ -197,7 +197,7 @@ def _halving(workers: int, *, first_round: int) -> list[Transfers]:
 def _doubling(workers: int, *, first_round: int) -> list[Transfers]:
     """Exchange all that is held with ever farther partners, until every rank has every block."""
     ranks = np.arange(workers, dtype=np.int32)
-    rounds = []
+    rounds: list[Transfers] = []
     distance = 1
     while distance < workers:
         rounds.append(

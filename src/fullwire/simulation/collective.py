@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.cost import AddTimes, bus_factor, chunked_time_s
-from fullwire.model.plan import Plan, Transfers, plan, planned_transfers
+from fullwire.model.plan import Int32, Plan, Transfers, plan, planned_transfers
 
-Level: TypeAlias = Literal["closed", "event"]
-ChunkOrder: TypeAlias = Literal["pipelined", "serial"]
-
+LEVELS = ("event", "closed")
+CHUNK_ORDERS = ("pipelined", "serial")
 MOST_PLANNED = 30_000_000  # transfers held at once: some 1.5 GB
 MOST_PLAYED = 2_000_000_000
 
@@ -30,8 +29,8 @@ class CollectiveTime:
     bandwidth_bps: float
     latency_s: float
     chunks: int
-    chunk_order: ChunkOrder
-    level: Level
+    chunk_order: str
+    level: str
     time_s: float
     bus_bandwidth_bps: float
     transfers: int | None
@@ -39,7 +38,7 @@ class CollectiveTime:
 
 def collective_time(
     op: str, algorithm: str, cluster: Cluster, size_bytes: int, *,
-    chunks: int = 1, chunk_order: ChunkOrder = "pipelined", level: Level = "event",
+    chunks: int = 1, chunk_order: str = "pipelined", level: str = "event",
     adds: AddTimes | None = None,
 ) -> CollectiveTime:  # fmt: skip
     """Time one collective of `size_bytes` (the whole vector) on a cluster."""
@@ -89,7 +88,7 @@ def _distinct_block_counts(stated: Plan) -> list[int]:
     return sorted({int(count) for part in stated.parts for count in np.unique(part.block_count)})
 
 
-def _columns(part: Transfers, counts: list[int]) -> tuple[np.ndarray, ...]:
+def _columns(part: Transfers, counts: list[int]) -> tuple[Int32, Int32, Int32, NDArray[np.uint8]]:
     """Return a part as the engine takes it: a size class is a block count, added up or not."""
     size_class = np.searchsorted(counts, part.block_count) + len(counts) * part.reduces
     return part.round, part.source, part.target, size_class.astype(np.uint8)
@@ -98,9 +97,9 @@ def _columns(part: Transfers, counts: list[int]) -> tuple[np.ndarray, ...]:
 def _check(chunks: int, chunk_order: str, level: str) -> None:
     if chunks < 1:
         raise UsageError(f"chunks: expected at least 1, got {chunks}")
-    if chunk_order not in get_args(ChunkOrder):
+    if chunk_order not in CHUNK_ORDERS:
         raise UsageError(f"chunk order: expected pipelined or serial, got {chunk_order!r}")
-    if level not in get_args(Level):
+    if level not in LEVELS:
         raise UsageError(f"level: expected closed or event, got {level!r}")
 
 
@@ -109,5 +108,6 @@ def _refuse_endless(op: str, algorithm: str, workers: int, chunks: int) -> None:
     if planned > MOST_PLANNED or planned * chunks > MOST_PLAYED:
         raise UsageError(
             f"{planned * chunks:,} transfers are too many to play one by one "
-            f"(at most {MOST_PLANNED:,} a chunk and {MOST_PLAYED:,} in all): ask with --level closed"
+            f"(at most {MOST_PLANNED:,} a chunk and {MOST_PLAYED:,} in all): "
+            "ask with --level closed"
         )

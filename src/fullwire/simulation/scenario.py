@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
@@ -36,7 +36,7 @@ class Scenario:
     cluster: Cluster
     compressor: Compressor = field(default_factory=lambda: Compressor(ratio=1))
     transport: FullTransport = FullTransport()
-    buckets: BucketPolicy = DdpBuckets()
+    buckets: BucketPolicy = field(default_factory=DdpBuckets)
     algorithm: str = "ring"
     lane: Order = "fifo"
 
@@ -44,8 +44,14 @@ class Scenario:
         if self.algorithm not in algorithms("allreduce"):
             known = " or ".join(algorithms("allreduce"))
             raise UsageError(f"algorithm: expected {known}, got {self.algorithm!r}")
-        if self.lane not in get_args(Order):
-            raise UsageError(f"lane: expected fifo or priority, got {self.lane!r}")
+
+
+def lane_order(text: str) -> Order:
+    """Read the order of a communication lane."""
+    for order in get_args(Order):
+        if text == order:
+            return cast(Order, order)
+    raise UsageError(f"lane: expected fifo or priority, got {text!r}")
 
 
 def transport(text: str) -> FullTransport:

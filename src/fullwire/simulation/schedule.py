@@ -127,7 +127,8 @@ def priority_overhead_s(step: Step, buckets: Buckets, timeline: Timeline) -> Flo
 
 def _last_true(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
     """Return, for each point, the last row that is true, shaped for take_along_axis."""
-    return (len(mask) - 1 - np.argmax(mask[::-1], axis=0))[None]
+    last: NDArray[np.intp] = len(mask) - 1 - np.argmax(mask[::-1], axis=0)
+    return last[None]
 
 
 def _spans_named(run: Run, lane: str, name: str) -> NDArray[np.intp]:
@@ -142,7 +143,8 @@ def _spans_named(run: Run, lane: str, name: str) -> NDArray[np.intp]:
 
 def _only_first_rank(run: Run, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     ranks = run.spans.rank[rows]
-    return rows[ranks == ranks.min()]
+    kept: NDArray[np.intp] = rows[ranks == ranks.min()]
+    return kept
 
 
 def _step_at(run: Run, mark: int) -> Step:

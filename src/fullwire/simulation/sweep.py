@@ -8,7 +8,7 @@ keeps the grid's axes apart from its measures: a million rows take the memory of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -84,8 +84,6 @@ class Predictions:
 
     axes: Mapping[str, tuple[Any, ...]]
     measures: Mapping[str, NDArray[np.float64]]  # each shaped like the axes
-    warnings: tuple[str, ...] = ()
-    basis: Mapping[str, str] = field(default_factory=dict)  # by run: measured or modelled
 
     def __len__(self) -> int:
         return int(np.prod([len(values) for values in self.axes.values()]))

@@ -43,7 +43,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What reaches a scaling factor: a bandwidth for each compressor, a ratio for each bandwidth."""
+    """What reaches a scaling factor: a bandwidth per compressor, a ratio per bandwidth."""
 
     scaling_factor: float
     least_bandwidth: tuple[Reached, ...]
@@ -95,8 +95,8 @@ class _Search:
         best = self._best(shape)
         return [
             self._reached(
-                best[row, 0, column], workers=workers, bandwidth_bps=_or_none(least[row, 0, column]),
-                compression=compressor.ratio, codec=None if compressor.is_free else str(compressor),
+                best[row, 0, column], workers=workers,
+                bandwidth_bps=_or_none(least[row, 0, column]), compression=compressor.ratio, codec=None if compressor.is_free else str(compressor),
             )
             for row, workers in enumerate(self.grid.workers)
             for column, compressor in enumerate(self.grid.compressors)

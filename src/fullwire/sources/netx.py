@@ -65,7 +65,7 @@ def read_netx(path: Path, *, step_time_s: float | None, reduce_cost: Path | None
 
 def read_reduce_cost(path: Path) -> AddTimes:
     """Read a table of measured vector additions."""
-    points = []
+    points: list[tuple[float, float]] = []
     for number, line in _lines(path):
         if not line:
             continue

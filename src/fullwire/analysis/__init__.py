@@ -1,0 +1,1 @@
+"""What happened: a Run in, plain result values out."""

@@ -1,0 +1,67 @@
+"""What people type, as values: one or many, text with units or numbers, in one typed place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
+
+from fullwire.errors import UsageError
+from fullwire.model.compressor import Compressor, parse_codec
+from fullwire.units import bits_per_second, ratio, seconds
+
+Value = TypeVar("Value")
+OneOrMany: TypeAlias = Any  # a scalar, text with commas between values, a sequence, an array
+
+MOST_WORKERS = 100_000_000
+
+
+def several(given: OneOrMany, read: Callable[[Any], Value]) -> tuple[Value, ...]:
+    """Read one value or many; text may hold many, with commas between them."""
+    return tuple(read(each) for each in _each(given))
+
+
+def worker_count(value: Any) -> int:
+    """Read a number of workers."""
+    text = str(value).strip()
+    if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:12]) <= MOST_WORKERS:
+        raise UsageError(
+            f"workers: expected a whole number from 1 to {MOST_WORKERS:,}, got {text!r}"
+        )
+    return int(text)
+
+
+def rate(value: Any) -> float:
+    """Read a bandwidth."""
+    return bits_per_second(value, "bandwidth")
+
+
+def latency(value: Any) -> float:
+    """Read a latency."""
+    return seconds(value, "latency")
+
+
+def compressors(compression: OneOrMany | None, codec: OneOrMany | None) -> tuple[Compressor, ...]:
+    """Read free ratios, then codecs with a cost; without either nothing is compressed."""
+    free = () if compression is None else several(compression, _free)
+    costly = () if codec is None else tuple(_codec(each) for each in _many_codecs(codec))
+    return free + costly or (Compressor(ratio=1),)
+
+
+def _free(value: Any) -> Compressor:
+    return Compressor(ratio=ratio(value, "compression"))
+
+
+def _codec(value: Any) -> Compressor:
+    return value if isinstance(value, Compressor) else parse_codec(str(value))
+
+
+def _many_codecs(given: OneOrMany) -> Iterable[Any]:
+    return [given] if isinstance(given, str | Compressor) else given
+
+
+def _each(given: OneOrMany) -> Iterable[Any]:
+    if isinstance(given, str):
+        return [part.strip() for part in given.split(",")]
+    if hasattr(given, "tolist"):  # an array, or one number of one
+        given = given.tolist()
+    return given if isinstance(given, Iterable) else [given]

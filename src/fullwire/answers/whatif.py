@@ -1,0 +1,234 @@
+"""What if the network, the transport, the compressor or the cluster were another?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.answers.conditions import OneOrMany, compressors, latency, rate, several, worker_count
+from fullwire.errors import UsageError
+from fullwire.model.cluster import Cluster
+from fullwire.model.compressor import Compressor
+from fullwire.model.cost import AddTimes
+from fullwire.model.run import Run
+from fullwire.simulation.buckets import bucket_policy
+from fullwire.simulation.replay import replay as replay_subject
+from fullwire.simulation.scenario import Order, Scenario, lane_order, transport
+from fullwire.simulation.schedule import typical_step
+from fullwire.simulation.sweep import Grid, Predictions, Progress, Subject, sweep
+from fullwire.simulation.target import Targets, targets
+from fullwire.sources import read
+from fullwire.units import ratio
+
+RunLike: TypeAlias = Run | str | Path  # a run, where one is, or the name of a workload
+
+# What is asked when neither the person nor the run says: sizes and speeds that people buy.
+USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
+USUAL_BANDWIDTHS = ("1Gbps", "10Gbps", "25Gbps", "100Gbps", "400Gbps")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WhatIf:
+    """Predictions as a table, what reaches the target if one was asked for, and what to know."""
+
+    predictions: Predictions
+    targets: Targets | None
+    basis: Mapping[str, str]  # by run: measured or modelled
+    lane: Order
+    warnings: tuple[str, ...]
+    subjects: tuple[Subject, ...]
+    grid: Grid
+
+    def __len__(self) -> int:
+        return len(self.predictions)
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        """Return a column of the table."""
+        return self.predictions[column]
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return all columns by name, as a data frame takes them."""
+        return self.predictions.columns()
+
+    def finer(self, axis: str, points: int) -> Predictions | None:
+        """Predict along an axis between its extremes; None where nothing lies between."""
+        if axis == "bandwidth_bps":
+            values = _spread(self.grid.bandwidth_bps, points)
+            return sweep(self.subjects, dataclasses.replace(self.grid, bandwidth_bps=values))
+        if axis == "compression" and all(each.is_free for each in self.grid.compressors):
+            ratios = _spread([each.ratio for each in self.grid.compressors], points)
+            free = tuple(Compressor(ratio=value) for value in ratios)
+            return sweep(self.subjects, dataclasses.replace(self.grid, compressors=free))
+        return None
+
+
+def whatif(
+    runs: RunLike | Sequence[RunLike],
+    *,
+    bandwidth: OneOrMany = None,
+    workers: OneOrMany = None,
+    compression: OneOrMany = None,
+    codec: OneOrMany = None,
+    transport: OneOrMany = "full",
+    buckets: OneOrMany = None,
+    algorithm: OneOrMany = None,
+    latency: OneOrMany = None,
+    lane: str = "fifo",
+    target: str | float | None = None,
+    progress: Progress | None = None,
+) -> WhatIf:
+    """Predict a step under every combination of the conditions given.
+
+    A condition that is not given is as the run was recorded; where the run does not say, workers
+    and bandwidths are the usual ones, gradients go in PyTorch's buckets around a ring.
+    """
+    named = _named(runs)
+    only = [run for _, run in named]
+    grid = _grid(
+        only, bandwidth=bandwidth, workers=workers, compression=compression, codec=codec,
+        transport_=transport, buckets=buckets, algorithm=algorithm, latency_=latency,
+        lane=lane_order(lane),
+    )  # fmt: skip
+    subjects = [_subject(name, run) for name, run in named]
+    wanted = None if target is None else ratio(target, "target")
+    return WhatIf(
+        predictions=sweep(subjects, grid, progress),
+        targets=None if wanted is None else targets(subjects, grid, wanted),
+        basis={name: run.provenance.basis for name, run in named},
+        lane=grid.lane,
+        warnings=tuple(_warnings(named, subjects, grid)),
+        subjects=tuple(subjects),
+        grid=grid,
+    )
+
+
+def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
+    """Play a run's typical step under one set of conditions, named as in `whatif`."""
+    [(name, only)] = _named(run)
+    grid = _grid([only], lane=lane_order(lane), **_as_in_grid(conditions))
+    axes = (
+        grid.workers, grid.bandwidth_bps, grid.compressors, grid.transports, grid.buckets,
+        grid.algorithms, grid.latency_s,
+    )  # fmt: skip
+    if any(len(axis) != 1 for axis in axes):
+        raise UsageError("a replay needs one value of each condition: name workers and bandwidth")
+    scenario = Scenario(
+        cluster=Cluster(
+            workers=grid.workers[0], rate_bps=grid.bandwidth_bps[0], latency_s=grid.latency_s[0]
+        ),
+        compressor=grid.compressors[0], transport=grid.transports[0], buckets=grid.buckets[0],
+        algorithm=grid.algorithms[0], lane=grid.lane,
+    )  # fmt: skip
+    return replay_subject(only, _subject(name, only), scenario)
+
+
+def _as_in_grid(conditions: Mapping[str, OneOrMany]) -> dict[str, OneOrMany]:
+    known = (
+        "bandwidth", "workers", "compression", "codec", "transport", "buckets", "algorithm",
+        "latency",
+    )  # fmt: skip
+    for name in conditions:
+        if name not in known:
+            raise UsageError(f"replay: expected conditions among {', '.join(known)}, got {name!r}")
+    return {
+        {"transport": "transport_", "latency": "latency_"}.get(name, name): value
+        for name, value in conditions.items()
+    }
+
+
+def _grid(
+    runs: Sequence[Run], *, lane: Order, bandwidth: OneOrMany = None, workers: OneOrMany = None,
+    compression: OneOrMany = None, codec: OneOrMany = None, transport_: OneOrMany = "full",
+    buckets: OneOrMany = None, algorithm: OneOrMany = None, latency_: OneOrMany = None,
+) -> Grid:  # fmt: skip
+    recorded_workers = _recorded(runs, "workers", None)
+    if recorded_workers == 1:  # a profile of one worker: the question is how it will scale
+        recorded_workers = None
+    return Grid(
+        workers=several(_first(workers, recorded_workers, USUAL_WORKERS), worker_count),
+        bandwidth_bps=several(
+            _first(bandwidth, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS), rate
+        ),
+        compressors=compressors(compression, codec),
+        transports=several(transport_, lambda text: transport(str(text))),
+        buckets=several(
+            _first(buckets, _recorded(runs, "buckets", "ddp")),
+            lambda text: bucket_policy(str(text)),
+        ),
+        algorithms=several(_first(algorithm, _recorded(runs, "algorithm", "ring")), str),
+        latency_s=several(_first(latency_, _recorded(runs, "latency_s", 0.0)), latency),
+        lane=lane,
+    )
+
+
+def _first(*choices: OneOrMany) -> OneOrMany:
+    return next(choice for choice in choices if choice is not None)
+
+
+def _recorded(runs: Sequence[Run], fact: str, otherwise: OneOrMany) -> OneOrMany:
+    """Return the fact if all runs hold the same value of it."""
+    values = {run.facts.get(fact) for run in runs}
+    [value, *others] = values
+    return otherwise if others or value is None else value
+
+
+def _named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
+    """Open what is named; a run is called what it was opened as, or by its source."""
+    many = [runs] if isinstance(runs, Run | str | Path) else list(runs)
+    if not many:
+        raise UsageError("what-if: expected at least one run")
+    named = [
+        (each.provenance.source, each) if isinstance(each, Run) else (str(each), read(each))
+        for each in many
+    ]
+    if len({name for name, _ in named}) < len(named):
+        return [(f"{name} ({number})", run) for number, (name, run) in enumerate(named, 1)]
+    return named
+
+
+def _subject(name: str, run: Run) -> Subject:
+    points = run.facts.get("reduce_cost", ())
+    return Subject(
+        name=name,
+        step=typical_step(run),
+        adds=AddTimes(points if isinstance(points, tuple) else ()),
+    )
+
+
+def _spread(values: Sequence[float], points: int) -> tuple[float, ...]:
+    """Return values between the least and the largest, each as many times larger than the last."""
+    return tuple(np.geomspace(min(values), max(values), points).tolist())
+
+
+def _warnings(
+    named: Sequence[tuple[str, Run]], subjects: Sequence[Subject], grid: Grid
+) -> Iterator[str]:
+    yield from _modelled(named)
+    for (name, run), subject in zip(named, subjects, strict=True):
+        if subject.step.is_estimated:
+            yield f"{name}: T1 is estimated from the computation of a job of several workers."
+        for sentence in run.missing:
+            yield f"{name} is partial: {sentence}."
+    if "tree" in grid.algorithms and max(grid.workers) > 2:
+        yield (
+            "tree: the time at full utilization; played transfer by transfer, with links shared, "
+            "a double tree takes longer (fullwire collective --algorithm tree)."
+        )
+
+
+def _modelled(named: Sequence[tuple[str, Run]]) -> Iterator[str]:
+    """Say of each device which of the runs are modelled on it."""
+    by_device: dict[str, list[str]] = {}
+    for name, run in named:
+        if run.provenance.basis == "modelled":
+            device = f"{run.facts.get('device')} with {run.facts.get('efficiency')}"
+            by_device.setdefault(device, []).append(name)
+    for device, names in by_device.items():
+        verb = "is" if len(names) == 1 else "are"
+        yield f"{', '.join(names)} {verb} modelled, not measured: operations on one {device}."

@@ -1,0 +1,45 @@
+"""fullwire import: a foreign trace becomes a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullwire.cli.options import Force
+from fullwire.errors import UsageError
+
+
+def import_(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="What to read")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="X.run", help="The run to write")
+    ],
+    format_: Annotated[
+        str | None, typer.Option("--format", help="Of the file, if its content does not tell: netx")
+    ] = None,
+    step_time: Annotated[
+        str | None, typer.Option(help="Length of a whole step, for a netx log: 194.5ms")
+    ] = None,
+    reduce_cost: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Measured additions for a netx log, bytes,seconds a line"
+        ),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Read another tool's trace and write it as a run.
+
+    fullwire import vgg16.bk.log --step-time 194.5ms --reduce-cost cuda_vec_add.log -o vgg16.run
+    """
+    from fullwire.sources import read
+    from fullwire.store import write
+
+    if len(files) != 1:
+        raise UsageError(f"import: one file makes a run so far, got {len(files)}")
+    run = read(files[0], format=format_, step_time=step_time, reduce_cost=reduce_cost)
+    place = write(run, output, replace=force)
+    sys.stderr.write(f"written: {place}\n")

@@ -1,0 +1,18 @@
+"""Options that several commands share, and how JSON is printed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace a run that exists.")]
+
+
+def print_json(shown: Any) -> None:
+    """Print one JSON object; numbers keep all their digits."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(shown).decode() + "\n")

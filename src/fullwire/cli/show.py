@@ -1,0 +1,25 @@
+"""fullwire show: what is in a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fullwire.cli.options import Json, print_json
+
+
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a built-in workload")],
+    json: Json = False,
+) -> None:
+    """Print what is in a run: its origin, facts and tables, and what is missing."""
+    from fullwire.report.as_data import run_object
+    from fullwire.report.terminal import print_run
+    from fullwire.sources import read
+
+    opened = read(run)
+    if json:
+        print_json(run_object(opened))
+    else:
+        print_run(opened, run)

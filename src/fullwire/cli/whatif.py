@@ -1,0 +1,156 @@
+"""fullwire whatif: predict a training step under other conditions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fullwire.cli.options import Force, Json, print_json
+from fullwire.errors import UsageError
+
+if TYPE_CHECKING:
+    from fullwire.answers.whatif import WhatIf
+    from fullwire.model.run import Run
+
+Text = str | None
+
+
+def whatif(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Runs, or built-in workloads such as vgg16@v100."),
+    ],
+    bandwidth: Annotated[Text, typer.Option(help="Line rates: 10Gbps,25Gbps")] = None,
+    workers: Annotated[Text, typer.Option(help="Cluster sizes: 8,64")] = None,
+    compression: Annotated[
+        Text, typer.Option(help="Ratios of a compressor that costs nothing: 1,4")
+    ] = None,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RATIO,ENCODE_RATE,DECODE_RATE,sum|gather",
+            help="A compressor with its cost: 4,20GB/s,20GB/s,sum. Can be given several times.",
+        ),
+    ] = None,
+    transport: Annotated[
+        str, typer.Option(help="full, or full:SHARE of the line rate that carries payload")
+    ] = "full",
+    buckets: Annotated[
+        Text,
+        typer.Option(
+            help="ddp, ddp:50MiB, paper, none, 25MiB/5ms or horovod:64MiB/5ms; "
+            "if not given, as recorded, else ddp"
+        ),
+    ] = None,
+    algorithm: Annotated[
+        Text,
+        typer.Option(help="ring, tree or halving-doubling; if not given, as recorded, else ring"),
+    ] = None,
+    latency: Annotated[Text, typer.Option(help="From one worker to another: 5us")] = None,
+    lane: Annotated[
+        str,
+        typer.Option(help="fifo, or priority: the next forward's first need is sent first"),
+    ] = "fifo",
+    target: Annotated[
+        Text, typer.Option(help="Find the least bandwidth and compression for this scaling: 0.95")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png|svg|html", help="Draw the scaling factors.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="X.run", help="Write the one simulated step as a run."
+        ),
+    ] = None,
+    force: Force = False,
+    format_: Annotated[str, typer.Option("--format", help="table, csv or json")] = "table",
+    json: Json = False,
+) -> None:
+    """Predict steps and scaling under other networks, cluster sizes and compressors.
+
+    Lists are separated by commas, and every combination is predicted:
+
+    fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps,100Gbps --target 0.95
+    """
+    from fullwire.answers import whatif as answers
+
+    _check_output(plot, "json" if json else format_)
+    conditions = {
+        "bandwidth": bandwidth, "workers": workers, "compression": compression, "codec": codec,
+        "transport": transport, "buckets": buckets, "algorithm": algorithm, "latency": latency,
+    }  # fmt: skip
+    if output is not None:
+        if len(runs) != 1:
+            raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
+        _write(answers.replay(runs[0], lane=lane, **conditions), output, force)
+    with _progress() as progress:
+        result = answers.whatif(runs, lane=lane, target=target, progress=progress, **conditions)
+    if plot is not None:
+        from fullwire.report.charts import plot_whatif
+
+        plot_whatif(result, plot)
+        _tell(f"drawn: {plot}")
+    _show(result, "json" if json else format_)
+
+
+_QUIET_S = 0.5  # work shorter than this shows no progress
+
+
+def _check_output(plot: Path | None, format_: str) -> None:
+    if format_ not in ("table", "csv", "json"):
+        raise UsageError(f"--format: expected table, csv or json, got {format_!r}")
+    if plot is not None:
+        from fullwire.report.charts import check_plot_path
+
+        check_plot_path(plot)
+
+
+def _show(result: WhatIf, format_: str) -> None:
+    from fullwire.report import as_data, sentences, terminal
+
+    said = sentences.target_sentences(result)
+    if format_ == "csv":
+        as_data.write_whatif_csv(result, sys.stdout)
+    elif format_ == "json":
+        print_json(as_data.whatif_object(result, said))
+    else:
+        if said:
+            terminal.print_targets(said)
+        terminal.print_whatif(result)
+
+
+def _write(run: Run, output: Path, force: bool) -> None:
+    from fullwire.store import write
+
+    _tell(f"written: {write(run, output, replace=force)}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """Show how far a long sweep has come, on a terminal only, and leave nothing behind."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    began_s = shown_s = monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown_s
+        now_s = monotonic()
+        if now_s - began_s > _QUIET_S and now_s - shown_s > 0.1:
+            shown_s = now_s
+            sys.stderr.write(f"\r{done:,} of {total:,} predicted ({done / total:.0%})")
+
+    yield show
+    if shown_s > began_s:
+        sys.stderr.write("\r\x1b[K")
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

@@ -1,0 +1,96 @@
+"""Results for programs: JSON objects and CSV, with units in the names."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from fullwire.answers.whatif import WhatIf
+    from fullwire.model.run import Run
+    from fullwire.model.workloads import Workload
+    from fullwire.simulation.target import Reached, Targets
+
+
+def whatif_object(result: WhatIf, sentences: tuple[str, ...]) -> dict[str, Any]:
+    """Return a what-if as JSON takes it."""
+    names = result.predictions.names()
+    columns = [result[name].tolist() for name in names]
+    shown: dict[str, Any] = {
+        "basis": dict(result.basis),
+        "lane": result.lane,
+        "rows": [
+            # No interval: a replay of one profile has no measured step to be held against.
+            {**dict(zip(names, values, strict=True)), "interval": None}
+            for values in zip(*columns, strict=True)
+        ],
+        "warnings": list(result.warnings),
+    }
+    if result.targets is not None:
+        shown["target"] = _targets_object(result.targets, sentences)
+    return shown
+
+
+def write_whatif_csv(result: WhatIf, file: TextIO) -> None:
+    """Write a what-if as CSV, a heading and a line per row."""
+    names = result.predictions.names()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(zip(*(result[name].tolist() for name in names), strict=True))
+
+
+def run_object(run: Run) -> dict[str, Any]:
+    """Return the contents of a run: everything but the rows."""
+    return {
+        "origin": run.provenance.origin,
+        "source": run.provenance.source,
+        "basis": run.provenance.basis,
+        "complete": run.complete,
+        "missing": list(run.missing),
+        "facts": dict(run.facts),
+        "tables": {name: len(table) for name, table in run.tables() if len(table)},
+    }
+
+
+def workload_object(load: Workload, *, with_gradients: bool) -> dict[str, Any]:
+    """Return a built-in workload, if asked with every gradient in backward order."""
+    device = load.device
+    shown: dict[str, Any] = {
+        "name": load.name,
+        "title": load.model.title,
+        "parameters": load.model.parameter_count,
+        "gradient_bytes": int(load.gradient_bytes.sum()),
+        "batch": load.model.batch,
+        "device": device.title,
+        "precision": device.precision,
+        "matrix_efficiency": device.matrix_efficiency,
+        "memory_efficiency": device.memory_efficiency,
+        "forward_s": load.forward_ns * 1e-9,
+        "backward_s": load.backward_ns * 1e-9,
+        "optimizer_s": load.optimizer_ns * 1e-9,
+        "step_s": load.step_ns * 1e-9,
+        "basis": "modelled",
+    }
+    if with_gradients:
+        shown["gradients"] = list(_gradients(load))
+    return shown
+
+
+def _gradients(load: Workload) -> Iterator[dict[str, Any]]:
+    columns = (load.gradient_names, load.gradient_bytes.tolist(), load.gradient_ready_ns.tolist())
+    for name, size, ready_ns in zip(*columns, strict=True):
+        yield {"name": name, "bytes": size, "ready_s": ready_ns * 1e-9}
+
+
+def _targets_object(targets: Targets, sentences: tuple[str, ...]) -> dict[str, Any]:
+    def rows(reached: tuple[Reached, ...]) -> list[dict[str, Any]]:
+        return [{**asdict(each), "reachable": each.is_reachable} for each in reached]
+
+    return {
+        "scaling_factor": targets.scaling_factor,
+        "least_bandwidth": rows(targets.least_bandwidth),
+        "least_compression": rows(targets.least_compression),
+        "sentences": list(sentences),
+    }

@@ -1,0 +1,251 @@
+"""Results for the terminal: a sentence first, then a table, then what to know about it.
+
+Text that comes from files is printed as it is, never as markup, and control characters are shown
+rather than sent to the terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from fullwire.units import show_bytes, show_rate, show_time
+
+if TYPE_CHECKING:
+    from fullwire.analysis.compare import Comparison
+    from fullwire.answers.whatif import WhatIf
+    from fullwire.model.run import Run
+    from fullwire.model.workloads import Workload
+    from fullwire.simulation.collective import CollectiveTime
+
+MOST_ROWS = 400  # a terminal scrolls; beyond this a file serves better
+_BAR = 10
+
+
+def print_whatif(result: WhatIf) -> None:
+    """Print what-if predictions."""
+    table = result.predictions
+    varying, fixed = _split_axes(result)
+    _say(_conditions(fixed))
+    names = [*varying, "step_s", "scaling_factor", "network_utilization"]
+    columns = {name: table[name][:MOST_ROWS].tolist() for name in names}
+    rows = [
+        [_cell(name, columns[name][number]) for name in names]
+        for number in range(min(len(table), MOST_ROWS))
+    ]
+    _table([_HEADINGS[name] for name in names], rows, texts={"run", "buckets"} & set(names))
+    if len(table) > MOST_ROWS:
+        _say(f"... and {len(table) - MOST_ROWS:,} more rows: --format csv prints them all")
+    _print_notes(result.warnings)
+
+
+def print_targets(sentences: Iterable[str]) -> None:
+    """Print what reaches the target, a sentence for each case."""
+    for sentence in sentences:
+        _say(sentence)
+    _say("")
+
+
+def print_workloads(loads: Sequence[Workload]) -> None:
+    """Print the built-in models."""
+    rows = [
+        [
+            load.name, f"{load.model.parameter_count:,}",
+            show_bytes(int(load.gradient_bytes.sum())), load.model.batch, load.device.precision, show_time(load.forward_ns * 1e-9),
+            show_time(load.backward_ns * 1e-9), show_time(load.step_ns * 1e-9),
+        ]
+        for load in loads
+    ]  # fmt: skip
+    heads = [
+        "workload",
+        "parameters",
+        "gradients",
+        "batch",
+        "precision",
+        "forward",
+        "backward",
+        "step",
+    ]
+    _table(heads, rows, texts={"workload", "batch", "precision"})
+    _say("Times are modelled from the layers' operations at a stated share of the device's peak:")
+    for title, matrix, memory in dict.fromkeys(
+        (load.device.title, load.device.matrix_efficiency, load.device.memory_efficiency)
+        for load in loads
+    ):
+        _say(f"  {title}: {matrix:.0%} in matrix work, {memory:.0%} where memory is the limit")
+
+
+def print_run(run: Run, name: str) -> None:
+    """Print what is in a run: where it comes from, facts, tables, completeness."""
+    origin, basis = run.provenance.origin, run.provenance.basis
+    rests = "" if basis == "measured" or origin == "modelled" else f", resting on {basis} times"
+    _say(f"{name}: {origin} from {run.provenance.source}{rests}")
+    _say("complete" if run.complete else "PARTIAL:")
+    for sentence in run.missing:
+        _say(f"  {sentence}")
+    _say("")
+    _table(["fact", "value", "meaning"], _fact_rows(run), texts={"fact", "value", "meaning"})
+    _table(["table", "rows", "columns"], _table_rows(run), texts={"table", "columns"})
+
+
+def print_collective(result: CollectiveTime) -> None:
+    """Print the time of one collective."""
+    chunks = "" if result.chunks == 1 else f", {result.chunks} chunks, {result.chunk_order}"
+    how = "in closed form" if result.transfers is None else f"{result.transfers:,} transfers played"
+    _say(
+        f"{result.op} of {show_bytes(result.bytes)} by {result.algorithm} over "
+        f"{result.workers} workers at {show_rate(result.bandwidth_bps)}, "
+        f"{show_time(result.latency_s)} latency{chunks}"
+    )
+    _say(f"{show_time(result.time_s)}, bus bandwidth {show_rate(result.bus_bandwidth_bps)} ({how})")
+
+
+def print_comparison(result: Comparison, before: str, after: str) -> None:
+    """Print whether the second run is better than the first."""
+    _say(_comparison_sentence(result))
+    rows = [
+        [before, f"{result.before_steps:,}", show_time(result.before_s)],
+        [after, f"{result.after_steps:,}", show_time(result.after_s)],
+    ]
+    _table(["run", "steps", "median step"], rows, texts={"run"})
+    if result.differing_facts:
+        _table(
+            ["differs", before, after],
+            [list(row) for row in result.differing_facts],
+            texts={"differs", before, after},
+        )
+
+
+def _comparison_sentence(result: Comparison) -> str:
+    change = f"{abs(1 - result.ratio):.1%}"
+    direction = "shorter" if result.ratio < 1 else "longer"
+    if result.is_significant is None:
+        return f"Steps are {change} {direction}; too few steps to tell this from noise."
+    interval = f"95 % interval of after/before {result.low:.4f} to {result.high:.4f}"
+    if not result.is_significant:
+        return f"No difference beyond noise: steps are {change} {direction} ({interval})."
+    return f"Steps are {change} {direction}, more than noise ({interval})."
+
+
+_HEADINGS = {
+    "run": "run", "buckets": "buckets", "algorithm": "algorithm", "transport": "transport",
+    "latency_s": "latency", "workers": "workers", "bandwidth_bps": "bandwidth",
+    "compression": "compression", "codec": "codec", "step_s": "step",
+    "scaling_factor": "scaling factor", "network_utilization": "network used",
+}  # fmt: skip
+
+
+def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, str]]:
+    """Tell the conditions that vary, which become columns, from those said once above."""
+    varying: list[str] = []
+    fixed: dict[str, str] = {}
+    for axis, values in result.predictions.axes.items():
+        names = _columns_of(axis, values)
+        if len(values) > 1:
+            varying += names
+        else:
+            first = {name: result.predictions[name][0] for name in names}
+            fixed |= {name: _cell(name, value) for name, value in first.items()}
+    return varying, fixed
+
+
+def _columns_of(axis: str, values: Sequence[object]) -> list[str]:
+    if axis != "codec":
+        return [axis]
+    costly = [each for each in values if not each.is_free]  # type: ignore[attr-defined]
+    return ["compression", "codec"] if costly else ["compression"]
+
+
+def _conditions(fixed: dict[str, str]) -> str:
+    said = [
+        fixed.get("run", ""),
+        f"{fixed['workers']} workers" if "workers" in fixed else "",
+        fixed.get("bandwidth_bps", ""),
+        f"{fixed['compression']} compression" if fixed.get("compression", "1x") != "1x" else "",
+        f"buckets {fixed['buckets']}" if "buckets" in fixed else "",
+        fixed.get("algorithm", ""),
+        f"transport {fixed['transport']}" if "transport" in fixed else "",
+        f"latency {fixed['latency_s']}" if fixed.get("latency_s", "0 s") != "0 s" else "",
+    ]
+    return ", ".join(each for each in said if each)
+
+
+def _cell(name: str, value: object) -> str:
+    if isinstance(value, str | None):
+        return value or "free"
+    number = float(value)  # type: ignore[arg-type]
+    if name in ("step_s", "latency_s"):
+        return show_time(number)
+    if name == "bandwidth_bps":
+        return show_rate(number)
+    if name == "compression":
+        return f"{number:.4g}x"
+    if name == "scaling_factor":
+        return f"{number:.4f} {_bar(number)}"
+    return f"{number:.1%}" if name == "network_utilization" else f"{number:g}"
+
+
+def _bar(share: float) -> str:
+    """Draw a share of one; the last block is as wide as eighths of a character allow."""
+    eighths = round(max(0.0, min(share, 1.0)) * _BAR * 8)
+    partial = " ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else ""
+    return ("█" * (eighths // 8) + partial).ljust(_BAR)
+
+
+def _fact_rows(run: Run) -> list[list[str]]:
+    from fullwire.model.facts import REGISTRY
+
+    rows = []
+    for name, value in run.facts.items():
+        unit = REGISTRY[name].unit
+        if isinstance(value, tuple):
+            shown = f"{len(value)} points {unit}"
+        elif name.endswith("_bps") and isinstance(value, float):
+            shown = show_rate(value)
+        elif name.endswith("_s") and isinstance(value, float):
+            shown = show_time(value)
+        else:
+            shown = str(value)
+        rows.append([name, shown, REGISTRY[name].meaning])
+    return rows
+
+
+def _table_rows(run: Run) -> list[list[str]]:
+    return [
+        [name, f"{len(table):,}", ", ".join(table.columns())]
+        for name, table in run.tables()
+        if len(table)
+    ]
+
+
+def _print_notes(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        _say(f"note: {sentence}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(_visible(text) + "\n")
+
+
+def _table(headings: list[str], rows: list[list[str]], texts: set[str]) -> None:
+    """Print columns, numbers to the right and the named texts to the left."""
+    shown = [[_visible(cell) for cell in row] for row in [headings, *rows]]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(headings))]
+    left = [heading in texts for heading in headings]
+    for number, row in enumerate(shown):
+        cells = [
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(row, widths, left, strict=True)
+        ]
+        sys.stdout.write(("  ".join(cells)).rstrip() + "\n")
+        if number == 0:
+            sys.stdout.write("  ".join("─" * width for width in widths) + "\n")
+    sys.stdout.write("\n")
+
+
+def _visible(text: str) -> str:
+    """Replace what a terminal would obey, so that a hostile name cannot move the cursor."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
