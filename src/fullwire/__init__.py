@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fullwire.errors import DamagedInput as DamagedInput
     from fullwire.errors import FullwireError as FullwireError
     from fullwire.errors import UsageError as UsageError
-    from fullwire.model.run import Run as Run
     from fullwire.model import workloads as workloads
+    from fullwire.model.run import Run as Run
     from fullwire.sources import read as read
     from fullwire.store import write as write
 

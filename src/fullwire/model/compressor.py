@@ -54,8 +54,16 @@ class Compressor:
         """Return the form that `parse_codec` reads."""
         if self.is_free:
             return f"{self.ratio:.12g}"
-        rates = f"{self.encode_bps / 8:.12g}B/s,{self.decode_bps / 8:.12g}B/s"
+        rates = f"{_bytes_per_s(self.encode_bps)},{_bytes_per_s(self.decode_bps)}"
         return f"{self.ratio:.12g},{rates},{self.combining}"
+
+
+def _bytes_per_s(rate_bps: float) -> str:
+    rate = rate_bps / 8
+    for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if rate >= factor:
+            return f"{rate / factor:.12g}{unit}"
+    return f"{rate:.12g}B/s"
 
 
 def parse_codec(text: str) -> Compressor:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from fullwire.answers.whatif import WhatIf
-from fullwire.simulation.target import LEAST_BPS, Reached
-from fullwire.units import show_rate
+from fullwire.simulation.target import LEAST_BPS, Reached, Targets
+from fullwire.units import show_rate, show_time
 
 
 def target_sentences(result: WhatIf) -> tuple[str, ...]:
-    """Say what reaches the target: one sentence per run and other conditions."""
+    """Say what reaches the target: a sentence per case, and one for all runs together."""
     targets = result.targets
     if targets is None:
         return ()
     varying = {axis for axis, values in result.predictions.axes.items() if len(values) > 1}
-    sentences = []
-    for label, cases in groupby(targets.least_bandwidth, key=lambda each: _label(each, varying)):
-        clauses = "; ".join(_bandwidth_clause(case) for case in cases)
-        sentences.append(f"{label}: {targets.scaling_factor:g} needs {clauses}.")
-    for label, cases in groupby(targets.least_compression, key=lambda each: _label(each, varying)):
-        clauses = "; ".join(_ratio_clause(case) for case in cases)
-        sentences.append(f"{label}: {targets.scaling_factor:g} needs {clauses}.")
-    return tuple(sentences)
+    ratios = _by_label(targets.least_compression, varying)
+    rates = _by_label(targets.least_bandwidth, varying)
+    cases = [_case_sentence(label, ratios.get(label, []), rates[label], targets) for label in rates]
+    return (*cases, *_summary(targets, varying))
+
+
+def _by_label(reached: Sequence[Reached], varying: set[str]) -> dict[str, list[Reached]]:
+    return {
+        label: list(cases) for label, cases in groupby(reached, lambda each: _label(each, varying))
+    }
 
 
 def _label(case: Reached, varying: set[str]) -> str:
@@ -32,8 +35,34 @@ def _label(case: Reached, varying: set[str]) -> str:
     if "transport" in varying:
         parts.append(f"transport {case.transport}")
     if "latency_s" in varying:
-        parts.append(f"latency {case.latency_s:g} s")
+        parts.append(f"latency {show_time(case.latency_s)}")
     return ", ".join(parts)
+
+
+def _case_sentence(
+    label: str, ratios: list[Reached], rates: list[Reached], targets: Targets
+) -> str:
+    clauses = [_ratio_clause(case) for case in ratios]
+    clauses += [_bandwidth_clause(case) for case in _worth_saying(rates)]
+    return f"{label}: a scaling factor of {targets.scaling_factor:g} needs {'; '.join(clauses)}."
+
+
+def _worth_saying(rates: list[Reached]) -> list[Reached]:
+    """Keep codecs and the least compression; the ratios between are in the JSON."""
+    free = [case for case in rates if case.codec is None]
+    return free[:1] + [case for case in rates if case.codec is not None]
+
+
+def _ratio_clause(case: Reached) -> str:
+    return f"{_needed(case)} at {show_rate(case.bandwidth_bps or 0.0)}"
+
+
+def _needed(case: Reached) -> str:
+    if case.compression is None:
+        return f"more than any compression (best {case.best_scaling_factor:.4f})"
+    if case.compression == 1:
+        return "no compression"
+    return f"{_rounded_up(case.compression):.4g}x compression"
 
 
 def _bandwidth_clause(case: Reached) -> str:
@@ -41,27 +70,38 @@ def _bandwidth_clause(case: Reached) -> str:
     if case.bandwidth_bps is None:
         return f"more than any bandwidth {how} (best {case.best_scaling_factor:.4f})"
     if case.bandwidth_bps <= LEAST_BPS:
-        return f"no bandwidth worth the name {how}"
+        return f"next to no bandwidth {how}"
     return f"{show_rate(_rounded_up(case.bandwidth_bps))} {how}"
 
 
 def _with_compression(case: Reached) -> str:
     if case.codec is not None:
         return f"with codec {case.codec}"
-    return (
-        "without compression"
-        if case.compression == 1
-        else f"with {case.compression:g}x compression"
-    )
-
-
-def _ratio_clause(case: Reached) -> str:
-    at = f"at {show_rate(case.bandwidth_bps or 0.0)}"
-    if case.compression is None:
-        return f"{at} more than any compression (best {case.best_scaling_factor:.4f})"
     if case.compression == 1:
-        return f"{at} no compression"
-    return f"{at} {_rounded_up(case.compression):.4g}x compression"
+        return "without compression"
+    return f"with {case.compression:g}x compression"
+
+
+def _summary(targets: Targets, varying: set[str]) -> Iterator[str]:
+    """Draw several runs together, bandwidth by bandwidth, where nothing else varies."""
+    if "run" not in varying or varying & {"buckets", "algorithm", "transport", "latency_s"}:
+        return
+    ordered = sorted(targets.least_compression, key=_place)
+    for (workers, rate_bps), cases in groupby(ordered, key=_place):
+        least, *_, most = sorted(cases, key=_difficulty)
+        if _needed(least) == _needed(most):
+            needed = f"{_needed(least)} for any of these runs"
+        else:
+            needed = f"from {_needed(least)} ({least.run}) to {_needed(most)} ({most.run})"
+        yield f"{workers} workers at {show_rate(rate_bps)}: {needed}."
+
+
+def _place(case: Reached) -> tuple[int, float]:
+    return case.workers, case.bandwidth_bps or 0.0
+
+
+def _difficulty(case: Reached) -> float:
+    return math.inf if case.compression is None else case.compression
 
 
 def _rounded_up(number: float) -> float:

@@ -96,7 +96,8 @@ class _Search:
         return [
             self._reached(
                 best[row, 0, column], workers=workers,
-                bandwidth_bps=_or_none(least[row, 0, column]), compression=compressor.ratio, codec=None if compressor.is_free else str(compressor),
+                bandwidth_bps=_or_none(least[row, 0, column]), compression=compressor.ratio,
+                codec=None if compressor.is_free else str(compressor),
             )
             for row, workers in enumerate(self.grid.workers)
             for column, compressor in enumerate(self.grid.compressors)
