@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
-from fullwire.units import show_rate
+from fullwire.units import show_rate, show_time
 
 if TYPE_CHECKING:
     import altair as alt
@@ -20,20 +20,14 @@ CURVE_POINTS = 120  # between the first and the last value of the horizontal axi
 MOST_MARKS = 50_000  # what a browser still draws without stopping
 _INK, _FAINT = "#1f2933", "#d9dee4"
 _COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#2e8b57", "#6c5b9e", "#8c6d46", "#4a5568"]
-# Which condition makes the best horizontal axis, and which the best colour.
-_ACROSS = (
-    "bandwidth_bps",
-    "workers",
-    "compression",
-    "latency_s",
-    "transport",
-    "buckets",
-    "algorithm",
-)
+# Conditions in the order in which they make a good horizontal axis; the named ones have no scale.
+_NAMED = ("transport", "buckets", "algorithm", "codec")
+_ACROSS = ("bandwidth_bps", "workers", "compression", "latency_s", *_NAMED)
+MOST_VARYING = 4  # across, by colour, in columns and in rows
 _TITLES = {
     "bandwidth_bps": "bandwidth (Gbps)", "workers": "workers", "compression": "compression ratio",
     "latency_s": "latency (us)", "run": "", "buckets": "buckets", "algorithm": "algorithm",
-    "transport": "transport",
+    "transport": "transport", "codec": "compressor",
 }  # fmt: skip
 _SCALES = {"bandwidth_bps": 1e-9, "latency_s": 1e6}
 
@@ -62,27 +56,28 @@ def _scaling_chart(result: WhatIf) -> alt.Chart:
     axes = _varying(result)
     across = max(_ACROSS, key=lambda axis: (len(axes.get(axis, ())), -_ACROSS.index(axis)))
     others = [axis for axis in axes if axis != across]
+    if len(axes) > MOST_VARYING:
+        raise UsageError(
+            f"--plot: a picture shows {MOST_VARYING} conditions that vary, got {', '.join(axes)}"
+        )
     colour = "run" if "run" in others else (others[0] if others else None)
-    facets = [axis for axis in others if axis != colour][:2]
+    facets = [axis for axis in others if axis != colour]
     chart = alt.Chart(alt.Data(values=_points(result, [across, *others])))
     chart = _lines(chart, across, axes.get(across, ()), colour, result)
     if facets:
-        chart = chart.facet(
-            **{
-                place: alt.Facet(f"{axis}:N", title=None, sort=None)
-                for place, axis in zip(("column", "row"), facets, strict=False)
-            }
-        )
+        places = zip(("column", "row"), facets, strict=False)
+        chart = chart.facet(**{place: _panels(result, axis) for place, axis in places})
     return _styled(chart, result, set(axes))
 
 
 def _varying(result: WhatIf) -> dict[str, Sequence[Any]]:
-    names = {"codec": "compression"}
-    return {
-        names.get(axis, axis): values
-        for axis, values in result.predictions.axes.items()
-        if len(values) > 1
+    """Return the conditions with more than one value; a compressor is its ratio if it is free."""
+    axes: dict[str, Sequence[Any]] = {
+        axis: each for axis, each in result.predictions.axes.items() if len(each) > 1
     }
+    if "codec" in axes and all(each.is_free for each in axes["codec"]):
+        axes["compression"] = axes.pop("codec")
+    return axes
 
 
 def _points(result: WhatIf, columns: list[str]) -> list[dict[str, Any]]:
@@ -96,14 +91,21 @@ def _rows(table: Predictions, columns: list[str], *, asked: bool) -> list[dict[s
     """Return points as plain values; what separates lines and panels becomes text."""
     shown: dict[str, list[Any]] = {"scaling": table["scaling_factor"].tolist()}
     for number, name in enumerate(columns):
-        values = table[name].tolist()
-        shown[name] = [
-            value * _SCALES.get(name, 1) if number == 0 and not isinstance(value, str)
-            else _worded(name, value)
-            for value in values
-        ]  # fmt: skip
+        is_scale = number == 0 and name not in _NAMED
+        shown[name] = _scaled(table, name) if is_scale else _labels(table, name)
     shown["asked"] = [asked] * len(table)
     return [dict(zip(shown, row, strict=True)) for row in zip(*shown.values(), strict=True)]
+
+
+def _scaled(table: Predictions, name: str) -> list[float]:
+    return [value * _SCALES.get(name, 1) for value in table[name].tolist()]
+
+
+def _labels(table: Predictions, name: str) -> list[str]:
+    if name != "codec":
+        return [_worded(name, value) for value in table[name].tolist()]
+    pairs = zip(table["codec"].tolist(), table["compression"].tolist(), strict=True)
+    return [codec or _worded("compression", ratio) for codec, ratio in pairs]
 
 
 def _worded(name: str, value: Any) -> str:
@@ -111,7 +113,9 @@ def _worded(name: str, value: Any) -> str:
         return show_rate(value)
     if name == "workers":
         return f"{value} workers"
-    return f"{value:g}x" if name == "compression" else str(value)
+    if name == "latency_s":
+        return f"latency {show_time(value)}"
+    return f"{value:g}x compression" if name == "compression" else str(value)
 
 
 def _lines(
@@ -119,51 +123,59 @@ def _lines(
 ) -> alt.Chart:
     import altair as alt
 
-    named = across in ("transport", "buckets", "algorithm")
-    spread = (
-        not named and len(values) > 2 and max(_numbers(values)) > 12 * min(_numbers(values)) > 0
-    )
-    ticks = [number * _SCALES.get(across, 1) for number in _numbers(values)] if not named else []
     encoding: dict[str, Any] = {
-        "x": alt.X(
-            f"{across}:{'N' if named else 'Q'}", title=_TITLES[across],
-            scale=alt.Undefined if named else alt.Scale(type=_scale_type(spread), nice=False),
-            axis=alt.Axis(values=ticks, format=",.4~r") if 0 < len(ticks) <= 12 else alt.Axis(),
-        ),
+        "x": _categories(across) if across in _NAMED else _numbers(across, values),
         "y": alt.Y("scaling:Q", title="scaling factor", scale=alt.Scale(domain=[0, 1], nice=False)),
         "tooltip": alt.Tooltip("scaling:Q", format=".4f"),
-    }  # fmt: skip
+    }
     if colour:
-        encoding["color"] = alt.Color(
-            f"{colour}:N",
-            title=_TITLES[colour].partition(" (")[0],
-            sort=None,
-            scale=alt.Scale(range=_COLOURS),
-        )
-    mark = {} if colour else {"color": _COLOURS[0]}
-    layers = chart.mark_line(strokeWidth=2.5, **mark).encode(**encoding)
-    layers += (
-        chart.mark_point(size=45, filled=True, opacity=1, **mark)
-        .encode(**encoding)
-        .transform_filter("datum.asked")
-    )
+        title = _TITLES[colour].partition(" (")[0]
+        scale = alt.Scale(range=_COLOURS)
+        encoding["color"] = alt.Color(f"{colour}:N", title=title, sort=None, scale=scale)
+    else:
+        encoding["color"] = alt.value(_COLOURS[0])
+    dots = chart.mark_point(size=45, filled=True, opacity=1).encode(**encoding)
+    layers = dots.transform_filter("datum.asked")
+    if across not in _NAMED:  # between names there is nothing that a line could stand for
+        layers = chart.mark_line(strokeWidth=2.5).encode(**encoding) + layers
     if result.targets is not None:
         layers += _target_rule(chart, result.targets.scaling_factor)
     return layers.properties(width=460, height=290)
 
 
-def _scale_type(spread: bool) -> str:
-    return "log" if spread else "linear"
+def _panels(result: WhatIf, axis: str) -> alt.Facet:
+    """Split into panels, in the order in which the values were given."""
+    import altair as alt
+
+    shown = dict.fromkeys(_labels(result.predictions, axis))
+    return alt.Facet(f"{axis}:N", title=None, sort=list(shown))
+
+
+def _categories(across: str) -> alt.X:
+    import altair as alt
+
+    axis = alt.Axis(labelAngle=-25, grid=True)  # names may be long
+    return alt.X(f"{across}:N", title=_TITLES[across], sort=None, axis=axis)
+
+
+def _numbers(across: str, values: Sequence[Any]) -> alt.X:
+    """Make a horizontal axis with a tick for each value that was asked, if they are few."""
+    import altair as alt
+
+    numbers = [float(getattr(value, "ratio", value)) * _SCALES.get(across, 1) for value in values]
+    is_wide = len(numbers) > 2 and max(numbers) > 12 * min(numbers) > 0
+    few = 0 < len(numbers) <= 12
+    return alt.X(
+        f"{across}:Q", title=_TITLES[across],
+        scale=alt.Scale(type="log" if is_wide else "linear", nice=False),
+        axis=alt.Axis(values=numbers, format=",.4~r") if few else alt.Axis(),
+    )  # fmt: skip
 
 
 def _target_rule(chart: alt.Chart, wanted: float) -> alt.Chart:
     import altair as alt
 
     return chart.mark_rule(strokeDash=[5, 4], color=_INK, opacity=0.6).encode(y=alt.datum(wanted))
-
-
-def _numbers(values: Sequence[Any]) -> list[float]:
-    return [float(getattr(value, "ratio", value)) for value in values]
 
 
 def _styled(chart: alt.Chart, result: WhatIf, varying: set[str]) -> alt.Chart:
@@ -198,8 +210,9 @@ def _headline(result: WhatIf, varying: set[str]) -> str:
 def _caption(result: WhatIf, varying: set[str]) -> str:
     table = result.predictions
     said = []
-    for name in ("workers", "bandwidth_bps", "compression"):
-        if name not in varying and not (name == "compression" and table[name][0] == 1):
+    unsaid = {"compression": 1, "latency_s": 0}  # what everyone assumes
+    for name in ("workers", "bandwidth_bps", "compression", "latency_s"):
+        if name not in varying and table[name][0] != unsaid.get(name):
             said.append(_worded(name, table[name][0]))
     said += [
         f"{label} {table[name][0]}"

@@ -53,7 +53,8 @@ def print_workloads(loads: Sequence[Workload]) -> None:
         [
             load.name, f"{load.model.parameter_count:,}",
             show_bytes(int(load.gradient_bytes.sum())), load.model.batch, load.device.precision,
-            show_time(load.forward_ns * 1e-9), show_time(load.backward_ns * 1e-9), show_time(load.step_ns * 1e-9),
+            show_time(load.forward_ns * 1e-9), show_time(load.backward_ns * 1e-9),
+            show_time(load.step_ns * 1e-9),
         ]
         for load in loads
     ]  # fmt: skip
