@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -223,12 +224,40 @@ def _caption(result: WhatIf, varying: set[str]) -> str:
 
 
 def _save(chart: alt.Chart, path: Path) -> None:
+    ending = path.suffix.lower()
     try:
-        if path.suffix.lower() == ".html":
-            chart.save(str(path), inline=True)  # the drawing code travels with the page
+        if ending == ".html":
+            path.write_text(_page(chart), encoding="utf-8")
+        elif ending == ".png":
+            chart.save(str(path), ppi=180)
         else:
-            chart.save(str(path), ppi=180) if path.suffix.lower() == ".png" else chart.save(
-                str(path)
-            )
+            chart.save(str(path))
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _page(chart: alt.Chart) -> str:
+    """Put the chart on a page of its own, with the code that draws it; it asks for nothing."""
+    import vl_convert
+
+    # A name such as "</script>" would end the script early, so no "<" stays as it is.
+    drawing = json.dumps(chart.to_dict()).replace("<", "\\u003c")
+    return _PAGE.format(code=vl_convert.javascript_bundle(), drawing=drawing)
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Fullwire</title>
+</head>
+<body>
+<div id="chart"></div>
+<script type="module">
+{code}
+vegaEmbed("#chart", {drawing}, {{mode: "vega-lite", actions: false}});
+</script>
+</body>
+</html>
+"""

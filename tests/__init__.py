@@ -1,0 +1,1 @@
+"""The tests: what Fullwire promises, as claims."""

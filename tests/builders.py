@@ -1,0 +1,77 @@
+"""Small runs for tests, with only what a test is about spelled out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fullwire.model.facts import FactValue
+from fullwire.model.run import Gradients, Provenance, Run, Spans
+
+MS = 1_000_000  # nanoseconds
+
+
+def a_run(
+    *,
+    gradients: Sequence[tuple[float, int]] = ((10.0, 25_000_000), (20.0, 25_000_000)),
+    forward_ms: float = 10.0,
+    optimizer_ms: float = 0.0,
+    source: str = "a test",
+    facts: dict[str, FactValue] | None = None,
+    missing: tuple[str, ...] = (),
+) -> Run:
+    """Make a run of one worker and one step; gradients are (ready in ms, bytes)."""
+    ready_ns = np.array([round(ready * MS) for ready, _ in gradients])
+    begin, end = round(forward_ms * MS), round(forward_ms * MS) + int(ready_ns[-1])
+    step_end = end + round(optimizer_ms * MS)
+    none = np.zeros(len(gradients), np.int64)
+    return Run(
+        provenance=Provenance(origin="imported", source=source),
+        facts={"workers": 1} if facts is None else facts,
+        missing=missing,
+        spans=spans(
+            ("host", "step", 0, step_end),
+            ("compute", "forward", 0, begin),
+            ("compute", "backward", begin, end),
+            *([("compute", "optimizer", end, step_end)] if optimizer_ms else []),
+        ),
+        gradients=Gradients(
+            rank=none,
+            step=none,
+            order=np.arange(len(gradients)),
+            bytes=np.array([size for _, size in gradients]),
+            ready_ns=begin + ready_ns,
+        ),
+    )
+
+
+def spans(*rows: tuple[str, str, int, int], rank: int = 0, step: int = 0) -> Spans:
+    """Make spans of one rank and step from (lane, name, start, end)."""
+    lanes, names, starts, ends = zip(*rows, strict=True)
+    return Spans(
+        rank=np.full(len(rows), rank),
+        step=np.full(len(rows), step),
+        lane=np.array(lanes, object),
+        name=np.array(names, object),
+        start_ns=np.array(starts),
+        end_ns=np.array(ends),
+    )
+
+
+def steps_run(lengths_ms: Sequence[float], facts: dict[str, FactValue] | None = None) -> Run:
+    """Make a run that is nothing but steps of these lengths."""
+    ends = np.cumsum([round(length * MS) for length in lengths_ms])
+    count = len(lengths_ms)
+    return Run(
+        provenance=Provenance(origin="measured", source="a test"),
+        facts=facts or {},
+        spans=Spans(
+            rank=np.zeros(count, np.int64),
+            step=np.arange(count),
+            lane=np.full(count, "host", object),
+            name=np.full(count, "step", object),
+            start_ns=np.concatenate([[0], ends[:-1]]),
+            end_ns=ends,
+        ),
+    )

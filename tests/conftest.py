@@ -1,0 +1,34 @@
+"""What several test files share: the real inputs beside the project, and the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """Return the folder of real inputs with known answers; it lies beside the project."""
+    if not DATA.is_dir():
+        pytest.skip(f"the real inputs are not here: expected {DATA}")
+    return DATA
+
+
+@pytest.fixture
+def cli() -> Cli:
+    """Run the real command line in a process of its own."""
+
+    def run(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fullwire.cli", *map(str, arguments)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=False, **options
+        )  # type: ignore[call-overload, no-any-return]
+
+    return run

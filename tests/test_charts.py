@@ -1,0 +1,65 @@
+"""Pictures: written in every format, offline, honest about what lies between the points."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import fullwire as fw
+from fullwire.errors import UsageError
+from fullwire.report.charts import _scaling_chart, plot_whatif
+from tests.builders import a_run
+
+
+def test_the_curve_goes_through_what_lies_between_the_points() -> None:
+    result = fw.whatif("vgg16@v100", workers=64, bandwidth="10Gbps", compression="1,100")
+    marks = json.loads(_scaling_chart(result).to_json())["data"]["values"]
+    assert [mark["asked"] for mark in marks].count(True) == 2
+    at_ten = [mark["scaling"] for mark in marks if 9 < mark["compression"] < 11]
+    assert min(at_ten) > 0.9  # a straight line would pass at 0.25
+
+
+@pytest.mark.parametrize(
+    ("ending", "beginning"), [("png", b"\x89PNG"), ("svg", b"<svg"), ("html", b"<!DOCTYPE html>")]
+)
+def test_each_format_is_written(tmp_path: Path, ending: str, beginning: bytes) -> None:
+    place = tmp_path / f"x.{ending}"
+    plot_whatif(fw.whatif("resnet50@v100", workers="8,64"), place)
+    assert place.read_bytes().lstrip().startswith(beginning)
+
+
+def test_the_page_asks_nothing_of_the_network(tmp_path: Path) -> None:
+    place = tmp_path / "x.html"
+    plot_whatif(fw.whatif("resnet50@v100", workers=8), place)
+    page = place.read_text()
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)\s*=\s*[\"']?(https?:)?//", page)
+
+
+def test_names_from_traces_are_escaped_on_a_page(tmp_path: Path) -> None:
+    hostile = "</script><script>alert(1)</script>"
+    result = fw.whatif([a_run(source=hostile), a_run(source="b")], workers=8, bandwidth="1Gbps")
+    plot_whatif(result, tmp_path / "x.html")
+    assert "<script>alert" not in (tmp_path / "x.html").read_text()
+
+
+def test_more_conditions_than_a_picture_shows_are_refused() -> None:
+    result = fw.whatif(
+        ["vgg16@v100", "resnet50@v100"], workers="8,64", bandwidth="1Gbps,10Gbps",
+        compression="1,2", buckets="ddp,none",
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="4 conditions that vary"):
+        _scaling_chart(result)
+
+
+def test_compressors_with_a_cost_are_names_not_ratios() -> None:
+    result = fw.whatif(
+        a_run(), workers=8, bandwidth="1Gbps", compression=2, codec="4,1GB/s,1GB/s,sum"
+    )
+    drawn = json.loads(_scaling_chart(result).to_json())
+    assert {mark["codec"] for mark in drawn["data"]["values"]} == {
+        "2x compression",
+        "4,1GB/s,1GB/s,sum",
+    }

@@ -1,0 +1,62 @@
+"""A simulated run is a run: shown, stored, compared, and asked again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fullwire as fw
+from fullwire.errors import UsageError
+from tests.builders import a_run
+
+
+def test_a_replay_has_the_step_that_the_table_predicts() -> None:
+    run = a_run()
+    for lane in ("fifo", "priority"):
+        table = fw.whatif(run, workers=8, bandwidth="10Gbps", buckets="none", lane=lane)
+        played = fw.replay(run, workers=8, bandwidth="10Gbps", buckets="none", lane=lane)
+        mark = played.spans.rows(played.spans.name == "step")
+        assert mark.end_ns[0] * 1e-9 == pytest.approx(table["step_s"][0], abs=1e-9)
+
+
+def test_a_replay_sends_every_message_after_it_is_ready_and_never_two_at_once() -> None:
+    played = fw.replay("resnet50@v100", workers=64, bandwidth="25Gbps")
+    messages = played.collectives
+    assert len(messages) > 1
+    assert (messages.start_ns >= messages.issue_ns).all()
+    assert (messages.start_ns[1:] >= messages.end_ns[:-1]).all()
+    assert messages.bytes.sum() == played.gradients.bytes.sum() == 4 * 25_557_032
+
+
+def test_one_worker_replays_without_messages() -> None:
+    played = fw.replay(a_run(optimizer_ms=5), workers=1, bandwidth="10Gbps")
+    assert len(played.collectives) == 0
+    assert played.spans.end_ns[0] == 35_000_000
+
+
+def test_a_replay_asked_again_gives_back_the_same_step() -> None:
+    run = a_run(optimizer_ms=5)
+    conditions = {"workers": 8, "bandwidth": "10Gbps", "latency": "10us", "buckets": "64MiB/5ms"}
+    played = fw.replay(run, **conditions)
+    again = fw.whatif(played)  # as recorded: the same cluster, buckets and algorithm
+    assert len(again) == 1
+    assert again["step_s"][0] == fw.whatif(run, **conditions)["step_s"][0]
+    assert any("T1 is estimated" in sentence for sentence in again.warnings)
+
+
+def test_a_replay_is_stored_and_compared_like_any_run(tmp_path: Path) -> None:
+    slow = fw.replay("vgg16@v100", workers=64, bandwidth="10Gbps")
+    fast = fw.replay("vgg16@v100", workers=64, bandwidth="100Gbps")
+    fw.write(slow, tmp_path / "slow.run")
+    found = fw.compare(fw.read(tmp_path / "slow.run"), fast)
+    assert found.ratio < 0.2
+    assert found.is_significant is None  # one step each: nothing is known of noise
+    assert ("line_rate_bps", "10000000000.0", "100000000000.0") in found.differing_facts
+
+
+def test_a_replay_needs_one_value_of_each_condition() -> None:
+    with pytest.raises(UsageError, match="one value of each condition"):
+        fw.replay(a_run(), workers="8,64", bandwidth="10Gbps")
+    with pytest.raises(UsageError, match="expected conditions among"):
+        fw.replay(a_run(), workers=8, bandwidth="10Gbps", target=0.9)
