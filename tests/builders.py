@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def a_run(
     forward_ms: float = 10.0,
     optimizer_ms: float = 0.0,
     source: str = "a test",
-    facts: dict[str, FactValue] | None = None,
+    facts: Mapping[str, FactValue] | None = None,
     missing: tuple[str, ...] = (),
 ) -> Run:
     """Make a run of one worker and one step; gradients are (ready in ms, bytes)."""
@@ -59,7 +59,7 @@ def spans(*rows: tuple[str, str, int, int], rank: int = 0, step: int = 0) -> Spa
     )
 
 
-def steps_run(lengths_ms: Sequence[float], facts: dict[str, FactValue] | None = None) -> Run:
+def steps_run(lengths_ms: Sequence[float], facts: Mapping[str, FactValue] | None = None) -> Run:
     """Make a run that is nothing but steps of these lengths."""
     ends = np.cumsum([round(length * MS) for length in lengths_ms])
     count = len(lengths_ms)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,10 @@ def shared_data() -> Path:
 def cli() -> Cli:
     """Run the real command line in a process of its own."""
 
-    def run(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "fullwire.cli", *map(str, arguments)]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=120, check=False, **options
-        )  # type: ignore[call-overload, no-any-return]
+        )
 
     return run

@@ -11,7 +11,8 @@ from tests.builders import a_run, steps_run
 
 
 def noisy(median_ms: float, seed: int, steps: int = 60) -> list[float]:
-    return (median_ms * (1 + 0.03 * np.random.default_rng(seed).standard_normal(steps))).tolist()
+    spread = 0.03 * np.random.default_rng(seed).standard_normal(steps)
+    return [median_ms * (1 + each) for each in spread.tolist()]
 
 
 def test_a_real_improvement_is_told_from_noise() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,12 @@ def test_one_worker_replays_without_messages() -> None:
 
 def test_a_replay_asked_again_gives_back_the_same_step() -> None:
     run = a_run(optimizer_ms=5)
-    conditions = {"workers": 8, "bandwidth": "10Gbps", "latency": "10us", "buckets": "64MiB/5ms"}
+    conditions: dict[str, Any] = {
+        "workers": 8,
+        "bandwidth": "10Gbps",
+        "latency": "10us",
+        "buckets": "64MiB/5ms",
+    }
     played = fw.replay(run, **conditions)
     again = fw.whatif(played)  # as recorded: the same cluster, buckets and algorithm
     assert len(again) == 1

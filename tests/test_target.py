@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.errors import UsageError
+from fullwire.model.facts import FactValue
 from fullwire.report.sentences import target_sentences
 from tests.builders import a_run
 
@@ -41,7 +42,7 @@ def test_where_nothing_is_needed_the_answer_is_no_compression() -> None:
 
 
 def test_what_cannot_be_reached_says_so_and_how_far_one_gets() -> None:
-    facts = {"workers": 1, "reduce_cost": ((1.0, 0.1), (1e9, 0.1))}
+    facts: dict[str, FactValue] = {"workers": 1, "reduce_cost": ((1.0, 0.1), (1e9, 0.1))}
     result = fw.whatif(a_run(facts=facts), workers=8, bandwidth="10Gbps", target=0.95)
     assert result.targets is not None
     [case] = result.targets.least_bandwidth

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,17 +12,18 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.answers.whatif import WhatIf
 from fullwire.errors import UsageError
+from fullwire.model.facts import FactValue
 from fullwire.model.run import Run
 from tests.builders import a_run
 
 LINE = "10Gbps"
 
 
-def factor(run: Run | str, **conditions: object) -> float:
+def factor(run: Run | str, **conditions: Any) -> float:
     return float(fw.whatif(run, **conditions)["scaling_factor"][0])
 
 
-def step_s(run: Run | str, **conditions: object) -> float:
+def step_s(run: Run | str, **conditions: Any) -> float:
     return float(fw.whatif(run, **conditions)["step_s"][0])
 
 
@@ -36,7 +39,7 @@ def test_a_step_ends_when_the_last_message_has_been_sent() -> None:
 
 
 def test_add_times_are_paid_once_per_hop_and_compression_spares_only_the_wire() -> None:
-    facts = {"workers": 1, "reduce_cost": ((1.0, 0.001), (1e9, 0.001))}
+    facts: dict[str, FactValue] = {"workers": 1, "reduce_cost": ((1.0, 0.001), (1e9, 0.001))}
     run = a_run(gradients=[(10, 20_000_000)], facts=facts)
     table = fw.whatif(run, workers=4, bandwidth=LINE, compression="1,10", buckets="none")
     wire_s = 2 * 8 * 20e6 * 3 / 4 / 10e9
@@ -77,7 +80,7 @@ def test_a_codec_that_can_be_summed_packs_and_unpacks_once() -> None:
 
 def test_priority_hides_messages_behind_the_next_forward() -> None:
     run = a_run(gradients=[(10, 25_000_000), (10, 25_000_000), (20, 2_500_000)], forward_ms=30)
-    conditions = {"workers": 2, "bandwidth": LINE, "buckets": "none"}
+    conditions: dict[str, Any] = {"workers": 2, "bandwidth": LINE, "buckets": "none"}
     # In order, the last message ends at 10 + 20 + 20 + 2 = 52 ms and the next forward begins.
     assert step_s(run, **conditions, lane="fifo") == pytest.approx(0.082)
     # With priority it overtakes one message, the forward's first half runs from 32 to 47 ms, and
@@ -92,7 +95,12 @@ def test_without_conditions_the_usual_clusters_are_predicted() -> None:
 
 
 def test_conditions_default_to_what_was_recorded() -> None:
-    facts = {"workers": 16, "line_rate_bps": 25e9, "buckets": "ddp:50MiB", "algorithm": "tree"}
+    facts: dict[str, FactValue] = {
+        "workers": 16,
+        "line_rate_bps": 25e9,
+        "buckets": "ddp:50MiB",
+        "algorithm": "tree",
+    }
     table = fw.whatif(a_run(facts=facts))
     row = {name: column[0] for name, column in table.columns().items()}
     assert (row["workers"], row["bandwidth_bps"]) == (16, 25e9)
@@ -150,7 +158,7 @@ def test_scalars_text_sequences_and_arrays_ask_the_same() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_what_was_expected(
-    conditions: dict[str, object], message: str
+    conditions: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         fw.whatif(a_run(), **conditions)
@@ -318,7 +326,7 @@ def point(run: Run, grid: WhatIf, row: int, lane: str) -> WhatIf:
 
 
 def test_with_an_add_table_that_falls_fewer_bytes_can_slow_a_step() -> None:
-    facts = {"workers": 1, "reduce_cost": ((1e6, 0.5), (1e8, 0.001))}
+    facts: dict[str, FactValue] = {"workers": 1, "reduce_cost": ((1e6, 0.5), (1e8, 0.001))}
     small = a_run(gradients=[(10, 2_000_000)], facts=facts)
     large = a_run(gradients=[(10, 200_000_000)], facts=facts)
     assert step_s(small, workers=2, bandwidth="1Tbps") > step_s(large, workers=2, bandwidth="1Tbps")
@@ -327,7 +335,7 @@ def test_with_an_add_table_that_falls_fewer_bytes_can_slow_a_step() -> None:
 def test_with_a_flush_by_time_a_faster_backward_can_slow_a_step() -> None:
     # At its usual pace both gradients wait 6 ms, so each leaves by itself and the first overlaps
     # the backward pass; twice as fast, they wait 3 ms, share a message and leave at the end.
-    conditions = {"workers": 2, "bandwidth": LINE, "buckets": "64MiB/5ms"}
+    conditions: dict[str, Any] = {"workers": 2, "bandwidth": LINE, "buckets": "64MiB/5ms"}
     usual = a_run(gradients=[(6, 30_000_000), (12, 1_000)], forward_ms=0)
     faster = a_run(gradients=[(4.9, 30_000_000), (9.7, 1_000)], forward_ms=0)
     assert step_s(faster, **conditions) > step_s(usual, **conditions)
@@ -337,7 +345,7 @@ def test_with_priority_a_faster_network_can_slow_a_step() -> None:
     # At 10 Gbps the lane is busy until the urgent last message is ready, and takes it next. At
     # 20 Gbps a large message has just begun, cannot be stopped, and the next forward waits for it.
     run = a_run(gradients=[(1, 47_500_000), (19, 100_000_000), (38.9, 1_000_000)], forward_ms=400)
-    conditions = {"workers": 2, "buckets": "none", "lane": "priority"}
+    conditions: dict[str, Any] = {"workers": 2, "buckets": "none", "lane": "priority"}
     slow = step_s(run, bandwidth="10Gbps", **conditions)
     fast = step_s(run, bandwidth="20Gbps", **conditions)
     assert fast > slow

@@ -242,9 +242,10 @@ def _page(chart: alt.Chart) -> str:
 
     # A name such as "</script>" would end the script early, so no "<" stays as it is.
     drawing = json.dumps(chart.to_dict()).replace("<", "\\u003c")
-    return _PAGE.format(code=vl_convert.javascript_bundle(), drawing=drawing)
+    return _PAGE.format(code=vl_convert.javascript_bundle(_EXPORT), drawing=drawing)
 
 
+_EXPORT = "window.vegaEmbed = vegaEmbed;"
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>

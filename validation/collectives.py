@@ -1,0 +1,125 @@
+"""Collectives in events, held against another simulator and against our own closed forms.
+
+    .venv/bin/python -m validation.collectives ../shared/data/astra
+
+First the serial ring beside ASTRA-sim's analytical backend, plainly and with the two costs that it
+adds: 10 ns per send, and 3 x bytes / 1600 GB/s per reduction. Then events beside the closed form
+where one is exact, and how far the double tree is above full utilization.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+from fullwire.model.cluster import Cluster
+from fullwire.model.cost import AddTimes
+from fullwire.simulation.collective import collective_time
+
+RATE_BPS = 50 * 2**30 * 8.0
+LATENCY_S = 500e-9
+CHUNKS = 4
+ASTRA_SEND_S = 10e-9
+ASTRA_REDUCE_S_PER_BYTE = 3 / 1600e9
+ASTRA_TOLERANCE = 0.05
+CLOSED_TOLERANCE = 0.001
+
+
+def astra_errors(data: Path) -> list[tuple[int, int, float, float]]:
+    """Return (workers, bytes, our error, our error with ASTRA-sim's own two costs)."""
+    with (data / "ring.csv").open() as file:
+        rows = [{key: int(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    return [
+        (
+            row["workers"],
+            row["bytes"],
+            serial_ring_s(row["workers"], row["bytes"]) * 1e9 / row["time_ns"] - 1,
+            serial_ring_s(row["workers"], row["bytes"], astra_costs=True) * 1e9 / row["time_ns"]
+            - 1,
+        )
+        for row in rows
+    ]
+
+
+def serial_ring_s(workers: int, size: int, *, astra_costs: bool = False) -> float:
+    """Time the ring that ASTRA-sim plays: chunks one after another."""
+    adds = AddTimes(((0.0, 0.0), (1e12, 1e12 * ASTRA_REDUCE_S_PER_BYTE))) if astra_costs else None
+    latency_s = LATENCY_S + (ASTRA_SEND_S if astra_costs else 0)
+    cluster = Cluster(workers=workers, rate_bps=RATE_BPS, latency_s=latency_s)
+    return collective_time(
+        "allreduce", "ring", cluster, size, chunks=CHUNKS, chunk_order="serial", adds=adds
+    ).time_s
+
+
+def closed_form_errors() -> list[tuple[str, str, str, int, float]]:
+    """Return (op, algorithm, chunks, cases, worst difference) where a closed form is offered."""
+    found = []
+    for op, algorithm, chunk_counts, order in (
+        ("allreduce", "ring", (1, 4, 16), "pipelined"),
+        ("allreduce", "ring", (4,), "serial"),
+        ("allreduce", "halving-doubling", (1,), "pipelined"),
+        ("reducescatter", "ring", (1, 8), "pipelined"),
+        ("reducescatter", "halving-doubling", (1,), "pipelined"),
+        ("allgather", "ring", (1, 8), "pipelined"),
+        ("allgather", "halving-doubling", (1,), "pipelined"),
+        ("broadcast", "ring", (1, 8), "pipelined"),
+        ("broadcast", "tree", (1,), "pipelined"),
+    ):
+        errors = [
+            closed_form_error(op, algorithm, workers, size, latency_s, chunks, order)
+            for workers in (2, 8, 64, 256)
+            for size in (4_096, 2**20, 2**26)
+            for latency_s in (0.0, 500e-9, 20e-6)
+            for chunks in chunk_counts
+        ]
+        shown = f"{'/'.join(map(str, chunk_counts))} {order}"
+        found.append((op, algorithm, shown, len(errors), max(errors)))
+    return found
+
+
+def closed_form_error(
+    op: str, algorithm: str, workers: int, size: int, latency_s: float, chunks: int, order: str
+) -> float:
+    """Return the relative difference between events and the closed form."""
+    cluster = Cluster(workers=workers, rate_bps=RATE_BPS, latency_s=latency_s)
+    adds = AddTimes(((1e3, 1e-6), (1e6, 2e-6), (1e9, 1e-3)))
+    event, closed = (
+        collective_time(
+            op, algorithm, cluster, size, chunks=chunks, chunk_order=order, level=level, adds=adds
+        ).time_s
+        for level in ("event", "closed")
+    )
+    return abs(event / closed - 1)
+
+
+def tree_over_full_utilization(workers: int, chunks: int) -> float:
+    """Return how much longer a pipelined double tree takes than its busiest link at line rate."""
+    cluster = Cluster(workers=workers, rate_bps=RATE_BPS)
+    size = 2**26
+    played = collective_time("allreduce", "tree", cluster, size, chunks=chunks).time_s
+    return played / (2 * size * 8 / RATE_BPS) - 1
+
+
+def main() -> None:
+    """Print the three tables."""
+    astra = astra_errors(Path(sys.argv[1]))
+    print("serial ring, 4 chunks, 50 GiB/s, 500 ns: ours against ASTRA-sim")
+    print("workers      bytes   plain   with its two costs")
+    for workers, size, plain, alike in astra:
+        print(f"{workers:>7} {size:>10} {plain:>7.1%} {alike:>11.2%}")
+    closed = closed_form_errors()
+    print("\nevents against the closed form: worst relative difference")
+    for op, algorithm, chunks, cases, error in closed:
+        print(f"{op:<14} {algorithm:<17} chunks {chunks:<17} {cases:>4} cases  {error:.0e}")
+    print("\ndouble tree, no latency: time above full utilization (2 S / rate)")
+    print("workers   4 chunks  16 chunks  64 chunks")
+    for workers in (8, 64, 256):
+        above = [tree_over_full_utilization(workers, chunks) for chunks in (4, 16, 64)]
+        print(f"{workers:>7} " + " ".join(f"{each:>10.1%}" for each in above))
+    is_off = any(abs(plain) > ASTRA_TOLERANCE for _, _, plain, _ in astra)
+    sys.exit(is_off or any(error > CLOSED_TOLERANCE for *_, error in closed))
+
+
+if __name__ == "__main__":
+    main()
