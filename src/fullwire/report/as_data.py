@@ -16,16 +16,11 @@ if TYPE_CHECKING:
 
 def whatif_object(result: WhatIf, sentences: tuple[str, ...]) -> dict[str, Any]:
     """Return a what-if as JSON takes it."""
-    names = result.predictions.names()
-    columns = [result[name].tolist() for name in names]
     shown: dict[str, Any] = {
         "basis": dict(result.basis),
         "lane": result.lane,
-        "rows": [
-            # No interval: a replay of one profile has no measured step to be held against.
-            {**dict(zip(names, values, strict=True)), "interval": None}
-            for values in zip(*columns, strict=True)
-        ],
+        # No interval: a replay of one profile has no measured step to be held against.
+        "rows": [{**row, "interval": None} for row in result.rows()],
         "warnings": list(result.warnings),
     }
     if result.targets is not None:
