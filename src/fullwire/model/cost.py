@@ -1,4 +1,4 @@
-"""What a collective costs in closed form: bytes on the busiest link, messages in a row, adds.
+"""What a collective costs in closed form: bytes and messages in a row, and adds.
 
     time = 8 * wire_bytes / rate + hops * latency + add time
 
@@ -49,9 +49,15 @@ class AddTimes:
 class Cost:
     """The three terms of a collective's time, for one size or many."""
 
-    wire_bytes: Floats  # through the busiest link
+    wire_bytes: Floats  # one after another
     hops: int  # messages that wait for each other
     add_s: Floats
+    idle_bytes: Floats | float = 0.0  # of the wire's: what the busiest link itself need not send
+
+    @property
+    def sent_bytes(self) -> Floats:
+        """Return the bytes that the busiest link sends."""
+        return self.wire_bytes - self.idle_bytes
 
     def time_s(self, rate_bps: float, latency_s: float) -> Floats:
         """Return the time on links of this rate and latency."""
@@ -161,7 +167,8 @@ def _halving_doubling_allreduce(workers: int, size: Floats, adds: AddTimes) -> C
     folds = workers > core  # ranks beyond the power of two hand over all, and get all back
     wire_bytes = 2 * size * (core - 1) / core + (2 * size if folds else 0)
     add_s = _halving_adds(halvings, size, adds) + (adds(size) if folds else 0)
-    return Cost(wire_bytes, 2 * halvings + (2 if folds else 0), add_s)
+    # A partner first receives all of it and in the end sends all of it: each way only once.
+    return Cost(wire_bytes, 2 * halvings + (2 if folds else 0), add_s, size if folds else 0.0)
 
 
 def _halving_reduce_scatter(workers: int, size: Floats, adds: AddTimes) -> Cost:

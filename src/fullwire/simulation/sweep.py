@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
-from fullwire.model.compressor import Compressor
-from fullwire.model.cost import AddTimes, Floats, cost
+from fullwire.model.compressor import Combining, Compressor
+from fullwire.model.cost import AddTimes, Cost, Floats, cost
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.scenario import FullTransport, Order, Scenario
 from fullwire.simulation.schedule import (
@@ -128,7 +128,8 @@ class Messages:
     """The messages of a step among several cluster sizes, for several compressors.
 
     `wire_bits` and `fixed_s` have a row per message, then an axis for workers and one for
-    compressors; a wire is not yet divided by the compression ratio.
+    compressors; `sent_bits` of the whole step has these two axes. Wires are not yet divided by the
+    compression ratio.
     """
 
     subject: Subject
@@ -137,11 +138,15 @@ class Messages:
     is_alone: NDArray[np.bool_]  # by workers
     wire_bits: Floats
     fixed_s: Floats
+    sent_bits: Floats
 
     def only(self, column: slice) -> Messages:
         """Return the same messages for some of the compressors."""
         return replace(
-            self, wire_bits=self.wire_bits[:, :, column], fixed_s=self.fixed_s[:, :, column]
+            self,
+            wire_bits=self.wire_bits[:, :, column],
+            fixed_s=self.fixed_s[:, :, column],
+            sent_bits=self.sent_bits[:, column],
         )
 
     def overhead_and_busy(
@@ -196,20 +201,22 @@ def messages_of(
     """Work out the messages of a step for all cluster sizes and compressors of a grid."""
     buckets = grouped(subject.step, policy)
     shape = (len(buckets), len(grid.workers), len(grid.compressors))
-    wire_bits, fixed_s = np.empty(shape), np.empty(shape)
+    wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
     for row, workers in enumerate(grid.workers):
         by_kind = {
-            combining: _message_cost(combining, workers, buckets, algorithm, latency_s, subject)
+            combining: _message_cost(combining, workers, buckets, algorithm, subject.adds)
             for combining in {each.combining for each in grid.compressors}
         }
         for column, compressor in enumerate(grid.compressors):
-            wire, fixed = by_kind[compressor.combining]
+            whole = by_kind[compressor.combining]
             packing = 0.0 if workers == 1 else compressor.codec_s_per_byte(workers)
-            wire_bits[:, row, column] = wire
-            fixed_s[:, row, column] = fixed + packing * buckets.bytes
+            wire_bits[:, row, column] = 8 * whole.wire_bytes
+            sent_bits[:, row, column] = 8 * whole.sent_bytes
+            fixed_s[:, row, column] = whole.hops * latency_s + whole.add_s + packing * buckets.bytes
     return Messages(
         subject=subject, buckets=buckets, lane=grid.lane,
         is_alone=np.array(grid.workers) == 1, wire_bits=wire_bits, fixed_s=fixed_s,
+        sent_bits=running_sum(sent_bits),
     )  # fmt: skip
 
 
@@ -220,17 +227,14 @@ def scaling_factor(step: Step, overhead_s: Floats) -> Floats:
 
 
 def _message_cost(
-    combining: str, workers: int, buckets: Buckets, algorithm: str, latency_s: float,
-    subject: Subject,
-) -> tuple[Floats, Floats]:  # fmt: skip
-    """Return the wire's bits and the fixed time of each message, before any packing."""
+    combining: Combining, workers: int, buckets: Buckets, algorithm: str, adds: AddTimes
+) -> Cost:
+    """Return what each message costs before any packing."""
     if combining == "sum":
-        whole = cost("allreduce", algorithm, workers, buckets.bytes, subject.adds)
-        return 8 * whole.wire_bytes, whole.hops * latency_s + whole.add_s
+        return cost("allreduce", algorithm, workers, buckets.bytes, adds)
     # What cannot be summed on the way is gathered from every worker and added up on arrival.
-    whole = cost("allgather", "ring", workers, buckets.bytes * workers, subject.adds)
-    added_s = (workers - 1) * subject.adds(buckets.bytes)
-    return 8 * whole.wire_bytes, whole.hops * latency_s + added_s
+    gathered = cost("allgather", "ring", workers, buckets.bytes * workers, adds)
+    return replace(gathered, add_s=(workers - 1) * adds(buckets.bytes))
 
 
 def _scenes(
@@ -253,7 +257,6 @@ def _fill(
     rate_bps = np.array(grid.bandwidth_bps)[None, :, None]
     ratio = np.array([each.ratio for each in grid.compressors])[None, None, :]
     baseline_s = messages.subject.step.step_ns * 1e-9
-    total_bits = running_sum(messages.wire_bits)[:, None, :]
     for sizes, rates in _blocks(len(grid.workers), len(grid.bandwidth_bps), ratio.size):
         per_bit = 1 / (rate_bps[:, rates] * transport.share)
         overhead_s, busy_s = messages.overhead_and_busy(sizes, per_bit, ratio)
@@ -262,7 +265,7 @@ def _fill(
         block["communication_s"][here] = busy_s
         step_s = np.add(baseline_s, overhead_s, out=block["step_s"][here])
         np.divide(baseline_s, step_s, out=block["scaling_factor"][here])
-        sent_bits = total_bits[sizes] / ratio
+        sent_bits = messages.sent_bits[sizes, None, :] / ratio
         np.divide(sent_bits / rate_bps[:, rates], step_s, out=block["network_utilization"][here])
         yield overhead_s.size
 
