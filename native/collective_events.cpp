@@ -115,7 +115,7 @@ class Agenda {
 
 // ---------------------------------------------------------------------------------------------
 // Who may send: within a part and a chunk, a rank's transfer is released once the rank has
-// received everything that earlier rounds sent to it.
+// received everything that earlier rounds sent to it, and its own sends of earlier rounds have left.
 
 class PartState {
   public:
@@ -154,15 +154,28 @@ class PartState {
                                             : part_.round[next.receive];
         while (next.send != kNone && part_.round[next.send] <= last_round) {
             const std::uint32_t row = next.send;
+            next.is_held = next.leaving && part_.round[row] != next.round;
+            if (next.is_held) return;
             next.send = next_sent_[row];
+            next.round = part_.round[row];
+            ++next.leaving;
             send(row);
         }
+    }
+
+    // Notes that a transfer has left; says whether the next round was held until then.
+    bool leave(std::uint32_t row, std::uint32_t chunk) {
+        Rows& next = at(part_.source[row], chunk);
+        return --next.leaving == 0 && next.is_held;
     }
 
   private:
     struct Rows {
         std::uint32_t send = kNone;     // the next row that the rank will send
         std::uint32_t receive = kNone;  // the first row that it still waits for
+        std::uint32_t leaving = 0;      // how many it is sending
+        std::int32_t round = 0;         // of those
+        bool is_held = false;           // the next send waits until they have left
     };
 
     Rows& at(std::uint32_t rank, std::uint32_t chunk) {
@@ -492,11 +505,20 @@ class Player {
             const Queued next = network_.take_waiting(event.subject);
             network_.begin(event.subject, next, size_of(next.transfer).bytes);
         }
+        leave(sent);
         const double delay_s = wires_.latency_s + size_of(sent.transfer).add_s;
         if (delay_s > 0) {
             agenda_.after(event.time_s, delay_s, What::delivered, sent.transfer, sent.chunk);
         } else {
             receive(sent.transfer, sent.chunk);
+        }
+    }
+
+    void leave(const Queued& sent) {
+        const std::size_t part = part_of(sent.transfer);
+        const std::uint32_t row = sent.transfer - first_row_[part];
+        if (states_[part].leave(row, sent.chunk)) {
+            release(part, parts_[part].source[row], sent.chunk);
         }
     }
 

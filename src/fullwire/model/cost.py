@@ -6,7 +6,8 @@ For a ring all-reduce of S bytes over N workers this is the cost that Zhang et a
 2 * 8 S (N-1)/N / rate + (N-1) AddEst(S/N), with latency added. It holds where no two transfers meet
 on a link and the links are equal. In a double binary tree they do meet: what stands here is then
 the time at full utilization, every link busy from the first to the last bit, and a transfer-level
-simulation lies above it (validation/README.md says by how much).
+simulation lies above it (validation/README.md says by how much). Beyond a power of two, halving and
+a binomial tree are a little faster than this, because some ranks need not wait for all others.
 """
 
 from __future__ import annotations
@@ -83,6 +84,11 @@ def chunked_time_s(
     workers, rate_bps, latency_s = cluster.workers, cluster.rate_bps, cluster.latency_s
     if (op, algorithm) == ("allreduce", "tree") and workers > 2:
         raise UsageError("no closed form is exact for a double tree: ask with --level event")
+    if algorithm != "ring" and workers != power_of_two_within(workers):
+        raise UsageError(
+            f"no closed form is exact for {algorithm} over {workers} workers, only for a power of "
+            "two: ask with --level event"
+        )
     whole = cost(op, algorithm, workers, size_bytes / chunks, adds)
     if op == "broadcast" and algorithm == "ring":  # one hop after another
         whole = Cost(whole.wire_bytes * max(workers - 1, 0), whole.hops, whole.add_s)

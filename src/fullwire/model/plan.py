@@ -4,7 +4,8 @@ The event engine plays a plan, the transport will run it, and `execute` carries 
 arrays, which is how a plan is known to be right. A message is cut into equal blocks; a transfer
 moves consecutive blocks from one rank to another, where they are added to what is there (`reduces`)
 or replace it. Within a part a rank sends in a round only after it has received everything that
-earlier rounds sent to it; parts touch different blocks and do not wait for each other.
+earlier rounds sent to it, and what it sent in earlier rounds has left; parts touch different blocks
+and do not wait for each other.
 
     allreduce        ring               reduce-scatter, then all-gather, around a ring
                      tree               two binary trees, each for half of the message; a rank is an

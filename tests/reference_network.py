@@ -1,0 +1,120 @@
+"""The network of native/collective_events.hpp once more: plain, slow, exact, and easy to believe.
+
+Shares are worked out anew for all connections whenever anything happens, in exact fractions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+
+class Move(NamedTuple):
+    """One transfer of a plan."""
+
+    round: int
+    source: int
+    target: int
+    size: Fraction
+    add: Fraction
+
+
+@dataclass
+class Sending:
+    """What a connection is sending, and how much of it is left."""
+
+    key: tuple[int, int, int]  # part, chunk, position in the part
+    left: Fraction
+
+
+class ReferenceNetwork:
+    """Plays parts of moves, `chunks` copies of each at once."""
+
+    def __init__(
+        self, parts: list[list[Move]], rate: Fraction, latency: Fraction, chunks: int
+    ) -> None:
+        self.parts, self.rate, self.latency = parts, rate, latency
+        self.waiting: set[tuple[int, int, int]] = {
+            (part, chunk, position)
+            for part, moves in enumerate(parts)
+            for chunk in range(chunks)
+            for position in range(len(moves))
+        }
+        self.received: set[tuple[int, int, int]] = set()
+        self.left: set[tuple[int, int, int]] = set()
+        self.queues: dict[tuple[int, int], deque[tuple[int, int, int]]] = defaultdict(deque)
+        self.active: dict[tuple[int, int], Sending] = {}
+        self.flying: list[tuple[Fraction, tuple[int, int, int]]] = []
+        self.now = Fraction(0)
+
+    def play(self) -> Fraction:
+        """Return when the last move was received."""
+        end = Fraction(0)
+        self.release()
+        while self.active or self.flying:
+            rates = self.shares()
+            due = [self.now + each.left / rates[link] for link, each in self.active.items()]
+            then = min(due + [time for time, _ in self.flying])
+            for link, each in self.active.items():
+                each.left -= rates[link] * (then - self.now)
+            self.now = then
+            self.deliver()
+            end = max(end, self.now)
+            self.release()
+        assert not self.waiting
+        return end
+
+    def deliver(self) -> None:
+        done = [link for link, each in self.active.items() if each.left == 0]
+        for link in done:
+            key = self.active.pop(link).key
+            self.left.add(key)
+            self.flying.append((self.now + self.latency + self.move(key).add, key))
+        self.received |= {key for time, key in self.flying if time <= self.now}
+        self.flying = [(time, key) for time, key in self.flying if time > self.now]
+
+    def release(self) -> None:
+        for key in sorted(self.waiting, key=lambda key: (key[1], key[0], key[2])):
+            if self.may_leave(key):
+                self.waiting.discard(key)
+                self.queues[self.move(key).source, self.move(key).target].append(key)
+        for link, queue in self.queues.items():
+            if queue and link not in self.active:
+                key = queue.popleft()
+                self.active[link] = Sending(key, self.move(key).size)
+
+    def may_leave(self, key: tuple[int, int, int]) -> bool:
+        part, chunk, _ = key
+        move = self.move(key)
+        before = [(part, chunk, i) for i, other in enumerate(self.parts[part])
+                  if other.round < move.round]  # fmt: skip
+        return all(
+            (self.move(other).target != move.source or other in self.received)
+            and (self.move(other).source != move.source or other in self.left)
+            for other in before
+        )
+
+    def shares(self) -> dict[tuple[int, int], Fraction]:
+        """Fill all connections alike; those on a link that is full are settled, and so on."""
+        free = {end: self.rate for link in self.active for end in ends(link)}
+        unsettled = set(self.active)
+        settled: dict[tuple[int, int], Fraction] = {}
+        while unsettled:
+            users = {end: [link for link in unsettled if end in ends(link)] for end in free}
+            share, tight = min((free[end] / len(on), end) for end, on in users.items() if on)
+            for link in users[tight]:
+                settled[link] = share
+                unsettled.discard(link)
+                for end in ends(link):
+                    free[end] -= share
+        return settled
+
+    def move(self, key: tuple[int, int, int]) -> Move:
+        return self.parts[key[0]][key[2]]
+
+
+def ends(link: tuple[int, int]) -> Iterable[tuple[str, int]]:
+    return ("up", link[0]), ("down", link[1])

@@ -1,0 +1,192 @@
+"""Collectives played transfer by transfer: right against a plain reference and closed forms."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from signal import SIGINT
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fullwire as fw
+from fullwire import _native
+from fullwire.errors import UsageError
+from fullwire.model.cluster import Cluster
+from fullwire.model.cost import AddTimes
+from fullwire.model.plan import OPS, algorithms, planned_transfers
+from fullwire.simulation.collective import collective_time
+from tests.reference_network import Move, ReferenceNetwork
+
+ADDS = AddTimes(((1e3, 1e-6), (1e6, 2e-6), (1e9, 1e-3)))
+SIZES = [(Fraction(5), Fraction(0)), (Fraction(16), Fraction(0)), (Fraction(7), Fraction(3, 2))]
+
+
+def by_round(move: tuple[int, int, int, int]) -> int:
+    return move[0]
+
+
+moves = st.tuples(
+    st.integers(0, 3), st.integers(0, 4), st.integers(1, 4), st.integers(0, len(SIZES) - 1)
+)
+in_rounds = st.lists(moves, min_size=1, max_size=7).map(lambda part: sorted(part, key=by_round))
+parts_of_moves = st.lists(in_rounds, min_size=1, max_size=2)
+
+
+def native_s(parts: list[list[tuple[int, int, int, int]]], latency: float, chunks: int) -> float:
+    columns = []
+    for part in parts:
+        rounds, sources, hops, classes = (np.array(each) for each in zip(*part, strict=True))
+        targets = (sources + hops) % 5
+        columns.append(
+            (rounds.astype(np.int32), sources.astype(np.int32), targets.astype(np.int32),
+             classes.astype(np.uint8))
+        )  # fmt: skip
+    found, transfers = _native.play_collective(
+        5, columns, [(float(size), float(add)) for size, add in SIZES], 2.0, latency, chunks, False
+    )
+    assert transfers == chunks * sum(map(len, parts))
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    parts_of_moves, st.sampled_from([Fraction(0), Fraction(1), Fraction(5, 2)]), st.integers(1, 2)
+)
+def test_the_engine_agrees_with_a_plain_reference_on_any_plan(
+    parts: list[list[tuple[int, int, int, int]]], latency: Fraction, chunks: int
+) -> None:
+    stated = [
+        [Move(n, source, (source + hop) % 5, *SIZES[kind]) for n, source, hop, kind in part]
+        for part in parts
+    ]
+    expected = ReferenceNetwork(stated, Fraction(2), latency, chunks).play()
+    assert native_s(parts, float(latency), chunks) == pytest.approx(float(expected), rel=1e-9)
+
+
+OFFERED = [
+    ("allreduce", "ring", (1, 2, 5), "pipelined"),
+    ("allreduce", "ring", (4,), "serial"),
+    ("allreduce", "halving-doubling", (1,), "pipelined"),
+    ("allreduce", "halving-doubling", (3,), "serial"),
+    ("reducescatter", "ring", (1, 6), "pipelined"),
+    ("reducescatter", "halving-doubling", (1,), "pipelined"),
+    ("allgather", "ring", (1, 6), "pipelined"),
+    ("allgather", "halving-doubling", (1,), "pipelined"),
+    ("broadcast", "ring", (1, 6), "pipelined"),
+    ("broadcast", "ring", (3,), "serial"),
+    ("broadcast", "tree", (1,), "pipelined"),
+]
+
+
+@pytest.mark.parametrize(("op", "algorithm", "chunk_counts", "order"), OFFERED)
+def test_events_and_closed_form_agree_wherever_one_is_offered(
+    op: str, algorithm: str, chunk_counts: tuple[int, ...], order: str
+) -> None:
+    for workers in (2, 3, 5, 8, 33) if algorithm == "ring" else (2, 4, 8, 64):
+        for size in (1_000, 2**20, 2**27):
+            for latency_s in (0.0, 1e-6, 1e-3):
+                cluster = Cluster(workers=workers, rate_bps=1e10, latency_s=latency_s)
+                for chunks in chunk_counts:
+                    event, closed = (
+                        collective_time(op, algorithm, cluster, size, chunks=chunks,
+                                        chunk_order=order, level=level, adds=ADDS).time_s
+                        for level in ("event", "closed")
+                    )  # fmt: skip
+                    assert event == pytest.approx(closed, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "workers", "chunks"),
+    [("tree", 8, 1), ("tree", 8, 8), ("halving-doubling", 8, 4), ("halving-doubling", 6, 1)],
+)
+def test_where_no_closed_form_is_exact_none_is_given(
+    algorithm: str, workers: int, chunks: int
+) -> None:
+    cluster = Cluster(workers=workers, rate_bps=1e10)
+    with pytest.raises(UsageError, match="ask with --level event"):
+        collective_time("allreduce", algorithm, cluster, 1_000, chunks=chunks, level="closed")
+
+
+def test_a_double_tree_is_never_faster_than_its_busiest_link() -> None:
+    for workers in (2, 3, 4, 7, 16, 33):
+        for chunks in (1, 7, 40):
+            cluster = Cluster(workers=workers, rate_bps=8e9)
+            found = collective_time("allreduce", "tree", cluster, 10**9, chunks=chunks)
+            assert found.time_s >= min(workers, 4) / 2 * (1 - 1e-12)
+            assert found.transfers == chunks * planned_transfers("allreduce", "tree", workers)
+
+
+def test_one_worker_needs_no_time() -> None:
+    for op in OPS:
+        for algorithm in algorithms(op):
+            for level in ("event", "closed"):
+                found = collective_time(
+                    op, algorithm, Cluster(workers=1, rate_bps=1e9), 10**6, level=level
+                )
+                assert found.time_s == 0
+
+
+@given(
+    st.integers(2, 20), st.integers(1, 10**9), st.integers(1, 6), st.sampled_from(["ring", "tree"])
+)
+def test_scaling_every_time_and_rate_scales_a_collective_exactly(
+    workers: int, size: int, chunks: int, algorithm: str
+) -> None:
+    slow, fast = (
+        collective_time(
+            "allreduce", algorithm,
+            Cluster(workers=workers, rate_bps=1e9 * scale, latency_s=1e-5 / scale), size,
+            chunks=chunks, adds=AddTimes(((1e3, 1e-6 / scale), (1e9, 1e-3 / scale))),
+        ).time_s
+        for scale in (1, 4)
+    )  # fmt: skip
+    assert slow == 4 * fast
+
+
+@given(st.integers(2, 30), st.floats(1e8, 1e12), st.floats(1, 10), st.integers(1, 5))
+def test_a_faster_link_never_slows_a_ring(
+    workers: int, rate: float, faster: float, chunks: int
+) -> None:
+    times = [
+        collective_time(
+            "allreduce", "ring", Cluster(workers=workers, rate_bps=each, latency_s=1e-5), 10**6,
+            chunks=chunks,
+        ).time_s
+        for each in (rate, rate * faster)
+    ]  # fmt: skip
+    assert times[1] <= times[0] * (1 + 1e-12)
+
+
+def test_the_library_answers_as_the_command_does() -> None:
+    found = fw.collective("all-reduce", bytes="1MiB", workers=4, bandwidth="10Gbps", latency="1us")
+    assert found.time_s == pytest.approx(2 * 3 / 4 * 2**20 * 8 / 10e9 + 6e-6)
+    assert found.bus_bandwidth_bps == pytest.approx(2 * 3 / 4 * 2**20 * 8 / found.time_s)
+
+
+def test_columns_that_cannot_be_are_refused_before_they_are_followed() -> None:
+    good = np.array([0], np.int32), np.array([0], np.int32), np.array([1], np.int32)
+    for bad in (
+        (good[0], good[1], np.array([7], np.int32), np.array([0], np.uint8)),
+        (good[0], np.array([-1], np.int32), good[2], np.array([0], np.uint8)),
+        (good[0], good[1], good[2], np.array([3], np.uint8)),
+        (good[0], good[1], good[2], np.array([0, 0], np.uint8)),
+    ):
+        with pytest.raises(ValueError, match=r"cannot be|differ in length"):
+            _native.play_collective(2, [bad], [(1.0, 0.0)], 1.0, 0.0, 1, False)
+
+
+def test_ctrl_c_ends_a_long_play() -> None:
+    command = "collective allreduce --bytes 1GB --workers 3000 --bandwidth 1Gbps --chunks 50"
+    play = subprocess.Popen(
+        [sys.executable, "-m", "fullwire.cli", *command.split()], stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(4)  # it would play for minutes
+    play.send_signal(SIGINT)
+    _, complaint = play.communicate(timeout=20)
+    assert play.returncode not in (0, 2)
+    assert "Traceback" not in complaint
