@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fullwire.cli import collective, compare, import_, show, whatif, workloads
+from fullwire.cli import collective, compare, import_, lab, show, whatif, workloads
 
 app = typer.Typer(
     name="fullwire",
@@ -25,6 +25,7 @@ app.command("import")(import_.import_)
 app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("workloads")(workloads.workloads)
+app.add_typer(lab.app, name="lab")
 
 
 def _print_version(asked: bool) -> None:

@@ -43,6 +43,7 @@ def collective_time(
 ) -> CollectiveTime:  # fmt: skip
     """Time one collective of `size_bytes` (the whole vector) on a cluster."""
     _check(chunks, chunk_order, level)
+    cluster.check_equal_links()
     adds = adds or AddTimes()
     serial = chunk_order == "serial"
     transfers = None

@@ -41,6 +41,7 @@ class Scenario:
     lane: Order = "fifo"
 
     def __post_init__(self) -> None:
+        self.cluster.check_equal_links()
         if self.algorithm not in algorithms("allreduce"):
             known = " or ".join(algorithms("allreduce"))
             raise UsageError(f"algorithm: expected {known}, got {self.algorithm!r}")

@@ -1,0 +1,169 @@
+"""fullwire lab: a cluster inside this machine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+from typer.core import TyperCommand
+
+from fullwire.errors import UsageError
+
+if TYPE_CHECKING:
+    from fullwire.lab.lab import Lab
+
+app = typer.Typer(
+    help="Make a cluster of network namespaces in this machine; no root needed.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Workers: TypeAlias = Annotated[int, typer.Option(min=1, help="How many hosts")]
+Rate: TypeAlias = Annotated[
+    list[str],
+    typer.Option(help="Line rate, headers included: 1Gbps; 2:300Mbps for host 2 (from 0) alone"),
+]
+Mtu: TypeAlias = Annotated[int, typer.Option(help="Largest IP packet in bytes")]
+Congestion: TypeAlias = Annotated[
+    str | None, typer.Option(help="TCP congestion control: cubic, bbr, ... [default: machine's]")
+]
+Cpus: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="Processors of every job: 0,2-3; 1:0-1 for host 1 alone")
+]
+Latency: TypeAlias = Annotated[str, typer.Option(help="Added one way: 1ms (needs netem)")]
+Loss: TypeAlias = Annotated[str, typer.Option(help="Share of frames dropped: 0.1% (needs netem)")]
+
+
+class _CommandWithFaults(TyperCommand):
+    """Takes `--at 5s slow 2 100Mbps` as people write it: its words vary in number by kind."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Join the words of each fault into one before the options are read."""
+        return super().parse_args(ctx, _with_joined_faults(args))
+
+
+def _with_joined_faults(args: Sequence[str]) -> list[str]:
+    from fullwire.lab.faults import words_of
+
+    joined: list[str] = []
+    left = list(args)
+    while left and left[0] != "--":
+        word = left.pop(0)
+        joined.append(word)
+        if word == "--at" and left and " " not in left[0]:  # a quoted one is whole already
+            count = words_of(left[1]) if len(left) > 1 else 1
+            joined.append(" ".join(left[:count]))
+            del left[:count]
+    return joined + left
+
+
+@app.command("run", cls=_CommandWithFaults)
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What each runs")],
+    workers: Workers,
+    rate: Rate,
+    latency: Latency = "0s",
+    loss: Loss = "0%",
+    mtu: Mtu = 1500,
+    congestion: Congestion = None,
+    cpus: Cpus = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TIME slow|cut|restore|kill|pause HOST [RATE]",
+            help="A fault, counted from the job's start: 5s slow 2 100Mbps",
+        ),
+    ] = None,
+) -> None:
+    """Run a command on every host of a cluster made for it.
+
+    fullwire lab run --workers 4 --rate 1Gbps -- python train.py
+    """
+    from fullwire.lab.description import describe
+    from fullwire.lab.faults import parse_faults
+    from fullwire.lab.lab import Lab
+    from fullwire.lab.session import run_job
+
+    description = describe(
+        workers=workers, rate=rate, latency=latency, loss=loss, mtu=mtu, congestion=congestion,
+        cpus=cpus or (),
+    )  # fmt: skip
+    faults = parse_faults(at or (), description)
+    _check_command(command)
+    with _signals_end_it(), Lab(description) as lab:
+        _introduce(lab)
+        status = run_job(lab, command, faults, say=_say)
+    raise typer.Exit(status)
+
+
+@app.command("shell")
+def shell(
+    workers: Workers,
+    rate: Rate,
+    host: Annotated[int, typer.Option(help="The host to be on, from 0")] = 0,
+    latency: Latency = "0s",
+    loss: Loss = "0%",
+    mtu: Mtu = 1500,
+    congestion: Congestion = None,
+    cpus: Cpus = None,
+) -> None:
+    """Open a prompt on one host of a cluster.
+
+    fullwire lab shell --workers 2 --rate 1Gbps --host 1
+    """
+    from fullwire.lab.description import describe
+    from fullwire.lab.lab import Lab
+    from fullwire.lab.session import run_shell
+
+    description = describe(
+        workers=workers, rate=rate, latency=latency, loss=loss, mtu=mtu, congestion=congestion,
+        cpus=cpus or (),
+    )  # fmt: skip
+    description.check_host(host, "host")
+    with _signals_end_it(), Lab(description) as lab:
+        _introduce(lab)
+        _say(f"this is host {host}, {lab.addresses[host]}; exit leaves the lab")
+        status = run_shell(lab, host)
+    raise typer.Exit(status)
+
+
+def _check_command(command: Sequence[str]) -> None:
+    import shutil
+
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]}: no such command, or not one that may be run")
+
+
+def _introduce(lab: Lab) -> None:
+    from fullwire.lab.session import summary
+
+    _say(summary(lab))
+    for warning in lab.warnings:
+        _say(f"warning: {warning}")
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"fullwire: {sentence}\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """Turn the signals that ask us to end into exits that release everything first."""
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(128 + signal.SIGINT) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise typer.Exit(128 + number)

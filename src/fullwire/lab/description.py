@@ -1,0 +1,166 @@
+"""What a lab is to be: hosts, lines and settings, checked before anything is made."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fullwire.errors import UsageError
+from fullwire.model.cluster import Cluster
+from fullwire.units import bits_per_second, seconds, show_rate
+
+MOST_HOSTS = 128
+LEAST_RATE_BPS = 1e6  # below, one packet takes longer than a measurement may
+MOST_RATE_BPS = 8 * (2**32 - 1)  # tbf counts bytes per second in 32 bits
+LEAST_MTU, MOST_MTU = 576, 9000
+INTERFACE = "eth0"  # inside each host
+
+_ETHERNET_HEADER_BYTES = 14
+_TCP_IP_HEADER_BYTES = 52  # IPv4 20, TCP 20, the time stamp option 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabDescription:
+    """A cluster to be made of namespaces, one host for each worker.
+
+    `cpus` holds, for each host, the processors that its job may use; empty means all of them.
+    The cluster's latency is added on the way out of each host, and `loss` there drops that share.
+    """
+
+    cluster: Cluster
+    mtu: int = 1500
+    congestion: str | None = None
+    cpus: tuple[frozenset[int], ...] = ()
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.cluster.workers > MOST_HOSTS:
+            raise UsageError(
+                f"workers: expected at most {MOST_HOSTS} hosts in one machine, "
+                f"got {self.cluster.workers}"
+            )
+        for rate_bps in self.rates_bps:
+            check_rate(rate_bps)
+        if not LEAST_MTU <= self.mtu <= MOST_MTU:
+            raise UsageError(f"mtu: expected {LEAST_MTU} to {MOST_MTU} bytes, got {self.mtu}")
+        if not (0 <= self.loss < 1 and math.isfinite(self.loss)):
+            raise UsageError(f"loss: expected a share from 0 to below 1, got {self.loss}")
+
+    @property
+    def rates_bps(self) -> Sequence[float]:
+        """The line rate of each host."""
+        return [self.cluster.link_rate_bps(host) for host in range(self.cluster.workers)]
+
+    @property
+    def payload_share(self) -> float:
+        """The share of the line rate that TCP leaves for payload."""
+        return (self.mtu - _TCP_IP_HEADER_BYTES) / (self.mtu + _ETHERNET_HEADER_BYTES)
+
+    def check_host(self, host: int, what: str) -> None:
+        """Refuse a host that this lab does not have."""
+        if not 0 <= host < self.cluster.workers:
+            raise UsageError(
+                f"{what}: expected a host from 0 to {self.cluster.workers - 1}, got {host}"
+            )
+
+
+def describe(
+    *,
+    workers: int,
+    rate: Sequence[str],
+    latency: str = "0s",
+    mtu: int = 1500,
+    congestion: str | None = None,
+    cpus: Sequence[str] = (),
+    loss: str = "0%",
+) -> LabDescription:
+    """Read what people type: "1Gbps" is for every host, "2:300Mbps" for host 2 alone."""
+    common_rates, own_rates = _for_all_and_one(rate, "rate")
+    common_cpus, own_cpus = _for_all_and_one(cpus, "cpus")
+    if len(common_rates) != 1:
+        raise UsageError(
+            f"rate: expected one line rate for all hosts, like 1Gbps, got {len(common_rates)}"
+        )
+    if len(common_cpus) > 1:
+        raise UsageError(f"cpus: expected one list for all hosts, got {len(common_cpus)}")
+    description = LabDescription(
+        cluster=Cluster(
+            workers=workers, rate_bps=bits_per_second(common_rates[0]),
+            latency_s=seconds(latency, "latency"),
+            other_rates_bps=tuple(
+                (host, bits_per_second(text)) for host, text in own_rates.items()
+            ),
+        ),
+        mtu=mtu, congestion=congestion, loss=_share(loss),
+        cpus=_affinity(workers, common_cpus, own_cpus),
+    )  # fmt: skip
+    for host in own_cpus:
+        description.check_host(host, "cpus")
+    return description
+
+
+def _for_all_and_one(texts: Sequence[str], what: str) -> tuple[list[str], dict[int, str]]:
+    """Tell values for every host from those that begin with a host and a colon."""
+    common: list[str] = []
+    own: dict[int, str] = {}
+    for text in texts:
+        host, colon, value = text.partition(":")
+        if not colon:
+            common.append(text)
+        else:
+            own[host_number(host, what)] = value
+    return common, own
+
+
+def host_number(text: str, what: str) -> int:
+    """Read the number of a host."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise UsageError(f"{what}: expected the number of a host, counted from 0, got {text!r}")
+    return int(text)
+
+
+def _affinity(
+    workers: int, common: Sequence[str], own: dict[int, str]
+) -> tuple[frozenset[int], ...]:
+    if not common and not own:
+        return ()
+    everywhere = _processors(common[0]) if common else frozenset(os.sched_getaffinity(0))
+    apart = {host: _processors(text) for host, text in own.items()}
+    return tuple(apart.get(host, everywhere) for host in range(workers))
+
+
+def _processors(text: str) -> frozenset[int]:
+    """Read a list of processors as the kernel writes it: 0,2-3."""
+    offered = os.sched_getaffinity(0)
+    wanted: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or not (last.isdecimal() or not dash) or len(part) > 12:
+            raise UsageError(f"cpus: expected a list of processors like 0,2-3, got {text!r}")
+        wanted |= set(range(int(first), int(last if dash else first) + 1))
+    if not wanted or not wanted <= offered:
+        shown = ",".join(map(str, sorted(offered)))
+        raise UsageError(f"cpus: expected some of {shown}, which we may use here, got {text!r}")
+    return frozenset(wanted)
+
+
+def _share(text: str) -> float:
+    """Read a percentage as a share: 0.1% is 0.001."""
+    number = text.strip()
+    try:
+        if number.endswith("%"):
+            return float(number[:-1]) / 100
+    except ValueError:
+        pass
+    raise UsageError(f"loss: expected a percentage like 0.1%, got {text!r}")
+
+
+def check_rate(rate_bps: float) -> None:
+    """Refuse a line rate that the kernel's token bucket cannot hold, or nobody could measure."""
+    if not LEAST_RATE_BPS <= rate_bps <= MOST_RATE_BPS:
+        raise UsageError(
+            f"rate: expected {show_rate(LEAST_RATE_BPS)} to {show_rate(MOST_RATE_BPS)}, which is "
+            f"what the kernel's token bucket takes, got {show_rate(rate_bps)}"
+        )

@@ -1,0 +1,121 @@
+"""The handle of a lab: making it, starting commands on its hosts, disturbing it, ending it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from types import TracebackType
+
+from fullwire.errors import FullwireError, UsageError
+from fullwire.lab.description import LabDescription
+from fullwire.lab.faults import Fault
+from fullwire.lab.messages import Ended, LinkRate, Ready, Refused, Signal, Start
+
+_END_S = 10.0
+
+
+class Lab:
+    """A described cluster made of namespaces, for as long as the `with` block runs."""
+
+    def __init__(self, description: LabDescription) -> None:
+        self.description = description
+        self.links: tuple[LinkRate, ...] = ()
+        self.addresses: tuple[str, ...] = ()
+        self.warnings: tuple[str, ...] = ()
+
+    def __enter__(self) -> Lab:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-c", _supervisor_program(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+            )
+        self._connection = Connection(ours.detach())
+        try:
+            self._tell(self.description)
+            self._take(self._hear())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def start(
+        self,
+        host: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        in_foreground: bool = False,
+    ) -> None:
+        """Start a command on a host, with our standard output and error as its own."""
+        self._tell(
+            Start(
+                host=host, command=tuple(command), environment=dict(environment),
+                in_foreground=in_foreground,
+            )
+        )  # fmt: skip
+
+    def disturb(self, fault: Fault) -> None:
+        """Do to a host what the fault says, now."""
+        self._tell(fault)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every command that runs."""
+        self._tell(Signal(number))
+
+    def next_end(self, timeout_s: float | None) -> Ended | None:
+        """Wait for a command to end; None when the time is over first."""
+        if not self._connection.poll(timeout_s):
+            return None
+        ended = self._hear()
+        assert isinstance(ended, Ended)
+        return ended
+
+    def _take(self, answer: Ready | Refused | Ended) -> None:
+        if isinstance(answer, Refused):
+            raise UsageError(answer.sentence)
+        assert isinstance(answer, Ready)
+        self.links, self.addresses = answer.links, answer.addresses
+        self.warnings = answer.warnings
+
+    def _tell(self, message: LabDescription | Start | Fault | Signal) -> None:
+        with contextlib.suppress(BrokenPipeError):  # what happened is heard with the next answer
+            self._connection.send(message)
+
+    def _hear(self) -> Ready | Refused | Ended:
+        try:
+            answer: Ready | Refused | Ended = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise FullwireError("the lab has ended: its supervisor was killed or failed") from None
+        return answer
+
+    def _end(self) -> None:
+        """Close the socket, at which the supervisor ends and everything in the lab with it."""
+        self._connection.close()
+        try:
+            self._supervisor.wait(_END_S)
+        except BaseException:  # it hangs, or a person does not want to wait
+            self._supervisor.kill()
+            self._supervisor.wait()
+            raise
+
+
+def _supervisor_program(channel: int) -> str:
+    """Return a program that finds our modules where we found them, whatever directory we are in."""
+    return (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "from fullwire.lab.supervisor import main\n"
+        f"main({channel})"
+    )

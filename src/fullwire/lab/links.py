@@ -1,0 +1,199 @@
+"""Hosts on one switch: a bridge, a veth pair for each host, a token bucket at both its ends.
+
+The bucket at the host's end holds what the host sends to the line rate, the one at the switch's end
+what it receives: full duplex. tbf counts whole Ethernet frames without preamble and checksum, also
+when the kernel hands it many segments as one, so a 1500 byte MTU leaves 1448/1514 for payload.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from fullwire.errors import UsageError
+from fullwire.lab import namespaces
+from fullwire.lab.description import INTERFACE, MOST_MTU, LabDescription
+
+_SWITCH = "switch"
+_NETWORK = ipaddress.ip_network("10.77.0.0/16")  # nothing else is in the lab to collide with
+SWITCH_ADDRESS = str(_NETWORK[-2])
+
+_TBF, _NETEM = 0x10000, 0x20000  # handles 1: and 2:
+_ROOT = 0xFFFFFFFF
+_LARGEST_FRAME_BYTES = MOST_MTU + 14
+_LARGEST_HAND_DOWN_BYTES = 72_000  # 64 KiB of segments, each with its headers, in one piece
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host: its number, its network namespace as an open file, and its port on the switch."""
+
+    number: int
+    network: int
+    port: str
+
+    @property
+    def name(self) -> str:
+        """What the host calls itself."""
+        return f"host{self.number}"
+
+    @property
+    def address(self) -> str:
+        """Its address on the lab's network."""
+        return str(_NETWORK[self.number + 1])
+
+
+class Network:
+    """The lab's network, made where this process is; it goes when its namespaces go."""
+
+    def __init__(self, description: LabDescription) -> None:
+        self._description = description
+        self._switch = IPRoute()
+        _check_congestion(description.congestion)
+        _no_ipv6()
+        self._make_switch()
+        self.hosts = [self._make_host(number) for number in range(description.cluster.workers)]
+
+    def _make_switch(self) -> None:
+        up = self._switch
+        up.link("set", index=_index(up, "lo"), state="up")
+        up.link("add", ifname=_SWITCH, kind="bridge", br_stp_state=0, br_forward_delay=0)
+        index = _index(up, _SWITCH)
+        up.link("set", index=index, state="up", mtu=self._description.mtu)
+        up.addr("add", index=index, address=SWITCH_ADDRESS, prefixlen=_NETWORK.prefixlen)
+
+    def _make_host(self, number: int) -> Host:
+        host = Host(number, namespaces.new_network(), port=f"port{number}")
+        with namespaces.inside(host.network):
+            _no_ipv6()
+            _allow_ping()
+        mtu = self._description.mtu
+        self._switch.link(
+            "add", ifname=host.port, kind="veth", mtu=mtu,
+            peer={"ifname": INTERFACE, "mtu": mtu, "net_ns_fd": host.network},
+        )  # fmt: skip
+        port = _index(self._switch, host.port)
+        self._switch.link("set", index=port, master=_index(self._switch, _SWITCH), state="up")
+        with _netlink_of(host) as own:
+            self._make_interface(own, host)
+        return host
+
+    def _make_interface(self, own: IPRoute, host: Host) -> None:
+        index = _index(own, INTERFACE)
+        own.link("set", index=_index(own, "lo"), state="up")
+        own.addr(
+            "add", index=index, address=host.address, prefixlen=_NETWORK.prefixlen,
+            flags=_NO_PREFIX_ROUTE,
+        )  # fmt: skip
+        own.link("set", index=index, state="up")
+        congestion = self._description.congestion
+        # By the route, and not by sysctl: that refuses algorithms that the machine itself offers.
+        metrics = {"cc_algo": congestion} if congestion else {}
+        own.route("add", dst=str(_NETWORK), oif=index, scope="link", metrics=metrics)
+
+    def shape(self) -> None:
+        """Hold every link to its line rate, and add what netem adds."""
+        for host, rate_bps in zip(self.hosts, self._description.rates_bps, strict=True):
+            self.set_rate(host, rate_bps)
+            self._add_netem(host)
+
+    def set_rate(self, host: Host, rate_bps: float) -> None:
+        """Hold what a host sends and what it receives to a rate each."""
+        _hold_to(self._switch, _index(self._switch, host.port), rate_bps)
+        with _netlink_of(host) as own:
+            _hold_to(own, _index(own, INTERFACE), rate_bps)
+
+    def _add_netem(self, host: Host) -> None:
+        latency_s, loss = self._description.cluster.latency_s, self._description.loss
+        if not latency_s and not loss:
+            return
+        with _netlink_of(host) as own:
+            try:
+                own.tc(
+                    "add", "netem", _index(own, INTERFACE), handle=_NETEM, parent=_TBF + 1,
+                    delay=round(latency_s * 1e6), loss=loss * 100, limit=1_000_000,
+                )  # fmt: skip
+            except NetlinkError:
+                raise UsageError(
+                    "latency and loss need the kernel's netem, which this machine has not: "
+                    "load sch_netem, or leave --latency and --loss out"
+                ) from None
+
+    def cut(self, host: Host) -> None:
+        """Pull the cable: the host's interface loses its carrier."""
+        self._set_port(host, "down")
+
+    def plug_in(self, host: Host) -> None:
+        """Put the cable back."""
+        self._set_port(host, "up")
+
+    def _set_port(self, host: Host, state: str) -> None:
+        self._switch.link("set", index=_index(self._switch, host.port), state=state)
+
+
+_NO_PREFIX_ROUTE = 0x200  # we add the route ourselves, with the congestion control in it
+
+
+def _hold_to(netlink: IPRoute, index: int, rate_bps: float) -> None:
+    burst_bytes = _burst_bytes(rate_bps)
+    netlink.tc(
+        "replace", "tbf", index, handle=_TBF, parent=_ROOT, rate=round(rate_bps / 8),
+        burst=burst_bytes, limit=burst_bytes + _queue_bytes(rate_bps),
+    )  # fmt: skip
+
+
+def _burst_bytes(rate_bps: float) -> int:
+    """Return how much may pass at once after a pause: 1 ms of the line where that is little.
+
+    On faster lines, one whole hand-down of TCP and what passes between two wake-ups of the bucket.
+    """
+    enough_bytes = max(_LARGEST_HAND_DOWN_BYTES, _carried_bytes(rate_bps, 200e-6))
+    return max(4 * _LARGEST_FRAME_BYTES, min(enough_bytes, _carried_bytes(rate_bps, 1e-3)))
+
+
+def _queue_bytes(rate_bps: float) -> int:
+    """Return what waits at a port before frames are dropped, as much as a shallow switch has."""
+    return max(256 * 1024, _carried_bytes(rate_bps, 5e-3))
+
+
+def _carried_bytes(rate_bps: float, time_s: float) -> int:
+    return round(rate_bps / 8 * time_s)
+
+
+def _check_congestion(name: str | None) -> None:
+    offered = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    if name is not None and name not in offered:
+        raise UsageError(f"congestion: expected one of {', '.join(offered)}, got {name!r}")
+
+
+def _no_ipv6() -> None:
+    """Give coming interfaces no IPv6: its neighbour discovery would be traffic of our making."""
+    with contextlib.suppress(FileNotFoundError):
+        Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
+
+
+def _allow_ping() -> None:
+    """Let our own group ping: the capability that ping carries means nothing in a lab."""
+    group = os.getegid()
+    with contextlib.suppress(OSError):
+        Path("/proc/sys/net/ipv4/ping_group_range").write_text(f"{group} {group}")
+
+
+@contextlib.contextmanager
+def _netlink_of(host: Host) -> Iterator[IPRoute]:
+    with namespaces.inside(host.network), IPRoute() as netlink:
+        yield netlink
+
+
+def _index(netlink: IPRoute, name: str) -> int:
+    found: list[Any] = list(netlink.link_lookup(ifname=name))
+    [index] = found
+    return int(index)

@@ -1,0 +1,73 @@
+"""What the handle and the supervisor of a lab tell each other, pickled over one socket.
+
+The handle sends a LabDescription and gets Ready or Refused. Then it sends Start, Fault and Signal,
+none of them answered; Ended comes whenever a job's process has ended. The end of the socket is the
+end of the lab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRate:
+    """What one host's link delivered each way before the job, as payload."""
+
+    host: int
+    line_rate_bps: float
+    payload_limit_bps: float
+    sent_bps: float
+    received_bps: float
+
+    @property
+    def delivered_bps(self) -> float:
+        """The payload that the link delivers in its worse direction."""
+        return min(self.sent_bps, self.received_bps)
+
+    @property
+    def delivered_share(self) -> float:
+        """The same as a share of what the line rate allows."""
+        return self.delivered_bps / self.payload_limit_bps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The lab stands, and this is what was measured in it."""
+
+    links: tuple[LinkRate, ...]
+    addresses: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The lab cannot be; the sentence says why."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Start a command on a host; in the foreground it gets the terminal."""
+
+    host: int
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    in_foreground: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Send a signal to the process groups of all commands that run."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A host's command has ended, with an exit status as a shell shows it."""
+
+    host: int
+    status: int

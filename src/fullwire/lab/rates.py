@@ -1,0 +1,218 @@
+"""What does a link deliver? A short TCP transfer over each, one link at a time and one way.
+
+Payload is counted from the end of the first arrivals, when the bucket's burst is spent, to the end
+of the last, so that neither the start nor the size of the pieces enters the rate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fullwire.errors import UsageError
+from fullwire.lab import namespaces
+from fullwire.lab.description import LabDescription
+from fullwire.lab.links import SWITCH_ADDRESS, Host, Network
+from fullwire.lab.messages import LinkRate
+from fullwire.units import show_rate
+
+LEAST_SHARE = 0.9  # of the payload that the line rate allows; below, the lab is refused
+_CONVINCING_SHARE = 0.97
+_IMPOSSIBLE_SHARE = 1.01  # more can only have piled up while the receiver waited for a processor
+_ATTEMPTS = 5  # a busy machine may spoil some
+
+_WARM_UP_S, _LEAST_S, _MOST_S = 0.02, 0.08, 0.5
+_CAPACITY_S = 0.3
+_ENOUGH_ARRIVALS = 40
+_PIECE = bytes(1 << 20)
+_UNTOUCHED = bytearray(1 << 26)  # more than TCP buffers, so that one read takes all there is
+_DISCARD = socket.MSG_TRUNC  # TCP counts the bytes as read, and copies none of them
+_FORGET_UNSENT = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # linger, for 0 s
+
+
+def measured_links(network: Network, description: LabDescription) -> tuple[LinkRate, ...]:
+    """Measure every link each way, or refuse the lab if one delivers too little."""
+    rates = zip(network.hosts, description.rates_bps, strict=True)
+    return tuple(_measured_link(host, rate, description.payload_share) for host, rate in rates)
+
+
+def _measured_link(host: Host, line_rate_bps: float, payload_share: float) -> LinkRate:
+    limit_bps = line_rate_bps * payload_share
+    with _connection(host, line_rate_bps) as (at_host, at_switch):
+        sent_bps = _best(at_host, at_switch, limit_bps)
+    with _connection(host, line_rate_bps) as (at_host, at_switch):
+        received_bps = _best(at_switch, at_host, limit_bps)
+    link = LinkRate(
+        host=host.number, line_rate_bps=line_rate_bps, payload_limit_bps=limit_bps,
+        sent_bps=sent_bps, received_bps=received_bps,
+    )  # fmt: skip
+    if link.delivered_share < LEAST_SHARE:
+        raise UsageError(
+            f"host {host.number}: the link delivers {show_rate(link.delivered_bps)} of payload "
+            f"where its line rate of {show_rate(line_rate_bps)} allows {show_rate(limit_bps)}: "
+            "ask for a lower --rate, or free this machine"
+        )
+    return link
+
+
+def _best(sender: socket.socket, receiver: socket.socket, limit_bps: float) -> float:
+    """Measure until the link has shown what it can, within reason."""
+    most_bps = _IMPOSSIBLE_SHARE * limit_bps
+    found_bps: list[float] = []
+    with _sending(sender):
+        while len(found_bps) < _ATTEMPTS:
+            found_bps.append(_arriving_bps(receiver))
+            if _CONVINCING_SHARE * limit_bps <= found_bps[-1] <= most_bps:
+                break
+    return max((each for each in found_bps if each <= most_bps), default=min(found_bps))
+
+
+def _arriving_bps(receiver: socket.socket) -> float:
+    began_s = _after_next_arrival(receiver)
+    while (counted_from_s := _after_next_arrival(receiver)) < began_s + _WARM_UP_S:
+        pass
+    arrived_bytes = arrivals = 0
+    elapsed_s = 0.0
+    while elapsed_s < _LEAST_S or (arrivals < _ENOUGH_ARRIVALS and elapsed_s < _MOST_S):
+        arrived_bytes += _discard(receiver)
+        arrivals += 1
+        elapsed_s = time.perf_counter() - counted_from_s
+    return 8 * arrived_bytes / elapsed_s
+
+
+def _after_next_arrival(receiver: socket.socket) -> float:
+    _discard(receiver)
+    return time.perf_counter()
+
+
+def _discard(receiver: socket.socket) -> int:
+    return receiver.recv_into(_UNTOUCHED, len(_UNTOUCHED), _DISCARD)
+
+
+@contextlib.contextmanager
+def _connection(host: Host, line_rate_bps: float) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Connect a host to the switch, whose own end has no limit: only this link is measured."""
+    # No more under way than a port's queue holds: a loss would pile arrivals up behind it.
+    under_way_bytes = max(65536, round(line_rate_bps / 8 * 5e-3))
+    with socket.create_server((SWITCH_ADDRESS, 0)) as listener:
+        with namespaces.inside(host.network):
+            at_host = socket.create_connection(listener.getsockname())
+        at_switch, _ = listener.accept()
+    with at_host, at_switch:
+        for end in (at_host, at_switch):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _FORGET_UNSENT)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, under_way_bytes)
+        yield at_host, at_switch
+
+
+@contextlib.contextmanager
+def _sending(sender: socket.socket) -> Iterator[None]:
+    """Send as fast as the link takes it, while the block runs."""
+
+    def send() -> None:
+        with contextlib.suppress(OSError):  # shut down under our feet: that is the end
+            while True:
+                sender.sendall(_PIECE)
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        sender.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def capacity_warning(network: Network, description: LabDescription) -> str | None:
+    """Say so if all links at full rate need more than this machine moves; ask before `shape`."""
+    needed_bps = sum(description.rates_bps) * description.payload_share
+    pairs = min(len(network.hosts) // 2, max(1, (os.cpu_count() or 1) // 2))
+    if pairs == 0:
+        return None
+    capacity_bps = _cached_capacity_bps(network, pairs)
+    if needed_bps <= capacity_bps:
+        return None
+    return (
+        f"all links at full rate need {show_rate(needed_bps)} of payload, and this machine moves "
+        f"{show_rate(capacity_bps)} between such hosts: processors, not links, may be the limit"
+    )
+
+
+def _cached_capacity_bps(network: Network, pairs: int) -> float:
+    """Measure once for each kernel, set of processors and number of pairs."""
+    cached = _cache_directory() / "fullwire" / "lab-capacity.json"
+    machine = f"{platform.release()}, {os.cpu_count()} processors, {pairs} pairs"
+    known: dict[str, float] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = dict(json.loads(cached.read_text()))
+    with contextlib.suppress(KeyError, ValueError, TypeError):
+        return float(known[machine])
+    capacity_bps = _moved_bps(network.hosts[: 2 * pairs])
+    with contextlib.suppress(OSError):  # a home that cannot be written: it is measured every time
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        building = cached.with_name(f"{cached.name}.{os.getpid()}")
+        building.write_text(json.dumps(known | {machine: capacity_bps}))
+        building.replace(cached)
+    return capacity_bps
+
+
+def _cache_directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _moved_bps(hosts: Sequence[Host]) -> float:
+    """Let each host of the first half send to one of the second, all at once, over bare links."""
+    half = len(hosts) // 2
+    with contextlib.ExitStack() as stack:
+        receivers = []
+        for sender, receiver in zip(hosts[:half], hosts[half:], strict=True):
+            at_sender, at_receiver = stack.enter_context(_bare_connection(sender, receiver))
+            stack.enter_context(_sending_process(at_sender))
+            receivers.append(at_receiver)
+        return _drained_bps(receivers)
+
+
+def _drained_bps(receivers: Sequence[socket.socket]) -> float:
+    """Read from all in turn, copying as a job would, and return what arrives in a while."""
+    buffer = bytearray(1 << 20)
+    arrived_bytes = 0
+    began_s = time.perf_counter()
+    while (elapsed_s := time.perf_counter() - began_s) < _CAPACITY_S:
+        ready, _, _ = select.select(receivers, [], [], _CAPACITY_S)
+        arrived_bytes += sum(each.recv_into(buffer) for each in ready)
+    return 8 * arrived_bytes / elapsed_s
+
+
+@contextlib.contextmanager
+def _bare_connection(one: Host, other: Host) -> Iterator[tuple[socket.socket, socket.socket]]:
+    with namespaces.inside(other.network), socket.create_server((other.address, 0)) as listener:
+        with namespaces.inside(one.network):
+            at_one = socket.create_connection(listener.getsockname())
+        at_other, _ = listener.accept()
+    with at_one, at_other:
+        yield at_one, at_other
+
+
+@contextlib.contextmanager
+def _sending_process(sender: socket.socket) -> Iterator[None]:
+    """Send from a process of its own, so that its work takes no time from the receivers'."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError):
+            while True:
+                sender.sendall(_PIECE)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -1,0 +1,136 @@
+"""One job on a lab: a rank on every host, faults on a timetable, and the exit status of it all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from fullwire.lab.description import INTERFACE
+from fullwire.lab.faults import Fault
+from fullwire.lab.lab import Lab
+from fullwire.lab.terminal import take_terminal
+from fullwire.units import show_rate, show_time
+
+MASTER_PORT = 29500  # torch's own default; the network is the lab's alone, so it is free
+GRACE_S = 10.0  # for the other ranks, once one has failed
+_POLITE_S = 3.0  # between asking a job to end and ending it
+
+Say = Callable[[str], None]
+
+
+def run_job(
+    lab: Lab, command: Sequence[str], faults: Sequence[Fault] = (), *,
+    environment: Mapping[str, str] = os.environ, say: Say = lambda sentence: None,
+) -> int:  # fmt: skip
+    """Run a command on every host and return its exit status, which is the first failing rank's."""
+    hosts = range(lab.description.cluster.workers)
+    for host in hosts:
+        lab.start(host, command, {**environment, **rank_environment(lab, host)})
+    job = _Job(lab, len(hosts), faults, say)
+    try:
+        return job.finish()
+    except KeyboardInterrupt:
+        job.end(signal.SIGINT)
+        raise
+    except BaseException:
+        job.end(signal.SIGTERM)
+        raise
+
+
+def run_shell(lab: Lab, host: int) -> int:
+    """Run the user's shell on one host, in the foreground of the terminal."""
+    shell = os.environ.get("SHELL", "/bin/sh")
+    environment = os.environ | rank_environment(lab, host)
+    lab.start(host, [shell], environment, in_foreground=True)
+    try:
+        while (ended := lab.next_end(None)) is None:
+            pass
+    finally:
+        take_terminal()  # back from the shell, or what we say would stop us
+    return ended.status
+
+
+def summary(lab: Lab) -> str:
+    """Say what the links deliver, in one sentence."""
+    least = min(lab.links, key=lambda link: link.delivered_share)
+    return (
+        f"{len(lab.links)} hosts up; links deliver at least {least.delivered_share:.1%} of the "
+        f"payload that their line rates allow (host {least.host}: "
+        f"{show_rate(least.delivered_bps)} of {show_rate(least.payload_limit_bps)})"
+    )
+
+
+def rank_environment(lab: Lab, host: int) -> dict[str, str]:
+    """Return what torch.distributed wants to know on a host."""
+    return {
+        "RANK": str(host),
+        "WORLD_SIZE": str(lab.description.cluster.workers),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": lab.addresses[0],
+        "MASTER_PORT": str(MASTER_PORT),
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "NCCL_SOCKET_IFNAME": INTERFACE,
+    }
+
+
+class _Job:
+    """The ranks that run, what is still to happen to them, and what went wrong first."""
+
+    def __init__(self, lab: Lab, ranks: int, faults: Sequence[Fault], say: Say) -> None:
+        self._lab = lab
+        self._running = ranks
+        self._to_come = list(faults)
+        self._say = say
+        self._began_s = time.monotonic()
+        self._ends_at_s: float | None = None
+        self._status = 0
+
+    def finish(self) -> int:
+        """Wait for the last rank, while the timetable runs."""
+        while self._running:
+            ended = self._lab.next_end(self._time_to_next_s())
+            if ended is not None:
+                self._note_end(ended.host, ended.status)
+            elif self._is_overdue():
+                self.end(signal.SIGTERM)
+                break
+            else:
+                self._disturb()
+        return self._status
+
+    def end(self, number: int) -> None:
+        """Ask the ranks to end, and wait a little; what stays then is ended with the lab."""
+        self._lab.signal(number)
+        until_s = time.monotonic() + _POLITE_S
+        while self._running and (left_s := until_s - time.monotonic()) > 0:
+            if self._lab.next_end(left_s) is not None:
+                self._running -= 1
+
+    def _time_to_next_s(self) -> float | None:
+        moments_s = [self._began_s + fault.at_s for fault in self._to_come[:1]]
+        if self._ends_at_s is not None:
+            moments_s.append(self._ends_at_s)
+        return max(0.0, min(moments_s) - time.monotonic()) if moments_s else None
+
+    def _is_overdue(self) -> bool:
+        return self._ends_at_s is not None and time.monotonic() >= self._ends_at_s
+
+    def _note_end(self, rank: int, status: int) -> None:
+        self._running -= 1
+        if status == 0 or self._status != 0:
+            return
+        self._status = status
+        self._say(f"rank {rank} failed with exit status {status}")
+        if self._running:
+            self._ends_at_s = time.monotonic() + GRACE_S
+            self._say(f"the other ranks have {show_time(GRACE_S)} to end")
+
+    def _disturb(self) -> None:
+        elapsed_s = time.monotonic() - self._began_s
+        while self._to_come and self._to_come[0].at_s <= elapsed_s:
+            fault = self._to_come.pop(0)
+            self._lab.disturb(fault)
+            self._say(f"{show_time(fault.at_s)}: {fault}")
