@@ -105,11 +105,11 @@ class Lab:
         """Close the socket, at which the supervisor ends and everything in the lab with it."""
         self._connection.close()
         try:
-            self._supervisor.wait(_END_S)
-        except BaseException:  # it hangs, or a person does not want to wait
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._supervisor.wait(_END_S)
+        finally:  # it hangs, or a person does not want to wait
             self._supervisor.kill()
             self._supervisor.wait()
-            raise
 
 
 def _supervisor_program(channel: int) -> str:

@@ -21,6 +21,7 @@ _NEW_HOSTNAME = 0x04000000
 _NEW_USER = 0x10000000
 _NEW_PIDS = 0x20000000
 _NEW_NETWORK = 0x40000000
+_OWN = _NEW_NETWORK | _NEW_MOUNTS | _NEW_PIDS
 _MOUNT_BIND, _MOUNT_PRIVATE_TREE = 0x1000, 0x4000 | 0x40000
 _MOUNT_HARMLESS = 0x2 | 0x4 | 0x8  # nosuid, nodev, noexec: what /proc and /sys are mounted with
 _SIGNAL_AT_PARENTS_DEATH = 1
@@ -34,25 +35,26 @@ def enter_own_namespaces() -> None:
     Root needs no more. Others become the owner of a user namespace, in which they keep their own
     user and group: the job sees who it runs as.
     """
-    own = _NEW_NETWORK | _NEW_MOUNTS | _NEW_PIDS
-    if os.geteuid() == 0 and _is_permitted(own):
-        return
-    user, group = os.geteuid(), os.getegid()
     try:
-        _unshare(_NEW_USER | own)
-        Path("/proc/self/setgroups").write_text("deny")  # the kernel's price for a group map
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        _mount("none", "/", "", _MOUNT_PRIVATE_TREE)
+        if os.geteuid() != 0 or not _is_permitted(_OWN):
+            _enter_as_ordinary_user()
+        _mount("none", "/", "", _MOUNT_PRIVATE_TREE)  # what we mount stays with us
     except OSError as error:
         raise UsageError(_why_not(error)) from None
+
+
+def _enter_as_ordinary_user() -> None:
+    user, group = os.geteuid(), os.getegid()
+    _unshare(_NEW_USER | _OWN)
+    Path("/proc/self/setgroups").write_text("deny")  # the kernel's price for a group map
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
 
 
 def _is_permitted(flags: int) -> bool:
     """Unshare as root; a container's root may lack the right, and then is like any other user."""
     try:
         _unshare(flags)
-        _mount("none", "/", "", _MOUNT_PRIVATE_TREE)
     except PermissionError:
         return False
     return True

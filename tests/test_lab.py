@@ -1,0 +1,433 @@
+"""The lab, with real namespaces: what it makes, what it delivers, what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyroute2 import IPRoute, netns
+
+from fullwire.errors import UsageError
+from fullwire.lab.description import describe
+from fullwire.lab.faults import Fault, parse_faults
+from fullwire.lab.lab import Lab
+from fullwire.lab.messages import LinkRate
+from fullwire.lab.session import run_job
+
+SRC = Path(__file__).resolve().parents[1] / "src"
+NOBODY = 65534
+
+# Rank 0 sends to rank 1, which prints how long the payload took.
+TRANSFER = """
+import os, socket, sys, time
+size = int(sys.argv[1])
+if os.environ["RANK"] == "1":
+    listener = socket.create_server(("", 5000))
+    peer, _ = listener.accept()
+    began, left = time.perf_counter(), size
+    while left:
+        left -= len(peer.recv(min(left, 1 << 20)))
+    print(time.perf_counter() - began)
+else:
+    for attempt in range(200):
+        try:
+            peer = socket.create_connection(("host1", 5000))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    peer.sendall(bytes(size))
+"""
+
+
+@pytest.fixture(scope="session")
+def namespaces() -> None:
+    """Skip, with the sentence that names the sysctl, where a lab cannot be."""
+    try:
+        with Lab(describe(workers=1, rate=["1Gbps"])):
+            pass
+    except UsageError as error:
+        if "the lab needs namespaces" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+needs_namespaces = pytest.mark.usefixtures("namespaces")
+
+
+def lab_run(*options: str, command: list[str]) -> list[str]:
+    return [sys.executable, "-m", "fullwire.cli", "lab", "run", *options, "--", *command]
+
+
+def finished(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command, capture_output=True, timeout=50, check=False)
+
+
+def printed_by(capfd: pytest.CaptureFixture[str], lab: Lab, program: str, *words: str) -> str:
+    """Run a Python program on every host and return what all of them print."""
+    capfd.readouterr()
+    assert run_job(lab, [sys.executable, "-c", program, *words]) == 0
+    return capfd.readouterr().out
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    until_s = time.monotonic() + 5
+    while not holds() and time.monotonic() < until_s:
+        time.sleep(0.02)
+    return holds()
+
+
+def machine_networks() -> tuple[list[str], list[str]]:
+    with IPRoute() as netlink:
+        names = [link.get_attr("IFLA_IFNAME") for link in netlink.get_links()]
+    return sorted(names), sorted(netns.listnetns())
+
+
+def processes_with(word: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and word.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:  # it has ended since
+            continue
+    return found
+
+
+# What a lab is to be
+
+
+def test_a_rate_for_all_and_one_for_a_single_host() -> None:
+    description = describe(workers=3, rate=["1Gbps", "2:300Mbps"])
+    assert description.rates_bps == [1e9, 1e9, 300e6]
+    assert description.payload_share == pytest.approx(1448 / 1514)
+
+
+def test_a_timetable_is_put_in_order() -> None:
+    description = describe(workers=3, rate=["1Gbps"])
+    assert parse_faults(["8s cut 2", "500ms slow 0 100Mbps"], description) == (
+        Fault(at_s=0.5, kind="slow", host=0, rate_bps=100e6),
+        Fault(at_s=8, kind="cut", host=2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "2", "--rate", "1"], "rate: expected a rate with its unit"),
+        (["--workers", "2", "--rate", "1kbps"], "expected 1 Mbps to 34.36 Gbps"),
+        (["--workers", "2", "--rate", "40Gbps"], "expected 1 Mbps to 34.36 Gbps"),
+        (["--workers", "2", "--rate", "1:1Gbps"], "expected one line rate for all hosts"),
+        (["--workers", "2", "--rate", "1Gbps", "--rate", "2:1Gbps"], "a worker from 0 to 1, got 2"),
+        (["--workers", "2", "--rate", "1Gbps", "--rate", "x:1Gbps"], "the number of a host"),
+        (["--workers", "999", "--rate", "1Gbps"], "at most 128 hosts"),
+        (["--workers", "2", "--rate", "1Gbps", "--mtu", "9"], "mtu: expected 576 to 9000"),
+        (["--workers", "2", "--rate", "1Gbps", "--loss", "2"], "loss: expected a percentage"),
+        (["--workers", "2", "--rate", "1Gbps", "--cpus", "x"], "cpus: expected a list"),
+        (["--workers", "2", "--rate", "1Gbps", "--cpus", "99999"], "which we may use here"),
+        (["--workers", "2", "--rate", "1Gbps", "--at", "5s", "cut", "2"], "host from 0 to 1"),
+        (["--workers", "2", "--rate", "1Gbps", "--at", "5s", "melt", "1"], "like 5s slow 2 100Mb"),
+        (["--workers", "2", "--rate", "1Gbps", "--at", "5", "cut", "1"], "a time with its unit"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2_before_anything_is_made(
+    options: list[str], message: str
+) -> None:
+    done = finished(lab_run(*options, command=["true"]))
+    assert done.returncode == 2
+    assert message in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_command_that_does_not_exist_is_refused_before_anything_is_made() -> None:
+    done = finished(lab_run("--workers", "2", "--rate", "1Gbps", command=["no-such-program"]))
+    assert done.returncode == 2
+    assert done.stderr == (
+        b"fullwire: no-such-program: no such command, or not one that may be run\n"
+    )
+
+
+def test_a_link_that_delivers_too_little_is_refused_with_both_figures() -> None:
+    from fullwire.lab.rates import check_delivery
+
+    link = LinkRate(
+        host=3, line_rate_bps=20e9, payload_limit_bps=19e9, sent_bps=15e9, received_bps=19e9
+    )
+    with pytest.raises(UsageError, match=r"host 3: the link delivers 15 Gbps .* allows 19 Gbps"):
+        check_delivery(link)
+
+
+def test_closed_namespaces_are_refused_with_the_sysctl_that_closes_them() -> None:
+    """The limit is set inside a user namespace of the test's own, so the machine keeps its."""
+    if shutil.which("unshare") is None or finished(["unshare", "-r", "true"]).returncode:
+        pytest.skip("user namespaces cannot be made here: ask for user.max_user_namespaces > 0")
+    command = lab_run("--workers", "1", "--rate", "1Gbps", command=["true"])
+    close = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+    done = finished(["unshare", "-r", "sh", "-c", close, "sh", *command])
+    assert done.returncode == 2
+    assert b"user.max_net_namespaces=0 forbids here" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+# What it makes
+
+
+@needs_namespaces
+def test_every_host_knows_who_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "import os, socket; e = os.environ; "
+        "print(e['RANK'], e['WORLD_SIZE'], e['LOCAL_RANK'], e['LOCAL_WORLD_SIZE'], "
+        "e['MASTER_ADDR'], socket.gethostname(), socket.gethostbyname('host1'), "
+        "sorted(os.listdir('/sys/class/net')), e['GLOO_SOCKET_IFNAME'], os.getuid())"
+    )
+    with Lab(describe(workers=2, rate=["1Gbps"])) as lab:
+        lines = sorted(printed_by(capfd, lab, program).splitlines())
+    assert lines == [
+        f"{rank} 2 0 1 10.77.0.1 host{rank} 10.77.0.2 ['eth0', 'lo'] eth0 {os.getuid()}"
+        for rank in (0, 1)
+    ]
+
+
+@needs_namespaces
+def test_a_lab_leaves_the_machine_as_it_was_while_it_stands_and_after() -> None:
+    before = machine_networks()
+    with Lab(describe(workers=2, rate=["1Gbps"])):
+        assert machine_networks() == before
+    assert machine_networks() == before
+    assert processes_with("fullwire.lab.supervisor") == []
+
+
+@needs_namespaces
+def test_links_deliver_their_line_rates_each_its_own() -> None:
+    description = describe(workers=3, rate=["1Gbps", "1:300Mbps", "2:100Mbps"])
+    with Lab(description) as lab:
+        links = lab.links
+    assert [link.line_rate_bps for link in links] == [1e9, 300e6, 100e6]
+    for link in links:
+        assert 0.97 <= link.delivered_share <= 1.03
+
+
+@needs_namespaces
+@pytest.mark.parametrize("mtu", [1500, 9000])
+def test_a_transfer_between_hosts_takes_what_the_line_allows(
+    capfd: pytest.CaptureFixture[str], mtu: int
+) -> None:
+    description = describe(workers=2, rate=["200Mbps"], mtu=mtu)
+    with Lab(description) as lab:
+        took_s = float(printed_by(capfd, lab, TRANSFER, str(20 * 2**20)))
+    floor_s = 8 * 20 * 2**20 / 200e6 / description.payload_share
+    assert floor_s * 0.97 <= took_s <= floor_s * 1.10
+
+
+@needs_namespaces
+def test_settings_reach_the_job(capfd: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "import os; print(open('/sys/class/net/eth0/mtu').read().strip(), "
+        "sorted(os.sched_getaffinity(0)))"
+    )
+    cpu = min(os.sched_getaffinity(0))
+    description = describe(workers=1, rate=["1Gbps"], mtu=4000, cpus=[str(cpu)])
+    with Lab(description) as lab:
+        assert printed_by(capfd, lab, program) == f"4000 [{cpu}]\n"
+
+
+@needs_namespaces
+def test_congestion_control_is_the_one_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    program = TRANSFER + "\nprint(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16))"
+    with Lab(describe(workers=2, rate=["1Gbps"], congestion="reno")) as lab:
+        assert printed_by(capfd, lab, program, "1000").count("b'reno\\x00") == 2
+    with (
+        pytest.raises(UsageError, match="congestion: expected one of"),
+        Lab(describe(workers=2, rate=["1Gbps"], congestion="nonsense")),
+    ):
+        pass
+
+
+@needs_namespaces
+def test_latency_is_added_or_refused_with_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "import socket, time; began = time.perf_counter()\n"
+        "try: socket.create_connection(('10.77.255.254', 9))\n"
+        "except ConnectionRefusedError: print(time.perf_counter() - began)"
+    )
+    try:
+        with Lab(describe(workers=1, rate=["1Gbps"], latency="20ms")) as lab:
+            assert 0.02 <= float(printed_by(capfd, lab, program)) < 0.2
+    except UsageError as error:
+        assert "need the kernel's netem, which this machine has not" in str(error)  # noqa: PT017
+
+
+@needs_namespaces
+def test_two_labs_stand_side_by_side_with_the_same_addresses(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with (
+        Lab(describe(workers=2, rate=["100Mbps"])) as one,
+        Lab(describe(workers=2, rate=["100Mbps"])) as other,
+    ):
+        assert one.addresses == other.addresses
+        for lab in (one, other):
+            assert float(printed_by(capfd, lab, TRANSFER, "1000000")) > 0
+
+
+# What passes through
+
+
+@needs_namespaces
+def test_output_passes_through_byte_for_byte() -> None:
+    program = (
+        "import os; out = bytes(range(256)) * 999\n"
+        "while out: out = out[os.write(1, out):]\n"
+        "os.write(2, bytes(range(256)))"
+    )
+    command = lab_run("--workers", "1", "--rate", "1Gbps", command=[sys.executable, "-c", program])
+    done = finished(command)
+    assert done.stdout == bytes(range(256)) * 999
+    assert done.stderr.endswith(bytes(range(256)))
+    assert done.stderr.startswith(b"fullwire: 1 hosts up")
+    assert done.returncode == 0
+
+
+@needs_namespaces
+@pytest.mark.parametrize(("end", "status"), [("exit 7", 7), ("kill -9 $$", 137)])
+def test_the_exit_status_is_the_failing_ranks(end: str, status: int) -> None:
+    script = f'if [ "$RANK" = 1 ]; then {end}; fi'
+    done = finished(lab_run("--workers", "2", "--rate", "1Gbps", command=["sh", "-c", script]))
+    assert done.returncode == status
+    assert f"rank 1 failed with exit status {status}" in done.stderr.decode()
+
+
+@needs_namespaces
+def test_a_shell_opens_on_the_host_asked_for() -> None:
+    command = [*lab_run(command=[])[:4], "shell", "--workers", "2", "--rate", "1Gbps"]
+    done = subprocess.run(
+        [*command, "--host", "1"], input=b"hostname; exit 5", capture_output=True, timeout=30,
+        env=os.environ | {"SHELL": "/bin/sh"}, check=False,
+    )  # fmt: skip
+    assert done.stdout == b"host1\n"
+    assert done.returncode == 5
+
+
+# What goes wrong on purpose
+
+
+@needs_namespaces
+def test_a_slow_link_is_slow_and_restored_is_not(capfd: pytest.CaptureFixture[str]) -> None:
+    with Lab(describe(workers=2, rate=["200Mbps"])) as lab:
+        lab.disturb(Fault(at_s=0, kind="slow", host=1, rate_bps=50e6))
+        slow_s = float(printed_by(capfd, lab, TRANSFER, "2000000"))
+        lab.disturb(Fault(at_s=0, kind="restore", host=1))
+        usual_s = float(printed_by(capfd, lab, TRANSFER, "2000000"))
+    assert 3 < slow_s / usual_s < 5
+
+
+@needs_namespaces
+def test_a_cut_cable_has_no_carrier_until_restored(capfd: pytest.CaptureFixture[str]) -> None:
+    program = "print(open('/sys/class/net/eth0/carrier').read(), end='')"
+    with Lab(describe(workers=1, rate=["1Gbps"])) as lab:
+        for kind, carrier in (("cut", "0\n"), ("restore", "1\n")):
+            lab.disturb(Fault(at_s=0, kind=kind, host=0))  # type: ignore[arg-type]
+            assert printed_by(capfd, lab, program) == carrier
+
+
+@needs_namespaces
+def test_a_timetable_kills_every_process_of_a_host_and_of_no_other() -> None:
+    script = 'if [ $RANK = 1 ]; then setsid sleep 30 & wait; else sleep 1; echo "0 lives"; fi'
+    options = ["--workers", "2", "--rate", "1Gbps", "--at", "0.2s", "kill", "1"]
+    done = finished(lab_run(*options, command=["sh", "-c", script]))
+    assert done.returncode == 137
+    assert done.stdout == b"0 lives\n"
+    assert b"fullwire: 200 ms: kill 1\n" in done.stderr
+
+
+@needs_namespaces
+def test_a_paused_host_stands_still_until_restored(capfd: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "import time; gaps = []; last = began = time.monotonic()\n"
+        "while last < began + 1:\n"
+        "    time.sleep(0.01); now = time.monotonic(); gaps.append(now - last); last = now\n"
+        "print(max(gaps))"
+    )
+    with Lab(describe(workers=1, rate=["1Gbps"])) as lab:
+        timetable = parse_faults(["200ms pause 0", "700ms restore 0"], lab.description)
+        capfd.readouterr()
+        assert run_job(lab, [sys.executable, "-c", program], timetable) == 0
+    assert 0.4 < float(capfd.readouterr().out) < 0.9
+
+
+# What it leaves behind
+
+
+@needs_namespaces
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_leaves_nothing_behind(number: signal.Signals) -> None:
+    before = machine_networks()
+    marker = f"marker-{os.getpid()}-{number}"
+    stubborn = "trap '' TERM;" if number == signal.SIGTERM else ""
+    script = f"{stubborn} echo on; setsid sleep 300 & : {marker}; while :; do sleep 1; done"
+    command = lab_run("--workers", "2", "--rate", "1Gbps", command=["sh", "-c", script])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as lab:
+        assert lab.stdout is not None
+        assert [lab.stdout.readline() for _ in range(2)] == [b"on\n", b"on\n"]
+        lab.send_signal(number)
+    expected = -number if number == signal.SIGKILL else 128 + number
+    assert lab.returncode == expected
+    assert eventually(lambda: not processes_with(marker))
+    assert eventually(lambda: not processes_with("fullwire.lab.supervisor"))
+    assert machine_networks() == before
+
+
+@needs_namespaces
+def test_a_killed_supervisor_takes_the_job_along() -> None:
+    marker = f"marker-{os.getpid()}-supervisor"
+    command = ["sh", "-c", f"echo on; : {marker}; while :; do sleep 1; done"]
+    command = lab_run("--workers", "1", "--rate", "1Gbps", command=command)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as lab:
+        assert lab.stdout is not None
+        assert lab.stderr is not None
+        lab.stdout.readline()
+        children = Path(f"/proc/{lab.pid}/task/{lab.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        assert b"its supervisor was killed or failed" in lab.stderr.read()
+    assert lab.returncode == 1
+    assert eventually(lambda: not processes_with(marker))
+
+
+# Without root
+
+
+def interpreter_for_all() -> str | None:
+    """Find our Python where a user without rights may run it too."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for candidate in (sys.executable, f"/usr/local/bin/{version}", f"/usr/bin/{version}"):
+        if Path(candidate).exists() and finished([*as_nobody(), candidate, "-V"]).returncode == 0:
+            return candidate
+    return None
+
+
+def as_nobody() -> list[str]:
+    become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    return [*become, "env", "HOME=/nonexistent", f"PYTHONPATH={SRC}:{':'.join(sys.path[1:])}"]
+
+
+@needs_namespaces
+def test_an_ordinary_user_gets_the_same_and_stays_who_they_are() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("every other test of this file has just shown it: they ran without root")
+    python = interpreter_for_all()
+    if python is None:
+        pytest.skip(f"user {NOBODY} may run no Python {sys.version_info[:2]} here")
+    before = machine_networks()
+    command = lab_run(
+        "--workers", "2", "--rate", "100Mbps", command=["sh", "-c", "id -u; hostname"]
+    )
+    done = finished([*as_nobody(), python, *command[1:]])
+    assert done.returncode == 0, done.stderr.decode()
+    assert sorted(done.stdout.split()) == [b"65534", b"65534", b"host0", b"host1"]
+    assert machine_networks() == before
