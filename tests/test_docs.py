@@ -43,12 +43,15 @@ def test_the_pythons_of_the_readme_run(tmp_path: Path) -> None:
 
 def test_every_command_of_the_readme_exists_with_its_options(cli: Cli) -> None:
     commands = {command.name for command in app.registered_commands}
+    groups = {group.name for group in app.registered_groups}
     for line in re.findall(r"`fullwire ([^`]+)`", README):
         name, *words = line.split()
         if name.startswith("-"):
             continue
-        assert name in commands
-        shown = cli(name, "--help").stdout
+        assert name in commands | groups
+        path = [name, words.pop(0)] if name in groups else [name]
+        shown = cli(*path, "--help").stdout
+        words = words[: words.index("--")] if "--" in words else words
         for option in (word for word in words if word.startswith("--")):
             assert option in shown, line
 
