@@ -290,7 +290,7 @@ def test_output_passes_through_byte_for_byte() -> None:
     done = finished(command)
     assert done.stdout == bytes(range(256)) * 999
     assert done.stderr.endswith(bytes(range(256)))
-    assert done.stderr.startswith(b"fullwire: 1 hosts up")
+    assert done.stderr.startswith(b"fullwire: 1 host up")
     assert done.returncode == 0
 
 

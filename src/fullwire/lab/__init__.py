@@ -1,6 +1,6 @@
 """A cluster inside this machine: network namespaces, shaped links, jobs and faults.
 
-    with Lab(LabDescription(cluster=Cluster(workers=4, rate_bps=1e9))) as lab:
+    with Lab(describe(workers=4, rate=["1Gbps", "2:300Mbps"])) as lab:
         status = run_job(lab, ["python", "train.py"])
 
 Everything that a lab makes lives in namespaces of its own, held by one process inside them. The

@@ -59,8 +59,9 @@ class Network:
         self._switch = IPRoute()
         _check_congestion(description.congestion)
         _no_ipv6()
-        self._make_switch()
-        self.hosts = [self._make_host(number) for number in range(description.cluster.workers)]
+        with _kernel_refusals_explained():
+            self._make_switch()
+            self.hosts = [self._make_host(number) for number in range(description.cluster.workers)]
 
     def _make_switch(self) -> None:
         up = self._switch
@@ -102,7 +103,8 @@ class Network:
     def shape(self) -> None:
         """Hold every link to its line rate, and add what netem adds."""
         for host, rate_bps in zip(self.hosts, self._description.rates_bps, strict=True):
-            self.set_rate(host, rate_bps)
+            with _kernel_refusals_explained():
+                self.set_rate(host, rate_bps)
             self._add_netem(host)
 
     def set_rate(self, host: Host, rate_bps: float) -> None:
@@ -185,6 +187,16 @@ def _allow_ping() -> None:
     group = os.getegid()
     with contextlib.suppress(OSError):
         Path("/proc/sys/net/ipv4/ping_group_range").write_text(f"{group} {group}")
+
+
+@contextlib.contextmanager
+def _kernel_refusals_explained() -> Iterator[None]:
+    try:
+        yield
+    except NetlinkError as error:
+        raise UsageError(
+            f"the kernel does not make this network ({error}): a lab needs veth, bridge and sch_tbf"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -136,7 +136,10 @@ def mount_own_proc() -> None:
 
 def name_hosts(addresses: dict[str, str]) -> None:
     """Show an /etc/hosts with these names, in our mount namespace only."""
-    lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    for name, address in addresses.items():
+        # The second is what a dual-stack server, like torch's store, sees its clients as.
+        lines += [f"{address} {name}", f"::ffff:{address} {name}"]
     # The file needs a file system of our own, for as long as it takes to bind it to its place.
     _mount("tmpfs", "/tmp", "tmpfs", _MOUNT_HARMLESS)
     try:

@@ -55,9 +55,10 @@ def run_shell(lab: Lab, host: int) -> int:
 def summary(lab: Lab) -> str:
     """Say what the links deliver, in one sentence."""
     least = min(lab.links, key=lambda link: link.delivered_share)
+    hosts = "1 host" if len(lab.links) == 1 else f"{len(lab.links)} hosts"
     return (
-        f"{len(lab.links)} hosts up; links deliver at least {least.delivered_share:.1%} of the "
-        f"payload that their line rates allow (host {least.host}: "
+        f"{hosts} up; links deliver at least {least.delivered_share:.1%} of the payload that their "
+        f"line rates allow (host {least.host}: "
         f"{show_rate(least.delivered_bps)} of {show_rate(least.payload_limit_bps)})"
     )
 

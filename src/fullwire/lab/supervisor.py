@@ -25,6 +25,7 @@ from fullwire.lab.messages import Ready, Refused, Signal, Start
 def main(channel: int) -> None:
     """Hold a lab for whoever has the other end of this socket."""
     os.setpgid(0, 0)  # a Ctrl-C is for the handle, which ends the lab in order
+    os.set_inheritable(channel, False)  # no job may hold the lab's own socket
     connection = Connection(channel)
     try:
         namespaces.enter_own_namespaces()
