@@ -11,5 +11,5 @@ and when that process ends, however it ends, the kernel removes the rest.
     lab           the handle: start, run jobs, disturb, end
     session       one job on a lab: its ranks, its timetable of faults, its exit status
     supervisor    the process that holds the namespaces, and serves the handle
-    namespaces, links, processes, rates    what the supervisor works with
+    namespaces, links, processes, rates, capacity    what the supervisor works with
 """

@@ -28,6 +28,8 @@ SWITCH_ADDRESS = str(_NETWORK[-2])
 
 _TBF, _NETEM = 0x10000, 0x20000  # handles 1: and 2:
 _ROOT = 0xFFFFFFFF
+_NETEM_FRAMES = 1_000_000  # its default of 1,000 would drop what a fast line has under way
+_NO_PREFIX_ROUTE = 0x200  # we add the route ourselves, with the congestion control in it
 _LARGEST_FRAME_BYTES = MOST_MTU + 14
 _LARGEST_HAND_DOWN_BYTES = 72_000  # 64 KiB of segments, each with its headers, in one piece
 
@@ -101,11 +103,10 @@ class Network:
         own.route("add", dst=str(_NETWORK), oif=index, scope="link", metrics=metrics)
 
     def shape(self) -> None:
-        """Hold every link to its line rate, and add what netem adds."""
-        for host, rate_bps in zip(self.hosts, self._description.rates_bps, strict=True):
-            with _kernel_refusals_explained():
+        """Hold every link to its line rate."""
+        with _kernel_refusals_explained():
+            for host, rate_bps in zip(self.hosts, self._description.rates_bps, strict=True):
                 self.set_rate(host, rate_bps)
-            self._add_netem(host)
 
     def set_rate(self, host: Host, rate_bps: float) -> None:
         """Hold what a host sends and what it receives to a rate each."""
@@ -113,15 +114,19 @@ class Network:
         with _netlink_of(host) as own:
             _hold_to(own, _index(own, INTERFACE), rate_bps)
 
-    def _add_netem(self, host: Host) -> None:
-        latency_s, loss = self._description.cluster.latency_s, self._description.loss
-        if not latency_s and not loss:
-            return
+    def add_netem(self) -> None:
+        """Add the delay and the loss on the way out of every host, if any are asked for."""
+        if self._description.cluster.latency_s or self._description.loss:
+            for host in self.hosts:
+                self._add_netem_to(host)
+
+    def _add_netem_to(self, host: Host) -> None:
+        delay_us = round(self._description.cluster.latency_s * 1e6)
         with _netlink_of(host) as own:
             try:
                 own.tc(
                     "add", "netem", _index(own, INTERFACE), handle=_NETEM, parent=_TBF + 1,
-                    delay=round(latency_s * 1e6), loss=loss * 100, limit=1_000_000,
+                    delay=delay_us, loss=self._description.loss * 100, limit=_NETEM_FRAMES,
                 )  # fmt: skip
             except NetlinkError:
                 raise UsageError(
@@ -139,9 +144,6 @@ class Network:
 
     def _set_port(self, host: Host, state: str) -> None:
         self._switch.link("set", index=_index(self._switch, host.port), state=state)
-
-
-_NO_PREFIX_ROUTE = 0x200  # we add the route ourselves, with the congestion control in it
 
 
 def _hold_to(netlink: IPRoute, index: int, rate_bps: float) -> None:

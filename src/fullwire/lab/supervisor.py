@@ -58,9 +58,10 @@ class _Inside:
 
     def __init__(self, description: LabDescription) -> None:
         # Loaded here: entering namespaces wants a process without threads, and pyroute2 is large.
+        from fullwire.lab.capacity import capacity_warning
         from fullwire.lab.links import Network
         from fullwire.lab.processes import Processes
-        from fullwire.lab.rates import capacity_warning, measured_links
+        from fullwire.lab.rates import measured_links
 
         namespaces.mount_own_proc()
         self._description = description
@@ -68,9 +69,11 @@ class _Inside:
         namespaces.name_hosts({host.name: host.address for host in self._network.hosts})
         warning = capacity_warning(self._network, description)
         self._network.shape()
+        links = measured_links(self._network, description)
+        self._network.add_netem()  # after measuring: delay and loss are no matter of the rate
         self._processes = Processes()
         self.ready = Ready(
-            links=measured_links(self._network, description),
+            links=links,
             addresses=tuple(host.address for host in self._network.hosts),
             warnings=(warning,) if warning else (),
         )
