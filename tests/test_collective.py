@@ -23,24 +23,25 @@ from fullwire.simulation.collective import collective_time
 from tests.reference_network import Move, ReferenceNetwork
 
 ADDS = AddTimes(((1e3, 1e-6), (1e6, 2e-6), (1e9, 1e-3)))
-SIZES = [(Fraction(5), Fraction(0)), (Fraction(16), Fraction(0)), (Fraction(7), Fraction(3, 2))]
+# Every move of a random plan has a size of its own. With equal sizes two transfers may become ready
+# for one connection at the same instant, and which goes first is a choice, not a fact to be checked.
+SIZES = [(Fraction(1000 + 2**i), Fraction(0 if i % 3 else 300 + i)) for i in range(14)]
 
 
-def by_round(move: tuple[int, int, int, int]) -> int:
+def by_round(move: tuple[int, int, int]) -> int:
     return move[0]
 
 
-moves = st.tuples(
-    st.integers(0, 3), st.integers(0, 4), st.integers(1, 4), st.integers(0, len(SIZES) - 1)
-)
+moves = st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(1, 4))
 in_rounds = st.lists(moves, min_size=1, max_size=7).map(lambda part: sorted(part, key=by_round))
 parts_of_moves = st.lists(in_rounds, min_size=1, max_size=2)
 
 
-def native_s(parts: list[list[tuple[int, int, int, int]]], latency: float, chunks: int) -> float:
+def native_s(parts: list[list[tuple[int, int, int]]], latency: float, chunks: int) -> float:
     columns = []
     for part in parts:
-        rounds, sources, hops, classes = (np.array(each) for each in zip(*part, strict=True))
+        rounds, sources, hops = (np.array(each) for each in zip(*part, strict=True))
+        classes = np.arange(len(part)) + sum(len(each[0]) for each in columns)
         targets = (sources + hops) % 5
         columns.append(
             (rounds.astype(np.int32), sources.astype(np.int32), targets.astype(np.int32),
@@ -55,13 +56,16 @@ def native_s(parts: list[list[tuple[int, int, int, int]]], latency: float, chunk
 
 @settings(max_examples=300, deadline=None)
 @given(
-    parts_of_moves, st.sampled_from([Fraction(0), Fraction(1), Fraction(5, 2)]), st.integers(1, 2)
+    parts_of_moves,
+    st.sampled_from([Fraction(0), Fraction(70), Fraction(501, 2)]),
+    st.integers(1, 2),
 )
 def test_the_engine_agrees_with_a_plain_reference_on_any_plan(
-    parts: list[list[tuple[int, int, int, int]]], latency: Fraction, chunks: int
+    parts: list[list[tuple[int, int, int]]], latency: Fraction, chunks: int
 ) -> None:
+    sizes = iter(SIZES)
     stated = [
-        [Move(n, source, (source + hop) % 5, *SIZES[kind]) for n, source, hop, kind in part]
+        [Move(n, source, (source + hop) % 5, *next(sizes)) for n, source, hop in part]
         for part in parts
     ]
     expected = ReferenceNetwork(stated, Fraction(2), latency, chunks).play()
