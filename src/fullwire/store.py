@@ -1,23 +1,29 @@
 """A Run on disk: a directory of Parquet tables and one run.json.
 
-    job.run/run.json             format number, provenance, facts, what is missing, rows per table
+    job.run/run.json             format number, provenance, facts, what is missing, rows per table,
+                                 and the CRC-32 of every file as it was written
     job.run/TABLE.parquet        a table with rows; tables without rows have no file
     job.run/TABLE/*.parquet      or a table in pieces, one per group of ranks
 
 Format 1: the tables of `fullwire.model.run`.
 
 A run is written beside its place and moved there when it is whole, so a crash leaves nothing that
-opens as complete. Reading believes nothing: a table that is missing, truncated or of another shape
-leaves a run that opens, with a sentence in `missing`; without a readable run.json there is no run.
+opens as complete; what it leaves is a hidden directory `.NAME.writing-*`. Reading believes nothing:
+a table that is missing, truncated, changed or of another shape leaves a run that opens, with a
+sentence in `missing`; without a readable run.json there is no run. A run.json that was edited by
+hand still opens, and `missing` says that it was. A file without a CRC is taken as it is.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -25,13 +31,20 @@ import numpy as np
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.facts import FactValue
 from fullwire.model.run import TABLES, Basis, Origin, Provenance, Run, Table
+from fullwire.units import shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = 1
-SUFFIX = ".run"
-_LARGEST_RUN_JSON = 16 * 2**20
+MOST_ROWS = 100_000_000  # of one table in memory: some 5 GB
+_LARGEST_DESCRIPTION = 16 * 2**20
+_DESCRIPTION = "run.json"
+_READ_BYTES = 2**20
+_LONGEST_REASON = 200  # characters; a Parquet error can quote a whole schema
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class _StoredProvenance(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,9 +58,10 @@ class _StoredRun(msgspec.Struct, forbid_unknown_fields=True):
 
     format: int
     provenance: _StoredProvenance
-    facts: dict[str, int | float | str | list[tuple[float, float]]]
+    facts: dict[str, _Int64 | float | str | list[tuple[float, float]]]
     missing: list[str]
-    rows: dict[str, int]
+    rows: dict[str, _Count]
+    crc32: dict[str, int] = {}  # msgspec copies it for each instance
 
 
 class _FormatOnly(msgspec.Struct):
@@ -56,18 +70,17 @@ class _FormatOnly(msgspec.Struct):
 
 def write(run: Run, path: str | Path, *, replace: bool = False) -> Path:
     """Write a run so that it appears whole or not at all."""
-    place = Path(path)
-    _refuse_taken(place, replace)
-    building = place.with_name(f".{place.name}.writing-{os.getpid()}")
+    if not isinstance(run, Run):
+        raise UsageError(f"write: expected a Run, got {shown(run)}")
+    if not isinstance(replace, bool):  # "no" would count as yes
+        raise UsageError(f"replace: expected True or False, got {shown(replace)}")
+    place = _new_place(path)
+    building = place.with_name(f".{place.name}.writing-{secrets.token_hex(4)}")
     try:
+        _refuse_taken(place, replace)
         building.mkdir(parents=True)
-        _write_tables(run, building)
-        _write_synced(building / "run.json", msgspec.json.format(_encoded(run), indent=1))
-        _sync_directory(building)
-        if place.exists():
-            shutil.rmtree(place)
-        building.rename(place)
-        _sync_directory(place.parent)
+        _write_files(run, building)
+        _put_in_place(building, place)
     except OSError as error:
         raise UsageError(f"{place}: cannot be written: {error.strerror or error}") from None
     finally:
@@ -79,10 +92,10 @@ def read_run(path: str | Path) -> Run:
     """Open a run; what is damaged is left out and named in `missing`."""
     place = Path(path)
     stored = _read_description(place)
-    missing = list(stored.missing)
+    missing = [*stored.missing, *_edited(stored), *_unknown_tables(stored)]
     tables = {}
     for name, kind in TABLES.items():
-        table = _read_table(place, name, kind, stored.rows.get(name, 0), missing)
+        table = _read_table(place, name, kind, stored, missing)
         if table is not None:
             tables[name] = table
     try:
@@ -97,54 +110,62 @@ def read_run(path: str | Path) -> Run:
             **tables,  # type: ignore[arg-type]  # by name from TABLES, which names the fields
         )
     except UsageError as error:  # what a person cannot have typed: the file says something odd
-        raise DamagedInput(place / "run.json", str(error)) from None
+        raise DamagedInput(place / _DESCRIPTION, str(error)) from None
 
 
 def is_run(path: Path) -> bool:
     """Say whether a path holds a run, whole or not."""
-    return path.is_dir() and (path / "run.json").is_file()
+    return path.is_dir() and (path / _DESCRIPTION).is_file()
 
 
 def table_files(path: Path, name: str) -> list[Path]:
     """List the Parquet files of one table, in the order in which they are read."""
     whole = path / f"{name}.parquet"
-    return ([whole] if whole.is_file() else []) + sorted((path / name).glob("*.parquet"))
+    return ([whole] if whole.exists() else []) + sorted((path / name).glob("*.parquet"))
+
+
+def _new_place(path: str | Path) -> Path:
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+        raise UsageError(f"write: expected a path, got {shown(path)}")
+    place = Path(path)
+    if place.name in ("", ".."):
+        raise UsageError(f"write: expected the name of a new run, got {shown(str(path))}")
+    return place
 
 
 def _refuse_taken(place: Path, replace: bool) -> None:
-    if not place.exists():
+    """Refuse a place where something is, unless it is a run, nothing else, and may be replaced."""
+    if not os.path.lexists(place):
         return
     if not replace:
         raise UsageError(f"{place} exists: name another, or ask for --force to replace it")
-    if not is_run(place):
+    if place.is_symlink() or not is_run(place):
         raise UsageError(f"{place} exists and is not a run, so it is not replaced")
+    ours = {_DESCRIPTION, *TABLES, *(f"{name}.parquet" for name in TABLES)}
+    for other in sorted({entry.name for entry in place.iterdir()} - ours):
+        raise UsageError(f"{place} holds {other}, which is no part of a run: it is not replaced")
 
 
-def _encoded(run: Run) -> bytes:
-    stored = _StoredRun(
-        format=FORMAT,
-        provenance=_StoredProvenance(
-            origin=run.provenance.origin, source=run.provenance.source, basis=run.provenance.basis
-        ),
-        facts={name: list(v) if isinstance(v, tuple) else v for name, v in run.facts.items()},
-        missing=list(run.missing),
-        rows={name: len(table) for name, table in run.tables() if len(table)},
-    )
-    return msgspec.json.encode(stored)
+def _write_files(run: Run, building: Path) -> None:
+    for name, table in run.tables():
+        if len(table) > MOST_ROWS:
+            raise UsageError(f"{name}: {len(table):,} rows, expected at most {MOST_ROWS:,}")
+        if len(table):
+            _write_table(table, building / f"{name}.parquet")
+    crc32 = {path.name: _crc32(path) for path in sorted(building.iterdir())}
+    _write_synced(building / _DESCRIPTION, _description(run, crc32))
+    _sync_directory(building)
 
 
-def _write_tables(run: Run, building: Path) -> None:
+def _write_table(table: Table, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    for name, table in run.tables():
-        if not len(table):
-            continue
-        columns = {column: _to_arrow(values) for column, values in table.columns().items()}
-        with (building / f"{name}.parquet").open("wb") as file:
-            pq.write_table(pa.table(columns), file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
+    columns = {column: _to_arrow(values) for column, values in table.columns().items()}
+    with path.open("wb") as file:
+        pq.write_table(pa.table(columns), file, compression="zstd")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _to_arrow(values: np.ndarray[Any, Any]) -> pa.Array:
@@ -153,6 +174,50 @@ def _to_arrow(values: np.ndarray[Any, Any]) -> pa.Array:
     if values.dtype == np.object_:  # names repeat: each is stored once
         return pa.array(values, pa.string()).dictionary_encode()
     return pa.array(values)
+
+
+def _description(run: Run, crc32: dict[str, int]) -> bytes:
+    stored = _StoredRun(
+        format=FORMAT,
+        provenance=_StoredProvenance(
+            origin=run.provenance.origin, source=run.provenance.source, basis=run.provenance.basis
+        ),
+        facts={name: list(v) if isinstance(v, tuple) else v for name, v in run.facts.items()},
+        missing=list(run.missing),
+        rows={name: len(table) for name, table in run.tables() if len(table)},
+        crc32=crc32,
+    )
+    stored.crc32[_DESCRIPTION] = _own_crc32(stored)
+    content = msgspec.json.format(msgspec.json.encode(stored), indent=1)
+    try:
+        problem = "" if _decoded(content) == stored else "they read back as others"
+    except (ValueError, msgspec.DecodeError) as error:
+        problem = str(error)
+    if problem or len(content) > _LARGEST_DESCRIPTION:
+        problem = problem or f"they take {len(content):,} bytes of at most {_LARGEST_DESCRIPTION:,}"
+        raise UsageError(f"the facts of this run cannot be written: {problem}")
+    return content
+
+
+def _own_crc32(stored: _StoredRun) -> int:
+    """Return the CRC of what run.json says, without itself and whatever the spaces."""
+    others = {name: crc for name, crc in stored.crc32.items() if name != _DESCRIPTION}
+    return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(stored, crc32=others)))
+
+
+def _put_in_place(building: Path, place: Path) -> None:
+    """Move a whole run to its place; the run that was there is whole until the new one is."""
+    replaced = building.with_name(building.name.replace(".writing-", ".replaced-"))
+    if place.exists():
+        place.rename(replaced)
+    try:
+        building.rename(place)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(place)
+        raise
+    _sync_directory(place.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _write_synced(path: Path, content: bytes) -> None:
@@ -171,42 +236,69 @@ def _sync_directory(path: Path) -> None:
 
 
 def _read_description(place: Path) -> _StoredRun:
-    path = place / "run.json"
+    path = place / _DESCRIPTION
     try:
         if not place.is_dir():
             raise UsageError(f"{place}: expected a run, which is a directory; there is none")
-        if path.stat().st_size > _LARGEST_RUN_JSON:
-            raise DamagedInput(path, f"larger than {_LARGEST_RUN_JSON} bytes")
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DamagedInput(place, "no run.json in it: not a run, or one that was never finished"
-                           ) from None  # fmt: skip
+        if not path.is_file():
+            raise DamagedInput(
+                place, "no run.json in it: not a run, or one that was never finished"
+            )
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_DESCRIPTION + 1)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > _LARGEST_DESCRIPTION:
+        raise DamagedInput(path, f"larger than {_LARGEST_DESCRIPTION} bytes")
     try:
         number = msgspec.json.decode(content, type=_FormatOnly).format
         if number > FORMAT:
             raise DamagedInput(
                 path, f"format {number}: this version reads up to {FORMAT}, a newer one is needed"
             )
-        return msgspec.json.decode(content, type=_StoredRun)
-    except (msgspec.DecodeError, RecursionError) as error:
+        return _decoded(content)
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
         raise DamagedInput(path, f"not the description of a run: {error}") from None
 
 
+def _decoded(content: bytes) -> _StoredRun:
+    stored = msgspec.json.decode(content, type=_StoredRun)
+    if stored.format < 1:
+        raise ValueError(f"there is no format {stored.format}")
+    json.loads(content.decode(), object_pairs_hook=_refuse_twice)
+    return stored
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse a key that is given twice, where a decoder keeps the last and says nothing."""
+    names = [name for name, _ in pairs]
+    for name in sorted(set(names)):
+        if names.count(name) > 1:
+            raise ValueError(f"{shown(name)} is given {names.count(name)} times")
+
+
+def _edited(stored: _StoredRun) -> Iterator[str]:
+    written = stored.crc32.get(_DESCRIPTION)
+    if written is not None and written != _own_crc32(stored):
+        yield f"{_DESCRIPTION}: it was changed after it was written"
+
+
+def _unknown_tables(stored: _StoredRun) -> Iterator[str]:
+    for name in sorted(stored.rows.keys() - TABLES.keys()):
+        yield f"{shown(name)}: {stored.rows[name]} rows of a table that this version does not know"
+
+
 def _read_table(
-    place: Path, name: str, kind: type[Table], rows: int, missing: list[str]
+    place: Path, name: str, kind: type[Table], stored: _StoredRun, missing: list[str]
 ) -> Table | None:
-    files = table_files(place, name)
-    if not files:
-        if rows:
-            missing.append(f"{name}: {rows} rows were written, the file is gone")
-        return None
-    pieces = [piece for file in files for piece in _read_pieces(file, kind, missing)]
+    rows, files = stored.rows.get(name, 0), table_files(place, name)
+    if not files and rows:
+        missing.append(f"{name}: {rows} rows were written, the file is gone")
+    pieces = list(_pieces(place, files, kind, stored, rows, missing))
     if not pieces:
         return None
     table = kind(**{
-        column: np.concatenate([piece[column] for piece in pieces])
+        column: np.concatenate([piece.columns()[column] for piece in pieces])
         for column in kind.column_types()
     })  # fmt: skip
     if len(table) != rows:
@@ -214,32 +306,86 @@ def _read_table(
     return table
 
 
-def _read_pieces(
-    path: Path, kind: type[Table], missing: list[str]
-) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+def _pieces(
+    place: Path, files: list[Path], kind: type[Table], stored: _StoredRun, rows: int,
+    missing: list[str],
+) -> Iterator[Table]:  # fmt: skip
+    """Read the files that can be believed; no more rows are taken than were written."""
+    import pyarrow as pa
+
+    for path in files:
+        name = str(path.relative_to(place))
+        try:
+            piece = _read_piece(path, kind, stored.crc32.get(name), min(rows, MOST_ROWS))
+        except (pa.ArrowException, OSError, ValueError, UsageError) as error:
+            missing.append(f"{name}: damaged, not read ({_reason(error)})")
+            continue
+        rows -= len(piece)
+        yield piece
+
+
+def _read_piece(path: Path, kind: type[Table], crc32: int | None, most_rows: int) -> Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    place = path.relative_to(path.parent.parent)
-    try:
-        table = pq.read_table(path)
-        yield {
-            column: _from_arrow(table.column(column), wanted)
-            for column, wanted in kind.column_types().items()
-        }
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        missing.append(f"{place}: damaged, not read ({reason})")
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError("it is no file")
+    if crc32 is not None and crc32 != _crc32(path):
+        raise ValueError("it is not as it was written")
+    # Arrow's own file: its threads may be at work when the process ends, where Python's are gone.
+    with pa.OSFile(os.fsencode(path)) as file:
+        parquet = pq.ParquetFile(file)
+        if parquet.metadata.num_rows > most_rows:
+            raise ValueError(f"{parquet.metadata.num_rows} rows, expected at most {most_rows}")
+        wanted = kind.column_types()
+        table = parquet.read(columns=list(wanted))
+    return kind(**{name: _from_arrow(table, name, kind) for name, kind in wanted.items()})
 
 
-def _from_arrow(column: pa.ChunkedArray, wanted: type[np.generic]) -> np.ndarray[Any, Any]:
+def _crc32(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            crc = zlib.crc32(part, crc)
+    return crc
+
+
+def _from_arrow(table: pa.Table, name: str, wanted: type[np.generic]) -> np.ndarray[Any, Any]:
     import pyarrow as pa
 
+    if table.column_names.count(name) != 1:
+        raise ValueError(f"expected one column {name}, got {table.column_names.count(name)}")
+    column = table.column(name)
     if column.null_count:
-        raise ValueError(f"{column.null_count} values are missing")
+        raise ValueError(f"{name}: {column.null_count} values are missing")
     if wanted is np.object_:
-        return np.asarray(column.cast(pa.string()).to_numpy(zero_copy_only=False), object)
+        return _texts(name, column)
+    is_taken = pa.types.is_integer if wanted is np.int64 else pa.types.is_floating
+    if not is_taken(column.type):
+        raise ValueError(f"{name}: expected {np.dtype(wanted)}, got {column.type}")
     return np.asarray(column.cast(pa.from_numpy_dtype(wanted)).to_numpy(), wanted)
+
+
+def _texts(name: str, column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """Return a column of text in which equal values are one object."""
+    import pyarrow as pa
+
+    is_encoded = pa.types.is_dictionary(column.type)
+    type_ = column.type.value_type if is_encoded else column.type
+    if not (pa.types.is_string(type_) or pa.types.is_large_string(type_)):
+        raise ValueError(f"{name}: expected text, got {column.type}")
+    encoded = column if is_encoded else column.dictionary_encode()
+    chunks = [
+        np.array(chunk.dictionary.to_pylist(), object)[chunk.indices.to_numpy()]
+        for chunk in encoded.chunks
+    ]
+    return np.concatenate([np.empty(0, object), *chunks])
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error)  # without the path, which is said before
+    first = text.partition("\n")[0].rstrip(".") or type(error).__name__
+    return first if len(first) <= _LONGEST_REASON else first[:_LONGEST_REASON] + "..."
 
 
 def _fact(value: int | float | str | list[tuple[float, float]]) -> FactValue:

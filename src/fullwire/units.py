@@ -4,89 +4,93 @@ k, M, G, T are powers of ten and Ki, Mi, Gi, Ti powers of two. Inside Fullwire a
 second, a size is bytes and a time is seconds (whole nanoseconds where it is stored). In Python a
 bare number is taken in these units; in text a number without a unit is refused, because nobody can
 tell whether "10" was meant as Gbps.
+
+Text is read exactly: "0.007GB" is 7,000,000 bytes, and not one that binary fractions come near.
 """
 
 from __future__ import annotations
 
-import math
+import numbers
+import operator
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import NamedTuple
 
 from fullwire.errors import UsageError
 
-_PREFIXES: Mapping[str, float] = {
+_PREFIXES: Mapping[str, int] = {
     "": 1,
-    "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
+    "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
 }  # fmt: skip
 _BITS = ("bps", "bit/s", "b/s")
 _BYTES_PER_SECOND = ("B/s", "Bps")
+_NANOSECOND = Fraction(1, 10**9)
 
 
 class _Kind(NamedTuple):
-    """One kind of quantity: its units in the base unit, and how an example looks."""
+    """One kind of quantity: its units in the base unit, what is believed of it, an example."""
 
     name: str
-    units: Mapping[str, float]
+    units: Mapping[str, Fraction | int]
     example: str
+    least: Fraction
+    most: Fraction
+    span: str
 
 
 _RATE = _Kind(
-    "a rate",
+    "a rate with its unit",
     {p + u: f for p, f in _PREFIXES.items() for u in _BITS}
     | {p + u: 8 * f for p, f in _PREFIXES.items() for u in _BYTES_PER_SECOND},
     "10Gbps or 50GiB/s",
-)
-_SIZE = _Kind("a size", {p + "B": f for p, f in _PREFIXES.items()}, "25MiB")
+    Fraction(1), Fraction(10**18), "more than 0, from 1 bps to a million Tbps",
+)  # fmt: skip
+_SIZE = _Kind(
+    "a size with its unit", {p + "B": f for p, f in _PREFIXES.items()}, "25MiB",
+    Fraction(1), Fraction(2**63 - 1), "more than 0, below 2^63 bytes",
+)  # fmt: skip
 _TIME = _Kind(
-    "a time",
+    "a time with its unit",
     {
-        "ns": 1e-9,
-        "us": 1e-6,
-        "µs": 1e-6,
-        "μs": 1e-6,
-        "ms": 1e-3,
-        "s": 1.0,
-        "min": 60.0,
-        "h": 3600.0,
+        "ns": _NANOSECOND, "us": 1000 * _NANOSECOND, "µs": 1000 * _NANOSECOND,
+        "μs": 1000 * _NANOSECOND, "ms": 10**6 * _NANOSECOND, "s": 1, "min": 60, "h": 3600,
     },
     "5ms",
-)
+    Fraction(0), (2**63 - 1) * _NANOSECOND, "a time of 0 or more, below 292 years",
+)  # fmt: skip
+_RATIO = _Kind(
+    "a plain number", {"": 1}, "4",
+    Fraction(1, 10**18), Fraction(10**18), "more than 0, from 1e-18 to 1e18",
+)  # fmt: skip
+
 # ASCII digits only, and a bounded number of them: float() itself takes far more than people type.
-_QUANTITY = re.compile(r"([+-]?[0-9]{0,40}\.?[0-9]{0,40}(?:[eE][+-]?[0-9]{1,3})?)\s*([^\s0-9.]*)")
+NUMBER = r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?"
+_QUANTITY = re.compile(rf"({NUMBER})\s*([^\s0-9.]*)")
 
 
 def bits_per_second(value: str | float, what: str = "rate") -> float:
     """Read a line rate, above zero: "10Gbps", "1.5Gbit/s", "50GiB/s", or a number in bit/s."""
-    return _above_zero(_base_units(value, _RATE, what), value, what)
+    return float(_quantity(value, _RATE, what))
 
 
 def size_bytes(value: str | float, what: str = "size") -> int:
     """Read a size of at least one byte: "25MiB", "64kB", or a number of bytes."""
-    size = _above_zero(_base_units(value, _SIZE, what), value, what)
-    if size != math.floor(size):
-        raise UsageError(f"{what}: expected a whole number of bytes, got {_shown(value)}")
+    size = _quantity(value, _SIZE, what)
+    if size.denominator != 1:
+        raise UsageError(f"{what}: expected a whole number of bytes, got {shown(value)}")
     return int(size)
 
 
 def seconds(value: str | float, what: str = "time") -> float:
     """Read a time that is zero or more: "5ms", "500ns", or a number of seconds."""
-    time_s = _base_units(value, _TIME, what)
-    if time_s < 0:
-        raise UsageError(f"{what}: expected a time of 0 or more, got {_shown(value)}")
-    return time_s
+    return float(_quantity(value, _TIME, what))
 
 
 def ratio(value: str | float, what: str = "ratio") -> float:
     """Read a plain number above zero, with no unit: a compression ratio, a share."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(f"{what}: expected a plain number, got {_shown(value)}")
-    return _above_zero(number, value, what)
+    return float(_quantity(value, _RATIO, what))
 
 
 def show_rate(rate_bps: float) -> str:
@@ -104,49 +108,54 @@ def show_time(time_s: float) -> str:
     return _scaled(time_s, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")], "s")
 
 
-def _base_units(value: str | float, kind: _Kind, what: str) -> float:
-    if isinstance(value, str):
-        return _parsed(value, kind, what)
-    if isinstance(value, bool) or not _is_number(value) or not math.isfinite(value):
-        raise UsageError(f"{what}: expected {kind.name} like {kind.example}, got {_shown(value)}")
-    return float(value)
-
-
-def _parsed(text: str, kind: _Kind, what: str) -> float:
-    match = _QUANTITY.fullmatch(text.strip())
-    number, unit = match.groups() if match else ("", "")
-    expected = (
-        f"{what}: expected {kind.name} with its unit, like {kind.example}, got {_shown(text)}"
-    )
-    if unit not in kind.units:
-        raise UsageError(expected)
+def shown(value: object) -> str:
+    """Print what someone gave, in a length that fits a message."""
     try:
-        amount = float(number) * kind.units[unit]
-    except ValueError:
-        raise UsageError(expected) from None
-    if not math.isfinite(amount):
-        raise UsageError(expected)
-    return amount
-
-
-def _is_number(value: object) -> bool:
-    return hasattr(value, "__float__")
-
-
-def _above_zero(number: float, value: object, what: str) -> float:
-    if number <= 0:
-        raise UsageError(f"{what}: expected more than 0, got {_shown(value)}")
-    return number
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
+        text = repr(value).replace("\n", " ")
+    except ValueError:  # Python prints no whole number of more than 4,300 digits
+        text = f"a very large {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def visible(text: str) -> str:
+    """Print text from files and arguments so that no terminal obeys it."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def _quantity(value: object, kind: _Kind, what: str) -> Fraction:
+    exact = _typed(value, kind) if isinstance(value, str) else _number(value)
+    if exact is None:
+        raise UsageError(f"{what}: expected {kind.name}, like {kind.example}, got {shown(value)}")
+    if not kind.least <= exact <= kind.most:
+        raise UsageError(f"{what}: expected {kind.span}, got {shown(value)}")
+    return exact
+
+
+def _typed(text: str, kind: _Kind) -> Fraction | None:
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match[2] not in kind.units:
+        return None
+    return Fraction(match[1]) * kind.units[match[2]]
+
+
+def _number(value: object) -> Fraction | None:
+    """Take a Python or numpy number; a truth value, an array or a numpy time is none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        if isinstance(value, numbers.Integral):
+            return Fraction(operator.index(value))
+        return Fraction(float(value))
+    except (TypeError, ValueError, OverflowError):  # a numpy time, not a number, an infinity
+        return None
+
+
 def _scaled(amount: float, steps: list[tuple[float, str]], base: str) -> str:
+    # Rounded first: what would print as 1000 of one unit prints as 1 of the next.
+    rounded = float(f"{amount:.3e}")
     for factor, unit in steps:
-        # 0.9995 and not 1: what would print as 1000 of one unit prints as 1 of the next.
-        if abs(amount) >= 0.9995 * factor:
-            return f"{amount / factor:.4g} {unit}"
-    return f"{amount:.4g} {base}"
+        if abs(rounded) >= factor:
+            return f"{rounded / factor:.4g} {unit}"
+    return f"{rounded:.4g} {base}"

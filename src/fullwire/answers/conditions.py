@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 from fullwire.errors import UsageError
 from fullwire.model.compressor import Compressor, parse_codec
-from fullwire.units import bits_per_second, ratio, seconds
+from fullwire.units import bits_per_second, ratio, seconds, shown
 
 Value = TypeVar("Value")
 OneOrMany: TypeAlias = Any  # a scalar, text with commas between values, a sequence, an array
 
 MOST_WORKERS = 100_000_000
+MOST_VALUES = 1_000_000  # of one condition: a generator may never end
 
 
 def several(given: OneOrMany, read: Callable[[Any], Value]) -> tuple[Value, ...]:
@@ -22,12 +25,12 @@ def several(given: OneOrMany, read: Callable[[Any], Value]) -> tuple[Value, ...]
 
 def worker_count(value: Any) -> int:
     """Read a number of workers."""
-    text = str(value).strip()
-    if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:12]) <= MOST_WORKERS:
+    number = _typed_whole(value) if isinstance(value, str) else _whole(value)
+    if number is None or not 1 <= number <= MOST_WORKERS:
         raise UsageError(
-            f"workers: expected a whole number from 1 to {MOST_WORKERS:,}, got {text!r}"
+            f"workers: expected a whole number from 1 to {MOST_WORKERS:,}, got {shown(value)}"
         )
-    return int(text)
+    return number
 
 
 def rate(value: Any) -> float:
@@ -43,6 +46,8 @@ def latency(value: Any) -> float:
 def compressors(compression: OneOrMany | None, codec: OneOrMany | None) -> tuple[Compressor, ...]:
     """Read free ratios, then codecs with a cost; without either nothing is compressed."""
     free = () if compression is None else several(compression, _free)
+    if compression is not None and not free:
+        raise UsageError("compression: expected at least one value")
     costly = () if codec is None else tuple(_codec(each) for each in _many_codecs(codec))
     return free + costly or (Compressor(ratio=1),)
 
@@ -56,12 +61,31 @@ def _codec(value: Any) -> Compressor:
 
 
 def _many_codecs(given: OneOrMany) -> Iterable[Any]:
-    return [given] if isinstance(given, str | Compressor) else given
+    return [given] if isinstance(given, str | Compressor) else _each(given)
 
 
 def _each(given: OneOrMany) -> Iterable[Any]:
     if isinstance(given, str):
         return [part.strip() for part in given.split(",")]
+    if isinstance(given, bytes | bytearray | memoryview):  # not the numbers of its letters
+        return [given]
     if hasattr(given, "tolist"):  # an array, or one number of one
         given = given.tolist()
-    return given if isinstance(given, Iterable) else [given]
+    if not isinstance(given, Iterable):
+        return [given]
+    values = list(islice(given, MOST_VALUES + 1))
+    if len(values) > MOST_VALUES:
+        raise UsageError(f"expected at most {MOST_VALUES:,} values of one condition")
+    return values
+
+
+def _typed_whole(text: str) -> int | None:
+    digits = text.strip()
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 12 else None
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None

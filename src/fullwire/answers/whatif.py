@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,6 +24,7 @@ from fullwire.simulation.schedule import typical_step
 from fullwire.simulation.sweep import Grid, Predictions, Progress, Subject, sweep
 from fullwire.simulation.target import Targets, targets
 from fullwire.sources import read
+from fullwire.sources.files import name_of
 from fullwire.units import ratio
 
 RunLike: TypeAlias = Run | str | Path  # a run, where one is, or the name of a workload
@@ -186,16 +187,20 @@ def _recorded(runs: Sequence[Run], fact: str, otherwise: OneOrMany) -> OneOrMany
 
 def _named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
     """Open what is named; a run is called what it was opened as, or by its source."""
-    many = [runs] if isinstance(runs, Run | str | Path) else list(runs)
+    many = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
     if not many:
         raise UsageError("what-if: expected at least one run")
-    named = [
-        (each.provenance.source, each) if isinstance(each, Run) else (str(each), read(each))
-        for each in many
-    ]
+    named = [_opened(each) for each in many]
     if len({name for name, _ in named}) < len(named):
         return [(f"{name} ({number})", run) for number, (name, run) in enumerate(named, 1)]
     return named
+
+
+def _opened(given: RunLike) -> tuple[str, Run]:
+    if isinstance(given, Run):
+        return given.provenance.source, given
+    run = read(given)
+    return name_of(given), run
 
 
 def _subject(name: str, run: Run) -> Subject:

@@ -6,11 +6,15 @@ compared. An unknown fact is refused when a run is made, so a misspelt one canno
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from fullwire.errors import UsageError
+from fullwire.units import shown
 
 FactValue: TypeAlias = int | float | str | tuple[tuple[float, float], ...]
 
@@ -55,10 +59,26 @@ def _checked(name: str, value: FactValue) -> FactValue:
     if name not in REGISTRY:
         raise UsageError(f"unknown fact {name!r}: known are {', '.join(sorted(REGISTRY))}")
     kind = REGISTRY[name].kind
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 2**63:
         return float(value)
     if type(value) is not kind:
         raise UsageError(
-            f"fact {name!r}: expected {kind.__name__}, got {type(value).__name__} {value!r}"
+            f"fact {name!r}: expected {kind.__name__}, got {type(value).__name__} {shown(value)}"
         )
+    if kind is float and not math.isfinite(value):  # type: ignore[arg-type]  # it is a float here
+        raise UsageError(f"fact {name!r}: expected a number, got {value!r}")
+    if isinstance(value, tuple):
+        _check_points(name, value)
     return value
+
+
+def _check_points(name: str, points: tuple[tuple[float, float], ...]) -> None:
+    try:
+        numbers = np.array(points, np.float64).reshape(-1, 2)
+    except (TypeError, ValueError):
+        raise UsageError(f"fact {name!r}: expected pairs of numbers, got {shown(points)}") from None
+    is_usable = np.isfinite(numbers).all() and (numbers >= 0).all()
+    if not is_usable or (np.diff(numbers[:, 0]) <= 0).any():
+        raise UsageError(
+            f"fact {name!r}: expected numbers of 0 or more, sizes ascending, got {shown(points)}"
+        )

@@ -4,19 +4,23 @@ A recorded job, an imported trace, a capture and a simulation all end here; ever
 view starts here. A run is built whole and then only read: its columns are read-only arrays, and
 trimming or aligning makes a new run. Times are whole nanoseconds on one clock, sizes bytes, rates
 bits per second.
+
+What a run holds can be written and read again: a column is of its type to the last value, and text
+is text that a file can hold. Whatever is not is refused here, before an hour of recording is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.model.facts import FactValue, checked_facts
+from fullwire.units import shown
 
 Whole: TypeAlias = NDArray[np.int64]
 Real: TypeAlias = NDArray[np.float64]
@@ -39,7 +43,8 @@ class Table:
 
     def __post_init__(self) -> None:
         for name, kind in self.column_types().items():
-            object.__setattr__(self, name, _read_only(getattr(self, name), kind))
+            place = f"{type(self).__name__}.{name}"
+            object.__setattr__(self, name, _read_only(place, getattr(self, name), kind))
         lengths = {name: len(column) for name, column in self.columns().items()}
         if len(set(lengths.values())) > 1:
             raise UsageError(f"{type(self).__name__}: columns differ in length: {lengths}")
@@ -181,6 +186,15 @@ class Provenance:
     source: str
     basis: Basis = "measured"
 
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("origin", self.origin, get_args(Origin)),
+            ("basis", self.basis, get_args(Basis)),
+        ):
+            if not isinstance(value, str) or value not in known:
+                raise UsageError(f"{name}: expected {' or '.join(known)}, got {shown(value)}")
+        _refuse_other_than_text("source", [self.source])
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
@@ -198,7 +212,18 @@ class Run:
     flows: Flows = field(default_factory=Flows.empty)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.provenance, Provenance):
+            raise UsageError(f"run: expected a Provenance, got {shown(self.provenance)}")
+        if not isinstance(self.facts, Mapping):
+            raise UsageError(f"facts: expected them by name, got {shown(self.facts)}")
+        if not isinstance(self.missing, tuple):
+            raise UsageError(f"missing: expected a tuple of sentences, got {shown(self.missing)}")
+        for name, table in self.tables():
+            if not isinstance(table, TABLES[name]):
+                raise UsageError(f"{name}: expected {TABLES[name].__name__}, got {shown(table)}")
         object.__setattr__(self, "facts", checked_facts(self.facts))
+        _refuse_other_than_text("missing", self.missing)
+        _refuse_other_than_text("facts", (v for v in self.facts.values() if isinstance(v, str)))
 
     @property
     def complete(self) -> bool:
@@ -210,15 +235,48 @@ class Run:
         return ((name, getattr(self, name)) for name in TABLES)
 
 
-def _read_only(column: Any, kind: type[np.generic]) -> NDArray[Any]:
-    array = np.asarray(column)
-    if array.ndim != 1:
-        raise UsageError(f"a column has one dimension, got {array.ndim}")
-    if array.dtype != kind:
-        if kind is np.int64 and array.size and array.dtype.kind not in "iu":
-            raise UsageError(f"a column of whole numbers cannot hold {array.dtype}")
-        array = array.astype(kind)
+def _read_only(place: str, column: Any, kind: type[np.generic]) -> NDArray[Any]:
+    array = _of_kind(place, _one_dimension(place, column, kind), kind)
     # A view, so that the caller's own array stays as writable as it was.
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def _one_dimension(place: str, column: Any, kind: type[np.generic]) -> NDArray[Any]:
+    is_list_of_text = kind is np.object_ and not isinstance(column, np.ndarray)
+    try:  # as objects, because numpy alone would turn the numbers among texts into text
+        array = np.asarray(column, np.object_ if is_list_of_text else None)
+    except ValueError:
+        raise UsageError(f"{place}: expected a column, got rows of several lengths") from None
+    if array.ndim != 1:
+        raise UsageError(f"{place}: expected one dimension, got {array.ndim}")
+    return array
+
+
+def _of_kind(place: str, array: NDArray[Any], kind: type[np.generic]) -> NDArray[Any]:
+    if not array.size:
+        return array.astype(kind)
+    if array.dtype.kind not in _TAKEN[kind]:
+        raise UsageError(f"{place}: expected {_CALLED[kind]}, got a column of {array.dtype}")
+    if kind is np.int64 and array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
+        raise UsageError(f"{place}: expected whole numbers below 2^63, got {array.max()}")
+    if kind is np.object_:
+        _refuse_other_than_text(place, array.tolist())
+    return array.astype(kind, copy=False)
+
+
+_TAKEN: Mapping[type[np.generic], str] = {np.int64: "iu", np.float64: "fiu", np.object_: "OU"}
+_CALLED: Mapping[type[np.generic], str] = {
+    np.int64: "whole numbers", np.float64: "numbers", np.object_: "text",
+}  # fmt: skip
+
+
+def _refuse_other_than_text(place: str, values: Iterable[object]) -> None:
+    try:
+        "".join(set(values)).encode()  # type: ignore[arg-type]  # which is what this finds out
+    except TypeError:
+        raise UsageError(f"{place}: expected text and nothing else") from None
+    except UnicodeEncodeError as error:
+        problem = shown(error.object[error.start])
+        raise UsageError(f"{place}: expected text that a file can hold, got {problem}") from None

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fullwire.units import show_bytes, show_rate, show_time
+from fullwire.units import show_bytes, show_rate, show_time, visible
 
 if TYPE_CHECKING:
     from fullwire.analysis.compare import Comparison
@@ -226,12 +226,12 @@ def _print_notes(sentences: Iterable[str]) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(_visible(text) + "\n")
+    sys.stdout.write(visible(text) + "\n")
 
 
 def _table(headings: list[str], rows: list[list[str]], texts: set[str]) -> None:
     """Print columns, numbers to the right and the named texts to the left."""
-    shown = [[_visible(cell) for cell in row] for row in [headings, *rows]]
+    shown = [[visible(cell) for cell in row] for row in [headings, *rows]]
     widths = [max(len(row[column]) for row in shown) for column in range(len(headings))]
     left = [heading in texts for heading in headings]
     for number, row in enumerate(shown):
@@ -243,10 +243,3 @@ def _table(headings: list[str], rows: list[list[str]], texts: set[str]) -> None:
         if number == 0:
             sys.stdout.write("  ".join("─" * width for width in widths) + "\n")
     sys.stdout.write("\n")
-
-
-def _visible(text: str) -> str:
-    """Replace what a terminal would obey, so that a hostile name cannot move the cursor."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

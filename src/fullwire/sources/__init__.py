@@ -8,8 +8,9 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.model import workloads
 from fullwire.model.run import Run
 from fullwire.sources import netx
+from fullwire.sources.files import opened, path_of
 from fullwire.sources.modelled import modelled_run
-from fullwire.units import seconds
+from fullwire.units import seconds, shown
 
 FORMATS = ("run", "workload", "netx")
 
@@ -25,41 +26,43 @@ def read(
 
     `step_time` and `reduce_cost` (a file) belong to netx logs, which do not hold them.
     """
-    kind = format or _recognised(path)
-    if kind not in FORMATS:
-        raise UsageError(f"format: expected one of {', '.join(FORMATS)}, got {kind!r}")
+    place = path_of(path, "read")
+    kind = _recognised(place) if format is None else format
+    if not isinstance(kind, str) or kind not in FORMATS:
+        raise UsageError(f"format: expected one of {', '.join(FORMATS)}, got {shown(kind)}")
     if kind == "netx":
         step_time_s = None if step_time is None else seconds(step_time, "step time")
-        table = None if reduce_cost is None else Path(reduce_cost)
-        return netx.read_netx(Path(path), step_time_s=step_time_s, reduce_cost=table)
+        table = None if reduce_cost is None else path_of(reduce_cost, "reduce cost")
+        return netx.read_netx(place, step_time_s=step_time_s, reduce_cost=table)
     if step_time is not None or reduce_cost is not None:
         raise UsageError(
             f"{path}: --step-time and --reduce-cost belong to netx logs, not to a {kind}"
         )
     if kind == "workload":
         return modelled_run(workloads.workload(str(path)))
-    from fullwire.store import read_run  # here, because Parquet takes a moment to load
+    from fullwire.store import read_run  # here, because a built-in workload needs no storage
 
-    return read_run(path)
+    return read_run(place)
 
 
-def _recognised(path: str | Path) -> str:
-    place = Path(path)
-    if place.is_dir():
+def _recognised(path: Path) -> str:
+    try:
+        is_run = path.is_dir()
+        is_there = is_run or path.exists()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    if is_run:
         return "run"
-    if not place.exists():
-        if "@" in str(path):
-            return "workload"
-        raise UsageError(f"{path}: there is no such file, and no built-in workload of this name")
-    return _by_beginning(place)
+    if is_there:
+        return _by_beginning(path)
+    if "@" in str(path):
+        return "workload"
+    raise UsageError(f"{path}: there is no such file, and no built-in workload of this name")
 
 
 def _by_beginning(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            beginning = file.read(4096)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    with opened(path) as file:
+        beginning = file.read(4096)
     if netx.looks_like(beginning):
         return "netx"
     if not beginning:

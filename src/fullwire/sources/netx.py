@@ -9,28 +9,55 @@
 The log does not say how long a step takes, so whoever reads it must (`step_time`); what is not
 backward is put before it. Beside it lies a table of vector-addition times, `bytes,seconds` a line
 (`reduce_cost`).
+
+A log that was cut within its last number still has the announced lines. All that shows it is the
+newline that is gone, so the run of a log without it is marked partial.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.cost import AddTimes
 from fullwire.model.facts import FactValue
-from fullwire.model.run import Gradients, Provenance, Run, Spans
+from fullwire.model.run import Gradients, Provenance, Real, Run, Spans, Whole
+from fullwire.sources.files import name_of, opened
+from fullwire.units import NUMBER, shown
 
 HEADER = "first line is for"
 _LONGEST_LINE = 1_000  # characters; a real line has some 30
+_MOST_LINES = 1_100_000  # blank lines cost time too
 _MOST_GRADIENTS = 1_000_000
 _MOST_POINTS = 100_000
 _LONGEST_WAIT_US = 3.6e9  # an hour: what is above is not a wait but another unit
+_LONGEST_ADD_S = 3.6e3
+_LONGEST_STEP_S = 86_400
 _LARGEST_GRADIENT = 2**46
+_TWO_NUMBERS = re.compile(rf"({NUMBER})[ \t]*,[ \t]*({NUMBER})")
+
+
+class _Line(NamedTuple):
+    """A line of a log; the last one of a file that was cut has no end."""
+
+    number: int
+    text: str
+    has_end: bool
+
+
+class _Log(NamedTuple):
+    """What a log says, and whether its last number is certain."""
+
+    waits_us: Real
+    sizes: Whole
+    has_end: bool
 
 
 def looks_like(beginning: bytes) -> bool:
@@ -40,132 +67,155 @@ def looks_like(beginning: bytes) -> bool:
 
 def read_netx(path: Path, *, step_time_s: float | None, reduce_cost: Path | None) -> Run:
     """Read a backward-pass log as a run of one worker and one step."""
-    waits_us, sizes = _read_gradients(path)
-    if step_time_s is None:
-        raise UsageError(
-            f"{path}: a netx log holds no step time: give it, like --step-time 194.5ms"
-        )
-    ready_ns = np.rint(np.cumsum(waits_us) * 1e3).astype(np.int64)
-    step_ns, backward_ns = round(step_time_s * 1e9), int(ready_ns[-1])
-    if step_ns < backward_ns:
-        raise UsageError(
-            f"{path}: the step time of {step_time_s:g} s is shorter than the backward pass, "
-            f"which takes {backward_ns / 1e9:g} s"
-        )
+    log = _read_log(path)
+    ready_ns = np.rint(np.cumsum(log.waits_us) * 1e3).astype(np.int64)
+    backward_ns = int(ready_ns[-1])
+    step_ns = _step_ns(path, step_time_s, backward_ns)
     facts: dict[str, FactValue] = {"workers": 1}
     if reduce_cost is not None:
         facts["reduce_cost"] = read_reduce_cost(reduce_cost).points
+    name = name_of(path)
+    cut = () if log.has_end else (f"{name}: its last line has no end, so it may have been cut",)
     return Run(
-        provenance=Provenance(origin="imported", source=str(path)),
+        provenance=Provenance(origin="imported", source=name),
         facts=facts,
+        missing=cut,
         spans=_spans(step_ns, backward_ns),
-        gradients=_gradients(step_ns - backward_ns + ready_ns, sizes),
+        gradients=_gradients(step_ns - backward_ns + ready_ns, log.sizes),
     )
 
 
 def read_reduce_cost(path: Path) -> AddTimes:
     """Read a table of measured vector additions."""
     points: list[tuple[float, float]] = []
-    for number, line in _lines(path):
-        if not line:
+    for line in _lines(path):
+        if not line.text:
             continue
-        size, time = _two_numbers(path, number, line, "bytes,seconds")
+        size, time_s = _two_numbers(path, line, "bytes,seconds")
         if points and size <= points[-1][0]:
             raise DamagedInput(
-                path, f"expected sizes in ascending order, got {size:g}", line=number
+                path, f"expected sizes in ascending order, got {size:g}", line=line.number
             )
-        points.append((size, time))
+        if time_s > _LONGEST_ADD_S:
+            raise DamagedInput(
+                path, f"an addition of {time_s:g} s is over an hour", line=line.number
+            )
+        points.append((size, time_s))
         if len(points) > _MOST_POINTS:
-            raise DamagedInput(path, f"more than {_MOST_POINTS} sizes", line=number)
+            raise DamagedInput(path, f"more than {_MOST_POINTS} sizes", line=line.number)
     if not points:
         raise DamagedInput(path, "expected lines of bytes,seconds and found none")
     return AddTimes(tuple(points))
 
 
-def _read_gradients(path: Path) -> tuple[list[float], list[int]]:
+def _step_ns(path: Path, step_time_s: float | None, backward_ns: int) -> int:
+    if step_time_s is None:
+        raise UsageError(
+            f"{path}: a netx log holds no step time: give it, like --step-time 194.5ms"
+        )
+    if step_time_s > _LONGEST_STEP_S:
+        raise UsageError(f"step time: expected at most a day, got {step_time_s:g} s")
+    step_ns = round(step_time_s * 1e9)
+    if step_ns < backward_ns:
+        raise UsageError(
+            f"{path}: the step time of {step_time_s:g} s is shorter than the backward pass, "
+            f"which takes {backward_ns / 1e9:g} s"
+        )
+    return step_ns
+
+
+def _read_log(path: Path) -> _Log:
     lines = _lines(path)
     header = next(lines, None)
     if header is None:
         raise DamagedInput(path, "the file is empty: expected a netx backward log")
-    if not header[1].startswith(HEADER):
+    if not header.text.startswith(HEADER):
         raise DamagedInput(path, f"expected a line beginning {HEADER!r}", line=1)
-    if _whole(path, lines, "the number of batches", most=2**31) != 1:
+    if _whole(path, next(lines, None), 2, "the number of batches", most=2**31) != 1:
         raise DamagedInput(path, "expected 1 batch: waits are averages over batches", line=2)
-    declared = _whole(path, lines, "the number of gradients", most=_MOST_GRADIENTS)
-    waits_us, sizes = [], []
-    for number, line in itertools.islice(lines, declared):
-        wait_us, size = _two_numbers(path, number, line, "microseconds,bytes")
-        if wait_us > _LONGEST_WAIT_US:
-            raise DamagedInput(path, f"a wait of {wait_us:g} us is over an hour", line=number)
-        if not (size.is_integer() and 0 < size <= _LARGEST_GRADIENT):
-            raise DamagedInput(path, f"expected whole bytes above 0, got {size:g}", line=number)
-        waits_us.append(wait_us)
-        sizes.append(int(size))
-    if len(sizes) != declared:
+    most = _MOST_GRADIENTS
+    declared = _whole(path, next(lines, None), 3, "the number of gradients", most=most)
+    log = _read_gradients(path, lines, declared)
+    for line in lines:
+        if line.text:
+            raise DamagedInput(
+                path, f"line 3 announces {declared} gradients, here is one more", line=line.number
+            )
+    return log
+
+
+def _read_gradients(path: Path, lines: Iterator[_Line], declared: int) -> _Log:
+    waits_us, sizes = np.empty(declared), np.empty(declared, np.int64)
+    count, has_end = 0, True
+    for line in itertools.islice(lines, declared):
+        waits_us[count], sizes[count] = _gradient(path, line)
+        count, has_end = count + 1, line.has_end
+    if count < declared:
         raise DamagedInput(
-            path, f"line 3 announces {declared} gradients, the file has {len(sizes)}"
-        )
-    for number, line in lines:
-        if line:
-            raise DamagedInput(path, f"line 3 announces {declared} gradients, here is one more",
-                               line=number)  # fmt: skip
-    return waits_us, sizes
+            path, f"line 3 announces {declared} gradients, the file ends after {count}",
+            line=4 + count,
+        )  # fmt: skip
+    return _Log(waits_us, sizes, has_end)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _gradient(path: Path, line: _Line) -> tuple[float, float]:
+    wait_us, size = _two_numbers(path, line, "microseconds,bytes")
+    if wait_us > _LONGEST_WAIT_US:
+        raise DamagedInput(path, f"a wait of {wait_us:g} us is over an hour", line=line.number)
+    if not (size.is_integer() and 0 < size <= _LARGEST_GRADIENT):
+        raise DamagedInput(path, f"expected whole bytes above 0, got {size:g}", line=line.number)
+    return wait_us, size
+
+
+def _lines(path: Path) -> Iterator[_Line]:
     """Read line by line in bounded memory: a line without end is refused, not collected."""
-    try:
-        with path.open("rb") as file:
-            for number in itertools.count(1):
-                line = file.readline(_LONGEST_LINE + 1)
-                if not line:
-                    return
-                if len(line) > _LONGEST_LINE:
-                    raise DamagedInput(path, f"longer than {_LONGEST_LINE} bytes", line=number)
-                yield number, _text(path, number, line)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    with opened(path) as file:
+        for number in range(1, _MOST_LINES + 1):
+            line = file.readline(_LONGEST_LINE + 1)
+            if not line:
+                return
+            if len(line) > _LONGEST_LINE:
+                raise DamagedInput(path, f"longer than {_LONGEST_LINE} bytes", line=number)
+            yield _Line(number, _text(path, number, line), line.endswith(b"\n"))
+    raise DamagedInput(path, f"more than {_MOST_LINES} lines")
 
 
 def _text(path: Path, number: int, line: bytes) -> str:
     try:
-        return line.decode("ascii").strip()
+        return line.decode("ascii").strip(" \t\r\n")
     except UnicodeDecodeError:
         raise DamagedInput(path, "expected plain text, got other bytes", line=number) from None
 
 
-def _whole(path: Path, lines: Iterator[tuple[int, str]], what: str, *, most: int) -> int:
-    number, line = next(lines, (None, ""))
-    if number is None:
-        raise DamagedInput(path, f"the file ends before {what}")
-    if not (line.isdigit() and len(line) <= 12 and 1 <= int(line) <= most):
+def _whole(path: Path, line: _Line | None, number: int, what: str, *, most: int) -> int:
+    if line is None:
+        raise DamagedInput(path, f"expected {what}, and the file ends", line=number)
+    text = line.text
+    if not (text.isdigit() and len(text) <= 12 and 1 <= int(text) <= most):
         raise DamagedInput(
-            path, f"expected {what}, from 1 to {most}, got {_short(line)}", line=number
+            path, f"expected {what}, from 1 to {most}, got {shown(text)}", line=number
         )
-    return int(line)
+    return int(text)
 
 
-def _two_numbers(path: Path, number: int, line: str, form: str) -> tuple[float, float]:
-    fields = line.split(",")
-    if len(fields) != 2:
-        _refuse(path, number, line, form)
-    try:
-        first, second = float(fields[0]), float(fields[1])
-    except ValueError:
-        _refuse(path, number, line, form)
-    if not (np.isfinite(first) and np.isfinite(second)):
-        _refuse(path, number, line, form)
+def _two_numbers(path: Path, line: _Line, form: str) -> tuple[float, float]:
+    match = _TWO_NUMBERS.fullmatch(line.text)
+    if match is None:
+        _refuse(path, line, form)
+    first, second = float(match[1]), float(match[2])
+    if not (math.isfinite(first) and math.isfinite(second)):
+        _refuse(path, line, form)
     if first < 0 or second < 0:
-        raise DamagedInput(path, f"expected nothing negative, got {_short(line)}", line=number)
+        raise DamagedInput(
+            path, f"expected nothing negative, got {shown(line.text)}", line=line.number
+        )
     return first, second
 
 
-def _refuse(path: Path, number: int, line: str, form: str) -> NoReturn:
-    raise DamagedInput(path, f"expected {form}, two numbers, got {_short(line)}", line=number)
-
-
-def _short(line: str) -> str:
-    return repr(line if len(line) <= 40 else line[:37] + "...")
+def _refuse(path: Path, line: _Line, form: str) -> NoReturn:
+    raise DamagedInput(
+        path, f"expected {form}, two numbers, got {shown(line.text)}", line=line.number
+    )
 
 
 def _spans(step_ns: int, backward_ns: int) -> Spans:
@@ -179,8 +229,8 @@ def _spans(step_ns: int, backward_ns: int) -> Spans:
     )  # fmt: skip
 
 
-def _gradients(ready_ns: np.ndarray, sizes: list[int]) -> Gradients:
+def _gradients(ready_ns: Whole, sizes: Whole) -> Gradients:
     none = np.zeros(len(sizes), np.int64)
     return Gradients(
-        rank=none, step=none, order=np.arange(len(sizes)), bytes=np.array(sizes), ready_ns=ready_ns
+        rank=none, step=none, order=np.arange(len(sizes)), bytes=sizes, ready_ns=ready_ns
     )

@@ -1,0 +1,151 @@
+"""What generated tests are made of: any run, netx logs, quantities, and damage to any of them.
+
+FULLWIRE_FUZZ=100 multiplies the number of cases: the default keeps a test run short.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from fullwire.model.facts import REGISTRY
+from fullwire.model.run import TABLES, Basis, Origin, Provenance, Run, Table
+
+Test = TypeVar("Test", bound=Callable[..., None])
+FUZZ = int(os.environ.get("FULLWIRE_FUZZ", "1"))
+MOST_ROWS = 5
+
+# Text that has broken readers before: escapes, other directions, nothing, what looks like markup.
+ODD_TEXT = (
+    "",
+    "\0",
+    "\x1b[2J",
+    "\u202e",
+    "null",
+    "a,b\r\n",
+    "\ufeff",
+    "\u0663",
+    "\u00e9" * 300,
+    "[red]",
+)
+# Pieces of text files that have broken parsers before.
+ODD_TOKENS = (
+    b"", b"\0", b",", b"\n", b"\r", b"-1", b"-0", b"nan", b"inf", b"1e400", b"1e-400", b"1_0",
+    b"0x10", b"\xd9\xa3", b"\xff", b"\xef\xbb\xbf", b"9" * 45, b"9" * 2000, b"1000000000", b"1e9",
+    b"4000.5", b"\x1b[31m", b" ", b"\t", b"\x0c", b"+", b".", b"first line is for",
+)  # fmt: skip
+
+texts = st.text(max_size=12) | st.sampled_from(ODD_TEXT)
+whole_numbers = st.integers(-(2**63), 2**63 - 1)
+real_numbers = st.floats()
+finite = st.floats(allow_nan=False, allow_infinity=False)
+_VALUES = {np.int64: whole_numbers, np.float64: real_numbers, np.object_: texts}
+
+
+def cases(count: int) -> Callable[[Test], Test]:
+    """Ask for so many generated cases, more with FULLWIRE_FUZZ; fixtures may be shared by all."""
+    return settings(
+        max_examples=count * FUZZ,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+@st.composite
+def tables(draw: st.DrawFn, kind: type[Table]) -> Table:
+    """Make a table of any values that its columns may hold."""
+    rows = draw(st.integers(0, MOST_ROWS))
+    columns: dict[str, Any] = {}
+    for name, dtype in kind.column_types().items():
+        values = draw(st.lists(_VALUES[dtype], min_size=rows, max_size=rows))
+        columns[name] = np.array(values, dtype)
+    return kind(**columns)
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> dict[str, Any]:
+    """Make any facts of the registered types."""
+    sizes = st.sets(st.integers(0, 2**53), max_size=4).map(sorted)
+    points = sizes.map(lambda each: tuple((float(size), size * 1e-9) for size in each))
+    values = {int: whole_numbers, float: finite, str: texts, tuple: points}
+    names = draw(st.sets(st.sampled_from(sorted(REGISTRY)), max_size=4))
+    return {name: draw(values[REGISTRY[name].kind]) for name in sorted(names)}
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """Make any run at all."""
+    chosen = draw(st.sets(st.sampled_from(sorted(TABLES)), max_size=3))
+    parts: dict[str, Any] = {name: draw(tables(TABLES[name])) for name in sorted(chosen)}
+    return Run(
+        provenance=Provenance(
+            origin=draw(st.sampled_from(get_args(Origin))),
+            source=draw(texts),
+            basis=draw(st.sampled_from(get_args(Basis))),
+        ),
+        facts=draw(facts()),
+        missing=tuple(draw(st.lists(texts, max_size=2))),
+        **parts,
+    )
+
+
+@st.composite
+def netx_logs(draw: st.DrawFn) -> bytes:
+    """Make the text of a netx backward log that is as it should be."""
+    wait_us = st.floats(0, 1e6).map(repr) | st.integers(0, 10**6).map(str)
+    gradient = st.tuples(wait_us, st.integers(1, 2**40).map(str)).map(",".join)
+    gradients = draw(st.lists(gradient, min_size=1, max_size=6))
+    lines = ["first line is for explaination; ...", "1", str(len(gradients)), *gradients, ""]
+    return "\n".join(lines).encode()
+
+
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """Cut, flip, overwrite or repeat parts of some bytes."""
+    for _ in range(draw(st.integers(1, 3))):
+        place = draw(st.integers(0, len(content)))
+        rest = min(draw(st.integers(0, 8)), len(content) - place)
+        change = draw(st.sampled_from(("cut", "flip", "overwrite", "insert", "repeat")))
+        content = _changed(draw, content, place, place + rest, change)
+    return content
+
+
+def _changed(draw: st.DrawFn, content: bytes, start: int, end: int, change: str) -> bytes:
+    if change == "cut":
+        return content[:start]
+    if change == "flip" and start < len(content):
+        flipped = content[start] ^ (1 << draw(st.integers(0, 7)))
+        return content[:start] + bytes([flipped]) + content[start + 1 :]
+    if change == "repeat":
+        return content[:end] + content[start:]
+    token = draw(st.sampled_from(ODD_TOKENS) | st.binary(max_size=4))
+    return content[:start] + token + content[end if change == "overwrite" else start :]
+
+
+def same_run(one: Run, other: Run) -> bool:
+    """Say whether two runs hold the same to the last bit; not a number equals itself here."""
+    return (
+        (one.provenance, one.missing) == (other.provenance, other.missing)
+        and _same_facts(one, other)
+        and all(same_table(table, getattr(other, name)) for name, table in one.tables())
+    )
+
+
+def same_table(one: Table, other: Table) -> bool:
+    """Say whether two tables hold the same columns."""
+    return all(
+        np.array_equal(column, getattr(other, name), equal_nan=column.dtype == np.float64)
+        for name, column in one.columns().items()
+    )
+
+
+def _same_facts(one: Run, other: Run) -> bool:
+    return dict(one.facts) == dict(other.facts) and not any(
+        isinstance(value, float) and math.isnan(value) for value in one.facts.values()
+    )

@@ -1,0 +1,79 @@
+"""Conditions are read from text, numbers, arrays and generators alike, or refused by name."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fullwire.answers import conditions
+from fullwire.answers.conditions import compressors, rate, several, worker_count
+from fullwire.errors import UsageError
+from tests.strategies import cases
+
+ARABIC_EIGHT, SUPERSCRIPT_TWO = "\u0668", "\u00b2"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["8,64", " 8 , 64 ", [8, 64], (8, "64"), np.array([8, 64]), np.array(["8", "64"]),
+     range(8, 65, 56), (count for count in (8, 64))],
+)  # fmt: skip
+def test_one_or_many_are_taken_in_every_shape(typed: Any) -> None:
+    assert several(typed, worker_count) == (8, 64)
+
+
+@pytest.mark.parametrize("typed", [8, "8", np.int64(8), np.array(8), [8], {8}])
+def test_one_value_stands_for_a_list_of_one(typed: Any) -> None:
+    assert several(typed, worker_count) == (8,)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "", ",", "8,", "8,,64", "0", "-1", "8.0", "1e3", "1_0", "0x8", "100000001", "9" * 5000,
+        ARABIC_EIGHT, SUPERSCRIPT_TWO, 0, -8, 8.0, True, b"8", bytearray(b"8"),
+        memoryview(b"8"), None, [None], [[8]], np.array([[8]]), np.timedelta64(8, "s"),
+    ],
+)  # fmt: skip
+def test_what_is_no_number_of_workers_is_refused_in_a_short_sentence(typed: Any) -> None:
+    with pytest.raises(UsageError, match="workers: expected a whole number from 1 to") as refusal:
+        several(typed, worker_count)
+    assert len(str(refusal.value)) < 200
+
+
+@pytest.mark.parametrize("typed", [b"10Gbps", memoryview(b"8"), [b"8"]])
+def test_bytes_are_not_taken_for_the_numbers_of_their_letters(typed: Any) -> None:
+    with pytest.raises(UsageError, match="bandwidth: expected a rate"):
+        several(typed, rate)
+
+
+def test_a_generator_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions, "MOST_VALUES", 1000)
+    with pytest.raises(UsageError, match="expected at most 1,000 values of one condition"):
+        several(itertools.repeat(8), worker_count)
+
+
+@pytest.mark.parametrize("typed", [[], (), np.array([])])
+def test_no_ratio_at_all_is_refused(typed: Any) -> None:
+    with pytest.raises(UsageError, match="compression: expected at least one value"):
+        compressors(typed, None)
+
+
+@pytest.mark.parametrize("typed", [5, True, None, b"4", object(), "4,20GB/s,20GB/s", "nan,1,1,sum"])
+def test_what_is_no_codec_is_refused(typed: Any) -> None:
+    with pytest.raises(UsageError, match="codec"):
+        compressors(None, [typed])
+
+
+@given(st.text())
+@cases(200)
+def test_any_text_is_a_number_of_workers_or_refused(text: str) -> None:
+    try:
+        assert 1 <= worker_count(text) <= conditions.MOST_WORKERS
+    except UsageError as refusal:
+        assert "\n" not in str(refusal)  # noqa: PT017  # not every text is refused

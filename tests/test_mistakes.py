@@ -1,0 +1,78 @@
+"""The command line when something is wrong with what was typed, or with where the answer goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import Cli
+
+FULLWIRE = f"{sys.executable} -m fullwire.cli"
+
+
+def in_a_shell(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nonsense",), "No such command 'nonsense'"),
+        (("\x1b[2J",), r"No such command '\x1b[2J'"),
+        (("whatif",), "Missing argument 'RUN...'"),
+        (("whatif", "vgg16@v100", "--bandwith", "1Gbps"), "No such option: --bandwith"),
+        (("collective", "allreduce", "--chunks", "many"), "Invalid value for '--chunks'"),
+        (("show", "\x1b[2J"), r"\x1b[2J: there is no such file"),
+    ],
+)
+def test_what_is_mistyped_gives_one_line_without_escapes(
+    cli: Cli, arguments: tuple[str, ...], message: str
+) -> None:
+    done = cli(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("fullwire: ")
+    assert message in done.stderr
+    assert done.stderr.removesuffix("\n").isprintable()
+
+
+def test_no_command_at_all_prints_the_help_and_is_a_mistake(cli: Cli) -> None:
+    done = cli()
+    assert done.returncode == 2
+    assert "Commands:" in done.stderr
+
+
+def test_a_full_disk_under_the_answer_is_one_line() -> None:
+    done = in_a_shell(f"{FULLWIRE} workloads > /dev/full")
+    assert done.returncode == 2
+    assert done.stderr == "fullwire: standard output: No space left on device\n"
+
+
+def test_a_closed_output_is_one_line() -> None:
+    done = in_a_shell(f"{FULLWIRE} workloads >&-")
+    assert done.returncode == 2
+    assert done.stderr == "fullwire: standard output is closed\n"
+
+
+def test_a_closed_or_full_error_output_leaves_the_status() -> None:
+    mistaken = f"{FULLWIRE} whatif vgg16@v100 --workers none"
+    assert in_a_shell(f"{mistaken} 2>&-").returncode == 2
+    assert in_a_shell(f"{mistaken} 2>/dev/full").returncode == 2
+
+
+def test_a_reader_that_has_seen_enough_leaves_status_0() -> None:
+    sizes = ",".join(map(str, range(2, 2000)))
+    whatif = f"{FULLWIRE} whatif vgg16@v100 --workers {sizes} --format csv"
+    done = in_a_shell(f"{whatif} | head -n 1 > /dev/null; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_without_these_letters_gets_them_escaped(cli: Cli) -> None:
+    done = cli("workloads", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert r"\u2500" in done.stdout
