@@ -57,7 +57,7 @@ class _FormatOnly(msgspec.Struct):
 def write(run: Run, path: str | Path, *, replace: bool = False) -> Path:
     """Write a run so that it appears whole or not at all."""
     place = Path(path)
-    _refuse_taken(place, replace)
+    refuse_taken(place, replace)
     building = place.with_name(f".{place.name}.writing-{os.getpid()}")
     try:
         building.mkdir(parents=True)
@@ -111,7 +111,8 @@ def table_files(path: Path, name: str) -> list[Path]:
     return ([whole] if whole.is_file() else []) + sorted((path / name).glob("*.parquet"))
 
 
-def _refuse_taken(place: Path, replace: bool) -> None:
+def refuse_taken(place: Path, replace: bool) -> None:
+    """Refuse a place that cannot be written: taken, and not by a run that is to be replaced."""
     if not place.exists():
         return
     if not replace:
