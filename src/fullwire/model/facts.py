@@ -47,6 +47,9 @@ _REGISTERED = (
     Fact(
         "recorder_s", float, "s", False, "the recorder's own work in a step, on its costliest rank"
     ),
+    Fact(
+        "late_ends", int, "", False, "collectives whose end is when the program had waited for it"
+    ),
     Fact("exit_status", int, "", False, "how the job ended, as a shell says it"),
     Fact("efficiency", str, "", False, "share of the device's peak that the model assumes"),
 )

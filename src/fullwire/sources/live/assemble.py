@@ -145,6 +145,9 @@ def _facts(ranks: Sequence[_Rank], workers: int) -> dict[str, FactValue]:
             facts |= {"backend": str(identity["backend"]), "torch": str(identity["torch"])}
         for fact in rank.journal.defined("fact"):
             facts[str(fact["name"])] = str(fact["value"])
+    late = sum(int((rank.journal.of(Note.END)[:, 2] == 1).sum()) for rank in ranks)
+    if late:
+        facts["late_ends"] = late
     costs = [cost for rank in ranks for cost in _recorder_cost_s(rank)]
     if costs:
         facts["recorder_s"] = max(costs)

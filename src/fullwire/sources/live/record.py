@@ -37,7 +37,11 @@ def record(command: Sequence[str], output: str | Path, *, replace: bool = False)
     refuse_taken(place, replace)
     directory = place.with_name(f"{place.name}.recording")
     _make(directory)
-    status = run_to_its_end(command, recorded_environment(directory, os.environ))
+    try:
+        status = run_to_its_end(command, recorded_environment(directory, os.environ))
+    except UsageError:  # it never began
+        directory.rmdir()
+        raise
     run = assembled(directory, shlex.join(command), {"exit_status": status})
     path = write(run, place, replace=replace)
     shutil.rmtree(directory)

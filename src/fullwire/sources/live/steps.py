@@ -1,10 +1,11 @@
 """From the notes of one process to its steps: where each begins and ends, and what it was made of.
 
 A step ends with the optimizer. With several optimizers a step is a round of them: it ends with the
-last one before one of them comes round again. It begins where the step before ended, so a
-checkpoint or a log line between two steps counts as the host's time in the second. There are two
-exceptions: an evaluation between steps belongs to none, and the next step begins after it; the
-first step begins with the first thing seen of it (data, gradients cleared, forward, backward).
+last one before one of them comes round again, or before a new one takes over for good. It begins
+where the step before ended, so a checkpoint or a log line between two steps counts as the host's
+time in the second. There are two exceptions: an evaluation between steps belongs to none, and the
+next step begins after it; the first step begins with the first thing seen of it (data, gradients
+cleared, forward, backward).
 
 The backward pass of a step is its last one; earlier ones, as in gradient accumulation, are spans of
 their own name. A backward pass ends when its last gradient is ready: what follows inside the call
@@ -95,10 +96,14 @@ def last_backward_start_ns(journal: Journal, steps: Steps) -> Whole:
 
 def _round_ends(optimizers: Whole) -> Iterator[int]:
     """Go through the ends of rounds: of the last step before an optimizer comes round again."""
+    numbers = optimizers[:, 0].tolist()
+    first = {number: row for row, number in reversed(list(enumerate(numbers)))}
+    last = {number: row for row, number in enumerate(numbers)}
     stepped: set[int] = set()
     last_end = 0
-    for optimizer, _, end in optimizers.tolist():
-        if optimizer in stepped:
+    for row, (optimizer, _, end) in enumerate(optimizers.tolist()):
+        takes_over = first[optimizer] == row and all(last[each] < row for each in stepped)
+        if optimizer in stepped or (stepped and takes_over):
             yield last_end
             stepped.clear()
         stepped.add(optimizer)

@@ -43,7 +43,7 @@ class Note(IntEnum):
     BACKWARD = 3  # 0, start, end
     GRADIENT = 4  # number of the parameter, when its gradient was ready, 0
     ISSUE = 5  # number of the collective, number of its signature, when it was issued
-    END = 6  # number of the collective, when its result was there, 0
+    END = 6  # number of the collective, when its result was there, 1 if only its waiter knows
     WAIT = 7  # 0, start, end of the program waiting for a collective
     INPUT = 8  # 0, start, end of waiting for data
     EVALUATION = 9  # 0, start, end

@@ -190,7 +190,7 @@ def _watch_collectives(journal: Journal) -> None:
         original = vars(dist.ProcessGroup).get(name)
         if original is not None:  # which of them exist depends on torch's version
             setattr(dist.ProcessGroup, name, collectives.watched(original, op))
-    dist.Work.wait = _timed(journal, Note.WAIT, dist.Work.wait)
+    dist.Work.wait = collectives.waiting(dist.Work.wait)
 
 
 class _Collectives:
@@ -200,6 +200,7 @@ class _Collectives:
         self._journal = journal
         self._count = itertools.count()
         self._signatures: dict[tuple[Any, ...], int] = {}
+        self._without_future = WeakIdKeyDictionary()
         os.register_at_fork(after_in_child=self._signatures.clear)
 
     def watched(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
@@ -224,7 +225,28 @@ class _Collectives:
         signature = self._signature(op, dtype, size, group.group_name)
         self._journal.note(Note.ISSUE, number, signature, issued_ns)
         if work is not None:  # part of a coalesced group, which ends as a whole
-            work.get_future().add_done_callback(functools.partial(self._ended, number))
+            self._await_end(number, work)
+
+    def _await_end(self, number: int, work: Any) -> None:
+        try:
+            future = work.get_future()
+        except RuntimeError:  # Gloo's reduce-scatter has none: its end is known to who waits for it
+            self._without_future[work] = number
+        else:
+            future.add_done_callback(functools.partial(self._ended, number))
+
+    def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap Work.wait, as Python code calls it."""
+        timed = _timed(self._journal, Note.WAIT, original)
+
+        @functools.wraps(original)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = timed(work, *args, **kwargs)
+            if self._without_future and work in self._without_future:
+                self._journal.note(Note.END, self._without_future.pop(work), _now(), 1)
+            return result
+
+        return wait
 
     def _ended(self, number: int, future: Any) -> None:
         ended_ns = _now()
