@@ -248,7 +248,7 @@ def test_notes_wait_in_bounded_memory(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     for number in range(10 * MOST_WAITING):
         journal.note(Note.GRADIENT, 0, number, 0)
-        assert len(journal._waiting) < MOST_WAITING
+        assert len(journal.waiting) < MOST_WAITING
     assert journal.noted == 10 * MOST_WAITING
 
 

@@ -19,7 +19,6 @@ from fullwire.sources.live.inside.journal import (
     NOTES,
     SUFFIX,
     TAG,
-    Note,
 )
 
 
@@ -43,7 +42,7 @@ class Journal:
         """How often the launcher had restarted the job before."""
         return int(self.header["attempt"])
 
-    def of(self, kind: Note) -> Whole:
+    def of(self, kind: int) -> Whole:
         """Return the three values of each note of a kind, in the order in which they were taken."""
         chosen: Whole = self.notes[self.notes[:, 0] == kind, 1:]
         return chosen

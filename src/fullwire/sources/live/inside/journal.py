@@ -22,7 +22,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from enum import IntEnum
+from itertools import chain
 from typing import Any
 
 HEADER_BYTES = 512
@@ -30,13 +30,17 @@ BLOCK = struct.Struct("<4sBxxxII")
 TAG = b"FWJ1"
 NOTES, DEFINITIONS = 1, 2
 SUFFIX = ".journal"
-MOST_WAITING = 2048  # notes of 32 bytes: some 0.3 MB as Python holds them
+MOST_WAITING = 2048  # notes of 32 bytes: some 0.4 MB as Python holds them
+MOST_HELD = 16 * MOST_WAITING  # what one backward pass may bring before anything else is noted
 LONGEST_WAIT_NS = 250_000_000  # what kill -9 may take with it
 RUNNING, ENDED, FAILED = "running", "ended", "failed"
 
 
-class Note(IntEnum):
-    """What a row says; times are nanoseconds, numbers refer to definitions."""
+class Note:
+    """What a row says; times are nanoseconds, numbers refer to definitions.
+
+    Plain integers and no IntEnum, which costs a microsecond a note on its way into an array.
+    """
 
     OPTIMIZER = 1  # number of the optimizer, start, end
     FORWARD = 2  # 1 where gradients are off, start, end
@@ -58,6 +62,9 @@ class Journal:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
+        # The same one for life, so that the hottest hook can hold on to its append.
+        self.waiting: deque[tuple[int, int, int, int]] = deque(maxlen=MOST_HELD)
+        self._defined: list[dict[str, Any]] = []
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -65,8 +72,9 @@ class Journal:
         self.is_open = True
         self.write_ns = 0
         self.noted = 0
-        self._waiting: deque[tuple[int, int, int, int]] = deque()
-        self._definitions: list[dict[str, Any]] = []
+        self.waiting.clear()
+        # Hooks that were there before a fork go on with their numbers; the rank is another.
+        self._definitions = [each for each in self._defined if each["kind"] != "identity"]
         self._file = -1
         self._written_ns = time.monotonic_ns()
         self._writing = threading.Lock()
@@ -74,13 +82,14 @@ class Journal:
     def note(self, kind: int, first: int, second: int, third: int) -> None:
         """Remember one thing that happened."""
         if self.is_open:
-            self._waiting.append((kind, first, second, third))
-            if len(self._waiting) >= MOST_WAITING:
+            self.waiting.append((kind, first, second, third))
+            if len(self.waiting) >= MOST_WAITING:
                 self.write()
 
     def define(self, **definition: Any) -> None:
         """Remember what a number means, or a fact."""
         if self.is_open:
+            self._defined.append(definition)
             self._definitions.append(definition)
 
     def write_if_due(self) -> None:
@@ -94,7 +103,7 @@ class Journal:
             return
         try:
             began_ns = time.monotonic_ns()
-            if self.is_open and (self._waiting or self._definitions):
+            if self.is_open and (self.waiting or self._definitions):
                 self._append()
             self._written_ns = time.monotonic_ns()
             self.write_ns += self._written_ns - began_ns
@@ -106,7 +115,7 @@ class Journal:
     def give_up(self, error: BaseException) -> None:
         """Stop recording, and leave the reason in the file."""
         self.is_open = False
-        self._waiting.clear()
+        self.waiting.clear()
         self._definitions.clear()
         self._mark(FAILED, f"{type(error).__name__}: {error}")
 
@@ -124,9 +133,8 @@ class Journal:
         blocks = b""
         if definitions:
             blocks += _block(DEFINITIONS, json.dumps(definitions).encode())
-        rows = array.array("q")
-        for _ in range(len(self._waiting)):  # other threads may add more meanwhile
-            rows.extend(self._waiting.popleft())
+        taken = [self.waiting.popleft() for _ in range(len(self.waiting))]  # others may add more
+        rows = array.array("q", chain.from_iterable(taken))
         if rows:
             blocks += _block(NOTES, rows.tobytes())
         self.noted += len(rows) // 4

@@ -114,6 +114,7 @@ def _watch_steps(journal: Journal) -> None:
 
 def _watch_gradients(journal: Journal) -> None:
     numbers = WeakIdKeyDictionary()
+    count = itertools.count()
     add = optimizers.Optimizer.add_param_group
 
     @functools.wraps(add)
@@ -122,7 +123,7 @@ def _watch_gradients(journal: Journal) -> None:
         try:
             for parameter in self.param_groups[-1]["params"]:
                 if parameter.requires_grad and parameter.is_leaf and parameter not in numbers:
-                    numbers[parameter] = number = len(numbers)
+                    numbers[parameter] = number = next(count)
                     _watch_gradient(journal, parameter, number)
         except Exception as error:  # the job goes on
             journal.give_up(error)
@@ -136,8 +137,10 @@ def _watch_gradient(journal: Journal, parameter: Any, number: int) -> None:
 
 
 def _gradient_hook(journal: Journal, number: int) -> Callable[[Any], None]:
-    def ready(parameter: Any) -> None:
-        journal.note(Note.GRADIENT, number, _now(), 0)
+    append, kind = journal.waiting.append, Note.GRADIENT
+
+    def ready(parameter: Any, now: Callable[[], int] = time.monotonic_ns) -> None:
+        append((kind, number, now(), 0))  # past journal.note: this is called for every parameter
 
     return ready
 
@@ -151,7 +154,7 @@ def _watch_input(journal: Journal) -> None:
     iterator.__next__ = _timed(journal, Note.INPUT, iterator.__next__)
 
 
-def _timed(journal: Journal, kind: Note, original: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(journal: Journal, kind: int, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
         journal.write_if_due()
@@ -200,6 +203,7 @@ class _Collectives:
         self._journal = journal
         self._count = itertools.count()
         self._signatures: dict[tuple[Any, ...], int] = {}
+        self._numbers = itertools.count()
         self._without_future = WeakIdKeyDictionary()
         os.register_at_fork(after_in_child=self._signatures.clear)
 
@@ -263,7 +267,7 @@ class _Collectives:
                     kind="identity", rank=dist.get_rank(), workers=dist.get_world_size(),
                     backend=dist.get_backend(), torch=torch.__version__,
                 )  # fmt: skip
-            self._signatures[words] = number = len(self._signatures)
+            self._signatures[words] = number = next(self._numbers)
             op, dtype, size, group = words
             self._journal.define(
                 kind="signature", number=number, op=op, dtype=dtype, bytes=size, group=group
