@@ -45,7 +45,7 @@ _REGISTERED = (
     Fact("torch", str, "", False, "version of PyTorch in the job"),
     Fact("hook", str, "", False, "the communication hook that the script gave DDP"),
     Fact(
-        "recorder_s", float, "s", False, "the recorder's own work in a step, on its costliest rank"
+        "recorder_s", float, "s", False, "CPU time of the recorder in a step, on its costliest rank"
     ),
     Fact(
         "late_ends", int, "", False, "collectives whose end is when the program had waited for it"

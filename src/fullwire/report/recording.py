@@ -49,4 +49,4 @@ def _own_cost(run: Run, step_s: float) -> str:
     cost_s = run.facts.get("recorder_s")
     if not isinstance(cost_s, float):
         return "its own cost is unknown: no process closed its recording"
-    return f"{show_time(cost_s)} of its own work in a step ({cost_s / step_s:.2%})"
+    return f"{show_time(cost_s)} of CPU time in a step ({cost_s / step_s:.2%})"
