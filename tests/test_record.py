@@ -31,7 +31,7 @@ def recorded(
     """Record a command with the real command line, and open what it wrote."""
     place = tmp_path / "job.run"
     fullwire = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(place), "--"]
-    done = subprocess.run([*fullwire, *command], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([*fullwire, *command], capture_output=True, timeout=120, check=False)
     assert done.returncode == status, done.stderr.decode()
     assert not (tmp_path / "job.run.recording").exists()
     return read_run(place), done
@@ -47,7 +47,7 @@ def solo(mode: str) -> list[str]:
 
 
 def digests(command: list[str]) -> set[str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return weights(done.stdout)
 
 
