@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fullwire.model import workloads as workloads
     from fullwire.model.run import Run as Run
     from fullwire.sources import read as read
+    from fullwire.sources.live.record import record as record
     from fullwire.store import write as write
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ _PLACES = {
     "collective": "fullwire.answers.collective:collective",
     "compare": "fullwire.analysis.compare:compare",
     "read": "fullwire.sources:read",
+    "record": "fullwire.sources.live.record:record",
     "replay": "fullwire.answers.whatif:replay",
     "whatif": "fullwire.answers.whatif:whatif",
     "workloads": "fullwire.model.workloads:",

@@ -77,7 +77,7 @@ def write(run: Run, path: str | Path, *, replace: bool = False) -> Path:
     place = _new_place(path)
     building = place.with_name(f".{place.name}.writing-{secrets.token_hex(4)}")
     try:
-        _refuse_taken(place, replace)
+        refuse_taken(place, replace)
         building.mkdir(parents=True)
         _write_files(run, building)
         _put_in_place(building, place)
@@ -133,7 +133,7 @@ def _new_place(path: str | Path) -> Path:
     return place
 
 
-def _refuse_taken(place: Path, replace: bool) -> None:
+def refuse_taken(place: Path, replace: bool) -> None:
     """Refuse a place where something is, unless it is a run, nothing else, and may be replaced."""
     if not os.path.lexists(place):
         return

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fullwire.cli import collective, compare, import_, lab, show, whatif, workloads
+from fullwire.cli import collective, compare, import_, lab, record, show, whatif, workloads
 
 app = typer.Typer(
     name="fullwire",
@@ -19,6 +19,8 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
+app.command("record", context_settings={"allow_interspersed_args": False})(record.record)
+app.command("join")(record.join)
 app.command("whatif")(whatif.whatif)
 app.command("collective")(collective.collective)
 app.command("import")(import_.import_)

@@ -45,6 +45,16 @@ _REGISTERED = (
     Fact("compression", str, "", False, "what shrinks the gradients on the wire"),
     Fact("lane", str, "", False, "the order in which messages are sent"),
     Fact("reduce_cost", tuple, "(bytes, s)", False, "measured times of one vector addition"),
+    Fact("backend", str, "", False, "what torch.distributed sends with"),
+    Fact("torch", str, "", False, "version of PyTorch in the job"),
+    Fact("hook", str, "", False, "the communication hook that the script gave DDP"),
+    Fact(
+        "recorder_s", float, "s", False, "CPU time of the recorder in a step, on its costliest rank"
+    ),
+    Fact(
+        "late_ends", int, "", False, "collectives whose end is when the program had waited for it"
+    ),
+    Fact("exit_status", int, "", False, "how the job ended, as a shell says it"),
     Fact("efficiency", str, "", False, "share of the device's peak that the model assumes"),
 )
 REGISTRY: Mapping[str, Fact] = MappingProxyType({fact.name: fact for fact in _REGISTERED})

@@ -1,0 +1,46 @@
+"""fullwire record: run a job unchanged and keep what it did; fullwire join: what is left of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullwire.cli.options import Force
+
+Output = Annotated[Path, typer.Option("--output", "-o", metavar="X.run", help="The run to write")]
+
+
+def record(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="torchrun, python, mpirun, ...")
+    ],
+    output: Output,
+    force: Force = False,
+) -> None:
+    """Run a training job unchanged, record it, and end with the job's exit status.
+
+    fullwire record -o job.run -- torchrun --nproc-per-node=2 train.py
+    """
+    from fullwire.report.recording import recording_lines
+    from fullwire.sources.live.record import record as run_and_keep
+
+    recording = run_and_keep(command, output, replace=force)
+    for line in recording_lines(recording.run, recording.path):
+        typer.echo(line, err=True)  # standard output belongs to the job
+    raise typer.Exit(recording.exit_status)
+
+
+def join(
+    directory: Annotated[Path, typer.Argument(metavar="X.run.recording")],
+    output: Output,
+    force: Force = False,
+) -> None:
+    """Make a run of the recording of a job that was killed together with `fullwire record`."""
+    from fullwire.report.recording import recording_lines
+    from fullwire.sources.live.record import join as joined
+
+    recording = joined(directory, output, replace=force)
+    for line in recording_lines(recording.run, recording.path):
+        typer.echo(line, err=True)

@@ -1,0 +1,52 @@
+"""What is said when a recorded job has ended: a few lines, on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fullwire.analysis.summary import Summary, summarised
+from fullwire.model.run import Run
+from fullwire.units import show_bytes, show_time
+
+
+def recording_lines(run: Run, path: Path) -> Iterator[str]:
+    """Go through the lines that sum a recording up."""
+    summary = summarised(run)
+    yield f"fullwire: {_ranks(summary.ranks)}, {_steps(summary)}"
+    if summary.exposed_s is not None and summary.step_s:
+        yield (
+            f"  communication  {show_bytes(summary.collective_bytes or 0)} a step on each rank, "
+            f"exposed for {show_time(summary.exposed_s)} "
+            f"({summary.exposed_s / _mean_step_s(run):.0%} of the step)"
+        )
+        yield f"  recorder       {_own_cost(run, summary.step_s)}"
+    yield f"  written        {path}" + ("" if run.complete else ", PARTIAL:")
+    for sentence in run.missing:
+        yield f"    {sentence}"
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+def _steps(summary: Summary) -> str:
+    if summary.step_s is None or summary.step_low_s is None or summary.step_high_s is None:
+        return "no steps"
+    return (
+        f"{summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
+        f"{show_time(summary.step_s)} (median; 8 in 10 from {show_time(summary.step_low_s)} to "
+        f"{show_time(summary.step_high_s)})"
+    )
+
+
+def _mean_step_s(run: Run) -> float:
+    marks = (run.spans.lane == "host") & (run.spans.name == "step")
+    return float((run.spans.end_ns[marks] - run.spans.start_ns[marks]).mean()) * 1e-9
+
+
+def _own_cost(run: Run, step_s: float) -> str:
+    cost_s = run.facts.get("recorder_s")
+    if not isinstance(cost_s, float):
+        return "its own cost is unknown: no process closed its recording"
+    return f"{show_time(cost_s)} of CPU time in a step ({cost_s / step_s:.2%})"

@@ -1,0 +1,264 @@
+"""The journals of a job's processes become one Run.
+
+All times are moved to one zero, the first moment recorded, by each process's own reading of the
+wall clock; the processes of one host share a monotonic clock, so there the offsets are the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fullwire.errors import DamagedInput
+from fullwire.model.facts import FactValue
+from fullwire.model.run import Collectives, Gradients, Provenance, Run, Spans, Table, Whole
+from fullwire.sources.live.inside.journal import ENDED, FAILED, Note
+from fullwire.sources.live.journals import Journal, read_journals
+from fullwire.sources.live.steps import Steps, found_steps, last_backward_start_ns, spans_of
+
+GLOO_THREADS = 2  # of each process group, in torch's ProcessGroupGloo: so many collectives at once
+_AnyTable = TypeVar("_AnyTable", bound=Table)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Rank:
+    """One rank's journal with its steps, and what brings its times to the run's zero."""
+
+    journal: Journal
+    steps: Steps
+    shift_ns: int
+
+    @property
+    def number(self) -> int:
+        return self.journal.rank
+
+
+def assembled(directory: Path, source: str, facts: dict[str, FactValue]) -> Run:
+    """Make a run of what the processes of a job wrote into a directory."""
+    if not directory.is_dir():
+        raise DamagedInput(directory, "expected a directory with recordings, there is none")
+    journals, missing = read_journals(directory)
+    chosen, sentences = _last_attempts(journals)
+    missing += sentences
+    ranks = _on_one_clock(chosen)
+    workers = _workers(chosen)
+    missing += _what_is_missing(ranks, workers)
+    collectives = [_collectives(rank) for rank in ranks]
+    missing += [sentence for _, sentence in collectives if sentence]
+    return Run(
+        provenance=Provenance(origin="measured", source=source),
+        facts={**_facts(ranks, workers), **facts},
+        missing=tuple(missing),
+        spans=_joined(Spans, [_spans(rank) for rank in ranks]),
+        gradients=_joined(Gradients, [_gradients(rank) for rank in ranks]),
+        collectives=_joined(Collectives, [table for table, _ in collectives]),
+    )
+
+
+def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str]]:
+    """Keep one journal per rank: of the job's last attempt, and the one with most in it."""
+    latest: dict[int, Journal] = {}
+    left_out: dict[int, int] = defaultdict(int)
+    for journal in sorted(journals, key=lambda each: (each.attempt, len(each.notes))):
+        if journal.rank in latest:
+            left_out[journal.rank] += 1
+        latest[journal.rank] = journal
+    sentences = [
+        f"rank {rank}: {count} earlier or smaller recording{'s' if count > 1 else ''} of the same "
+        "rank left out, as after a restart"
+        for rank, count in sorted(left_out.items())
+    ]
+    return [latest[rank] for rank in sorted(latest)], sentences
+
+
+def _on_one_clock(journals: Sequence[Journal]) -> list[_Rank]:
+    wall_minus_monotonic = [
+        int(each.header["unix_ns"]) - int(each.header["monotonic_ns"]) for each in journals
+    ]
+    by_host: dict[str, int] = {}
+    for journal, offset in zip(journals, wall_minus_monotonic, strict=True):
+        by_host.setdefault(str(journal.header["host"]), offset)
+    to_wall = [by_host[str(each.header["host"])] for each in journals]
+    zero = min(
+        (_first_time(each) + offset for each, offset in zip(journals, to_wall, strict=True)),
+        default=0,
+    )
+    return [
+        _Rank(journal=each, steps=found_steps(each), shift_ns=offset - zero)
+        for each, offset in zip(journals, to_wall, strict=True)
+    ]
+
+
+def _first_time(journal: Journal) -> int:
+    single = [journal.of(kind)[:, 1] for kind in (Note.GRADIENT, Note.END, Note.ZERO_GRAD)]
+    intervals = [
+        journal.of(kind)[:, 1]
+        for kind in (Note.OPTIMIZER, Note.FORWARD, Note.BACKWARD, Note.WAIT, Note.INPUT)
+    ]
+    times = np.concatenate([*single, *intervals, journal.of(Note.ISSUE)[:, 2]])
+    return int(times.min()) if len(times) else int(journal.header["monotonic_ns"])
+
+
+def _workers(journals: Sequence[Journal]) -> int:
+    announced = [int(each["workers"]) for j in journals for each in j.defined("identity")]
+    return max([*announced, len(journals)], default=0)
+
+
+def _what_is_missing(ranks: Sequence[_Rank], workers: int) -> list[str]:
+    if not ranks:
+        return ["nothing was recorded: no process of the job used torch to train or communicate"]
+    here = {rank.number for rank in ranks}
+    sentences = [
+        f"rank {rank}: nothing was recorded" for rank in range(workers) if rank not in here
+    ]
+    for rank in ranks:
+        sentences += [f"rank {rank.number}: {each}" for each in _defects(rank)]
+    return sentences
+
+
+def _defects(rank: _Rank) -> list[str]:
+    journal, header = rank.journal, rank.journal.header
+    found = [str(each["sentence"]) for each in journal.defined("missing")]
+    if header["status"] == FAILED:
+        found.append(f"its recorder failed and the job went on without it ({header['reason']})")
+    elif header["status"] != ENDED:
+        found.append("its process ended without closing its recording (was it killed?)")
+    if journal.bytes_not_read:
+        found.append(f"the last {journal.bytes_not_read} bytes of its recording are no whole block")
+    if not len(rank.steps):
+        found.append("no step ever ended: no torch optimizer took one")
+    return found
+
+
+def _facts(ranks: Sequence[_Rank], workers: int) -> dict[str, FactValue]:
+    facts: dict[str, FactValue] = {}
+    if workers:
+        facts["workers"] = workers
+    for rank in ranks:
+        for identity in rank.journal.defined("identity"):
+            facts |= {"backend": str(identity["backend"]), "torch": str(identity["torch"])}
+        for fact in rank.journal.defined("fact"):
+            facts[str(fact["name"])] = str(fact["value"])
+    late = sum(int((rank.journal.of(Note.END)[:, 2] == 1).sum()) for rank in ranks)
+    if late:
+        facts["late_ends"] = late
+    costs = [cost for rank in ranks for cost in _recorder_cost_s(rank)]
+    if costs:
+        facts["recorder_s"] = max(costs)
+    return facts
+
+
+def _recorder_cost_s(rank: _Rank) -> Iterable[float]:
+    if len(rank.steps):
+        for cost in rank.journal.defined("cost"):
+            cost_ns = cost["notes"] * cost["note_ns"] + cost["write_ns"]
+            yield float(cost_ns) * 1e-9 / len(rank.steps)
+
+
+def _spans(rank: _Rank) -> Spans:
+    spans = sorted(spans_of(rank.journal, rank.steps), key=lambda each: each.start_ns)
+    return Spans(
+        rank=np.full(len(spans), rank.number),
+        step=_whole(each.step for each in spans),
+        lane=np.array([each.lane for each in spans], object),
+        name=np.array([each.name for each in spans], object),
+        start_ns=_whole(each.start_ns for each in spans) + rank.shift_ns,
+        end_ns=_whole(each.end_ns for each in spans) + rank.shift_ns,
+    )
+
+
+def _gradients(rank: _Rank) -> Gradients:
+    """Take each step's gradients from its last backward pass, in the order of becoming ready."""
+    notes = rank.journal.of(Note.GRADIENT)
+    notes = notes[np.argsort(notes[:, 1], kind="stable")]
+    step = rank.steps.of(notes[:, 1])
+    begin = last_backward_start_ns(rank.journal, rank.steps)
+    kept = step >= 0
+    kept[kept] = notes[kept, 1] >= begin[step[kept]]
+    notes, step = notes[kept], step[kept]
+    sizes = {each["number"]: each["bytes"] for each in rank.journal.defined("parameter")}
+    first = np.searchsorted(step, step)
+    return Gradients(
+        rank=np.full(len(step), rank.number),
+        step=step,
+        order=np.arange(len(step)) - first,
+        bytes=_whole(sizes[number] for number in notes[:, 0].tolist()),
+        ready_ns=notes[:, 1] + rank.shift_ns,
+    )
+
+
+def _collectives(rank: _Rank) -> tuple[Collectives, str]:
+    """Make a row of each collective that ended, in the order of issue, and count the others."""
+    issues = rank.journal.of(Note.ISSUE)
+    issues = issues[np.argsort(issues[:, 2], kind="stable")]
+    ends = dict(rank.journal.of(Note.END)[:, :2].tolist())
+    ended = np.array([number in ends for number in issues[:, 0].tolist()], bool)
+    signatures = {each["number"]: each for each in rank.journal.defined("signature")}
+    told = [signatures[number] for number in issues[:, 1].tolist()]
+    groups = [str(each["group"]) for each in told]
+    sequence = _numbered_in_group(groups)
+    lost = int(len(issues) - ended.sum())
+    rows = np.flatnonzero(ended)
+    issue = issues[rows, 2]
+    end = np.maximum(_whole(ends[number] for number in issues[rows, 0].tolist()), issue)
+    kept = [told[row] for row in rows.tolist()]
+    table = Collectives(
+        rank=np.full(len(rows), rank.number),
+        step=rank.steps.of(issue),
+        sequence=sequence[rows],
+        group=np.array([groups[row] for row in rows.tolist()], object),
+        op=np.array([each["op"] for each in kept], object),
+        dtype=np.array([each["dtype"] for each in kept], object),
+        bytes=_whole(each["bytes"] for each in kept),
+        issue_ns=issue + rank.shift_ns,
+        start_ns=_starts(rank, [groups[row] for row in rows.tolist()], issue, end) + rank.shift_ns,
+        end_ns=end + rank.shift_ns,
+    )
+    verb = "collective has" if lost == 1 else "collectives have"
+    return table, f"rank {rank.number}: {lost} {verb} no end" if lost else ""
+
+
+def _numbered_in_group(groups: Sequence[str]) -> Whole:
+    counts: dict[str, int] = defaultdict(int)
+    numbers = []
+    for group in groups:
+        numbers.append(counts[group])
+        counts[group] += 1
+    return _whole(numbers)
+
+
+def _starts(rank: _Rank, groups: Sequence[str], issue: Whole, end: Whole) -> Whole:
+    """Say when each collective began: with Gloo, when one of its group's threads was free.
+
+    Gloo does not tell; it takes collectives in order, `GLOO_THREADS` at a time. Other backends are
+    believed to begin at once.
+    """
+    if not any(each["backend"] == "gloo" for each in rank.journal.defined("identity")):
+        return issue
+    free: dict[str, list[int]] = defaultdict(lambda: [0] * GLOO_THREADS)
+    starts = []
+    for group, issued, ended in zip(groups, issue.tolist(), end.tolist(), strict=True):
+        start = min(max(issued, heapq.heappop(free[group])), ended)
+        heapq.heappush(free[group], ended)
+        starts.append(start)
+    return _whole(starts)
+
+
+def _joined(kind: type[_AnyTable], tables: Sequence[_AnyTable]) -> _AnyTable:
+    if not tables:
+        return kind.empty()
+    columns = [table.columns() for table in tables]
+    joined: dict[str, Any] = {
+        name: np.concatenate([each[name] for each in columns]) for name in kind.column_types()
+    }
+    return kind(**joined)
+
+
+def _whole(values: Iterable[int]) -> Whole:
+    return np.fromiter(values, np.int64)

@@ -1,0 +1,67 @@
+"""Run a job unchanged and keep what it did: the whole of `fullwire record`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullwire.errors import UsageError
+from fullwire.model.run import Run
+from fullwire.sources.live.assemble import assembled
+from fullwire.sources.live.launch import recorded_environment, run_to_its_end
+from fullwire.store import refuse_taken, write
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Recording:
+    """A recorded job: what it did, where that was written, and how the job ended."""
+
+    run: Run
+    path: Path
+    exit_status: int
+
+
+def record(command: Sequence[str], output: str | Path, *, replace: bool = False) -> Recording:
+    """Run a command and write what its processes did as a run.
+
+    While the job runs, its processes write into a directory beside the run. If everything is
+    killed, that directory stays, and `join` makes the run of it.
+    """
+    if not command:
+        raise UsageError("record: expected a command after --, like: -- torchrun train.py")
+    place = Path(output)
+    refuse_taken(place, replace)
+    directory = place.with_name(f"{place.name}.recording")
+    _make(directory)
+    try:
+        status = run_to_its_end(command, recorded_environment(directory, os.environ))
+    except UsageError:  # it never began
+        directory.rmdir()
+        raise
+    run = assembled(directory, shlex.join(command), {"exit_status": status})
+    path = write(run, place, replace=replace)
+    shutil.rmtree(directory)
+    return Recording(run=run, path=path, exit_status=status)
+
+
+def join(directory: str | Path, output: str | Path, *, replace: bool = False) -> Recording:
+    """Make the run of a recording whose end nobody was left to see."""
+    run = assembled(Path(directory), str(directory), {})
+    path = write(run, output, replace=replace)
+    return Recording(run=run, path=path, exit_status=0)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise UsageError(
+            f"{directory} is left of a recording that was interrupted: make a run of it with "
+            f"`fullwire join {directory} -o NAME.run`, or remove it"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{directory}: cannot be made: {error.strerror}") from None

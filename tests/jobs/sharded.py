@@ -1,0 +1,58 @@
+"""Train one model with FSDP2, and one with all_reduce by hand; print a digest of both."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+STEPS = 3
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    by_hand, sharded = a_model(), a_model()
+    everyone = dist.new_group()
+    train(by_hand, lambda: average(by_hand, everyone))
+    for layer in sharded:
+        fully_shard(layer)
+    fully_shard(sharded)
+    train(sharded, lambda: None)
+    digest = hashlib.sha256()
+    for each in [*by_hand.parameters(), *(each.full_tensor() for each in sharded.parameters())]:
+        digest.update(each.detach().numpy().tobytes())
+    sys.stdout.write(f"{digest.hexdigest()}\n")  # in one piece, unlike print
+    sys.stdout.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def a_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+
+
+def train(model: nn.Module, after_backward: Callable[[], None]) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(4, 32)).square().mean().backward()
+        after_backward()
+        optimizer.step()
+
+
+def average(model: nn.Module, group: dist.ProcessGroup) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, group=group)
+        parameter.grad /= dist.get_world_size()
+
+
+if __name__ == "__main__":
+    main()

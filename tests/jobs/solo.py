@@ -1,0 +1,44 @@
+"""One process without a process group; each mode trains in its own way.
+
+python solo.py plain|accumulation|evaluation|optimizers|full-disk|broken; optimizers ends with 7
+"""
+
+import resource
+import sys
+
+import torch
+from torch import nn
+
+STEPS = 6
+
+
+def main(mode: str) -> None:
+    torch.set_num_threads(1)
+    model, other = nn.Linear(8, 8), nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    second = torch.optim.SGD(other.parameters(), 0.1)
+    data = torch.utils.data.DataLoader(torch.randn(STEPS * 2, 8), batch_size=2)
+    if mode == "full-disk":  # what a file may hold at most, as if nothing were left after it
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+    if mode == "broken":
+        sys.modules["fullwire_inside.journal"].Journal._append = None
+    for step, batch in enumerate(data):
+        optimizer.zero_grad()
+        for _ in range(3 if mode == "accumulation" else 1):
+            model(batch).square().mean().backward()
+        optimizer.step()
+        if mode == "optimizers":
+            second.zero_grad()
+            other(batch).square().mean().backward()
+            second.step()
+        if mode == "evaluation" and step == 2:
+            model.eval()
+            with torch.no_grad():
+                sum(float(model(batch).sum()) for _ in range(2000))
+            model.train()
+    sys.stdout.buffer.write(b"done\x00\xff\r\n")
+    sys.exit(7 if mode == "optimizers" else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,31 @@
+"""Start N processes of a script as torch.distributed expects them, without a launcher of torch's.
+
+python together.py N SCRIPT ARGUMENTS...   ends with the worst status of them
+"""
+
+import os
+import socket
+import subprocess
+import sys
+
+
+def main() -> int:
+    workers, command = int(sys.argv[1]), sys.argv[2:]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env=os.environ
+            | {
+                "RANK": str(rank), "WORLD_SIZE": str(workers), "LOCAL_RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            },
+        )
+        for rank in range(workers)
+    ]  # fmt: skip
+    return max(abs(process.wait()) for process in processes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

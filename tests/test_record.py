@@ -1,0 +1,278 @@
+"""Recording real jobs: nothing changes for them, and what is written is what happened."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fullwire.analysis.summary import summarised
+from fullwire.model.run import Run
+from fullwire.sources.live.inside.journal import HEADER_BYTES, MOST_WAITING, Journal, Note
+from fullwire.sources.live.record import join
+from fullwire.store import read_run
+from tests.conftest import Cli
+
+JOBS = Path(__file__).parent / "jobs"
+GRADIENT_BYTES = 6 * (64 * 64 + 64) * 4  # of the model in jobs/ddp.py
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None,
+    reason="recording a job needs torch, which is not installed: pip install torch",
+)
+
+
+def recorded(
+    tmp_path: Path, *command: str, status: int = 0
+) -> tuple[Run, subprocess.CompletedProcess[bytes]]:
+    """Record a command with the real command line, and open what it wrote."""
+    place = tmp_path / "job.run"
+    fullwire = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(place), "--"]
+    done = subprocess.run([*fullwire, *command], capture_output=True, timeout=120, check=False)
+    assert done.returncode == status, done.stderr.decode()
+    assert not (tmp_path / "job.run.recording").exists()
+    return read_run(place), done
+
+
+def together(workers: int, job: str, *arguments: str) -> list[str]:
+    script = str(JOBS / "together.py")
+    return [sys.executable, script, str(workers), str(JOBS / job), *arguments]
+
+
+def solo(mode: str) -> list[str]:
+    return [sys.executable, str(JOBS / "solo.py"), mode]
+
+
+def digests(command: list[str]) -> set[str]:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return weights(done.stdout)
+
+
+def weights(printed: str) -> set[str]:
+    """Return the digests that the ranks printed: one, if they agree."""
+    return set(printed.splitlines())
+
+
+def span_count(run: Run, lane: str, name: str) -> int:
+    return int(((run.spans.lane == lane) & (run.spans.name == name)).sum())
+
+
+def steps_in_order(run: Run, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    marks = (run.spans.rank == rank) & (run.spans.lane == "host") & (run.spans.name == "step")
+    return run.spans.start_ns[marks], run.spans.end_ns[marks]
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Record a DDP job of two workers once; return its run and what it printed."""
+    place = tmp_path_factory.mktemp("ddp")
+    _, done = recorded(place, *together(2, "ddp.py"))
+    return place / "job.run", done.stdout.decode()
+
+
+@needs_torch
+def test_ddp_trains_to_the_same_bits_and_every_row_makes_sense(ddp: tuple[Path, str]) -> None:
+    run, printed = read_run(ddp[0]), ddp[1]
+    assert weights(printed) == digests(together(2, "ddp.py"))
+    assert run.complete
+    assert run.provenance.origin == "measured"
+    assert run.facts["workers"] == 2
+    assert run.facts["backend"] == "gloo"
+    assert run.facts["buckets"] == "ddp:52428B"
+    for rank in (0, 1):
+        check_rank(run, rank, steps=5)
+
+
+def check_rank(run: Run, rank: int, steps: int) -> None:
+    start, end = steps_in_order(run, rank)
+    assert len(start) == steps
+    assert (start[1:] == end[:-1]).all()
+    collectives = run.collectives.rows(run.collectives.rank == rank)
+    assert (collectives.issue_ns <= collectives.start_ns).all()
+    assert (collectives.start_ns <= collectives.end_ns).all()
+    for step in range(steps):
+        check_step(run, rank, step)
+
+
+def check_step(run: Run, rank: int, step: int) -> None:
+    gradients = run.gradients.rows((run.gradients.rank == rank) & (run.gradients.step == step))
+    assert gradients.bytes.sum() == GRADIENT_BYTES
+    assert (np.diff(gradients.ready_ns) >= 0).all()
+    assert gradients.order.tolist() == list(range(12))
+    here = (run.collectives.rank == rank) & (run.collectives.step == step)
+    sent = run.collectives.rows(here & (run.collectives.op == "allreduce"))
+    assert sent.bytes.sum() == GRADIENT_BYTES
+    assert sent.issue_ns.min() >= gradients.ready_ns[0]
+    for name in ("forward", "backward", "optimizer"):
+        chosen = (run.spans.rank == rank) & (run.spans.step == step) & (run.spans.name == name)
+        assert chosen.sum() == 1, name
+
+
+@needs_torch
+def test_a_recorded_job_can_be_shown_compared_and_replayed(cli: Cli, ddp: tuple[Path, str]) -> None:
+    place, _ = ddp
+    assert "complete" in cli("show", place).stdout
+    assert cli("compare", place, place).returncode == 0
+    assert "T1 is estimated" in cli("whatif", place, "--bandwidth", "1Gbps").stdout
+
+
+@needs_torch
+def test_three_workers_with_a_hook_of_their_own_train_to_the_same_bits(tmp_path: Path) -> None:
+    job = together(3, "ddp.py", "own-hook")
+    run, done = recorded(tmp_path, *job)
+    assert weights(done.stdout.decode()) == digests(job)
+    assert run.facts["hook"] == "fp16_compress_hook"
+    sent = run.collectives.rows((run.collectives.step == 4) & (run.collectives.rank == 2))
+    assert set(sent.dtype) == {"float16"}
+    assert sent.bytes.sum() == GRADIENT_BYTES // 2
+    assert run.complete
+
+
+@needs_torch
+def test_fsdp_and_reductions_by_hand_train_to_the_same_bits(tmp_path: Path) -> None:
+    run, done = recorded(tmp_path, *together(2, "sharded.py"))
+    assert weights(done.stdout.decode()) == digests(together(2, "sharded.py"))
+    assert run.complete
+    by_hand = run.collectives.rows((run.collectives.op == "allreduce") & (run.collectives.step < 3))
+    assert by_hand.bytes[by_hand.step >= 0].sum() == 2 * 3 * 2 * (32 * 32 + 32) * 4
+    assert {"allgather", "reducescatter"} <= set(run.collectives.op)
+    assert len(set(run.collectives.group)) >= 2
+    assert span_count(run, "host", "step") == 2 * 6
+
+
+@needs_torch
+def test_after_kill_9_of_a_rank_the_rest_opens_and_says_so(tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, *together(2, "killed.py"), status=9)
+    assert any("rank 1" in sentence and "killed" in sentence for sentence in run.missing)
+    for rank in (0, 1):
+        assert 20 <= len(steps_in_order(run, rank)[0]) <= 40
+
+
+@needs_torch
+def test_output_and_status_of_the_job_pass_through(tmp_path: Path) -> None:
+    run, done = recorded(tmp_path, *solo("plain"))
+    assert done.stdout == b"done\x00\xff\r\n"
+    assert run.complete
+    assert run.facts["workers"] == 1
+    assert span_count(run, "host", "step") == 6
+    waits = run.spans.rows((run.spans.lane == "input") & (run.spans.step >= 0))
+    assert waits.step.tolist() == list(range(6))
+
+
+@needs_torch
+def test_a_step_is_a_round_of_all_optimizers_and_a_failing_job_keeps_its_status(
+    tmp_path: Path,
+) -> None:
+    run, _ = recorded(tmp_path, *solo("optimizers"), status=7)
+    assert run.facts["exit_status"] == 7
+    assert span_count(run, "host", "step") == 6
+    assert span_count(run, "compute", "optimizer") == 12
+
+
+@needs_torch
+def test_accumulated_gradients_make_one_step(tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, *solo("accumulation"))
+    assert span_count(run, "host", "step") == 6
+    assert span_count(run, "compute", "backward") == 6
+    assert span_count(run, "compute", "earlier backward") == 12
+    assert len(run.gradients) == 6 * 2
+
+
+@needs_torch
+def test_an_evaluation_belongs_to_no_step(tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, *solo("evaluation"))
+    start, end = steps_in_order(run, 0)
+    assert len(start) == 6
+    assert start[3] - end[2] > 5_000_000  # two thousand forwards
+    assert (start[[1, 2, 4, 5]] == end[[0, 1, 3, 4]]).all()
+
+
+@needs_torch
+@pytest.mark.parametrize("mode", ["full-disk", "broken"])
+def test_when_the_recorder_fails_the_job_goes_on_and_the_run_says_so(
+    tmp_path: Path, mode: str
+) -> None:
+    run, done = recorded(tmp_path, *solo(mode))
+    assert done.stdout == b"done\x00\xff\r\n"
+    assert not run.complete
+
+
+def a_process(directory: Path, steps: int) -> Journal:
+    """Write what a process with one optimizer, a gradient and a collective a step would."""
+    journal = Journal(str(directory))
+    journal.define(kind="identity", rank=0, workers=2, backend="gloo", torch="2.13.0")
+    journal.define(kind="parameter", number=0, bytes=400)
+    journal.define(
+        kind="signature", number=0, op="allreduce", dtype="float32", bytes=400, group="0"
+    )
+    for step in range(steps):
+        begin = 1_000 * step
+        journal.note(Note.BACKWARD, 0, begin + 300, begin + 800)
+        journal.note(Note.GRADIENT, 0, begin + 600, 0)
+        journal.note(Note.ISSUE, step, 0, begin + 650)
+        journal.note(Note.END, step, begin + 790, 0)
+        journal.note(Note.OPTIMIZER, 0, begin + 900, begin + 1_000)
+        journal.write()
+    return journal
+
+
+def test_a_recording_cut_anywhere_opens_up_to_its_last_whole_block(tmp_path: Path) -> None:
+    directory = tmp_path / "job.run.recording"
+    directory.mkdir()
+    a_process(directory, steps=4)
+    [file] = directory.iterdir()
+    whole = file.read_bytes()
+    steps = []
+    for length in range(HEADER_BYTES, len(whole) + 1, 37):
+        file.write_bytes(whole[:length])
+        run = join(directory, tmp_path / "job.run", replace=True).run
+        assert "rank 1: nothing was recorded" in run.missing or not len(run.spans)
+        steps.append(span_count(run, "host", "step"))
+    assert steps == sorted(steps)
+    assert steps[0] == 0
+    assert steps[-1] >= 3
+
+
+def test_a_backward_pass_ends_with_its_last_gradient_and_not_with_waiting(tmp_path: Path) -> None:
+    a_process(tmp_path, steps=2).close()
+    run = join(tmp_path, tmp_path / "job.run").run
+    backward = run.spans.rows(run.spans.name == "backward")
+    assert (backward.end_ns - backward.start_ns).tolist() == [300, 300]
+    assert summarised(run).exposed_s == pytest.approx(140e-9)
+
+
+def test_notes_wait_in_bounded_memory(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    for number in range(10 * MOST_WAITING):
+        journal.note(Note.GRADIENT, 0, number, 0)
+        assert len(journal.waiting) < MOST_WAITING
+    assert journal.noted == 10 * MOST_WAITING
+
+
+def test_a_job_without_torch_is_left_alone(tmp_path: Path) -> None:
+    code = "import sys; print('fullwire_inside.watch' in sys.modules); sys.exit(5)"
+    run, done = recorded(tmp_path, sys.executable, "-c", code, status=5)
+    assert done.stdout == b"False\n"
+    assert run.missing == (
+        "nothing was recorded: no process of the job used torch to train or communicate",
+    )
+
+
+def test_a_sitecustomize_that_was_there_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.marked = True")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code = "import sys; print(sys.marked, sys.modules['sitecustomize'].__file__)"
+    _, done = recorded(tmp_path, sys.executable, "-c", code)
+    assert done.stdout.decode() == f"True {tmp_path / 'sitecustomize.py'}\n"
+
+
+def test_an_unknown_command_is_a_mistake_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
+    done = cli("record", "-o", tmp_path / "x.run", "--", "no-such-command")
+    assert done.returncode == 2
+    assert "no-such-command: cannot be run" in done.stderr
+    assert list(tmp_path.iterdir()) == []
