@@ -1,11 +1,15 @@
 #include "collective_events.hpp"
 
 #include <algorithm>
-#include <deque>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <functional>
 #include <limits>
 #include <queue>
 #include <stdexcept>
 #include <unordered_map>
+#include <utility>
 
 namespace fullwire {
 namespace {
@@ -13,568 +17,765 @@ namespace {
 constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
+// Shares closer than this are one share computed in two ways: far more than rounding leaves
+// behind, far less than anyone could measure.
+constexpr double kSameShare = 1e-12;
+
 // ---------------------------------------------------------------------------------------------
-// Events. Those scheduled with the same delay come out in the order in which they went in, so each
-// distinct delay has a plain first-in-first-out lane, and the earliest event is at the head of one
-// of a few lanes. Only delays beyond the first kLanes pay for a heap. Equal times are told apart by
-// a counter, so the order never depends on anything but the input.
+// Events. Ranks that do the same do it at the same times, so the events of one time wait together
+// as a batch, in the order in which they were scheduled, and only batches are kept in a heap. The
+// batch of a time is found in a small table; where two times claim one place in it, the older
+// batch can no longer be found and gets a successor, told apart by a counter. The order of events
+// thus depends on nothing but the input.
 
 enum class What : std::uint32_t { sent, delivered };
 
 struct Event {
-    double time_s;
-    std::uint64_t order;
     What what;
     std::uint32_t subject;  // sent: a connection; delivered: a transfer
-    std::uint32_t detail;   // sent: the connection's schedule number; delivered: the chunk
-};
-
-class Fifo {
-  public:
-    explicit Fifo(double delay_s) : delay_s_(delay_s), ring_(1024) {}
-    double delay_s() const { return delay_s_; }
-    bool empty() const { return first_ == last_; }
-    const Event& front() const { return ring_[first_ & (ring_.size() - 1)]; }
-    void pop() { ++first_; }
-    void push(const Event& event) {
-        if (last_ - first_ == ring_.size()) grow();
-        ring_[last_++ & (ring_.size() - 1)] = event;
-    }
-
-  private:
-    void grow() {
-        std::vector<Event> wider(2 * ring_.size());
-        const std::size_t count = last_ - first_;
-        for (std::size_t i = 0; i < count; ++i) wider[i] = ring_[(first_ + i) & (ring_.size() - 1)];
-        ring_ = std::move(wider);
-        first_ = 0;
-        last_ = count;
-    }
-
-    double delay_s_;
-    std::vector<Event> ring_;  // its size is a power of two
-    std::size_t first_ = 0;
-    std::size_t last_ = 0;
+    std::uint32_t detail;   // sent: the connection's schedule number; delivered: a seat
 };
 
 class Agenda {
   public:
-    // Schedules an event `delay_s` after `now_s`; `now_s` never goes back between calls.
-    void after(double now_s, double delay_s, What what, std::uint32_t subject,
-               std::uint32_t detail) {
-        const Event event{now_s + delay_s, order_++, what, subject, detail};
-        for (Fifo& lane : lanes_) {
-            if (lane.delay_s() == delay_s) return lane.push(event);
-        }
-        if (lanes_.size() < kLanes) {
-            lanes_.emplace_back(delay_s);
-            return lanes_.back().push(event);
-        }
-        heap_.push(event);
+    void add(double time_s, Event event) {
+        if (time_s != batches_[latest_].time_s) latest_ = batch_at(time_s);
+        batches_[latest_].events.push_back(event);
     }
 
-    // When the next event is due; never, if there is none.
-    double next_time_s() const {
-        double time_s = heap_.empty() ? kNever : heap_.top().time_s;
-        for (const Fifo& lane : lanes_) {
-            if (!lane.empty()) time_s = std::min(time_s, lane.front().time_s);
-        }
-        return time_s;
-    }
+    // When the next batch is due; never, if there is none.
+    double next_time_s() const { return due_.empty() ? kNever : due_.top().time_s; }
 
-    // Takes the next event due at `time_s`, or says that there is none left.
-    bool take(double time_s, Event& event) {
-        Fifo* chosen = nullptr;
-        for (Fifo& lane : lanes_) {
-            if (lane.empty() || lane.front().time_s != time_s) continue;
-            if (!chosen || lane.front().order < chosen->front().order) chosen = &lane;
-        }
-        if (!heap_.empty() && heap_.top().time_s == time_s &&
-            (!chosen || heap_.top().order < chosen->front().order)) {
-            event = heap_.top();
-            heap_.pop();
-            return true;
-        }
-        if (!chosen) return false;
-        event = chosen->front();
-        chosen->pop();
-        return true;
+    // Moves the next batch into `events`, whose storage serves another batch.
+    void take(std::vector<Event>& events) {
+        Batch& batch = batches_[due_.top().batch];
+        batch.time_s = kClosed;
+        events.clear();
+        events.swap(batch.events);
+        free_.push_back(due_.top().batch);
+        due_.pop();
     }
 
   private:
-    struct Later {
-        bool operator()(const Event& a, const Event& b) const {
-            return a.time_s != b.time_s ? a.time_s > b.time_s : a.order > b.order;
+    static constexpr double kClosed = -1;
+    static constexpr int kPlaceBits = 10;
+
+    struct Batch {
+        double time_s = kClosed;
+        std::vector<Event> events;
+    };
+
+    struct Due {
+        double time_s;
+        std::uint64_t order;
+        std::uint32_t batch;
+        bool operator>(const Due& other) const {
+            return time_s != other.time_s ? time_s > other.time_s : order > other.order;
         }
     };
-    static constexpr std::size_t kLanes = 6;
-    std::vector<Fifo> lanes_;
-    std::priority_queue<Event, std::vector<Event>, Later> heap_;
-    std::uint64_t order_ = 0;
+
+    std::uint32_t batch_at(double time_s) {
+        // Multiplicative hashing: the upper bits of the product depend on every bit of the time.
+        const std::uint64_t product = std::bit_cast<std::uint64_t>(time_s) * 0x9e3779b97f4a7c15;
+        std::uint32_t& found = table_[product >> (64 - kPlaceBits)];
+        if (batches_[found].time_s != time_s) found = open(time_s);
+        return found;
+    }
+
+    std::uint32_t open(double time_s) {
+        if (free_.empty()) {
+            free_.push_back(static_cast<std::uint32_t>(batches_.size()));
+            batches_.emplace_back();
+        }
+        const std::uint32_t batch = free_.back();
+        free_.pop_back();
+        batches_[batch].time_s = time_s;
+        due_.push({time_s, opened_++, batch});
+        return batch;
+    }
+
+    std::vector<Batch> batches_ = std::vector<Batch>(1);  // batch 0 stays closed
+    std::vector<std::uint32_t> free_;
+    std::array<std::uint32_t, 1 << kPlaceBits> table_{};
+    std::uint32_t latest_ = 0;  // the batch last added to
+    std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
+    std::uint64_t opened_ = 0;
+};
+
+// ---------------------------------------------------------------------------------------------
+// The plan, prepared for playing. Transfers are numbered through all parts. A rank has a seat in
+// every part, and again for every chunk; what it sends and receives there forms two chains, each
+// in the order of rounds.
+
+struct Transfer {
+    std::uint32_t route : 31;
+    std::uint32_t ends_round : 1 = true;  // the next from the same seat is of a later round
+    std::uint32_t next_sent = kNone;      // from the same seat
+    std::uint32_t next_received = kNone;  // at the same seat
+    std::uint32_t holds = kNone;          // the first transfer that its receiver may not send before
+};
+
+// Where the two chains of a seat go on.
+struct Seat {
+    std::uint32_t send = kNone;     // the next transfer that will be sent
+    std::uint32_t receive = kNone;  // the first one still awaited
+    std::uint32_t leaving = 0;      // how many are being sent, all of one round
+    bool is_due = false;            // the next round waits for them only
+};
+
+// What a transfer shares with all others of its size on its connection.
+struct Route {
+    std::uint32_t connection;
+    std::uint32_t seats_on;  // from the sender's seat to the receiver's; may wrap around zero
+    double bytes;
+    double delay_s;  // from its last byte sent to its last byte received and added up
+};
+
+struct Ends {
+    std::uint32_t source;
+    std::uint32_t target;
+};
+
+struct Script {
+    std::vector<Transfer> transfers;
+    std::vector<Seat> seats;  // at the beginning: of each part, each rank
+    std::vector<Route> routes;
+    std::vector<Ends> connections;
+};
+
+class ScriptWriter {
+  public:
+    ScriptWriter(const Wires& wires, const std::vector<Part>& parts,
+                 const std::vector<SizeClass>& sizes)
+        : latency_s_(wires.latency_s), sizes_(sizes), latest_(wires.workers) {
+        std::size_t rows = 0;
+        for (const Part& part : parts) rows += part.round.size();
+        script_.transfers.reserve(rows);
+        for (const Part& part : parts) write(part);
+    }
+
+    Script take() { return std::move(script_); }
+
+  private:
+    // The route of a rank's latest transfer: often that of its next one, too.
+    struct Latest {
+        std::uint32_t target = kNone;
+        std::uint32_t size_class = kNone;
+        std::uint32_t route = kNone;
+    };
+
+    struct Ending {
+        std::uint32_t sent = kNone;
+        std::uint32_t received = kNone;
+        std::uint32_t holds_none = kNone;  // the first received that does not hold back any yet
+    };
+
+    void write(const Part& part) {
+        const auto first = static_cast<std::uint32_t>(script_.transfers.size());
+        Seat* const seats = add_seats();
+        endings_.assign(latest_.size(), {});
+        for (std::size_t row = 0; row < part.round.size(); ++row) {
+            const auto transfer = first + static_cast<std::uint32_t>(row);
+            const std::int32_t source = part.source[row];
+            const std::int32_t target = part.target[row];
+            script_.transfers.push_back({.route = route(source, target, part.size_class[row])});
+            hold_back(part, first, transfer, endings_[source]);
+            chain_sent(part, first, transfer, seats[source], endings_[source]);
+            chain_received(seats[target], endings_[target], transfer);
+        }
+    }
+
+    Seat* add_seats() {
+        script_.seats.resize(script_.seats.size() + latest_.size());
+        return script_.seats.data() + script_.seats.size() - latest_.size();
+    }
+
+    // Lets what the sender has received in earlier rounds hold back this transfer.
+    void hold_back(const Part& part, std::uint32_t first, std::uint32_t transfer, Ending& sender) {
+        const std::int32_t round = part.round[transfer - first];
+        while (sender.holds_none != kNone && part.round[sender.holds_none - first] < round) {
+            Transfer& received = script_.transfers[sender.holds_none];
+            received.holds = transfer;
+            sender.holds_none = received.next_received;
+        }
+    }
+
+    void chain_sent(const Part& part, std::uint32_t first, std::uint32_t transfer, Seat& seat,
+                    Ending& ending) {
+        const std::uint32_t number = std::exchange(ending.sent, transfer);
+        if (number == kNone) {
+            seat.send = transfer;
+            return;
+        }
+        Transfer& before = script_.transfers[number];
+        before.next_sent = transfer;
+        before.ends_round = part.round[number - first] != part.round[transfer - first];
+    }
+
+    void chain_received(Seat& seat, Ending& ending, std::uint32_t transfer) {
+        const std::uint32_t before = std::exchange(ending.received, transfer);
+        (before == kNone ? seat.receive : script_.transfers[before].next_received) = transfer;
+        if (ending.holds_none == kNone) ending.holds_none = transfer;
+    }
+
+    std::uint32_t route(std::uint32_t source, std::uint32_t target, std::uint32_t size_class) {
+        Latest& latest = latest_[source];
+        if (latest.target != target || latest.size_class != size_class) {
+            latest = {target, size_class, find_route(source, target, size_class)};
+        }
+        return latest.route;
+    }
+
+    std::uint32_t find_route(std::uint32_t source, std::uint32_t target, std::uint32_t size_class) {
+        const std::uint32_t connection = find_connection(source, target);
+        const std::uint64_t key = std::uint64_t{connection} << 32 | size_class;
+        const auto [found, is_new] = known_routes_.try_emplace(key, script_.routes.size());
+        if (is_new) {
+            const auto [bytes, add_s] = sizes_[size_class];
+            script_.routes.push_back({connection, target - source, bytes, latency_s_ + add_s});
+        }
+        return found->second;
+    }
+
+    std::uint32_t find_connection(std::uint32_t source, std::uint32_t target) {
+        const std::uint64_t key = std::uint64_t{source} << 32 | target;
+        const auto [found, is_new] = known_connections_.try_emplace(key, script_.connections.size());
+        if (is_new) script_.connections.push_back({source, target});
+        return found->second;
+    }
+
+    double latency_s_;
+    const std::vector<SizeClass>& sizes_;
+    Script script_;
+    std::vector<Latest> latest_;   // by rank
+    std::vector<Ending> endings_;  // by rank, of the part being written
+    std::unordered_map<std::uint64_t, std::uint32_t> known_connections_;
+    std::unordered_map<std::uint64_t, std::uint32_t> known_routes_;
 };
 
 // ---------------------------------------------------------------------------------------------
 // Who may send: within a part and a chunk, a rank's transfer is released once the rank has
-// received everything that earlier rounds sent to it, and its own sends of earlier rounds have left.
+// received everything that earlier rounds sent to it, and its own sends of earlier rounds have
+// left. So the transfers of one round are released together.
 
-class PartState {
+class Progress {
   public:
-    PartState(const Part& part, std::uint32_t workers, std::uint32_t chunks)
-        : part_(part),
-          rows_(part.round.size()),
-          workers_(workers),
-          next_sent_(rows_),
-          next_received_(rows_),
-          first_(workers),
-          progress_(std::size_t{chunks} * workers),
-          arrived_(std::size_t{chunks} * rows_) {
-        link_rows();
-        rewind();
+    Progress(const Script& script, std::uint32_t chunks)
+        : script_(script), early_(chunks * script.transfers.size()) {
+        begin(chunks);
     }
 
-    // Forgets what has been played, for the next serial chunk.
-    void rewind() {
-        for (std::size_t i = 0; i < progress_.size(); ++i) progress_[i] = first_[i % workers_];
-        std::fill(arrived_.begin(), arrived_.end(), 0);
-    }
-
-    void arrive(std::uint32_t row, std::uint32_t chunk) {
-        const std::size_t base = std::size_t{chunk} * rows_;
-        std::uint32_t& awaited = at(part_.target[row], chunk).receive;
-        arrived_[base + row] = 1;
-        while (awaited != kNone && arrived_[base + awaited]) awaited = next_received_[awaited];
-    }
-
-    // Hands every transfer that the rank may now send to `send`.
-    template <typename Send>
-    void release(std::uint32_t rank, std::uint32_t chunk, Send send) {
-        Rows& next = at(rank, chunk);
-        const std::int32_t last_round = next.receive == kNone
-                                            ? std::numeric_limits<std::int32_t>::max()
-                                            : part_.round[next.receive];
-        while (next.send != kNone && part_.round[next.send] <= last_round) {
-            const std::uint32_t row = next.send;
-            next.is_held = next.leaving && part_.round[row] != next.round;
-            if (next.is_held) return;
-            next.send = next_sent_[row];
-            next.round = part_.round[row];
-            ++next.leaving;
-            send(row);
+    // Puts every seat of so many chunks back to its first transfers.
+    void begin(std::uint32_t chunks) {
+        seats_.clear();
+        for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
+            seats_.insert(seats_.end(), script_.seats.begin(), script_.seats.end());
         }
     }
 
-    // Notes that a transfer has left; says whether the next round was held until then.
-    bool leave(std::uint32_t row, std::uint32_t chunk) {
-        Rows& next = at(part_.source[row], chunk);
-        return --next.leaving == 0 && next.is_held;
+    std::uint32_t seats() const { return static_cast<std::uint32_t>(seats_.size()); }
+
+    // Hands the transfers of the seat's next round to `send`, if it may begin.
+    template <typename Send>
+    void release(std::uint32_t number, Send send) {
+        Seat& seat = seats_[number];
+        const std::uint32_t held =
+            seat.receive == kNone ? kNone : script_.transfers[seat.receive].holds;
+        for (bool goes_on = seat.leaving == 0 && seat.send != held; goes_on;) {
+            const Transfer& next = script_.transfers[seat.send];
+            ++seat.leaving;
+            send(std::exchange(seat.send, next.next_sent));
+            goes_on = !next.ends_round;
+        }
+        seat.is_due = seat.send != held;
+    }
+
+    // Notes that a transfer has left; says whether the next round waited for that only.
+    bool leave(std::uint32_t number) {
+        Seat& seat = seats_[number];
+        return --seat.leaving == 0 && seat.is_due;
+    }
+
+    // Notes that the transfer was received; says whether it was the one awaited.
+    bool receive(std::uint32_t transfer, std::uint32_t number) {
+        Seat& seat = seats_[number];
+        if (seat.receive != transfer) {
+            early_[early_bit(transfer, number)] = true;
+            ++early_count_;
+            return false;
+        }
+        do {
+            seat.receive = script_.transfers[seat.receive].next_received;
+        } while (seat.receive != kNone && was_early(seat.receive, number));
+        return true;
     }
 
   private:
-    struct Rows {
-        std::uint32_t send = kNone;     // the next row that the rank will send
-        std::uint32_t receive = kNone;  // the first row that it still waits for
-        std::uint32_t leaving = 0;      // how many it is sending
-        std::int32_t round = 0;         // of those
-        bool is_held = false;           // the next send waits until they have left
-    };
-
-    Rows& at(std::uint32_t rank, std::uint32_t chunk) {
-        return progress_[std::size_t{chunk} * workers_ + rank];
+    bool was_early(std::uint32_t transfer, std::uint32_t seat) {
+        if (early_count_ == 0) return false;  // nearly always, where all send at the same times
+        auto early = early_[early_bit(transfer, seat)];
+        if (!early) return false;
+        early = false;
+        --early_count_;
+        return true;
     }
 
-    // Chains each rank's rows, from the last to the first.
-    void link_rows() {
-        for (std::uint32_t row = static_cast<std::uint32_t>(rows_); row-- > 0;) {
-            Rows& sender = first_[part_.source[row]];
-            next_sent_[row] = sender.send;
-            sender.send = row;
-            Rows& receiver = first_[part_.target[row]];
-            next_received_[row] = receiver.receive;
-            receiver.receive = row;
-        }
+    std::size_t early_bit(std::uint32_t transfer, std::uint32_t seat) const {
+        return seat / script_.seats.size() * script_.transfers.size() + transfer;
     }
 
-    const Part& part_;
-    std::size_t rows_;
-    std::uint32_t workers_;
-    std::vector<std::uint32_t> next_sent_;      // after a row, by the same sender
-    std::vector<std::uint32_t> next_received_;  // after a row, by the same receiver
-    std::vector<Rows> first_;                   // by rank
-    std::vector<Rows> progress_;                // by chunk and rank
-    std::vector<std::uint8_t> arrived_;         // by chunk and row
+    const Script& script_;
+    std::vector<Seat> seats_;
+    std::vector<bool> early_;  // by chunk and transfer: received while another was awaited
+    std::size_t early_count_ = 0;
 };
 
 // ---------------------------------------------------------------------------------------------
 // Connections and the links they meet on. Link r is what rank r sends, link workers + r what it
 // receives.
+//
+// Shares are max-min fair. Each link has a level: what it gives to a connection at most where it
+// is full, and the whole rate where it is not. The rate of a connection is the lower level of its
+// two links. Whether that holds can be told link by link, so a change is settled from where it
+// happened outwards: first among the links that connections joined or left, then with the links
+// that felt the difference, and so on until none does.
 
-struct Queued {
+struct Parcel {
     std::uint32_t transfer;
-    std::uint32_t chunk;
+    std::uint32_t seat;  // where it will be received
 };
 
-struct Connection {
-    std::uint32_t uplink;
-    std::uint32_t downlink;
+struct Queue {
+    std::uint32_t first = kNone;
+    std::uint32_t last = kNone;
+};
+
+// The entries of all queues, so that an entry costs twelve bytes and no allocation.
+class QueueStore {
+  public:
+    void push(Queue& queue, Parcel parcel) {
+        const std::uint32_t place = free_place();
+        entries_[place] = {parcel, kNone};
+        (queue.first == kNone ? queue.first : entries_[queue.last].next) = place;
+        queue.last = place;
+    }
+
+    Parcel pop(Queue& queue) {
+        Entry& entry = entries_[queue.first];
+        const std::uint32_t place = std::exchange(queue.first, entry.next);
+        entry.next = std::exchange(free_, place);
+        return entry.parcel;
+    }
+
+  private:
+    struct Entry {
+        Parcel parcel;
+        std::uint32_t next;
+    };
+
+    std::uint32_t free_place() {
+        if (free_ != kNone) return std::exchange(free_, entries_[free_].next);
+        entries_.emplace_back();
+        return static_cast<std::uint32_t>(entries_.size() - 1);
+    }
+
+    std::vector<Entry> entries_;
+    std::uint32_t free_ = kNone;
+};
+
+// What every transfer touches comes first, and shares one cache line.
+struct alignas(64) Connection {
+    std::uint32_t links[2];       // its uplink and its downlink
+    std::uint32_t schedule = 0;   // a "sent" event of an older schedule is stale
     bool busy = false;
-    std::uint32_t waiting = 0;      // transfers behind the one being sent
-    Queued sending{};               // if busy
-    double remaining_bytes = 0;     // of it, as of `updated_s`
-    double rate = 0;                // bytes per second; 0 until its share is settled
+    bool untimed = false;         // the end of what it sends is to be scheduled
+    Parcel sending{};             // if busy
+    Queue waiting{};              // behind it
+    double remaining_bytes = 0;   // of what it sends, as of `updated_s`
+    double rate = 0;              // bytes per second; 0 until settled
     double updated_s = 0;
-    std::uint32_t schedule = 0;     // a "sent" event of an older schedule is stale
-    std::uint32_t visit = 0;
-    std::uint32_t before[2] = {};   // its neighbours among those busy on its uplink
-    std::uint32_t after[2] = {};    // and on its downlink
+    double share = 0;             // what the filling that settled it gave it
+    std::uint32_t filling = 0;    // which one that was
+    std::uint32_t before[2] = {}; // its neighbours among the busy connections of its links
+    std::uint32_t after[2] = {};
 };
 
 struct Link {
-    std::uint32_t first = kNone;  // of the busy connections on it
-    std::uint32_t busy = 0;       // how many they are
-    std::uint32_t unsettled = 0;  // how many have no share yet
-    std::uint32_t visit = 0;
+    std::uint32_t busy = 0;       // so many connections share it
+    std::uint32_t first = kNone;  // of them
+    double level = 0;
     double free_rate = 0;         // what the settled ones leave
+    std::uint32_t unsettled = 0;  // so many have no share yet
+    std::uint32_t region = 0;     // the latest that it belonged to
+    double offer() const { return free_rate / unsettled; }
+};
+
+// What a link can give to each of its connections without a share yet.
+struct Offer {
+    double share;
+    std::uint32_t link;
+    std::uint32_t only;  // by a link around the region: the one connection that it is for
+    bool operator>(const Offer& other) const {
+        if (share != other.share) return share > other.share;
+        return link != other.link ? link > other.link : only > other.only;
+    }
 };
 
 class Network {
   public:
-    Network(const Wires& wires, Agenda& agenda)
-        : rate_(wires.bytes_per_s), agenda_(agenda), links_(2 * wires.workers) {}
-
-    std::uint32_t add(std::uint32_t source, std::uint32_t target) {
-        const auto workers = static_cast<std::uint32_t>(links_.size() / 2);
-        connections_.push_back({source, workers + target});
-        waiting_.emplace_back();
-        return static_cast<std::uint32_t>(connections_.size() - 1);
-    }
-
-    void enqueue(std::uint32_t id, Queued transfer, double bytes) {
-        if (connections_[id].busy) {
-            waiting_[id].push_back(transfer);
-            ++connections_[id].waiting;
-        } else {
-            begin(id, transfer, bytes);
+    Network(const Wires& wires, const std::vector<Ends>& connections, Agenda& agenda)
+        : workers_(wires.workers), rate_(wires.bytes_per_s), agenda_(agenda),
+          links_(2 * std::size_t{wires.workers}) {
+        connections_.reserve(connections.size());
+        for (const auto [source, target] : connections) {
+            connections_.push_back({.links = {source, workers_ + target}});
         }
     }
 
-    bool is_current(std::uint32_t id, std::uint32_t schedule) const {
-        return connections_[id].schedule == schedule;
-    }
-
-    // What the connection was sending has left.
-    Queued finish(std::uint32_t id) {
+    void send(std::uint32_t id, Parcel parcel, double bytes) {
         Connection& connection = connections_[id];
-        connection.busy = false;
-        leave(connection, connection.uplink, 0);
-        leave(connection, connection.downlink, 1);
-        return connection.sending;
-    }
-
-    bool has_waiting(std::uint32_t id) const { return connections_[id].waiting > 0; }
-
-    Queued take_waiting(std::uint32_t id) {
-        const Queued next = waiting_[id].front();
-        waiting_[id].pop_front();
-        --connections_[id].waiting;
-        return next;
-    }
-
-    void begin(std::uint32_t id, Queued transfer, double bytes) {
-        Connection& connection = connections_[id];
+        if (connection.busy) {
+            queues_.push(connection.waiting, parcel);
+            return;
+        }
         connection.busy = true;
-        connection.sending = transfer;
+        connection.sending = parcel;
         connection.remaining_bytes = bytes;
         connection.rate = 0;
-        join(id, connection.uplink, 0);
-        join(id, connection.downlink, 1);
-        begun_.push_back(id);
+        join(id, 0);
+        join(id, 1);
+        time_again(id);
     }
 
-    // Settles the shares of everything that changed since the clock last moved.
+    bool is_current(const Event& sent) const {
+        return connections_[sent.subject].schedule == sent.detail;
+    }
+
+    // What the connection was sending has left; what waits, if anything, follows at its rate.
+    template <typename Bytes>
+    Parcel finish(std::uint32_t id, double now_s, Bytes bytes_of) {
+        Connection& connection = connections_[id];
+        const Parcel sent = connection.sending;
+        if (connection.waiting.first == kNone) {
+            connection.busy = false;
+            leave(id, 0);
+            leave(id, 1);
+        } else {
+            connection.sending = queues_.pop(connection.waiting);
+            connection.remaining_bytes = bytes_of(connection.sending.transfer);
+            connection.updated_s = now_s;
+            time_again(id);
+        }
+        return sent;
+    }
+
+    // Settles what has changed since the clock last moved.
     void settle(double now_s) {
-        ++epoch_;
-        for (std::uint32_t id : begun_) {
-            const Connection& connection = connections_[id];
-            if (alone(connection)) {
-                set_rate(id, rate_, now_s);
-            } else {
-                share_component(connection.uplink, now_s);
+        if (!changed_.empty()) share(now_s);
+        for (const std::uint32_t id : untimed_) {
+            Connection& connection = connections_[id];
+            if (connection.rate == 0) {  // it met no other
+                connection.rate = rate_;
+                connection.updated_s = now_s;
             }
+            connection.untimed = false;
+            const double end_s = now_s + connection.remaining_bytes / connection.rate;
+            agenda_.add(end_s, {What::sent, id, ++connection.schedule});
         }
-        for (std::uint32_t link : left_) {
-            if (links_[link].busy) share_component(link, now_s);
-        }
-        begun_.clear();
-        left_.clear();
+        untimed_.clear();
     }
 
   private:
-    bool alone(const Connection& connection) const {
-        return links_[connection.uplink].busy == 1 && links_[connection.downlink].busy == 1;
+    void time_again(std::uint32_t id) {
+        if (connections_[id].untimed) return;
+        connections_[id].untimed = true;
+        untimed_.push_back(id);
     }
 
-    // The busy connections of a link form a list: through side 0 of its members on an uplink,
-    // through side 1 on a downlink.
-    void join(std::uint32_t id, std::uint32_t number, int side) {
+    // The busy connections of a link form a list, through side 0 of its members if it is an
+    // uplink and side 1 if it is a downlink. One alone needs no neighbours.
+    void join(std::uint32_t id, int side) {
+        const std::uint32_t number = connections_[id].links[side];
         Link& link = links_[number];
-        connections_[id].before[side] = kNone;
-        connections_[id].after[side] = link.first;
-        if (link.first != kNone) connections_[link.first].before[side] = id;
+        if (link.busy++ > 0) {
+            if (link.busy == 2) connections_[link.first].after[side] = kNone;
+            connections_[link.first].before[side] = id;
+            connections_[id].after[side] = link.first;
+            changed_.push_back(number);
+        }
         link.first = id;
-        ++link.busy;
     }
 
-    void leave(const Connection& connection, std::uint32_t number, int side) {
+    void leave(std::uint32_t id, int side) {
+        const std::uint32_t number = connections_[id].links[side];
         Link& link = links_[number];
-        const std::uint32_t before = connection.before[side];
-        const std::uint32_t after = connection.after[side];
-        (before == kNone ? link.first : connections_[before].after[side]) = after;
+        if (--link.busy == 0) return;
+        const std::uint32_t before = connections_[id].before[side];
+        const std::uint32_t after = connections_[id].after[side];
+        (link.first == id ? link.first : connections_[before].after[side]) = after;
         if (after != kNone) connections_[after].before[side] = before;
-        if (--link.busy) left_.push_back(number);
+        changed_.push_back(number);
     }
 
     template <typename Visit>
     void each_busy(std::uint32_t number, Visit visit) const {
-        const int side = number < links_.size() / 2 ? 0 : 1;
-        for (std::uint32_t id = links_[number].first; id != kNone;
-             id = connections_[id].after[side]) {
+        const int side = number < workers_ ? 0 : 1;
+        std::uint32_t id = links_[number].first;
+        for (std::uint32_t left = links_[number].busy; left > 0; --left) {
             visit(id);
+            id = connections_[id].after[side];
         }
     }
 
-    void set_rate(std::uint32_t id, double rate, double now_s) {
-        Connection& connection = connections_[id];
-        if (connection.rate == rate) return;
-        if (connection.rate > 0) {
-            const double moved = connection.rate * (now_s - connection.updated_s);
-            connection.remaining_bytes = std::max(0.0, connection.remaining_bytes - moved);
+    void share(double now_s) {
+        ++region_;
+        inside_.clear();
+        for (const std::uint32_t link : changed_) include(link);
+        changed_.clear();
+        for (std::size_t filled = 0; filled < inside_.size();) {
+            filled = inside_.size();
+            fill();
+            widen();
         }
-        connection.rate = rate;
-        connection.updated_s = now_s;
-        ++connection.schedule;
-        agenda_.after(now_s, connection.remaining_bytes / rate, What::sent, id,
-                      connection.schedule);
+        for (const std::uint32_t id : settled_) {
+            if (is_different(connections_[id])) set_rate(id, now_s);
+        }
     }
 
-    // Max-min fair shares for all connections that can influence the one link: the link with the
-    // least to give per connection settles first, again and again (progressive filling).
-    void share_component(std::uint32_t first_link, double now_s) {
-        if (links_[first_link].visit == epoch_) return;
-        collect_component(first_link);
-        using Offer = std::pair<double, std::uint32_t>;
-        std::priority_queue<Offer, std::vector<Offer>, std::greater<Offer>> offers;
-        for (std::uint32_t link : component_) {
-            links_[link].free_rate = rate_;
-            links_[link].unsettled = links_[link].busy;
-            offers.push({offer(links_[link]), link});
-        }
-        while (!offers.empty()) {
-            const auto [share, link] = offers.top();
-            offers.pop();
-            if (links_[link].unsettled == 0) continue;
-            if (share != offer(links_[link])) {  // others on it have settled since
-                offers.push({offer(links_[link]), link});
-                continue;
+    void include(std::uint32_t number) {
+        if (is_inside(number)) return;
+        links_[number].region = region_;
+        inside_.push_back(number);
+    }
+
+    bool is_inside(std::uint32_t number) const { return links_[number].region == region_; }
+
+    // Progressive filling of the region: of all that links can offer per connection the least is
+    // taken up first, again and again. Links around the region keep their levels.
+    void fill() {
+        ++filling_;
+        settled_.clear();
+        for (const std::uint32_t number : inside_) offer_afresh(number);
+        while (!offers_.empty()) {
+            const Offer least = offers_.top();
+            offers_.pop();
+            if (least.only == kNone) {
+                take_up(least);
+            } else if (!is_settled(least.only)) {
+                settle_on(least.only, least.share);
             }
-            each_busy(link, [&](std::uint32_t id) {
-                if (connections_[id].visit != epoch_) settle_share(id, share, now_s);
-            });
         }
     }
 
-    double offer(const Link& link) const { return link.free_rate / link.unsettled; }
+    void offer_afresh(std::uint32_t number) {
+        Link& link = links_[number];
+        if (link.busy == 0) return;
+        link.level = link.free_rate = rate_;
+        link.unsettled = link.busy;
+        offers_.push({link.offer(), number, kNone});
+        each_busy(number, [&](std::uint32_t id) {
+            const auto [uplink, downlink] = connections_[id].links;
+            const std::uint32_t other = number == uplink ? downlink : uplink;
+            if (!is_inside(other) && limits(other)) offers_.push({links_[other].level, other, id});
+        });
+    }
 
-    void settle_share(std::uint32_t id, double share, double now_s) {
+    void take_up(const Offer& least) {
+        Link& link = links_[least.link];
+        if (link.unsettled == 0) return;
+        if (least.share != link.offer()) {  // others on it have settled since
+            offers_.push({link.offer(), least.link, kNone});
+            return;
+        }
+        link.level = least.share;
+        each_busy(least.link, [&](std::uint32_t id) {
+            if (!is_settled(id)) settle_on(id, least.share);
+        });
+    }
+
+    bool is_settled(std::uint32_t id) const { return connections_[id].filling == filling_; }
+
+    void settle_on(std::uint32_t id, double share) {
+        connections_[id].filling = filling_;
+        connections_[id].share = share;
+        settled_.push_back(id);
+        for (const std::uint32_t number : connections_[id].links) {
+            Link& link = links_[number];
+            link.free_rate = std::max(0.0, link.free_rate - share);
+            --link.unsettled;
+        }
+    }
+
+    // Takes in the links that feel the difference.
+    void widen() {
+        for (const std::uint32_t id : settled_) {
+            if (!is_different(connections_[id])) continue;
+            for (const std::uint32_t number : connections_[id].links) {
+                if (is_inside(number)) continue;
+                if (limits(number) || is_overfull(number)) include(number);
+            }
+        }
+    }
+
+    static bool is_different(const Connection& connection) {
+        return std::abs(connection.share - connection.rate) > kSameShare * connection.share;
+    }
+
+    // A link with one connection leaves it the whole rate, whatever its level once was.
+    bool limits(std::uint32_t number) const {
+        return links_[number].busy > 1 && links_[number].level < rate_;
+    }
+
+    bool is_overfull(std::uint32_t number) const {
+        double load = 0;
+        each_busy(number, [&](std::uint32_t id) {
+            load += is_settled(id) ? connections_[id].share : connections_[id].rate;
+        });
+        return load > rate_ * (1 + kSameShare);
+    }
+
+    void set_rate(std::uint32_t id, double now_s) {
         Connection& connection = connections_[id];
-        connection.visit = epoch_;
-        for (std::uint32_t link : {connection.uplink, connection.downlink}) {
-            links_[link].free_rate = std::max(0.0, links_[link].free_rate - share);
-            --links_[link].unsettled;
-        }
-        set_rate(id, share, now_s);
+        const double moved = connection.rate * (now_s - connection.updated_s);
+        connection.remaining_bytes = std::max(0.0, connection.remaining_bytes - moved);
+        connection.rate = connection.share;
+        connection.updated_s = now_s;
+        time_again(id);
     }
 
-    void collect_component(std::uint32_t first_link) {
-        component_.assign(1, first_link);
-        links_[first_link].visit = epoch_;
-        for (std::size_t i = 0; i < component_.size(); ++i) {
-            each_busy(component_[i], [&](std::uint32_t id) {
-                for (std::uint32_t link : {connections_[id].uplink, connections_[id].downlink}) {
-                    if (links_[link].visit == epoch_) continue;
-                    links_[link].visit = epoch_;
-                    component_.push_back(link);
-                }
-            });
-        }
-    }
-
+    std::uint32_t workers_;
     double rate_;
     Agenda& agenda_;
     std::vector<Link> links_;
     std::vector<Connection> connections_;
-    std::vector<std::deque<Queued>> waiting_;  // apart, so that what is hot stays small
-    std::vector<std::uint32_t> begun_;
-    std::vector<std::uint32_t> left_;
-    std::vector<std::uint32_t> component_;
-    std::uint32_t epoch_ = 0;
+    QueueStore queues_;
+    std::vector<std::uint32_t> untimed_;  // connections
+    std::vector<std::uint32_t> changed_;  // links that one of several connections joined or left
+    std::vector<std::uint32_t> inside_;   // links of the region being settled
+    std::uint32_t region_ = 0;            // its number
+    std::priority_queue<Offer, std::vector<Offer>, std::greater<>> offers_;
+    std::vector<std::uint32_t> settled_;  // connections, by the filling now under way
+    std::uint32_t filling_ = 0;           // its number
 };
 
 // ---------------------------------------------------------------------------------------------
 
 class Player {
   public:
-    Player(const Wires& wires, const std::vector<Part>& parts, const std::vector<SizeClass>& sizes,
-           std::uint32_t chunks_at_once)
-        : wires_(wires), parts_(parts), sizes_(sizes), network_(wires, agenda_) {
-        std::uint32_t rows = 0;
-        for (const Part& part : parts) {
-            states_.emplace_back(part, wires.workers, chunks_at_once);
-            first_row_.push_back(rows);
-            rows += static_cast<std::uint32_t>(part.round.size());
-        }
-        connect(rows);
-    }
+    Player(const Wires& wires, const Script& script, std::uint32_t chunks_at_once)
+        : script_(script),
+          network_(wires, script.connections, agenda_),
+          progress_(script, chunks_at_once) {}
 
     std::uint64_t transfers() const { return transfers_; }
 
-    // Plays chunks 0 ... chunks-1 from `now_s`, and returns when the last transfer was received.
+    // Plays so many chunks from `now_s`, and returns when the last transfer was received.
     double play(std::uint32_t chunks, double now_s, const std::function<void()>& pause) {
-        release_first(chunks);
+        progress_.begin(chunks);
+        for (std::uint32_t seat = 0; seat < progress_.seats(); ++seat) release(seat);
         network_.settle(now_s);
         double end_s = now_s;
-        Event event{};
-        for (double time_s = agenda_.next_time_s(); time_s < kNever;
-             time_s = agenda_.next_time_s()) {
-            while (agenda_.take(time_s, event)) {
-                if (is_stale(event)) continue;
-                end_s = time_s;
-                handle(event);
-                if ((++handled_ & 0xfffff) == 0) pause();
-            }
-            network_.settle(time_s);
+        while ((now_s = agenda_.next_time_s()) < kNever) {
+            do {
+                if (play_batch(now_s)) end_s = now_s;
+            } while (agenda_.next_time_s() == now_s);
+            network_.settle(now_s);
+            if (++instants_ % 1024 == 0) pause();
         }
         return end_s;
     }
 
-    void rewind() {
-        for (PartState& state : states_) state.rewind();
-    }
-
   private:
-    // Names the connection of every transfer; ranks that exchange several share one.
-    void connect(std::uint32_t rows) {
-        connection_of_.resize(rows);
-        std::unordered_map<std::uint64_t, std::uint32_t> known;
-        std::vector<std::pair<std::int32_t, std::uint32_t>> latest(wires_.workers, {-1, kNone});
-        for (std::size_t p = 0; p < parts_.size(); ++p) {
-            for (std::uint32_t row = 0; row < parts_[p].source.size(); ++row) {
-                const std::uint32_t source = parts_[p].source[row];
-                const std::int32_t target = parts_[p].target[row];
-                if (latest[source].first != target) {
-                    const std::uint64_t key = std::uint64_t{source} << 32 | std::uint32_t(target);
-                    auto [found, is_new] = known.try_emplace(key, kNone);
-                    if (is_new) found->second = network_.add(source, target);
-                    latest[source] = {target, found->second};
-                }
-                connection_of_[first_row_[p] + row] = latest[source].second;
+    // Says whether anything happened: all events of a batch may be stale.
+    bool play_batch(double now_s) {
+        bool happened = false;
+        agenda_.take(events_);
+        for (const Event& event : events_) {
+            if (event.what == What::delivered) {
+                happened = true;
+                receive({event.subject, event.detail});
+            } else if (network_.is_current(event)) {
+                happened = true;
+                finish(event.subject, now_s);
             }
         }
+        return happened;
     }
 
-    void release_first(std::uint32_t chunks) {
-        for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
-            for (std::size_t part = 0; part < parts_.size(); ++part) {
-                for (std::uint32_t rank = 0; rank < wires_.workers; ++rank) {
-                    release(part, rank, chunk);
-                }
-            }
-        }
-    }
-
-    bool is_stale(const Event& event) const {
-        return event.what == What::sent && !network_.is_current(event.subject, event.detail);
-    }
-
-    void handle(const Event& event) {
-        if (event.what == What::delivered) {
-            receive(event.subject, event.detail);
-            return;
-        }
-        const Queued sent = network_.finish(event.subject);
-        if (network_.has_waiting(event.subject)) {
-            const Queued next = network_.take_waiting(event.subject);
-            network_.begin(event.subject, next, size_of(next.transfer).bytes);
-        }
-        leave(sent);
-        const double delay_s = wires_.latency_s + size_of(sent.transfer).add_s;
-        if (delay_s > 0) {
-            agenda_.after(event.time_s, delay_s, What::delivered, sent.transfer, sent.chunk);
+    void finish(std::uint32_t connection, double now_s) {
+        const auto bytes_of = [&](std::uint32_t transfer) { return route_of(transfer).bytes; };
+        const Parcel sent = network_.finish(connection, now_s, bytes_of);
+        const Route& route = route_of(sent.transfer);
+        const std::uint32_t sender = sent.seat - route.seats_on;
+        if (progress_.leave(sender)) release(sender);
+        if (route.delay_s > 0) {
+            agenda_.add(now_s + route.delay_s, {What::delivered, sent.transfer, sent.seat});
         } else {
-            receive(sent.transfer, sent.chunk);
+            receive(sent);
         }
     }
 
-    void leave(const Queued& sent) {
-        const std::size_t part = part_of(sent.transfer);
-        const std::uint32_t row = sent.transfer - first_row_[part];
-        if (states_[part].leave(row, sent.chunk)) {
-            release(part, parts_[part].source[row], sent.chunk);
-        }
-    }
-
-    void receive(std::uint32_t transfer, std::uint32_t chunk) {
+    void receive(Parcel arrived) {
         ++transfers_;
-        const std::size_t part = part_of(transfer);
-        const std::uint32_t row = transfer - first_row_[part];
-        states_[part].arrive(row, chunk);
-        release(part, parts_[part].target[row], chunk);
+        if (progress_.receive(arrived.transfer, arrived.seat)) release(arrived.seat);
     }
 
-    void release(std::size_t part, std::uint32_t rank, std::uint32_t chunk) {
-        states_[part].release(rank, chunk, [&](std::uint32_t row) {
-            const std::uint32_t transfer = first_row_[part] + row;
-            network_.enqueue(connection_of_[transfer], {transfer, chunk}, size_of(transfer).bytes);
+    void release(std::uint32_t seat) {
+        progress_.release(seat, [&](std::uint32_t transfer) {
+            const Route& route = route_of(transfer);
+            network_.send(route.connection, {transfer, seat + route.seats_on}, route.bytes);
         });
     }
 
-    std::size_t part_of(std::uint32_t transfer) const {
-        std::size_t part = first_row_.size() - 1;
-        while (first_row_[part] > transfer) --part;
-        return part;
+    const Route& route_of(std::uint32_t transfer) const {
+        return script_.routes[script_.transfers[transfer].route];
     }
 
-    const SizeClass& size_of(std::uint32_t transfer) const {
-        const std::size_t part = part_of(transfer);
-        return sizes_[parts_[part].size_class[transfer - first_row_[part]]];
-    }
-
-    const Wires& wires_;
-    const std::vector<Part>& parts_;
-    const std::vector<SizeClass>& sizes_;
+    const Script& script_;
     Agenda agenda_;
     Network network_;
-    std::vector<PartState> states_;
-    std::vector<std::uint32_t> first_row_;      // of each part, in the numbering of all transfers
-    std::vector<std::uint32_t> connection_of_;  // each transfer
+    Progress progress_;
+    std::vector<Event> events_;  // of the batch being played
     std::uint64_t transfers_ = 0;
-    std::uint64_t handled_ = 0;
+    std::uint64_t instants_ = 0;
 };
+
+// What the columns cannot be blamed for; ranks and size classes are checked where they come in.
+void check(const Wires& wires, const std::vector<Part>& parts, const std::vector<SizeClass>& sizes,
+           std::uint32_t chunks) {
+    const auto refuse_unless = [](bool holds, const char* expected) {
+        if (!holds) throw std::invalid_argument(expected);
+    };
+    const auto is_amount = [](double value) { return value >= 0 && std::isfinite(value); };
+    refuse_unless(is_amount(wires.bytes_per_s) && wires.bytes_per_s > 0,
+                  "bytes per second: expected a finite number above 0");
+    refuse_unless(is_amount(wires.latency_s), "latency: expected a finite number, 0 or more");
+    for (const auto [bytes, add_s] : sizes) {
+        refuse_unless(is_amount(bytes) && is_amount(add_s),
+                      "size classes: expected finite numbers, 0 or more");
+    }
+    refuse_unless(chunks > 0, "chunks: expected at least 1");
+    std::uint64_t transfers = 0;
+    for (const Part& part : parts) transfers += part.round.size();
+    const double seats = double(chunks) * double(parts.size()) * double(wires.workers);
+    refuse_unless(transfers < kNone && seats < kNone && wires.workers < kNone / 2,
+                  "expected fewer than four thousand million transfers, ranks times chunks");
+}
 
 }  // namespace
 
 Outcome play(const Wires& wires, const std::vector<Part>& parts,
              const std::vector<SizeClass>& sizes, std::uint32_t chunks, bool serial,
              const std::function<void()>& pause) {
-    std::uint64_t expected = 0;
-    for (const Part& part : parts) expected += std::uint64_t{chunks} * part.round.size();
+    check(wires, parts, sizes, chunks);
+    const Script script = ScriptWriter(wires, parts, sizes).take();
     const std::uint32_t at_once = serial ? 1 : chunks;
-    Player player(wires, parts, sizes, at_once);
-    double time_s = player.play(at_once, 0.0, pause);
-    for (std::uint32_t chunk = 1; serial && chunk < chunks; ++chunk) {
-        player.rewind();
-        time_s = player.play(1, time_s, pause);
+    Player player(wires, script, at_once);
+    double time_s = 0;
+    for (std::uint32_t played = 0; played < chunks; played += at_once) {
+        time_s = player.play(at_once, time_s, pause);
     }
-    if (player.transfers() != expected) {
+    if (player.transfers() != std::uint64_t{chunks} * script.transfers.size()) {
         throw std::logic_error("a plan waits for itself: some transfers were never released");
     }
     return {time_s, player.transfers()};

@@ -40,7 +40,9 @@ struct Outcome {
 };
 
 // Plays `chunks` copies of the plan, each with the sizes given: all at once, or, if `serial`, each
-// beginning when the one before it has ended everywhere. `pause` is called now and then.
+// beginning when the one before it has ended everywhere. `pause` is called now and then, and may
+// throw. The columns must hold together (bindings.cpp sees to it); a rate, latency, size or number
+// of chunks that cannot be throws std::invalid_argument.
 Outcome play(const Wires& wires, const std::vector<Part>& parts,
              const std::vector<SizeClass>& sizes, std::uint32_t chunks, bool serial,
              const std::function<void()>& pause);
