@@ -1,6 +1,10 @@
 """The network of native/collective_events.hpp once more: plain, slow, exact, and easy to believe.
 
 Shares are worked out anew for all connections whenever anything happens, in exact fractions.
+
+Two transfers of different parts or chunks may become ready for one connection at the same instant.
+Which goes first is then a choice, not a fact: the engine goes by the order of its events, and its
+instants are rounded. `is_tied` says that a play met such a choice.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ class ReferenceNetwork:
         self.active: dict[tuple[int, int], Sending] = {}
         self.flying: list[tuple[Fraction, tuple[int, int, int]]] = []
         self.now = Fraction(0)
+        self.is_tied = False
 
     def play(self) -> Fraction:
         """Return when the last move was received."""
@@ -77,10 +82,15 @@ class ReferenceNetwork:
         self.flying = [(time, key) for time, key in self.flying if time > self.now]
 
     def release(self) -> None:
-        for key in sorted(self.waiting, key=lambda key: (key[1], key[0], key[2])):
-            if self.may_leave(key):
-                self.waiting.discard(key)
-                self.queues[self.move(key).source, self.move(key).target].append(key)
+        ready = [key for key in self.waiting if self.may_leave(key)]
+        groups: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+        for key in sorted(ready, key=lambda key: (key[1], key[0], key[2])):
+            link = self.move(key).source, self.move(key).target
+            self.waiting.discard(key)
+            self.queues[link].append(key)
+            groups[link].add(key[:2])
+        if self.now > 0:  # what can go at once goes by chunk and part
+            self.is_tied |= any(len(group) > 1 for group in groups.values())
         for link, queue in self.queues.items():
             if queue and link not in self.active:
                 key = queue.popleft()
