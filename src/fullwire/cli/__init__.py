@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from contextlib import suppress
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 # One thread is enough for what we compute; a pool of idle ones would spin at every start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -30,10 +29,10 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # whoever was reading has seen enough, as in `| head`
-        _abandon_output()
+        _abandon(sys.stdout)
         sys.exit(0)
     except OSError as error:
-        _abandon_output()
+        _abandon(sys.stdout)
         _stop(f"{error.filename or 'standard output'}: {error.strerror or error}", 2)
     except NoArgsIsHelpError as error:
         error.show()
@@ -60,15 +59,18 @@ def _run(arguments: list[str]) -> None:
     sys.stdout.flush()
 
 
-def _abandon_output() -> None:
+def _abandon(stream: TextIO) -> None:
     """Let what is still to be printed go nowhere, so that leaving raises no second complaint."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _stop(message: str, status: int) -> NoReturn:
     from fullwire.units import visible
 
     line = visible(" ".join(message.split()))
-    with suppress(OSError):  # the status says it too, where nobody can be told
+    try:
         sys.stderr.write(f"fullwire: {line}\n")
+        sys.stderr.flush()
+    except OSError:  # the status says it too, where nobody can be told
+        _abandon(sys.stderr)
     sys.exit(status)
