@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.answers.whatif import WhatIf
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Run
 from tests.builders import a_run
@@ -171,6 +171,19 @@ def test_a_run_without_gradients_is_refused_with_what_is_missing() -> None:
         fw.whatif(bare)
     with pytest.raises(UsageError, match="needs a host span named 'step'"):
         fw.whatif(Run(provenance=run.provenance, gradients=run.gradients))
+
+
+def test_a_run_that_lost_its_spans_is_refused_as_damaged() -> None:
+    run = a_run(missing=("spans.parquet: damaged, not read",))
+    bare = Run(provenance=run.provenance, gradients=run.gradients, missing=run.missing)
+    with pytest.raises(DamagedInput, match=r"a test: .*missing: spans.parquet: damaged"):
+        fw.whatif(bare)
+
+
+@pytest.mark.parametrize("gradients", [[(10, -5)], [(10, 0)], [(-3, 100)], [(10, 2**62)]])
+def test_times_and_sizes_that_cannot_be_are_refused(gradients: list[tuple[float, int]]) -> None:
+    with pytest.raises(DamagedInput, match="step 0 of rank 0: times or gradient sizes"):
+        fw.whatif(a_run(gradients=gradients))
 
 
 # Laws. Gradients, cluster sizes and rates are drawn; what is claimed holds to the last bit.

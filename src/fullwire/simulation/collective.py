@@ -11,6 +11,7 @@ from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.cost import AddTimes, bus_factor, chunked_time_s
 from fullwire.model.plan import Int32, Plan, Transfers, plan, planned_transfers
+from fullwire.units import shown
 
 LEVELS = ("event", "closed")
 CHUNK_ORDERS = ("pipelined", "serial")
@@ -96,8 +97,8 @@ def _columns(part: Transfers, counts: list[int]) -> tuple[Int32, Int32, Int32, N
 
 
 def _check(chunks: int, chunk_order: str, level: str) -> None:
-    if chunks < 1:
-        raise UsageError(f"chunks: expected at least 1, got {chunks}")
+    if not isinstance(chunks, int) or chunks < 1:
+        raise UsageError(f"chunks: expected a whole number, at least 1, got {shown(chunks)}")
     if chunk_order not in CHUNK_ORDERS:
         raise UsageError(f"chunk order: expected pipelined or serial, got {chunk_order!r}")
     if level not in LEVELS:

@@ -17,14 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.cost import Floats
 from fullwire.model.run import Run, Whole
 from fullwire.simulation.buckets import BucketPolicy, Buckets
+
+MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
+MOST_BYTES = 2**50  # of one gradient
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -134,11 +138,20 @@ def _last_true(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
 def _spans_named(run: Run, lane: str, name: str) -> NDArray[np.intp]:
     rows = np.flatnonzero((run.spans.lane == lane) & (run.spans.name == name))
     if not len(rows):
-        raise UsageError(
-            f"{run.provenance.source}: a what-if needs a {lane} span named {name!r}, "
-            f"and this run has none among its {len(run.spans)} spans"
+        _refuse(
+            run,
+            f"a what-if needs a {lane} span named {name!r}, "
+            f"and this run has none among its {len(run.spans)} spans",
         )
     return rows
+
+
+def _refuse(run: Run, problem: str) -> NoReturn:
+    """Refuse a run: as damaged if something of it is gone, else as one that cannot answer."""
+    source = run.provenance.source
+    if run.missing:
+        raise DamagedInput(source, f"{problem}; missing: {run.missing[0]}")
+    raise UsageError(f"{source}: {problem}")
 
 
 def _only_first_rank(run: Run, rows: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -154,10 +167,12 @@ def _step_at(run: Run, mark: int) -> Step:
     chosen = (run.gradients.rank == rank) & (run.gradients.step == number)
     gradients = run.gradients.rows(chosen)
     if len(backward) != 1 or not len(gradients):
-        raise UsageError(
-            f"{run.provenance.source}: a what-if needs one backward pass with gradients in a step; "
-            f"step {number} of rank {rank} has {len(backward)} and {len(gradients)} gradients"
+        _refuse(
+            run,
+            "a what-if needs one backward pass with gradients in a step; "
+            f"step {number} of rank {rank} has {len(backward)} and {len(gradients)} gradients",
         )
+    _check_possible(run, rank, number)
     begin_ns = int(spans.start_ns[backward[0]])
     order = np.argsort(gradients.order, kind="stable")
     is_estimated = int(run.facts.get("workers", 1)) > 1  # type: ignore[arg-type]
@@ -170,6 +185,23 @@ def _step_at(run: Run, mark: int) -> Step:
         bytes=gradients.bytes[order],
         is_estimated=is_estimated,
     )
+
+
+def _check_possible(run: Run, rank: int, number: int) -> None:
+    """Refuse times that run backwards and gradients without bytes: no answer could rest on them."""
+    here = (run.spans.rank == rank) & (run.spans.step == number)
+    spans = run.spans.rows(here)
+    chosen = (run.gradients.rank == rank) & (run.gradients.step == number)
+    gradients = run.gradients.rows(chosen)
+    times_ns = np.concatenate([spans.start_ns, spans.end_ns, gradients.ready_ns])
+    if (
+        (spans.end_ns < spans.start_ns).any()
+        or (gradients.bytes <= 0).any()
+        or (gradients.bytes > MOST_BYTES).any()
+        or (abs(times_ns) > MOST_NS).any()
+    ):
+        place = f"{run.provenance.source}, step {number} of rank {rank}"
+        raise DamagedInput(place, "times or gradient sizes that cannot be")
 
 
 def _busy_ns(run: Run, chosen: NDArray[np.bool_]) -> int:
