@@ -1,6 +1,9 @@
 # The two commands of the README. Both make the environment in .venv first, once.
 
 PYTHON ?= python3
+# The demo and the tests train for real. Where pip is told of a CPU build (PIP_FIND_LINKS,
+# PIP_EXTRA_INDEX_URL), it takes that one; else it brings the CUDA libraries along.
+TORCH ?= torch==2.13.0
 
 .PHONY: demo test environment
 
@@ -16,8 +19,8 @@ test: .venv/ready
 environment: .venv/ready
 
 # Native code is built when the package is installed, so a change there installs it anew.
-.venv/ready: pyproject.toml CMakeLists.txt $(wildcard native/*)
+.venv/ready: Makefile pyproject.toml CMakeLists.txt $(wildcard native/*)
 	@bash .ci/prerequisites $(PYTHON)
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test,bench]"
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable ".[test,bench]"
 	@touch $@
