@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from fullwire.errors import UsageError
+from fullwire.lab.description import describe
+from fullwire.lab.lab import Lab
+
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -33,3 +37,15 @@ def cli() -> Cli:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def namespaces() -> None:
+    """Skip, with the sentence that names the sysctl, where a lab cannot be."""
+    try:
+        with Lab(describe(workers=1, rate=["1Gbps"])):
+            pass
+    except UsageError as error:
+        if "the lab needs namespaces" not in str(error):
+            raise
+        pytest.skip(str(error))

@@ -46,18 +46,6 @@ else:
 """
 
 
-@pytest.fixture(scope="session")
-def namespaces() -> None:
-    """Skip, with the sentence that names the sysctl, where a lab cannot be."""
-    try:
-        with Lab(describe(workers=1, rate=["1Gbps"])):
-            pass
-    except UsageError as error:
-        if "the lab needs namespaces" not in str(error):
-            raise
-        pytest.skip(str(error))
-
-
 needs_namespaces = pytest.mark.usefixtures("namespaces")
 
 

@@ -8,7 +8,8 @@ import sys
 from typing import NoReturn, TextIO
 
 # One thread is enough for what we compute; a pool of idle ones would spin at every start.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if "OPENBLAS_NUM_THREADS" not in os.environ:
+    os.putenv("OPENBLAS_NUM_THREADS", "1")  # not in os.environ, which the jobs we start are given
 
 
 def main() -> None:

@@ -6,15 +6,19 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from typer.core import TyperCommand
 
+from fullwire.cli.options import Force
 from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
+    from fullwire.lab.description import LabDescription
+    from fullwire.lab.faults import Fault
     from fullwire.lab.lab import Lab
 
 app = typer.Typer(
@@ -79,26 +83,55 @@ def run(
             help="A fault, counted from the job's start: 5s slow 2 100Mbps",
         ),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="X.run", help="Record the job, and write this run"),
+    ] = None,
+    force: Force = False,
 ) -> None:
-    """Run a command on every host of a cluster made for it.
+    """Run a command on every host of a cluster made for it; with -o, record it.
 
-    fullwire lab run --workers 4 --rate 1Gbps -- python train.py
+    fullwire lab run --workers 4 --rate 1Gbps -o job.run -- python train.py
     """
     from fullwire.lab.description import describe
     from fullwire.lab.faults import parse_faults
     from fullwire.lab.lab import Lab
     from fullwire.lab.session import run_job
 
+    if force and output is None:
+        raise UsageError("--force replaces the run that -o names: expected -o X.run with it")
     description = describe(
         workers=workers, rate=rate, latency=latency, loss=loss, mtu=mtu, congestion=congestion,
         cpus=cpus or (),
     )  # fmt: skip
     faults = parse_faults(at or (), description)
     _check_command(command)
-    with _signals_end_it(), Lab(description) as lab:
-        _introduce(lab)
-        status = run_job(lab, command, faults, say=_say)
+    with _signals_end_it():
+        if output is None:
+            with Lab(description) as lab:
+                _introduce(lab)
+                status = run_job(lab, command, faults, say=_say)
+        else:
+            status = _record(description, command, output, faults, force)
     raise typer.Exit(status)
+
+
+def _record(
+    description: LabDescription,
+    command: Sequence[str],
+    output: Path,
+    faults: Sequence[Fault],
+    force: bool,
+) -> int:
+    from fullwire.answers.laboratory import record_in_lab
+    from fullwire.report.recording import recording_lines
+
+    recording = record_in_lab(
+        description, command, output, faults=faults, replace=force, introduce=_introduce, say=_say
+    )
+    for line in recording_lines(recording.run, recording.path):
+        typer.echo(line, err=True)
+    return recording.exit_status
 
 
 @app.command("shell")
@@ -166,4 +199,4 @@ def _signals_end_it() -> Iterator[None]:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    raise typer.Exit(128 + number)
+    raise SystemExit(128 + number)

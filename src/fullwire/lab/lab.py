@@ -25,6 +25,7 @@ class Lab:
         self.description = description
         self.links: tuple[LinkRate, ...] = ()
         self.addresses: tuple[str, ...] = ()
+        self.host_names: tuple[str, ...] = ()
         self.warnings: tuple[str, ...] = ()
 
     def __enter__(self) -> Lab:
@@ -88,6 +89,7 @@ class Lab:
             raise UsageError(answer.sentence)
         assert isinstance(answer, Ready)
         self.links, self.addresses = answer.links, answer.addresses
+        self.host_names = answer.host_names
         self.warnings = answer.warnings
 
     def _tell(self, message: LabDescription | Start | Fault | Signal) -> None:

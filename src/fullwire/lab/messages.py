@@ -38,6 +38,7 @@ class Ready:
 
     links: tuple[LinkRate, ...]
     addresses: tuple[str, ...]
+    host_names: tuple[str, ...]
     warnings: tuple[str, ...]
 
 

@@ -75,6 +75,7 @@ class _Inside:
         self.ready = Ready(
             links=links,
             addresses=tuple(host.address for host in self._network.hosts),
+            host_names=tuple(host.name for host in self._network.hosts),
             warnings=(warning,) if warning else (),
         )
 

@@ -38,6 +38,25 @@ _REGISTERED = (
     Fact(
         "line_rate_bps", float, "bit/s", False, "line rate of each worker's link, headers included"
     ),
+    Fact("other_line_rates_bps", tuple, "(rank, bit/s)", False, "line rates of ranks whose differ"),
+    Fact(
+        "delivered_out_bps",
+        tuple,
+        "(rank, bit/s)",
+        False,
+        "payload that each rank's link sent before the job, alone and one way",
+    ),
+    Fact(
+        "delivered_in_bps",
+        tuple,
+        "(rank, bit/s)",
+        False,
+        "payload that each rank's link received before the job, alone and one way",
+    ),
+    Fact("payload_share", float, "", False, "share of the line rate that headers leave"),
+    Fact("hosts", str, "", False, "the host of each rank, in their order, with commas between"),
+    Fact("warnings", str, "", False, "what to bear in mind about where this was recorded"),
+    Fact("faults", str, "", False, "what was done to the hosts while the job ran"),
     Fact("latency_s", float, "s", False, "time of an empty message from one worker to another"),
     Fact("transport", str, "", False, "how much of the line rate carries payload"),
     Fact("buckets", str, "", False, "how gradients are grouped into messages"),

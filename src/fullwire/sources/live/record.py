@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from fullwire.errors import UsageError
+from fullwire.model.facts import FactValue
 from fullwire.model.run import Run
 from fullwire.sources.live.assemble import assembled
 from fullwire.sources.live.launch import recorded_environment, run_to_its_end
@@ -26,23 +29,43 @@ class Recording:
 
 
 def record(command: Sequence[str], output: str | Path, *, replace: bool = False) -> Recording:
-    """Run a command and write what its processes did as a run.
-
-    While the job runs, its processes write into a directory beside the run. If everything is
-    killed, that directory stays, and `join` makes the run of it.
-    """
+    """Run a command and write what its processes did as a run."""
     if not command:
         raise UsageError("record: expected a command after --, like: -- torchrun train.py")
+
+    def play(directory: Path) -> int:
+        return run_to_its_end(command, recorded_environment(directory, os.environ))
+
+    return keep(play, output, source=shlex.join(command), replace=replace)
+
+
+def keep(
+    play: Callable[[Path], int],
+    output: str | Path,
+    *,
+    source: str,
+    facts: Mapping[str, FactValue] = MappingProxyType({}),
+    replace: bool = False,
+) -> Recording:
+    """Play a job whose processes record themselves into a directory, and write it as a run.
+
+    The directory lies beside the run. If everything is killed it stays, and `join` makes the run of
+    it. A job that a person interrupts has been recorded as far as it went.
+    """
     place = Path(output)
     refuse_taken(place, replace)
     directory = place.with_name(f"{place.name}.recording")
     _make(directory)
     try:
-        status = run_to_its_end(command, recorded_environment(directory, os.environ))
+        status = play(directory)
     except UsageError:  # it never began
         directory.rmdir()
         raise
-    run = assembled(directory, shlex.join(command), {"exit_status": status})
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    except SystemExit as asked_to_end:
+        status = int(asked_to_end.code or 0)
+    run = assembled(directory, source, {**facts, "exit_status": status})
     path = write(run, place, replace=replace)
     shutil.rmtree(directory)
     return Recording(run=run, path=path, exit_status=status)

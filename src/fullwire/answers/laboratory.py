@@ -1,0 +1,62 @@
+"""A job on a lab, recorded: what the lab knows about its links becomes facts of the run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fullwire.lab.description import LabDescription
+from fullwire.lab.faults import Fault
+from fullwire.lab.lab import Lab
+from fullwire.lab.session import Say, run_job
+from fullwire.model.facts import FactValue
+from fullwire.sources.live.launch import recorded_environment
+from fullwire.sources.live.record import Recording, keep
+from fullwire.store import refuse_taken
+from fullwire.units import show_time
+
+
+def record_in_lab(
+    description: LabDescription,
+    command: Sequence[str],
+    output: str | Path,
+    *,
+    faults: Sequence[Fault] = (),
+    replace: bool = False,
+    introduce: Callable[[Lab], None] = lambda lab: None,
+    say: Say = lambda sentence: None,
+) -> Recording:
+    """Run a command on every host of a lab made for it, and write what all of them did as a run."""
+    refuse_taken(Path(output), replace)
+    with Lab(description) as lab:
+        introduce(lab)
+
+        def play(directory: Path) -> int:
+            environment = recorded_environment(directory, os.environ)
+            return run_job(lab, command, faults, environment=environment, say=say)
+
+        return keep(
+            play, output, source=shlex.join(command), facts=lab_facts(lab, faults), replace=replace
+        )
+
+
+def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> dict[str, FactValue]:
+    """Return what is known about a job's network because the lab made it."""
+    cluster = lab.description.cluster
+    facts: dict[str, FactValue] = {
+        "line_rate_bps": cluster.rate_bps,
+        "payload_share": lab.description.payload_share,
+        "delivered_out_bps": tuple((float(link.host), link.sent_bps) for link in lab.links),
+        "delivered_in_bps": tuple((float(link.host), link.received_bps) for link in lab.links),
+        "hosts": ",".join(lab.host_names),
+    }
+    if cluster.other_rates_bps:
+        others = sorted(cluster.other_rates_bps)
+        facts["other_line_rates_bps"] = tuple((float(rank), rate_bps) for rank, rate_bps in others)
+    if lab.warnings:
+        facts["warnings"] = "; ".join(lab.warnings)
+    if faults:
+        facts["faults"] = "; ".join(f"{show_time(fault.at_s)} {fault}" for fault in faults)
+    return facts
