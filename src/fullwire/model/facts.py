@@ -64,6 +64,16 @@ _REGISTERED = (
     Fact("compression", str, "", False, "what shrinks the gradients on the wire"),
     Fact("lane", str, "", False, "the order in which messages are sent"),
     Fact("reduce_cost", tuple, "(bytes, s)", False, "measured times of one vector addition"),
+    Fact("machines", int, "", False, "kernels that the ranks ran on; hosts of a lab share one"),
+    Fact("processors", int, "", False, "processors that each rank was allowed to use"),
+    Fact("processor_s", tuple, "(rank, s)", False, "processor time of each rank in a step"),
+    Fact(
+        "communication_processor_s",
+        tuple,
+        "(rank, s)",
+        False,
+        "of it in the threads that communicate",
+    ),
     Fact("backend", str, "", False, "what torch.distributed sends with"),
     Fact("torch", str, "", False, "version of PyTorch in the job"),
     Fact("hook", str, "", False, "the communication hook that the script gave DDP"),
@@ -96,12 +106,10 @@ def _checked(name: str, value: FactValue) -> FactValue:
         )
     if kind is float and not math.isfinite(value):  # type: ignore[arg-type]  # it is a float here
         raise UsageError(f"fact {name!r}: expected a number, got {value!r}")
-    if isinstance(value, tuple):
-        _check_points(name, value)
-    return value
+    return _checked_points(name, value) if isinstance(value, tuple) else value
 
 
-def _check_points(name: str, points: tuple[tuple[float, float], ...]) -> None:
+def _checked_points(name: str, points: tuple[tuple[float, float], ...]) -> FactValue:
     try:
         numbers = np.array(points, np.float64).reshape(-1, 2)
     except (TypeError, ValueError):
@@ -111,3 +119,4 @@ def _check_points(name: str, points: tuple[tuple[float, float], ...]) -> None:
         raise UsageError(
             f"fact {name!r}: expected numbers of 0 or more, sizes ascending, got {shown(points)}"
         )
+    return tuple((first, second) for first, second in numbers.tolist())

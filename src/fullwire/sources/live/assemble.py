@@ -148,10 +148,41 @@ def _facts(ranks: Sequence[_Rank], workers: int) -> dict[str, FactValue]:
     late = sum(int((rank.journal.of(Note.END)[:, 2] == 1).sum()) for rank in ranks)
     if late:
         facts["late_ends"] = late
+    facts |= _processor_facts(ranks)
     costs = [cost for rank in ranks for cost in _recorder_cost_s(rank)]
     if costs:
         facts["recorder_s"] = max(costs)
     return facts
+
+
+def _processor_facts(ranks: Sequence[_Rank]) -> dict[str, FactValue]:
+    """Return the processor time that each rank used in a step, once the first had passed."""
+    facts: dict[str, FactValue] = {"machines": len({_machine(rank) for rank in ranks})}
+    used = [(float(rank.number), *_processor_s(rank)) for rank in ranks]
+    known = [each for each in used if len(each) == 3]
+    if known:
+        facts["processor_s"] = tuple((rank, whole_s) for rank, whole_s, _ in known)
+        facts["communication_processor_s"] = tuple((rank, part_s) for rank, _, part_s in known)
+    offered = [int(rank.journal.header["processors"]) for rank in ranks]
+    return facts | ({"processors": min(offered)} if offered else {})
+
+
+def _processor_s(rank: _Rank) -> tuple[float, ...]:
+    """Return a rank's processor seconds in a step, whole and in communication, if known."""
+    notes = rank.journal.of(Note.PROCESSOR)
+    notes = notes[notes[:, 2] >= rank.steps.end_ns[0]] if len(rank.steps) else notes[:0]
+    if len(notes) < 2:
+        return ()
+    steps = np.searchsorted(rank.steps.end_ns, notes[[0, -1], 2], side="right")
+    passed = int(steps[1] - steps[0])
+    if not passed:
+        return ()
+    used_s: list[float] = ((notes[-1, :2] - notes[0, :2]) * 1e-9 / passed).tolist()
+    return tuple(used_s)
+
+
+def _machine(rank: _Rank) -> str:
+    return str(rank.journal.header["machine"])
 
 
 def _recorder_cost_s(rank: _Rank) -> Iterable[float]:

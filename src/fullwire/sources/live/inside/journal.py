@@ -52,6 +52,7 @@ class Note:
     INPUT = 8  # 0, start, end of waiting for data
     EVALUATION = 9  # 0, start, end
     ZERO_GRAD = 10  # 0, when gradients were cleared, 0
+    PROCESSOR = 20  # processor time so far, of it in communication's threads, when that was
 
 
 class Journal:
@@ -153,6 +154,7 @@ class Journal:
     def _header(self, status: str, reason: str = "") -> bytes:
         header = {
             "format": 1, "status": status, "host": socket.gethostname()[:64], "pid": os.getpid(),
+            "machine": _machine(), "processors": len(os.sched_getaffinity(0)),
             "rank": _rank_by_environment(),
             "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             **self._began, "reason": reason[:120],
@@ -172,6 +174,15 @@ class Journal:
 
 def _block(kind: int, content: bytes) -> bytes:
     return BLOCK.pack(TAG, kind, len(content), zlib.crc32(content)) + content
+
+
+def _machine() -> str:
+    """Name the running kernel: hosts that share it share its processors and its clock."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return boot.read().strip()
+    except OSError:
+        return socket.gethostname()[:64]
 
 
 def _rank_by_environment() -> int:

@@ -33,6 +33,7 @@ from torch.utils.data import dataloader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .journal import Journal, Note
+from .processors import Processors
 
 _COLLECTIVES = {
     "allreduce": "allreduce", "allreduce_coalesced": "allreduce",
@@ -89,6 +90,7 @@ def _watch_steps(journal: Journal) -> None:
     numbers = WeakIdKeyDictionary()
     began_ns: dict[int, int] = {}
     count = itertools.count()
+    processors = Processors(journal)
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if optimizer not in numbers:
@@ -98,6 +100,7 @@ def _watch_steps(journal: Journal) -> None:
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         number = numbers[optimizer]
         journal.note(Note.OPTIMIZER, number, began_ns[number], _now())
+        processors.note_if_due()
         journal.write_if_due()
 
     optimizers.register_optimizer_step_pre_hook(before)
