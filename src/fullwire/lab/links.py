@@ -31,7 +31,8 @@ _ROOT = 0xFFFFFFFF
 _NETEM_FRAMES = 1_000_000  # its default of 1,000 would drop what a fast line has under way
 _NO_PREFIX_ROUTE = 0x200  # we add the route ourselves, with the congestion control in it
 _LARGEST_FRAME_BYTES = MOST_MTU + 14
-_LARGEST_HAND_DOWN_BYTES = 72_000  # 64 KiB of segments, each with its headers, in one piece
+_MOST_SEGMENTS_BYTES = 65_536  # that the kernel hands down in one piece
+_LARGEST_HAND_DOWN_BYTES = 72_000  # the same, with the headers of each segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,11 @@ class Network:
         """Hold what a host sends and what it receives to a rate each."""
         _hold_to(self._switch, _index(self._switch, host.port), rate_bps)
         with _netlink_of(host) as own:
-            _hold_to(own, _index(own, INTERFACE), rate_bps)
+            index = _index(own, INTERFACE)
+            _hold_to(own, index, rate_bps)
+            # What is larger than the bucket would be cut into single frames, each of which wakes
+            # the receiver: a NIC hands up what came in together.
+            own.link("set", index=index, gso_max_size=_hand_down_bytes(rate_bps))
 
     def add_netem(self) -> None:
         """Add the delay and the loss on the way out of every host, if any are asked for."""
@@ -161,6 +166,11 @@ def _burst_bytes(rate_bps: float) -> int:
     """
     enough_bytes = max(_LARGEST_HAND_DOWN_BYTES, _carried_bytes(rate_bps, 200e-6))
     return max(4 * _LARGEST_FRAME_BYTES, min(enough_bytes, _carried_bytes(rate_bps, 1e-3)))
+
+
+def _hand_down_bytes(rate_bps: float) -> int:
+    """Return how much TCP may hand down in one piece: its headers must fit the bucket too."""
+    return min(_MOST_SEGMENTS_BYTES, round(0.9 * _burst_bytes(rate_bps)))
 
 
 def _queue_bytes(rate_bps: float) -> int:
