@@ -15,14 +15,24 @@ from fullwire.answers.conditions import OneOrMany, compressors, latency, rate, s
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Compressor
-from fullwire.model.cost import AddTimes
+from fullwire.model.cost import AddTimes, Floats
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import bucket_policy
+from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
+from fullwire.simulation.interval import interval_s
 from fullwire.simulation.replay import replay as replay_subject
-from fullwire.simulation.scenario import Order, Scenario, lane_order, transport
-from fullwire.simulation.schedule import typical_step
-from fullwire.simulation.sweep import Grid, Predictions, Progress, Subject, sweep
+from fullwire.simulation.scenario import Order, Scenario, lane_order
+from fullwire.simulation.sweep import (
+    Grid,
+    Predictions,
+    Progress,
+    Subject,
+    sweep,
+    with_residue,
+)
 from fullwire.simulation.target import Targets, targets
+from fullwire.simulation.transport import Transport, full_transport
+from fullwire.simulation.typical import typical_step
 from fullwire.sources import read
 from fullwire.sources.files import name_of
 from fullwire.units import ratio
@@ -39,6 +49,7 @@ class WhatIf:
     """Predictions as a table, what reaches the target if one was asked for, and what to know."""
 
     predictions: Predictions
+    interval_s: tuple[Floats, Floats]  # of step_s, by row; NaN where there is no evidence for one
     targets: Targets | None
     basis: Mapping[str, str]  # by run: measured or modelled
     lane: Order
@@ -83,6 +94,7 @@ def whatif(
     compression: OneOrMany = None,
     codec: OneOrMany = None,
     transport: OneOrMany = "full",
+    calibrate: RunLike | Sequence[RunLike] = (),
     buckets: OneOrMany = None,
     algorithm: OneOrMany = None,
     latency: OneOrMany = None,
@@ -93,19 +105,23 @@ def whatif(
     """Predict a step under every combination of the conditions given.
 
     A condition that is not given is as the run was recorded; where the run does not say, workers
-    and bandwidths are the usual ones, gradients go in PyTorch's buckets around a ring.
+    and bandwidths are the usual ones, gradients go in PyTorch's buckets around a ring. A transport
+    that is "measured" is what the collectives of the runs show, and of those in `calibrate`.
     """
     named = _named(runs)
     only = [run for _, run in named]
+    found = _Transports(only, calibrate)
     grid = _grid(
-        only, bandwidth=bandwidth, workers=workers, compression=compression, codec=codec,
+        only, found, bandwidth=bandwidth, workers=workers, compression=compression, codec=codec,
         transport_=transport, buckets=buckets, algorithm=algorithm, latency_=latency,
         lane=lane_order(lane),
     )  # fmt: skip
-    subjects = [_subject(name, run) for name, run in named]
+    subjects = [_subject(name, run, found) for name, run in named]
     wanted = None if target is None else ratio(target, "target")
+    predictions = sweep(subjects, grid, progress)
     return WhatIf(
-        predictions=sweep(subjects, grid, progress),
+        predictions=predictions,
+        interval_s=interval_s(subjects, grid, predictions, found.calibration),
         targets=None if wanted is None else targets(subjects, grid, wanted),
         basis={name: run.provenance.basis for name, run in named},
         lane=grid.lane,
@@ -118,7 +134,8 @@ def whatif(
 def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
     """Play a run's typical step under one set of conditions, named as in `whatif`."""
     [(name, only)] = _named(run)
-    grid = _grid([only], lane=lane_order(lane), **_as_in_grid(conditions))
+    found = _Transports([only], conditions.pop("calibrate", ()))
+    grid = _grid([only], found, lane=lane_order(lane), **_as_in_grid(conditions))
     axes = (
         grid.workers, grid.bandwidth_bps, grid.compressors, grid.transports, grid.buckets,
         grid.algorithms, grid.latency_s,
@@ -132,7 +149,7 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
         compressor=grid.compressors[0], transport=grid.transports[0], buckets=grid.buckets[0],
         algorithm=grid.algorithms[0], lane=grid.lane,
     )  # fmt: skip
-    return replay_subject(only, _subject(name, only), scenario)
+    return replay_subject(only, _subject(name, only, found), scenario)
 
 
 def _as_in_grid(conditions: Mapping[str, OneOrMany]) -> dict[str, OneOrMany]:
@@ -150,9 +167,10 @@ def _as_in_grid(conditions: Mapping[str, OneOrMany]) -> dict[str, OneOrMany]:
 
 
 def _grid(
-    runs: Sequence[Run], *, lane: Order, bandwidth: OneOrMany = None, workers: OneOrMany = None,
-    compression: OneOrMany = None, codec: OneOrMany = None, transport_: OneOrMany = "full",
-    buckets: OneOrMany = None, algorithm: OneOrMany = None, latency_: OneOrMany = None,
+    runs: Sequence[Run], found: _Transports, *, lane: Order, bandwidth: OneOrMany = None,
+    workers: OneOrMany = None, compression: OneOrMany = None, codec: OneOrMany = None,
+    transport_: OneOrMany = "full", buckets: OneOrMany = None, algorithm: OneOrMany = None,
+    latency_: OneOrMany = None,
 ) -> Grid:  # fmt: skip
     recorded_workers = _recorded(runs, "workers", None)
     if recorded_workers == 1:  # a profile of one worker: the question is how it will scale
@@ -163,7 +181,7 @@ def _grid(
             _first(bandwidth, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS), rate
         ),
         compressors=compressors(compression, codec),
-        transports=several(transport_, lambda text: transport(str(text))),
+        transports=several(transport_, lambda text: found.named(str(text))),
         buckets=several(
             _first(buckets, _recorded(runs, "buckets", "ddp")),
             lambda text: bucket_policy(str(text)),
@@ -203,13 +221,41 @@ def _opened(given: RunLike) -> tuple[str, Run]:
     return name_of(given), run
 
 
-def _subject(name: str, run: Run) -> Subject:
+class _Transports:
+    """What people call transports; a measured one is fitted when somebody asks for it."""
+
+    def __init__(self, runs: Sequence[Run], calibrate: RunLike | Sequence[RunLike]) -> None:
+        self._runs = [*runs, *(run for _, run in _named(calibrate))] if calibrate else list(runs)
+        self.calibration: Calibration | None = None
+
+    def named(self, text: str) -> Transport:
+        """Return a transport by its name."""
+        if text != "measured":
+            return full_transport(text)
+        if self.calibration is None:
+            self.calibration = calibrated(self._runs)
+        return self.calibration.transport
+
+
+def _subject(name: str, run: Run, found: _Transports) -> Subject:
     points = run.facts.get("reduce_cost", ())
-    return Subject(
-        name=name,
-        step=typical_step(run),
-        adds=AddTimes(points if isinstance(points, tuple) else ()),
+    adds = AddTimes(points if isinstance(points, tuple) else ())
+    subject = Subject(name=name, step=typical_step(run), adds=adds, recorded=_as_recorded(run))
+    return (
+        subject if found.calibration is None else with_residue(subject, found.calibration.transport)
     )
+
+
+def _as_recorded(run: Run) -> Grid | None:
+    """Return the conditions under which several workers were measured, where they are known."""
+    workers, rate_bps = run.facts.get("workers", 1), line_rate_bps(run)
+    if not isinstance(workers, int) or workers < 2 or rate_bps is None:
+        return None
+    return Grid(
+        workers=(workers,), bandwidth_bps=(rate_bps,),
+        buckets=(bucket_policy(str(run.facts.get("buckets", "ddp"))),),
+        latency_s=(latency(run.facts.get("latency_s", 0.0)),),
+    )  # fmt: skip
 
 
 def _spread(values: Sequence[float], points: int) -> tuple[float, ...]:

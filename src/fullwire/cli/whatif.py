@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,8 +39,16 @@ def whatif(
         ),
     ] = None,
     transport: Annotated[
-        str, typer.Option(help="full, or full:SHARE of the line rate that carries payload")
+        str,
+        typer.Option(
+            help="full, full:SHARE of the line rate that carries payload, or measured: as the "
+            "collectives of the runs show"
+        ),
     ] = "full",
+    calibrate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN", help="More runs of the same cluster, for --transport measured"),
+    ] = None,
     buckets: Annotated[
         Text,
         typer.Option(
@@ -82,9 +90,10 @@ def whatif(
     from fullwire.answers import whatif as answers
 
     _check_output(plot, "json" if json else format_)
-    conditions = {
+    conditions: dict[str, Any] = {
         "bandwidth": bandwidth, "workers": workers, "compression": compression, "codec": codec,
         "transport": transport, "buckets": buckets, "algorithm": algorithm, "latency": latency,
+        "calibrate": calibrate or (),
     }  # fmt: skip
     if output is not None:
         if len(runs) != 1:

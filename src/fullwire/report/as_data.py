@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -19,8 +20,12 @@ def whatif_object(result: WhatIf, sentences: tuple[str, ...]) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "basis": dict(result.basis),
         "lane": result.lane,
-        # No interval: a replay of one profile has no measured step to be held against.
-        "rows": [{**row, "interval": None} for row in result.rows()],
+        "rows": [
+            {**row, "interval": None if isnan(low_s) else {"low_s": low_s, "high_s": high_s}}
+            for row, low_s, high_s in zip(
+                result.rows(), *(each.tolist() for each in result.interval_s), strict=True
+            )
+        ],
         "warnings": list(result.warnings),
     }
     if result.targets is not None:

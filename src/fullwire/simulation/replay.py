@@ -8,14 +8,12 @@ from fullwire.model.facts import FactValue
 from fullwire.model.run import Collectives, Gradients, Lane, Provenance, Run, Spans
 from fullwire.simulation.scenario import Scenario
 from fullwire.simulation.schedule import (
-    Step,
     Timeline,
-    fifo_overhead_s,
     fifo_timeline,
-    priority_overhead_s,
     priority_timeline,
 )
 from fullwire.simulation.sweep import Grid, Messages, Subject, messages_of
+from fullwire.simulation.typical import Step
 
 _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost")
 
@@ -44,19 +42,16 @@ def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:
 
 
 def _played(messages: Messages, scenario: Scenario) -> tuple[Timeline, float]:
-    per_bit = 1 / (scenario.cluster.rate_bps * scenario.transport.share)
-    per_bit = per_bit / scenario.compressor.ratio
-    wire_bits, fixed_s = messages.wire_bits[:, 0, 0], messages.fixed_s[:, 0, 0]
-    cost_s = [wire * per_bit + fixed for wire, fixed in zip(wire_bits, fixed_s, strict=True)]
+    rate_bps, ratio = (
+        np.array([[[scenario.cluster.rate_bps]]]),
+        np.array([[[scenario.compressor.ratio]]]),
+    )
+    cost_s = messages.cost_s(slice(None), rate_bps, scenario.transport, ratio)
     ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
-    step = messages.subject.step
-    if scenario.lane == "fifo":
-        timeline = fifo_timeline(ready_s, cost_s)
-        overhead_s = fifo_overhead_s(step, timeline.end_s[-1])
-    else:
-        timeline = priority_timeline(ready_s, cost_s)
-        overhead_s = priority_overhead_s(step, messages.buckets, timeline)
-    return timeline, 0.0 if scenario.cluster.workers == 1 else float(overhead_s)
+    on_lane = fifo_timeline if scenario.lane == "fifo" else priority_timeline
+    timeline = on_lane(ready_s, [each[0, 0, 0] for each in cost_s])
+    overhead_s, _ = messages.overhead_and_busy(slice(None), rate_bps, scenario.transport, ratio)
+    return timeline, float(overhead_s[0, 0, 0])
 
 
 def _grid_of(scenario: Scenario) -> Grid:

@@ -17,30 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.cost import Floats
-from fullwire.model.run import Run, Whole
 from fullwire.simulation.buckets import BucketPolicy, Buckets
-
-MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
-MOST_BYTES = 2**50  # of one gradient
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Step:
-    """A worker's step as it would be if it had nobody to wait for."""
-
-    step_ns: int
-    forward_ns: int  # from the start of the step to the start of the backward pass
-    backward_ns: int
-    ready_ns: Whole  # after the backward pass began
-    bytes: Whole
-    is_estimated: bool  # taken from a run of several workers: its own waiting is left out
+from fullwire.simulation.typical import Step
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -49,15 +32,6 @@ class Timeline:
 
     start_s: list[Floats]
     end_s: list[Floats]
-
-
-def typical_step(run: Run) -> Step:
-    """Take the step of median length from the run's first rank."""
-    marks = _spans_named(run, "host", "step")
-    rows = _only_first_rank(run, marks)
-    length_ns = run.spans.end_ns[rows] - run.spans.start_ns[rows]
-    mark = rows[np.argsort(length_ns, kind="stable")[(len(rows) - 1) // 2]]
-    return _step_at(run, int(mark))
 
 
 def grouped(step: Step, policy: BucketPolicy) -> Buckets:
@@ -133,81 +107,3 @@ def _last_true(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
     """Return, for each point, the last row that is true, shaped for take_along_axis."""
     last: NDArray[np.intp] = len(mask) - 1 - np.argmax(mask[::-1], axis=0)
     return last[None]
-
-
-def _spans_named(run: Run, lane: str, name: str) -> NDArray[np.intp]:
-    rows = np.flatnonzero((run.spans.lane == lane) & (run.spans.name == name))
-    if not len(rows):
-        _refuse(
-            run,
-            f"a what-if needs a {lane} span named {name!r}, "
-            f"and this run has none among its {len(run.spans)} spans",
-        )
-    return rows
-
-
-def _refuse(run: Run, problem: str) -> NoReturn:
-    """Refuse a run: as damaged if something of it is gone, else as one that cannot answer."""
-    source = run.provenance.source
-    if run.missing:
-        raise DamagedInput(source, f"{problem}; missing: {run.missing[0]}")
-    raise UsageError(f"{source}: {problem}")
-
-
-def _only_first_rank(run: Run, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    ranks = run.spans.rank[rows]
-    kept: NDArray[np.intp] = rows[ranks == ranks.min()]
-    return kept
-
-
-def _step_at(run: Run, mark: int) -> Step:
-    spans, rank, number = run.spans, run.spans.rank[mark], run.spans.step[mark]
-    here = (spans.rank == rank) & (spans.step == number)
-    backward = [row for row in _spans_named(run, "compute", "backward") if here[row]]
-    chosen = (run.gradients.rank == rank) & (run.gradients.step == number)
-    gradients = run.gradients.rows(chosen)
-    if len(backward) != 1 or not len(gradients):
-        _refuse(
-            run,
-            "a what-if needs one backward pass with gradients in a step; "
-            f"step {number} of rank {rank} has {len(backward)} and {len(gradients)} gradients",
-        )
-    _check_possible(run, rank, number)
-    begin_ns = int(spans.start_ns[backward[0]])
-    order = np.argsort(gradients.order, kind="stable")
-    is_estimated = int(run.facts.get("workers", 1)) > 1  # type: ignore[arg-type]
-    busy_ns = _busy_ns(run, here & (spans.lane == "compute"))
-    return Step(
-        step_ns=busy_ns if is_estimated else int(spans.end_ns[mark] - spans.start_ns[mark]),
-        forward_ns=begin_ns - int(spans.start_ns[mark]),
-        backward_ns=int(spans.end_ns[backward[0]]) - begin_ns,
-        ready_ns=np.maximum.accumulate(gradients.ready_ns[order] - begin_ns),
-        bytes=gradients.bytes[order],
-        is_estimated=is_estimated,
-    )
-
-
-def _check_possible(run: Run, rank: int, number: int) -> None:
-    """Refuse times that run backwards and gradients without bytes: no answer could rest on them."""
-    here = (run.spans.rank == rank) & (run.spans.step == number)
-    spans = run.spans.rows(here)
-    chosen = (run.gradients.rank == rank) & (run.gradients.step == number)
-    gradients = run.gradients.rows(chosen)
-    times_ns = np.concatenate([spans.start_ns, spans.end_ns, gradients.ready_ns])
-    if (
-        (spans.end_ns < spans.start_ns).any()
-        or (gradients.bytes <= 0).any()
-        or (gradients.bytes > MOST_BYTES).any()
-        or (abs(times_ns) > MOST_NS).any()
-    ):
-        place = f"{run.provenance.source}, step {number} of rank {rank}"
-        raise DamagedInput(place, "times or gradient sizes that cannot be")
-
-
-def _busy_ns(run: Run, chosen: NDArray[np.bool_]) -> int:
-    """Return the length of the union of the chosen spans."""
-    rows = np.flatnonzero(chosen)
-    rows = rows[np.argsort(run.spans.start_ns[rows], kind="stable")]
-    start, end = run.spans.start_ns[rows], run.spans.end_ns[rows]
-    covered = np.maximum.accumulate(np.concatenate([start[:1], end[:-1]]))
-    return int(np.maximum(end - np.maximum(start, covered), 0).sum())

@@ -7,6 +7,7 @@ keeps the grid's axes apart from its measures: a million rows take the memory of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -19,15 +20,16 @@ from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Combining, Compressor
 from fullwire.model.cost import AddTimes, Cost, Floats, cost
 from fullwire.simulation.buckets import BucketPolicy, Buckets
-from fullwire.simulation.scenario import FullTransport, Order, Scenario
+from fullwire.simulation.scenario import Order, Scenario
 from fullwire.simulation.schedule import (
-    Step,
     fifo_end_and_busy_s,
     fifo_overhead_s,
     grouped,
     priority_overhead_s,
     priority_timeline,
 )
+from fullwire.simulation.transport import FullTransport, Transport
+from fullwire.simulation.typical import Step
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -53,7 +55,7 @@ class Grid:
     workers: tuple[int, ...]
     bandwidth_bps: tuple[float, ...]
     compressors: tuple[Compressor, ...] = (Compressor(ratio=1),)
-    transports: tuple[FullTransport, ...] = (FullTransport(),)
+    transports: tuple[Transport, ...] = (FullTransport(),)
     buckets: tuple[BucketPolicy, ...]
     algorithms: tuple[str, ...] = ("ring",)
     latency_s: tuple[float, ...] = (0.0,)
@@ -71,11 +73,17 @@ class Grid:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Subject:
-    """A run as the sweep sees it: its name, its typical step, and what adding costs there."""
+    """A run as the sweep sees it: its name, its typical step, and what adding costs there.
+
+    `residue_s` is what a replay as recorded lacks of the measured step: nobody knows what took it,
+    so it stays as it is wherever the measured transport does.
+    """
 
     name: str
     step: Step
     adds: AddTimes
+    recorded: Grid | None = None  # the one point at which the step was measured, if it is known
+    residue_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -128,44 +136,69 @@ class Messages:
     """The messages of a step among several cluster sizes, for several compressors.
 
     `wire_bits` and `fixed_s` have a row per message, then an axis for workers and one for
-    compressors; `sent_bits` of the whole step has these two axes. Wires are not yet divided by the
-    compression ratio.
+    compressors; `hops` and `sent_bits` of the whole step have these two axes. Wires are not yet
+    divided by the compression ratio.
     """
 
     subject: Subject
     buckets: Buckets
     lane: Order
-    is_alone: NDArray[np.bool_]  # by workers
+    workers: tuple[int, ...]
     wire_bits: Floats
+    hops: Floats
     fixed_s: Floats
     sent_bits: Floats
+    others: tuple[_Other, ...]
 
     def only(self, column: slice) -> Messages:
         """Return the same messages for some of the compressors."""
         return replace(
             self,
             wire_bits=self.wire_bits[:, :, column],
+            hops=self.hops[:, column],
             fixed_s=self.fixed_s[:, :, column],
             sent_bits=self.sent_bits[:, column],
         )
 
-    def overhead_and_busy(
-        self, chosen: slice, seconds_per_bit: Floats, ratio: Floats
-    ) -> tuple[Floats, Floats]:
-        """Return what the step loses, and how long the lane is busy.
+    def cost_s(
+        self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
+    ) -> Iterator[Floats]:
+        """Go through the messages' times.
 
         `chosen` cluster sizes are on the first axis of the points, compressors on the last.
         """
-        per_bit = seconds_per_bit / ratio
-        cost_s = (
-            wire * per_bit + fixed
-            for wire, fixed in zip(
-                self.wire_bits[:, chosen, None, :], self.fixed_s[:, chosen, None, :], strict=True
-            )
-        )
+        per_bit = 1 / (rate_bps * transport.share) / ratio
+        hops, crowd = self.hops[chosen, None, :], self._crowd(chosen, transport)
+        for wire_bits, fixed_s in zip(
+            self.wire_bits[:, chosen, None, :], self.fixed_s[:, chosen, None, :], strict=True
+        ):
+            line_s = wire_bits * per_bit
+            yield transport.message_s(line_s, wire_bits / (8 * ratio), hops, crowd) + fixed_s
+
+    def overhead_and_busy(
+        self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return what the step loses, and how long the lane is busy."""
+        cost_s = self.cost_s(chosen, rate_bps, transport, ratio)
         overhead_s, busy_s = self._overhead_and_busy_s(cost_s)
-        overhead_s[self.is_alone[chosen]] = 0.0  # nobody to talk to: no messages, no ticks
+        lost_s = self.subject.step.waiting_ns * 1e-9
+        if not isinstance(transport, FullTransport):
+            lost_s += self.subject.residue_s
+        others_s = running_sum(self._others_s(chosen, rate_bps, transport))
+        overhead_s = np.maximum(overhead_s + (others_s + lost_s), 0.0)
+        overhead_s[np.array(self.workers[chosen]) == 1] = 0.0  # nobody to talk to: no messages
         return overhead_s, busy_s
+
+    def _others_s(self, chosen: slice, rate_bps: Floats, transport: Transport) -> Iterator[Floats]:
+        """Go through the exposed times of the collectives that are no buckets."""
+        crowd = self._crowd(chosen, transport)
+        for each in self.others:
+            wire_bits, hops = each.wire_bits[chosen, None, None], each.hops[chosen, None, None]
+            line_s = wire_bits / (rate_bps * transport.share) + hops * each.latency_s
+            yield each.exposed * transport.message_s(line_s, wire_bits / 8, hops, crowd)
+
+    def _crowd(self, chosen: slice, transport: Transport) -> Floats:
+        return transport.crowd(self.workers[chosen])[:, None, None]
 
     def _overhead_and_busy_s(self, cost_s: Iterable[Floats]) -> tuple[Floats, Floats]:
         ready_s = [ready_ns * 1e-9 for ready_ns in self.buckets.ready_ns.tolist()]
@@ -175,6 +208,16 @@ class Messages:
         costs = list(cost_s)
         timeline = priority_timeline(ready_s, costs)
         return priority_overhead_s(self.subject.step, self.buckets, timeline), running_sum(costs)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Other:
+    """Equal collectives of a step that are no buckets, by workers; `exposed` counts them."""
+
+    wire_bits: Floats
+    hops: Floats
+    latency_s: float
+    exposed: float
 
 
 def sweep(subjects: Sequence[Subject], grid: Grid, progress: Progress | None = None) -> Predictions:
@@ -195,6 +238,16 @@ def sweep(subjects: Sequence[Subject], grid: Grid, progress: Progress | None = N
     return Predictions(axes=axes, measures=measures | _of_the_run(subjects))
 
 
+def with_residue(subject: Subject, transport: Transport) -> Subject:
+    """Return the subject with what a replay under this transport lacks of the measured step."""
+    measured_ns, recorded = subject.step.measured_ns, subject.recorded
+    if measured_ns is None or recorded is None:
+        return subject
+    plain = replace(subject, residue_s=0.0)
+    played_s = float(sweep([plain], replace(recorded, transports=(transport,)))["step_s"][0])
+    return replace(subject, residue_s=measured_ns * 1e-9 - played_s)
+
+
 def messages_of(
     subject: Subject, policy: BucketPolicy, algorithm: str, latency_s: float, grid: Grid
 ) -> Messages:
@@ -202,6 +255,7 @@ def messages_of(
     buckets = grouped(subject.step, policy)
     shape = (len(buckets), len(grid.workers), len(grid.compressors))
     wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
+    hops = np.empty(shape[1:])
     for row, workers in enumerate(grid.workers):
         by_kind = {
             combining: _message_cost(combining, workers, buckets, algorithm, subject.adds)
@@ -211,13 +265,37 @@ def messages_of(
             whole = by_kind[compressor.combining]
             packing = 0.0 if workers == 1 else compressor.codec_s_per_byte(workers)
             wire_bits[:, row, column] = 8 * whole.wire_bytes
+            hops[row, column] = whole.hops
             sent_bits[:, row, column] = 8 * whole.sent_bytes
             fixed_s[:, row, column] = whole.hops * latency_s + whole.add_s + packing * buckets.bytes
     return Messages(
         subject=subject, buckets=buckets, lane=grid.lane,
-        is_alone=np.array(grid.workers) == 1, wire_bits=wire_bits, fixed_s=fixed_s,
-        sent_bits=running_sum(sent_bits),
+        workers=grid.workers, wire_bits=wire_bits, hops=hops, fixed_s=fixed_s,
+        sent_bits=running_sum(sent_bits), others=tuple(_others(subject, latency_s, grid.workers)),
     )  # fmt: skip
+
+
+# Which of the collectives with a known cost stands for each kind.
+LIKE: Mapping[str, tuple[str, str]] = {
+    "allreduce": ("allreduce", "ring"), "barrier": ("allreduce", "ring"),
+    "reducescatter": ("reducescatter", "ring"), "alltoall": ("reducescatter", "ring"),
+    "allgather": ("allgather", "ring"),
+}  # fmt: skip
+LIKE_A_TREE = ("broadcast", "tree")
+
+
+def _others(subject: Subject, latency_s: float, workers: Sequence[int]) -> Iterator[_Other]:
+    """Work out the step's collectives that are no buckets, equal ones together."""
+    others = subject.step.others
+    exposed = others.exposed_ns / max(others.total_ns, 1)
+    for (op, size), count in Counter(zip(others.op, others.bytes, strict=True)).items():
+        like = LIKE.get(op, LIKE_A_TREE)
+        costs = [cost(*like, each, size, subject.adds) for each in workers]
+        yield _Other(
+            wire_bits=np.array([8 * float(each.wire_bytes) for each in costs]),
+            hops=np.array([float(each.hops) for each in costs]),
+            latency_s=latency_s, exposed=exposed * count,
+        )  # fmt: skip
 
 
 def scaling_factor(step: Step, overhead_s: Floats) -> Floats:
@@ -239,7 +317,7 @@ def _message_cost(
 
 def _scenes(
     subjects: Sequence[Subject], grid: Grid
-) -> Iterator[tuple[tuple[int, ...], Messages, FullTransport]]:
+) -> Iterator[tuple[tuple[int, ...], Messages, Transport]]:
     """Go through everything but workers, bandwidth and compressors, with the place of each."""
     for run, subject in enumerate(subjects):
         for bucket, policy in enumerate(grid.buckets):
@@ -251,15 +329,14 @@ def _scenes(
 
 
 def _fill(
-    block: Mapping[str, Floats], messages: Messages, transport: FullTransport, grid: Grid
+    block: Mapping[str, Floats], messages: Messages, transport: Transport, grid: Grid
 ) -> Iterator[int]:
     """Compute the measures of one scene, block by block, and say how many points each held."""
     rate_bps = np.array(grid.bandwidth_bps)[None, :, None]
     ratio = np.array([each.ratio for each in grid.compressors])[None, None, :]
     baseline_s = messages.subject.step.step_ns * 1e-9
     for sizes, rates in _blocks(len(grid.workers), len(grid.bandwidth_bps), ratio.size):
-        per_bit = 1 / (rate_bps[:, rates] * transport.share)
-        overhead_s, busy_s = messages.overhead_and_busy(sizes, per_bit, ratio)
+        overhead_s, busy_s = messages.overhead_and_busy(sizes, rate_bps[:, rates], transport, ratio)
         here = (sizes, rates)
         block["overhead_s"][here] = overhead_s
         block["communication_s"][here] = busy_s

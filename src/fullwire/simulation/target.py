@@ -14,6 +14,7 @@ import numpy as np
 from fullwire.errors import UsageError
 from fullwire.model.cost import Floats
 from fullwire.simulation.sweep import Grid, Messages, Subject, messages_of, scaling_factor
+from fullwire.simulation.transport import Transport
 
 LEAST_BPS, MOST_BPS = 1.0, 1e18
 MOST_RATIO = 1e9
@@ -66,9 +67,9 @@ def targets(subjects: Sequence[Subject], grid: Grid, wanted: float) -> Targets:
             for algorithm in grid.algorithms:
                 for latency_s in grid.latency_s:
                     messages = messages_of(subject, policy, algorithm, latency_s, grid)
-                    for share in grid.transports:
-                        names = (subject.name, str(policy), algorithm, str(share), latency_s)
-                        search = _Search(messages, grid, share.share, wanted, names)
+                    for transport in grid.transports:
+                        names = (subject.name, str(policy), algorithm, str(transport), latency_s)
+                        search = _Search(messages, grid, transport, wanted, names)
                         bandwidths += search.bandwidths()
                         ratios += search.ratios()
     return Targets(
@@ -82,7 +83,7 @@ class _Search:
 
     messages: Messages
     grid: Grid
-    share: float
+    transport: Transport
     wanted: float
     names: tuple[str, str, str, str, float]
 
@@ -126,7 +127,7 @@ class _Search:
 
     def _factor(self, rate: Floats, ratio: Floats, column: slice = slice(None)) -> Floats:
         messages = self.messages.only(column)
-        overhead_s, _ = messages.overhead_and_busy(slice(None), 1 / (rate * self.share), ratio)
+        overhead_s, _ = messages.overhead_and_busy(slice(None), rate, self.transport, ratio)
         return scaling_factor(messages.subject.step, overhead_s)
 
     def _best(self, shape: tuple[int, ...], column: slice = slice(None)) -> Floats:
@@ -136,9 +137,9 @@ class _Search:
         self, best: float, *, workers: int, bandwidth_bps: float | None,
         compression: float | None, codec: str | None,
     ) -> Reached:  # fmt: skip
-        run, buckets, algorithm, share, latency_s = self.names
+        run, buckets, algorithm, transport, latency_s = self.names
         return Reached(
-            run=run, buckets=buckets, algorithm=algorithm, transport=share, latency_s=latency_s,
+            run=run, buckets=buckets, algorithm=algorithm, transport=transport, latency_s=latency_s,
             workers=workers, bandwidth_bps=bandwidth_bps, compression=compression, codec=codec,
             best_scaling_factor=float(best),
         )  # fmt: skip

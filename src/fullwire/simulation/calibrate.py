@@ -1,0 +1,312 @@
+"""What a run's own collectives say about the transport that carried them.
+
+    Run --> busy periods --> MeasuredTransport, and how sure that is
+
+A busy period is a time in which something was on its way: from the moment when the last rank had
+issued a collective that nothing was before, to the end of the last one that was issued meanwhile.
+Gloo sends two at a time, so single durations overlap; what a period holds and how long it lasted
+does not depend on the order inside. Periods that hold the same are one observation, by its median.
+
+The three numbers of a transport are fitted to all observations at once, in logarithms. What is
+known beforehand enters as observations of its own, each with its uncertainty: the share of the line
+rate that headers leave, and the processor time that the ranks' communication threads have used. So
+a run on a slow line, which never shows what the processors could do, still says it, less surely;
+and what the fit leaves uncertain comes out as the width of the prediction.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.errors import UsageError
+from fullwire.model.cost import AddTimes, Floats, cost
+from fullwire.model.run import Collectives, Run, Whole
+from fullwire.simulation.sweep import LIKE, LIKE_A_TREE
+from fullwire.simulation.transport import MeasuredTransport
+
+_LEAST_SPREAD = 0.02  # no observation is believed to better than this
+_START_S = 2e-3  # nor than this: connections that were idle take a moment to be up to speed
+_MOST_PERIODS = 20_000  # looked at: later ones say nothing new
+_ROUNDS = 40  # of Gauss and Newton; a handful is enough, more cost nothing
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A number and how sure it is, as the standard deviation of its logarithm."""
+
+    value: float
+    spread: float
+
+
+# Of Gloo's threads, the kernel charges part of the work to nobody: measured in labs of two to four
+# ranks at 1 to 20 Gbps, a message that processors hold up takes 1.22 times their threads' own time.
+_KERNEL_FACTOR = _Known(1.22, 0.12)
+_SHARE_OF_PAYLOAD = _Known(0.985, 0.03)  # acknowledgements and short pauses take the rest
+_PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, where no fact says otherwise
+_GLOO_S_PER_BYTE = _Known(1.0e-9, 0.6)
+_GLOO_S_PER_HOP = _Known(0.25e-3, 0.7)
+_OTHER_S_PER_BYTE = _Known(1.0e-11, 1.5)  # NCCL and their like leave it to the NIC
+_OTHER_S_PER_HOP = _Known(20e-6, 1.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What busy periods that held the same collectives took, under the same conditions."""
+
+    workers: int
+    rate_bps: float
+    wire_bytes: tuple[float, ...]
+    hops: tuple[float, ...]
+    time_s: float
+    spread: float  # of the median's logarithm
+    count: int
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Calibration:
+    """A transport as fitted, what it rests on, and transports that it might as well be."""
+
+    transport: MeasuredTransport
+    observations: tuple[Observation, ...]
+    misfit: float  # of a busy period's predicted time: standard deviation of its logarithm
+    variants: tuple[MeasuredTransport, ...]
+
+
+def calibrated(runs: Sequence[Run]) -> Calibration:
+    """Fit a transport to the collectives of one run, or of several from the same cluster."""
+    observations = [each for run in runs for each in observations_of(run)]
+    if not observations:
+        names = ", ".join(run.provenance.source for run in runs)
+        raise UsageError(
+            f"{names}: nothing is known about the transport: expected collectives among several "
+            "ranks on links of a known line rate; name a run that has them with --calibrate"
+        )
+    return _Fit(observations, _used(runs), list(_known_before(runs)), _frame(runs)).solved()
+
+
+def observations_of(run: Run) -> Iterator[Observation]:
+    """Go through what a run shows of its transport."""
+    rate_bps, workers = line_rate_bps(run), run.facts.get("workers", 1)
+    if rate_bps is None or not isinstance(workers, int) or workers < 2:
+        return
+    periods: dict[tuple[tuple[str, int], ...], list[float]] = defaultdict(list)
+    for held, time_s in _busy_periods(run.collectives):
+        periods[held].append(time_s)
+    for held, times_s in periods.items():
+        costs = [cost(*LIKE.get(op, LIKE_A_TREE), workers, size, AddTimes()) for op, size in held]
+        middle_s = float(np.median(times_s))
+        deviation = 1.4826 * float(np.median(np.abs(np.log(np.array(times_s) / middle_s))))
+        yield Observation(
+            workers=workers, rate_bps=rate_bps, time_s=middle_s, count=len(times_s),
+            wire_bytes=tuple(float(each.wire_bytes) for each in costs),
+            hops=tuple(float(each.hops) for each in costs),
+            spread=_spread_of_median(deviation, len(times_s), middle_s),
+        )  # fmt: skip
+
+
+def line_rate_bps(run: Run) -> float | None:
+    """Return the line rate of the slowest link, which is the one that a ring runs at."""
+    rate_bps = run.facts.get("line_rate_bps")
+    if not isinstance(rate_bps, float):
+        return None
+    others = run.facts.get("other_line_rates_bps", ())
+    assert isinstance(others, tuple)
+    workers = run.facts.get("workers", 1)
+    usual = [rate_bps] if len(others) != workers else []
+    return min([*usual, *(other_bps for _, other_bps in others)])
+
+
+def _spread_of_median(deviation: float, count: int, time_s: float) -> float:
+    # A lone value says nothing of its own spread: 15 % is what busy machines show.
+    usual = max(deviation, 0.15 / count)
+    of_median = 1.25 * usual / np.sqrt(count)
+    return float(np.sqrt(_LEAST_SPREAD**2 + of_median**2 + (_START_S / time_s) ** 2))
+
+
+def _busy_periods(table: Collectives) -> Iterator[tuple[tuple[tuple[str, int], ...], float]]:
+    """Go through the busy periods of the steps: what each held, in order of size, and its time."""
+    rows = table.rows(table.step >= 0)
+    issued_ns, ended_ns, first = _of_all_ranks(rows)
+    order = np.argsort(issued_ns, kind="stable")[:_MOST_PERIODS]
+    issued_ns, ended_ns, first = issued_ns[order], ended_ns[order], first[order]
+    reached_ns = np.maximum.accumulate(ended_ns) if len(ended_ns) else ended_ns
+    begins = np.flatnonzero(np.append([True], issued_ns[1:] > reached_ns[:-1]))[: len(issued_ns)]
+    for begin, end in zip(begins, [*begins[1:], len(issued_ns)], strict=True):
+        time_ns = int(reached_ns[end - 1] - issued_ns[begin])
+        held = [(str(rows.op[row]), int(rows.bytes[row])) for row in first[begin:end]]
+        if time_ns > 0:
+            yield tuple(sorted(held)), time_ns * 1e-9
+
+
+def _of_all_ranks(rows: Collectives) -> tuple[Whole, Whole, NDArray[np.intp]]:
+    """Bring the ranks' rows of each collective together: last issue, mean end, one of the rows.
+
+    A collective that not all ranks of its group have is left out: who knows when it could begin.
+    """
+    groups = np.unique(rows.group.astype(str), return_inverse=True)[1]
+    order = np.lexsort((rows.rank, rows.sequence, groups))
+    key = np.stack([groups[order], rows.sequence[order]])
+    begins = np.flatnonzero(np.append([True], (key[:, 1:] != key[:, :-1]).any(axis=0)))
+    if not len(order):
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.intp)
+    count = np.diff(np.append(begins, len(order)))
+    issued_ns = np.maximum.reduceat(rows.issue_ns[order], begins)
+    ended_ns = np.add.reduceat(rows.end_ns[order] - issued_ns.repeat(count), begins) // count
+    most = np.zeros(int(groups.max()) + 1, np.int64)
+    np.maximum.at(most, groups[order][begins], count)
+    is_whole = (count == most[groups[order][begins]]) & (count > 1)
+    return (issued_ns[is_whole], (issued_ns + ended_ns)[is_whole], order[begins][is_whole])
+
+
+def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
+    """Say what is believed of share, time per byte and time per hop before any observation."""
+    payload = [run.facts.get("payload_share", _PAYLOAD_SHARE) for run in runs]
+    share = float(np.mean(np.array(payload, np.float64)))
+    yield replace(_SHARE_OF_PAYLOAD, value=_SHARE_OF_PAYLOAD.value * share)
+    is_gloo = all(run.facts.get("backend") == "gloo" for run in runs)
+    yield _GLOO_S_PER_BYTE if is_gloo else _OTHER_S_PER_BYTE
+    yield _GLOO_S_PER_HOP if is_gloo else _OTHER_S_PER_HOP
+
+
+def _frame(runs: Sequence[Run]) -> MeasuredTransport:
+    """Say where the ranks were; the numbers are still to be found."""
+    facts = runs[0].facts
+    whole = {
+        name: value if isinstance(value := facts.get(name), int) else otherwise
+        for name, otherwise in (("processors", 1), ("machines", 0), ("workers", 1))
+    }
+    return MeasuredTransport(
+        share=1.0, processor_s_per_byte=0.0, processor_s_per_hop=0.0,
+        processors=whole["processors"], machines=whole["machines"] or whole["workers"],
+        workers=whole["workers"],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """What the communication threads of a rank used in a step, and what the step sent."""
+
+    wire_bytes: float
+    hops: float
+    processor_s: float
+
+
+def _used(runs: Sequence[Run]) -> list[_Used]:
+    return [used for run in runs if (used := _used_in(run)) is not None]
+
+
+def _used_in(run: Run) -> _Used | None:
+    per_rank, rate_bps = run.facts.get("communication_processor_s"), line_rate_bps(run)
+    if run.facts.get("backend") != "gloo" or not isinstance(per_rank, tuple):
+        return None  # others poll, and use what there is
+    rows, workers = run.collectives.rows(run.collectives.step >= 0), run.facts.get("workers", 1)
+    if rate_bps is None or not len(rows):
+        return None
+    assert isinstance(workers, int)
+    rank_steps = len(np.unique(np.stack([rows.rank, rows.step]), axis=1).T)
+    costs = [
+        cost(*LIKE.get(op, LIKE_A_TREE), workers, rows.bytes[rows.op == op], AddTimes())
+        for op in dict.fromkeys(rows.op.tolist())
+    ]
+    return _Used(
+        wire_bytes=sum(float(each.wire_bytes.sum()) for each in costs) / rank_steps,
+        hops=sum(each.hops * each.wire_bytes.size for each in costs) / rank_steps,
+        processor_s=float(np.mean([used_s for _, used_s in per_rank])),
+    )
+
+
+class _Fit:
+    """Three logarithms, and what they have to agree with."""
+
+    def __init__(
+        self,
+        observations: Sequence[Observation],
+        used: Sequence[_Used],
+        known: Sequence[_Known],
+        frame: MeasuredTransport,
+    ) -> None:
+        self._observations = observations
+        self._used = used
+        self._known = known
+        self._frame = frame
+
+    def solved(self) -> Calibration:
+        """Find the transport that agrees best, by Gauss and Newton."""
+        at = np.log([each.value for each in self._known])
+        for _ in range(_ROUNDS):
+            misfits, slopes = self._misfits(at), self._slopes(at)
+            change = np.linalg.lstsq(slopes, -misfits, rcond=None)[0]
+            at = at + np.clip(change, -0.5, 0.5)
+            if np.abs(change).max() < 1e-9:
+                break
+        return self._calibration(at)
+
+    def _calibration(self, at: Floats) -> Calibration:
+        observed = self._misfits(at)[: len(self._observations)]
+        relative = observed * [each.spread for each in self._observations]
+        weights = np.array([each.count * each.time_s for each in self._observations])
+        misfit = float(np.sqrt(np.average(relative**2, weights=weights)))
+        slopes = self._slopes(at)
+        lengths, axes = np.linalg.eigh(np.linalg.inv(slopes.T @ slopes))
+        turns = [
+            sign * np.sqrt(max(length, 0.0)) * axis
+            for length, axis in zip(lengths, axes.T, strict=True)
+            for sign in (-1, 1)
+        ]
+        # A misfit is of the whole time: slower on the line and slower on the processors.
+        turns += [sign * misfit * np.array([-1.0, 1.0, 1.0]) for sign in (-1, 1)]
+        return Calibration(
+            transport=self._transport(at), observations=tuple(self._observations), misfit=misfit,
+            variants=tuple(self._transport(at + turn) for turn in turns),
+        )  # fmt: skip
+
+    def _transport(self, at: Floats) -> MeasuredTransport:
+        share, per_byte, per_hop = np.exp(at).tolist()
+        return replace(
+            self._frame, share=min(share, 1.0), processor_s_per_byte=per_byte,
+            processor_s_per_hop=per_hop,
+        )  # fmt: skip
+
+    def _misfits(self, at: Floats) -> Floats:
+        """Return how far everything is from what was seen, in its own spreads."""
+        transport = self._transport(at)
+        seen = [
+            np.log(_predicted_s(transport, each) / each.time_s) / each.spread
+            for each in self._observations
+        ]
+        used = [
+            np.log(_KERNEL_FACTOR.value * each.processor_s / _work_s(transport, each))
+            / _KERNEL_FACTOR.spread
+            for each in self._used
+        ]
+        before = [
+            (value - np.log(known.value)) / known.spread
+            for value, known in zip(at, self._known, strict=True)
+        ]
+        return np.array([*seen, *used, *before])
+
+    def _slopes(self, at: Floats) -> Floats:
+        step = 1e-5
+        columns = [
+            (self._misfits(at + step * axis) - self._misfits(at - step * axis)) / (2 * step)
+            for axis in np.eye(len(at))
+        ]
+        return np.stack(columns, axis=1)
+
+
+def _predicted_s(transport: MeasuredTransport, seen: Observation) -> float:
+    wire_bytes, hops = np.array(seen.wire_bytes), np.array(seen.hops)
+    line_s = 8 * wire_bytes / (seen.rate_bps * transport.share)
+    crowd = transport.crowd([seen.workers])
+    return float(transport.message_s(line_s, wire_bytes, hops, crowd).sum())
+
+
+def _work_s(transport: MeasuredTransport, used: _Used) -> float:
+    return (
+        used.wire_bytes * transport.processor_s_per_byte + used.hops * transport.processor_s_per_hop
+    )

@@ -1,0 +1,79 @@
+"""How far a predicted step may be off: from what the calibration left open, and from the steps.
+
+The prediction is made again with every transport that fits the observations nearly as well; each of
+them, too, has to give back the measured step under the conditions in which it was measured. The
+deviations are independent of each other and of how the steps vary, so their squares add up, and the
+interval is two standard deviations wide on each side. A number that rests on one unrepeated profile
+and on no measured transport has no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.model.cost import Floats
+from fullwire.simulation.calibrate import Calibration
+from fullwire.simulation.sweep import Grid, Predictions, Subject, sweep, with_residue
+from fullwire.simulation.transport import MeasuredTransport
+
+_WIDTH = 2.0  # standard deviations
+_FROM_RUN_TO_RUN = 0.01  # of the same computation on the same machine
+_ENOUGH_STEPS = 3
+
+
+def interval_s(
+    subjects: Sequence[Subject],
+    grid: Grid,
+    predictions: Predictions,
+    calibration: Calibration | None,
+) -> tuple[Floats, Floats]:
+    """Return the least and the largest step time to be expected, for every row."""
+    is_known = _has_evidence(subjects, grid)
+    if not is_known.any():
+        nothing = np.broadcast_to(np.nan, len(predictions))
+        return nothing, nothing
+    step_s = predictions.measures["step_s"]
+    variance = np.square(_of_the_steps(subjects) * step_s)
+    if calibration is not None:
+        variance = variance + _of_the_transport(subjects, grid, step_s, calibration)
+    half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
+    return (step_s - half_s).reshape(-1), (step_s + half_s).reshape(-1)
+
+
+def _has_evidence(subjects: Sequence[Subject], grid: Grid) -> NDArray[np.bool_]:
+    repeated = np.array([each.step.count >= _ENOUGH_STEPS for each in subjects])
+    measured = np.array([isinstance(each, MeasuredTransport) for each in grid.transports])
+    both: NDArray[np.bool_] = repeated[:, None] | measured[None, :]
+    return both.reshape(len(subjects), 1, 1, len(grid.transports), 1, 1, 1, 1)
+
+
+def _of_the_steps(subjects: Sequence[Subject]) -> Floats:
+    """Return the standard deviation of the usual step, as a share of it."""
+    steps = [each.step for each in subjects]
+    shares = [
+        np.hypot(_FROM_RUN_TO_RUN, 1.25 * step.deviation / np.sqrt(step.count)) for step in steps
+    ]
+    return np.array(shares).reshape(-1, 1, 1, 1, 1, 1, 1, 1)
+
+
+def _of_the_transport(
+    subjects: Sequence[Subject], grid: Grid, step_s: Floats, calibration: Calibration
+) -> Floats:
+    """Return the variance that comes from the transport: of its directions, the worse sign each."""
+    variance = np.zeros(step_s.shape)
+    for one, other in zip(calibration.variants[::2], calibration.variants[1::2], strict=True):
+        away_s = [np.abs(_with(each, subjects, grid) - step_s) for each in (one, other)]
+        variance += np.square(np.maximum(*away_s))
+    return variance
+
+
+def _with(transport: MeasuredTransport, subjects: Sequence[Subject], grid: Grid) -> Floats:
+    transports = tuple(
+        transport if isinstance(each, MeasuredTransport) else each for each in grid.transports
+    )
+    others = [with_residue(each, transport) for each in subjects]
+    return sweep(others, replace(grid, transports=transports)).measures["step_s"]

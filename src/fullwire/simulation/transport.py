@@ -1,0 +1,98 @@
+"""What carries the messages: the paper's full utilization, or a transport as it was measured.
+
+A measured transport has two resources that work side by side, and a message takes as long as the
+busier one, a little more where both are busy:
+
+    line         the bytes on the wire, at the share of the line rate that payload gets
+    processors   the work of sending, receiving and adding: so much for each byte on the wire and
+                 so much for each message in a row, on the processors that ranks have to share
+
+So a transport that fills 1 Gbps may leave half of 25 Gbps idle, and eight ranks on two processors
+are slower than two. `calibrate.py` finds the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from fullwire.errors import UsageError
+from fullwire.model.cost import Floats
+from fullwire.units import ratio, shown
+
+# How sharply the busier resource decides: times add up as their sixth powers do. Two equally busy
+# ones take 12 % longer than either; validation/README.md has what it was chosen on.
+_SHARPNESS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class FullTransport:
+    """The paper's full utilization: this share of the line rate carries payload, all the time."""
+
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UsageError(f"transport share: expected above 0, up to 1, got {self.share:g}")
+
+    def __str__(self) -> str:
+        return "full" if self.share == 1 else f"full:{self.share:.12g}"
+
+    def message_s(self, line_s: Floats, sent_bytes: Floats, hops: Floats, crowd: Floats) -> Floats:
+        """Return the time of a message that takes so long at line rate: that time."""
+        del sent_bytes, hops, crowd
+        return line_s
+
+    def crowd(self, workers: Sequence[int]) -> Floats:
+        """Return how many ranks share a processor: it does not matter here."""
+        return np.ones(len(workers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTransport:
+    """What was found out about a transport; `machines` of them held `workers` ranks."""
+
+    share: float
+    processor_s_per_byte: float
+    processor_s_per_hop: float
+    processors: int
+    machines: int
+    workers: int
+
+    def __str__(self) -> str:
+        return "measured"
+
+    def message_s(self, line_s: Floats, sent_bytes: Floats, hops: Floats, crowd: Floats) -> Floats:
+        """Return the time of a message that takes so long on the line alone."""
+        work_s = sent_bytes * self.processor_s_per_byte + hops * self.processor_s_per_hop
+        longer_s = np.maximum(line_s, work_s * crowd)
+        shorter_s = np.minimum(line_s, work_s * crowd)
+        both = shorter_s / np.maximum(longer_s, np.finfo(float).tiny)
+        return np.asarray(longer_s * (1 + both**_SHARPNESS) ** (1 / _SHARPNESS))
+
+    def crowd(self, workers: Sequence[int]) -> Floats:
+        """Return how many ranks share a processor, one at the least.
+
+        All ranks on one machine, as in a lab, stay there however many they are; where there were
+        several machines, each keeps the ranks that it had.
+        """
+        on_one = [each if self.machines == 1 else self.workers / self.machines for each in workers]
+        return np.maximum(np.array(on_one) / self.processors, 1.0)
+
+
+Transport: TypeAlias = FullTransport | MeasuredTransport
+
+
+def full_transport(text: str) -> FullTransport:
+    """Read "full", or "full:0.956" which leaves room for packet headers (1448/1514)."""
+    kind, colon, share = text.partition(":")
+    if kind != "full" or bool(colon) != bool(share):
+        raise UsageError(
+            "transport: expected full, full:SHARE such as full:0.956, or measured, "
+            f"got {shown(text)}"
+        )
+    number = ratio(share, "transport share") if share else 1.0
+    return FullTransport(number)

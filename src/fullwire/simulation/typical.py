@@ -1,0 +1,276 @@
+"""The step that stands for all steps of a run: what each part of it usually takes.
+
+Workers that add up their gradients go in lockstep. So the job's step begins when its ranks do, on
+average, and a gradient counts as ready when the last rank has it. Every part is a median over the
+steps, which neither a warm-up nor a hiccup moves. What one worker alone would take (T1) leaves out
+the exposed communication of the step, and is that of the lower median of the ranks; what the
+slowest rank takes longer is `waiting_ns`, lost to everyone as soon as there are others.
+
+Collectives that are no gradient buckets (a loss that is averaged, FSDP's gathering of weights, a
+loop over gradients after the backward pass) are kept apart: their sizes, and how long they were
+exposed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.model.run import Collectives, Gradients, Run, Spans, Whole
+
+MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
+MOST_BYTES = 2**50  # of one gradient
+_BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may be copied first
+_LOOKED_AT = 20  # steps, for how long other collectives are exposed
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Others:
+    """The collectives of a step that are no gradient buckets."""
+
+    op: tuple[str, ...] = ()
+    bytes: tuple[int, ...] = ()
+    exposed_ns: int = 0
+    total_ns: int = 0  # of their durations
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Step:
+    """A worker's step as it would be if it had nobody to wait for."""
+
+    step_ns: int
+    forward_ns: int  # from the start of the step to the start of the backward pass
+    backward_ns: int
+    ready_ns: Whole  # after the backward pass began
+    bytes: Whole
+    is_estimated: bool  # taken from a run of several workers: its own waiting is left out
+    waiting_ns: int = 0  # for the slowest rank, in a step of several workers
+    others: Others = Others()
+    measured_ns: int | None = None  # in the run, with the workers that it had
+    count: int = 1  # of the steps that it stands for
+    deviation: float = 0.0  # of them from it, as a share of it
+
+
+def typical_step(run: Run) -> Step:
+    """Work out what a step of this run usually takes."""
+    table = _table_of_steps(run)
+    own_workers = _workers(run)
+    bucket_end_ns, others = _communication(run, table, own_workers)
+    tail_ns = table.end_ns - np.maximum(table.computed_ns, bucket_end_ns)
+    origin_ns = table.start_ns.mean(axis=0)
+    begin_ns = table.backward_ns.max(axis=0)
+    forward_ns = _median(begin_ns - origin_ns)
+    backward_ns = _median(table.computed_ns.max(axis=0) - begin_ns)
+    alone_ns = table.computed_ns - table.start_ns + tail_ns - others.exposed_ns
+    step_ns = _lower_median([_median(row) for row in alone_ns])
+    together_ns = forward_ns + backward_ns + _median(tail_ns.mean(axis=0)) - others.exposed_ns
+    measured_ns = (table.end_ns - table.start_ns).mean(axis=0)
+    return Step(
+        step_ns=step_ns,
+        forward_ns=forward_ns,
+        backward_ns=backward_ns,
+        ready_ns=np.maximum.accumulate(_medians(table.ready_ns.max(axis=0) - begin_ns[:, None])),
+        bytes=table.bytes,
+        is_estimated=own_workers > 1,
+        waiting_ns=max(0, together_ns - step_ns) if len(table.ranks) > 1 else 0,
+        others=others,
+        measured_ns=_median(measured_ns),
+        count=len(table.numbers),
+        deviation=_deviation(measured_ns),
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Steps:
+    """The moments of the steps that all ranks share: a row per rank, a column per step."""
+
+    ranks: Whole
+    numbers: Whole
+    start_ns: Whole
+    end_ns: Whole
+    backward_ns: Whole
+    computed_ns: Whole  # the end of the backward pass
+    ready_ns: Whole  # with a third axis, the gradients in their order
+    bytes: Whole
+
+
+def _table_of_steps(run: Run) -> _Steps:
+    marks = _spans_named(run, "host", "step")
+    backwards = _spans_named(run, "compute", "backward")
+    gradients = run.gradients
+    ranks, numbers = _shared_steps(run, marks, backwards)
+    _check_possible(run, ranks, numbers)
+    start_ns, end_ns = _in_table(marks, ranks, numbers, "start_ns", "end_ns")
+    begin_ns, computed_ns = _in_table(backwards, ranks, numbers, "start_ns", "end_ns")
+    kept = gradients.rows(_is_in(gradients, ranks, numbers))
+    kept = kept.rows(np.lexsort((kept.order, kept.step, kept.rank)))
+    shape = (len(ranks), len(numbers), -1)
+    return _Steps(
+        ranks=ranks, numbers=numbers, start_ns=start_ns, end_ns=end_ns, backward_ns=begin_ns,
+        computed_ns=computed_ns, ready_ns=kept.ready_ns.reshape(shape),
+        bytes=kept.bytes.reshape(shape)[0, len(numbers) // 2],
+    )  # fmt: skip
+
+
+def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whole]:
+    """Find the steps that every rank has whole: marked, one backward pass, the usual gradients."""
+    counts = [_counted(table) for table in (marks, backwards, run.gradients)]
+    usual = _most_common(counts[2].values())
+    whole = [
+        key
+        for key, count in counts[0].items()
+        if count == counts[1].get(key, 0) == 1 and counts[2].get(key, 0) == usual
+    ]
+    if not whole or not usual:
+        rank, number = next(iter(counts[0]))
+        backward, gradients = counts[1].get((rank, number), 0), counts[2].get((rank, number), 0)
+        _refuse(
+            run,
+            "a what-if needs one backward pass with gradients in a step; "
+            f"step {number} of rank {rank} has {backward} and {gradients} gradients",
+        )
+    ranks = sorted({rank for rank, _ in whole})
+    steps_of = [{number for key, number in whole if key == rank} for rank in ranks]
+    shared = set.intersection(*steps_of)
+    if not shared:  # ranks that never met: the first stands for them
+        ranks, shared = ranks[:1], steps_of[0]
+    return np.array(ranks, np.int64), np.array(sorted(shared), np.int64)
+
+
+def _counted(table: Spans | Gradients) -> dict[tuple[int, int], int]:
+    keys = np.stack([table.rank, table.step], axis=1)
+    found, count = np.unique(keys, axis=0, return_counts=True)
+    return dict(zip(map(tuple, found.tolist()), count.tolist(), strict=True))
+
+
+def _most_common(counts: Any) -> int:
+    found, times = np.unique(np.fromiter(counts, np.int64), return_counts=True)
+    return int(found[np.argmax(times)]) if len(found) else 0
+
+
+def _is_in(table: Spans | Gradients, ranks: Whole, numbers: Whole) -> NDArray[np.bool_]:
+    return np.isin(table.rank, ranks) & np.isin(table.step, numbers)
+
+
+def _in_table(table: Spans, ranks: Whole, numbers: Whole, *columns: str) -> list[Whole]:
+    kept = table.rows(_is_in(table, ranks, numbers))
+    kept = kept.rows(np.lexsort((kept.step, kept.rank)))
+    shape = (len(ranks), len(numbers))
+    return [getattr(kept, name).reshape(shape) for name in columns]
+
+
+def _communication(run: Run, table: _Steps, workers: int) -> tuple[Whole, Others]:
+    """Return when the last bucket of each step had ended, and what else was communicated."""
+    none = np.full(table.end_ns.shape, -MOST_NS, np.int64)
+    rows = run.collectives
+    if workers == 1 or not len(rows):
+        return none, Others()
+    rows = rows.rows(np.isin(rows.rank, table.ranks) & np.isin(rows.step, table.numbers))
+    place = np.searchsorted(table.ranks, rows.rank), np.searchsorted(table.numbers, rows.step)
+    is_bucket = (
+        (rows.op == "allreduce")
+        & (rows.issue_ns >= table.backward_ns[place])
+        & (rows.issue_ns <= table.computed_ns[place] + _BUCKET_LEAVES_NS)
+        & ("buckets" in run.facts)
+    )
+    np.maximum.at(none, tuple(axis[is_bucket] for axis in place), rows.end_ns[is_bucket])
+    return none, _others(run, rows.rows(~is_bucket), table)
+
+
+def _others(run: Run, rows: Collectives, table: _Steps) -> Others:
+    rows = rows.rows(rows.rank == table.ranks[0])
+    if not len(rows):
+        return Others()
+    middle = len(table.numbers) // 2
+    looked_at = table.numbers[max(0, middle - _LOOKED_AT // 2) : middle + _LOOKED_AT // 2 + 1]
+    usual = rows.rows(rows.step == table.numbers[middle])
+    spans = run.spans.rows(run.spans.rank == table.ranks[0])
+    exposed, total = [], []
+    for number in looked_at:
+        here = rows.rows(rows.step == number)
+        busy = spans.rows((spans.step == number) & (spans.lane == "compute"))
+        everything = (
+            np.concatenate([here.issue_ns, busy.start_ns]),
+            np.concatenate([here.end_ns, busy.end_ns]),
+        )
+        exposed.append(_covered_ns(*everything) - _covered_ns(busy.start_ns, busy.end_ns))
+        total.append(int((here.end_ns - here.start_ns).sum()))
+    return Others(
+        op=tuple(usual.op.tolist()), bytes=tuple(usual.bytes.tolist()),
+        exposed_ns=_median(np.array(exposed)), total_ns=_median(np.array(total)),
+    )  # fmt: skip
+
+
+def _covered_ns(start_ns: Whole, end_ns: Whole) -> int:
+    """Return the length of the union of intervals."""
+    order = np.argsort(start_ns, kind="stable")
+    start, end = start_ns[order], end_ns[order]
+    covered = np.maximum.accumulate(np.concatenate([start[:1], end[:-1]]))
+    return int(np.maximum(end - np.maximum(start, covered), 0).sum())
+
+
+def _workers(run: Run) -> int:
+    workers = run.facts.get("workers", 1)
+    return workers if isinstance(workers, int) else 1
+
+
+def _median(values: NDArray[Any]) -> int:
+    return round(float(np.median(values)))
+
+
+def _medians(values: NDArray[Any]) -> Whole:
+    middle: Whole = np.round(np.median(values, axis=0)).astype(np.int64)
+    return middle
+
+
+def _lower_median(values: list[int]) -> int:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _deviation(lengths_ns: NDArray[Any]) -> float:
+    """Say how far a step lies from the usual one, as a share of it: a standard deviation."""
+    usual = np.median(lengths_ns)
+    return float(1.4826 * np.median(np.abs(lengths_ns - usual)) / max(usual, 1.0))
+
+
+def _spans_named(run: Run, lane: str, name: str) -> Spans:
+    rows = run.spans.rows((run.spans.lane == lane) & (run.spans.name == name))
+    if not len(rows):
+        _refuse(
+            run,
+            f"a what-if needs a {lane} span named {name!r}, "
+            f"and this run has none among its {len(run.spans)} spans",
+        )
+    return rows
+
+
+def _refuse(run: Run, problem: str) -> NoReturn:
+    """Refuse a run: as damaged if something of it is gone, else as one that cannot answer."""
+    source = run.provenance.source
+    if run.missing:
+        raise DamagedInput(source, f"{problem}; missing: {run.missing[0]}")
+    raise UsageError(f"{source}: {problem}")
+
+
+def _check_possible(run: Run, ranks: Whole, numbers: Whole) -> None:
+    """Refuse times that run backwards and gradients without bytes: no answer could rest on them."""
+    for table, is_bad in ((run.spans, _bad_spans(run.spans)), (run.gradients, _bad(run.gradients))):
+        rows = np.flatnonzero(is_bad & _is_in(table, ranks, numbers))
+        if len(rows):
+            step, rank = table.step[rows[0]], table.rank[rows[0]]
+            place = f"{run.provenance.source}, step {step} of rank {rank}"
+            raise DamagedInput(place, "times or gradient sizes that cannot be")
+
+
+def _bad_spans(spans: Spans) -> NDArray[np.bool_]:
+    too_far = np.maximum(np.abs(spans.start_ns), np.abs(spans.end_ns)) > MOST_NS
+    return np.asarray((spans.end_ns < spans.start_ns) | too_far)
+
+
+def _bad(gradients: Gradients) -> NDArray[np.bool_]:
+    is_size = (gradients.bytes > 0) & (gradients.bytes <= MOST_BYTES)
+    return np.asarray(~is_size | (np.abs(gradients.ready_ns) > MOST_NS))
