@@ -146,7 +146,7 @@ def test_scalars_text_sequences_and_arrays_ask_the_same() -> None:
         ({"bandwidth": "-1Gbps"}, "bandwidth: expected more than 0"),
         ({"bandwidth": float("nan")}, "bandwidth"),
         ({"compression": "0.5"}, "compression: expected a ratio of 1 or more"),
-        ({"transport": "measured"}, "transport: expected full"),
+        ({"transport": "nearly"}, "transport: expected full"),
         ({"transport": "full:1.5"}, "transport share"),
         ({"algorithm": "rings"}, "algorithm: expected ring or tree or halving-doubling"),
         ({"buckets": "25"}, "buckets: expected"),
