@@ -91,7 +91,7 @@ class _Trainer:
             gradient_as_bucket_view=True,
             init_sync=False,  # parameters are never read, so they need not agree
         )
-        self._model.register_comm_hook(self.accelerator, _summed)
+        self._model.register_comm_hook(self.accelerator, sum_undivided)
         self._parameters = layers.in_order_of_readiness()
         self._optimizer = _Optimizer(self._parameters, self.accelerator)
 
@@ -249,7 +249,7 @@ class _Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._accelerator.end_step()
 
 
-def _summed(
+def sum_undivided(
     accelerator: _Accelerator, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Add a bucket up over the ranks."""
