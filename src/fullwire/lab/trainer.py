@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _train(emulation: Emulation) -> None:
-    trainer = _Trainer(emulation)
+    trainer = Trainer(emulation)
     trainer.warm_up()
     lengths_ns = [trainer.step() for _ in range(emulation.steps)]
     late_ns = torch.tensor(statistics.median(trainer.accelerator.late_ns))
@@ -78,7 +78,7 @@ def _outcome(emulation: Emulation, step_ns: float, late_ns: float) -> str:
     return said
 
 
-class _Trainer:
+class Trainer:
     """One rank: a model under DDP, an optimizer, and the accelerator that they run on."""
 
     def __init__(self, emulation: Emulation) -> None:
@@ -92,8 +92,8 @@ class _Trainer:
             init_sync=False,  # parameters are never read, so they need not agree
         )
         self._model.register_comm_hook(self.accelerator, sum_undivided)
-        self._parameters = layers.in_order_of_readiness()
-        self._optimizer = _Optimizer(self._parameters, self.accelerator)
+        self.parameters = layers.in_order_of_readiness()
+        self._optimizer = _Optimizer(self.parameters, self.accelerator)
 
     def warm_up(self) -> None:
         """Let DDP settle on its buckets, and bring every page and connection to life."""
@@ -103,7 +103,7 @@ class _Trainer:
         # A recorder takes what comes before an evaluation for no part of the first step.
         self._model.eval()
         self._model.train()
-        self.accelerator.begin([parameter.grad for parameter in self._parameters])
+        self.accelerator.begin([parameter.grad for parameter in self.parameters])
 
     def step(self) -> int:
         """Take a step, and return its length in nanoseconds."""
