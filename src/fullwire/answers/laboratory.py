@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from fullwire.lab.faults import Fault
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import Say, run_job
 from fullwire.model.facts import FactValue
+from fullwire.sources.live.assemble import Known
 from fullwire.sources.live.launch import recorded_environment
 from fullwire.sources.live.record import Recording, keep
 from fullwire.store import refuse_taken
@@ -25,10 +27,14 @@ def record_in_lab(
     *,
     faults: Sequence[Fault] = (),
     replace: bool = False,
+    known: Known | None = None,
     introduce: Callable[[Lab], None] = lambda lab: None,
     say: Say = lambda sentence: None,
 ) -> Recording:
-    """Run a command on every host of a lab made for it, and write what all of them did as a run."""
+    """Run a command on every host of a lab made for it, and write what all of them did as a run.
+
+    What is known of the job besides its command goes into the run with the lab's facts.
+    """
     refuse_taken(Path(output), replace)
     with Lab(description) as lab:
         introduce(lab)
@@ -37,24 +43,26 @@ def record_in_lab(
             environment = recorded_environment(directory, os.environ)
             return run_job(lab, command, faults, environment=environment, say=say)
 
-        return keep(
-            play, output, source=shlex.join(command), facts=lab_facts(lab, faults), replace=replace
-        )
+        job = known or Known(source=shlex.join(command))
+        whole = dataclasses.replace(job, facts={**job.facts, **lab_facts(lab, faults)})
+        return keep(play, output, whole, replace=replace)
 
 
 def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> dict[str, FactValue]:
-    """Return what is known about a job's network because the lab made it."""
-    cluster = lab.description.cluster
+    """Return what is known about a job's network because the lab made it, undilated."""
+    cluster, dilation = lab.description.cluster, lab.description.dilation
     facts: dict[str, FactValue] = {
         "line_rate_bps": cluster.rate_bps,
         "payload_share": lab.description.payload_share,
-        "delivered_out_bps": tuple((float(link.host), link.sent_bps) for link in lab.links),
-        "delivered_in_bps": tuple((float(link.host), link.received_bps) for link in lab.links),
+        "delivered_out_bps": tuple((float(i.host), i.sent_bps * dilation) for i in lab.links),
+        "delivered_in_bps": tuple((float(i.host), i.received_bps * dilation) for i in lab.links),
         "hosts": ",".join(lab.host_names),
     }
     if cluster.other_rates_bps:
         others = sorted(cluster.other_rates_bps)
         facts["other_line_rates_bps"] = tuple((float(rank), rate_bps) for rank, rate_bps in others)
+    if cluster.latency_s:
+        facts["latency_s"] = cluster.latency_s
     if lab.warnings:
         facts["warnings"] = "; ".join(lab.warnings)
     if faults:

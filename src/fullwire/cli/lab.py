@@ -17,6 +17,7 @@ from fullwire.cli.options import Force
 from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
+    from fullwire.answers.emulation import EmulatedJob
     from fullwire.lab.description import LabDescription
     from fullwire.lab.faults import Fault
     from fullwire.lab.lab import Lab
@@ -68,9 +69,34 @@ def _with_joined_faults(args: Sequence[str]) -> list[str]:
 
 @app.command("run", cls=_CommandWithFaults)
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What each runs")],
     workers: Workers,
     rate: Rate,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What each runs")
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Instead of a command: train as this workload or run does, on emulated "
+            "accelerators that wait as long and send as much",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="With --workload: how many steps  [default: 10]")
+    ] = None,
+    dilate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIMES",
+            help="With --workload: compute and links this many times slower, so that this machine "
+            "keeps up; what is said and written is undilated",
+        ),
+    ] = None,
+    buckets: Annotated[
+        str | None,
+        typer.Option(help="With --workload: ddp or ddp:50MiB; if not given, as recorded, else ddp"),
+    ] = None,
     latency: Latency = "0s",
     loss: Loss = "0%",
     mtu: Mtu = 1500,
@@ -92,28 +118,68 @@ def run(
     """Run a command on every host of a cluster made for it; with -o, record it.
 
     fullwire lab run --workers 4 --rate 1Gbps -o job.run -- python train.py
+    fullwire lab run --workers 4 --rate 10Gbps --workload vgg16@v100 --dilate 10
     """
     from fullwire.lab.description import describe
     from fullwire.lab.faults import parse_faults
-    from fullwire.lab.lab import Lab
-    from fullwire.lab.session import run_job
 
     if force and output is None:
         raise UsageError("--force replaces the run that -o names: expected -o X.run with it")
+    job = _emulated(command, workload, steps=steps, dilate=dilate, buckets=buckets)
     description = describe(
         workers=workers, rate=rate, latency=latency, loss=loss, mtu=mtu, congestion=congestion,
-        cpus=cpus or (),
+        cpus=cpus or (), dilation=1.0 if job is None else job.emulation.dilation,
     )  # fmt: skip
     faults = parse_faults(at or (), description)
-    _check_command(command)
-    with _signals_end_it():
+    with _signals_end_it(), _what_to_run(command, job, workers) as words:
         if output is None:
-            with Lab(description) as lab:
-                _introduce(lab)
-                status = run_job(lab, command, faults, say=_say)
+            status = _run(description, words, faults)
         else:
-            status = _record(description, command, output, faults, force)
+            status = _record(description, words, output, faults, force, job)
     raise typer.Exit(status)
+
+
+def _emulated(
+    command: Sequence[str] | None, workload: str | None, **conditions: Any
+) -> EmulatedJob | None:
+    """Return the job of emulated accelerators, if it is one that was asked for."""
+    if workload is None:
+        for name, value in conditions.items():
+            if value is not None:
+                raise UsageError(f"--{name} belongs to --workload: a command has its own")
+        if not command:
+            raise UsageError("expected a command after --, like: -- python train.py; or --workload")
+        return None
+    if command:
+        raise UsageError(f"expected --workload or a command, got both: {command[0]}")
+    from fullwire.answers.emulation import emulated_job
+
+    return emulated_job(workload, **conditions)
+
+
+@contextmanager
+def _what_to_run(
+    command: Sequence[str] | None, job: EmulatedJob | None, workers: int
+) -> Iterator[Sequence[str]]:
+    if job is None:
+        assert command
+        _check_command(command)
+        yield command
+        return
+    from fullwire.lab.emulated import check_possible, trainer_command
+
+    check_possible(job.emulation, workers)
+    with trainer_command(job.emulation) as words:
+        yield words
+
+
+def _run(description: LabDescription, command: Sequence[str], faults: Sequence[Fault]) -> int:
+    from fullwire.lab.lab import Lab
+    from fullwire.lab.session import run_job
+
+    with Lab(description) as lab:
+        _introduce(lab)
+        return run_job(lab, command, faults, say=_say)
 
 
 def _record(
@@ -122,13 +188,15 @@ def _record(
     output: Path,
     faults: Sequence[Fault],
     force: bool,
+    job: EmulatedJob | None,
 ) -> int:
     from fullwire.answers.laboratory import record_in_lab
     from fullwire.report.recording import recording_lines
 
     recording = record_in_lab(
-        description, command, output, faults=faults, replace=force, introduce=_introduce, say=_say
-    )
+        description, command, output, faults=faults, replace=force,
+        known=None if job is None else job.known, introduce=_introduce, say=_say,
+    )  # fmt: skip
     for line in recording_lines(recording.run, recording.path):
         typer.echo(line, err=True)
     return recording.exit_status
@@ -176,6 +244,11 @@ def _introduce(lab: Lab) -> None:
     from fullwire.lab.session import summary
 
     _say(summary(lab))
+    if lab.description.dilation > 1:
+        _say(
+            f"dilated {lab.description.dilation:g} times: compute and links are that much slower; "
+            "what is said of the job is undilated"
+        )
     for warning in lab.warnings:
         _say(f"warning: {warning}")
 

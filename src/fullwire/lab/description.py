@@ -27,6 +27,8 @@ class LabDescription:
 
     `cpus` holds, for each host, the processors that its job may use; empty means all of them.
     The cluster's latency is added on the way out of each host, and `loss` there drops that share.
+    With dilation links are that many times slower than the cluster's, and times longer, for a job
+    that computes so much slower too.
     """
 
     cluster: Cluster
@@ -34,6 +36,7 @@ class LabDescription:
     congestion: str | None = None
     cpus: tuple[frozenset[int], ...] = ()
     loss: float = 0.0
+    dilation: float = 1.0
 
     def __post_init__(self) -> None:
         if self.cluster.workers > MOST_HOSTS:
@@ -50,8 +53,14 @@ class LabDescription:
 
     @property
     def rates_bps(self) -> Sequence[float]:
-        """The line rate of each host."""
-        return [self.cluster.link_rate_bps(host) for host in range(self.cluster.workers)]
+        """The line rate of each host, as it is made."""
+        hosts = range(self.cluster.workers)
+        return [self.cluster.link_rate_bps(host) / self.dilation for host in hosts]
+
+    @property
+    def latency_s(self) -> float:
+        """What is added on the way out of each host, as it is made."""
+        return self.cluster.latency_s * self.dilation
 
     @property
     def payload_share(self) -> float:
@@ -75,6 +84,7 @@ def describe(
     congestion: str | None = None,
     cpus: Sequence[str] = (),
     loss: str = "0%",
+    dilation: float = 1.0,
 ) -> LabDescription:
     """Read what people type: "1Gbps" is for every host, "2:300Mbps" for host 2 alone."""
     common_rates, own_rates = _for_all_and_one(rate, "rate")
@@ -93,7 +103,7 @@ def describe(
                 (host, bits_per_second(text)) for host, text in own_rates.items()
             ),
         ),
-        mtu=mtu, congestion=congestion, loss=_share(loss),
+        mtu=mtu, congestion=congestion, loss=_share(loss), dilation=dilation,
         cpus=_affinity(workers, common_cpus, own_cpus),
     )  # fmt: skip
     for host in own_cpus:

@@ -6,7 +6,7 @@
     10s kill 1           every process on host 1 gets SIGKILL
     10s pause 1          every process on host 1 gets SIGSTOP
 
-Times count from the start of the job.
+Times count from the start of the job; dilation stretches them, and slows rates, as everything else.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def parse_faults(texts: Sequence[str], description: LabDescription) -> tuple[Fau
     for fault in faults:
         description.check_host(fault.host, "at")
         if fault.rate_bps is not None:
-            check_rate(fault.rate_bps)
+            check_rate(fault.rate_bps / description.dilation)
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 

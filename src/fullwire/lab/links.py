@@ -121,12 +121,12 @@ class Network:
 
     def add_netem(self) -> None:
         """Add the delay and the loss on the way out of every host, if any are asked for."""
-        if self._description.cluster.latency_s or self._description.loss:
+        if self._description.latency_s or self._description.loss:
             for host in self.hosts:
                 self._add_netem_to(host)
 
     def _add_netem_to(self, host: Host) -> None:
-        delay_us = round(self._description.cluster.latency_s * 1e6)
+        delay_us = round(self._description.latency_s * 1e6)
         with _netlink_of(host) as own:
             try:
                 own.tc(

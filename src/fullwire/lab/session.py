@@ -111,7 +111,7 @@ class _Job:
                 self._running -= 1
 
     def _time_to_next_s(self) -> float | None:
-        moments_s = [self._began_s + fault.at_s for fault in self._to_come[:1]]
+        moments_s = [self._began_s + self._after_s(fault) for fault in self._to_come[:1]]
         if self._ends_at_s is not None:
             moments_s.append(self._ends_at_s)
         return max(0.0, min(moments_s) - time.monotonic()) if moments_s else None
@@ -131,7 +131,10 @@ class _Job:
 
     def _disturb(self) -> None:
         elapsed_s = time.monotonic() - self._began_s
-        while self._to_come and self._to_come[0].at_s <= elapsed_s:
+        while self._to_come and self._after_s(self._to_come[0]) <= elapsed_s:
             fault = self._to_come.pop(0)
             self._lab.disturb(fault)
             self._say(f"{show_time(fault.at_s)}: {fault}")
+
+    def _after_s(self, fault: Fault) -> float:
+        return fault.at_s * self._lab.description.dilation

@@ -107,7 +107,7 @@ class _Inside:
         host = self._network.hosts[fault.host]
         if fault.kind == "slow":
             assert fault.rate_bps is not None
-            self._network.set_rate(host, fault.rate_bps)
+            self._network.set_rate(host, fault.rate_bps / self._description.dilation)
         elif fault.kind == "cut":
             self._network.cut(host)
         elif fault.kind == "kill":

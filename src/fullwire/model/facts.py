@@ -58,6 +58,7 @@ _REGISTERED = (
     Fact("warnings", str, "", False, "what to bear in mind about where this was recorded"),
     Fact("faults", str, "", False, "what was done to the hosts while the job ran"),
     Fact("latency_s", float, "s", False, "time of an empty message from one worker to another"),
+    Fact("dilation", float, "", False, "how many times slower the job ran than times here say"),
     Fact("transport", str, "", False, "how much of the line rate carries payload"),
     Fact("buckets", str, "", False, "how gradients are grouped into messages"),
     Fact("algorithm", str, "", False, "how the workers add their gradients up"),

@@ -21,6 +21,8 @@ def recording_lines(run: Run, path: Path) -> Iterator[str]:
             f"({summary.exposed_s / _mean_step_s(run):.0%} of the step)"
         )
         yield f"  recorder       {_own_cost(run, summary.step_s)}"
+    if "dilation" in run.facts:
+        yield f"  undilated      all times; the job ran {run.facts['dilation']:g} times slower"
     yield f"  written        {path}" + ("" if run.complete else ", PARTIAL:")
     for sentence in run.missing:
         yield f"    {sentence}"

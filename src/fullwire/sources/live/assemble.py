@@ -6,18 +6,20 @@ wall clock; the processes of one host share a monotonic clock, so there the offs
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from fullwire.errors import DamagedInput
+from fullwire.model.emulation import undilated
 from fullwire.model.facts import FactValue
-from fullwire.model.run import Collectives, Gradients, Provenance, Run, Spans, Table, Whole
+from fullwire.model.run import Basis, Collectives, Gradients, Provenance, Run, Spans, Table, Whole
 from fullwire.sources.live.inside.journal import ENDED, FAILED, Note
 from fullwire.sources.live.journals import Journal, read_journals
 from fullwire.sources.live.steps import Steps, found_steps, last_backward_start_ns, spans_of
@@ -39,8 +41,20 @@ class _Rank:
         return self.journal.rank
 
 
-def assembled(directory: Path, source: str, facts: dict[str, FactValue]) -> Run:
-    """Make a run of what the processes of a job wrote into a directory."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of a job besides what its processes write; its times are undilated."""
+
+    source: str
+    basis: Basis = "measured"
+    facts: dict[str, FactValue] = field(default_factory=dict)
+
+
+def assembled(directory: Path, known: Known) -> Run:
+    """Make a run of what the processes of a job wrote into a directory, and of what else is known.
+
+    What a dilated job wrote is brought back to the time that it stands for.
+    """
     if not directory.is_dir():
         raise DamagedInput(directory, "expected a directory with recordings, there is none")
     journals, missing = read_journals(directory)
@@ -51,14 +65,17 @@ def assembled(directory: Path, source: str, facts: dict[str, FactValue]) -> Run:
     missing += _what_is_missing(ranks, workers)
     collectives = [_collectives(rank) for rank in ranks]
     missing += [sentence for _, sentence in collectives if sentence]
-    return Run(
-        provenance=Provenance(origin="measured", source=source),
-        facts={**_facts(ranks, workers), **facts},
+    run = Run(
+        provenance=Provenance(origin="measured", source=known.source, basis=known.basis),
+        facts=_facts(ranks, workers),
         missing=tuple(missing),
         spans=_joined(Spans, [_spans(rank) for rank in ranks]),
         gradients=_joined(Gradients, [_gradients(rank) for rank in ranks]),
         collectives=_joined(Collectives, [table for table, _ in collectives]),
     )
+    dilation = known.facts.get("dilation")
+    run = undilated(run, dilation) if isinstance(dilation, float) else run
+    return dataclasses.replace(run, facts={**run.facts, **known.facts})
 
 
 def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str]]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
-from fullwire.errors import UsageError
-from fullwire.model.facts import FactValue
+import msgspec
+
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.run import Run
-from fullwire.sources.live.assemble import assembled
+from fullwire.sources.live.assemble import Known, assembled
 from fullwire.sources.live.launch import recorded_environment, run_to_its_end
 from fullwire.store import refuse_taken, write
+
+_KNOWN = "job.json"  # among the journals: what is known of the job besides
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -36,15 +39,14 @@ def record(command: Sequence[str], output: str | Path, *, replace: bool = False)
     def play(directory: Path) -> int:
         return run_to_its_end(command, recorded_environment(directory, os.environ))
 
-    return keep(play, output, source=shlex.join(command), replace=replace)
+    return keep(play, output, Known(source=shlex.join(command)), replace=replace)
 
 
 def keep(
     play: Callable[[Path], int],
     output: str | Path,
+    known: Known,
     *,
-    source: str,
-    facts: Mapping[str, FactValue] = MappingProxyType({}),
     replace: bool = False,
 ) -> Recording:
     """Play a job whose processes record themselves into a directory, and write it as a run.
@@ -56,16 +58,18 @@ def keep(
     refuse_taken(place, replace)
     directory = place.with_name(f"{place.name}.recording")
     _make(directory)
+    (directory / _KNOWN).write_bytes(msgspec.json.encode(known))  # for `join`
     try:
         status = play(directory)
     except UsageError:  # it never began
-        directory.rmdir()
+        shutil.rmtree(directory)
         raise
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     except SystemExit as asked_to_end:
         status = int(asked_to_end.code or 0)
-    run = assembled(directory, source, {**facts, "exit_status": status})
+    ended = dataclasses.replace(known, facts={**known.facts, "exit_status": status})
+    run = assembled(directory, ended)
     path = write(run, place, replace=replace)
     shutil.rmtree(directory)
     return Recording(run=run, path=path, exit_status=status)
@@ -73,9 +77,19 @@ def keep(
 
 def join(directory: str | Path, output: str | Path, *, replace: bool = False) -> Recording:
     """Make the run of a recording whose end nobody was left to see."""
-    run = assembled(Path(directory), str(directory), {})
+    run = assembled(Path(directory), _known(Path(directory)))
     path = write(run, output, replace=replace)
     return Recording(run=run, path=path, exit_status=0)
+
+
+def _known(directory: Path) -> Known:
+    """Return what was known when the job began."""
+    try:
+        return msgspec.json.decode((directory / _KNOWN).read_bytes(), type=Known)
+    except OSError:  # only its journals were brought here
+        return Known(source=str(directory))
+    except msgspec.MsgspecError as error:
+        raise DamagedInput(directory / _KNOWN, str(error)) from None
 
 
 def _make(directory: Path) -> None:

@@ -1,0 +1,77 @@
+"""A run's typical step as a job for emulated accelerators: `fullwire lab run --workload`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fullwire.errors import UsageError
+from fullwire.model.emulation import BYTES_A_VALUE, Emulation
+from fullwire.model.run import Run
+from fullwire.simulation.buckets import DdpBuckets, bucket_policy
+from fullwire.simulation.schedule import Step, typical_step
+from fullwire.sources import read
+from fullwire.sources.live.assemble import Known
+from fullwire.units import ratio
+
+USUAL_STEPS = 10
+_KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedJob:
+    """What the accelerators do, and what a recording of them is to say besides."""
+
+    emulation: Emulation
+    known: Known
+
+
+def emulated_job(
+    workload: str,
+    *,
+    steps: int | None = None,
+    dilate: str | None = None,
+    buckets: str | None = None,
+) -> EmulatedJob:
+    """Take the typical step of a run, or of a built-in workload, for others to play."""
+    run = read(workload)
+    step = typical_step(run)
+    _check_sizes(workload, step)
+    dilation = 1.0 if dilate is None else ratio(dilate, "dilate")
+    if dilation < 1:
+        raise UsageError(f"dilate: expected 1 or more, since time is stretched, got {dilate}")
+    backward_ns = max(step.backward_ns, int(step.ready_ns[-1]))
+    # In a run of several workers the forward holds what the rank waited for, and the step does not.
+    forward_ns = max(0, min(step.forward_ns, step.step_ns - backward_ns))
+    emulation = Emulation(
+        name=workload, forward_ns=forward_ns, backward_ns=backward_ns,
+        rest_ns=max(0, step.step_ns - backward_ns - forward_ns),
+        ready_ns=tuple(step.ready_ns.tolist()), gradient_bytes=tuple(step.bytes.tolist()),
+        bucket_cap_bytes=_bucket_cap_bytes(run, buckets),
+        steps=USUAL_STEPS if steps is None else steps, dilation=dilation,
+    )  # fmt: skip
+    facts = {name: run.facts[name] for name in _KEPT_FACTS if name in run.facts}
+    if dilation > 1:
+        facts["dilation"] = dilation
+    known = Known(source=f"{workload}, emulated", basis=run.provenance.basis, facts=facts)
+    return EmulatedJob(emulation=emulation, known=known)
+
+
+def _check_sizes(workload: str, step: Step) -> None:
+    odd = [size for size in step.bytes.tolist() if size % BYTES_A_VALUE]
+    if odd:
+        raise UsageError(
+            f"{workload}: emulated gradients are float32, so their sizes are multiples of "
+            f"{BYTES_A_VALUE} bytes; one of this run's has {odd[0]:,}"
+        )
+
+
+def _bucket_cap_bytes(run: Run, buckets: str | None) -> int | None:
+    """Return the buckets asked for, or as recorded, as DDP takes them; None is its own default."""
+    text = str(run.facts.get("buckets", "ddp")) if buckets is None else buckets
+    policy = bucket_policy(text)
+    if not isinstance(policy, DdpBuckets):
+        asked = "was recorded with" if buckets is None else "got"
+        raise UsageError(
+            f"buckets: the job trains under PyTorch DDP: expected ddp or ddp:SIZE, {asked} {text}"
+        )
+    return None if policy == DdpBuckets() else policy.cap_bytes

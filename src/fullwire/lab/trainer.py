@@ -1,0 +1,265 @@
+"""The job of emulated accelerators: real DistributedDataParallel over layers that only wait.
+
+    python -m fullwire.lab.trainer EMULATION.json
+
+runs on every host of a lab. A step is what it is in any script: forward, backward, optimizer. But
+each layer sleeps until the profile says that an accelerator would have finished it, which leaves
+the processor to the transport, and its gradient is of the true size and ready at that moment.
+
+What makes gradients does not take the time that an accelerator would not:
+
+- A gradient is handed over in the place where DDP wants it, a view of its bucket, so nothing is
+  filled or copied. Its values are what the last all-reduce left there: numbers like any others.
+- DDP would divide each bucket by the number of workers before it sends it, on the accelerator. Our
+  hook sends it as it is; sums grow from step to step and are brought back now and then, in a
+  forward pass, long before float32 ends.
+- Parameters are never read, so they take no memory. The optimizer changes nothing.
+"""
+
+# Annotations stay values here, not text: DDP reads those of a communication hook.
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from fullwire.model.emulation import BYTES_A_VALUE, Emulation
+from fullwire.units import show_time
+
+_WARM_UP_PASSES = 2  # DDP makes its buckets anew after the first, in the order that it saw
+_MOST_GROWTH = 2.0**100  # float32 ends at 2^128
+_LATE_SHARE = 0.02  # of a step: more than that and the emulation is not to be trusted
+
+
+def main() -> None:
+    """Train as this host's rank, and let rank 0 say what came of it."""
+    emulation = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Emulation)
+    torch.set_num_threads(1)  # there is nothing to compute
+    try:
+        dist.init_process_group("gloo")
+        _train(emulation)
+        dist.destroy_process_group()
+    except RuntimeError as error:  # a peer is gone, or does not answer
+        sys.exit(f"fullwire: communication failed: {' '.join(str(error).split())}")
+
+
+def _train(emulation: Emulation) -> None:
+    trainer = Trainer(emulation)
+    trainer.warm_up()
+    lengths_ns = [trainer.step() for _ in range(emulation.steps)]
+    late_ns = torch.tensor(statistics.median(trainer.accelerator.late_ns))
+    dist.all_reduce(late_ns, dist.ReduceOp.MAX)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        print(_outcome(emulation, statistics.median(lengths_ns), float(late_ns)))
+
+
+def _outcome(emulation: Emulation, step_ns: float, late_ns: float) -> str:
+    step_s, alone_s = step_ns / emulation.dilation * 1e-9, emulation.step_ns * 1e-9
+    late_s = late_ns / emulation.dilation * 1e-9
+    steps = "1 step" if emulation.steps == 1 else f"{emulation.steps} steps"
+    slower = f", undilated from {emulation.dilation:g} times that" if emulation.dilation > 1 else ""
+    said = (
+        f"{emulation.name}: {steps} of {show_time(step_s)} (median{slower}); the profile alone "
+        f"takes {show_time(alone_s)}: scaling factor {alone_s / step_s:.3f}"
+    )
+    if late_s > _LATE_SHARE * alone_s:
+        said += (
+            f"\nwarning: the processors were too busy to keep the profile's time: backward passes "
+            f"ended {show_time(late_s)} late; a larger --dilate leaves them more"
+        )
+    return said
+
+
+class Trainer:
+    """One rank: a model under DDP, an optimizer, and the accelerator that they run on."""
+
+    def __init__(self, emulation: Emulation) -> None:
+        self.accelerator = _Accelerator(emulation)
+        layers = _Layers(self.accelerator, emulation)
+        cap = emulation.bucket_cap_bytes
+        self._model = DistributedDataParallel(
+            layers,
+            bucket_cap_mb=None if cap is None else cap / 2**20,
+            gradient_as_bucket_view=True,
+            init_sync=False,  # parameters are never read, so they need not agree
+        )
+        self._model.register_comm_hook(self.accelerator, sum_undivided)
+        self.parameters = layers.in_order_of_readiness()
+        self._optimizer = _Optimizer(self.parameters, self.accelerator)
+
+    def warm_up(self) -> None:
+        """Let DDP settle on its buckets, and bring every page and connection to life."""
+        for _ in range(_WARM_UP_PASSES):
+            self._forward_and_backward()
+        dist.barrier()
+        # A recorder takes what comes before an evaluation for no part of the first step.
+        self._model.eval()
+        self._model.train()
+        self.accelerator.begin([parameter.grad for parameter in self.parameters])
+
+    def step(self) -> int:
+        """Take a step, and return its length in nanoseconds."""
+        began_ns = time.monotonic_ns()
+        self._forward_and_backward()
+        self._optimizer.step()
+        return time.monotonic_ns() - began_ns
+
+    def _forward_and_backward(self) -> None:
+        self._optimizer.zero_grad()
+        start = torch.zeros((), requires_grad=True)
+        start.register_hook(self.accelerator.end_backward)
+        self._model(start).backward()
+
+
+class _Accelerator:
+    """Waits as long as the profile says, and hands out gradients at their times.
+
+    It keeps a clock of its own, as an accelerator does that goes on with what was queued: what
+    torch does on the processor meanwhile is hidden behind it as long as it takes less.
+    """
+
+    def __init__(self, emulation: Emulation) -> None:
+        self._emulation = emulation
+        self._gradients: list[Any] = []  # none while it warms up, and then it does not wait
+        self._growth = 1.0
+        self._step_ns = self._backward_ns = 0  # when it began with them
+        self._summed_ns = 0  # when the last bucket had come back
+        self.late_ns: list[int] = []
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether steps count."""
+        return bool(self._gradients)
+
+    def begin(self, gradients: list[Any]) -> None:
+        """Wait from now on, and hand out these."""
+        self._gradients = gradients
+        self._step_ns = time.monotonic_ns()
+
+    def end_forward(self) -> None:
+        """Take the forward pass's time."""
+        if self.is_warm:
+            self._bring_back()
+            end_ns = self._step_ns + self._dilated(self._emulation.forward_ns)
+            self._backward_ns = max(end_ns, time.monotonic_ns())
+            _wait_until(end_ns)
+
+    def gradient(self, number: int) -> Any:
+        """Return a gradient when it is ready."""
+        if not self.is_warm:
+            values = self._emulation.gradient_bytes[number] // BYTES_A_VALUE
+            return torch.empty(values).uniform_(0.5, 1)
+        _wait_until(self._backward_ns + self._dilated(self._emulation.ready_ns[number]))
+        return self._gradients[number].detach()  # a tensor that nobody else holds is not copied
+
+    def end_backward(self, _gradient: Any) -> None:
+        """Take what the backward pass does after its last gradient."""
+        if self.is_warm:
+            end_ns = self._backward_ns + self._dilated(self._emulation.backward_ns)
+            _wait_until(end_ns)
+            self.late_ns.append(time.monotonic_ns() - end_ns)
+
+    def note_sum(self) -> None:
+        """Remember when a bucket came back."""
+        self._summed_ns = time.monotonic_ns()
+
+    def end_step(self) -> None:
+        """Take the optimizer's time, after the backward pass and the last bucket."""
+        backward_end_ns = self._backward_ns + self._dilated(self._emulation.backward_ns)
+        ready_ns = max(backward_end_ns, self._summed_ns)
+        self._step_ns = ready_ns + self._dilated(self._emulation.rest_ns)  # of the next one
+        _wait_until(self._step_ns)
+
+    def _dilated(self, time_ns: int) -> int:
+        return round(time_ns * self._emulation.dilation)
+
+    def _bring_back(self) -> None:
+        """Undo what summing without dividing has done to the values, before they are too large."""
+        self._growth *= dist.get_world_size()
+        if self._growth > _MOST_GROWTH:
+            for gradient in self._gradients:
+                gradient.mul_(1 / self._growth)
+            self._growth = 1.0
+
+
+def _wait_until(time_ns: int) -> None:
+    left_ns = time_ns - time.monotonic_ns()
+    if left_ns > 0:
+        time.sleep(left_ns * 1e-9)
+
+
+class _Layers(torch.nn.Module):  # type: ignore[misc]  # torch may be absent when we check
+    """One layer for each gradient: the last to be ready is the first in the forward pass."""
+
+    def __init__(self, accelerator: _Accelerator, emulation: Emulation) -> None:
+        super().__init__()
+        self._accelerator = accelerator
+        self.parameters_forward = torch.nn.ParameterList(
+            torch.nn.Parameter(torch.empty(size // BYTES_A_VALUE))
+            for size in reversed(emulation.gradient_bytes)
+        )
+
+    def in_order_of_readiness(self) -> list[Any]:
+        """Return the parameters as the backward pass comes by."""
+        return list(self.parameters_forward)[::-1]
+
+    def forward(self, passed: Any) -> Any:
+        """Lay the backward pass out, which takes next to no time, and wait for the rest of it."""
+        last = len(self.parameters_forward) - 1
+        for place, parameter in enumerate(self.parameters_forward):
+            passed = _Layer.apply(passed, parameter, self._accelerator, last - place)
+        self._accelerator.end_forward()
+        return passed
+
+
+class _Layer(torch.autograd.Function):  # type: ignore[misc]
+    """Passes a value through; on the way back, the gradient of its parameter appears."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, passed: Any, parameter: Any, accelerator: _Accelerator, number: int
+    ) -> Any:
+        """Remember which gradient this is."""
+        ctx.gradient = lambda: accelerator.gradient(number)
+        return passed.clone()
+
+    @staticmethod
+    def backward(ctx: Any, passed: Any) -> Any:
+        """Take this layer's time."""
+        return passed, ctx.gradient(), None, None
+
+
+class _Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
+    """Takes an optimizer's time and changes nothing."""
+
+    def __init__(self, parameters: list[Any], accelerator: _Accelerator) -> None:
+        super().__init__(parameters, {})
+        self._accelerator = accelerator
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """Wait."""
+        self._accelerator.end_step()
+
+
+def sum_undivided(
+    accelerator: _Accelerator, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Add a bucket up over the ranks."""
+
+    def came_back(sums: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        accelerator.note_sum()
+        return sums.value()[0]
+
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(came_back)
+
+
+if __name__ == "__main__":
+    main()

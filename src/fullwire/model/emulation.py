@@ -1,0 +1,67 @@
+"""An emulated accelerator as a value: how long each part of a step takes, and what it sends.
+
+Dilation is how many times slower than the accelerator everything is played, so that processors
+which are slower than it can keep up: compute waits longer, links run slower, by the same factor.
+What is seen then is brought back to the accelerator's own time, which `undilated` does to a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from fullwire.model.facts import REGISTRY, FactValue
+from fullwire.model.run import AnyTable, Run
+
+BYTES_A_VALUE = 4  # gradients are sent as float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """A training job of emulated accelerators, each of which takes this step again and again."""
+
+    name: str
+    forward_ns: int
+    backward_ns: int
+    rest_ns: int  # the optimizer, and whatever else comes after the backward pass
+    ready_ns: tuple[int, ...]  # of each gradient, after the backward pass began; never decreasing
+    gradient_bytes: tuple[int, ...]
+    bucket_cap_bytes: int | None  # None: what DDP has when it is not told
+    steps: int
+    dilation: float = 1.0
+
+    @property
+    def step_ns(self) -> int:
+        """The step of one worker that has nobody to wait for."""
+        return self.forward_ns + self.backward_ns + self.rest_ns
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one worker takes: DDP's buckets, gradients on their way into them, Gloo's copies."""
+        return 3 * sum(self.gradient_bytes)
+
+
+def undilated(run: Run, dilation: float) -> Run:
+    """Return the run in the accelerators' own time: its times divided, its rates multiplied."""
+    tables = {name: _undilated_table(table, dilation) for name, table in run.tables()}
+    facts = {name: _undilated_fact(name, value, dilation) for name, value in run.facts.items()}
+    changed: dict[str, Any] = {**tables, "facts": facts}
+    return dataclasses.replace(run, **changed)
+
+
+def _undilated_table(table: AnyTable, dilation: float) -> AnyTable:
+    columns = table.columns()
+    for name, column in columns.items():
+        if name.endswith("_ns"):
+            columns[name] = (column / dilation).round().astype(column.dtype)
+        elif name.endswith("_bps"):
+            columns[name] = column * dilation
+    return type(table)(**columns)
+
+
+def _undilated_fact(name: str, value: FactValue, dilation: float) -> FactValue:
+    if isinstance(value, float):
+        factor = {"s": 1 / dilation, "bit/s": dilation}.get(REGISTRY[name].unit, 1.0)
+        return value * factor
+    return value
