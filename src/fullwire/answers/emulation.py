@@ -8,7 +8,7 @@ from fullwire.errors import UsageError
 from fullwire.model.emulation import BYTES_A_VALUE, Emulation
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import DdpBuckets, bucket_policy
-from fullwire.simulation.schedule import Step, typical_step
+from fullwire.simulation.typical import Step, typical_step
 from fullwire.sources import read
 from fullwire.sources.live.assemble import Known
 from fullwire.units import ratio
