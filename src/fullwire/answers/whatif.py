@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.answers.conditions import OneOrMany, compressors, latency, rate, several, worker_count
+from fullwire.answers.subjects import RunLike, Transports, named, subject_of
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Compressor
-from fullwire.model.cost import AddTimes, Floats
+from fullwire.model.cost import Floats
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import bucket_policy
-from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.replay import replay as replay_subject
 from fullwire.simulation.scenario import Order, Scenario, lane_order
@@ -28,16 +27,9 @@ from fullwire.simulation.sweep import (
     Progress,
     Subject,
     sweep,
-    with_residue,
 )
 from fullwire.simulation.target import Targets, targets
-from fullwire.simulation.transport import Transport, full_transport
-from fullwire.simulation.typical import typical_step
-from fullwire.sources import read
-from fullwire.sources.files import name_of
 from fullwire.units import ratio
-
-RunLike: TypeAlias = Run | str | Path  # a run, where one is, or the name of a workload
 
 # What is asked when neither the person nor the run says: sizes and speeds that people buy.
 USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
@@ -108,24 +100,24 @@ def whatif(
     and bandwidths are the usual ones, gradients go in PyTorch's buckets around a ring. A transport
     that is "measured" is what the collectives of the runs show, and of those in `calibrate`.
     """
-    named = _named(runs)
-    only = [run for _, run in named]
-    found = _Transports(only, calibrate)
+    many = named(runs)
+    only = [run for _, run in many]
+    found = Transports(only, calibrate)
     grid = _grid(
         only, found, bandwidth=bandwidth, workers=workers, compression=compression, codec=codec,
         transport_=transport, buckets=buckets, algorithm=algorithm, latency_=latency,
         lane=lane_order(lane),
     )  # fmt: skip
-    subjects = [_subject(name, run, found) for name, run in named]
+    subjects = [subject_of(name, run, found) for name, run in many]
     wanted = None if target is None else ratio(target, "target")
     predictions = sweep(subjects, grid, progress)
     return WhatIf(
         predictions=predictions,
         interval_s=interval_s(subjects, grid, predictions, found.calibration),
         targets=None if wanted is None else targets(subjects, grid, wanted),
-        basis={name: run.provenance.basis for name, run in named},
+        basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
-        warnings=tuple(_warnings(named, subjects, grid)),
+        warnings=tuple(_warnings(many, subjects, grid)),
         subjects=tuple(subjects),
         grid=grid,
     )
@@ -133,8 +125,8 @@ def whatif(
 
 def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
     """Play a run's typical step under one set of conditions, named as in `whatif`."""
-    [(name, only)] = _named(run)
-    found = _Transports([only], conditions.pop("calibrate", ()))
+    [(name, only)] = named(run)
+    found = Transports([only], conditions.pop("calibrate", ()))
     grid = _grid([only], found, lane=lane_order(lane), **_as_in_grid(conditions))
     axes = (
         grid.workers, grid.bandwidth_bps, grid.compressors, grid.transports, grid.buckets,
@@ -149,7 +141,7 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
         compressor=grid.compressors[0], transport=grid.transports[0], buckets=grid.buckets[0],
         algorithm=grid.algorithms[0], lane=grid.lane,
     )  # fmt: skip
-    return replay_subject(only, _subject(name, only, found), scenario)
+    return replay_subject(only, subject_of(name, only, found), scenario)
 
 
 def _as_in_grid(conditions: Mapping[str, OneOrMany]) -> dict[str, OneOrMany]:
@@ -167,7 +159,7 @@ def _as_in_grid(conditions: Mapping[str, OneOrMany]) -> dict[str, OneOrMany]:
 
 
 def _grid(
-    runs: Sequence[Run], found: _Transports, *, lane: Order, bandwidth: OneOrMany = None,
+    runs: Sequence[Run], found: Transports, *, lane: Order, bandwidth: OneOrMany = None,
     workers: OneOrMany = None, compression: OneOrMany = None, codec: OneOrMany = None,
     transport_: OneOrMany = "full", buckets: OneOrMany = None, algorithm: OneOrMany = None,
     latency_: OneOrMany = None,
@@ -201,61 +193,6 @@ def _recorded(runs: Sequence[Run], fact: str, otherwise: OneOrMany) -> OneOrMany
     values = {run.facts.get(fact) for run in runs}
     [value, *others] = values
     return otherwise if others or value is None else value
-
-
-def _named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
-    """Open what is named; a run is called what it was opened as, or by its source."""
-    many = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
-    if not many:
-        raise UsageError("what-if: expected at least one run")
-    named = [_opened(each) for each in many]
-    if len({name for name, _ in named}) < len(named):
-        return [(f"{name} ({number})", run) for number, (name, run) in enumerate(named, 1)]
-    return named
-
-
-def _opened(given: RunLike) -> tuple[str, Run]:
-    if isinstance(given, Run):
-        return given.provenance.source, given
-    run = read(given)
-    return name_of(given), run
-
-
-class _Transports:
-    """What people call transports; a measured one is fitted when somebody asks for it."""
-
-    def __init__(self, runs: Sequence[Run], calibrate: RunLike | Sequence[RunLike]) -> None:
-        self._runs = [*runs, *(run for _, run in _named(calibrate))] if calibrate else list(runs)
-        self.calibration: Calibration | None = None
-
-    def named(self, text: str) -> Transport:
-        """Return a transport by its name."""
-        if text != "measured":
-            return full_transport(text)
-        if self.calibration is None:
-            self.calibration = calibrated(self._runs)
-        return self.calibration.transport
-
-
-def _subject(name: str, run: Run, found: _Transports) -> Subject:
-    points = run.facts.get("reduce_cost", ())
-    adds = AddTimes(points if isinstance(points, tuple) else ())
-    subject = Subject(name=name, step=typical_step(run), adds=adds, recorded=_as_recorded(run))
-    return (
-        subject if found.calibration is None else with_residue(subject, found.calibration.transport)
-    )
-
-
-def _as_recorded(run: Run) -> Grid | None:
-    """Return the conditions under which several workers were measured, where they are known."""
-    workers, rate_bps = run.facts.get("workers", 1), line_rate_bps(run)
-    if not isinstance(workers, int) or workers < 2 or rate_bps is None:
-        return None
-    return Grid(
-        workers=(workers,), bandwidth_bps=(rate_bps,),
-        buckets=(bucket_policy(str(run.facts.get("buckets", "ddp"))),),
-        latency_s=(latency(run.facts.get("latency_s", 0.0)),),
-    )  # fmt: skip
 
 
 def _spread(values: Sequence[float], points: int) -> tuple[float, ...]:

@@ -1,0 +1,77 @@
+"""Runs as the predictor takes them: opened, named, and with the transport that they show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from fullwire.answers.conditions import latency
+from fullwire.errors import UsageError
+from fullwire.model.cost import AddTimes
+from fullwire.model.run import Run
+from fullwire.simulation.buckets import bucket_policy
+from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
+from fullwire.simulation.sweep import Grid, Subject, with_residue
+from fullwire.simulation.transport import Transport, full_transport
+from fullwire.simulation.typical import typical_step
+from fullwire.sources import read
+from fullwire.sources.files import name_of
+
+RunLike: TypeAlias = Run | str | Path  # a run, where one is, or the name of a workload
+
+
+def named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
+    """Open what is named; a run is called what it was opened as, or by its source."""
+    many = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
+    if not many:
+        raise UsageError("what-if: expected at least one run")
+    opened = [_opened(each) for each in many]
+    if len({name for name, _ in opened}) < len(opened):
+        return [(f"{name} ({number})", run) for number, (name, run) in enumerate(opened, 1)]
+    return opened
+
+
+def _opened(given: RunLike) -> tuple[str, Run]:
+    if isinstance(given, Run):
+        return given.provenance.source, given
+    run = read(given)
+    return name_of(given), run
+
+
+class Transports:
+    """What people call transports; a measured one is fitted when somebody asks for it."""
+
+    def __init__(self, runs: Sequence[Run], calibrate: RunLike | Sequence[RunLike]) -> None:
+        self._runs = [*runs, *(run for _, run in named(calibrate))] if calibrate else list(runs)
+        self.calibration: Calibration | None = None
+
+    def named(self, text: str) -> Transport:
+        """Return a transport by its name."""
+        if text != "measured":
+            return full_transport(text)
+        if self.calibration is None:
+            self.calibration = calibrated(self._runs)
+        return self.calibration.transport
+
+
+def subject_of(name: str, run: Run, found: Transports) -> Subject:
+    """Take a run's typical step, with what the measured transport does not explain of it."""
+    points = run.facts.get("reduce_cost", ())
+    adds = AddTimes(points if isinstance(points, tuple) else ())
+    subject = Subject(name=name, step=typical_step(run), adds=adds, recorded=as_recorded(run))
+    if found.calibration is None:
+        return subject
+    return with_residue(subject, found.calibration.transport)
+
+
+def as_recorded(run: Run) -> Grid | None:
+    """Return the conditions under which several workers were measured, where they are known."""
+    workers, rate_bps = run.facts.get("workers", 1), line_rate_bps(run)
+    if not isinstance(workers, int) or workers < 2 or rate_bps is None:
+        return None
+    return Grid(
+        workers=(workers,), bandwidth_bps=(rate_bps,),
+        buckets=(bucket_policy(str(run.facts.get("buckets", "ddp"))),),
+        latency_s=(latency(run.facts.get("latency_s", 0.0)),),
+    )  # fmt: skip
