@@ -1,0 +1,89 @@
+"""Where the verdict would turn: at which line rate, and with how many workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.answers.forecast import Forecaster
+from fullwire.model.cost import Floats
+from fullwire.simulation.sweep import sweep
+from fullwire.simulation.transport import MeasuredTransport
+from fullwire.units import show_rate
+
+_POINTS = 600  # rates that are looked at, two of them 1.5 % apart
+_FAR = 100.0  # times slower and faster than now: beyond it nobody asks
+_MOST_WORKERS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """Where communication begins, or ceases, to cost the threshold; None where it never does."""
+
+    bandwidth_bps: float | None
+    workers: int | None
+    line_takes_over_bps: float | None  # below it the line is slower than the transport
+    is_limited: bool  # now
+    sentence: str
+
+
+def break_even(job: Forecaster, threshold: float) -> BreakEven:
+    """Find where the share of the step that communication costs crosses the threshold."""
+    rates_bps = np.geomspace(job.rate_bps / _FAR, job.rate_bps * _FAR, _POINTS)
+    by_rate = _lost(job, bandwidth_bps=tuple(rates_bps.tolist()))
+    sizes = np.arange(2, _MOST_WORKERS + 1)
+    by_size = _lost(job, workers=tuple(sizes.tolist()))
+    [now] = _lost(job)
+    is_limited = bool(now >= threshold)
+    enough = np.flatnonzero(by_rate < threshold)
+    rate_bps = float(rates_bps[enough[0]]) if len(enough) and enough[0] > 0 else None
+    few = np.flatnonzero(by_size >= threshold)
+    workers = int(sizes[few[0]]) if len(few) else None
+    line_bps = _line_takes_over_bps(job)
+    sentence = _sentence(is_limited, rate_bps, workers, line_bps, threshold)
+    return BreakEven(
+        bandwidth_bps=rate_bps, workers=workers, line_takes_over_bps=line_bps,
+        is_limited=is_limited, sentence=sentence,
+    )  # fmt: skip
+
+
+def _lost(job: Forecaster, **axis: object) -> Floats:
+    grid = dataclasses.replace(job.grid, **axis)  # type: ignore[arg-type]  # an axis of the grid
+    return np.asarray(1 - sweep([job.subject], grid)["scaling_factor"])
+
+
+def _line_takes_over_bps(job: Forecaster) -> float | None:
+    [transport] = job.grid.transports
+    if not isinstance(transport, MeasuredTransport):
+        return None
+    [crowd] = transport.crowd([job.workers])
+    return float(8 / (transport.share * transport.processor_s_per_byte * crowd))
+
+
+def _sentence(
+    is_limited: bool, rate_bps: float | None, workers: int | None, line_bps: float | None,
+    threshold: float,
+) -> str:  # fmt: skip
+    share = f"{threshold:.0%} of the step"
+    if not is_limited:
+        where = [f"below {show_rate(rate_bps)}"] if rate_bps else []
+        where += [f"with {workers:,} workers or more"] if workers else []
+        return (
+            f"Communication would cost {share} {' or '.join(where)}."
+            if where
+            else f"Neither a slower link nor more workers would make communication cost {share}."
+        )
+    text = (
+        f"Communication would cost less than {share} above {show_rate(rate_bps)}"
+        if rate_bps
+        else f"No link is fast enough for communication to cost less than {share}"
+    )
+    text += f", or with fewer than {workers:,} workers." if workers and workers > 2 else "."
+    if line_bps is not None:
+        text += (
+            f" Up to {show_rate(line_bps)} the line is what limits this transport; "
+            "above, the work of sending and receiving does."
+        )
+    return text

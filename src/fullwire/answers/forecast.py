@@ -1,0 +1,103 @@
+"""What one recorded job would do under changed conditions: one number at a time, with its interval.
+
+The transport is the measured one where the run shows it, else full utilization with room for packet
+headers, which every forecast that rests on it says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from fullwire.answers.subjects import as_recorded
+from fullwire.errors import UsageError
+from fullwire.model.cost import AddTimes
+from fullwire.model.run import Run
+from fullwire.simulation.calibrate import Calibration, calibrated
+from fullwire.simulation.interval import interval_s
+from fullwire.simulation.sweep import Grid, Subject, sweep, with_residue
+from fullwire.simulation.transport import FullTransport
+from fullwire.simulation.typical import Step, typical_step
+
+PAYLOAD_SHARE = 1448 / 1514  # what headers leave of a line whose run does not say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A predicted step."""
+
+    step_s: float
+    scaling_factor: float
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Forecaster:
+    """A job with the conditions in which it was recorded, ready to be asked."""
+
+    subject: Subject
+    grid: Grid
+    calibration: Calibration | None
+    payload_share: float
+
+    @property
+    def measured_s(self) -> float:
+        """Return the step as it was measured."""
+        assert self.subject.step.measured_ns is not None  # forecaster() saw to it
+        return self.subject.step.measured_ns * 1e-9
+
+    @property
+    def workers(self) -> int:
+        """Return the workers with which it was recorded."""
+        return self.grid.workers[0]
+
+    @property
+    def rate_bps(self) -> float:
+        """Return the line rate at which it was recorded."""
+        return self.grid.bandwidth_bps[0]
+
+    def full(self) -> FullTransport:
+        """Return the transport that fills the line but for packet headers."""
+        return FullTransport(self.payload_share)
+
+    def ask(self, *, step: Step | None = None, **changed: Any) -> Forecast:
+        """Predict the step with these axes of the grid changed, or with another step."""
+        subject = self.subject if step is None else dataclasses.replace(self.subject, step=step)
+        grid = dataclasses.replace(self.grid, **changed)
+        found = sweep([subject], grid)
+        lows_s, highs_s = interval_s([subject], grid, found, self.calibration)
+        return Forecast(
+            step_s=float(found["step_s"][0]), scaling_factor=float(found["scaling_factor"][0]),
+            low_s=float(lows_s[0]), high_s=float(highs_s[0]),
+        )  # fmt: skip
+
+
+def forecaster(run: Run, line_rate_bps: float | None = None) -> Forecaster | None:
+    """Make a job ready to be asked; None where it had one worker or its line rate is unknown."""
+    if line_rate_bps is not None and "line_rate_bps" not in run.facts:
+        run = dataclasses.replace(run, facts={**run.facts, "line_rate_bps": line_rate_bps})
+    grid = as_recorded(run)
+    if grid is None:
+        return None
+    subject = Subject(
+        name=run.provenance.source, step=typical_step(run), adds=AddTimes(), recorded=grid
+    )
+    share = run.facts.get("payload_share", PAYLOAD_SHARE)
+    assert isinstance(share, float)
+    calibration = _calibration(run)
+    transport = FullTransport(share) if calibration is None else calibration.transport
+    return Forecaster(
+        subject=with_residue(subject, transport),
+        grid=dataclasses.replace(grid, transports=(transport,)),
+        calibration=calibration,
+        payload_share=share,
+    )
+
+
+def _calibration(run: Run) -> Calibration | None:
+    try:
+        return calibrated([run])
+    except UsageError:  # it shows no transport: a simulated run, or one rank's trace
+        return None
