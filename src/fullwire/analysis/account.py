@@ -100,8 +100,11 @@ class Account:
         return _seconds(self.parts_ns[:, self.is_typical].mean(axis=(0, 1)))
 
     def rank_parts_s(self) -> list[dict[str, float]]:
-        """Return each rank's parts in seconds per step."""
-        return [_seconds(row) for row in self.parts_ns[:, self.is_typical].mean(axis=1)]
+        """Return each rank's own seconds per step: `straggler` is then its waiting alone."""
+        own_ns = self.parts_ns.copy()
+        own_ns[:, :, _SPENT_BY_ITSELF] += self.excess_ns
+        own_ns[:, :, Part.STRAGGLER] -= self.excess_ns.sum(axis=2)
+        return [_seconds(row) for row in own_ns[:, self.is_typical].mean(axis=1)]
 
 
 def account(run: Run, rate_bps: Mapping[int, float]) -> Account:

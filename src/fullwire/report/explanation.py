@@ -101,6 +101,7 @@ def _print_ranks(result: Explanation) -> None:
         [str(rank), *(show_time(row[key]) for key in keys)]
         for rank, row in zip(result.detail.ranks, parts, strict=True)
     ]
-    print_table(["rank", *(key.replace("_", " ") for key in keys)], rows[:_MOST_RANKS], texts=set())
+    headings = ["waiting" if key == "straggler" else key.replace("_", " ") for key in keys]
+    print_table(["rank", *headings], rows[:_MOST_RANKS], texts=set())
     if len(rows) > _MOST_RANKS:
         say(f"... and {len(rows) - _MOST_RANKS} more ranks: --json has them all")
