@@ -48,7 +48,7 @@ CAUSES = {
     ),
     "1 MiB at 10 Gbps": Cause(
         "transport", 2, "10Gbps",
-        "--layers 64 --layer-bytes 1048576 --bucket-mb 1 --compute-s 0.02 --loss",
+        "--layers 32 --layer-bytes 1048576 --one-by-one --compute-s 0.02 --loss",
     ),
 }  # fmt: skip
 
@@ -65,8 +65,8 @@ def explained(cause: Cause, options: Sequence[str] = ()) -> fw.Explanation:
             ],
             capture_output=True, text=True, timeout=LONGEST_JOB_S, check=False,
         )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(done.stderr)
+        if done.returncode:  # a job that fails when it is over has been recorded all the same
+            sys.stderr.write(f"the job ended with {done.returncode}: {done.stderr}\n")
         return fw.explain(run)
 
 

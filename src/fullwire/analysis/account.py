@@ -5,6 +5,7 @@ exposed communication, waiting is known as such; a stretch of transfers is share
 
     line_rate   what its bytes take on the wire at line rate: no transport could do it in less
     latency     its messages that wait for each other, each taking as long as in a small collective
+                (the median); of small collectives alone, all that is beyond the floor
     codec       packing and unpacking, where a simulation says what that costs
     transport   what is left
 
@@ -114,8 +115,8 @@ def account(run: Run, rate_bps: Mapping[int, float]) -> Account:
     everyone = tuple(timelines(marked, transfers))
     lines = [line for line in everyone if len(line.step_number)]
     steps = _common_steps(run, lines)
-    per_hop_ns, latency = _per_hop_ns(run, lines)
-    first = np.stack([_by_step(line, steps, per_hop_ns) for line in lines])
+    latency = _latency(run, lines)
+    first = np.stack([_by_step(line, steps, latency) for line in lines])
     parts_ns, excess_ns = _with_stragglers(first)
     return Account(
         ranks=tuple(line.rank for line in lines),
@@ -132,7 +133,7 @@ def account(run: Run, rate_bps: Mapping[int, float]) -> Account:
         },
         breakdowns=tuple(map(rank_breakdown, everyone)),
         lines=everyone,
-        latency=latency,
+        latency=latency.source,
         beyond_line_rate=_beyond_line_rate(lines),
         clock_error_ns=transfers.clock_error_ns,
     )
@@ -201,25 +202,45 @@ def _common_steps(run: Run, lines: Sequence[Timeline]) -> Whole:
     return np.array(common, np.int64)
 
 
-def _per_hop_ns(run: Run, lines: Sequence[Timeline]) -> tuple[float, LatencySource]:
-    """Return what each message takes besides its bytes: as small collectives show, or as known."""
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What a message takes besides its bytes, and how that is known."""
+
+    per_hop_ns: float
+    source: LatencySource
+
+    def of_ns(self, periods: Periods) -> Floats:
+        """Return what the messages of each stretch take; a small collective takes nothing else."""
+        stated_ns = periods.hops * self.per_hop_ns
+        if self.source != "small collectives":
+            return stated_ns
+        length_ns = (periods.end_ns - periods.start_ns).astype(np.float64)
+        return np.where(_has_only_small(periods), length_ns, stated_ns)
+
+
+def _latency(run: Run, lines: Sequence[Timeline]) -> Latency:
+    """Return what small collectives of the run show, or else what its facts say."""
     small = [_small(line.periods) for line in lines]
     each_ns = np.concatenate([each for each, _ in small])
     hops = np.concatenate([weight for _, weight in small])
     if len(each_ns) >= FEWEST_SMALL:
-        return _weighted_median(each_ns, hops), "small collectives"
+        return Latency(_weighted_median(each_ns, hops), "small collectives")
     latency_s = run.facts.get("latency_s")
     if isinstance(latency_s, float) and 0 <= latency_s < 1e9:
-        return latency_s * 1e9, "fact"
-    return 0.0, "none"
+        return Latency(latency_s * 1e9, "fact")
+    return Latency(0.0, "none")
 
 
 def _small(periods: Periods) -> tuple[Floats, Floats]:
-    chosen = (periods.largest_bytes <= SMALL_BYTES) & (periods.hops > 0)
+    chosen = _has_only_small(periods)
     length = (periods.end_ns - periods.start_ns)[chosen].astype(np.float64)
     floor = np.nan_to_num(periods.floor_ns[chosen])
     hops = periods.hops[chosen]
     return np.maximum(length - floor, 0) / hops, hops
+
+
+def _has_only_small(periods: Periods) -> NDArray[np.bool_]:
+    return (periods.largest_bytes <= SMALL_BYTES) & (periods.hops > 0)
 
 
 def _weighted_median(values: Floats, weights: Floats) -> float:
@@ -228,7 +249,7 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
     return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
 
 
-def _by_step(line: Timeline, steps: Whole, per_hop_ns: float) -> Whole:
+def _by_step(line: Timeline, steps: Whole, latency: Latency) -> Whole:
     """Return one rank's account before stragglers are told: steps by parts, in nanoseconds."""
     parts = np.zeros((len(line.step_number), len(Part)), np.int64)
     length = line.length_ns
@@ -238,7 +259,7 @@ def _by_step(line: Timeline, steps: Whole, per_hop_ns: float) -> Whole:
         np.add.at(parts[:, part], line.step[chosen], length[chosen])
     exposed = np.flatnonzero(inside & (line.doing == Doing.TRANSFER))
     left, step, period = length[exposed], line.step[exposed], line.period[exposed]
-    shares, is_known = _shares(line.periods, per_hop_ns)
+    shares, is_known = _shares(line.periods, latency)
     for part, share in shares.items():
         taken = np.minimum((length[exposed] * share[period]).astype(np.int64), left)
         np.add.at(parts[:, part], step, taken)
@@ -248,7 +269,7 @@ def _by_step(line: Timeline, steps: Whole, per_hop_ns: float) -> Whole:
     return _in_order(line, steps, parts)
 
 
-def _shares(periods: Periods, per_hop_ns: float) -> tuple[dict[Part, Floats], NDArray[np.bool_]]:
+def _shares(periods: Periods, latency: Latency) -> tuple[dict[Part, Floats], NDArray[np.bool_]]:
     """Return what share of each stretch the floor, the messages and the codec take."""
     length = (periods.end_ns - periods.start_ns).astype(np.float64)
     is_known = np.isfinite(periods.floor_ns)
@@ -257,7 +278,7 @@ def _shares(periods: Periods, per_hop_ns: float) -> tuple[dict[Part, Floats], ND
     for part, wanted_ns in (
         (Part.LINE_RATE, np.where(is_known, periods.floor_ns, 0.0)),
         (Part.CODEC, periods.codec_ns),
-        (Part.LATENCY, periods.hops * per_hop_ns),
+        (Part.LATENCY, latency.of_ns(periods)),
     ):
         taken = np.minimum(wanted_ns, left)
         shares[part] = taken / length

@@ -90,6 +90,11 @@ def judged(case: Case) -> Verdict:
     )  # fmt: skip
 
 
+def communicates(run: Run) -> bool:
+    """Say whether any communication was recorded."""
+    return bool(len(run.collectives) or (run.spans.lane == "communication").any())
+
+
 def unhidden_compute_s(account: Account) -> float:
     """Return the computation of a step that had no communication beside it."""
     compute_ns = account.parts_ns[:, account.is_typical, Part.COMPUTE]
@@ -100,6 +105,8 @@ def unhidden_compute_s(account: Account) -> float:
 def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
     if _too_few_steps(case):
         return "unknown", (f"{_typical_count(case)} to judge by",)
+    if world(case.run) > 1 and not communicates(case.run):
+        return "unknown", (f"{world(case.run)} workers, and no communication in the run",)
     key, largest_s = case.largest()
     said = f"{key} is {case.share(largest_s)} of the step, the largest part but computation"
     inflation_s = case.inflation_s or 0.0
@@ -142,6 +149,8 @@ def _missing(case: Case) -> Iterator[str]:
         yield f"more steps: at least {FEWEST_STEPS} after the warm-up"
     if world(run) == 1:
         yield "a run of several workers"
+    if world(run) > 1 and not communicates(run):
+        yield "the collectives"
     recorded = len(recorded_ranks(run))
     if recorded < world(run) and not stands_for_all(run):
         yield f"the other ranks' traces: {recorded} of {world(run)} ranks are here"
