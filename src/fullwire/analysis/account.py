@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fullwire.analysis.breakdown import RankBreakdown, rank_breakdown
 from fullwire.analysis.timeline import Doing, Periods, Timeline, timelines
-from fullwire.analysis.transfers import recorded_ranks, transfers_of
+from fullwire.analysis.transfers import Transfers, recorded_ranks, transfers_of
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.cost import Floats
 from fullwire.model.run import Run, Spans, Whole
@@ -82,8 +82,7 @@ class Account:
     parts_ns: Whole
     excess_ns: Whole  # what each rank spends beyond the lower median; the last axis is of three
     overlapped_ns: Whole  # computation beside communication, by rank and step
-    floor_ns: Floats  # of all collectives of a step at line rate, exposed or not
-    caused_ns: Mapping[int, Floats]  # by rank: what the others waited for it, by step
+    caused_ns: Floats  # what the others waited for each rank, by rank and step
     breakdowns: tuple[RankBreakdown, ...]
     lines: tuple[Timeline, ...]
     latency: LatencySource
@@ -126,11 +125,7 @@ def account(run: Run, rate_bps: Mapping[int, float]) -> Account:
         parts_ns=parts_ns,
         excess_ns=excess_ns,
         overlapped_ns=np.stack([_overlapped_ns(line, steps) for line in lines]),
-        floor_ns=_summed_by_step(marked, steps, transfers.floor_ns) / len(lines),
-        caused_ns={
-            rank: _summed_by_step(marked, steps, column)
-            for rank, column in transfers.caused_ns.items()
-        },
+        caused_ns=_caused_ns(marked, lines, steps, transfers),
         breakdowns=tuple(map(rank_breakdown, everyone)),
         lines=everyone,
         latency=latency.source,
@@ -310,13 +305,19 @@ def _with_stragglers(parts_ns: Whole) -> tuple[Whole, Whole]:
     return settled, excess
 
 
-def _summed_by_step(run: Run, steps: Whole, column: Floats) -> Floats:
-    """Add up a column of the collectives by the step that they were issued in."""
-    order = np.argsort(steps)
-    place = np.searchsorted(steps[order], run.collectives.step)
-    place = order[np.minimum(place, len(steps) - 1)]
-    chosen = steps[place] == run.collectives.step
-    return np.asarray(np.bincount(place[chosen], column[chosen], len(steps)), np.float64)
+def _caused_ns(run: Run, lines: Sequence[Timeline], steps: Whole, transfers: Transfers) -> Floats:
+    """Add up what the others waited for each rank, by the step that it was late in."""
+    ranks = np.array([line.rank for line in lines])
+    late = transfers.latest_row
+    place, order = np.searchsorted(ranks, run.collectives.rank[late]), np.argsort(steps)
+    place = np.minimum(place, len(ranks) - 1)
+    step = np.searchsorted(steps[order], run.collectives.step[late])
+    step = order[np.minimum(step, len(steps) - 1)]
+    chosen = steps[step] == run.collectives.step[late]
+    chosen &= ranks[place] == run.collectives.rank[late]
+    caused = np.zeros((len(ranks), len(steps)))
+    np.add.at(caused, (place[chosen], step[chosen]), transfers.waited_ns[chosen])
+    return caused
 
 
 def _beyond_line_rate(lines: Sequence[Timeline]) -> float:

@@ -33,7 +33,8 @@ class Transfers:
     floor_ns: Floats  # on the wire at line rate; not a number where no rate is known
     codec_ns: Floats  # packing and unpacking, for runs that state a compressor's speed
     hops: Whole  # messages that wait for each other
-    caused_ns: Mapping[int, Floats]  # by latest rank: what the others waited for it, by row
+    latest_row: NDArray[np.intp]  # of each collective: the row of its latest rank
+    waited_ns: Floats  # and what the other ranks together waited for that one
     clock_error_ns: int  # by how much ranks' clocks disagree at least; 0 where nothing shows it
 
 
@@ -55,7 +56,8 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
         floor_ns=np.where(slowest_bps > 0, floor_ns, np.nan),
         codec_ns=codec_ns,
         hops=np.asarray(cost.hops, np.int64),
-        caused_ns=_caused(run, order, matched),
+        latest_row=order[matched.first + matched.count - 1],
+        waited_ns=_waited_ns(run, order, matched),
         clock_error_ns=_clock_error_ns(run, latest_ns, is_known),
     )
 
@@ -171,19 +173,12 @@ def _slowest_bps(run: Run, group: Coded, rate_bps: Mapping[int, float]) -> Float
     return slowest[group.codes]
 
 
-def _caused(run: Run, order: NDArray[np.intp], matched: _Matched) -> dict[int, Floats]:
-    """Say for each rank how long the others waited for it, in the row where it was the latest."""
-    last = order[matched.first + matched.count - 1]
-    issue_ns = run.collectives.issue_ns[order]
-    waited = (matched.latest_ns - issue_ns).astype(np.float64)
-    by_collective = np.add.reduceat(waited, matched.first) if len(order) else waited
-    late_rank = run.collectives.rank[last]
-    caused: dict[int, Floats] = {}
-    for rank in np.unique(late_rank).tolist():
-        column = np.zeros(len(order))
-        column[last[late_rank == rank]] = by_collective[late_rank == rank]
-        caused[rank] = column
-    return caused
+def _waited_ns(run: Run, order: NDArray[np.intp], matched: _Matched) -> Floats:
+    """Return for each collective what its ranks together waited for the latest one."""
+    if not len(order):
+        return np.zeros(0)
+    waited_ns = (matched.latest_ns - run.collectives.issue_ns[order]).astype(np.float64)
+    return np.asarray(np.add.reduceat(waited_ns, matched.first), np.float64)
 
 
 def _clock_error_ns(run: Run, latest_ns: Whole, is_known: NDArray[np.bool_]) -> int:

@@ -97,7 +97,9 @@ def communicates(run: Run) -> bool:
 
 def unhidden_compute_s(account: Account) -> float:
     """Return the computation of a step that had no communication beside it."""
-    compute_ns = account.parts_ns[:, account.is_typical, Part.COMPUTE]
+    compute_ns = (account.parts_ns[:, :, Part.COMPUTE] + account.excess_ns[:, :, 0])[
+        :, account.is_typical
+    ]
     overlapped_ns = account.overlapped_ns[:, account.is_typical]
     return max(float((compute_ns - overlapped_ns).mean()) * 1e-9, 0.0)
 
@@ -237,8 +239,7 @@ def _straggler_sentence(case: Case, time_s: float) -> str:
     if late is None:
         return f"Ranks wait for each other, now one and now another: {lost} is lost to it."
     rank, share = late
-    row = case.account.ranks.index(rank) if rank in case.account.ranks else None
-    where = "" if row is None else _excess_words(case, row)
+    where = _excess_words(case, case.account.ranks.index(rank))
     return (
         f"Rank {rank} is late and the others wait for it, not for the network: {lost} is lost to "
         f"it. {share:.0%} of all waiting was for this rank{where}."
@@ -256,17 +257,14 @@ def _excess_words(case: Case, row: int) -> str:
 
 def latest_rank(account: Account) -> tuple[int, float] | None:
     """Return the rank that causes most of the waiting, with its share, if one does."""
-    caused = {
-        rank: float(by_step[account.is_typical].sum())
-        for rank, by_step in account.caused_ns.items()
-    }
-    total = sum(caused.values())
-    if not total:
+    caused_ns = account.caused_ns[:, account.is_typical].sum(axis=1)
+    if not caused_ns.sum():
         return None
-    rank = max(caused, key=caused.__getitem__)
-    share = caused[rank] / total
+    row = int(np.argmax(caused_ns))
+    share = float(caused_ns[row] / caused_ns.sum())
     # Of two ranks, one causes at least half by chance alone.
-    return (rank, share) if share > max(CULPRIT, 1.5 / len(account.ranks)) else None
+    is_culprit = share > max(CULPRIT, 1.5 / len(account.ranks))
+    return (account.ranks[row], share) if is_culprit else None
 
 
 def _name(key: str) -> str:
