@@ -69,6 +69,17 @@ def test_a_slow_link_paces_the_whole_group() -> None:
     assert parts_ms(a_job(rank, rank), slow)["line_rate"] == 40
 
 
+@pytest.mark.parametrize(
+    ("op", "floor_ms"),
+    [("allreduce", 20), ("allgather", 10), ("reducescatter", 10), ("broadcast", 20),
+     ("alltoall", 10), ("reduce", 20), ("barrier", 0)],
+)  # fmt: skip
+def test_the_floor_is_what_an_operation_must_send(op: str, floor_ms: float) -> None:
+    rank = Rank(90, [BACKWARD], [(20 * PER_MS, 50, 90)])
+    found = parts_ms(a_job(rank, rank, op=op))
+    assert found.get("line_rate", 0) == floor_ms
+
+
 def test_transfers_under_way_together_share_one_link() -> None:
     both = [(10 * PER_MS, 50, 90), (10 * PER_MS, 50, 90)]
     rank = Rank(90, [BACKWARD], both)

@@ -184,6 +184,14 @@ def test_a_simulated_run_is_explained_like_a_measured_one() -> None:
     assert found.scaling_factor == pytest.approx(table["scaling_factor"][0])
 
 
+def test_one_worker_has_nothing_to_scale() -> None:
+    found = fw.explain("vgg16@v100")
+    assert found.verdict.kind == "unknown"
+    assert found.verdict.missing == ("a run of several workers",)
+    waits = fw.explain(a_job(Rank(100, [BACKWARD, ("input", "wait", 50.0, 100.0)])))
+    assert waits.verdict.kind == "input"
+
+
 def test_a_simulated_codec_is_told_from_the_wire() -> None:
     played = fw.replay(
         a_run(), workers=8, bandwidth="100Gbps", buckets="none", codec="4,0.5GB/s,0.5GB/s,sum"

@@ -201,6 +201,12 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
         for part in (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
     )
     wanted = "; ".join(missing) or "more than this run holds"
+    if world(case.run) == 1:
+        return (
+            "This job had one worker, and a network has no part in that: "
+            f"computation is {case.share(case.account.parts_s[Part.COMPUTE.key])} of its step. "
+            f"Missing: {wanted}."
+        )
     if exposed_s == 0:
         return f"This run cannot tell what limits the job. Missing: {wanted}."
     return (
