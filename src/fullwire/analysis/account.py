@@ -137,7 +137,7 @@ def account(run: Run, rate_bps: Mapping[int, float]) -> Account:
 def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:
     """Choose the steps that the account is over: without warm-up, and without rare exceptions.
 
-    A what-if replays the step of median length; means over steps near it add up, medians do not.
+    A what-if replays a step of medians; parts add up only as means.
     """
     median_ns = float(np.median(length_ns))
     is_typical = np.ones(len(length_ns), bool)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Compressor
-from fullwire.model.cost import AddTimes, Floats, gradient_cost
+from fullwire.model.cost import AddTimes, Floats, cost, gradient_cost
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.scenario import Order, Scenario
 from fullwire.simulation.schedule import (
