@@ -209,22 +209,24 @@ def test_a_simulation_of_lost_bandwidth_is_the_transports_fault() -> None:
 def sampled(run: Run, *, used: float, blocked: float = 0.0, busiest: float = 0.5) -> Run:
     """Add samples every millisecond: of one host's link, socket and processor."""
     time_ns = np.arange(0, 1000) * MS
-    count = len(time_ns)
-    sent = (np.arange(count) * PER_MS * used).astype(np.int64)
-    text = {name: np.full(count, name, object) for name in ("eth0", "flow", "cpu0")}
-    host, none = np.full(count, "one", object), np.zeros(count, np.int64)
+    sent = (time_ns // MS * PER_MS * used).astype(np.int64)
     return dataclasses.replace(
         run,
-        links=Links(host=host, interface=text["eth0"], time_ns=time_ns, tx_bytes=sent,
-                    rx_bytes=sent, tx_packets=none, rx_packets=none, drops=none),
-        sockets=Sockets(host=host, flow=text["flow"], time_ns=time_ns, bytes_acked=sent,
-                        retransmits=none, rtt_ns=none, cwnd_packets=none,
-                        delivery_rate_bps=none.astype(float), busy_ns=time_ns,
-                        receiver_window_limited_ns=none,
-                        send_buffer_limited_ns=(time_ns * blocked).astype(np.int64)),
-        hosts=Hosts(host=host, device=text["cpu0"], time_ns=time_ns,
-                    utilization=np.full(count, busiest), memory_bytes=none),
+        links=samples(Links, time_ns, interface="eth0", tx_bytes=sent, rx_bytes=sent),
+        sockets=samples(
+            Sockets, time_ns, flow="a>b", bytes_acked=sent, busy_ns=time_ns,
+            send_buffer_limited_ns=(time_ns * blocked).astype(np.int64),
+        ),
+        hosts=samples(Hosts, time_ns, device="cpu0", utilization=np.full(1000, busiest)),
     )  # fmt: skip
+
+
+def samples(kind: Any, time_ns: np.ndarray, **columns: Any) -> Any:
+    """Make a table of samples of one host; columns that are not named hold zeros."""
+    zeros = {name: np.zeros(len(time_ns), dtype) for name, dtype in kind.column_types().items()}
+    given = {"host": "one", "time_ns": time_ns, **columns}
+    texts = {k: np.full(len(time_ns), v, object) for k, v in given.items() if isinstance(v, str)}
+    return kind(**(zeros | given | texts))
 
 
 def test_samples_become_evidence_and_say_what_held_the_transport_back() -> None:

@@ -21,6 +21,7 @@ from fullwire.units import show_rate, show_time
 
 RunLike: TypeAlias = Run | str | Path  # a run, or where one is
 
+CLOCKS_DIFFER = 0.01  # of the step: clocks that are known better than this change no answer
 BEYOND_LINE_RATE = 1.05  # transfers faster than this many line rates: it is not the right rate
 
 
@@ -94,11 +95,13 @@ def _line_rates(run: Run, bandwidth: str | float | None) -> dict[int, float]:
     if given is None:
         return {}
     rates = dict.fromkeys(recorded_ranks(run).tolist(), given)
-    others = run.facts.get("other_line_rates_bps", ())
-    for rank, rate_bps in others if isinstance(others, tuple) else ():
-        if rate_bps > 0:
-            rates[int(rank)] = rate_bps
-    return rates
+    others = {int(rank): rate_bps for rank, rate_bps in _pairs(run, "other_line_rates_bps")}
+    return rates | {rank: rate_bps for rank, rate_bps in others.items() if rate_bps > 0}
+
+
+def _pairs(run: Run, fact: str) -> tuple[tuple[float, float], ...]:
+    value = run.facts.get(fact, ())
+    return value if isinstance(value, tuple) else ()
 
 
 def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float, float | None]:
@@ -167,7 +170,13 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[str]
             f"Collectives took 1/{found.beyond_line_rate:.2f} of what the line rate allows: it is "
             "not the rate of the links that they used."
         )
-    if found.clock_error_ns > 0:
+    uncertain_s = max((s for _, s in _pairs(case.run, "clock_uncertainty_s")), default=0.0)
+    if uncertain_s > CLOCKS_DIFFER * case.step_s:
+        yield (
+            f"Ranks' clocks are known to {show_time(uncertain_s)} only, and who waited for whom is "
+            "as uncertain."
+        )
+    if found.clock_error_ns > CLOCKS_DIFFER * case.step_s * 1e9:
         yield (
             f"Collectives end up to {show_time(found.clock_error_ns * 1e-9)} before their last "
             "rank issued them: ranks' clocks disagree, and waiting is uncertain by as much."
