@@ -266,6 +266,16 @@ def test_the_command_prints_the_sentence_first_and_a_bar_that_fills_up(
     assert "waiting" in shown.stdout  # ranks differ, so each has a row
 
 
+def test_of_many_ranks_those_that_differ_are_shown(cli: Cli, tmp_path: Path) -> None:
+    waiting = Rank(100, [BACKWARD], [(PER_MS, 50, 100)])
+    late = Rank(100, [computing(99)], [(PER_MS, 99, 100)])
+    place = fw.write(a_job(*[waiting] * 38, late, waiting), tmp_path / "job.run")
+    shown = cli("explain", place).stdout
+    assert "These 32 of 40 ranks differ most" in shown
+    [row] = [line for line in shown.splitlines() if line.startswith("  38  ")]
+    assert "99 ms" in row
+
+
 def test_the_command_keeps_the_keys_that_programs_read(cli: Cli, tmp_path: Path) -> None:
     place = fw.write(JOBS["transport"], tmp_path / "job.run")
     shown = json.loads(cli("explain", place, "--json").stdout)

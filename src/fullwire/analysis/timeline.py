@@ -79,7 +79,6 @@ class Timeline:
     is_communicating: NDArray[np.bool_]
     is_busy: NDArray[np.bool_]  # with anything but waiting: computing, communicating, copying
     is_recorded: NDArray[np.bool_]  # something was there besides the mark of a step
-    step_start_ns: Whole
     step_number: Whole
     step: Whole  # which of its steps a piece is in, in order; -1 in none
     periods: Periods
@@ -186,7 +185,7 @@ def _timeline(
         rank=rank, moments=moments, doing=doing, is_computing=is_computing,
         is_communicating=is_communicating, is_busy=is_busy,
         is_recorded=is_busy | covered[Kind.COMPUTE] | covered[Kind.INPUT],
-        step_start_ns=start_ns, step_number=number, step=_inside(moments, start_ns, end_ns),
+        step_number=number, step=_inside(moments, start_ns, end_ns),
         periods=periods, period=period,
     )  # fmt: skip
 

@@ -163,6 +163,9 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[str]
     found = case.account
     if not rate_bps:
         yield "The line rate is unknown, so transfers are unexplained: --bandwidth gives it."
+    late_ends = case.run.facts.get("late_ends", 0)
+    if late_ends:
+        yield f"{late_ends} collectives ended at the latest when the program had waited for them."
     if found.latency == "none":
         yield "Latency counts as 0: there are no small collectives, and no fact says what it is."
     if found.beyond_line_rate > BEYOND_LINE_RATE:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from textwrap import wrap
 
 from fullwire.analysis.account import Part
@@ -97,11 +98,19 @@ def _ranks_differ(result: Explanation) -> bool:
 def _print_ranks(result: Explanation) -> None:
     parts = result.detail.rank_parts_s()
     keys = [part.key for part in Part if any(row[part.key] > 0 for row in parts)]
-    rows = [
-        [str(rank), *(show_time(row[key]) for key in keys)]
-        for rank, row in zip(result.detail.ranks, parts, strict=True)
-    ]
     headings = ["waiting" if key == "straggler" else key.replace("_", " ") for key in keys]
-    print_table(["rank", *headings], rows[:_MOST_RANKS], texts=set())
-    if len(rows) > _MOST_RANKS:
-        say(f"... and {len(rows) - _MOST_RANKS} more ranks: --json has them all")
+    rows = [
+        [str(result.detail.ranks[number]), *(show_time(parts[number][key]) for key in keys)]
+        for number in _most_unlike(parts)
+    ]
+    print_table(["rank", *headings], rows, texts=set())
+    if len(rows) < len(parts):
+        say(f"These {len(rows)} of {len(parts)} ranks differ most; --json has them all.")
+
+
+def _most_unlike(parts: Sequence[Mapping[str, float]]) -> list[int]:
+    """Choose the ranks to show: all of a few, and of many those whose waiting is furthest off."""
+    waiting = [row[Part.STRAGGLER.key] for row in parts]
+    usual = median(waiting)
+    by_distance = sorted(range(len(parts)), key=lambda number: -abs(waiting[number] - usual))
+    return sorted(by_distance[:_MOST_RANKS])
