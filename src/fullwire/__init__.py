@@ -5,6 +5,7 @@
     run = fw.read("job.run")                       # or "vgg16@v100", or another tool's trace
     table = fw.whatif(run, bandwidth="10Gbps,100Gbps", workers=64)
     table["scaling_factor"]
+    fw.explain("job.run").verdict.sentence         # of a recorded job of several workers
 
 Text carries its unit; bare numbers are bits per second, bytes and seconds.
 """
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from fullwire.analysis.compare import Comparison as Comparison
     from fullwire.analysis.compare import compare as compare
     from fullwire.answers.collective import collective as collective
+    from fullwire.answers.explain import Explanation as Explanation
+    from fullwire.answers.explain import explain as explain
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
     from fullwire.answers.whatif import whatif as whatif
@@ -36,12 +39,14 @@ __version__ = "0.1.0"
 _PLACES = {
     "Comparison": "fullwire.analysis.compare:Comparison",
     "DamagedInput": "fullwire.errors:DamagedInput",
+    "Explanation": "fullwire.answers.explain:Explanation",
     "FullwireError": "fullwire.errors:FullwireError",
     "Run": "fullwire.model.run:Run",
     "UsageError": "fullwire.errors:UsageError",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
     "collective": "fullwire.answers.collective:collective",
     "compare": "fullwire.analysis.compare:compare",
+    "explain": "fullwire.answers.explain:explain",
     "read": "fullwire.sources:read",
     "record": "fullwire.sources.live.record:record",
     "replay": "fullwire.answers.whatif:replay",

@@ -297,10 +297,12 @@ def _read_table(
     pieces = list(_pieces(place, files, kind, stored, rows, missing))
     if not pieces:
         return None
-    table = kind(**{
-        column: np.concatenate([piece.columns()[column] for piece in pieces])
-        for column in kind.column_types()
-    })  # fmt: skip
+    table = pieces[0]
+    if len(pieces) > 1:
+        table = kind(**{
+            column: np.concatenate([piece.columns()[column] for piece in pieces])
+            for column in kind.column_types()
+        })  # fmt: skip
     if len(table) != rows:
         missing.append(f"{name}: {rows} rows were written, {len(table)} can be read")
     return table

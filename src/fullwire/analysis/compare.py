@@ -37,7 +37,7 @@ class Comparison:
 
 def compare(before: Run, after: Run) -> Comparison:
     """Compare the steps of two runs of the same work."""
-    _refuse_other_work(before, after)
+    refuse_other_work(before, after)
     first, second = step_lengths_s(before), step_lengths_s(after)
     ratio = float(np.median(second) / np.median(first))
     low = high = None
@@ -71,7 +71,8 @@ def _ratio_interval(before: Floats, after: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _refuse_other_work(before: Run, after: Run) -> None:
+def refuse_other_work(before: Run, after: Run) -> None:
+    """Refuse two runs that differ in a fact which must match to compare them."""
     for fact in REGISTRY.values():
         pair = before.facts.get(fact.name), after.facts.get(fact.name)
         if fact.must_match and None not in pair and pair[0] != pair[1]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fullwire.cli import collective, compare, import_, lab, record, show, whatif, workloads
+from fullwire.cli import collective, compare, explain, import_, lab, record, show, whatif, workloads
 
 app = typer.Typer(
     name="fullwire",
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("record", context_settings={"allow_interspersed_args": False})(record.record)
 app.command("join")(record.join)
+app.command("explain")(explain.explain)
 app.command("whatif")(whatif.whatif)
 app.command("collective")(collective.collective)
 app.command("import")(import_.import_)

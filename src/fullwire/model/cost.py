@@ -13,7 +13,7 @@ a binomial tree are a little faster than this, because some ranks need not wait 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +21,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
-from fullwire.model.plan import algorithms, power_of_two_within
+from fullwire.model.compressor import Combining
+from fullwire.model.plan import OPS, algorithms, power_of_two_within
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -111,7 +112,36 @@ def bus_factor(op: str, workers: int) -> float:
     Sizes are of the whole vector: of the input of a reduce-scatter, of the output of an all-gather.
     """
     share = (workers - 1) / workers
-    return {"allreduce": 2 * share, "reducescatter": share, "allgather": share}.get(op, 1.0)
+    factors = {"allreduce": 2 * share, "barrier": 0.0} | dict.fromkeys(
+        ("reducescatter", "allgather", "alltoall", "gather", "scatter"), share
+    )
+    return factors.get(op, 1.0)
+
+
+def observed_cost(op: str, algorithm: str, workers: int, size_bytes: ArrayLike) -> Cost:
+    """Return the cost of a collective that a trace names, even where there is no plan for it.
+
+    An operation that this algorithm does not carry out is taken for the usual one's; one without
+    any plan sends what an ideal one must, around as many ranks.
+    """
+    size = np.asarray(size_bytes, np.float64)
+    if op in OPS:
+        usual = algorithms(op)
+        return cost(op, algorithm if algorithm in usual else usual[0], workers, size, AddTimes())
+    sent = bus_factor(op, workers) if workers > 1 else 0.0
+    return Cost(sent * size, workers - 1, np.zeros_like(size))
+
+
+def gradient_cost(
+    combining: Combining, algorithm: str, workers: int, size_bytes: ArrayLike, adds: AddTimes
+) -> Cost:
+    """Return what one message of gradients costs before any packing."""
+    size = np.asarray(size_bytes, np.float64)
+    if combining == "sum":
+        return cost("allreduce", algorithm, workers, size, adds)
+    # What cannot be summed on the way is gathered from every worker and added up on arrival.
+    gathered = cost("allgather", "ring", workers, size * workers, adds)
+    return replace(gathered, add_s=(workers - 1) * adds(size))
 
 
 def _pipelined_ring_s(

@@ -9,6 +9,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
+    from fullwire.answers.explain import Explanation
     from fullwire.answers.whatif import WhatIf
     from fullwire.model.run import Run
     from fullwire.model.workloads import Workload
@@ -31,6 +32,24 @@ def whatif_object(result: WhatIf, sentences: tuple[str, ...]) -> dict[str, Any]:
     if result.targets is not None:
         shown["target"] = _targets_object(result.targets, sentences)
     return shown
+
+
+def explanation_object(result: Explanation) -> dict[str, Any]:
+    """Return an explanation as JSON takes it."""
+    return {
+        "verdict": asdict(result.verdict),
+        "scaling_factor": result.scaling_factor,
+        "step_s": result.step_s,
+        "baseline_step_s": result.baseline_step_s,
+        "baseline_is_estimated": result.is_estimated,
+        "account": dict(result.account),
+        "compute_inflation_s": result.compute_inflation_s,
+        "ranks": [asdict(each) for each in result.ranks],
+        "evidence": [asdict(each) for each in result.evidence],
+        "break_even": None,  # answers/fixes.py is to find these two
+        "fixes": [],
+        "warnings": list(result.warnings),
+    }
 
 
 def write_whatif_csv(result: WhatIf, file: TextIO) -> None:

@@ -27,24 +27,24 @@ def print_whatif(result: WhatIf) -> None:
     """Print what-if predictions."""
     table = result.predictions
     varying, fixed = _split_axes(result)
-    _say(_conditions(fixed))
+    say(_conditions(fixed))
     names = [*varying, "step_s", "scaling_factor", "network_utilization"]
     columns = {name: table[name][:MOST_ROWS].tolist() for name in names}
     rows = [
         [_cell(name, columns[name][number]) for name in names]
         for number in range(min(len(table), MOST_ROWS))
     ]
-    _table([_HEADINGS[name] for name in names], rows, texts={"run", "buckets"} & set(names))
+    print_table([_HEADINGS[name] for name in names], rows, texts={"run", "buckets"} & set(names))
     if len(table) > MOST_ROWS:
-        _say(f"... and {len(table) - MOST_ROWS:,} more rows: --format csv prints them all")
-    _print_notes(result.warnings)
+        say(f"... and {len(table) - MOST_ROWS:,} more rows: --format csv prints them all")
+    print_notes(result.warnings)
 
 
 def print_targets(sentences: Iterable[str]) -> None:
     """Print what reaches the target, a sentence for each case."""
     for sentence in sentences:
-        _say(sentence)
-    _say("")
+        say(sentence)
+    say("")
 
 
 def print_workloads(loads: Sequence[Workload]) -> None:
@@ -68,50 +68,50 @@ def print_workloads(loads: Sequence[Workload]) -> None:
         "backward",
         "step",
     ]
-    _table(heads, rows, texts={"workload", "batch", "precision"})
-    _say("Times are modelled from the layers' operations at a stated share of the device's peak:")
+    print_table(heads, rows, texts={"workload", "batch", "precision"})
+    say("Times are modelled from the layers' operations at a stated share of the device's peak:")
     for title, matrix, memory in dict.fromkeys(
         (load.device.title, load.device.matrix_efficiency, load.device.memory_efficiency)
         for load in loads
     ):
-        _say(f"  {title}: {matrix:.0%} in matrix work, {memory:.0%} where memory is the limit")
+        say(f"  {title}: {matrix:.0%} in matrix work, {memory:.0%} where memory is the limit")
 
 
 def print_run(run: Run, name: str) -> None:
     """Print what is in a run: where it comes from, facts, tables, completeness."""
     origin, basis = run.provenance.origin, run.provenance.basis
     rests = "" if basis == "measured" or origin == "modelled" else f", resting on {basis} times"
-    _say(f"{name}: {origin} from {run.provenance.source}{rests}")
-    _say("complete" if run.complete else "PARTIAL:")
+    say(f"{name}: {origin} from {run.provenance.source}{rests}")
+    say("complete" if run.complete else "PARTIAL:")
     for sentence in run.missing:
-        _say(f"  {sentence}")
-    _say("")
-    _table(["fact", "value", "meaning"], _fact_rows(run), texts={"fact", "value", "meaning"})
-    _table(["table", "rows", "columns"], _table_rows(run), texts={"table", "columns"})
+        say(f"  {sentence}")
+    say("")
+    print_table(["fact", "value", "meaning"], _fact_rows(run), texts={"fact", "value", "meaning"})
+    print_table(["table", "rows", "columns"], _table_rows(run), texts={"table", "columns"})
 
 
 def print_collective(result: CollectiveTime) -> None:
     """Print the time of one collective."""
     chunks = "" if result.chunks == 1 else f", {result.chunks} chunks, {result.chunk_order}"
     how = "in closed form" if result.transfers is None else f"{result.transfers:,} transfers played"
-    _say(
+    say(
         f"{result.op} of {show_bytes(result.bytes)} by {result.algorithm} over "
         f"{result.workers} workers at {show_rate(result.bandwidth_bps)}, "
         f"{show_time(result.latency_s)} latency{chunks}"
     )
-    _say(f"{show_time(result.time_s)}, bus bandwidth {show_rate(result.bus_bandwidth_bps)} ({how})")
+    say(f"{show_time(result.time_s)}, bus bandwidth {show_rate(result.bus_bandwidth_bps)} ({how})")
 
 
 def print_comparison(result: Comparison, before: str, after: str) -> None:
     """Print whether the second run is better than the first."""
-    _say(_comparison_sentence(result))
+    say(_comparison_sentence(result))
     rows = [
         [before, f"{result.before_steps:,}", show_time(result.before_s)],
         [after, f"{result.after_steps:,}", show_time(result.after_s)],
     ]
-    _table(["run", "steps", "median step"], rows, texts={"run"})
+    print_table(["run", "steps", "median step"], rows, texts={"run"})
     if result.differing_facts:
-        _table(
+        print_table(
             ["differs", before, after],
             [list(row) for row in result.differing_facts],
             texts={"differs", before, after},
@@ -220,16 +220,18 @@ def _table_rows(run: Run) -> list[list[str]]:
     ]
 
 
-def _print_notes(sentences: Iterable[str]) -> None:
+def print_notes(sentences: Iterable[str]) -> None:
+    """Print what there is to know about an answer, a line each."""
     for sentence in sentences:
-        _say(f"note: {sentence}")
+        say(f"note: {sentence}")
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print one line."""
     sys.stdout.write(visible(text) + "\n")
 
 
-def _table(headings: list[str], rows: list[list[str]], texts: set[str]) -> None:
+def print_table(headings: list[str], rows: list[list[str]], texts: set[str]) -> None:
     """Print columns, numbers to the right and the named texts to the left."""
     shown = [[visible(cell) for cell in row] for row in [headings, *rows]]
     widths = [max(len(row[column]) for row in shown) for column in range(len(headings))]

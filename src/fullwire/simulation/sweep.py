@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
-from fullwire.model.compressor import Combining, Compressor
-from fullwire.model.cost import AddTimes, Cost, Floats, cost
+from fullwire.model.compressor import Compressor
+from fullwire.model.cost import AddTimes, Floats, cost, gradient_cost
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.scenario import Order, Scenario
 from fullwire.simulation.schedule import (
@@ -258,7 +258,7 @@ def messages_of(
     hops = np.empty(shape[1:])
     for row, workers in enumerate(grid.workers):
         by_kind = {
-            combining: _message_cost(combining, workers, buckets, algorithm, subject.adds)
+            combining: gradient_cost(combining, algorithm, workers, buckets.bytes, subject.adds)
             for combining in {each.combining for each in grid.compressors}
         }
         for column, compressor in enumerate(grid.compressors):
@@ -302,17 +302,6 @@ def scaling_factor(step: Step, overhead_s: Floats) -> Floats:
     """Return T1 / Tn."""
     baseline_s = step.step_ns * 1e-9
     return baseline_s / (baseline_s + overhead_s)
-
-
-def _message_cost(
-    combining: Combining, workers: int, buckets: Buckets, algorithm: str, adds: AddTimes
-) -> Cost:
-    """Return what each message costs before any packing."""
-    if combining == "sum":
-        return cost("allreduce", algorithm, workers, buckets.bytes, adds)
-    # What cannot be summed on the way is gathered from every worker and added up on arrival.
-    gathered = cost("allgather", "ring", workers, buckets.bytes * workers, adds)
-    return replace(gathered, add_s=(workers - 1) * adds(buckets.bytes))
 
 
 def _scenes(

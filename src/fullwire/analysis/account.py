@@ -1,0 +1,330 @@
+"""The account of a step: where its time went, in parts that add up to it exactly.
+
+Per rank and step every nanosecond belongs to one part (`timeline.py` says which comes first). Of
+exposed communication, waiting is known as such; a stretch of transfers is shared between
+
+    line_rate   what its bytes take on the wire at line rate: no transport could do it in less
+    latency     its messages that wait for each other, each taking as long as in a small collective
+                (the median); of small collectives alone, all that is beyond the floor
+    codec       packing and unpacking, where a simulation says what that costs
+    transport   what is left
+
+and the exposed part of the stretch is shared likewise. For the job the parts are means over ranks
+and steps, with one rule: `straggler` is waiting, plus what a rank spends beyond the lower median of
+the ranks in compute, input or host. What cannot be told apart is `unexplained`: transfers where no
+line rate is known, or communication with ranks that are not in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, NoReturn, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.analysis.breakdown import RankBreakdown, rank_breakdown
+from fullwire.analysis.timeline import Doing, Periods, Timeline, timelines
+from fullwire.analysis.transfers import Transfers, recorded_ranks, transfers_of
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.model.cost import Floats
+from fullwire.model.run import Run, Spans, Whole
+
+LatencySource: TypeAlias = Literal["small collectives", "fact", "none"]
+
+SMALL_BYTES = 16 * 1024  # of a collective that shows what a message costs, whatever is in it
+FEWEST_SMALL = 5  # stretches of small collectives, to believe their median
+WARM_UP = 1.5  # first steps longer than this many medians are warm-up
+UNUSUAL = 3.0  # and any other step longer than this is left out,
+MOST_UNUSUAL = 0.05  # if there are no more of these: else they are what the job does
+
+
+class Part(IntEnum):
+    """The parts of an account, in the order in which they are shown."""
+
+    COMPUTE = 0
+    LINE_RATE = 1
+    LATENCY = 2
+    TRANSPORT = 3
+    STRAGGLER = 4
+    CODEC = 5
+    INPUT = 6
+    HOST = 7
+    UNEXPLAINED = 8
+
+    @property
+    def key(self) -> str:
+        """Return the part's name in results."""
+        return self.name.lower()
+
+
+_PART_OF = {
+    Doing.COMPUTE: Part.COMPUTE,
+    Doing.WAITING: Part.STRAGGLER,
+    Doing.UNTOLD: Part.UNEXPLAINED,
+    Doing.CODEC: Part.CODEC,
+    Doing.INPUT: Part.INPUT,
+    Doing.REST: Part.HOST,
+}
+_SPENT_BY_ITSELF = (Part.COMPUTE, Part.INPUT, Part.HOST)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Account:
+    """The account of a job; `parts_ns` has an axis for ranks, one for steps and one for parts."""
+
+    ranks: tuple[int, ...]
+    steps: Whole  # numbers of the steps that every rank has, in order of time
+    is_typical: NDArray[np.bool_]  # which of them the means are over
+    is_whole_trace: bool  # no step was marked: all of the trace is taken for one
+    parts_ns: Whole
+    excess_ns: Whole  # what each rank spends beyond the lower median; the last axis is of three
+    overlapped_ns: Whole  # computation beside communication, by rank and step
+    caused_ns: Floats  # what the others waited for each rank, by rank and step
+    breakdowns: tuple[RankBreakdown, ...]
+    lines: tuple[Timeline, ...]
+    latency: LatencySource
+    beyond_line_rate: float  # the floor of all transfers over the time that they took
+    clock_error_ns: int
+
+    @property
+    def step_s(self) -> float:
+        """Return the mean length of the typical steps."""
+        return sum(self.parts_s.values())
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """Return the job's parts in seconds per step."""
+        return _seconds(self.parts_ns[:, self.is_typical].mean(axis=(0, 1)))
+
+    def rank_parts_s(self) -> list[dict[str, float]]:
+        """Return each rank's own seconds per step: `straggler` is then its waiting alone."""
+        own_ns = self.parts_ns.copy()
+        own_ns[:, :, _SPENT_BY_ITSELF] += self.excess_ns
+        own_ns[:, :, Part.STRAGGLER] -= self.excess_ns.sum(axis=2)
+        return [_seconds(row) for row in own_ns[:, self.is_typical].mean(axis=1)]
+
+
+def account(run: Run, rate_bps: Mapping[int, float]) -> Account:
+    """Draw up the account of a run; `rate_bps` is each rank's line rate, as far as known."""
+    marked, is_whole_trace = _with_steps(run)
+    transfers = transfers_of(marked, rate_bps)
+    everyone = tuple(timelines(marked, transfers))
+    lines = [line for line in everyone if len(line.step_number)]
+    steps = _common_steps(run, lines)
+    latency = _latency(run, lines)
+    first = np.stack([_by_step(line, steps, latency) for line in lines])
+    parts_ns, excess_ns = _with_stragglers(first)
+    return Account(
+        ranks=tuple(line.rank for line in lines),
+        steps=steps,
+        is_typical=typical_steps(first.sum(axis=2).max(axis=0)),
+        is_whole_trace=is_whole_trace,
+        parts_ns=parts_ns,
+        excess_ns=excess_ns,
+        overlapped_ns=np.stack([_overlapped_ns(line, steps) for line in lines]),
+        caused_ns=_caused_ns(marked, lines, steps, transfers),
+        breakdowns=tuple(map(rank_breakdown, everyone)),
+        lines=everyone,
+        latency=latency.source,
+        beyond_line_rate=_beyond_line_rate(lines),
+        clock_error_ns=transfers.clock_error_ns,
+    )
+
+
+def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:
+    """Choose the steps that the account is over: without warm-up, and without rare exceptions.
+
+    A what-if replays a step of medians; parts add up only as means.
+    """
+    median_ns = float(np.median(length_ns))
+    is_typical = np.ones(len(length_ns), bool)
+    warm = int(np.argmax(np.append(length_ns <= WARM_UP * median_ns, [True])))
+    is_typical[:warm] = False
+    is_unusual = is_typical & (length_ns > UNUSUAL * median_ns)
+    if is_unusual.sum() <= max(1, MOST_UNUSUAL * len(length_ns)):
+        is_typical &= ~is_unusual
+    return is_typical
+
+
+def _with_steps(run: Run) -> tuple[Run, bool]:
+    """Return the run as it is, or, where no step is marked, with all of it as one step."""
+    is_mark = (run.spans.lane == "host") & (run.spans.name == "step")
+    if is_mark.any():
+        return run, False
+    ranks = recorded_ranks(run)
+    if not len(ranks):
+        _refuse(run, "there is nothing to explain: no spans and no collectives")
+    spans, collectives = run.spans, run.collectives
+    rank = np.concatenate([spans.rank, collectives.rank])
+    place = np.searchsorted(ranks, rank)
+    start = np.full(len(ranks), np.iinfo(np.int64).max)
+    end = np.full(len(ranks), np.iinfo(np.int64).min)
+    np.minimum.at(start, place, np.concatenate([spans.start_ns, collectives.issue_ns]))
+    np.maximum.at(end, place, np.concatenate([spans.end_ns, collectives.end_ns]))
+    marks = Spans(
+        rank=ranks, step=np.zeros(len(ranks), np.int64),
+        lane=np.full(len(ranks), "host", object), name=np.full(len(ranks), "step", object),
+        start_ns=start, end_ns=np.maximum(start, end),
+    )  # fmt: skip
+    columns = {
+        name: np.concatenate([column, getattr(marks, name)])
+        for name, column in spans.columns().items()
+    }
+    changed = Run(provenance=run.provenance, facts=run.facts, missing=run.missing,
+                  spans=Spans(**columns), collectives=collectives)  # fmt: skip
+    return changed, True
+
+
+def _refuse(run: Run, problem: str) -> NoReturn:
+    """Refuse a run: as damaged if something of it is gone, else as one that cannot answer."""
+    if run.missing:
+        raise DamagedInput(run.provenance.source, f"{problem}; missing: {run.missing[0]}")
+    raise UsageError(f"{run.provenance.source}: {problem}")
+
+
+def _common_steps(run: Run, lines: Sequence[Timeline]) -> Whole:
+    """Return the numbers of the steps that every rank has, in the order of the first rank."""
+    counts: dict[int, int] = {}
+    for line in lines:
+        for number in line.step_number.tolist():
+            counts[number] = counts.get(number, 0) + 1
+    common = [each for each in lines[0].step_number.tolist() if counts[each] == len(lines)]
+    if not common:
+        _refuse(run, f"no step that all {len(lines)} ranks have")
+    return np.array(common, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What a message takes besides its bytes, and how that is known."""
+
+    per_hop_ns: float
+    source: LatencySource
+
+    def of_ns(self, periods: Periods) -> Floats:
+        """Return what the messages of each stretch take; a small collective takes nothing else."""
+        stated_ns = periods.hops * self.per_hop_ns
+        if self.source != "small collectives":
+            return stated_ns
+        length_ns = (periods.end_ns - periods.start_ns).astype(np.float64)
+        return np.where(_has_only_small(periods), length_ns, stated_ns)
+
+
+def _latency(run: Run, lines: Sequence[Timeline]) -> Latency:
+    """Return what small collectives of the run show, or else what its facts say."""
+    small = [_small(line.periods) for line in lines]
+    each_ns = np.concatenate([each for each, _ in small])
+    hops = np.concatenate([weight for _, weight in small])
+    if len(each_ns) >= FEWEST_SMALL:
+        return Latency(_weighted_median(each_ns, hops), "small collectives")
+    latency_s = run.facts.get("latency_s")
+    if isinstance(latency_s, float) and 0 <= latency_s < 1e9:
+        return Latency(latency_s * 1e9, "fact")
+    return Latency(0.0, "none")
+
+
+def _small(periods: Periods) -> tuple[Floats, Floats]:
+    chosen = _has_only_small(periods)
+    length = (periods.end_ns - periods.start_ns)[chosen].astype(np.float64)
+    floor = np.nan_to_num(periods.floor_ns[chosen])
+    hops = periods.hops[chosen]
+    return np.maximum(length - floor, 0) / hops, hops
+
+
+def _has_only_small(periods: Periods) -> NDArray[np.bool_]:
+    return (periods.largest_bytes <= SMALL_BYTES) & (periods.hops > 0)
+
+
+def _weighted_median(values: Floats, weights: Floats) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
+
+
+def _by_step(line: Timeline, steps: Whole, latency: Latency) -> Whole:
+    """Return one rank's account before stragglers are told: steps by parts, in nanoseconds."""
+    parts = np.zeros((len(line.step_number), len(Part)), np.int64)
+    length = line.length_ns
+    inside = line.step >= 0
+    for doing, part in _PART_OF.items():
+        chosen = inside & (line.doing == doing)
+        np.add.at(parts[:, part], line.step[chosen], length[chosen])
+    exposed = np.flatnonzero(inside & (line.doing == Doing.TRANSFER))
+    left, step, period = length[exposed], line.step[exposed], line.period[exposed]
+    shares, is_known = _shares(line.periods, latency)
+    for part, share in shares.items():
+        taken = np.minimum((length[exposed] * share[period]).astype(np.int64), left)
+        np.add.at(parts[:, part], step, taken)
+        left = left - taken
+    rest = np.where(is_known[period], Part.TRANSPORT, Part.UNEXPLAINED)
+    np.add.at(parts, (step, rest), left)
+    return _in_order(line, steps, parts)
+
+
+def _shares(periods: Periods, latency: Latency) -> tuple[dict[Part, Floats], NDArray[np.bool_]]:
+    """Return what share of each stretch the floor, the messages and the codec take."""
+    length = (periods.end_ns - periods.start_ns).astype(np.float64)
+    is_known = np.isfinite(periods.floor_ns)
+    shares: dict[Part, Floats] = {}
+    left = length
+    for part, wanted_ns in (
+        (Part.LINE_RATE, np.where(is_known, periods.floor_ns, 0.0)),
+        (Part.CODEC, periods.codec_ns),
+        (Part.LATENCY, latency.of_ns(periods)),
+    ):
+        taken = np.minimum(wanted_ns, left)
+        shares[part] = taken / length
+        left = left - taken
+    return shares, is_known
+
+
+def _in_order(line: Timeline, steps: Whole, rows: Whole) -> Whole:
+    """Return the rows of the steps wanted, from the rows of a rank's own."""
+    order = np.argsort(line.step_number, kind="stable")
+    return rows[order[np.searchsorted(line.step_number[order], steps)]]
+
+
+def _overlapped_ns(line: Timeline, steps: Whole) -> Whole:
+    overlapped = np.zeros(len(line.step_number), np.int64)
+    chosen = (line.step >= 0) & line.is_computing & line.is_communicating
+    np.add.at(overlapped, line.step[chosen], line.length_ns[chosen])
+    return _in_order(line, steps, overlapped)
+
+
+def _with_stragglers(parts_ns: Whole) -> tuple[Whole, Whole]:
+    """Move what a rank spends beyond the lower median of the ranks to the straggler's part."""
+    settled = parts_ns.copy()
+    own = parts_ns[:, :, _SPENT_BY_ITSELF]
+    usual = np.sort(own, axis=0)[(len(own) - 1) // 2]
+    excess = np.maximum(own - usual, 0)
+    settled[:, :, _SPENT_BY_ITSELF] -= excess
+    settled[:, :, Part.STRAGGLER] += excess.sum(axis=2)
+    return settled, excess
+
+
+def _caused_ns(run: Run, lines: Sequence[Timeline], steps: Whole, transfers: Transfers) -> Floats:
+    """Add up what the others waited for each rank, by the step that it was late in."""
+    ranks = np.array([line.rank for line in lines])
+    late = transfers.latest_row
+    place, order = np.searchsorted(ranks, run.collectives.rank[late]), np.argsort(steps)
+    place = np.minimum(place, len(ranks) - 1)
+    step = np.searchsorted(steps[order], run.collectives.step[late])
+    step = order[np.minimum(step, len(steps) - 1)]
+    chosen = steps[step] == run.collectives.step[late]
+    chosen &= ranks[place] == run.collectives.rank[late]
+    caused = np.zeros((len(ranks), len(steps)))
+    np.add.at(caused, (place[chosen], step[chosen]), transfers.waited_ns[chosen])
+    return caused
+
+
+def _beyond_line_rate(lines: Sequence[Timeline]) -> float:
+    floor_ns = sum(float(np.nansum(line.periods.floor_ns)) for line in lines)
+    taken_ns = sum(int((line.periods.end_ns - line.periods.start_ns).sum()) for line in lines)
+    return floor_ns / taken_ns if taken_ns else 0.0
+
+
+def _seconds(parts_ns: Floats) -> dict[str, float]:
+    return {part.key: float(parts_ns[part]) * 1e-9 for part in Part}

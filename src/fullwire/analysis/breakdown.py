@@ -1,0 +1,55 @@
+"""What each rank did over the whole trace, in the few figures that other tools show too.
+
+The span runs from the first to the last thing recorded, marks of steps aside. It is computation,
+exposed communication and idle time, besides what the host lane holds, such as copies. Communication
+is the time with a collective outstanding; waiting is the part of the exposed one that lasted until
+the latest rank had issued it, None where ranks that take part are not in the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.analysis.timeline import Doing, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBreakdown:
+    """One rank's figures; exposed and overlapped communication add up to all of it."""
+
+    rank: int
+    span_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    overlap_s: float
+    waiting_s: float | None
+    idle_s: float
+
+
+def rank_breakdown(line: Timeline) -> RankBreakdown:
+    """Sum up one rank's timeline."""
+    is_overlapped = line.is_communicating & line.is_computing
+    is_untold = bool((line.doing == Doing.UNTOLD).any())
+    span_ns = _span_ns(line)
+    return RankBreakdown(
+        rank=line.rank,
+        span_s=span_ns * 1e-9,
+        compute_s=line.total_ns(line.is_computing) * 1e-9,
+        communication_s=line.total_ns(line.is_communicating) * 1e-9,
+        exposed_s=line.total_ns(line.is_communicating & ~line.is_computing) * 1e-9,
+        overlap_s=line.total_ns(is_overlapped) * 1e-9,
+        waiting_s=None if is_untold else line.total_ns(line.doing == Doing.WAITING) * 1e-9,
+        idle_s=(span_ns - line.total_ns(line.is_busy)) * 1e-9,
+    )
+
+
+def _span_ns(line: Timeline) -> int:
+    pieces = np.flatnonzero(line.is_recorded)
+    if not len(pieces):  # nothing but steps
+        pieces = np.flatnonzero(line.step >= 0)
+    if not len(pieces):
+        return 0
+    return int(line.moments[pieces[-1] + 1] - line.moments[pieces[0]])

@@ -1,0 +1,192 @@
+"""Collectives matched over ranks: when each could begin, and what it had to send.
+
+Rows belong together by group, operation and sequence. A collective cannot begin before its latest
+rank has issued it; what a rank spends on it before that moment is waiting, and after it transfer.
+Where ranks are not recorded, the latest issue that is known is a bound and nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.errors import UsageError
+from fullwire.model.compressor import Compressor, parse_codec
+from fullwire.model.cost import AddTimes, Cost, Floats, gradient_cost, observed_cost
+from fullwire.model.run import Run, Text, Whole
+from fullwire.units import ratio, shown
+
+MOST_WORKERS = 100_000_000
+CLOCK_SHARE = 0.1  # of the collectives may end before their latest issue: clocks are never perfect
+_NEED_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Transfers:
+    """Columns beside those of `run.collectives`, row by row."""
+
+    ready_ns: Whole  # the latest issue on any rank, within this rank's own issue and end
+    is_known: NDArray[np.bool_]  # every rank's issue is there
+    floor_ns: Floats  # on the wire at line rate; not a number where no rate is known
+    codec_ns: Floats  # packing and unpacking, for runs that state a compressor's speed
+    hops: Whole  # messages that wait for each other
+    latest_row: NDArray[np.intp]  # of each collective: the row of its latest rank
+    waited_ns: Floats  # and what the other ranks together waited for that one
+    clock_error_ns: int  # by how much ranks' clocks disagree at least; 0 where nothing shows it
+
+
+def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
+    """Match the collectives of a run; `rate_bps` is each rank's line rate, as far as known."""
+    table = run.collectives
+    group, op = codes_of(table.group), codes_of(table.op)
+    order = np.lexsort((table.issue_ns, table.sequence, op.codes, group.codes))
+    matched = _Matched.over(run, order, group.codes, op.codes)
+    latest_ns = np.empty(len(table), np.int64)
+    latest_ns[order] = matched.latest_ns
+    members, is_known = _members(run, group, matched.ranks_by_row(order))
+    cost, codec_ns = _costs(run, op, members)
+    slowest_bps = _slowest_bps(run, group, rate_bps)
+    floor_ns = 8e9 * cost.wire_bytes / np.maximum(slowest_bps, 1e-3)
+    return Transfers(
+        ready_ns=np.clip(latest_ns, table.issue_ns, table.end_ns),
+        is_known=is_known,
+        floor_ns=np.where(slowest_bps > 0, floor_ns, np.nan),
+        codec_ns=codec_ns,
+        hops=np.asarray(cost.hops, np.int64),
+        latest_row=order[matched.first + matched.count - 1],
+        waited_ns=_waited_ns(run, order, matched),
+        clock_error_ns=_clock_error_ns(run, latest_ns, is_known),
+    )
+
+
+def world(run: Run) -> int:
+    """Return how many ranks the job had: as announced, or as many as left a trace."""
+    announced = run.facts.get("workers", 0)
+    if not isinstance(announced, int) or announced > MOST_WORKERS:
+        raise UsageError(f"{run.provenance.source}: a job of {shown(announced)} workers cannot be")
+    return max(announced, len(recorded_ranks(run)), 1)
+
+
+def recorded_ranks(run: Run) -> Whole:
+    """Return the ranks that left a trace, in order."""
+    return np.unique(np.concatenate([run.spans.rank, run.collectives.rank]))
+
+
+def stands_for_all(run: Run) -> bool:
+    """Say whether one rank of the run stands for every rank, as in a simulation."""
+    return run.provenance.origin == "simulated" and len(recorded_ranks(run)) == 1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Coded:
+    """A column of text as whole numbers: `names[codes]` is the column."""
+
+    codes: Whole
+    names: tuple[str, ...]
+
+
+def codes_of(column: Text) -> Coded:
+    """Number the texts of a column in the order in which they come."""
+    values = column.tolist()
+    number = {name: code for code, name in enumerate(dict.fromkeys(values))}
+    codes = np.fromiter(map(number.__getitem__, values), np.int64, len(values))
+    return Coded(codes, tuple(number))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Matched:
+    """Rows in an order in which those of one collective follow each other, by issue."""
+
+    first: Whole  # place of each collective's first row in that order
+    count: Whole  # its rows
+    latest_ns: Whole  # its latest issue, for each row in that order
+
+    @classmethod
+    def over(cls, run: Run, order: NDArray[np.intp], group: Whole, op: Whole) -> _Matched:
+        sequence = run.collectives.sequence
+        keys = [column[order] for column in (group, op, sequence)]
+        is_new = np.ones(len(order), bool)
+        is_new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+        first = np.flatnonzero(is_new)
+        count = np.diff(np.append(first, len(order)))
+        latest_ns = run.collectives.issue_ns[order][first + count - 1]
+        return cls(first, count, np.repeat(latest_ns, count))
+
+    def ranks_by_row(self, order: NDArray[np.intp]) -> Whole:
+        by_row = np.empty(len(order), np.int64)
+        by_row[order] = np.repeat(self.count, self.count)
+        return by_row
+
+
+def _members(run: Run, group: Coded, here: Whole) -> tuple[Whole, NDArray[np.bool_]]:
+    """Return the size of each row's group, and whether all of it was recorded for this row."""
+    recorded, workers = recorded_ranks(run), world(run)
+    if stands_for_all(run):
+        return np.full(len(here), workers), np.ones(len(here), bool)
+    rank = np.searchsorted(recorded, run.collectives.rank)
+    used = np.unique(group.codes * len(recorded) + rank) // max(len(recorded), 1)
+    size = np.bincount(used, minlength=len(group.names))
+    # A group that all recorded ranks are in is taken for the whole job's.
+    members = np.where(size == len(recorded), workers, size)[group.codes]
+    return members, (here == members) & (len(recorded) == workers)
+
+
+def _costs(run: Run, op: Coded, members: Whole) -> tuple[Cost, Floats]:
+    """Return each row's cost, and what its compressor takes, once per operation and size."""
+    count = len(members)
+    compressor = stated_compressor(run)
+    algorithm = str(run.facts.get("algorithm", "ring"))
+    wire_bytes, codec_ns, hops = np.zeros(count), np.zeros(count), np.zeros(count, np.int64)
+    most = int(members.max(initial=1)) + 1
+    for pair in np.unique(op.codes * most + members).tolist():
+        code, workers = divmod(pair, most)
+        rows = np.flatnonzero((op.codes == code) & (members == workers))
+        size = run.collectives.bytes[rows].astype(np.float64)
+        if op.names[code] == "allreduce" and compressor is not None:
+            cost = gradient_cost(compressor.combining, algorithm, workers, size, AddTimes())
+            wire_bytes[rows] = cost.wire_bytes / compressor.ratio
+            codec_ns[rows] = 1e9 * compressor.codec_s_per_byte(workers) * size
+        else:
+            cost = observed_cost(op.names[code], algorithm, workers, size)
+            wire_bytes[rows] = cost.wire_bytes
+        hops[rows] = cost.hops
+    return Cost(wire_bytes, hops, np.zeros(count)), codec_ns  # type: ignore[arg-type]
+
+
+def stated_compressor(run: Run) -> Compressor | None:
+    """Return the compressor that the run's facts state, as a simulation writes it."""
+    text = str(run.facts.get("compression", ""))
+    if not text:
+        return None
+    return parse_codec(text) if "," in text else Compressor(ratio=ratio(text, "compression"))
+
+
+def _slowest_bps(run: Run, group: Coded, rate_bps: Mapping[int, float]) -> Floats:
+    """Return for each row the rate of its group's slowest link, which paces them; 0 if unknown."""
+    recorded = recorded_ranks(run)
+    rates = np.array([rate_bps.get(rank, 0.0) for rank in recorded.tolist()])
+    slowest = np.full(len(group.names), np.inf)
+    np.minimum.at(slowest, group.codes, rates[np.searchsorted(recorded, run.collectives.rank)])
+    return slowest[group.codes]
+
+
+def _waited_ns(run: Run, order: NDArray[np.intp], matched: _Matched) -> Floats:
+    """Return for each collective what its ranks together waited for the latest one."""
+    if not len(order):
+        return np.zeros(0)
+    waited_ns = (matched.latest_ns - run.collectives.issue_ns[order]).astype(np.float64)
+    return np.asarray(np.add.reduceat(waited_ns, matched.first), np.float64)
+
+
+def _clock_error_ns(run: Run, latest_ns: Whole, is_known: NDArray[np.bool_]) -> int:
+    """Return how far collectives end before they can have begun, if that is no rare exception."""
+    needs_all = codes_of(run.collectives.op)
+    codes = [code for code, name in enumerate(needs_all.names) if name in _NEED_ALL]
+    rows = np.flatnonzero(is_known & np.isin(needs_all.codes, codes))
+    if not len(rows):
+        return 0
+    early_ns = latest_ns[rows] - run.collectives.end_ns[rows]
+    return max(0, int(np.quantile(early_ns, 1 - CLOCK_SHARE / 2)))

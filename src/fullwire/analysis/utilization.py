@@ -1,0 +1,198 @@
+"""What links, sockets and processors say about the time when communication was exposed.
+
+Counters are read off between samples by straight lines. Where samples are further apart than the
+stretches of exposed communication are long, they cannot tell these from the rest of a step, and
+the figures are of all steps together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.analysis.timeline import Doing, Interval, Timeline
+from fullwire.analysis.transfers import codes_of
+from fullwire.model.cost import Floats
+from fullwire.model.run import Run, Table, Whole
+
+LIMITED = 0.3  # of a socket's busy time: what held it back
+SATURATED = 0.9  # of a processor's time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One figure that speaks for or against a verdict, and the sentence that says it."""
+
+    name: str
+    value: float
+    sentence: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Looked:
+    """The time that is looked at: exposed communication, or all steps where samples are coarse."""
+
+    starts_ns: Whole
+    ends_ns: Whole
+    words: str
+
+    @property
+    def total_ns(self) -> int:
+        return int((self.ends_ns - self.starts_ns).sum())
+
+
+def evidence(
+    run: Run, lines: Sequence[Timeline], rate_bps: Mapping[int, float]
+) -> tuple[Evidence, ...]:
+    """Return what the samples of a run say, in order: links, sockets, processors."""
+    return (
+        *_of_links(run, lines, rate_bps),
+        *_of_sockets(run, lines),
+        *_of_processors(run, lines),
+    )
+
+
+def missing_tables(run: Run) -> tuple[str, ...]:
+    """Name the tables of samples that the run does not have."""
+    return tuple(name for name in ("links", "sockets", "hosts") if not len(getattr(run, name)))
+
+
+def _of_links(
+    run: Run, lines: Sequence[Timeline], rate_bps: Mapping[int, float]
+) -> Iterator[Evidence]:
+    used: dict[str, tuple[float, str]] = {}
+    for host, rows in _series(run.links, run.links.host, run.links.interface):
+        links = run.links.rows(rows)
+        looked = _looked(run, lines, host, links.time_ns)
+        rate = min((rate_bps[rank] for rank in _ranks_on(run, host) if rank in rate_bps), default=0)
+        if rate > 0 and looked.total_ns:
+            sent = 8e9 * _gained(links.time_ns, links.tx_bytes, looked)
+            share = sent / (rate * looked.total_ns)
+            used[host] = max(used.get(host, (0.0, "")), (share, looked.words))
+    if used:
+        mean = float(np.mean([share for share, _ in used.values()]))
+        [words, *_] = [words for _, words in used.values()]
+        yield Evidence(
+            name="link_utilization", value=mean,
+            sentence=f"Links were {mean:.0%} used {words}.",
+        )  # fmt: skip
+
+
+def _of_sockets(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
+    totals = np.zeros(5)  # bytes, busy, receive window, send buffer, idle; times by bytes
+    retransmits, words = 0.0, ""
+    for host, rows in _series(run.sockets, run.sockets.host, run.sockets.flow):
+        flow = run.sockets.rows(rows)
+        looked = _looked(run, lines, host, flow.time_ns)
+        sent = _gained(flow.time_ns, flow.bytes_acked, looked)
+        columns = (flow.busy_ns, flow.receiver_window_limited_ns, flow.send_buffer_limited_ns)
+        busy, window, buffer = (_gained(flow.time_ns, each, looked) for each in columns)
+        idle = max(looked.total_ns - busy, 0.0)
+        totals += np.array([1.0, busy, window, buffer, idle]) * sent
+        retransmits += _gained(flow.time_ns, flow.retransmits, looked)
+        words = looked.words
+    sent, busy, window, buffer, idle = totals.tolist()
+    if busy > 0:
+        for name, part, verb in (
+            ("send_buffer_limited", buffer, "were held back by their send buffers for"),
+            ("receive_window_limited", window, "waited for the receiver's window for"),
+        ):
+            share = min(part / busy, 1.0)
+            yield Evidence(
+                name=name, value=share,
+                sentence=f"Sockets {verb} {share:.0%} of the time that they had data to send.",
+            )  # fmt: skip
+        share = idle / (idle + busy)
+        yield Evidence(
+            name="socket_idle", value=share,
+            sentence=f"Sockets had nothing to send for {share:.0%} of the time {words} (derived).",
+        )  # fmt: skip
+    if len(run.sockets):
+        yield Evidence(
+            name="retransmits", value=round(retransmits),
+            sentence=f"{round(retransmits):,} segments were sent again {words}.",
+        )  # fmt: skip
+
+
+def _of_processors(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
+    used: list[tuple[float, str, str]] = []
+    for host, rows in _series(run.hosts, run.hosts.host, run.hosts.device):
+        samples = run.hosts.rows(rows)
+        looked = _looked(run, lines, host, samples.time_ns)
+        if not str(samples.device[0]).startswith("cpu") or not looked.total_ns:
+            continue
+        share = np.clip(np.nan_to_num(samples.utilization, posinf=1.0, neginf=0.0), 0, 1)
+        spent = np.cumsum(share * np.diff(samples.time_ns, prepend=samples.time_ns[:1]))
+        mean = _gained(samples.time_ns, spent, looked) / looked.total_ns
+        used.append((mean, f"{host} {samples.device[0]}", looked.words))
+    if used:
+        busiest, name, words = max(used)
+        state = "saturated" if busiest >= SATURATED else "not saturated"
+        yield Evidence(
+            name="cpu_busiest", value=busiest,
+            sentence=f"Processors were {state} {words}: the busiest ({name}) {busiest:.0%} used.",
+        )  # fmt: skip
+
+
+def _series(
+    table: Table, first: NDArray[np.object_], second: NDArray[np.object_]
+) -> Iterator[tuple[str, NDArray[np.intp]]]:
+    """Go through the rows of each pair of names, in order of time."""
+    one, other = codes_of(first), codes_of(second)
+    key = one.codes * max(len(other.names), 1) + other.codes
+    order = np.lexsort((table.columns()["time_ns"], key))
+    for rows in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+        if len(rows) > 1:
+            yield one.names[one.codes[rows[0]]], rows
+
+
+def _looked(run: Run, lines: Sequence[Timeline], host: str, time_ns: Whole) -> _Looked:
+    """Choose what to look at for the samples of a host, within the time that they cover."""
+    ranks = _ranks_on(run, host)
+    chosen = [line for line in lines if line.rank in ranks]
+    exposed = [_pieces(line, (Doing.TRANSFER, Doing.UNTOLD)) for line in chosen]
+    spacing = float(np.median(np.diff(time_ns)))
+    start, end = _joined(exposed, time_ns)
+    if len(start) and spacing <= float((end - start).mean()):
+        return _Looked(start, end, "while communication was exposed")
+    return _Looked(*_joined([_pieces(line, None) for line in chosen], time_ns), "over whole steps")
+
+
+def _ranks_on(run: Run, host: str) -> set[int]:
+    """Return the ranks of a host; where the run does not say, any rank may be there."""
+    hosts = str(run.facts.get("hosts", "")).split(",")
+    named = {rank for rank, name in enumerate(hosts) if name == host}
+    return named or {int(rank) for rank in np.unique(run.spans.rank)}
+
+
+def _pieces(line: Timeline, doing: Sequence[Doing] | None) -> Interval:
+    chosen = line.step >= 0
+    if doing is not None:
+        chosen = chosen & np.isin(line.doing, doing)
+    return line.moments[:-1][chosen], line.moments[1:][chosen]
+
+
+def _joined(pieces: Sequence[Interval], time_ns: Whole) -> Interval:
+    """Join pieces of several ranks to stretches that are apart, within the time of the samples."""
+    if not pieces:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    start = np.clip(np.concatenate([each for each, _ in pieces]), time_ns[0], time_ns[-1])
+    end = np.clip(np.concatenate([each for _, each in pieces]), time_ns[0], time_ns[-1])
+    order = np.argsort(start, kind="stable")
+    start, reached = start[order], np.maximum.accumulate(end[order])
+    first = np.flatnonzero(np.append([True], start[1:] > reached[:-1])[: len(start)])
+    last = np.append(first[1:], len(start)) - 1 if len(start) else first
+    start, end = start[first], reached[last]
+    return start[end > start], end[end > start]
+
+
+def _gained(time_ns: Whole, counter: Whole | Floats, looked: _Looked) -> float:
+    """Return by how much a counter grew in the time looked at; it may have begun anew between."""
+    grown = np.cumsum(np.maximum(np.diff(counter.astype(np.float64), prepend=counter[:1]), 0.0))
+    at_end, at_start = (
+        np.interp(each, time_ns, grown) for each in (looked.ends_ns, looked.starts_ns)
+    )
+    return float((at_end - at_start).sum())

@@ -1,0 +1,192 @@
+"""Where did every lost second go, and is it the network?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from fullwire.analysis.account import Account, Part, account
+from fullwire.analysis.breakdown import RankBreakdown
+from fullwire.analysis.compare import refuse_other_work
+from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
+from fullwire.analysis.utilization import Evidence, evidence, missing_tables
+from fullwire.answers.conditions import rate
+from fullwire.answers.verdict import Case, Verdict, judged
+from fullwire.errors import UsageError
+from fullwire.model.run import Run
+from fullwire.sources import read
+from fullwire.units import show_rate, show_time
+
+RunLike: TypeAlias = Run | str | Path  # a run, or where one is
+
+CLOCKS_DIFFER = 0.01  # of the step: clocks that are known better than this change no answer
+BEYOND_LINE_RATE = 1.05  # transfers faster than this many line rates: it is not the right rate
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Explanation:
+    """The account of a job's step, what it amounts to, and what it rests on."""
+
+    verdict: Verdict
+    step_s: float
+    baseline_step_s: float
+    is_estimated: bool  # the baseline is what this run spends on its own, not a run of one worker
+    scaling_factor: float
+    account: Mapping[str, float]  # seconds per step, adding up to step_s
+    compute_inflation_s: float | None
+    ranks: tuple[RankBreakdown, ...]
+    evidence: tuple[Evidence, ...]
+    warnings: tuple[str, ...]
+    detail: Account
+
+
+def explain(
+    run: RunLike, *, baseline: RunLike | None = None, bandwidth: str | float | None = None
+) -> Explanation:
+    """Say where the time of a step goes, and what limits the job.
+
+    `baseline` is a run of the same work on one worker; `bandwidth` is the line rate of the links,
+    for runs that do not know theirs.
+    """
+    job = _opened(run)
+    rate_bps = _line_rates(job, bandwidth)
+    found = account(job, rate_bps)
+    parts = found.parts_s
+    if not found.step_s:
+        raise UsageError(f"{job.provenance.source}: its steps take no time at all")
+    baseline_s, inflation_s = _baseline(job, found, baseline)
+    samples = evidence(job, found.lines, rate_bps)
+    case = Case(
+        run=job, account=found, inflation_s=inflation_s, evidence=samples,
+        knows_line_rate=bool(rate_bps),
+    )  # fmt: skip
+    return Explanation(
+        verdict=judged(case),
+        step_s=found.step_s,
+        baseline_step_s=baseline_s,
+        is_estimated=baseline is None,
+        scaling_factor=baseline_s / found.step_s,
+        account=parts,
+        compute_inflation_s=inflation_s,
+        ranks=found.breakdowns,
+        evidence=samples,
+        warnings=tuple(_warnings(case, baseline is None, rate_bps)),
+        detail=found,
+    )
+
+
+def _opened(run: RunLike) -> Run:
+    return run if isinstance(run, Run) else read(run)
+
+
+def _line_rates(run: Run, bandwidth: str | float | None) -> dict[int, float]:
+    """Return the line rate of each rank's link: as the run knows it, or as it was given."""
+    known = run.facts.get("line_rate_bps")
+    given = None if bandwidth is None else rate(bandwidth)
+    if isinstance(known, float) and known > 0:
+        if given is not None and given != known:
+            raise UsageError(
+                f"bandwidth: this run knows its line rate, {show_rate(known)}; "
+                f"got {show_rate(given)}"
+            )
+        given = known
+    if given is None:
+        return {}
+    rates = dict.fromkeys(recorded_ranks(run).tolist(), given)
+    others = {int(rank): rate_bps for rank, rate_bps in _pairs(run, "other_line_rates_bps")}
+    return rates | {rank: rate_bps for rank, rate_bps in others.items() if rate_bps > 0}
+
+
+def _pairs(run: Run, fact: str) -> tuple[tuple[float, float], ...]:
+    value = run.facts.get(fact, ())
+    return value if isinstance(value, tuple) else ()
+
+
+def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float, float | None]:
+    """Return T1, and how much longer computation takes than there; None where T1 is estimated."""
+    parts = found.parts_s
+    if baseline is None:
+        # Input and host are there with one worker too: what scaling loses is the rest.
+        own = (Part.COMPUTE, Part.INPUT, Part.HOST)
+        return sum(parts[part.key] for part in own), None
+    alone = _opened(baseline)
+    refuse_other_work(alone, run)
+    if world(alone) != 1:
+        raise UsageError(f"baseline: expected a run of one worker, got one of {world(alone)}")
+    by_one = account(alone, {})
+    return by_one.step_s, parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key]
+
+
+def _warnings(case: Case, is_estimated: bool, rate_bps: Mapping[int, float]) -> Iterator[str]:
+    run, found = case.run, case.account
+    if run.provenance.basis == "modelled":
+        yield "This rests on modelled times, not on measured ones."
+    for sentence in run.missing:
+        yield f"The run is partial: {sentence}."
+    if "warnings" in run.facts:
+        yield f"Where it was recorded: {run.facts['warnings']}."
+    yield from _steps_left_out(found)
+    yield from _ranks_left_out(run, found)
+    if is_estimated and world(run) > 1:
+        yield "T1 is estimated from this run's computation, input and host; --baseline gives it."
+    if len(run.collectives) and world(run) > 1:
+        yield from _about_transfers(case, rate_bps)
+        yield from _about_samples(run)
+
+
+def _steps_left_out(found: Account) -> Iterator[str]:
+    if found.is_whole_trace:
+        yield "No step is marked: the whole trace is taken for one."
+    left_out = int((~found.is_typical).sum())
+    if left_out:
+        all_ns = found.parts_ns.sum(axis=(0, 2))
+        share = float(all_ns[~found.is_typical].sum() / all_ns.sum())
+        yield (
+            f"{left_out} of {len(found.steps)} steps are left out as warm-up or exceptions; "
+            f"they are {share:.0%} of the time."
+        )
+
+
+def _ranks_left_out(run: Run, found: Account) -> Iterator[str]:
+    without = sorted(set(recorded_ranks(run).tolist()) - set(found.ranks))
+    if without:
+        named = ", ".join(map(str, without[:8]))
+        yield f"{len(without)} ranks have no steps and are not in the account: {named}."
+    recorded = len(recorded_ranks(run))
+    if recorded < world(run) and not stands_for_all(run):
+        yield f"{recorded} of {world(run)} ranks are here: transfer cannot be told from waiting."
+
+
+def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[str]:
+    found = case.account
+    if not rate_bps:
+        yield "The line rate is unknown, so transfers are unexplained: --bandwidth gives it."
+    late_ends = case.run.facts.get("late_ends", 0)
+    if late_ends:
+        yield f"{late_ends} collectives ended at the latest when the program had waited for them."
+    if found.latency == "none":
+        yield "Latency counts as 0: there are no small collectives, and no fact says what it is."
+    if found.beyond_line_rate > BEYOND_LINE_RATE:
+        yield (
+            f"Collectives took 1/{found.beyond_line_rate:.2f} of what the line rate allows: it is "
+            "not the rate of the links that they used."
+        )
+    uncertain_s = max((s for _, s in _pairs(case.run, "clock_uncertainty_s")), default=0.0)
+    if uncertain_s > CLOCKS_DIFFER * case.step_s:
+        yield (
+            f"Ranks' clocks are known to {show_time(uncertain_s)} only, and who waited for whom is "
+            "as uncertain."
+        )
+    if found.clock_error_ns > CLOCKS_DIFFER * case.step_s * 1e9:
+        yield (
+            f"Collectives end up to {show_time(found.clock_error_ns * 1e-9)} before their last "
+            "rank issued them: ranks' clocks disagree, and waiting is uncertain by as much."
+        )
+
+
+def _about_samples(run: Run) -> Iterator[str]:
+    missing = missing_tables(run)
+    if missing and run.provenance.origin == "measured":
+        yield f"No samples of {', '.join(missing)}: there is no evidence from them."

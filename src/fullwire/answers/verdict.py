@@ -1,0 +1,306 @@
+"""From the account to one word and one sentence: the rules, and every threshold that they use.
+
+The verdict is the largest part of the step other than computation, if it reaches the threshold.
+
+    overlap    in place of line_rate, if the exposed floor would fit under computation that had no
+               communication beside it
+    compute    if computation takes longer than with one worker, and no part is larger than that
+    scales     if nothing reaches the threshold
+    unknown    if the largest part is what could not be attributed, or the steps are too few to tell
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from fullwire.analysis.account import Account, Part
+from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
+from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
+from fullwire.model.run import Run
+from fullwire.units import show_time
+
+Kind: TypeAlias = Literal[
+    "scales", "line_rate", "transport", "latency", "overlap", "straggler", "codec", "compute",
+    "input", "host", "unknown",
+]  # fmt: skip
+
+THRESHOLD = 0.10  # of the step: what a part must reach to be the verdict
+FEWEST_STEPS = 3  # of a measured job after its warm-up, to tell what a step usually is
+CULPRIT = 0.5  # of all waiting: one rank that causes more is named
+
+_SAID_ALIKE: Mapping[str, str] = {
+    "codec": "Packing and unpacking gradients is the bottleneck, not the network: it takes",
+    "input": "The input is the bottleneck, not the network: ranks wait for data for",
+    "host": "The host is the bottleneck, not the network: nothing is computed, communicated or "
+    "loaded for",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the account amounts to, and why."""
+
+    kind: Kind
+    sentence: str
+    threshold: float
+    reasons: tuple[str, ...]
+    missing: tuple[str, ...]  # what would settle it, where the kind is unknown
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Case:
+    """All that a verdict rests on."""
+
+    run: Run
+    account: Account
+    inflation_s: float | None
+    evidence: Sequence[Evidence]
+    knows_line_rate: bool
+
+    @property
+    def step_s(self) -> float:
+        """Return the length of a typical step."""
+        return self.account.step_s
+
+    def largest(self) -> tuple[str, float]:
+        """Return the largest part other than computation."""
+        parts = {key: s for key, s in self.account.parts_s.items() if key != Part.COMPUTE.key}
+        return max(parts.items(), key=lambda each: each[1])
+
+    def share(self, time_s: float) -> str:
+        """Print a time as a share of the step."""
+        return f"{time_s / self.step_s:.1%}" if self.step_s else "0.0%"
+
+    def of_step(self, time_s: float) -> str:
+        """Print a time of every step."""
+        return f"{show_time(time_s)} of every {show_time(self.step_s)} step"
+
+
+def judged(case: Case) -> Verdict:
+    """Judge a case."""
+    kind, reasons = _kind(case)
+    missing = tuple(_missing(case)) if kind == "unknown" else ()
+    return Verdict(
+        kind=kind, sentence=_sentence(case, kind, missing), threshold=THRESHOLD, reasons=reasons,
+        missing=missing,
+    )  # fmt: skip
+
+
+def communicates(run: Run) -> bool:
+    """Say whether any communication was recorded."""
+    return bool(len(run.collectives) or (run.spans.lane == "communication").any())
+
+
+def unhidden_compute_s(account: Account) -> float:
+    """Return the computation of a step that had no communication beside it."""
+    compute_ns = (account.parts_ns[:, :, Part.COMPUTE] + account.excess_ns[:, :, 0])[
+        :, account.is_typical
+    ]
+    overlapped_ns = account.overlapped_ns[:, account.is_typical]
+    return max(float((compute_ns - overlapped_ns).mean()) * 1e-9, 0.0)
+
+
+def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
+    if _too_few_steps(case):
+        return "unknown", (f"{_typical_count(case)} to judge by",)
+    if world(case.run) > 1 and not communicates(case.run):
+        return "unknown", (f"{world(case.run)} workers, and no communication in the run",)
+    key, largest_s = case.largest()
+    said = f"{key} is {case.share(largest_s)} of the step, the largest part but computation"
+    inflation_s = case.inflation_s or 0.0
+    if inflation_s >= max(largest_s, THRESHOLD * case.step_s) and inflation_s > 0:
+        inflated = f"computation takes {show_time(inflation_s)} longer than with one worker"
+        return "compute", (inflated, f"{key} is less: {case.share(largest_s)} of the step")
+    if largest_s < THRESHOLD * case.step_s or largest_s == 0:
+        if world(case.run) == 1:
+            return "unknown", ("there was one worker, and so nothing to scale or wait for",)
+        return "scales", (f"{said}, is below the threshold of {THRESHOLD:.0%}",)
+    reason = f"{said}, and reaches the threshold of {THRESHOLD:.0%}"
+    if key == Part.UNEXPLAINED.key:
+        return "unknown", (reason,)
+    if key == Part.LINE_RATE.key and largest_s <= (free_s := unhidden_compute_s(case.account)):
+        fits = f"it would fit under {show_time(free_s)} of computation without communication"
+        return "overlap", (reason, fits)
+    return key, (reason,)  # type: ignore[return-value]  # every other part is a kind
+
+
+def _too_few_steps(case: Case) -> bool:
+    if case.account.is_whole_trace:
+        return True
+    count = int(case.account.is_typical.sum())
+    return case.run.provenance.origin == "measured" and count < FEWEST_STEPS
+
+
+def _typical_count(case: Case) -> str:
+    if case.account.is_whole_trace:
+        return "no marked step"
+    count, total = int(case.account.is_typical.sum()), len(case.account.steps)
+    left_out = "" if count == total else f", {total - count} left out as warm-up or exceptions"
+    return f"{count} step{'' if count == 1 else 's'}{left_out}"
+
+
+def _missing(case: Case) -> Iterator[str]:
+    run, account = case.run, case.account
+    if account.is_whole_trace:
+        yield "marks of where each step begins and ends"
+    elif _too_few_steps(case):
+        yield f"more steps: at least {FEWEST_STEPS} after the warm-up"
+    if world(run) == 1:
+        yield "a run of several workers"
+    if world(run) > 1 and not communicates(run):
+        yield "the collectives"
+    recorded = len(recorded_ranks(run))
+    if recorded < world(run) and not stands_for_all(run):
+        yield f"the other ranks' traces: {recorded} of {world(run)} ranks are here"
+    elif account.parts_s[Part.UNEXPLAINED.key] > 0 and not case.knows_line_rate:
+        yield "the line rate of the links: --bandwidth"
+    elif account.parts_s[Part.UNEXPLAINED.key] > 0:
+        yield "every rank's part in every collective"
+
+
+def _sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
+    parts = case.account.parts_s
+    time_s = parts.get(kind, 0.0)
+    if kind == "scales":
+        key, next_s = case.largest()
+        lost_s = case.step_s - parts[Part.COMPUTE.key]
+        return (
+            f"This job scales: {show_time(lost_s)} of a {show_time(case.step_s)} step is not "
+            f"computation, and the largest part of that, {_name(key)}, is {case.share(next_s)}."
+        )
+    if kind == "unknown":
+        return _unknown_sentence(case, missing)
+    if kind == "overlap":
+        free = show_time(unhidden_compute_s(case.account))
+        return (
+            "The network is not too slow, it is used too late: "
+            f"{case.of_step(parts[Part.LINE_RATE.key])} went to transfers that would fit under "
+            f"{free} of computation with no communication beside it."
+        )
+    if kind == "compute":
+        return (
+            f"Computation is the bottleneck: it takes {show_time(case.inflation_s or 0.0)} longer "
+            f"than with one worker, {case.share(case.inflation_s or 0.0)} of the step."
+        )
+    if kind in _SAID_ALIKE:
+        return f"{_SAID_ALIKE[kind]} {case.of_step(time_s)} ({case.share(time_s)})."
+    if kind == "straggler":
+        return _straggler_sentence(case, time_s)
+    if kind == "latency":
+        return _latency_sentence(case, time_s)
+    return (_transport_sentence if kind == "transport" else _line_rate_sentence)(case, time_s)
+
+
+def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
+    exposed_s = sum(
+        case.account.parts_s[part.key]
+        for part in (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
+    )
+    wanted = "; ".join(missing) or "more than this run holds"
+    if world(case.run) == 1:
+        return (
+            "This job had one worker, and a network has no part in that: "
+            f"computation is {case.share(case.account.parts_s[Part.COMPUTE.key])} of its step. "
+            f"Missing: {wanted}."
+        )
+    if exposed_s == 0:
+        return f"This run cannot tell what limits the job. Missing: {wanted}."
+    return (
+        f"Communication is exposed for {case.of_step(exposed_s)} ({case.share(exposed_s)}), but "
+        f"this run cannot tell why. Missing: {wanted}."
+    )
+
+
+def _line_rate_sentence(case: Case, time_s: float) -> str:
+    return (
+        f"The network is the bottleneck, and bandwidth is what it lacks: {case.of_step(time_s)} "
+        f"({case.share(time_s)}) is what the bytes take at line rate{_links(case)}."
+    )
+
+
+def _transport_sentence(case: Case, time_s: float) -> str:
+    why = _what_held_transport(case.evidence)
+    return (
+        "The network is the bottleneck, but not for lack of bandwidth: "
+        f"{case.of_step(time_s)} ({case.share(time_s)}) is lost by a transport that does not fill "
+        f"the line{_links(case)}{f'; {why}' if why else ''}."
+    )
+
+
+def _latency_sentence(case: Case, time_s: float) -> str:
+    count = _collectives_per_step(case)
+    return (
+        f"Too many small collectives: {case.of_step(time_s)} ({case.share(time_s)}) is the fixed "
+        f"cost of their messages, with {count:,.0f} collectives in a step."
+    )
+
+
+def _straggler_sentence(case: Case, time_s: float) -> str:
+    lost = f"{case.of_step(time_s)} ({case.share(time_s)})"
+    late = latest_rank(case.account)
+    if late is None:
+        return f"Ranks wait for each other, now one and now another: {lost} is lost to it."
+    rank, share = late
+    where = _excess_words(case, case.account.ranks.index(rank))
+    return (
+        f"Rank {rank} is late and the others wait for it, not for the network: {lost} is lost to "
+        f"it. {share:.0%} of all waiting was for this rank{where}."
+    )
+
+
+def _excess_words(case: Case, row: int) -> str:
+    excess_s = case.account.excess_ns[row, case.account.is_typical].mean(axis=0) * 1e-9
+    lane = int(np.argmax(excess_s))
+    if excess_s[lane] < THRESHOLD * case.step_s / 2:
+        return ""
+    name = ("computation", "waiting for input", "the host's work between")[lane]
+    return f", which spends {show_time(float(excess_s[lane]))} more than usual in {name}"
+
+
+def latest_rank(account: Account) -> tuple[int, float] | None:
+    """Return the rank that causes most of the waiting, with its share, if one does."""
+    caused_ns = account.caused_ns[:, account.is_typical].sum(axis=1)
+    if not caused_ns.sum():
+        return None
+    row = int(np.argmax(caused_ns))
+    share = float(caused_ns[row] / caused_ns.sum())
+    # Of two ranks, one causes at least half by chance alone.
+    is_culprit = share > max(CULPRIT, 1.5 / len(account.ranks))
+    return (account.ranks[row], share) if is_culprit else None
+
+
+def _name(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _links(case: Case) -> str:
+    used = _value(case.evidence, "link_utilization")
+    return "" if used is None else f"; links were {used:.0%} used meanwhile"
+
+
+def _collectives_per_step(case: Case) -> float:
+    steps, table = case.account.steps, case.run.collectives
+    ranks = max(len(case.account.ranks), 1)
+    return float(np.isin(table.step, steps).sum()) / len(steps) / ranks
+
+
+def _what_held_transport(evidence: Sequence[Evidence]) -> str:
+    """Name what the samples show to have held the transport back, the surest first."""
+    for name, least, words in (
+        ("send_buffer_limited", LIMITED, "the transport was limited by its send buffers"),
+        ("receive_window_limited", LIMITED, "the transport was limited by the receiver's window"),
+        ("cpu_busiest", SATURATED, "a processor was saturated"),
+        ("socket_idle", LIMITED, "its sockets often had nothing to send"),
+    ):
+        value = _value(evidence, name)
+        if value is not None and value >= least:
+            return words
+    return ""
+
+
+def _value(evidence: Sequence[Evidence], name: str) -> float | None:
+    return next((each.value for each in evidence if each.name == name), None)

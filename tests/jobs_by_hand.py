@@ -1,0 +1,78 @@
+"""Jobs of several ranks written down by hand, in milliseconds, for tests of the account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.model.facts import FactValue
+from fullwire.model.run import Collectives, Origin, Provenance, Run, Spans
+
+MS = 1_000_000  # nanoseconds
+GIGABIT = {"line_rate_bps": 1e9}  # 125,000 bytes a millisecond
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank does in each of its steps; collectives are (bytes, issue, end)."""
+
+    length: float
+    spans: Sequence[tuple[str, str, float, float]] = ()
+    collectives: Sequence[tuple[int, float, float]] = ()
+
+
+def a_job(
+    *ranks: Rank,
+    steps: int = 5,
+    facts: Mapping[str, FactValue] | None = None,
+    origin: Origin = "measured",
+    missing: tuple[str, ...] = (),
+    op: str = "allreduce",
+    workers: int | None = None,
+) -> Run:
+    """Make a run in which every rank repeats its step; all collectives are in one group."""
+    spans: list[tuple[int, int, str, str, float, float]] = []
+    collectives: list[tuple[int, int, int, int, float, float]] = []
+    for number, rank in enumerate(ranks):
+        for step in range(steps):
+            begin = step * rank.length
+            spans.append((number, step, "host", "step", begin, begin + rank.length))
+            spans += [(number, step, *names, begin + a, begin + b) for *names, a, b in rank.spans]  # type: ignore[misc]
+            collectives += [
+                (number, step, step * len(rank.collectives) + order, size, begin + a, begin + b)
+                for order, (size, a, b) in enumerate(rank.collectives)
+            ]
+    count = workers or len(ranks)
+    return Run(
+        provenance=Provenance(origin=origin, source="a test"),
+        facts={"workers": count, **(GIGABIT if facts is None else facts)},
+        missing=missing,
+        spans=_spans(spans),
+        collectives=_collectives(collectives, op),
+    )
+
+
+def _spans(rows: Sequence[tuple[int, int, str, str, float, float]]) -> Spans:
+    rank, step, lane, name, start, end = zip(*rows, strict=True)
+    return Spans(
+        rank=np.array(rank), step=np.array(step), lane=np.array(lane, object),
+        name=np.array(name, object), start_ns=_ns(start), end_ns=_ns(end),
+    )  # fmt: skip
+
+
+def _collectives(rows: Sequence[tuple[int, int, int, int, float, float]], op: str) -> Collectives:
+    if not rows:
+        return Collectives.empty()
+    rank, step, sequence, size, issue, end = zip(*rows, strict=True)
+    return Collectives(
+        rank=np.array(rank), step=np.array(step), sequence=np.array(sequence),
+        group=np.full(len(rows), "0", object), op=np.full(len(rows), op, object),
+        dtype=np.full(len(rows), "float32", object), bytes=np.array(size), issue_ns=_ns(issue),
+        start_ns=_ns(issue), end_ns=_ns(end),
+    )  # fmt: skip
+
+
+def _ns(times_ms: Sequence[float]) -> np.ndarray:
+    return np.array([round(each * MS) for each in times_ms], np.int64)

@@ -1,0 +1,326 @@
+"""The verdict: every kind from the account that deserves it, and none where data cannot tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fullwire as fw
+from fullwire.errors import UsageError
+from fullwire.model.run import Hosts, Links, Run, Sockets
+from tests.builders import a_run
+from tests.conftest import Cli
+from tests.jobs_by_hand import MS, Rank, a_job
+
+PER_MS = 125_000  # bytes at the line rate of these jobs, 1 Gbps
+BACKWARD = ("compute", "backward", 0.0, 50.0)
+
+
+def computing(until: float) -> tuple[str, str, float, float]:
+    return ("compute", "backward", 0.0, until)
+
+
+def both(length: float, *spans: tuple[str, str, float, float], sent: Any = ()) -> Run:
+    rank = Rank(length, [BACKWARD, *spans], sent)
+    return a_job(rank, rank)
+
+
+JOBS = {
+    "scales": both(54, sent=[(PER_MS, 10, 54)]),
+    "line_rate": both(150, sent=[(90 * PER_MS, 50, 150)]),
+    "transport": both(150, sent=[(30 * PER_MS, 50, 150)]),
+    "latency": both(150, sent=[(8, 50 + n, 51 + n) for n in range(100)]),
+    "overlap": both(90, sent=[(40 * PER_MS, 50, 90)]),
+    "codec": both(80, ("communication", "codec", 50.0, 80.0)),
+    "input": both(100, ("input", "wait", 51.0, 100.0), sent=[(8, 50, 51)]),
+    "host": both(100, sent=[(8, 50, 51)]),
+    "straggler": a_job(
+        Rank(100, [BACKWARD], [(PER_MS, 50, 100)]),
+        Rank(100, [computing(99)], [(PER_MS, 99, 100)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_the_largest_part_is_the_verdict(kind: str) -> None:
+    found = fw.explain(JOBS[kind])
+    assert found.verdict.kind == kind
+    assert found.verdict.threshold == 0.10
+    assert found.verdict.reasons
+    assert not found.verdict.missing
+    assert sum(found.account.values()) == pytest.approx(found.step_s)
+
+
+def test_below_the_threshold_a_job_scales() -> None:
+    """A part of 9 ms in 99 does not count, one of 11 ms in 100 does."""
+    sent = [(8, 49, 50)]
+    assert fw.explain(both(55, ("input", "wait", 50.0, 55.0), sent=sent)).verdict.kind == "scales"
+    assert fw.explain(both(57, ("input", "wait", 50.0, 57.0), sent=sent)).verdict.kind == "input"
+
+
+def test_overlap_becomes_line_rate_when_the_floor_no_longer_fits_under_computation() -> None:
+    assert fw.explain(both(99, sent=[(49 * PER_MS, 50, 99)])).verdict.kind == "overlap"
+    assert fw.explain(both(101, sent=[(51 * PER_MS, 50, 101)])).verdict.kind == "line_rate"
+
+
+def test_the_late_rank_is_named_with_what_it_does_longer() -> None:
+    sentence = fw.explain(JOBS["straggler"]).verdict.sentence
+    assert sentence.startswith("Rank 1 is late")
+    assert "49 ms more than usual in computation" in sentence
+
+
+def test_ranks_that_are_late_in_turns_are_not_blamed() -> None:
+    turns = [
+        Rank(
+            200,
+            [computing(first), ("compute", "forward", 100.0, second)],
+            [(1000, first, 100), (1000, second, 200)],
+        )
+        for first, second in ((50.0, 199.0), (99.0, 150.0))
+    ]
+    found = fw.explain(a_job(*turns))
+    assert found.verdict.kind == "straggler"
+    assert "now one and now another" in found.verdict.sentence
+
+
+def test_one_rank_of_several_says_how_much_is_exposed_and_what_would_settle_it() -> None:
+    alone = a_job(Rank(100, [BACKWARD], [(PER_MS, 50, 100)]), workers=4)
+    found = fw.explain(alone)
+    assert found.verdict.kind == "unknown"
+    assert "exposed for 50 ms of every 100 ms step (50.0%)" in found.verdict.sentence
+    assert found.verdict.missing == ("the other ranks' traces: 1 of 4 ranks are here",)
+    assert found.account["unexplained"] == pytest.approx(0.050)
+
+
+def test_without_a_line_rate_the_verdict_is_unknown_and_giving_one_settles_it() -> None:
+    rank = Rank(150, [BACKWARD], [(90 * PER_MS, 50, 150)])
+    unknown = fw.explain(a_job(rank, rank, facts={}))
+    assert unknown.verdict.kind == "unknown"
+    assert unknown.verdict.missing == ("the line rate of the links: --bandwidth",)
+    known = fw.explain(a_job(rank, rank, facts={}), bandwidth="1Gbps")
+    assert known.verdict.kind == "line_rate"
+    with pytest.raises(UsageError, match="knows its line rate, 1 Gbps; got 10 Gbps"):
+        fw.explain(a_job(rank, rank), bandwidth="10Gbps")
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_measured_job_of_too_few_steps_is_unknown(steps: int) -> None:
+    rank = Rank(150, [BACKWARD], [(90 * PER_MS, 50, 150)])
+    found = fw.explain(a_job(rank, rank, steps=steps))
+    assert found.verdict.kind == "unknown"
+    assert found.verdict.missing == ("more steps: at least 3 after the warm-up",)
+
+
+def test_a_trace_without_marked_steps_is_one_step_and_unknown() -> None:
+    job = JOBS["line_rate"]
+    unmarked = dataclasses.replace(job, spans=job.spans.rows(job.spans.name != "step"))
+    found = fw.explain(unmarked)
+    assert found.verdict.kind == "unknown"
+    assert any("No step is marked" in each for each in found.warnings)
+    assert found.step_s == pytest.approx(0.750)
+
+
+def test_a_slow_first_step_does_not_change_the_answer() -> None:
+    job = JOBS["overlap"]
+    late = job.spans.step >= 1
+    shift = 5000 * MS
+    spans = dataclasses.replace(
+        job.spans,
+        start_ns=job.spans.start_ns + np.where(late, shift, 0),
+        end_ns=job.spans.end_ns + np.where(late | (job.spans.name == "step"), shift, 0),
+    )
+    moved = np.where(job.collectives.step >= 1, shift, 0)
+    collectives = dataclasses.replace(
+        job.collectives, issue_ns=job.collectives.issue_ns + moved,
+        start_ns=job.collectives.start_ns + moved, end_ns=job.collectives.end_ns + moved,
+    )  # fmt: skip
+    found = fw.explain(dataclasses.replace(job, spans=spans, collectives=collectives))
+    assert found.step_s == pytest.approx(0.090)
+    assert found.verdict.kind == "overlap"
+    assert any("1 of 5 steps are left out" in each for each in found.warnings)
+
+
+def test_a_baseline_gives_t1_and_tells_inflated_computation() -> None:
+    alone = a_job(Rank(30, [computing(30)]))
+    slower = Rank(60, [BACKWARD], [(PER_MS, 50, 60)])
+    found = fw.explain(a_job(slower, slower), baseline=alone)
+    assert found.baseline_step_s == pytest.approx(0.030)
+    assert found.scaling_factor == pytest.approx(0.5)
+    assert found.compute_inflation_s == pytest.approx(0.020)
+    assert found.verdict.kind == "compute"
+    assert fw.explain(a_job(slower, slower)).compute_inflation_s is None
+    with pytest.raises(UsageError, match="expected a run of one worker, got one of 2"):
+        fw.explain(a_job(slower, slower), baseline=a_job(slower, slower))
+
+
+def test_a_rate_that_the_collectives_beat_is_not_the_links_rate() -> None:
+    rank = Rank(60, [BACKWARD], [(100 * PER_MS, 50, 60)])
+    found = fw.explain(a_job(rank, rank))
+    assert any("not the rate of the links" in each for each in found.warnings)
+
+
+def test_clocks_that_disagree_are_said() -> None:
+    ranks = Rank(60, [BACKWARD], [(PER_MS, 50, 52)]), Rank(60, [BACKWARD], [(PER_MS, 57, 59)])
+    found = fw.explain(a_job(*ranks))
+    assert any("clocks disagree" in each and "5 ms" in each for each in found.warnings)
+
+
+def test_a_simulated_run_is_explained_like_a_measured_one() -> None:
+    conditions: dict[str, Any] = {"workers": 8, "bandwidth": "1Gbps", "buckets": "none"}
+    played = fw.replay(a_run(), **conditions)
+    found = fw.explain(played)
+    table = fw.whatif(a_run(), **conditions)
+    assert found.verdict.kind == "line_rate"
+    assert found.step_s == pytest.approx(table["step_s"][0])
+    assert found.account["transport"] == pytest.approx(0, abs=1e-8)
+    assert found.account["unexplained"] == 0
+    assert found.scaling_factor == pytest.approx(table["scaling_factor"][0])
+
+
+def test_one_worker_has_nothing_to_scale() -> None:
+    found = fw.explain("vgg16@v100")
+    assert found.verdict.kind == "unknown"
+    assert found.verdict.missing == ("a run of several workers",)
+    waits = fw.explain(a_job(Rank(100, [BACKWARD, ("input", "wait", 50.0, 100.0)])))
+    assert waits.verdict.kind == "input"
+
+
+def test_a_simulated_codec_is_told_from_the_wire() -> None:
+    played = fw.replay(
+        a_run(), workers=8, bandwidth="100Gbps", buckets="none", codec="4,0.5GB/s,0.5GB/s,sum"
+    )
+    found = fw.explain(played)
+    assert found.verdict.kind == "codec"
+    assert found.account["transport"] == pytest.approx(0, abs=1e-8)
+
+
+def test_a_simulation_of_lost_bandwidth_is_the_transports_fault() -> None:
+    played = fw.replay(a_run(), workers=8, bandwidth="10Gbps", transport="full:0.2")
+    assert fw.explain(played).verdict.kind == "transport"
+
+
+def sampled(run: Run, *, used: float, blocked: float = 0.0, busiest: float = 0.5) -> Run:
+    """Add samples every millisecond: of one host's link, socket and processor."""
+    time_ns = np.arange(0, 1000) * MS
+    sent = (time_ns // MS * PER_MS * used).astype(np.int64)
+    return dataclasses.replace(
+        run,
+        links=samples(Links, time_ns, interface="eth0", tx_bytes=sent, rx_bytes=sent),
+        sockets=samples(
+            Sockets, time_ns, flow="a>b", bytes_acked=sent, busy_ns=time_ns,
+            send_buffer_limited_ns=(time_ns * blocked).astype(np.int64),
+        ),
+        hosts=samples(Hosts, time_ns, device="cpu0", utilization=np.full(1000, busiest)),
+    )  # fmt: skip
+
+
+def samples(kind: Any, time_ns: np.ndarray, **columns: Any) -> Any:
+    """Make a table of samples of one host; columns that are not named hold zeros."""
+    zeros = {name: np.zeros(len(time_ns), dtype) for name, dtype in kind.column_types().items()}
+    given = {"host": "one", "time_ns": time_ns, **columns}
+    texts = {k: np.full(len(time_ns), v, object) for k, v in given.items() if isinstance(v, str)}
+    return kind(**(zeros | given | texts))
+
+
+def test_samples_become_evidence_and_say_what_held_the_transport_back() -> None:
+    found = fw.explain(sampled(JOBS["transport"], used=0.41, blocked=0.8))
+    values = {each.name: each.value for each in found.evidence}
+    assert values["link_utilization"] == pytest.approx(0.41, rel=0.01)
+    assert values["send_buffer_limited"] == pytest.approx(0.8, rel=0.01)
+    assert values["cpu_busiest"] == pytest.approx(0.5, rel=0.01)
+    assert "links were 41% used meanwhile" in found.verdict.sentence
+    assert "limited by its send buffers" in found.verdict.sentence
+    assert not any("No samples" in each for each in found.warnings)
+    saturated = fw.explain(sampled(JOBS["transport"], used=0.41, busiest=0.97))
+    assert "a processor was saturated" in saturated.verdict.sentence
+
+
+def test_samples_that_are_missing_are_said_and_coarse_ones_are_of_whole_steps() -> None:
+    assert any(
+        "No samples of links, sockets, hosts" in each
+        for each in fw.explain(JOBS["transport"]).warnings
+    )
+    job = sampled(JOBS["transport"], used=0.41)
+    coarse = dataclasses.replace(job, links=job.links.rows(np.arange(0, 1000, 200)))
+    [links] = [e for e in fw.explain(coarse).evidence if e.name == "link_utilization"]
+    assert "over whole steps" in links.sentence
+
+
+def test_the_command_prints_the_sentence_first_and_a_bar_that_fills_up(
+    cli: Cli, tmp_path: Path
+) -> None:
+    place = fw.write(JOBS["straggler"], tmp_path / "job.run")
+    shown = cli("explain", place, env={"COLUMNS": "100", "PATH": "/usr/bin", "LANG": "C.UTF-8"})
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("Rank 1 is late and the others wait for it, not for the network")
+    rows = [line for line in shown.stdout.splitlines() if "█" in line]
+    assert sum(row.count("█") for row in rows[:-1]) == rows[-1].count("█") == 40
+    assert "100.0%" in rows[-1]
+    assert "waiting" in shown.stdout  # ranks differ, so each has a row
+
+
+def test_of_many_ranks_those_that_differ_are_shown(cli: Cli, tmp_path: Path) -> None:
+    waiting = Rank(100, [BACKWARD], [(PER_MS, 50, 100)])
+    late = Rank(100, [computing(99)], [(PER_MS, 99, 100)])
+    place = fw.write(a_job(*[waiting] * 38, late, waiting), tmp_path / "job.run")
+    shown = cli("explain", place).stdout
+    assert "These 32 of 40 ranks differ most" in shown
+    [row] = [line for line in shown.splitlines() if line.startswith("  38  ")]
+    assert "99 ms" in row
+
+
+def test_the_command_keeps_the_keys_that_programs_read(cli: Cli, tmp_path: Path) -> None:
+    place = fw.write(JOBS["transport"], tmp_path / "job.run")
+    shown = json.loads(cli("explain", place, "--json").stdout)
+    assert set(shown["verdict"]) >= {"kind", "sentence", "threshold"}
+    parts = ("compute", "line_rate", "latency", "transport", "straggler", "codec", "input", "host",
+             "unexplained")  # fmt: skip
+    assert tuple(shown["account"]) == parts
+    assert sum(shown["account"].values()) == pytest.approx(shown["step_s"])
+    assert shown["scaling_factor"] == pytest.approx(shown["baseline_step_s"] / shown["step_s"])
+    assert set(shown["ranks"][0]) == {
+        "rank", "span_s", "compute_s", "communication_s", "exposed_s", "overlap_s", "waiting_s",
+        "idle_s",
+    }  # fmt: skip
+    assert (shown["compute_inflation_s"], shown["break_even"], shown["fixes"]) == (None, None, [])
+    assert isinstance(shown["warnings"], list)
+
+
+def test_damaged_and_empty_runs_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    wrong = a_job(Rank(100, [("compute", "backward", 50.0, 10.0)]))
+    empty = dataclasses.replace(a_run(), spans=a_run().spans.rows(np.zeros(0, np.int64)))
+    for run, status, message in ((wrong, 3, "times that cannot be"), (empty, 2, "nothing to")):
+        place = fw.write(run, tmp_path / "job.run", replace=True)
+        done = cli("explain", place)
+        assert (done.returncode, done.stdout) == (status, "")
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_run_whose_collectives_are_lost_is_explained_as_partial(cli: Cli, tmp_path: Path) -> None:
+    place = fw.write(JOBS["transport"], tmp_path / "job.run")
+    (place / "collectives.parquet").write_bytes(b"PAR1 and no more")
+    done = cli("explain", place)
+    assert done.returncode == 0, done.stderr
+    assert "The run is partial: collectives.parquet: damaged" in done.stdout
+    assert "cannot tell what limits the job. Missing: the collectives." in done.stdout
+
+
+def test_explaining_loads_neither_torch_nor_pictures(tmp_path: Path) -> None:
+    place = fw.write(JOBS["transport"], tmp_path / "job.run")
+    code = (
+        "import sys; sys.argv[1:] = ['explain', sys.argv[1]]\n"
+        "from fullwire.cli import main\nmain()\n"
+        "assert not {'torch', 'altair', 'pyroute2'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(place)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
