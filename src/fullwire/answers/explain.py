@@ -12,9 +12,12 @@ from fullwire.analysis.breakdown import RankBreakdown
 from fullwire.analysis.compare import refuse_other_work
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import Evidence, evidence, missing_tables
+from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.conditions import rate
-from fullwire.answers.verdict import Case, Verdict, judged
-from fullwire.errors import UsageError
+from fullwire.answers.fixes import Fix, fixes
+from fullwire.answers.forecast import Forecast, Forecaster, forecaster
+from fullwire.answers.verdict import THRESHOLD, Case, Verdict, judged
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.run import Run
 from fullwire.sources import read
 from fullwire.units import show_rate, show_time
@@ -38,6 +41,9 @@ class Explanation:
     compute_inflation_s: float | None
     ranks: tuple[RankBreakdown, ...]
     evidence: tuple[Evidence, ...]
+    break_even: BreakEven | None
+    fixes: tuple[Fix, ...]
+    full: Forecast | None  # the same job, were its links used to the full
     warnings: tuple[str, ...]
     detail: Account
 
@@ -62,6 +68,7 @@ def explain(
         run=job, account=found, inflation_s=inflation_s, evidence=samples,
         knows_line_rate=bool(rate_bps),
     )  # fmt: skip
+    predictor, why_not = _forecaster(job, rate_bps)
     return Explanation(
         verdict=judged(case),
         step_s=found.step_s,
@@ -72,9 +79,22 @@ def explain(
         compute_inflation_s=inflation_s,
         ranks=found.breakdowns,
         evidence=samples,
-        warnings=tuple(_warnings(case, baseline is None, rate_bps)),
+        break_even=None if predictor is None else break_even(predictor, THRESHOLD),
+        fixes=() if predictor is None else fixes(job, predictor),
+        full=None if predictor is None else predictor.ask(transports=(predictor.full(),)),
+        warnings=(*_warnings(case, baseline is None, rate_bps), *why_not),
         detail=found,
     )
+
+
+def _forecaster(
+    run: Run, rate_bps: Mapping[int, float]
+) -> tuple[Forecaster | None, tuple[str, ...]]:
+    """Make the job ready for predictions, or say why there are none."""
+    try:
+        return forecaster(run, min(rate_bps.values(), default=None)), ()
+    except (UsageError, DamagedInput) as error:
+        return None, (f"No fixes are predicted: {error}.",)
 
 
 def _opened(run: RunLike) -> Run:

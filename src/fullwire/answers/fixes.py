@@ -23,8 +23,8 @@ _FASTER_LINKS = 2  # the next so many on sale
 _MIB = 2**20
 _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
 _SYNCHRONISED_EVERY = (2, 4)
-# Casting float32 to float16 and back ran at 13 and 19 GB/s on one 2.5 GHz core; a hook does a little
-# more than that. A GPU casts at the speed of its memory: assumed.
+# Casting float32 to float16 and back ran at 13 and 19 GB/s on one 2.5 GHz core; a hook does a
+# little more than that. A GPU casts at the speed of its memory: assumed.
 _CAST_BYTES_PER_S = {True: 10e9, False: 400e9}  # on a processor, on a GPU
 
 

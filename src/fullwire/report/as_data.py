@@ -46,10 +46,17 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         "compute_inflation_s": result.compute_inflation_s,
         "ranks": [asdict(each) for each in result.ranks],
         "evidence": [asdict(each) for each in result.evidence],
-        "break_even": None,  # answers/fixes.py is to find these two
-        "fixes": [],
+        "full_utilization": None if result.full is None else _forecast_object(asdict(result.full)),
+        "break_even": None if result.break_even is None else asdict(result.break_even),
+        "fixes": [_forecast_object(asdict(each)) for each in result.fixes],
         "warnings": list(result.warnings),
     }
+
+
+def _forecast_object(shown: dict[str, Any]) -> dict[str, Any]:
+    """Bring the ends of the interval together; without evidence there is none."""
+    low_s, high_s = shown.pop("low_s"), shown.pop("high_s")
+    return {**shown, "interval": None if isnan(low_s) else {"low_s": low_s, "high_s": high_s}}
 
 
 def write_whatif_csv(result: WhatIf, file: TextIO) -> None:

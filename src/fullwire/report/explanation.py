@@ -41,7 +41,10 @@ def print_explanation(result: Explanation) -> None:
         say(f"  because {reason}")
     for each in result.evidence:
         say(f"  {each.sentence}")
+    if result.break_even is not None:
+        say(f"  {result.break_even.sentence}")
     say("")
+    _print_fixes(result)
     if _ranks_differ(result):
         _print_ranks(result)
     print_notes(result.warnings)
@@ -84,9 +87,26 @@ def _scaling(result: Explanation) -> str:
         f"Scaling factor {result.scaling_factor:.3f}: a step alone would take "
         f"{show_time(result.baseline_step_s)}{how}, it takes {show_time(result.step_s)}."
     )
+    if result.full is not None:
+        text += f" Were its links used to the full, it would be {result.full.scaling_factor:.3f}."
     if result.compute_inflation_s is not None and result.compute_inflation_s > 0:
         text += f" Computing takes {show_time(result.compute_inflation_s)} more than alone."
     return text
+
+
+def _print_fixes(result: Explanation) -> None:
+    if not result.fixes:
+        return
+    say("What would help, predicted:")
+    rows = [
+        [
+            fix.change, show_time(fix.step_s), f"{show_time(fix.low_s)} to {show_time(fix.high_s)}",
+            f"{fix.scaling_factor:.3f}", fix.setting,
+        ]
+        for fix in result.fixes
+    ]  # fmt: skip
+    headings = ["change", "step", "interval", "scaling", "setting"]
+    print_table(headings, rows, texts={"change", "interval", "setting"})
 
 
 def _ranks_differ(result: Explanation) -> bool:

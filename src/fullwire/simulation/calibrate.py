@@ -134,8 +134,10 @@ def _busy_periods(table: Collectives) -> Iterator[tuple[tuple[tuple[str, int], .
     issued_ns, ended_ns, first = _of_all_ranks(rows)
     order = np.argsort(issued_ns, kind="stable")[:_MOST_PERIODS]
     issued_ns, ended_ns, first = issued_ns[order], ended_ns[order], first[order]
-    reached_ns = np.maximum.accumulate(ended_ns) if len(ended_ns) else ended_ns
-    begins = np.flatnonzero(np.append([True], issued_ns[1:] > reached_ns[:-1]))[: len(issued_ns)]
+    if not len(order):
+        return
+    reached_ns = np.maximum.accumulate(ended_ns)
+    begins = np.flatnonzero(np.append([True], issued_ns[1:] > reached_ns[:-1]))
     for begin, end in zip(begins, [*begins[1:], len(issued_ns)], strict=True):
         time_ns = int(reached_ns[end - 1] - issued_ns[begin])
         held = [(str(rows.op[row]), int(rows.bytes[row])) for row in first[begin:end]]
