@@ -162,9 +162,10 @@ def _hold_to(netlink: IPRoute, index: int, rate_bps: float) -> None:
 def _burst_bytes(rate_bps: float) -> int:
     """Return how much may pass at once after a pause: 1 ms of the line where that is little.
 
-    On faster lines, one whole hand-down of TCP and what passes between two wake-ups of the bucket.
+    On faster lines, one whole hand-down of TCP and beside it what the line carries between two
+    wake-ups of the bucket: what it has no room for then is bandwidth that nobody can use.
     """
-    enough_bytes = max(_LARGEST_HAND_DOWN_BYTES, _carried_bytes(rate_bps, 200e-6))
+    enough_bytes = _LARGEST_HAND_DOWN_BYTES + _carried_bytes(rate_bps, 200e-6)
     return max(4 * _LARGEST_FRAME_BYTES, min(enough_bytes, _carried_bytes(rate_bps, 1e-3)))
 
 
