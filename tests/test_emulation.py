@@ -16,6 +16,7 @@ from fullwire.lab.description import describe
 from fullwire.lab.emulated import available_bytes
 from fullwire.lab.faults import parse_faults
 from fullwire.model.emulation import undilated
+from fullwire.model.facts import FactValue
 from fullwire.model.run import Gradients, Provenance, Run, Sockets
 from fullwire.sources.live.assemble import Known
 from fullwire.sources.live.record import join, keep
@@ -154,10 +155,12 @@ def test_gradients_that_float32_cannot_fill_are_refused(tmp_path: Path) -> None:
         emulated_job(str(place))
 
 
-def test_a_log_of_the_paper_is_a_workload(shared_data: Path) -> None:
-    [log] = shared_data.glob("netx/vgg16*.bk.log")
-    emulation = emulated_job(str(log)).emulation
-    assert emulation.step_ns == fw.whatif(log, workers=1, bandwidth="1Gbps")["step_s"][0] * 1e9
+def test_an_imported_log_of_the_paper_is_a_workload(shared_data: Path, tmp_path: Path) -> None:
+    log = fw.read(shared_data / "netx" / "vgg16.bk.log", step_time="194.5ms")
+    emulation = emulated_job(str(write(log, tmp_path / "vgg16.run"))).emulation
+    assert emulation.step_ns == 194_500_000
+    assert emulation.backward_ns == np.diff(of_rank(log, 0, "backward"), axis=0)
+    assert sum(emulation.gradient_bytes) == log.gradients.bytes.sum()
 
 
 def test_a_run_of_several_workers_is_played_without_its_waiting(tmp_path: Path) -> None:
@@ -198,14 +201,19 @@ def test_undilated_times_are_shorter_rates_higher_and_sizes_as_they_were() -> No
         cwnd_packets=one, delivery_rate_bps=np.array([1e9]), busy_ns=one,
         receiver_window_limited_ns=one, send_buffer_limited_ns=one,
     )  # fmt: skip
-    facts = {"recorder_s": 0.5, "line_rate_bps": 1e9, "workers": 2, "payload_share": 0.9}
+    facts: dict[str, FactValue] = {
+        "recorder_s": 0.5, "line_rate_bps": 1e9, "workers": 2, "payload_share": 0.9,
+        "processor_s": ((0.0, 1.0), (1.0, 2.0)),
+    }  # fmt: skip
     provenance = Provenance(origin="measured", source="a test")
     run = undilated(Run(provenance=provenance, facts=facts, sockets=sockets), 10.0)
     assert (run.sockets.time_ns[0], run.sockets.rtt_ns[0], run.sockets.busy_ns[0]) == (1, 1, 1)
     assert (run.sockets.bytes_acked[0], run.sockets.cwnd_packets[0]) == (10, 10)
     assert run.sockets.delivery_rate_bps[0] == 1e10
-    expected = {"recorder_s": 0.05, "line_rate_bps": 1e10, "workers": 2, "payload_share": 0.9}
-    assert run.facts == expected
+    assert run.facts == {
+        "recorder_s": 0.05, "line_rate_bps": 1e10, "workers": 2, "payload_share": 0.9,
+        "processor_s": ((0.0, 0.1), (1.0, 0.2)),
+    }  # fmt: skip
 
 
 def test_what_was_known_of_a_job_outlives_it(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def _undilated_table(table: AnyTable, dilation: float) -> AnyTable:
 
 
 def _undilated_fact(name: str, value: FactValue, dilation: float) -> FactValue:
-    factors = {"s": 1 / dilation, "(rank, s)": 1 / dilation, "bit/s": dilation}
-    factor = factors.get(REGISTRY[name].unit, 1.0)
+    unit = REGISTRY[name].unit.strip("()").split(", ")[-1]  # of pairs, that of the second
+    factor = {"s": 1 / dilation, "bit/s": dilation}.get(unit, 1.0)
     if isinstance(value, tuple):
-        return tuple((rank, each * factor) for rank, each in value)
+        return tuple((first, second * factor) for first, second in value)
     return value * factor if isinstance(value, float) else value
