@@ -15,6 +15,7 @@ from fullwire.model.facts import REGISTRY, FactValue
 from fullwire.model.run import AnyTable, Run
 
 BYTES_A_VALUE = 4  # gradients are sent as float32
+_PYTORCH_BYTES = 200_000_000  # what a Python with torch takes before it trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Emulation:
     @property
     def memory_bytes(self) -> int:
         """What one worker takes: DDP's buckets, gradients on their way into them, Gloo's copies."""
-        return 3 * sum(self.gradient_bytes)
+        return 3 * sum(self.gradient_bytes) + _PYTORCH_BYTES
 
 
 def undilated(run: Run, dilation: float) -> Run:
