@@ -17,7 +17,7 @@ from fullwire.lab.emulated import available_bytes
 from fullwire.lab.faults import parse_faults
 from fullwire.model.emulation import undilated
 from fullwire.model.facts import FactValue
-from fullwire.model.run import Gradients, Provenance, Run, Sockets
+from fullwire.model.run import Collectives, Gradients, Provenance, Run, Sockets
 from fullwire.sources.live.assemble import Known
 from fullwire.sources.live.record import join, keep
 from fullwire.store import read_run, write
@@ -164,21 +164,33 @@ def test_an_imported_log_of_the_paper_is_a_workload(shared_data: Path, tmp_path:
 
 
 def test_a_run_of_several_workers_is_played_without_its_waiting(tmp_path: Path) -> None:
-    """Its step is what was computed, although its forward began with waiting for the others."""
+    """Its step is what was computed, although it began with waiting for other ranks."""
     computed = a_run(gradients=PROFILE, forward_ms=10).gradients.columns()
     computed["ready_ns"] = computed["ready_ns"] + 60 * MS
     run = Run(
         provenance=Provenance(origin="measured", source="a test"),
         facts={"workers": 2},
         gradients=Gradients(**computed),
+        collectives=a_collective("allgather", 0, 60 * MS),
         spans=spans(
             ("host", "step", 0, 100 * MS),
             ("compute", "forward", 60 * MS, 70 * MS),
             ("compute", "backward", 70 * MS, 100 * MS),
         ),
     )
-    emulation = emulated_job(str(write(run, tmp_path / "two.run"))).emulation
+    job = emulated_job(str(write(run, tmp_path / "two.run")))
+    [warning] = job.warnings
+    assert warning.startswith("1 other collective of each recorded step (allgather)")
+    emulation = job.emulation
     assert (emulation.forward_ns, emulation.backward_ns, emulation.rest_ns) == (10 * MS, 30 * MS, 0)
+
+
+def a_collective(op: str, issue_ns: int, end_ns: int) -> Collectives:
+    none, text = np.zeros(1, np.int64), np.array([op], object)
+    return Collectives(
+        rank=none, step=none, sequence=none, group=text, op=text, dtype=text, bytes=none + 4,
+        issue_ns=none + issue_ns, start_ns=none + issue_ns, end_ns=none + end_ns,
+    )  # fmt: skip
 
 
 # Dilation
@@ -190,7 +202,7 @@ def test_links_and_faults_are_slowed_with_the_rest() -> None:
     )  # 100 Gbps are more than a link of the lab can be, 10 Gbps are not
     assert description.rates_bps == [10e9, 1e9]
     assert description.latency_s == pytest.approx(0.01)
-    with pytest.raises(UsageError, match=r"rate: expected 1 Mbps .* got 500 kbps"):
+    with pytest.raises(UsageError, match=r"got 5 Mbps, 500 kbps when dilated"):
         parse_faults(["1s slow 0 5Mbps"], description)
 
 
