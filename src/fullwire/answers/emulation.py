@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fullwire.errors import UsageError
@@ -23,6 +24,7 @@ class EmulatedJob:
 
     emulation: Emulation
     known: Known
+    warnings: tuple[str, ...]
 
 
 def emulated_job(
@@ -53,7 +55,17 @@ def emulated_job(
     if dilation > 1:
         facts["dilation"] = dilation
     known = Known(source=f"{workload}, emulated", basis=run.provenance.basis, facts=facts)
-    return EmulatedJob(emulation=emulation, known=known)
+    return EmulatedJob(emulation=emulation, known=known, warnings=tuple(_left_out(step)))
+
+
+def _left_out(step: Step) -> Iterator[str]:
+    count = len(step.others.op)
+    if count:
+        kinds = ", ".join(sorted(set(step.others.op)))
+        yield (
+            f"{count} other collective{'s' if count > 1 else ''} of each recorded step ({kinds}) "
+            f"{'are' if count > 1 else 'is'} left out: emulated accelerators send gradients only"
+        )
 
 
 def _check_sizes(workload: str, step: Step) -> None:

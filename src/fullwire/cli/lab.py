@@ -169,6 +169,8 @@ def _what_to_run(
     from fullwire.lab.emulated import check_possible, trainer_command
 
     check_possible(job.emulation, workers)
+    for warning in job.warnings:
+        _say(f"warning: {warning}")
     with trainer_command(job.emulation) as words:
         yield words
 

@@ -44,8 +44,8 @@ class LabDescription:
                 f"workers: expected at most {MOST_HOSTS} hosts in one machine, "
                 f"got {self.cluster.workers}"
             )
-        for rate_bps in self.rates_bps:
-            check_rate(rate_bps)
+        for host in range(self.cluster.workers):
+            check_rate(self.cluster.link_rate_bps(host), self.dilation)
         if not LEAST_MTU <= self.mtu <= MOST_MTU:
             raise UsageError(f"mtu: expected {LEAST_MTU} to {MOST_MTU} bytes, got {self.mtu}")
         if not (0 <= self.loss < 1 and math.isfinite(self.loss)):
@@ -167,10 +167,12 @@ def _share(text: str) -> float:
     raise UsageError(f"loss: expected a percentage like 0.1%, got {text!r}")
 
 
-def check_rate(rate_bps: float) -> None:
+def check_rate(rate_bps: float, dilation: float) -> None:
     """Refuse a line rate that the kernel's token bucket cannot hold, or nobody could measure."""
-    if not LEAST_RATE_BPS <= rate_bps <= MOST_RATE_BPS:
+    made_bps = rate_bps / dilation
+    if not LEAST_RATE_BPS <= made_bps <= MOST_RATE_BPS:
+        dilated = f", {show_rate(made_bps)} when dilated" if dilation > 1 else ""
         raise UsageError(
             f"rate: expected {show_rate(LEAST_RATE_BPS)} to {show_rate(MOST_RATE_BPS)}, which is "
-            f"what the kernel's token bucket takes, got {show_rate(rate_bps)}"
+            f"what the kernel's token bucket takes, got {show_rate(rate_bps)}{dilated}"
         )

@@ -24,8 +24,8 @@ def check_possible(emulation: Emulation, workers: int) -> None:
     if needed > available:
         raise UsageError(
             f"{emulation.name}: {workers} workers with {show_bytes(sum(emulation.gradient_bytes))} "
-            f"of gradients need some {show_bytes(needed)} of memory, three times the gradients "
-            f"each, and {show_bytes(available)} are available here"
+            f"of gradients need some {show_bytes(needed)} of memory (three times the gradients and "
+            f"PyTorch itself for each), and {show_bytes(available)} are available here"
         )
     if importlib.util.find_spec("torch") is None:
         raise UsageError(

@@ -43,7 +43,7 @@ def parse_faults(texts: Sequence[str], description: LabDescription) -> tuple[Fau
     for fault in faults:
         description.check_host(fault.host, "at")
         if fault.rate_bps is not None:
-            check_rate(fault.rate_bps / description.dilation)
+            check_rate(fault.rate_bps, description.dilation)
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 

@@ -15,6 +15,7 @@ from fullwire.model.facts import REGISTRY, FactValue
 from fullwire.model.run import AnyTable, Run
 
 BYTES_A_VALUE = 4  # gradients are sent as float32
+_PYTORCH_BYTES = 200_000_000  # what a Python with torch takes before it trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Emulation:
     @property
     def memory_bytes(self) -> int:
         """What one worker takes: DDP's buckets, gradients on their way into them, Gloo's copies."""
-        return 3 * sum(self.gradient_bytes)
+        return 3 * sum(self.gradient_bytes) + _PYTORCH_BYTES
 
 
 def undilated(run: Run, dilation: float) -> Run:
@@ -61,8 +62,8 @@ def _undilated_table(table: AnyTable, dilation: float) -> AnyTable:
 
 
 def _undilated_fact(name: str, value: FactValue, dilation: float) -> FactValue:
-    factors = {"s": 1 / dilation, "(rank, s)": 1 / dilation, "bit/s": dilation}
-    factor = factors.get(REGISTRY[name].unit, 1.0)
+    unit = REGISTRY[name].unit.strip("()").split(", ")[-1]  # of pairs, that of the second
+    factor = {"s": 1 / dilation, "bit/s": dilation}.get(unit, 1.0)
     if isinstance(value, tuple):
-        return tuple((rank, each * factor) for rank, each in value)
+        return tuple((first, second * factor) for first, second in value)
     return value * factor if isinstance(value, float) else value
