@@ -7,7 +7,7 @@ issued a collective that nothing was before, to the end of the last one that was
 Gloo sends two at a time, so single durations overlap; what a period holds and how long it lasted
 does not depend on the order inside. Periods that hold the same are one observation, by its median.
 
-The three numbers of a transport are fitted to all observations at once, in logarithms. What is
+The four numbers of a transport are fitted to all observations at once, in logarithms. What is
 known beforehand enters as observations of its own, each with its uncertainty: the share of the line
 rate that headers leave, and the processor time that the ranks' communication threads have used. So
 a run on a slow line, which never shows what the processors could do, still says it, less surely;
@@ -46,10 +46,11 @@ class _Known:
 # Of Gloo's threads, the kernel charges part of the work to nobody: measured in labs of two to four
 # ranks at 1 to 20 Gbps, a message that processors hold up takes 1.22 times their threads' own time.
 _KERNEL_FACTOR = _Known(1.22, 0.12)
-_SHARE_OF_PAYLOAD = _Known(0.985, 0.03)  # acknowledgements and short pauses take the rest
+_SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
+_APART = _Known(0.25, 0.3)  # of Gloo's work; the others', which is little, makes no difference
 _PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, where no fact says otherwise
-_GLOO_S_PER_BYTE = _Known(1.0e-9, 0.6)
-_GLOO_S_PER_HOP = _Known(0.25e-3, 0.7)
+_GLOO_S_PER_BYTE = _Known(1.1e-9, 0.4)
+_GLOO_S_PER_HOP = _Known(0.25e-3, 0.4)
 _OTHER_S_PER_BYTE = _Known(1.0e-11, 1.5)  # NCCL and their like leave it to the NIC
 _OTHER_S_PER_HOP = _Known(20e-6, 1.5)
 
@@ -166,13 +167,14 @@ def _of_all_ranks(rows: Collectives) -> tuple[Whole, Whole, NDArray[np.intp]]:
 
 
 def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
-    """Say what is believed of share, time per byte and time per hop before any observation."""
+    """Say what is believed of the four numbers before anything is observed."""
     payload = [run.facts.get("payload_share", _PAYLOAD_SHARE) for run in runs]
     share = float(np.mean(np.array(payload, np.float64)))
     yield replace(_SHARE_OF_PAYLOAD, value=_SHARE_OF_PAYLOAD.value * share)
     is_gloo = all(run.facts.get("backend") == "gloo" for run in runs)
     yield _GLOO_S_PER_BYTE if is_gloo else _OTHER_S_PER_BYTE
     yield _GLOO_S_PER_HOP if is_gloo else _OTHER_S_PER_HOP
+    yield _APART
 
 
 def _frame(runs: Sequence[Run]) -> MeasuredTransport:
@@ -183,7 +185,7 @@ def _frame(runs: Sequence[Run]) -> MeasuredTransport:
         for name, otherwise in (("processors", 1), ("machines", 0), ("workers", 1))
     }
     return MeasuredTransport(
-        share=1.0, processor_s_per_byte=0.0, processor_s_per_hop=0.0,
+        share=1.0, processor_s_per_byte=0.0, processor_s_per_hop=0.0, apart=0.0,
         processors=whole["processors"], machines=whole["machines"] or whole["workers"],
         workers=whole["workers"],
     )  # fmt: skip
@@ -223,7 +225,7 @@ def _used_in(run: Run) -> _Used | None:
 
 
 class _Fit:
-    """Three logarithms, and what they have to agree with."""
+    """Four logarithms, and what they have to agree with."""
 
     def __init__(
         self,
@@ -261,17 +263,17 @@ class _Fit:
             for sign in (-1, 1)
         ]
         # A misfit is of the whole time: slower on the line and slower on the processors.
-        turns += [sign * misfit * np.array([-1.0, 1.0, 1.0]) for sign in (-1, 1)]
+        turns += [sign * misfit * np.array([-1.0, 1.0, 1.0, 0.0]) for sign in (-1, 1)]
         return Calibration(
             transport=self._transport(at), observations=tuple(self._observations), misfit=misfit,
             variants=tuple(self._transport(at + turn) for turn in turns),
         )  # fmt: skip
 
     def _transport(self, at: Floats) -> MeasuredTransport:
-        share, per_byte, per_hop = np.exp(at).tolist()
+        share, per_byte, per_hop, apart = np.exp(at).tolist()
         return replace(
             self._frame, share=min(share, 1.0), processor_s_per_byte=per_byte,
-            processor_s_per_hop=per_hop,
+            processor_s_per_hop=per_hop, apart=apart,
         )  # fmt: skip
 
     def _misfits(self, at: Floats) -> Floats:

@@ -71,19 +71,33 @@ class Grid:
             Scenario(cluster=Cluster(workers=1, rate_bps=1), algorithm=algorithm, lane=self.lane)
 
 
+@dataclass(frozen=True, slots=True)
+class Residue:
+    """What a replay as recorded lacks of the measured step, and the overhead that it had there.
+
+    Nobody knows what took it. It is taken for communication's: with less of that it shrinks in
+    proportion, with more it stays as it was.
+    """
+
+    time_s: float = 0.0
+    at_overhead_s: float = 0.0
+
+    def beside(self, overhead_s: Floats) -> Floats:
+        """Return what to add to these overheads."""
+        if self.at_overhead_s <= 0:
+            return np.full(overhead_s.shape, self.time_s)
+        return self.time_s * np.minimum(overhead_s / self.at_overhead_s, 1.0)
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Subject:
-    """A run as the sweep sees it: its name, its typical step, and what adding costs there.
-
-    `residue_s` is what a replay as recorded lacks of the measured step: nobody knows what took it,
-    so it stays as it is wherever the measured transport does.
-    """
+    """A run as the sweep sees it: its name, its typical step, and what adding costs there."""
 
     name: str
     step: Step
     adds: AddTimes
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
-    residue_s: float = 0.0
+    residue: Residue = Residue()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -181,11 +195,10 @@ class Messages:
         """Return what the step loses, and how long the lane is busy."""
         cost_s = self.cost_s(chosen, rate_bps, transport, ratio)
         overhead_s, busy_s = self._overhead_and_busy_s(cost_s)
-        lost_s = self.subject.step.waiting_ns * 1e-9
+        overhead_s = overhead_s + running_sum(self._others_s(chosen, rate_bps, transport))
         if not isinstance(transport, FullTransport):
-            lost_s += self.subject.residue_s
-        others_s = running_sum(self._others_s(chosen, rate_bps, transport))
-        overhead_s = np.maximum(overhead_s + (others_s + lost_s), 0.0)
+            overhead_s = overhead_s + self.subject.residue.beside(overhead_s)
+        overhead_s = np.maximum(overhead_s + self.subject.step.waiting_ns * 1e-9, 0.0)
         overhead_s[np.array(self.workers[chosen]) == 1] = 0.0  # nobody to talk to: no messages
         return overhead_s, busy_s
 
@@ -243,9 +256,11 @@ def with_residue(subject: Subject, transport: Transport) -> Subject:
     measured_ns, recorded = subject.step.measured_ns, subject.recorded
     if measured_ns is None or recorded is None:
         return subject
-    plain = replace(subject, residue_s=0.0)
-    played_s = float(sweep([plain], replace(recorded, transports=(transport,)))["step_s"][0])
-    return replace(subject, residue_s=measured_ns * 1e-9 - played_s)
+    plain = replace(subject, residue=Residue())
+    played = sweep([plain], replace(recorded, transports=(transport,)))
+    lacking_s = measured_ns * 1e-9 - float(played["step_s"][0])
+    at_s = float(played["overhead_s"][0]) - subject.step.waiting_ns * 1e-9
+    return replace(subject, residue=Residue(lacking_s, at_s))
 
 
 def messages_of(

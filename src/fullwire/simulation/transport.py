@@ -7,6 +7,9 @@ busier one, a little more where both are busy:
     processors   the work of sending, receiving and adding: so much for each byte on the wire and
                  so much for each message in a row, on the processors that ranks have to share
 
+Some of the work is done while nothing is on the line, as at the end of each piece, when a sum has
+to be there before it can go on: that comes on top of the line's time.
+
 So a transport that fills 1 Gbps may leave half of 25 Gbps idle, and eight ranks on two processors
 are slower than two. `calibrate.py` finds the numbers.
 """
@@ -58,6 +61,7 @@ class MeasuredTransport:
     share: float
     processor_s_per_byte: float
     processor_s_per_hop: float
+    apart: float  # share of the work for bytes that is done while nothing is on the line
     processors: int
     machines: int
     workers: int
@@ -67,9 +71,10 @@ class MeasuredTransport:
 
     def message_s(self, line_s: Floats, sent_bytes: Floats, hops: Floats, crowd: Floats) -> Floats:
         """Return the time of a message that takes so long on the line alone."""
-        work_s = sent_bytes * self.processor_s_per_byte + hops * self.processor_s_per_hop
-        longer_s = np.maximum(line_s, work_s * crowd)
-        shorter_s = np.minimum(line_s, work_s * crowd)
+        of_bytes_s = sent_bytes * self.processor_s_per_byte
+        line_s = line_s + of_bytes_s * self.apart
+        work_s = (of_bytes_s + hops * self.processor_s_per_hop) * crowd
+        longer_s, shorter_s = np.maximum(line_s, work_s), np.minimum(line_s, work_s)
         both = shorter_s / np.maximum(longer_s, np.finfo(float).tiny)
         return np.asarray(longer_s * (1 + both**_SHARPNESS) ** (1 / _SHARPNESS))
 
