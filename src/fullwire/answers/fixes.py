@@ -25,6 +25,7 @@ _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
 _SYNCHRONISED_EVERY = (2, 4)
 # Casting float32 to float16 and back ran at 13 and 19 GB/s on one 2.5 GHz core; a hook does a
 # little more than that. A GPU casts at the speed of its memory: assumed.
+_CASTING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
 _CAST_BYTES_PER_S = {True: 10e9, False: 400e9}  # on a processor, on a GPU
 
 
@@ -104,13 +105,21 @@ def _half_precision(run: Run, job: Forecaster) -> Iterator[Fix]:
     """Try gradients sent as float16, with what casting them costs."""
     if "hook" in run.facts:
         return
-    rate = _CAST_BYTES_PER_S[run.facts.get("backend") != "nccl"]
-    cast = Compressor(ratio=2, encode_bps=8 * rate, decode_bps=8 * rate)
     yield _fix(
         "compression", "gradients sent as float16 (overflows beyond 65,504)",
         "model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
-        job.ask(compressors=(cast,)),
+        job.ask(compressors=(_cast(run),)),
     )  # fmt: skip
+
+
+def casting(run: Run) -> Compressor | None:
+    """Return the compressor that a run's communication hook is, if it is one that casts."""
+    return _cast(run) if run.facts.get("hook") in _CASTING_HOOKS else None
+
+
+def _cast(run: Run) -> Compressor:
+    rate = _CAST_BYTES_PER_S[run.facts.get("backend") != "nccl"]
+    return Compressor(ratio=2, encode_bps=8 * rate, decode_bps=8 * rate)
 
 
 def _fewer_synchronisations(job: Forecaster) -> Iterator[Fix]:

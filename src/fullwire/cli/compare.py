@@ -15,13 +15,20 @@ def compare(
     after: Annotated[str, typer.Argument(metavar="AFTER.run")],
     json: Json = False,
 ) -> None:
-    """Compare the steps of two runs of the same work: better, worse, or noise?"""
+    """Compare the steps of two runs of the same work: better, worse, or noise?
+
+    Where what changed can be predicted (links, workers, buckets, a casting hook), the prediction
+    that the first run gives is held against the second.
+    """
     from fullwire.analysis.compare import compare as answer
+    from fullwire.answers.verification import verify
+    from fullwire.report.as_data import verification_object
     from fullwire.report.terminal import print_comparison
     from fullwire.sources import read
 
-    result = answer(read(before), read(after))
+    first, second = read(before), read(after)
+    result, verification = answer(first, second), verify(first, second)
     if json:
-        print_json(asdict(result))
+        print_json({**asdict(result), "prediction": verification_object(verification)})
     else:
-        print_comparison(result, before, after)
+        print_comparison(result, verification, before, after)

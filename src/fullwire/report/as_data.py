@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from fullwire.answers.explain import Explanation
+    from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
     from fullwire.model.run import Run
     from fullwire.model.workloads import Workload
@@ -51,6 +52,13 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         "fixes": [_forecast_object(asdict(each)) for each in result.fixes],
         "warnings": list(result.warnings),
     }
+
+
+def verification_object(result: Verification | None) -> dict[str, Any] | None:
+    """Return a prediction and what was measured, where there is one."""
+    if result is None:
+        return None
+    return {**_forecast_object(asdict(result)), "error": result.error, "holds": result.holds}
 
 
 def _forecast_object(shown: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fullwire.units import show_bytes, show_rate, show_time, visible
 
 if TYPE_CHECKING:
     from fullwire.analysis.compare import Comparison
+    from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
     from fullwire.model.run import Run
     from fullwire.model.workloads import Workload
@@ -102,9 +103,14 @@ def print_collective(result: CollectiveTime) -> None:
     say(f"{show_time(result.time_s)}, bus bandwidth {show_rate(result.bus_bandwidth_bps)} ({how})")
 
 
-def print_comparison(result: Comparison, before: str, after: str) -> None:
-    """Print whether the second run is better than the first."""
+def print_comparison(
+    result: Comparison, verification: Verification | None, before: str, after: str
+) -> None:
+    """Print whether the second run is better than the first, and whether that was predicted."""
     say(_comparison_sentence(result))
+    if verification is not None:
+        say(_verification_sentence(verification))
+    say("")
     rows = [
         [before, f"{result.before_steps:,}", show_time(result.before_s)],
         [after, f"{result.after_steps:,}", show_time(result.after_s)],
@@ -127,6 +133,15 @@ def _comparison_sentence(result: Comparison) -> str:
     if not result.is_significant:
         return f"No difference beyond noise: steps are {change} {direction} ({interval})."
     return f"Steps are {change} {direction}, more than noise ({interval})."
+
+
+def _verification_sentence(result: Verification) -> str:
+    interval = f"{show_time(result.low_s)} to {show_time(result.high_s)}"
+    return (
+        f"With {', '.join(result.changes)}: predicted {show_time(result.predicted_s)} "
+        f"({interval}), measured {show_time(result.measured_s)}: {abs(result.error):.1%} off, "
+        f"{'within' if result.holds else 'OUTSIDE'} the interval."
+    )
 
 
 _HEADINGS = {

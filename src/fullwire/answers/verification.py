@@ -1,0 +1,74 @@
+"""Did a change do what was predicted of it? The loop from measuring to predicting, closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fullwire.answers.conditions import rate, worker_count
+from fullwire.answers.fixes import casting
+from fullwire.answers.forecast import forecaster
+from fullwire.errors import FullwireError
+from fullwire.model.run import Run
+from fullwire.simulation.buckets import bucket_policy
+from fullwire.simulation.typical import typical_step
+from fullwire.units import show_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What the first run predicted for the conditions of the second, and what was measured."""
+
+    changes: tuple[str, ...]
+    predicted_s: float
+    low_s: float
+    high_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """Return how far the prediction was off, as a share of what was measured."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def holds(self) -> bool:
+        """Say whether the interval held what was measured."""
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+def verify(before: Run, after: Run) -> Verification | None:
+    """Predict the second run from the first; None where nothing changed that can be predicted."""
+    if "hook" in before.facts and before.facts["hook"] != after.facts.get("hook"):
+        return None  # what the first run's hook did cannot be undone
+    try:
+        predictor, measured_ns = forecaster(before), typical_step(after).measured_ns
+        changed = list(_changes(before, after))
+    except FullwireError:
+        return None  # one of them has no step that could be predicted
+    if predictor is None or measured_ns is None or not changed:
+        return None
+    found = predictor.ask(**dict(condition for _, condition in changed))
+    return Verification(
+        changes=tuple(words for words, _ in changed), predicted_s=found.step_s,
+        low_s=found.low_s, high_s=found.high_s, measured_s=measured_ns * 1e-9,
+    )  # fmt: skip
+
+
+def _changes(before: Run, after: Run) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Go through what differs and can be predicted: in words, and as an axis with its value."""
+
+    def differs(fact: str) -> bool:
+        return fact in after.facts and before.facts.get(fact) != after.facts[fact]
+
+    if differs("line_rate_bps"):
+        rate_bps = rate(after.facts["line_rate_bps"])
+        yield f"links of {show_rate(rate_bps)}", ("bandwidth_bps", (rate_bps,))
+    if differs("workers"):
+        workers = worker_count(after.facts["workers"])
+        yield f"{workers} workers", ("workers", (workers,))
+    if differs("buckets"):
+        buckets = str(after.facts["buckets"])
+        yield f"buckets {buckets}", ("buckets", (bucket_policy(buckets),))
+    if differs("hook") and (cast := casting(after)) is not None:
+        yield f"{after.facts['hook']}", ("compressors", (cast,))
