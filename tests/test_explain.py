@@ -235,7 +235,7 @@ def test_samples_become_evidence_and_say_what_held_the_transport_back() -> None:
     assert values["link_utilization"] == pytest.approx(0.41, rel=0.01)
     assert values["send_buffer_limited"] == pytest.approx(0.8, rel=0.01)
     assert values["cpu_busiest"] == pytest.approx(0.5, rel=0.01)
-    assert "links were 41% used meanwhile" in found.verdict.sentence
+    assert "; links were 41% used while communication was exposed;" in found.verdict.sentence
     assert "limited by its send buffers" in found.verdict.sentence
     assert not any("No samples" in each for each in found.warnings)
     saturated = fw.explain(sampled(JOBS["transport"], used=0.41, busiest=0.97))

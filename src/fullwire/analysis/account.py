@@ -215,7 +215,7 @@ class Latency:
 
 def _latency(run: Run, lines: Sequence[Timeline]) -> Latency:
     """Return what small collectives of the run show, or else what its facts say."""
-    small = [_small(line.periods) for line in lines]
+    small = [_small(line) for line in lines]
     each_ns = np.concatenate([each for each, _ in small])
     hops = np.concatenate([weight for _, weight in small])
     if len(each_ns) >= FEWEST_SMALL:
@@ -226,8 +226,12 @@ def _latency(run: Run, lines: Sequence[Timeline]) -> Latency:
     return Latency(0.0, "none")
 
 
-def _small(periods: Periods) -> tuple[Floats, Floats]:
-    chosen = _has_only_small(periods)
+def _small(line: Timeline) -> tuple[Floats, Floats]:
+    """Return what each message took in the small collectives of steps; before, ranks connect."""
+    periods = line.periods
+    in_a_step = np.zeros(len(periods.hops), bool)
+    in_a_step[line.period[(line.period >= 0) & (line.step >= 0)]] = True
+    chosen = in_a_step & _has_only_small(periods)
     length = (periods.end_ns - periods.start_ns)[chosen].astype(np.float64)
     floor = np.nan_to_num(periods.floor_ns[chosen])
     hops = periods.hops[chosen]

@@ -19,6 +19,7 @@ from fullwire.model.cost import Floats
 from fullwire.model.run import Run, Table, Whole
 
 LIMITED = 0.3  # of a socket's busy time: what held it back
+UNSEEN = 0.25  # of the time between samples: they do not see a gap that short, if gaps are few
 SATURATED = 0.9  # of a processor's time
 
 
@@ -154,10 +155,12 @@ def _looked(run: Run, lines: Sequence[Timeline], host: str, time_ns: Whole) -> _
     ranks = _ranks_on(run, host)
     chosen = [line for line in lines if line.rank in ranks]
     exposed = [_pieces(line, (Doing.TRANSFER, Doing.UNTOLD)) for line in chosen]
-    spacing = float(np.median(np.diff(time_ns)))
-    start, end = _joined(exposed, time_ns)
-    if len(start) and spacing <= float((end - start).mean()):
-        return _Looked(start, end, "while communication was exposed")
+    spacing_ns = float(np.median(np.diff(time_ns)))
+    exact = _Looked(*_joined(exposed, time_ns), "while communication was exposed")
+    seen = _Looked(*_joined(exposed, time_ns, spacing_ns * UNSEEN), exact.words)
+    is_seen = len(seen.starts_ns) and spacing_ns <= seen.total_ns / len(seen.starts_ns)
+    if is_seen and seen.total_ns <= (1 + UNSEEN) * exact.total_ns:
+        return seen
     return _Looked(*_joined([_pieces(line, None) for line in chosen], time_ns), "over whole steps")
 
 
@@ -175,15 +178,15 @@ def _pieces(line: Timeline, doing: Sequence[Doing] | None) -> Interval:
     return line.moments[:-1][chosen], line.moments[1:][chosen]
 
 
-def _joined(pieces: Sequence[Interval], time_ns: Whole) -> Interval:
-    """Join pieces of several ranks to stretches that are apart, within the time of the samples."""
+def _joined(pieces: Sequence[Interval], time_ns: Whole, gap_ns: float = 0.0) -> Interval:
+    """Join pieces of ranks to stretches further apart than a gap, in the time of the samples."""
     if not pieces:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     start = np.clip(np.concatenate([each for each, _ in pieces]), time_ns[0], time_ns[-1])
     end = np.clip(np.concatenate([each for _, each in pieces]), time_ns[0], time_ns[-1])
     order = np.argsort(start, kind="stable")
     start, reached = start[order], np.maximum.accumulate(end[order])
-    first = np.flatnonzero(np.append([True], start[1:] > reached[:-1])[: len(start)])
+    first = np.flatnonzero(np.append([True], start[1:] - reached[:-1] > gap_ns)[: len(start)])
     last = np.append(first[1:], len(start)) - 1 if len(start) else first
     start, end = start[first], reached[last]
     return start[end > start], end[end > start]

@@ -181,7 +181,7 @@ def _ranks_left_out(run: Run, found: Account) -> Iterator[str]:
 
 def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[str]:
     found = case.account
-    if not rate_bps:
+    if not rate_bps and found.parts_s[Part.UNEXPLAINED.key] > 0:
         yield "The line rate is unknown, so transfers are unexplained: --bandwidth gives it."
     late_ends = case.run.facts.get("late_ends", 0)
     if late_ends:

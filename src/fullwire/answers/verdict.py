@@ -278,8 +278,8 @@ def _name(key: str) -> str:
 
 
 def _links(case: Case) -> str:
-    used = _value(case.evidence, "link_utilization")
-    return "" if used is None else f"; links were {used:.0%} used meanwhile"
+    said = [each.sentence for each in case.evidence if each.name == "link_utilization"]
+    return "".join(f"; {each[0].lower()}{each[1:].rstrip('.')}" for each in said)
 
 
 def _collectives_per_step(case: Case) -> float:

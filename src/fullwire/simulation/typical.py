@@ -142,9 +142,17 @@ def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whol
 
 
 def _counted(table: Spans | Gradients) -> dict[tuple[int, int], int]:
-    keys = np.stack([table.rank, table.step], axis=1)
-    found, count = np.unique(keys, axis=0, return_counts=True)
-    return dict(zip(map(tuple, found.tolist()), count.tolist(), strict=True))
+    """Count rows by rank and step; those of a step usually stand together, and count at once."""
+    is_new = np.ones(len(table), bool)
+    is_new[1:] = (table.rank[1:] != table.rank[:-1]) | (table.step[1:] != table.step[:-1])
+    first = np.flatnonzero(is_new)
+    length = np.diff(np.append(first, len(table)))
+    counts: dict[tuple[int, int], int] = {}
+    for rank, step, count in zip(
+        table.rank[first].tolist(), table.step[first].tolist(), length.tolist(), strict=True
+    ):
+        counts[rank, step] = counts.get((rank, step), 0) + count
+    return dict(sorted(counts.items()))
 
 
 def _most_common(counts: Any) -> int:
