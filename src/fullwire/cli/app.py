@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-from fullwire.cli import collective, compare, explain, import_, lab, record, show, whatif, workloads
+from fullwire.cli import (
+    bench, collective, compare, explain, import_, lab, record, show, whatif, workloads,
+)  # fmt: skip
 
 app = typer.Typer(
     name="fullwire",
@@ -29,6 +31,7 @@ app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("workloads")(workloads.workloads)
 app.add_typer(lab.app, name="lab")
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(asked: bool) -> None:
