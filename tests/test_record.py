@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,17 @@ needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
     reason="recording a job needs torch, which is not installed: pip install torch",
 )
+NAMESPACES_ARE_NOT_PERMITTED = (
+    "needs a mount namespace: as root, or with kernel.unprivileged_userns_clone=1"
+)
+
+
+def namespaces_are_permitted() -> bool:
+    command = ["unshare", "--user", "--map-root-user", "--mount", "true"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def recorded(
@@ -252,6 +266,61 @@ def test_when_the_recorder_fails_the_job_goes_on_and_the_run_says_so(
     run, done = recorded(tmp_path, *solo(mode))
     assert done.stdout == b"done\x00\xff\r\n"
     assert not run.complete
+
+
+@needs_torch
+def test_a_job_that_never_ends_a_step_leaves_a_run_that_says_so(cli: Cli, tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, *solo("no-step"))
+    assert run.missing == ("rank 0: no step ever ended: no torch optimizer took one",)
+    assert "no step ever ended" in cli("show", tmp_path / "job.run").stdout
+
+
+@needs_torch
+@pytest.mark.parametrize("whom", ["launcher", "everything"])
+def test_after_kill_9_what_was_recorded_can_be_joined(tmp_path: Path, whom: str) -> None:
+    place = tmp_path / "job.run"
+    fullwire = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(place), "--"]
+    job = solo("endless" if whom == "everything" else "plain")
+    with subprocess.Popen([*fullwire, *job], stdout=subprocess.PIPE, process_group=0) as process:
+        assert process.stdout is not None
+        if whom == "everything":
+            process.stdout.readline()
+            time.sleep(0.5)  # the recorder writes every quarter of a second
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            while not (tmp_path / "job.run.recording").exists():
+                time.sleep(0.01)
+            time.sleep(0.2)  # until it has started the job, whose torch takes longer to load
+            process.kill()
+        process.stdout.read()  # until nobody of the job is left
+    run = join(tmp_path / "job.run.recording", place).run
+    assert span_count(run, "host", "step") >= 6
+    killed = "rank 0: its process ended without closing its recording (was it killed?)"
+    assert run.missing == ((killed,) if whom == "everything" else ())
+
+
+@needs_torch
+@pytest.mark.skipif(not namespaces_are_permitted(), reason=NAMESPACES_ARE_NOT_PERMITTED)
+def test_on_a_full_disk_the_job_goes_on_and_what_was_written_can_be_joined(
+    cli: Cli, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    fullwire = f"{sys.executable} -m fullwire.cli"
+    script = f"""
+        mount -t tmpfs -o size=48k none {small}
+        {fullwire} record -o {small}/job.run -- {" ".join(solo("long"))}
+        echo status $?
+        {fullwire} join {small}/job.run.recording -o {tmp_path}/job.run
+    """
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.endswith(b"done\x00\xff\r\nstatus 2\n")
+    assert b"No space left on device; what was recorded is in" in done.stderr
+    run = read_run(tmp_path / "job.run")
+    assert span_count(run, "host", "step") > 10
+    assert any("its recorder failed and the job went on" in each for each in run.missing)
 
 
 def a_process(directory: Path, steps: int) -> Journal:

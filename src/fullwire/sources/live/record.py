@@ -73,8 +73,13 @@ def keep(
     except SystemExit as asked_to_end:
         status = int(asked_to_end.code or 0)
     ended = dataclasses.replace(known, facts={**known.facts, "exit_status": status})
-    with RunWriter(place, replace=replace) as writer:
-        path = assemble(directory, writer, ended)
+    try:
+        with RunWriter(place, replace=replace) as writer:
+            path = assemble(directory, writer, ended)
+    except UsageError as error:  # as on a full disk: what was recorded is not given up
+        raise UsageError(
+            f"{error}; what was recorded is in {directory}: `fullwire join {directory} -o NAME.run`"
+        ) from None
     shutil.rmtree(directory)
     return Recording(path=path, exit_status=status)
 

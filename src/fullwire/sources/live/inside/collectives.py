@@ -154,13 +154,12 @@ class _Collectives:
 
     def watched(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
         """Wrap one method of ProcessGroup."""
-        issue = self._codec.apart(original)
 
         @functools.wraps(original)
         def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
             on_device = self._clock.knows_devices and _is_on_device(args)
             issued = self._clock.moment(on_device)
-            work = issue(group, *args, **kwargs)
+            work = original(group, *args, **kwargs)
             if self._journal.is_open:
                 try:
                     number = self._note_issue(group, op, [*args, *kwargs.values()], issued)
@@ -170,7 +169,7 @@ class _Collectives:
                     self._journal.give_up(error)
             return work
 
-        return collective
+        return self._codec.apart(collective)
 
     def _note_issue(self, group: Any, op: str, arguments: list[Any], issued: Moment) -> int:
         number = next(self._count)
