@@ -10,8 +10,17 @@ from typing import Annotated
 import typer
 
 from fullwire.cli import (
-    bench, collective, compare, explain, import_, lab, record, show, whatif, workloads,
-)  # fmt: skip
+    bench,
+    collective,
+    compare,
+    explain,
+    import_,
+    lab,
+    record,
+    show,
+    whatif,
+    workloads,
+)
 
 app = typer.Typer(
     name="fullwire",
