@@ -25,6 +25,8 @@ from fullwire.sources.live.inside.journal import (
 
 _COUNT = struct.Struct("<I")
 _LONGEST_BLOCK = 64 * 2**20
+_TEXTS = ("status", "host", "machine", "reason")
+_WHOLE_NUMBERS = ("rank", "attempt", "processors", "monotonic_ns", "unix_ns")
 _INTERVALS = (
     Note.OPTIMIZER, Note.FORWARD, Note.BACKWARD, Note.WAIT, Note.INPUT, Note.EVALUATION,
     Note.INFERENCE, Note.CODEC,
@@ -110,7 +112,8 @@ def read_header(path: Path) -> dict[str, Any]:
     """Read what a process said of itself."""
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.read(HEADER_BYTES))
-    return {**header, "rank": int(header["rank"]), "attempt": int(header["attempt"])}
+    whole = {name: int(header[name]) for name in _WHOLE_NUMBERS}
+    return {**{name: str(header[name]) for name in _TEXTS}, **whole}
 
 
 def _surveyed(path: Path) -> Journal:
