@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MOST_ROWS = 100_000_000  # of one table in memory: some 5 GB
-PIECE_ROWS = 200_000  # of all tables together, where a run is written part by part: some 10 MB
+PIECE_ROWS = 120_000  # of all tables together, where a run is written part by part: some 6 MB
 _LARGEST_DESCRIPTION = 16 * 2**20
 _DESCRIPTION = "run.json"
 _READ_BYTES = 2**20
