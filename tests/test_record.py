@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ from fullwire.analysis.summary import summarised
 from fullwire.model.run import Run
 from fullwire.sources.live.inside.journal import HEADER_BYTES, MOST_WAITING, Journal, Note
 from fullwire.sources.live.record import join
-from fullwire.store import read_run
+from fullwire.store import read_parts, read_run
 from tests.conftest import Cli
 
 JOBS = Path(__file__).parent / "jobs"
@@ -23,6 +26,17 @@ needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
     reason="recording a job needs torch, which is not installed: pip install torch",
 )
+NAMESPACES_ARE_NOT_PERMITTED = (
+    "needs a mount namespace: as root, or with kernel.unprivileged_userns_clone=1"
+)
+
+
+def namespaces_are_permitted() -> bool:
+    command = ["unshare", "--user", "--map-root-user", "--mount", "true"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def recorded(
@@ -120,15 +134,69 @@ def test_a_recorded_job_can_be_shown_compared_and_replayed(cli: Cli, ddp: tuple[
 
 
 @needs_torch
-def test_three_workers_with_a_hook_of_their_own_train_to_the_same_bits(tmp_path: Path) -> None:
-    job = together(3, "ddp.py", "own-hook")
+@pytest.mark.parametrize(("workers", "hook"), [(3, "fp16"), (2, "builtin-fp16")])
+def test_workers_with_a_hook_of_their_own_train_to_the_same_bits(
+    tmp_path: Path, workers: int, hook: str
+) -> None:
+    job = together(workers, "ddp.py", hook)
     run, done = recorded(tmp_path, *job)
     assert weights(done.stdout.decode()) == digests(job)
-    assert run.facts["hook"] == "fp16_compress_hook"
-    sent = run.collectives.rows((run.collectives.step == 4) & (run.collectives.rank == 2))
+    assert "FP16_COMPRESS" in str(run.facts["hook"]).upper()
+    sent = run.collectives.rows((run.collectives.step == 4) & (run.collectives.rank == 1))
     assert set(sent.dtype) == {"float16"}
     assert sent.bytes.sum() == GRADIENT_BYTES // 2
     assert run.complete
+
+
+@needs_torch
+def test_a_hook_with_several_collectives_trains_to_the_same_bits(tmp_path: Path) -> None:
+    job = together(2, "ddp.py", "powersgd")
+    run, done = recorded(tmp_path, *job)
+    assert weights(done.stdout.decode()) == digests(job)
+    assert span_count(run, "host", "codec") > 2 * 5
+    assert run.complete
+
+
+@needs_torch
+def test_what_a_hook_works_is_codec_and_what_it_waits_for_is_not(tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, *together(2, "ddp.py", "slow"))
+    for rank in (0, 1):
+        here = (run.spans.rank == rank) & (run.spans.name == "codec")
+        codec = run.spans.rows(here)
+        sent = run.collectives.rows(
+            (run.collectives.rank == rank)
+            & (run.collectives.step == 4)
+            & (run.collectives.op == "allreduce")
+        )
+        assert len(sent) > 1
+        lengths_ns = (codec.end_ns - codec.start_ns)[codec.step == 4]
+        assert (lengths_ns > 19_000_000).sum() == len(sent)  # packing
+        assert (lengths_ns > 9_000_000).sum() == 2 * len(sent)  # and unpacking
+        packed_ns = codec.end_ns[(codec.step == 4) & (codec.end_ns - codec.start_ns > 19_000_000)]
+        assert (packed_ns <= sent.issue_ns + 1_000_000).all()
+
+
+@needs_torch
+def test_transfers_between_two_ranks_are_told_alike_by_both(tmp_path: Path) -> None:
+    run, done = recorded(tmp_path, *together(2, "transfers.py"))
+    assert sorted(done.stdout.decode().split()) == ["0.0", "1000.0"]
+    assert run.complete
+    seen = {
+        (op, group.rpartition(" ")[2], rank, size)
+        for op, group, rank, size in zip(
+            run.collectives.op, run.collectives.group, run.collectives.rank.tolist(),
+            run.collectives.bytes.tolist(), strict=True,
+        )
+        if op in ("send", "recv")
+    }  # fmt: skip
+    assert seen == {
+        ("send", "0>1", 0, 4000), ("recv", "0>1", 1, 4000), ("send", "1>0", 1, 4000),
+        ("recv", "1>0", 0, 4000), ("recv", "any>0", 0, 4000),
+    }  # fmt: skip
+    for end in (0, 1):  # both count the messages of a pair alike
+        to_one = run.collectives.rank == end
+        to_one &= np.array([group.endswith("0>1") for group in run.collectives.group])
+        assert run.collectives.sequence[to_one].tolist() == list(range(2 * 3))
 
 
 @needs_torch
@@ -200,6 +268,61 @@ def test_when_the_recorder_fails_the_job_goes_on_and_the_run_says_so(
     assert not run.complete
 
 
+@needs_torch
+def test_a_job_that_never_ends_a_step_leaves_a_run_that_says_so(cli: Cli, tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, *solo("no-step"))
+    assert run.missing == ("rank 0: no step ever ended: no torch optimizer took one",)
+    assert "no step ever ended" in cli("show", tmp_path / "job.run").stdout
+
+
+@needs_torch
+@pytest.mark.parametrize("whom", ["launcher", "everything"])
+def test_after_kill_9_what_was_recorded_can_be_joined(tmp_path: Path, whom: str) -> None:
+    place = tmp_path / "job.run"
+    fullwire = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(place), "--"]
+    job = solo("endless" if whom == "everything" else "plain")
+    with subprocess.Popen([*fullwire, *job], stdout=subprocess.PIPE, process_group=0) as process:
+        assert process.stdout is not None
+        if whom == "everything":
+            process.stdout.readline()
+            time.sleep(0.5)  # the recorder writes every quarter of a second
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            while not (tmp_path / "job.run.recording").exists():
+                time.sleep(0.01)
+            time.sleep(0.2)  # until it has started the job, whose torch takes longer to load
+            process.kill()
+        process.stdout.read()  # until nobody of the job is left
+    run = join(tmp_path / "job.run.recording", place).run
+    assert span_count(run, "host", "step") >= 6
+    killed = "rank 0: its process ended without closing its recording (was it killed?)"
+    assert run.missing == ((killed,) if whom == "everything" else ())
+
+
+@needs_torch
+@pytest.mark.skipif(not namespaces_are_permitted(), reason=NAMESPACES_ARE_NOT_PERMITTED)
+def test_on_a_full_disk_the_job_goes_on_and_what_was_written_can_be_joined(
+    cli: Cli, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    fullwire = f"{sys.executable} -m fullwire.cli"
+    script = f"""
+        mount -t tmpfs -o size=48k none {small}
+        {fullwire} record -o {small}/job.run -- {" ".join(solo("long"))}
+        echo status $?
+        {fullwire} join {small}/job.run.recording -o {tmp_path}/job.run
+    """
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.endswith(b"done\x00\xff\r\nstatus 2\n")
+    assert b"No space left on device; what was recorded is in" in done.stderr
+    run = read_run(tmp_path / "job.run")
+    assert span_count(run, "host", "step") > 10
+    assert any("its recorder failed and the job went on" in each for each in run.missing)
+
+
 def a_process(directory: Path, steps: int) -> Journal:
     """Write what a process with one optimizer, a gradient and a collective a step would."""
     journal = Journal(str(directory))
@@ -210,11 +333,11 @@ def a_process(directory: Path, steps: int) -> Journal:
     )
     for step in range(steps):
         begin = 1_000 * step
-        journal.note(Note.BACKWARD, 0, begin + 300, begin + 800)
+        journal.note(Note.BACKWARD, 0, begin + 300, 500)
         journal.note(Note.GRADIENT, 0, begin + 600, 0)
-        journal.note(Note.ISSUE, step, 0, begin + 650)
+        journal.note(Note.ISSUE, step, begin + 650, 0)
         journal.note(Note.END, step, begin + 790, 0)
-        journal.note(Note.OPTIMIZER, 0, begin + 900, begin + 1_000)
+        journal.note(Note.OPTIMIZER, 0, begin + 900, 100)
         journal.write()
     return journal
 
@@ -241,7 +364,27 @@ def test_a_backward_pass_ends_with_its_last_gradient_and_not_with_waiting(tmp_pa
     run = join(tmp_path, tmp_path / "job.run").run
     backward = run.spans.rows(run.spans.name == "backward")
     assert (backward.end_ns - backward.start_ns).tolist() == [300, 300]
-    assert summarised(run).exposed_s == pytest.approx(140e-9)
+    assert summarised([run]).exposed_s == pytest.approx(140e-9)
+
+
+def test_a_long_recording_is_made_into_a_run_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "job.run.recording"
+    directory.mkdir()
+    a_process(directory, steps=200).close()
+    whole = join(directory, tmp_path / "whole.run").run
+    monkeypatch.setattr("fullwire.sources.live.assemble.PART_NOTES", 64)
+    monkeypatch.setattr("fullwire.store.PIECE_ROWS", 100)
+    place = join(directory, tmp_path / "parts.run").path
+    parts = list(read_parts(place))
+    assert len(parts) > 10
+    for part in parts:
+        assert set(part.gradients.step) <= set(part.spans.step)
+    assert summarised(parts) == summarised([whole])
+    for (name, ours), (_, theirs) in zip(read_run(place).tables(), whole.tables(), strict=True):
+        for column, values in ours.columns().items():
+            assert values.tolist() == theirs.columns()[column].tolist(), f"{name}.{column}"
 
 
 def test_notes_wait_in_bounded_memory(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
     job.run/run.json             format number, provenance, facts, what is missing, rows per table,
                                  and the CRC-32 of every file as it was written
     job.run/TABLE.parquet        a table with rows; tables without rows have no file
-    job.run/TABLE/*.parquet      or a table in pieces, one per group of ranks
+    job.run/TABLE/*.parquet      or a table in numbered pieces; pieces of one number belong
+                                 together, as `RunWriter` was given them: whole steps of ranks
 
 Format 1: the tables of `fullwire.model.run`.
 
@@ -21,8 +22,9 @@ import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MOST_ROWS = 100_000_000  # of one table in memory: some 5 GB
+PIECE_ROWS = 120_000  # of all tables together, where a run is written part by part: some 6 MB
 _LARGEST_DESCRIPTION = 16 * 2**20
 _DESCRIPTION = "run.json"
 _READ_BYTES = 2**20
@@ -74,30 +77,154 @@ def write(run: Run, path: str | Path, *, replace: bool = False) -> Path:
         raise UsageError(f"write: expected a Run, got {shown(run)}")
     if not isinstance(replace, bool):  # "no" would count as yes
         raise UsageError(f"replace: expected True or False, got {shown(replace)}")
-    place = _new_place(path)
-    building = place.with_name(f".{place.name}.writing-{secrets.token_hex(4)}")
-    try:
-        refuse_taken(place, replace)
-        building.mkdir(parents=True)
-        _write_files(run, building)
-        _put_in_place(building, place)
-    except OSError as error:
-        raise UsageError(f"{place}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(building, ignore_errors=True)  # gone already if all went well
-    return place
+    with RunWriter(path, replace=replace) as writer:
+        writer.add(**dict(run.tables()))
+        return writer.finish(run.provenance, run.facts, run.missing)
 
 
-def read_run(path: str | Path) -> Run:
-    """Open a run; what is damaged is left out and named in `missing`."""
+class RunWriter:
+    """Writes a run of which only a part is in memory; it appears whole, at `finish`, or not at all.
+
+    What is added together stays together: see `read_parts`. A run that fits into one piece is
+    written like any other, with one file for each table.
+    """
+
+    def __init__(self, path: str | Path, *, replace: bool = False) -> None:
+        self._place = _new_place(path)
+        self._replace = replace
+        self._building = self._place.with_name(
+            f".{self._place.name}.writing-{secrets.token_hex(4)}"
+        )
+        self._waiting: dict[str, list[Table]] = {name: [] for name in TABLES}
+        self._rows = dict.fromkeys(TABLES, 0)
+        self._pieces = 0
+
+    def __enter__(self) -> RunWriter:
+        try:
+            refuse_taken(self._place, self._replace)
+            self._building.mkdir(parents=True)
+        except OSError as error:
+            raise self._refusal(error) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self._building, ignore_errors=True)  # gone already if all went well
+
+    def add(self, **tables: Table) -> None:
+        """Add rows to some tables."""
+        for name, table in tables.items():
+            if len(table) > MOST_ROWS:
+                raise UsageError(f"{name}: {len(table):,} rows, expected at most {MOST_ROWS:,}")
+        coming = sum(map(len, tables.values()))
+        waiting = sum(len(table) for parts in self._waiting.values() for table in parts)
+        if waiting and waiting + coming > PIECE_ROWS:
+            self._write_piece()
+        for name, table in tables.items():
+            self._waiting[name].append(table)
+            self._rows[name] += len(table)
+
+    def finish(
+        self, provenance: Provenance, facts: Mapping[str, FactValue], missing: Sequence[str]
+    ) -> Path:
+        """Write what still waits and the description, and move the run to its place."""
+        outline = Run(provenance=provenance, facts=facts, missing=tuple(missing))
+        rows = {name: count for name, count in self._rows.items() if count}
+        try:
+            self._write_rest()
+            _write_synced(
+                self._building / _DESCRIPTION,
+                _description(outline, rows, dict(_crcs(self._building))),
+            )
+            _sync_directory(self._building)
+            _put_in_place(self._building, self._place)
+        except OSError as error:
+            raise self._refusal(error) from None
+        return self._place
+
+    def _write_rest(self) -> None:
+        if self._pieces:
+            self._write_piece()
+            return
+        for name, table in self._taken():
+            _write_table(table, self._building / f"{name}.parquet")
+
+    def _write_piece(self) -> None:
+        import pyarrow as pa
+
+        try:
+            for name, table in self._taken():
+                directory = self._building / name
+                directory.mkdir(exist_ok=True)
+                _write_table(table, directory / f"{self._pieces:06}.parquet")
+                _sync_directory(directory)
+        except OSError as error:
+            raise self._refusal(error) from None
+        self._pieces += 1
+        pa.default_memory_pool().release_unused()  # else it keeps what several pieces took
+
+    def _taken(self) -> Iterator[tuple[str, Table]]:
+        """Give away what waits, by table."""
+        for name, kind in TABLES.items():
+            parts = [part for part in self._waiting[name] if len(part)]
+            self._waiting[name] = []
+            if parts:
+                yield name, _joined(kind, parts)
+
+    def _refusal(self, error: OSError) -> UsageError:
+        return UsageError(f"{self._place}: cannot be written: {error.strerror or error}")
+
+
+def _joined(kind: type[Table], parts: Sequence[Table]) -> Table:
+    if len(parts) == 1:
+        return parts[0]
+    columns = [part.columns() for part in parts]
+    return kind(**{
+        name: np.concatenate([each[name] for each in columns]) for name in kind.column_types()
+    })  # fmt: skip
+
+
+def read_run(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> Run:
+    """Open a run, or some of its tables; what is damaged is left out and named in `missing`."""
     place = Path(path)
     stored = _read_description(place)
     missing = [*stored.missing, *_edited(stored), *_unknown_tables(stored)]
     tables = {}
-    for name, kind in TABLES.items():
-        table = _read_table(place, name, kind, stored, missing)
+    for name in only:
+        table = _read_table(place, name, TABLES[name], stored, missing)
         if table is not None:
             tables[name] = table
+    return _run_of(place, stored, tables, missing)
+
+
+def read_parts(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> Iterator[Run]:
+    """Open a run a piece at a time, where it was written so; a step of a rank is in one piece.
+
+    Each part has the facts of the whole, and says in `missing` what is missing from this part.
+    """
+    place = Path(path)
+    stored = _read_description(place)
+    numbers = sorted({file.name for name in only for file in (place / name).glob("*.parquet")})
+    if not numbers:
+        yield read_run(path, only=only)
+    for number in numbers:
+        missing: list[str] = []
+        tables: dict[str, Table] = {}
+        for name in only:
+            files = [file for file in [place / name / number] if file.exists()]
+            rows = stored.rows.get(name, 0)
+            for piece in _pieces(place, files, TABLES[name], stored, rows, missing):
+                tables[name] = piece
+        yield _run_of(place, stored, tables, missing)
+
+
+def _run_of(
+    place: Path, stored: _StoredRun, tables: Mapping[str, Table], missing: Sequence[str]
+) -> Run:
     try:
         return Run(
             provenance=Provenance(
@@ -146,15 +273,9 @@ def refuse_taken(place: Path, replace: bool) -> None:
         raise UsageError(f"{place} holds {other}, which is no part of a run: it is not replaced")
 
 
-def _write_files(run: Run, building: Path) -> None:
-    for name, table in run.tables():
-        if len(table) > MOST_ROWS:
-            raise UsageError(f"{name}: {len(table):,} rows, expected at most {MOST_ROWS:,}")
-        if len(table):
-            _write_table(table, building / f"{name}.parquet")
-    crc32 = {path.name: _crc32(path) for path in sorted(building.iterdir())}
-    _write_synced(building / _DESCRIPTION, _description(run, crc32))
-    _sync_directory(building)
+def _crcs(building: Path) -> Iterator[tuple[str, int]]:
+    for path in sorted(building.rglob("*.parquet")):
+        yield str(path.relative_to(building)), _crc32(path)
 
 
 def _write_table(table: Table, path: Path) -> None:
@@ -176,7 +297,7 @@ def _to_arrow(values: np.ndarray[Any, Any]) -> pa.Array:
     return pa.array(values)
 
 
-def _description(run: Run, crc32: dict[str, int]) -> bytes:
+def _description(run: Run, rows: dict[str, int], crc32: dict[str, int]) -> bytes:
     stored = _StoredRun(
         format=FORMAT,
         provenance=_StoredProvenance(
@@ -184,7 +305,7 @@ def _description(run: Run, crc32: dict[str, int]) -> bytes:
         ),
         facts={name: list(v) if isinstance(v, tuple) else v for name, v in run.facts.items()},
         missing=list(run.missing),
-        rows={name: len(table) for name, table in run.tables() if len(table)},
+        rows=rows,
         crc32=crc32,
     )
     stored.crc32[_DESCRIPTION] = _own_crc32(stored)
@@ -297,12 +418,7 @@ def _read_table(
     pieces = list(_pieces(place, files, kind, stored, rows, missing))
     if not pieces:
         return None
-    table = pieces[0]
-    if len(pieces) > 1:
-        table = kind(**{
-            column: np.concatenate([piece.columns()[column] for piece in pieces])
-            for column in kind.column_types()
-        })  # fmt: skip
+    table = _joined(kind, pieces)
     if len(table) != rows:
         missing.append(f"{name}: {rows} rows were written, {len(table)} can be read")
     return table

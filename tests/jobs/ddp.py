@@ -1,7 +1,11 @@
-"""Train a small model with DistributedDataParallel and print a digest of the weights."""
+"""Train a small model with DistributedDataParallel and print a digest of the weights.
+
+python ddp.py [none|fp16|builtin-fp16|powersgd|slow]: the communication hook
+"""
 
 import hashlib
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -16,11 +20,10 @@ def main() -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())])
-    data = DistributedDataParallel(model, bucket_cap_mb=0.05)
-    if "own-hook" in sys.argv:
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-        data.register_comm_hook(None, fp16_compress_hook)
+    hook = sys.argv[1] if len(sys.argv) > 1 else "none"
+    # PowerSGD over Gloo stands still where there is more than one bucket: pytorch#48478.
+    data = DistributedDataParallel(model, bucket_cap_mb=50 if hook == "powersgd" else 0.05)
+    register(data, hook)
     optimizer = torch.optim.Adam(data.parameters(), 0.01)
     torch.manual_seed(dist.get_rank())
     for _ in range(STEPS):
@@ -32,6 +35,31 @@ def main() -> None:
     sys.stdout.flush()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def register(data: DistributedDataParallel, hook: str) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if hook == "fp16":
+        data.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif hook == "builtin-fp16":
+        data._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    elif hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+        data.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif hook == "slow":
+        data.register_comm_hook(None, slow_hook)
+
+
+def slow_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Take 20 ms to pack, and 10 ms to unpack when the sum is there."""
+
+    def unpack(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        time.sleep(0.01)
+        return future.value()[0]
+
+    time.sleep(0.02)
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(unpack)
 
 
 if __name__ == "__main__":

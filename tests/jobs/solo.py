@@ -1,15 +1,20 @@
 """One process without a process group; each mode trains in its own way.
 
-python solo.py plain|accumulation|evaluation|optimizers|full-disk|broken; optimizers ends with 7
+python solo.py plain|accumulation|evaluation|optimizers|full-disk|broken|long|no-step|endless
+
+optimizers ends with 7; long takes 3000 steps, no-step none, and endless says so after the first
 """
 
+import itertools
 import resource
 import sys
+import time
 
 import torch
 from torch import nn
 
 STEPS = 6
+LENGTHS = {"long": 3000, "endless": 10_000}
 
 
 def main(mode: str) -> None:
@@ -22,11 +27,17 @@ def main(mode: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
     if mode == "broken":
         sys.modules["fullwire_inside.journal"].Journal._append = None
-    for step, batch in enumerate(data):
+    batches = itertools.islice(itertools.cycle(data), LENGTHS.get(mode, STEPS))
+    for step, batch in enumerate(batches):
+        if mode == "endless":
+            sys.stdout.write("a step\n" * (step == 3))
+            sys.stdout.flush()
+            time.sleep(0.02)
         optimizer.zero_grad()
         for _ in range(3 if mode == "accumulation" else 1):
             model(batch).square().mean().backward()
-        optimizer.step()
+        if mode != "no-step":
+            optimizer.step()
         if mode == "optimizers":
             second.zero_grad()
             other(batch).square().mean().backward()

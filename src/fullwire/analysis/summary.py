@@ -6,11 +6,11 @@ not compute.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.analysis.compare import step_lengths_s
 from fullwire.analysis.timeline import timelines
 from fullwire.analysis.transfers import transfers_of
 from fullwire.model.run import Run
@@ -25,26 +25,54 @@ class Summary:
     step_s: float | None  # median over steps, of the slowest rank
     step_low_s: float | None  # 10th and 90th percentile
     step_high_s: float | None
+    mean_step_s: float | None
     collective_bytes: float | None  # per rank and step, as the program gave them
     exposed_s: float | None
 
 
-def summarised(run: Run) -> Summary:
-    """Sum a run up."""
-    marks = (run.spans.lane == "host") & (run.spans.name == "step")
-    ranks = len(np.unique(np.concatenate([run.spans.rank, run.collectives.rank])))
-    if not marks.any():
-        return Summary(ranks=ranks, steps=0, step_s=None, step_low_s=None, step_high_s=None,
-                       collective_bytes=None, exposed_s=None)  # fmt: skip
-    lengths_s = step_lengths_s(run)
-    low_s, median_s, high_s = np.quantile(lengths_s, [0.1, 0.5, 0.9]).tolist()
-    rank_steps = int(marks.sum())
-    in_steps = run.collectives.bytes[run.collectives.step >= 0]
-    return Summary(
-        ranks=ranks, steps=len(lengths_s), step_s=median_s, step_low_s=low_s, step_high_s=high_s,
-        collective_bytes=float(in_steps.sum()) / rank_steps,
-        exposed_s=_exposed_ns(run) * 1e-9 / rank_steps,
-    )  # fmt: skip
+def summarised(parts: Iterable[Run]) -> Summary:
+    """Sum a run up, of which each part holds whole steps; one part may be all of it."""
+    sums = _Sums()
+    for part in parts:
+        sums.add(part)
+    return sums.summary()
+
+
+class _Sums:
+    """What is known of the parts so far."""
+
+    def __init__(self) -> None:
+        self._ranks: set[int] = set()
+        self._longest_ns = np.zeros(0, np.int64)  # by step
+        self._rank_steps = self._steps_ns = self._bytes = self._exposed_ns = 0
+
+    def add(self, part: Run) -> None:
+        ranks = np.unique(np.concatenate([part.spans.rank, part.collectives.rank])).tolist()
+        self._ranks |= set(ranks)
+        marks = part.spans.rows((part.spans.lane == "host") & (part.spans.name == "step"))
+        lengths_ns = marks.end_ns - marks.start_ns
+        longest_ns = np.zeros(max(len(self._longest_ns), marks.step.max(initial=-1) + 1), np.int64)
+        longest_ns[: len(self._longest_ns)] = self._longest_ns
+        np.maximum.at(longest_ns, marks.step, lengths_ns)
+        self._longest_ns = longest_ns
+        self._rank_steps += len(marks)
+        self._steps_ns += int(lengths_ns.sum())
+        self._bytes += int(part.collectives.bytes[part.collectives.step >= 0].sum())
+        self._exposed_ns += _exposed_ns(part)
+
+    def summary(self) -> Summary:
+        lengths_s = self._longest_ns[self._longest_ns > 0] * 1e-9
+        if not len(lengths_s):
+            return Summary(ranks=len(self._ranks), steps=0, step_s=None, step_low_s=None,
+                           step_high_s=None, mean_step_s=None, collective_bytes=None,
+                           exposed_s=None)  # fmt: skip
+        low_s, median_s, high_s = np.quantile(lengths_s, [0.1, 0.5, 0.9]).tolist()
+        return Summary(
+            ranks=len(self._ranks), steps=len(lengths_s), step_s=median_s, step_low_s=low_s,
+            step_high_s=high_s, mean_step_s=self._steps_ns * 1e-9 / self._rank_steps,
+            collective_bytes=self._bytes / self._rank_steps,
+            exposed_s=self._exposed_ns * 1e-9 / self._rank_steps,
+        )  # fmt: skip
 
 
 def _exposed_ns(run: Run) -> int:

@@ -9,7 +9,18 @@ from typing import Annotated
 
 import typer
 
-from fullwire.cli import collective, compare, explain, import_, lab, record, show, whatif, workloads
+from fullwire.cli import (
+    bench,
+    collective,
+    compare,
+    explain,
+    import_,
+    lab,
+    record,
+    show,
+    whatif,
+    workloads,
+)
 
 app = typer.Typer(
     name="fullwire",
@@ -29,6 +40,7 @@ app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("workloads")(workloads.workloads)
 app.add_typer(lab.app, name="lab")
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(asked: bool) -> None:

@@ -199,7 +199,7 @@ def _record(
         description, command, output, faults=faults, replace=force,
         known=None if job is None else job.known, introduce=_introduce, say=_say,
     )  # fmt: skip
-    for line in recording_lines(recording.run, recording.path):
+    for line in recording_lines(recording.path):
         typer.echo(line, err=True)
     return recording.exit_status
 

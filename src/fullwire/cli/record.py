@@ -27,7 +27,7 @@ def record(
     from fullwire.sources.live.record import record as run_and_keep
 
     recording = run_and_keep(command, output, replace=force)
-    for line in recording_lines(recording.run, recording.path):
+    for line in recording_lines(recording.path):
         typer.echo(line, err=True)  # standard output belongs to the job
     raise typer.Exit(recording.exit_status)
 
@@ -42,5 +42,5 @@ def join(
     from fullwire.sources.live.record import join as joined
 
     recording = joined(directory, output, replace=force)
-    for line in recording_lines(recording.run, recording.path):
+    for line in recording_lines(recording.path):
         typer.echo(line, err=True)

@@ -7,18 +7,20 @@ from pathlib import Path
 
 from fullwire.analysis.summary import Summary, summarised
 from fullwire.model.run import Run
+from fullwire.store import read_parts, read_run
 from fullwire.units import show_bytes, show_time
 
 
-def recording_lines(run: Run, path: Path) -> Iterator[str]:
-    """Go through the lines that sum a recording up."""
-    summary = summarised(run)
+def recording_lines(path: Path) -> Iterator[str]:
+    """Go through the lines that sum a recording up; it is never in memory as a whole."""
+    run = read_run(path, only=())
+    summary = summarised(read_parts(path, only=("spans", "collectives")))
     yield f"fullwire: {_ranks(summary.ranks)}, {_steps(summary)}"
-    if summary.exposed_s is not None and summary.step_s:
+    if summary.exposed_s is not None and summary.step_s and summary.mean_step_s:
         yield (
             f"  communication  {show_bytes(summary.collective_bytes or 0)} a step on each rank, "
             f"exposed for {show_time(summary.exposed_s)} "
-            f"({summary.exposed_s / _mean_step_s(run):.0%} of the step)"
+            f"({summary.exposed_s / summary.mean_step_s:.0%} of the step)"
         )
         yield f"  recorder       {_own_cost(run, summary.step_s)}"
     if "dilation" in run.facts:
@@ -40,11 +42,6 @@ def _steps(summary: Summary) -> str:
         f"{show_time(summary.step_s)} (median; 8 in 10 from {show_time(summary.step_low_s)} to "
         f"{show_time(summary.step_high_s)})"
     )
-
-
-def _mean_step_s(run: Run) -> float:
-    marks = (run.spans.lane == "host") & (run.spans.name == "step")
-    return float((run.spans.end_ns[marks] - run.spans.start_ns[marks]).mean()) * 1e-9
 
 
 def _own_cost(run: Run, step_s: float) -> str:

@@ -6,26 +6,36 @@ wall clock; the processes of one host share a monotonic clock, so there the offs
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.model.emulation import undilated
 from fullwire.model.facts import FactValue
-from fullwire.model.run import Basis, Collectives, Gradients, Provenance, Run, Spans, Table, Whole
+from fullwire.model.run import Basis, Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.sources.live.inside.journal import ENDED, FAILED, Note
-from fullwire.sources.live.journals import Journal, read_journals
-from fullwire.sources.live.steps import Steps, found_steps, last_backward_start_ns, spans_of
+from fullwire.sources.live.journals import Journal, Notes, read_journals
+from fullwire.sources.live.steps import (
+    Steps,
+    found_steps,
+    last_backward_start_ns,
+    spans_of,
+    whole_steps,
+)
+from fullwire.store import RunWriter
 
-GLOO_THREADS = 2  # of each process group, in torch's ProcessGroupGloo: so many collectives at once
-_AnyTable = TypeVar("_AnyTable", bound=Table)
+# Collectives of a process group that are under way at once: torch's ProcessGroupGloo has so many
+# threads, and ProcessGroupNCCL one stream.
+AT_ONCE = {"gloo": 2, "nccl": 1}
+SPARSE = (Note.OPTIMIZER, Note.EVALUATION, Note.INFERENCE, Note.PROCESSOR)  # few in a step
+
+
+PART_NOTES = 2**16  # of a rank in memory at once
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -33,6 +43,7 @@ class _Rank:
     """One rank's journal with its steps, and what brings its times to the run's zero."""
 
     journal: Journal
+    sparse: Notes
     steps: Steps
     shift_ns: int
 
@@ -49,40 +60,66 @@ class Known:
     basis: Basis = "measured"
     facts: dict[str, FactValue] = field(default_factory=dict)
 
+    @property
+    def provenance(self) -> Provenance:
+        """Where the job's run comes from."""
+        return Provenance(origin="measured", source=self.source, basis=self.basis)
 
-def assembled(directory: Path, known: Known) -> Run:
-    """Make a run of what the processes of a job wrote into a directory, and of what else is known.
+    def undilated(self, part: Run) -> Run:
+        """Bring what a dilated job wrote back to the time that it stands for."""
+        dilation = self.facts.get("dilation")
+        return undilated(part, dilation) if isinstance(dilation, float) else part
 
-    What a dilated job wrote is brought back to the time that it stands for.
+
+def assemble(directory: Path, writer: RunWriter, known: Known) -> Path:
+    """Write the run of what a job's processes wrote into a directory, and of what else is known.
+
+    It goes rank by rank, and of each rank no more than some steps are in memory at once.
     """
     if not directory.is_dir():
         raise DamagedInput(directory, "expected a directory with recordings, there is none")
     journals, missing = read_journals(directory)
     chosen, sentences = _last_attempts(journals)
-    missing += sentences
-    ranks = _on_one_clock(chosen)
     workers = _workers(chosen)
-    missing += _what_is_missing(ranks, workers)
-    collectives = [_collectives(rank) for rank in ranks]
-    missing += [sentence for _, sentence in collectives if sentence]
-    run = Run(
-        provenance=Provenance(origin="measured", source=known.source, basis=known.basis),
-        facts=_facts(ranks, workers),
-        missing=tuple(missing),
-        spans=_joined(Spans, [_spans(rank) for rank in ranks]),
-        gradients=_joined(Gradients, [_gradients(rank) for rank in ranks]),
-        collectives=_joined(Collectives, [table for table, _ in collectives]),
-    )
-    dilation = known.facts.get("dilation")
-    run = undilated(run, dilation) if isinstance(dilation, float) else run
-    return dataclasses.replace(run, facts={**run.facts, **known.facts})
+    missing += [*sentences, *_what_is_missing(chosen, workers)]
+    found = _facts(chosen, workers)
+    costs_s: list[float] = []
+    used_s: list[tuple[float, float, float]] = []
+    for rank in _on_one_clock(chosen):
+        missing += _write_rank(rank, known, writer)
+        costs_s += _recorder_cost_s(rank)
+        used_s += _processor_s(rank)
+    if costs_s:
+        found["recorder_s"] = max(costs_s)
+    if used_s:
+        found["processor_s"] = tuple((rank, whole_s) for rank, whole_s, _ in used_s)
+        found["communication_processor_s"] = tuple((rank, part_s) for rank, _, part_s in used_s)
+    outline = known.undilated(Run(provenance=known.provenance, facts=found))
+    return writer.finish(known.provenance, {**outline.facts, **known.facts}, missing)
+
+
+def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
+    """Write one rank's tables, and say what of its collectives is missing."""
+    collectives = _Collectives(rank)
+    for ended, notes in whole_steps(rank.journal, rank.steps, PART_NOTES):
+        part = Run(
+            provenance=known.provenance,
+            spans=_spans(rank, notes, ended),
+            gradients=_gradients(rank, notes),
+            collectives=collectives.ended_in(notes),
+        )
+        writer.add(**dict(known.undilated(part).tables()))
+    if not len(rank.steps):
+        return [f"rank {rank.number}: no step ever ended: no torch optimizer took one",
+                *collectives.missing()]  # fmt: skip
+    return collectives.missing()
 
 
 def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str]]:
     """Keep one journal per rank: of the job's last attempt, and the one with most in it."""
     latest: dict[int, Journal] = {}
     left_out: dict[int, int] = defaultdict(int)
-    for journal in sorted(journals, key=lambda each: (each.attempt, len(each.notes))):
+    for journal in sorted(journals, key=lambda each: (each.attempt, sum(each.counts.values()))):
         if journal.rank in latest:
             left_out[journal.rank] += 1
         latest[journal.rank] = journal
@@ -94,7 +131,7 @@ def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str
     return [latest[rank] for rank in sorted(latest)], sentences
 
 
-def _on_one_clock(journals: Sequence[Journal]) -> list[_Rank]:
+def _on_one_clock(journals: Sequence[Journal]) -> Iterator[_Rank]:
     wall_minus_monotonic = [
         int(each.header["unix_ns"]) - int(each.header["monotonic_ns"]) for each in journals
     ]
@@ -106,20 +143,14 @@ def _on_one_clock(journals: Sequence[Journal]) -> list[_Rank]:
         (_first_time(each) + offset for each, offset in zip(journals, to_wall, strict=True)),
         default=0,
     )
-    return [
-        _Rank(journal=each, steps=found_steps(each), shift_ns=offset - zero)
-        for each, offset in zip(journals, to_wall, strict=True)
-    ]
+    for journal, offset in zip(journals, to_wall, strict=True):
+        sparse = journal.only(SPARSE)
+        steps = found_steps(journal, sparse)
+        yield _Rank(journal=journal, sparse=sparse, steps=steps, shift_ns=offset - zero)
 
 
 def _first_time(journal: Journal) -> int:
-    single = [journal.of(kind)[:, 1] for kind in (Note.GRADIENT, Note.END, Note.ZERO_GRAD)]
-    intervals = [
-        journal.of(kind)[:, 1]
-        for kind in (Note.OPTIMIZER, Note.FORWARD, Note.BACKWARD, Note.WAIT, Note.INPUT)
-    ]
-    times = np.concatenate([*single, *intervals, journal.of(Note.ISSUE)[:, 2]])
-    return int(times.min()) if len(times) else int(journal.header["monotonic_ns"])
+    return min(journal.first_ns.values(), default=int(journal.header["monotonic_ns"]))
 
 
 def _workers(journals: Sequence[Journal]) -> int:
@@ -127,20 +158,20 @@ def _workers(journals: Sequence[Journal]) -> int:
     return max([*announced, len(journals)], default=0)
 
 
-def _what_is_missing(ranks: Sequence[_Rank], workers: int) -> list[str]:
-    if not ranks:
+def _what_is_missing(journals: Sequence[Journal], workers: int) -> list[str]:
+    if not journals:
         return ["nothing was recorded: no process of the job used torch to train or communicate"]
-    here = {rank.number for rank in ranks}
+    here = {journal.rank for journal in journals}
     sentences = [
         f"rank {rank}: nothing was recorded" for rank in range(workers) if rank not in here
     ]
-    for rank in ranks:
-        sentences += [f"rank {rank.number}: {each}" for each in _defects(rank)]
+    for journal in journals:
+        sentences += [f"rank {journal.rank}: {each}" for each in _defects(journal)]
     return sentences
 
 
-def _defects(rank: _Rank) -> list[str]:
-    journal, header = rank.journal, rank.journal.header
+def _defects(journal: Journal) -> list[str]:
+    header = journal.header
     found = [str(each["sentence"]) for each in journal.defined("missing")]
     if header["status"] == FAILED:
         found.append(f"its recorder failed and the job went on without it ({header['reason']})")
@@ -148,58 +179,45 @@ def _defects(rank: _Rank) -> list[str]:
         found.append("its process ended without closing its recording (was it killed?)")
     if journal.bytes_not_read:
         found.append(f"the last {journal.bytes_not_read} bytes of its recording are no whole block")
-    if not len(rank.steps):
-        found.append("no step ever ended: no torch optimizer took one")
     return found
 
 
-def _facts(ranks: Sequence[_Rank], workers: int) -> dict[str, FactValue]:
+def _facts(journals: Sequence[Journal], workers: int) -> dict[str, FactValue]:
     facts: dict[str, FactValue] = {}
     if workers:
         facts["workers"] = workers
-    for rank in ranks:
-        for identity in rank.journal.defined("identity"):
+    for journal in journals:
+        for identity in journal.defined("identity"):
             facts |= {"backend": str(identity["backend"]), "torch": str(identity["torch"])}
-        for fact in rank.journal.defined("fact"):
+        for fact in journal.defined("fact"):
             facts[str(fact["name"])] = str(fact["value"])
-    late = sum(int((rank.journal.of(Note.END)[:, 2] == 1).sum()) for rank in ranks)
+    late = sum(journal.late_ends for journal in journals)
     if late:
         facts["late_ends"] = late
-    facts |= _processor_facts(ranks)
-    costs = [cost for rank in ranks for cost in _recorder_cost_s(rank)]
-    if costs:
-        facts["recorder_s"] = max(costs)
-    return facts
+    return facts | _machine_facts(journals)
 
 
-def _processor_facts(ranks: Sequence[_Rank]) -> dict[str, FactValue]:
-    """Return the processor time that each rank used in a step, once the first had passed."""
-    facts: dict[str, FactValue] = {"machines": len({_machine(rank) for rank in ranks})}
-    used = [(float(rank.number), *_processor_s(rank)) for rank in ranks]
-    known = [each for each in used if len(each) == 3]
-    if known:
-        facts["processor_s"] = tuple((rank, whole_s) for rank, whole_s, _ in known)
-        facts["communication_processor_s"] = tuple((rank, part_s) for rank, _, part_s in known)
-    offered = [int(rank.journal.header["processors"]) for rank in ranks]
+def _machine_facts(journals: Sequence[Journal]) -> dict[str, FactValue]:
+    facts: dict[str, FactValue] = {"machines": len({str(j.header["machine"]) for j in journals})}
+    offered = [int(journal.header["processors"]) for journal in journals]
     return facts | ({"processors": min(offered)} if offered else {})
 
 
-def _processor_s(rank: _Rank) -> tuple[float, ...]:
-    """Return a rank's processor seconds in a step, whole and in communication, if known."""
-    notes = rank.journal.of(Note.PROCESSOR)
-    notes = notes[notes[:, 2] >= rank.steps.end_ns[0]] if len(rank.steps) else notes[:0]
+def _processor_s(rank: _Rank) -> tuple[tuple[float, float, float], ...]:
+    """Return a rank with its processor seconds in a step, whole and in communication, if known.
+
+    They are counted from the first reading after the first step, which is not like others.
+    """
+    notes = rank.sparse.of(Note.PROCESSOR)
+    notes = notes[notes[:, 1] >= rank.steps.end_ns[0]] if len(rank.steps) else notes[:0]
     if len(notes) < 2:
         return ()
-    steps = np.searchsorted(rank.steps.end_ns, notes[[0, -1], 2], side="right")
+    steps = np.searchsorted(rank.steps.end_ns, notes[[0, -1], 1], side="right")
     passed = int(steps[1] - steps[0])
     if not passed:
         return ()
-    used_s: list[float] = ((notes[-1, :2] - notes[0, :2]) * 1e-9 / passed).tolist()
-    return tuple(used_s)
-
-
-def _machine(rank: _Rank) -> str:
-    return str(rank.journal.header["machine"])
+    whole_s, part_s = (notes[1:, [0, 2]].sum(axis=0) * 1e-9 / passed).tolist()
+    return ((float(rank.number), whole_s, part_s),)
 
 
 def _recorder_cost_s(rank: _Rank) -> Iterable[float]:
@@ -209,8 +227,8 @@ def _recorder_cost_s(rank: _Rank) -> Iterable[float]:
             yield float(cost_ns) * 1e-9 / len(rank.steps)
 
 
-def _spans(rank: _Rank) -> Spans:
-    spans = sorted(spans_of(rank.journal, rank.steps), key=lambda each: each.start_ns)
+def _spans(rank: _Rank, notes: Notes, ended: range) -> Spans:
+    spans = sorted(spans_of(notes, rank.steps, ended), key=lambda each: each.start_ns)
     return Spans(
         rank=np.full(len(spans), rank.number),
         step=_whole(each.step for each in spans),
@@ -221,12 +239,12 @@ def _spans(rank: _Rank) -> Spans:
     )
 
 
-def _gradients(rank: _Rank) -> Gradients:
+def _gradients(rank: _Rank, all_notes: Notes) -> Gradients:
     """Take each step's gradients from its last backward pass, in the order of becoming ready."""
-    notes = rank.journal.of(Note.GRADIENT)
+    notes = all_notes.of(Note.GRADIENT)
     notes = notes[np.argsort(notes[:, 1], kind="stable")]
     step = rank.steps.of(notes[:, 1])
-    begin = last_backward_start_ns(rank.journal, rank.steps)
+    begin = last_backward_start_ns(all_notes, rank.steps)
     kept = step >= 0
     kept[kept] = notes[kept, 1] >= begin[step[kept]]
     notes, step = notes[kept], step[kept]
@@ -241,71 +259,76 @@ def _gradients(rank: _Rank) -> Gradients:
     )
 
 
-def _collectives(rank: _Rank) -> tuple[Collectives, str]:
-    """Make a row of each collective that ended, in the order of issue, and count the others."""
-    issues = rank.journal.of(Note.ISSUE)
-    issues = issues[np.argsort(issues[:, 2], kind="stable")]
-    ends = dict(rank.journal.of(Note.END)[:, :2].tolist())
-    ended = np.array([number in ends for number in issues[:, 0].tolist()], bool)
-    signatures = {each["number"]: each for each in rank.journal.defined("signature")}
-    told = [signatures[number] for number in issues[:, 1].tolist()]
-    groups = [str(each["group"]) for each in told]
-    sequence = _numbered_in_group(groups)
-    lost = int(len(issues) - ended.sum())
-    rows = np.flatnonzero(ended)
-    issue = issues[rows, 2]
-    end = np.maximum(_whole(ends[number] for number in issues[rows, 0].tolist()), issue)
-    kept = [told[row] for row in rows.tolist()]
-    table = Collectives(
-        rank=np.full(len(rows), rank.number),
-        step=rank.steps.of(issue),
-        sequence=sequence[rows],
-        group=np.array([groups[row] for row in rows.tolist()], object),
-        op=np.array([each["op"] for each in kept], object),
-        dtype=np.array([each["dtype"] for each in kept], object),
-        bytes=_whole(each["bytes"] for each in kept),
-        issue_ns=issue + rank.shift_ns,
-        start_ns=_starts(rank, [groups[row] for row in rows.tolist()], issue, end) + rank.shift_ns,
-        end_ns=end + rank.shift_ns,
-    )
-    verb = "collective has" if lost == 1 else "collectives have"
-    return table, f"rank {rank.number}: {lost} {verb} no end" if lost else ""
+class _Collectives:
+    """Makes a row of each collective that ended; those that did not yet wait for a later part."""
 
+    def __init__(self, rank: _Rank) -> None:
+        self._rank = rank
+        self._signatures = {each["number"]: each for each in rank.journal.defined("signature")}
+        self._issued = np.empty((0, 4), np.int64)  # number, when, signature, sequence in its group
+        self._ends = np.empty((0, 2), np.int64)  # number, when
+        self._sequence: dict[str, int] = defaultdict(int)
+        backends = [str(each["backend"]) for each in rank.journal.defined("identity")]
+        self._at_once = max((AT_ONCE.get(backend, 0) for backend in backends), default=0)
+        self._free_ns: dict[str, list[int]] = defaultdict(lambda: [0] * self._at_once)
 
-def _numbered_in_group(groups: Sequence[str]) -> Whole:
-    counts: dict[str, int] = defaultdict(int)
-    numbers = []
-    for group in groups:
-        numbers.append(counts[group])
-        counts[group] += 1
-    return _whole(numbers)
+    def ended_in(self, notes: Notes) -> Collectives:
+        """Return those that had ended by the end of this part, in the order of issue."""
+        issued = np.concatenate([self._issued, self._numbered(notes.of(Note.ISSUE))])
+        ends = np.concatenate([self._ends, notes.of(Note.END)[:, :2]])
+        _, of_issue, of_end = np.intersect1d(issued[:, 0], ends[:, 0], return_indices=True)
+        self._issued = np.delete(issued, of_issue, axis=0)
+        self._ends = np.delete(ends, of_end, axis=0)
+        in_order = np.argsort(issued[of_issue, 1], kind="stable")
+        return self._table(issued[of_issue[in_order]], ends[of_end[in_order], 1])
 
+    def missing(self) -> list[str]:
+        """Say how many never ended."""
+        lost = len(self._issued)
+        verb = "collective has" if lost == 1 else "collectives have"
+        return [f"rank {self._rank.number}: {lost} {verb} no end"] if lost else []
 
-def _starts(rank: _Rank, groups: Sequence[str], issue: Whole, end: Whole) -> Whole:
-    """Say when each collective began: with Gloo, when one of its group's threads was free.
+    def _numbered(self, issues: Whole) -> Whole:
+        issues = issues[np.argsort(issues[:, 1], kind="stable")]
+        sequence = []
+        for signature in issues[:, 2].tolist():
+            group = str(self._signatures[signature]["group"])
+            sequence.append(self._sequence[group])
+            self._sequence[group] += 1
+        return np.column_stack([issues, _whole(sequence)])
 
-    Gloo does not tell; it takes collectives in order, `GLOO_THREADS` at a time. Other backends are
-    believed to begin at once.
-    """
-    if not any(each["backend"] == "gloo" for each in rank.journal.defined("identity")):
-        return issue
-    free: dict[str, list[int]] = defaultdict(lambda: [0] * GLOO_THREADS)
-    starts = []
-    for group, issued, ended in zip(groups, issue.tolist(), end.tolist(), strict=True):
-        start = min(max(issued, heapq.heappop(free[group])), ended)
-        heapq.heappush(free[group], ended)
-        starts.append(start)
-    return _whole(starts)
+    def _table(self, issued: Whole, end_ns: Whole) -> Collectives:
+        rank, issue_ns = self._rank, issued[:, 1]
+        end_ns = np.maximum(end_ns, issue_ns)
+        told = [self._signatures[number] for number in issued[:, 2].tolist()]
+        groups = [str(each["group"]) for each in told]
+        return Collectives(
+            rank=np.full(len(issued), rank.number),
+            step=rank.steps.of(issue_ns),
+            sequence=issued[:, 3],
+            group=np.array(groups, object),
+            op=np.array([each["op"] for each in told], object),
+            dtype=np.array([each["dtype"] for each in told], object),
+            bytes=_whole(each["bytes"] for each in told),
+            issue_ns=issue_ns + rank.shift_ns,
+            start_ns=self._starts(groups, issue_ns, end_ns) + rank.shift_ns,
+            end_ns=end_ns + rank.shift_ns,
+        )
 
+    def _starts(self, groups: Sequence[str], issue_ns: Whole, end_ns: Whole) -> Whole:
+        """Say when each collective began: when its group had come so far.
 
-def _joined(kind: type[_AnyTable], tables: Sequence[_AnyTable]) -> _AnyTable:
-    if not tables:
-        return kind.empty()
-    columns = [table.columns() for table in tables]
-    joined: dict[str, Any] = {
-        name: np.concatenate([each[name] for each in columns]) for name in kind.column_types()
-    }
-    return kind(**joined)
+        Neither Gloo nor NCCL tells; both take the collectives of a group in order, so many at once.
+        Other backends are believed to begin at once.
+        """
+        if not self._at_once:
+            return issue_ns
+        starts = []
+        for group, issued, ended in zip(groups, issue_ns.tolist(), end_ns.tolist(), strict=True):
+            start = min(max(issued, heapq.heappop(self._free_ns[group])), ended)
+            heapq.heappush(self._free_ns[group], ended)
+            starts.append(start)
+        return _whole(starts)
 
 
 def _whole(values: Iterable[int]) -> Whole:

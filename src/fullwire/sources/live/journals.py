@@ -1,10 +1,11 @@
-"""The files of a recorded job's processes, read as far as they are whole."""
+"""The files of a recorded job's processes, read as far as they are whole, and never all at once."""
 
 from __future__ import annotations
 
 import json
+import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,54 @@ from fullwire.sources.live.inside.journal import (
     NOTES,
     SUFFIX,
     TAG,
+    Note,
 )
+
+_COUNT = struct.Struct("<I")
+_LONGEST_BLOCK = 64 * 2**20
+_TEXTS = ("status", "host", "machine", "reason")
+_WHOLE_NUMBERS = ("rank", "attempt", "processors", "monotonic_ns", "unix_ns")
+_INTERVALS = (
+    Note.OPTIMIZER, Note.FORWARD, Note.BACKWARD, Note.WAIT, Note.INPUT, Note.EVALUATION,
+    Note.INFERENCE, Note.CODEC,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Notes:
+    """Some notes of one process: rows of kind, number, time and rest, as they were taken."""
+
+    rows: Whole
+
+    def of(self, kind: int) -> Whole:
+        """Return number, time and rest of each note of a kind; an interval's rest is its end."""
+        chosen: Whole = self.rows[self.rows[:, 0] == kind, 1:]
+        if kind in _INTERVALS:
+            chosen[:, 2] += chosen[:, 1]
+        return chosen
+
+    def until(self, time_ns: int) -> tuple[Notes, Notes]:
+        """Part those up to a time from those after it."""
+        is_early = self.rows[:, 2] <= time_ns
+        return Notes(self.rows[is_early]), Notes(self.rows[~is_early])
+
+    @classmethod
+    def joined(cls, parts: Iterable[Notes]) -> Notes:
+        """Return the notes of several parts."""
+        return cls(np.concatenate([np.empty((0, 4), np.int64), *(part.rows for part in parts)]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """What one process left: its header, its notes by kind, what their numbers mean."""
+    """What one process left: its header, what numbers mean, and what its notes amount to."""
 
     path: Path
     header: Mapping[str, Any]
-    notes: Whole  # rows of kind and three values
     definitions: tuple[Mapping[str, Any], ...]
+    counts: Mapping[int, int]  # of notes, by kind
+    first_ns: Mapping[int, int]  # time of the first note, by kind
+    late_ends: int
+    bytes_read: int
     bytes_not_read: int
 
     @property
@@ -42,53 +80,97 @@ class Journal:
         """How often the launcher had restarted the job before."""
         return int(self.header["attempt"])
 
-    def of(self, kind: int) -> Whole:
-        """Return the three values of each note of a kind, in the order in which they were taken."""
-        chosen: Whole = self.notes[self.notes[:, 0] == kind, 1:]
-        return chosen
-
     def defined(self, kind: str) -> Iterator[Mapping[str, Any]]:
         """Go through the definitions of a kind."""
         return (each for each in self.definitions if each["kind"] == kind)
 
+    def blocks(self) -> Iterator[Notes]:
+        """Go through the notes as they were written, some thousand at a time."""
+        for kind, payload in _blocks(self.path, self.bytes_read):
+            if kind == NOTES:
+                yield _unpacked(payload)
+
+    def only(self, kinds: Collection[int]) -> Notes:
+        """Return all notes of some kinds, of which there are few enough."""
+        return Notes.joined(
+            Notes(block.rows[np.isin(block.rows[:, 0], list(kinds))]) for block in self.blocks()
+        )
+
 
 def read_journals(directory: Path) -> tuple[list[Journal], list[str]]:
-    """Read every journal in a directory; a file without a readable header gets a sentence."""
+    """Survey every journal in a directory; a file without a readable header gets a sentence."""
     journals, unreadable = [], []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         try:
-            journals.append(_read(path))
+            journals.append(_surveyed(path))
         except (OSError, ValueError, KeyError, TypeError) as error:
             unreadable.append(f"{path.name}: not a readable recording ({error})")
     return journals, unreadable
 
 
-def _read(path: Path) -> Journal:
-    content = path.read_bytes()
-    header = json.loads(content[:HEADER_BYTES])
-    notes, definitions = [np.empty((0, 4), np.int64)], []
-    place = HEADER_BYTES
-    while (block := _block_at(content, place)) is not None:
-        kind, payload = block
-        if kind == NOTES:
-            notes.append(np.frombuffer(payload, np.int64).reshape(-1, 4))
-        elif kind == DEFINITIONS:
-            definitions += json.loads(payload)
+def read_header(path: Path) -> dict[str, Any]:
+    """Read what a process said of itself."""
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.read(HEADER_BYTES))
+    whole = {name: int(header[name]) for name in _WHOLE_NUMBERS}
+    return {**{name: str(header[name]) for name in _TEXTS}, **whole}
+
+
+def _surveyed(path: Path) -> Journal:
+    header = read_header(path)
+    definitions: list[Mapping[str, Any]] = []
+    counts: dict[int, int] = {}
+    first_ns: dict[int, int] = {}
+    late_ends, place = 0, HEADER_BYTES
+    for kind, payload in _blocks(path, path.stat().st_size):
         place += BLOCK.size + len(payload)
+        if kind == DEFINITIONS:
+            definitions += json.loads(payload)
+        elif kind == NOTES:
+            rows = _unpacked(payload).rows
+            late_ends += int(((rows[:, 0] == Note.END) & (rows[:, 3] == 1)).sum())
+            for each in np.unique(rows[:, 0]).tolist():
+                times_ns = rows[rows[:, 0] == each, 2]
+                counts[each] = counts.get(each, 0) + len(times_ns)
+                first_ns[each] = min(first_ns.get(each, int(times_ns[0])), int(times_ns.min()))
     return Journal(
-        path=path,
-        header={**header, "rank": int(header["rank"]), "attempt": int(header["attempt"])},
-        notes=np.concatenate(notes),
-        definitions=tuple(definitions),
-        bytes_not_read=len(content) - place,
-    )
+        path=path, header=header, definitions=tuple(definitions), counts=counts, first_ns=first_ns,
+        late_ends=late_ends, bytes_read=place, bytes_not_read=path.stat().st_size - place,
+    )  # fmt: skip
 
 
-def _block_at(content: bytes, place: int) -> tuple[int, bytes] | None:
-    """Return the block that begins here, or None where the file ends or is torn."""
-    if place + BLOCK.size > len(content):
+def _blocks(path: Path, end: int) -> Iterator[tuple[int, bytes]]:
+    """Go through the blocks of a file, up to where it ends or is torn."""
+    with path.open("rb") as file:
+        file.seek(HEADER_BYTES)
+        while (block := read_block(file.read, end - file.tell())) is not None:
+            yield block
+
+
+def read_block(read: Any, most_bytes: int) -> tuple[int, bytes] | None:
+    """Read a block of at most so many bytes, or None where there is no whole one."""
+    head = read(BLOCK.size)
+    if len(head) < BLOCK.size or most_bytes < BLOCK.size:
         return None
-    tag, kind, length, checksum = BLOCK.unpack_from(content, place)
-    payload = content[place + BLOCK.size : place + BLOCK.size + length]
-    is_whole = tag == TAG and len(payload) == length and zlib.crc32(payload) == checksum
+    tag, kind, length, checksum = BLOCK.unpack(head)
+    if tag != TAG or length > min(most_bytes - BLOCK.size, _LONGEST_BLOCK):
+        return None
+    payload = read(length)
+    is_whole = len(payload) == length and zlib.crc32(payload) == checksum
     return (kind, payload) if is_whole else None
+
+
+def _unpacked(payload: bytes) -> Notes:
+    """Read the columns that `inside.journal` packed."""
+    [count] = _COUNT.unpack_from(payload)
+    content = zlib.decompress(payload[_COUNT.size :])
+    rows = np.empty((count, 4), np.int64)
+    rows[:, 0] = np.frombuffer(content, np.uint8, count)
+    rows[0, 2] = np.frombuffer(content, np.int64, 1, count)[0]
+    place = count + 8
+    for column, length in ((rows[:, 1], count), (rows[1:, 2], count - 1), (rows[:, 3], count)):
+        kind = np.dtype(content[place : place + 1].decode())
+        column[:] = np.frombuffer(content, kind, length, place + 1)
+        place += 1 + length * kind.itemsize
+    np.cumsum(rows[:, 2], out=rows[:, 2])
+    return Notes(rows)

@@ -15,20 +15,24 @@ import msgspec
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.run import Run
-from fullwire.sources.live.assemble import Known, assembled
+from fullwire.sources.live.assemble import Known, assemble
 from fullwire.sources.live.launch import recorded_environment, run_to_its_end
-from fullwire.store import refuse_taken, write
+from fullwire.store import RunWriter, read_run, refuse_taken
 
 _KNOWN = "job.json"  # among the journals: what is known of the job besides
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Recording:
-    """A recorded job: what it did, where that was written, and how the job ended."""
+    """A recorded job: where what it did was written, and how it ended."""
 
-    run: Run
     path: Path
     exit_status: int
+
+    @property
+    def run(self) -> Run:
+        """What the job did, read from where it was written."""
+        return read_run(self.path)
 
 
 def record(command: Sequence[str], output: str | Path, *, replace: bool = False) -> Recording:
@@ -69,17 +73,22 @@ def keep(
     except SystemExit as asked_to_end:
         status = int(asked_to_end.code or 0)
     ended = dataclasses.replace(known, facts={**known.facts, "exit_status": status})
-    run = assembled(directory, ended)
-    path = write(run, place, replace=replace)
+    try:
+        with RunWriter(place, replace=replace) as writer:
+            path = assemble(directory, writer, ended)
+    except UsageError as error:  # as on a full disk: what was recorded is not given up
+        raise UsageError(
+            f"{error}; what was recorded is in {directory}: `fullwire join {directory} -o NAME.run`"
+        ) from None
     shutil.rmtree(directory)
-    return Recording(run=run, path=path, exit_status=status)
+    return Recording(path=path, exit_status=status)
 
 
 def join(directory: str | Path, output: str | Path, *, replace: bool = False) -> Recording:
     """Make the run of a recording whose end nobody was left to see."""
-    run = assembled(Path(directory), _known(Path(directory)))
-    path = write(run, output, replace=replace)
-    return Recording(run=run, path=path, exit_status=0)
+    with RunWriter(output, replace=replace) as writer:
+        path = assemble(Path(directory), writer, _known(Path(directory)))
+    return Recording(path=path, exit_status=0)
 
 
 def _known(directory: Path) -> Known:

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 from fullwire.model.run import Lane, Whole
 from fullwire.sources.live.inside.journal import Note
-from fullwire.sources.live.journals import Journal
+from fullwire.sources.live.journals import Journal, Notes
 
 OUTSIDE = -1  # the step of what happened in none
+_EVER = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -57,14 +58,14 @@ class Span:
     end_ns: int
 
 
-def found_steps(journal: Journal) -> Steps:
-    """Find the steps of a process."""
-    ends = np.array(list(_round_ends(_outermost(journal.of(Note.OPTIMIZER)))), np.int64)
+def found_steps(journal: Journal, notes: Notes) -> Steps:
+    """Find the steps of a process, from all that it noted of optimizers and evaluations."""
+    ends = np.fromiter(_round_ends(_outermost(notes.of(Note.OPTIMIZER))), np.int64)
     starts = np.empty(len(ends), np.int64)
     if len(ends):
         starts[0] = _first_sign(journal, int(ends[0]))
         starts[1:] = ends[:-1]
-    evaluations = _evaluations(journal, ends)
+    evaluations = _evaluations(notes, ends)
     before = np.searchsorted(ends, evaluations)  # an evaluation lies before the step of this number
     for number, evaluation_end in zip(before.tolist(), evaluations.tolist(), strict=True):
         if number < len(ends):
@@ -72,23 +73,50 @@ def found_steps(journal: Journal) -> Steps:
     return Steps(start_ns=starts, end_ns=ends)
 
 
-def spans_of(journal: Journal, steps: Steps) -> Iterator[Span]:
-    """Go through the spans of a process, by kind."""
-    for number in range(len(steps)):
+def whole_steps(journal: Journal, steps: Steps, most_notes: int) -> Iterator[tuple[range, Notes]]:
+    """Go through a process's notes in parts: the steps that end in each, and all noted till then.
+
+    A part holds whole steps, and more notes than asked for only if one step does. What other
+    threads noted of a step, the ends of collectives, may come in a later part.
+    """
+    held: list[Notes] = []
+    done = 0
+    for block in journal.blocks():
+        held.append(block)
+        if sum(len(each.rows) for each in held) >= most_notes:
+            notes = Notes.joined(held)
+            ended = _ended_steps(notes, steps)
+            if ended > done or ended == len(steps):
+                limit_ns = int(steps.end_ns[ended - 1]) if ended < len(steps) else _EVER
+                notes, late = notes.until(limit_ns)
+                yield range(done, ended), notes
+                held, done = [late], ended
+    yield range(done, len(steps)), Notes.joined(held)
+
+
+def _ended_steps(notes: Notes, steps: Steps) -> int:
+    """Return how many steps have surely ended by now: all that the last optimizer step ended."""
+    latest_ns = notes.of(Note.OPTIMIZER)[:, 2].max(initial=0)
+    return int(np.searchsorted(steps.end_ns, latest_ns, side="right"))
+
+
+def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
+    """Go through the spans of some whole steps, by kind."""
+    for number in ended:
         yield Span(number, "host", "step", int(steps.start_ns[number]), int(steps.end_ns[number]))
-    yield from _passes(journal, steps)
-    optimizers = _outermost(journal.of(Note.OPTIMIZER))
+    yield from _passes(notes, steps)
+    optimizers = _outermost(notes.of(Note.OPTIMIZER))
     yield from _plain(steps, "compute", "optimizer", optimizers[:, 1:])
-    yield from _plain(steps, "input", "wait", journal.of(Note.INPUT)[:, 1:])
-    yield from _plain(steps, "communication", "wait", journal.of(Note.WAIT)[:, 1:])
-    forwards = journal.of(Note.FORWARD)
-    yield from _plain(steps, "compute", "evaluation", forwards[forwards[:, 0] == 1, 1:])
+    yield from _plain(steps, "input", "wait", notes.of(Note.INPUT)[:, 1:])
+    yield from _plain(steps, "communication", "wait", notes.of(Note.WAIT)[:, 1:])
+    yield from _plain(steps, "host", "codec", notes.of(Note.CODEC)[:, 1:])
+    yield from _plain(steps, "compute", "evaluation", notes.of(Note.INFERENCE)[:, 1:])
 
 
-def last_backward_start_ns(journal: Journal, steps: Steps) -> Whole:
+def last_backward_start_ns(notes: Notes, steps: Steps) -> Whole:
     """Return when each step's last backward pass began; the step's start where there is none."""
     begin = steps.start_ns.copy()
-    starts = journal.of(Note.BACKWARD)[:, 1]
+    starts = notes.of(Note.BACKWARD)[:, 1]
     step = steps.of(starts)
     np.maximum.at(begin, step[step != OUTSIDE], starts[step != OUTSIDE])
     return begin
@@ -96,18 +124,18 @@ def last_backward_start_ns(journal: Journal, steps: Steps) -> Whole:
 
 def _round_ends(optimizers: Whole) -> Iterator[int]:
     """Go through the ends of rounds: of the last step before an optimizer comes round again."""
-    numbers = optimizers[:, 0].tolist()
-    first = {number: row for row, number in reversed(list(enumerate(numbers)))}
-    last = {number: row for row, number in enumerate(numbers)}
+    numbers, ends_ns = optimizers[:, 0], optimizers[:, 2]
+    first = {number: int(np.argmax(numbers == number)) for number in np.unique(numbers)}
+    last = {number: len(numbers) - 1 - int(np.argmax(numbers[::-1] == number)) for number in first}
     stepped: set[int] = set()
     last_end = 0
-    for row, (optimizer, _, end) in enumerate(optimizers.tolist()):
+    for row, (optimizer, end) in enumerate(zip(numbers, ends_ns, strict=True)):
         takes_over = first[optimizer] == row and all(last[each] < row for each in stepped)
         if optimizer in stepped or (stepped and takes_over):
             yield last_end
             stepped.clear()
         stepped.add(optimizer)
-        last_end = end
+        last_end = int(end)
     if stepped:
         yield last_end
 
@@ -121,33 +149,30 @@ def _outermost(optimizers: Whole) -> Whole:
 
 
 def _first_sign(journal: Journal, end_ns: int) -> int:
-    passes = [journal.of(kind)[:, 1] for kind in (Note.BACKWARD, Note.INPUT, Note.ZERO_GRAD)]
-    forwards = journal.of(Note.FORWARD)
-    seen = np.concatenate([*passes, forwards[forwards[:, 0] == 0, 1], [end_ns]])
-    return int(seen.min())
+    kinds = (Note.BACKWARD, Note.INPUT, Note.ZERO_GRAD, Note.FORWARD)
+    return min([*(journal.first_ns[kind] for kind in kinds if kind in journal.first_ns), end_ns])
 
 
-def _evaluations(journal: Journal, step_ends: Whole) -> Whole:
+def _evaluations(notes: Notes, step_ends: Whole) -> Whole:
     """Return when evaluations ended, by Module.train() or by the last forward without gradients.
 
     A time in evaluation mode with a step in it is none: some layers stay so while others train.
     """
-    modes = journal.of(Note.EVALUATION)[:, 1:]
+    modes = notes.of(Note.EVALUATION)[:, 1:]
     if len(modes):
         steps_in = np.searchsorted(step_ends, modes[:, 1]) - np.searchsorted(step_ends, modes[:, 0])
         modes = modes[steps_in == 0]
-    forwards = journal.of(Note.FORWARD)
-    return np.concatenate([modes[:, 1], forwards[forwards[:, 0] == 1, 2]]).astype(np.int64)
+    return np.concatenate([modes[:, 1], notes.of(Note.INFERENCE)[:, 2]]).astype(np.int64)
 
 
-def _passes(journal: Journal, steps: Steps) -> Iterator[Span]:
+def _passes(notes: Notes, steps: Steps) -> Iterator[Span]:
     """Go through the forward and backward passes; a forward lasts until its backward begins."""
-    calls = journal.of(Note.BACKWARD)
+    calls = notes.of(Note.BACKWARD)
     step = steps.of(calls[:, 1])
     calls, step = calls[step != OUTSIDE], step[step != OUTSIDE]
     is_last = np.append(step[1:] != step[:-1], [True]) if len(step) else np.empty(0, bool)
-    forward_start = _forward_starts(journal, steps, calls, step)
-    end = _computed_ends(journal.of(Note.GRADIENT)[:, 1], calls)
+    forward_start = _forward_starts(notes, steps, calls, step)
+    end = _computed_ends(notes.of(Note.GRADIENT)[:, 1], calls)
     rows = zip(step.tolist(), is_last, forward_start, calls[:, 1], end, strict=True)
     for number, last, forward, backward, finish in rows:
         earlier = "" if last else "earlier "
@@ -155,15 +180,14 @@ def _passes(journal: Journal, steps: Steps) -> Iterator[Span]:
         yield Span(number, "compute", f"{earlier}backward", int(backward), int(finish))
 
 
-def _forward_starts(journal: Journal, steps: Steps, calls: Whole, step: Whole) -> Whole:
+def _forward_starts(notes: Notes, steps: Steps, calls: Whole, step: Whole) -> Whole:
     """Say when the forward before each backward began: with DDP's, or after what came before."""
-    forwards = journal.of(Note.FORWARD)
-    wrapped = np.sort(forwards[forwards[:, 0] == 0, 1])
+    wrapped = np.sort(notes.of(Note.FORWARD)[:, 1])
     before = [
         np.concatenate([[0], calls[:-1, 2]]),  # the backward before this one
         steps.start_ns[step],
-        _latest_before(journal.of(Note.INPUT)[:, 2], calls[:, 1]),
-        _latest_before(journal.of(Note.ZERO_GRAD)[:, 1], calls[:, 1]),
+        _latest_before(notes.of(Note.INPUT)[:, 2], calls[:, 1]),
+        _latest_before(notes.of(Note.ZERO_GRAD)[:, 1], calls[:, 1]),
     ]
     earliest = np.maximum.reduce(before) if len(calls) else np.empty(0, np.int64)
     place = np.searchsorted(wrapped, earliest)

@@ -25,6 +25,7 @@ class Processors:
         self._noted_ns = 0
         self._is_communicating: dict[int, bool] = {}
         self._used_ns: dict[int, int] = {}
+        self._told_ns = 0, 0  # differences are noted, which are small numbers
 
     def note_if_due(self) -> None:
         """Note it if the last time is long enough ago."""
@@ -37,7 +38,14 @@ class Processors:
                 self._journal.define(kind="missing", sentence=f"processor time unknown: {error}")
                 self._noted_ns = 2**63
             else:
-                self._journal.note(Note.PROCESSOR, time.process_time_ns(), used_ns, now_ns)
+                self._note(time.process_time_ns(), used_ns, now_ns)
+
+    def _note(self, whole_ns: int, part_ns: int, now_ns: int) -> None:
+        before_whole_ns, before_part_ns = self._told_ns
+        self._told_ns = whole_ns, part_ns
+        self._journal.note(
+            Note.PROCESSOR, whole_ns - before_whole_ns, now_ns, part_ns - before_part_ns
+        )
 
     def _communication_ns(self) -> int:
         for thread in map(int, os.listdir("/proc/self/task")):

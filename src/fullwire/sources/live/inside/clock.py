@@ -1,0 +1,155 @@
+"""When things happen: on the host, or on a CUDA device, which works off a queue behind the host.
+
+On a device a moment is an event in its queue. Nothing waits for one: events are asked now and then
+whether they have passed (`query`), and become notes when they have. Their times are moved to the
+host's clock by a reference: an event on a stream with nothing else in it, whose time the host knows
+to some microseconds. A new one is made every second, because CUDA tells the time between two events
+in 32-bit floating point, which is exact to 0.1 us over a second and to 0.2 ms over an hour.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import Any, TypeAlias
+
+import torch
+
+from .journal import Journal
+
+Moment: TypeAlias = Any  # nanoseconds of the host's monotonic clock, or an event on a device
+MOST_PENDING = 16_384  # of notes whose events have not passed: beyond it the oldest are given up
+REFERENCE_LASTS_NS = 1_000_000_000
+_LONGEST_LOOK_NS = 1_000_000
+_now = time.monotonic_ns
+
+
+class Clock:
+    """Tells moments, and notes what happened at them as soon as their times are known."""
+
+    def __init__(self, journal: Journal, cuda: Any = None) -> None:
+        self._journal = journal
+        self._device = None if cuda is None else _Device(journal, cuda)
+
+    @property
+    def knows_devices(self) -> bool:
+        """Say whether there can be other moments than the host's."""
+        return self._device is not None
+
+    def moment(self, on_device: bool = True) -> Moment:
+        """Return now: on the device, where what happens is on one and this process uses it."""
+        if not on_device or self._device is None:
+            return _now()
+        try:
+            return self._device.moment()
+        except Exception as error:  # the job goes on
+            self._journal.give_up(error)
+            return _now()
+
+    def note(self, kind: int, number: int, start: Moment, end: Moment) -> None:
+        """Note an interval between two moments of one kind of clock."""
+        if type(start) is int and type(end) is int:
+            self._journal.note(kind, number, start, end - start)
+        elif self._device is not None:
+            self._device.note_later(kind, number, start, end, 0)
+
+    def note_one(self, kind: int, number: int, moment: Moment, rest: int = 0) -> None:
+        """Note a moment."""
+        if type(moment) is int:
+            self._journal.note(kind, number, moment, rest)
+        elif self._device is not None:
+            self._device.note_later(kind, number, moment, None, rest)
+
+    def collect(self) -> None:
+        """Note what has passed on the device since the last time."""
+        if self._device is not None:
+            try:
+                self._device.collect()
+            except Exception as error:  # the job goes on
+                self._journal.give_up(error)
+
+    def close(self) -> None:
+        """Note what has passed, and say what had not."""
+        self.collect()
+        if self._device is not None:
+            self._device.say_what_is_missing()
+
+
+def clock_of_this_torch(journal: Journal) -> Clock:
+    """Make the clock of this process: torch built for CPU alone has no devices to ask."""
+    return Clock(journal, torch.cuda if torch.version.cuda or torch.version.hip else None)
+
+
+class _Device:
+    """Events on the device that is current, and those that have not passed yet."""
+
+    def __init__(self, journal: Journal, cuda: Any) -> None:
+        self._journal = journal
+        self._cuda = cuda
+        self._pending: deque[tuple[int, int, Moment, Moment | None, int]] = deque()
+        self._given_up = 0
+        self._reference: tuple[Any, int] | None = None
+        self._stream: Any = None
+        os.register_at_fork(after_in_child=self._pending.clear)
+
+    def moment(self) -> Moment:
+        """Put an event in the queue; before the program's own first use of CUDA, ask the host."""
+        if not self._may_be_asked():
+            return _now()
+        event = self._cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def note_later(
+        self, kind: int, number: int, start: Moment, end: Moment | None, rest: int
+    ) -> None:
+        if len(self._pending) >= MOST_PENDING:
+            self._pending.popleft()
+            self._given_up += 1
+        self._pending.append((kind, number, start, end, rest))
+
+    def collect(self) -> None:
+        if not self._pending or not self._may_be_asked():
+            return
+        self._renew_reference()
+        while self._reference and self._pending and _have_passed(*self._pending[0][2:4]):
+            kind, number, start, end, rest = self._pending.popleft()
+            start_ns = self._host_ns(start)
+            length_ns = rest if end is None else self._host_ns(end) - start_ns
+            self._journal.note(kind, number, start_ns, length_ns)
+
+    def say_what_is_missing(self) -> None:
+        count = self._given_up + len(self._pending)
+        if count:
+            sentence = f"{count} times of the device are missing: their events had not passed"
+            self._journal.define(kind="missing", sentence=sentence)
+
+    def _may_be_asked(self) -> bool:
+        """Say whether CUDA is in use, and not recording a graph, which any question would spoil."""
+        return bool(self._cuda.is_initialized()) and not self._cuda.is_current_stream_capturing()
+
+    def _renew_reference(self) -> None:
+        if self._reference and _now() - self._reference[1] < REFERENCE_LASTS_NS:
+            return
+        if self._stream is None:
+            self._stream = self._cuda.Stream()
+        event = self._cuda.Event(enable_timing=True)
+        before_ns = _now()
+        event.record(self._stream)
+        while not event.query():
+            if _now() - before_ns > _LONGEST_LOOK_NS:
+                return  # the device is busy: the old reference lasts a little longer
+        self._reference = event, (before_ns + _now()) // 2
+
+    def _host_ns(self, moment: Moment) -> int:
+        if isinstance(moment, int):
+            return moment
+        assert self._reference is not None
+        event, at_ns = self._reference
+        elapsed_ms: float = event.elapsed_time(moment)
+        return at_ns + round(elapsed_ms * 1e6)
+
+
+def _have_passed(*moments: Moment | None) -> bool:
+    return all(each is None or type(each) is int or each.query() for each in moments)

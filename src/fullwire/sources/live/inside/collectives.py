@@ -1,0 +1,322 @@
+"""Each collective's issue and end, and the time that communication hooks work themselves.
+
+Collectives are seen in the methods of torch.distributed.ProcessGroup, which all of Python's
+collectives (and FSDP2's, and communication hooks') go through; DDP's reducer is C++, so it is given
+a group that forwards to the true one through the same methods. A transfer between two ranks is a
+collective of these two: a group of its own, in which sender and receiver count alike.
+
+A collective ends when its future says so: a callback notes the time, not whoever waits.
+
+A communication hook is called as it would be. The time until it returns is its own, less what it
+spends issuing collectives and waiting for them; so is the time of what it leaves to be called when
+a future is done, on whichever thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .clock import Clock, Moment
+from .journal import Journal, Note
+
+_COLLECTIVES = {
+    "allreduce": "allreduce", "allreduce_coalesced": "allreduce",
+    "allgather": "allgather", "_allgather_base": "allgather", "all_gather_single": "allgather",
+    "allgather_coalesced": "allgather", "allgather_into_tensor_coalesced": "allgather",
+    "all_gather_single_coalesced": "allgather",
+    "reduce_scatter": "reducescatter", "_reduce_scatter_base": "reducescatter",
+    "reduce_scatter_single": "reducescatter", "reduce_scatter_tensor_coalesced": "reducescatter",
+    "reduce_scatter_single_coalesced": "reducescatter",
+    "alltoall": "alltoall", "alltoall_base": "alltoall", "all_to_all_single": "alltoall",
+    "broadcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
+    "barrier": "barrier", "send": "send", "recv": "recv", "recv_anysource": "recv",
+}  # fmt: skip
+MOST_SIGNATURES = 4096  # kept to be told by number again, where sizes change with every call
+_now = time.monotonic_ns
+_when_done = torch._C.Future.add_done_callback  # as it was: hooks' own use of it is watched
+
+
+def watch_collectives(journal: Journal, clock: Clock) -> None:
+    """Begin to note collectives, whoever issues them."""
+    codec = _Codec(journal)
+    collectives = _Collectives(journal, clock, codec)
+    for name, op in _COLLECTIVES.items():
+        original = vars(dist.ProcessGroup).get(name)
+        if original is not None:  # which of them exist depends on torch's version
+            setattr(dist.ProcessGroup, name, collectives.watched(original, op))
+    dist.Work.wait = collectives.waiting(dist.Work.wait)
+    _watch_hooks(codec)
+    _watch_reducer(journal)
+
+
+class _Codec:
+    """The time that communication hooks work themselves, on whichever thread they do."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._here = threading.local()  # its since_ns: when the hook's work went on here, or 0
+
+    def working(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a hook, or what it wants to be called later."""
+
+        @functools.wraps(function)
+        def work(*args: Any, **kwargs: Any) -> Any:
+            if self.is_working():
+                return function(*args, **kwargs)
+            self.resume()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.pause()
+
+        return work
+
+    def is_working(self) -> bool:
+        """Say whether this thread is in a hook."""
+        return bool(getattr(self._here, "since_ns", 0))
+
+    def pause(self) -> None:
+        """Note the hook's work up to now."""
+        self._journal.note(Note.CODEC, 0, self._here.since_ns, _now() - self._here.since_ns)
+        self._here.since_ns = 0
+
+    def resume(self) -> None:
+        """Count from now on as the hook's work."""
+        self._here.since_ns = _now()
+
+    def apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap what is no work of a hook's own, though a hook may call it."""
+
+        @functools.wraps(function)
+        def other(*args: Any, **kwargs: Any) -> Any:
+            if not self.is_working():
+                return function(*args, **kwargs)
+            self.pause()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.resume()
+
+        return other
+
+
+def _watch_hooks(codec: _Codec) -> None:
+    """Watch the hooks that DDP is given, and what they leave for later; C++ ones cannot be."""
+    register = dist._register_comm_hook
+
+    @functools.wraps(register)
+    def register_comm_hook(reducer: Any, state: Any, hook: Callable[..., Any]) -> None:
+        register(reducer, state, codec.working(hook))
+
+    dist._register_comm_hook = register_comm_hook
+    future = torch._C.Future
+    future.wait = codec.apart(future.wait)
+    for name in ("then", "add_done_callback"):
+        setattr(future, name, _left_for_later(getattr(future, name), codec))
+
+
+def _left_for_later(original: Callable[..., Any], codec: _Codec) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def later(future: Any, callback: Callable[..., Any]) -> Any:
+        return original(future, codec.working(callback) if codec.is_working() else callback)
+
+    return later
+
+
+class _Collectives:
+    """Notes each collective's issue and end, and numbers what they have in common."""
+
+    def __init__(self, journal: Journal, clock: Clock, codec: _Codec) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._codec = codec
+        self._count = itertools.count()
+        self._signatures: dict[tuple[Any, ...], int] = {}
+        self._numbers = itertools.count()
+        self._is_identified = False
+        self._without_future = WeakIdKeyDictionary()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._signatures.clear()
+        self._is_identified = False
+
+    def watched(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
+        """Wrap one method of ProcessGroup."""
+
+        @functools.wraps(original)
+        def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+            on_device = self._clock.knows_devices and _is_on_device(args)
+            issued = self._clock.moment(on_device)
+            work = original(group, *args, **kwargs)
+            if self._journal.is_open:
+                try:
+                    number = self._note_issue(group, op, [*args, *kwargs.values()], issued)
+                    if work is not None:  # part of a coalesced group, which ends as a whole
+                        self._await_end(number, on_device, work)
+                except Exception as error:  # the job goes on
+                    self._journal.give_up(error)
+            return work
+
+        return self._codec.apart(collective)
+
+    def _note_issue(self, group: Any, op: str, arguments: list[Any], issued: Moment) -> int:
+        number = next(self._count)
+        size, dtype = _payload(arguments)
+        among = group.group_name
+        if op in ("send", "recv"):
+            among += _pair(op, group.rank(), arguments)
+        self._clock.note_one(Note.ISSUE, number, issued, self._signature(op, dtype, size, among))
+        return number
+
+    def _await_end(self, number: int, on_device: bool, work: Any) -> None:
+        try:
+            future = work.get_future()
+        except RuntimeError:  # some of Gloo's have none: their end is known to who waits for them
+            self._without_future[work] = number
+        else:
+            _when_done(future, functools.partial(self._ended, number, on_device))
+
+    def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap Work.wait, as Python code calls it."""
+        wait_apart = self._codec.apart(original)
+
+        @functools.wraps(original)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            self._journal.write_if_due()
+            began_ns = _now()
+            try:
+                result = wait_apart(work, *args, **kwargs)
+            finally:
+                self._journal.note(Note.WAIT, 0, began_ns, _now() - began_ns)
+            if self._without_future and work in self._without_future:
+                self._journal.note(Note.END, self._without_future.pop(work), _now(), 1)
+            return result
+
+        return wait
+
+    def _ended(self, number: int, on_device: bool, future: Any) -> None:
+        # On a device this is called when all is queued, with a current stream that waits for the
+        # result: the moment is an event there. Else it is called when the result is there.
+        ended = self._clock.moment(on_device)
+        try:
+            future.value()
+        except Exception:  # the collective failed, as when a rank dies: it has no end
+            return
+        self._clock.note_one(Note.END, number, ended)
+
+    def _signature(self, *words: Any) -> int:
+        if words not in self._signatures:
+            if len(self._signatures) >= MOST_SIGNATURES:
+                self._signatures.clear()
+            self._identify()
+            self._signatures[words] = number = next(self._numbers)
+            op, dtype, size, group = words
+            self._journal.define(
+                kind="signature", number=number, op=op, dtype=dtype, bytes=size, group=group
+            )
+        return self._signatures[words]
+
+    def _identify(self) -> None:
+        if not self._is_identified:
+            self._is_identified = True
+            self._journal.define(
+                kind="identity", rank=dist.get_rank(), workers=dist.get_world_size(),
+                backend=dist.get_backend(), torch=torch.__version__,
+            )  # fmt: skip
+
+
+def _pair(op: str, here: int, arguments: list[Any]) -> str:
+    """Name the group of two ranks, sender first. Who receives from any gives no rank."""
+    other = arguments[1] if len(arguments) > 2 else "any"
+    return f" {here}>{other}" if op == "send" else f" {other}>{here}"
+
+
+def _is_on_device(arguments: tuple[Any, ...]) -> bool:
+    first = next((each for argument in arguments for each in _tensors(argument)), None)
+    return first is not None and bool(first.is_cuda)
+
+
+def _payload(arguments: list[Any]) -> tuple[int, str]:
+    """Return the bytes of the larger side of a collective, and their type.
+
+    The gathered side of a gather and the scattered side of a scatter are the larger: what all ranks
+    together hold, as in `fullwire collective`.
+    """
+    sizes, dtype = [0], ""
+    for argument in arguments:
+        tensors = list(_tensors(argument))
+        if tensors:
+            sizes.append(sum(each.numel() * each.element_size() for each in tensors))
+            dtype = str(tensors[0].dtype).removeprefix("torch.")
+    return max(sizes), dtype
+
+
+def _tensors(argument: Any) -> Iterator[Any]:
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for each in argument:
+            yield from _tensors(each)
+
+
+def _watch_reducer(journal: Journal) -> None:
+    """Give DDP's reducer, which is C++, a process group whose collectives can be seen."""
+    build = dist.Reducer
+    # The reducer holds the C++ half of a group only: its Python half must live as long.
+    groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(build)
+    def reducer(*args: Any, **kwargs: Any) -> Any:
+        arguments = [_visible(each, journal) for each in args]
+        built = build(*arguments, **kwargs)
+        groups[built] = [each for each in arguments if isinstance(each, _VisibleGroup)]
+        return built
+
+    dist.Reducer = reducer
+
+
+def _visible(argument: Any, journal: Journal) -> Any:
+    if type(argument) is not dist.ProcessGroup:
+        return argument
+    try:
+        return _VisibleGroup(argument)
+    except Exception as error:  # DDP trains as it would; its buckets are not seen
+        journal.define(kind="missing", sentence=f"DDP's buckets could not be watched: {error!r}")
+        return argument
+
+
+class _VisibleGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check
+    """A process group that sends C++ callers through the Python methods of the true one."""
+
+    def __init__(self, true: Any) -> None:
+        super().__init__(true.rank(), true.size())
+        self._true = true
+        for device in true._device_types:
+            backend = true._get_backend(device)
+            kind = self.BackendType.__members__.get(backend.name().upper(), self.BackendType.CUSTOM)
+            self._set_default_backend(kind)
+            self._register_backend(device, kind, backend)
+
+
+def _forwarding(name: str) -> Callable[..., Any]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._true, name)(*args, **kwargs)
+
+    return forward
+
+
+for _name in _COLLECTIVES:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(_VisibleGroup, _name, _forwarding(_name))
