@@ -80,14 +80,17 @@ class Calibration:
 
 def calibrated(runs: Sequence[Run]) -> Calibration:
     """Fit a transport to the collectives of one run, or of several from the same cluster."""
-    observations = [each for run in runs for each in observations_of(run)]
+    by_run = [(run, list(observations_of(run))) for run in runs]
+    observations = [each for _, found in by_run for each in found]
     if not observations:
         names = ", ".join(run.provenance.source for run in runs)
         raise UsageError(
             f"{names}: nothing is known about the transport: expected collectives among several "
             "ranks on links of a known line rate; name a run that has them with --calibrate"
         )
-    return _Fit(observations, _used(runs), list(_known_before(runs)), _frame(runs)).solved()
+    telling = [run for run, found in by_run if found]  # others have no transport to speak of
+    known = list(_known_before(telling))
+    return _Fit(observations, _used(telling), known, _frame(telling)).solved()
 
 
 def observations_of(run: Run) -> Iterator[Observation]:
