@@ -73,7 +73,8 @@ class MeasuredTransport:
         """Return the time of a message that takes so long on the line alone."""
         of_bytes_s = sent_bytes * self.processor_s_per_byte
         line_s = line_s + of_bytes_s * self.apart
-        work_s = (of_bytes_s + hops * self.processor_s_per_hop) * crowd
+        # Waking up for a message waits for nobody's processor: whoever sleeps leaves his.
+        work_s = of_bytes_s * crowd + hops * self.processor_s_per_hop
         longer_s, shorter_s = np.maximum(line_s, work_s), np.minimum(line_s, work_s)
         both = shorter_s / np.maximum(longer_s, np.finfo(float).tiny)
         return np.asarray(longer_s * (1 + both**_SHARPNESS) ** (1 / _SHARPNESS))
