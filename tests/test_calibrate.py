@@ -1,0 +1,262 @@
+"""A measured transport: found from a run's own collectives, and asked for what was not measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fullwire as fw
+from fullwire.answers.break_even import break_even
+from fullwire.answers.fixes import fixes
+from fullwire.answers.forecast import Forecaster, forecaster
+from fullwire.answers.verification import verify
+from fullwire.errors import UsageError
+from fullwire.model.run import Collectives, Run
+from fullwire.simulation.calibrate import calibrated, observations_of
+from fullwire.simulation.transport import FullTransport
+from fullwire.simulation.typical import typical_step
+from tests.builders import a_run
+from tests.conftest import Cli
+from tests.trained_jobs import a_trained_job, a_transport, message_s
+
+GBPS = 1e9
+
+
+def used(processor_s: float) -> dict[str, tuple[tuple[float, float], ...]]:
+    return {"communication_processor_s": ((0.0, processor_s), (1.0, processor_s))}
+
+
+def a_forecaster(run: Run) -> Forecaster:
+    found = forecaster(run)
+    assert found is not None
+    return found
+
+
+def predicted_s(shown: Run, truth: Run) -> float:
+    table = fw.whatif(
+        shown, workers=truth.facts["workers"], bandwidth=truth.facts["line_rate_bps"],
+        buckets=truth.facts["buckets"], transport="measured",
+    )  # fmt: skip
+    return float(table["step_s"][0])
+
+
+def measured_s(run: Run) -> float:
+    measured_ns = typical_step(run).measured_ns
+    assert measured_ns is not None
+    return measured_ns * 1e-9
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("rate_bps", [0.3 * GBPS, 1 * GBPS, 10 * GBPS])
+def test_a_replay_as_recorded_gives_back_the_measured_step(rate_bps: float, noise: float) -> None:
+    run = a_trained_job(a_transport(), rate_bps=rate_bps, noise=noise, slower_ms=3)
+    assert predicted_s(run, run) == pytest.approx(measured_s(run), abs=2e-9)
+
+
+def test_what_a_line_bound_run_shows_holds_on_other_lines() -> None:
+    shown = a_trained_job(a_transport(), facts=used(0.05 / 1.42))
+    for rate_bps in (0.4 * GBPS, 2 * GBPS, 4 * GBPS):
+        truth = a_trained_job(a_transport(), rate_bps=rate_bps)
+        assert predicted_s(shown, truth) == pytest.approx(measured_s(truth), rel=0.03)
+
+
+def test_processor_time_says_what_a_slow_line_hides() -> None:
+    lazy, busy = (
+        calibrated([a_trained_job(a_transport(), facts=used(processor_s))]).transport
+        for processor_s in (0.02, 0.2)
+    )
+    assert busy.processor_s_per_byte > 3 * lazy.processor_s_per_byte
+
+
+def test_a_run_that_the_processors_hold_up_shows_their_cost() -> None:
+    run = a_trained_job(a_transport(processor_s_per_byte=2.5e-9), rate_bps=100 * GBPS, steps=40)
+    found = calibrated([run]).transport
+    assert found.processor_s_per_byte == pytest.approx(2.5e-9, rel=0.15)
+
+
+def test_a_second_run_of_the_cluster_narrows_the_interval() -> None:
+    slow = a_trained_job(a_transport(), facts=used(0.03))
+    fast = a_trained_job(a_transport(), rate_bps=100 * GBPS, facts=used(0.03))
+    alone = fw.whatif(slow, workers=4, bandwidth="40Gbps", transport="measured")
+    both = fw.whatif(slow, workers=4, bandwidth="40Gbps", transport="measured", calibrate=[fast])
+    widths = [high[0] - low[0] for low, high in (alone.interval_s, both.interval_s)]
+    assert widths[1] < 0.7 * widths[0]
+    truth = measured_s(a_trained_job(a_transport(), workers=4, rate_bps=40 * GBPS))
+    assert both["step_s"][0] == pytest.approx(truth, rel=0.05)
+
+
+def test_the_interval_grows_with_the_distance_from_what_was_measured() -> None:
+    run = a_trained_job(a_transport(), noise=0.02, facts=used(0.03))
+    table = fw.whatif(run, bandwidth="1Gbps,3Gbps,10Gbps,40Gbps", transport="measured")
+    low_s, high_s = table.interval_s
+    shares = (high_s - low_s) / table["step_s"]
+    assert (np.diff(shares) > 0).all()
+
+
+def test_ranks_on_one_machine_share_its_processors_and_elsewhere_they_do_not() -> None:
+    here = a_transport()
+    apart = dataclasses.replace(here, machines=2)
+    assert here.crowd([1, 2, 3, 8]).tolist() == [1, 1, 1.5, 4]
+    assert apart.crowd([1, 2, 3, 8]).tolist() == [1, 1, 1, 1]
+
+
+def test_another_model_is_predicted_with_the_transport_of_a_run() -> None:
+    shown = a_trained_job(a_transport(), facts=used(0.03))
+    table = fw.whatif(
+        "resnet50@v100", workers=4, bandwidth="1Gbps", transport="measured", calibrate=shown
+    )
+    full = fw.whatif("resnet50@v100", workers=4, bandwidth="1Gbps")
+    assert table["step_s"][0] > full["step_s"][0]
+    assert table.interval_s[0][0] < table["step_s"][0] < table.interval_s[1][0]
+
+
+def test_full_utilization_of_one_profile_has_no_interval() -> None:
+    low_s, high_s = fw.whatif("resnet50@v100", workers=4, bandwidth="1Gbps").interval_s
+    assert np.isnan(low_s).all()
+    assert np.isnan(high_s).all()
+
+
+def test_more_bandwidth_never_slows_a_measured_transport() -> None:
+    run = a_trained_job(a_transport(), facts=used(0.05))
+    rates = np.geomspace(1e7, 1e12, 200)
+    steps_s = fw.whatif(run, bandwidth=rates, workers=3, transport="measured")["step_s"]
+    assert (np.diff(steps_s) <= 1e-12).all()
+
+
+def test_collectives_that_overlap_count_once() -> None:
+    run = a_trained_job(a_transport(), gradients_mib=(8, 8, 8), buckets="ddp:8MiB")
+    [seen] = observations_of(run)
+    assert len(seen.wire_bytes) == 3
+    lane_s = sum(message_s(a_transport(), 2, 1e9, 8 * 2**20) for _ in range(3))
+    assert seen.time_s == pytest.approx(lane_s)
+
+
+@pytest.mark.parametrize("without", ["collectives", "line_rate_bps", "workers"])
+def test_without_evidence_a_measured_transport_is_refused(without: str) -> None:
+    run = a_trained_job(a_transport())
+    if without == "collectives":
+        run = dataclasses.replace(run, collectives=Collectives.empty())
+    else:
+        run = dataclasses.replace(
+            run, facts={name: fact for name, fact in run.facts.items() if name != without}
+        )
+    with pytest.raises(UsageError, match="nothing is known about the transport"):
+        fw.whatif(run, workers=4, bandwidth="10Gbps", transport="measured")
+
+
+# What one would do about it
+
+
+def test_every_fix_is_what_the_model_says_of_the_changed_job() -> None:
+    run = a_trained_job(a_transport(), buckets="ddp:64MiB", facts=used(0.03))
+    found = {fix.kind: fix for fix in fixes(run, a_forecaster(run))}
+    faster = a_trained_job(a_transport(), buckets="ddp:64MiB", rate_bps=2.5 * GBPS)
+    links = [fix for fix in fixes(run, a_forecaster(run)) if fix.kind == "link"]
+    assert [fix.change for fix in links] == ["links of 5 Gbps", "links of 2.5 Gbps"]
+    assert links[1].step_s == pytest.approx(measured_s(faster), rel=0.03)
+    smaller = a_trained_job(a_transport(), buckets="ddp:5MiB")
+    assert found["buckets"].step_s <= measured_s(smaller) * 1.03
+    assert "bucket_cap_mb=" in found["buckets"].setting
+    assert found["transport"].step_s < measured_s(run)
+    assert all(fix.low_s <= fix.step_s <= fix.high_s for fix in found.values())
+
+
+def test_fixes_come_sorted_and_none_of_them_is_worthless() -> None:
+    run = a_trained_job(a_transport(), slower_ms=15, facts=used(0.03))
+    steps_s = [fix.step_s for fix in fixes(run, a_forecaster(run))]
+    assert steps_s == sorted(steps_s)
+    assert max(steps_s) < 0.99 * measured_s(run)
+
+
+def test_a_slow_rank_is_a_fix_of_its_own_and_worth_what_it_costs() -> None:
+    run = a_trained_job(a_transport(), slower_ms=15, rate_bps=100 * GBPS, facts=used(0.001))
+    [fix] = [fix for fix in fixes(run, a_forecaster(run)) if fix.kind == "straggler"]
+    assert measured_s(run) - fix.step_s == pytest.approx(15e-3, rel=0.05)
+
+
+def test_summing_over_steps_shares_the_overhead() -> None:
+    run = a_trained_job(a_transport(), facts=used(0.03))
+    step = typical_step(run)
+    [half] = [fix for fix in fixes(run, a_forecaster(run)) if "over 2 steps" in fix.change]
+    assert half.step_s == pytest.approx((step.step_ns * 1e-9 + measured_s(run)) / 2)
+
+
+def test_the_break_even_is_where_the_share_crosses_the_threshold() -> None:
+    quick = a_transport(processor_s_per_byte=2e-11)
+    job = a_forecaster(a_trained_job(quick, facts=used(0.001)))
+    found = break_even(job, 0.10)
+    assert found.is_limited
+    assert found.bandwidth_bps is not None
+    for rate_bps, is_below in ((found.bandwidth_bps * 1.02, True), (job.rate_bps, False)):
+        forecast = job.ask(bandwidth_bps=(rate_bps,))
+        assert (1 - forecast.scaling_factor < 0.10) == is_below
+    assert f"{found.bandwidth_bps / 1e9:.4g} Gbps" in found.sentence
+
+
+def test_a_job_that_scales_says_when_it_would_not() -> None:
+    run = a_trained_job(a_transport(processor_s_per_byte=1e-10), rate_bps=100 * GBPS,
+                        gradients_mib=(1, 1, 1, 1), facts=used(0.0005))  # fmt: skip
+    found = break_even(a_forecaster(run), 0.10)
+    assert not found.is_limited
+    assert found.sentence.startswith("Communication would cost 10% of the step below ")
+
+
+def test_a_simulated_job_is_forecast_at_full_utilization() -> None:
+    played = fw.replay("resnet50@v100", workers=8, bandwidth="10Gbps")
+    job = a_forecaster(played)
+    assert job.calibration is None
+    assert job.grid.transports == (FullTransport(1448 / 1514),)
+
+
+def test_one_worker_has_nothing_to_forecast() -> None:
+    assert forecaster(a_run()) is None
+
+
+# Measured against predicted
+
+
+def test_a_change_is_held_against_its_prediction() -> None:
+    before = a_trained_job(a_transport(), facts=used(0.03))
+    after = a_trained_job(a_transport(), workers=4, rate_bps=2 * GBPS, buckets="ddp:8MiB")
+    found = verify(before, after)
+    assert found is not None
+    assert found.changes == ("links of 2 Gbps", "4 workers", "buckets ddp:8MiB")
+    assert found.measured_s == measured_s(after)
+    assert found.predicted_s == pytest.approx(predicted_s(before, after))
+    assert abs(found.error) < 0.05
+    assert found.holds
+
+
+def test_nothing_is_verified_where_nothing_changed_that_can_be_predicted() -> None:
+    run = a_trained_job(a_transport())
+    assert verify(run, run) is None
+    hooked = dataclasses.replace(run, facts={**run.facts, "hook": "a hook of their own"})
+    assert verify(run, hooked) is None
+
+
+def test_the_command_prints_predicted_and_measured_on_one_line(cli: Cli, tmp_path: Path) -> None:
+    fw.write(a_trained_job(a_transport(), facts=used(0.03)), tmp_path / "a.run")
+    fw.write(a_trained_job(a_transport(), rate_bps=2 * GBPS), tmp_path / "b.run")
+    done = cli("compare", tmp_path / "a.run", tmp_path / "b.run")
+    [line] = [each for each in done.stdout.splitlines() if "predicted" in each]
+    assert "With links of 2 Gbps: predicted " in line
+    assert "measured" in line
+    shown = json.loads(cli("compare", "--json", tmp_path / "a.run", tmp_path / "b.run").stdout)
+    assert shown["prediction"]["interval"]["low_s"] < shown["prediction"]["predicted_s"]
+    assert shown["prediction"]["holds"] is True
+
+
+def test_explain_prints_fixes_and_the_break_even(cli: Cli, tmp_path: Path) -> None:
+    fw.write(a_trained_job(a_transport(), facts=used(0.03)), tmp_path / "a.run")
+    shown = json.loads(cli("explain", "--json", tmp_path / "a.run").stdout)
+    first = shown["fixes"][0]
+    assert {"change", "step_s", "scaling_factor", "interval"} <= set(first)
+    assert shown["break_even"]["sentence"]
+    assert shown["full_utilization"]["scaling_factor"] > shown["scaling_factor"]
+    printed = cli("explain", tmp_path / "a.run").stdout
+    assert "What would help, predicted:" in printed
+    assert first["setting"] in printed

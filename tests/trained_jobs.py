@@ -1,0 +1,126 @@
+"""Jobs of several workers whose transport is known, because the test made it up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fullwire.model.cost import AddTimes, cost
+from fullwire.model.facts import FactValue
+from fullwire.model.run import Collectives, Gradients, Provenance, Run, Spans
+from fullwire.simulation.buckets import bucket_policy
+from fullwire.simulation.transport import MeasuredTransport
+
+MS = 1_000_000
+MIB = 2**20
+
+
+def a_transport(**changed: float) -> MeasuredTransport:
+    """Make a transport like Gloo's on two processors that all ranks share."""
+    numbers = {
+        "share": 0.95, "processor_s_per_byte": 1e-9, "processor_s_per_hop": 0.3e-3, "apart": 0.25,
+    }  # fmt: skip
+    numbers |= changed
+    return MeasuredTransport(
+        share=numbers["share"], processor_s_per_byte=numbers["processor_s_per_byte"],
+        processor_s_per_hop=numbers["processor_s_per_hop"], apart=numbers["apart"],
+        processors=2, machines=1, workers=2,
+    )  # fmt: skip
+
+
+def a_trained_job(
+    transport: MeasuredTransport,
+    *,
+    workers: int = 2,
+    rate_bps: float = 1e9,
+    gradients_mib: Sequence[float] = (2, 8, 16, 24),
+    buckets: str = "ddp",
+    steps: int = 12,
+    slower_ms: float = 0.0,
+    noise: float = 0.0,
+    facts: Mapping[str, FactValue] | None = None,
+) -> Run:
+    """Play so many steps: 20 ms forward, 10 ms backward for each gradient, buckets, 5 ms rest.
+
+    The last rank takes `slower_ms` longer in its forward, and messages vary by `noise`.
+    """
+    random = np.random.default_rng(7)
+    count = len(gradients_mib)
+    sizes = np.array([round(each * MIB) for each in gradients_mib], np.int64)
+    ready_ns = np.arange(1, count + 1) * 10 * MS
+    messages = bucket_policy(buckets).group(ready_ns, sizes)
+    spans: list[tuple[int, int, str, str, int, int]] = []
+    gradients: list[tuple[int, int, int, int, int]] = []
+    collectives: list[tuple[int, int, int, int, int, int]] = []
+    start_ns = 0
+    for step in range(steps):
+        begin_ns = [start_ns + round((20 + slower_ms * (rank == workers - 1)) * MS)
+                    for rank in range(workers)]  # fmt: skip
+        lane_ns = 0.0
+        for order, (size, ready) in enumerate(
+            zip(messages.bytes.tolist(), messages.ready_ns.tolist(), strict=True)
+        ):
+            issue_ns = [begin + ready for begin in begin_ns]
+            time_s = message_s(transport, workers, rate_bps, size) * random.uniform(1, 1 + noise)
+            lane_ns = max(lane_ns, max(issue_ns)) + time_s * 1e9
+            collectives += [
+                (rank, step, step * len(messages) + order, size, issue_ns[rank], round(lane_ns))
+                for rank in range(workers)
+            ]
+        end_ns = max(round(lane_ns), max(begin_ns) + count * 10 * MS) + 5 * MS
+        for rank in range(workers):
+            begin = begin_ns[rank]
+            spans += [
+                (rank, step, "host", "step", start_ns, end_ns),
+                (rank, step, "compute", "forward", start_ns, begin),
+                (rank, step, "compute", "backward", begin, begin + count * 10 * MS),
+                (rank, step, "compute", "optimizer", end_ns - 5 * MS, end_ns),
+            ]
+            gradients += [
+                (rank, step, order, int(sizes[order]), begin + int(ready_ns[order]))
+                for order in range(count)
+            ]
+        start_ns = end_ns
+    known: dict[str, FactValue] = {
+        "workers": workers, "line_rate_bps": rate_bps, "payload_share": 0.956, "backend": "gloo",
+        "buckets": buckets, "machines": 1, "processors": 2,
+    }  # fmt: skip
+    return Run(
+        provenance=Provenance(origin="measured", source=f"{workers} workers"),
+        facts={**known, **(facts or {})},
+        spans=_spans(spans), gradients=_gradients(gradients), collectives=_collectives(collectives),
+    )  # fmt: skip
+
+
+def message_s(transport: MeasuredTransport, workers: int, rate_bps: float, size: int) -> float:
+    """Return the time of one all-reduce."""
+    ring = cost("allreduce", "ring", workers, float(size), AddTimes())
+    line_s = 8 * ring.wire_bytes / (rate_bps * transport.share)
+    crowd = transport.crowd([workers])
+    return float(transport.message_s(line_s, ring.wire_bytes, np.array(float(ring.hops)), crowd)[0])
+
+
+def _spans(rows: Sequence[tuple[int, int, str, str, int, int]]) -> Spans:
+    rank, step, lane, name, start, end = zip(*rows, strict=True)
+    return Spans(
+        rank=np.array(rank), step=np.array(step), lane=np.array(lane, object),
+        name=np.array(name, object), start_ns=np.array(start), end_ns=np.array(end),
+    )  # fmt: skip
+
+
+def _gradients(rows: Sequence[tuple[int, int, int, int, int]]) -> Gradients:
+    rank, step, order, size, ready = map(np.array, zip(*rows, strict=True))
+    return Gradients(rank=rank, step=step, order=order, bytes=size, ready_ns=ready)
+
+
+def _collectives(rows: Sequence[tuple[int, int, int, int, int, int]]) -> Collectives:
+    rank, step, sequence, size, issue, end = map(np.array, zip(*rows, strict=True))
+    words = {
+        name: np.full(len(rows), word, object)
+        for name, word in (("group", "0"), ("op", "allreduce"), ("dtype", "float32"))
+    }
+    return Collectives(
+        rank=rank, step=step, sequence=sequence, bytes=size, issue_ns=issue, start_ns=issue,
+        end_ns=end, **words,
+    )  # fmt: skip
