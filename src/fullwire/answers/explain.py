@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -80,11 +80,21 @@ def explain(
         ranks=found.breakdowns,
         evidence=samples,
         break_even=None if predictor is None else break_even(predictor, THRESHOLD),
-        fixes=() if predictor is None else fixes(job, predictor),
-        full=None if predictor is None else predictor.ask(transports=(predictor.full(),)),
+        fixes=() if predictor is None else _against(baseline_s, fixes(job, predictor)),
+        full=None if predictor is None else _at_full_utilization(baseline_s, predictor),
         warnings=(*_warnings(case, baseline is None, rate_bps), *why_not),
         detail=found,
     )
+
+
+def _against(baseline_s: float, found: tuple[Fix, ...]) -> tuple[Fix, ...]:
+    """Hold fixes against the T1 of this account, which may be a baseline's."""
+    return tuple(replace(fix, scaling_factor=baseline_s / fix.step_s) for fix in found)
+
+
+def _at_full_utilization(baseline_s: float, predictor: Forecaster) -> Forecast:
+    found = predictor.ask(transports=(predictor.full(),))
+    return replace(found, scaling_factor=baseline_s / found.step_s)
 
 
 def _forecaster(
