@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -49,12 +49,16 @@ class Explanation:
 
 
 def explain(
-    run: RunLike, *, baseline: RunLike | None = None, bandwidth: str | float | None = None
+    run: RunLike,
+    *,
+    baseline: RunLike | None = None,
+    bandwidth: str | float | None = None,
+    calibrate: Sequence[RunLike] = (),
 ) -> Explanation:
     """Say where the time of a step goes, and what limits the job.
 
     `baseline` is a run of the same work on one worker; `bandwidth` is the line rate of the links,
-    for runs that do not know theirs.
+    for runs that do not know theirs; `calibrate` are other runs of the same cluster.
     """
     job = _opened(run)
     rate_bps = _line_rates(job, bandwidth)
@@ -68,7 +72,7 @@ def explain(
         run=job, account=found, inflation_s=inflation_s, evidence=samples,
         knows_line_rate=bool(rate_bps),
     )  # fmt: skip
-    predictor, why_not = _forecaster(job, rate_bps)
+    predictor, why_not = _forecaster(job, rate_bps, [_opened(each) for each in calibrate])
     return Explanation(
         verdict=judged(case),
         step_s=found.step_s,
@@ -98,11 +102,11 @@ def _at_full_utilization(baseline_s: float, predictor: Forecaster) -> Forecast:
 
 
 def _forecaster(
-    run: Run, rate_bps: Mapping[int, float]
+    run: Run, rate_bps: Mapping[int, float], calibrate: Sequence[Run]
 ) -> tuple[Forecaster | None, tuple[str, ...]]:
     """Make the job ready for predictions, or say why there are none."""
     try:
-        return forecaster(run, min(rate_bps.values(), default=None)), ()
+        return forecaster(run, min(rate_bps.values(), default=None), calibrate), ()
     except (UsageError, DamagedInput) as error:
         return None, (f"No fixes are predicted: {error}.",)
 
