@@ -195,7 +195,7 @@ def test_undilated_times_are_shorter_rates_higher_and_sizes_as_they_were() -> No
     one, text = np.array([10]), np.array(["a"], object)
     sockets = Sockets(
         host=text, flow=text, time_ns=one, bytes_acked=one, retransmits=one, rtt_ns=one,
-        cwnd_packets=one, delivery_rate_bps=np.array([1e9]), busy_ns=one,
+        cwnd_packets=one, delivery_rate_bps=np.array([1e9]), application_limited=[0], busy_ns=one,
         receiver_window_limited_ns=one, send_buffer_limited_ns=one,
     )  # fmt: skip
     facts = {"recorder_s": 0.5, "line_rate_bps": 1e9, "workers": 2, "payload_share": 0.9}

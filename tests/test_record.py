@@ -228,7 +228,7 @@ def test_a_recording_cut_anywhere_opens_up_to_its_last_whole_block(tmp_path: Pat
     steps = []
     for length in range(HEADER_BYTES, len(whole) + 1, 37):
         file.write_bytes(whole[:length])
-        run = join(directory, tmp_path / "job.run", replace=True).run
+        run = join([directory], tmp_path / "job.run", replace=True).run
         assert "rank 1: nothing was recorded" in run.missing or not len(run.spans)
         steps.append(span_count(run, "host", "step"))
     assert steps == sorted(steps)
@@ -238,7 +238,7 @@ def test_a_recording_cut_anywhere_opens_up_to_its_last_whole_block(tmp_path: Pat
 
 def test_a_backward_pass_ends_with_its_last_gradient_and_not_with_waiting(tmp_path: Path) -> None:
     a_process(tmp_path, steps=2).close()
-    run = join(tmp_path, tmp_path / "job.run").run
+    run = join([tmp_path], tmp_path / "job.run").run
     backward = run.spans.rows(run.spans.name == "backward")
     assert (backward.end_ns - backward.start_ns).tolist() == [300, 300]
     assert summarised(run).exposed_s == pytest.approx(140e-9)

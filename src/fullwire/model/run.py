@@ -127,7 +127,11 @@ class Links(Table):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sockets(Table):
-    """Samples of a TCP connection: totals since it opened, and its state at that moment."""
+    """Samples of a TCP connection: totals since it opened, and its state at that moment.
+
+    A flow is `local>remote`. A delivery rate is what the network carried, or, where
+    `application_limited` is 1, no more than the program gave to send.
+    """
 
     host: Text
     flow: Text
@@ -137,6 +141,7 @@ class Sockets(Table):
     rtt_ns: Whole
     cwnd_packets: Whole
     delivery_rate_bps: Real
+    application_limited: Whole
     busy_ns: Whole
     receiver_window_limited_ns: Whole
     send_buffer_limited_ns: Whole
@@ -144,7 +149,10 @@ class Sockets(Table):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Hosts(Table):
-    """Samples of a host: one row per device (`cpu3`, `gpu0`) with its share in use and memory."""
+    """Samples of a host: one row per device with its share in use, since its last row for `cpu3`.
+
+    Memory is that of `gpu0` or of the host, whose device is `memory`; a processor has none: 0.
+    """
 
     host: Text
     device: Text

@@ -1,15 +1,15 @@
 """The journals of a job's processes become one Run.
 
-All times are moved to one zero, the first moment recorded, by each process's own reading of the
-wall clock; the processes of one host share a monotonic clock, so there the offsets are the same.
+All times are moved to one zero, the first moment recorded. The processes of one machine share a
+monotonic clock; between machines there are the wall clocks, corrected by clocks.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,8 +20,19 @@ from fullwire.errors import DamagedInput
 from fullwire.model.emulation import undilated
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Basis, Collectives, Gradients, Provenance, Run, Spans, Table, Whole
+from fullwire.sources.live.clocks import SAME, Offset, offsets
 from fullwire.sources.live.inside.journal import ENDED, FAILED, Note
 from fullwire.sources.live.journals import Journal, read_journals
+from fullwire.sources.live.sampled import (
+    Shift,
+    hosts_of,
+    line_rates_bps,
+    links_of,
+    sampler_defects,
+    sampler_share,
+    sockets_of,
+)
+from fullwire.sources.live.samples import HostSamples, read_samples
 from fullwire.sources.live.steps import Steps, found_steps, last_backward_start_ns, spans_of
 
 GLOO_THREADS = 2  # of each process group, in torch's ProcessGroupGloo: so many collectives at once
@@ -35,6 +46,7 @@ class _Rank:
     journal: Journal
     steps: Steps
     shift_ns: int
+    clock: Offset
 
     @property
     def number(self) -> int:
@@ -50,28 +62,35 @@ class Known:
     facts: dict[str, FactValue] = field(default_factory=dict)
 
 
-def assembled(directory: Path, known: Known) -> Run:
-    """Make a run of what the processes of a job wrote into a directory, and of what else is known.
+def assembled(directories: Sequence[Path], known: Known) -> Run:
+    """Make a run of what the processes of a job wrote into directories, and of what else is known.
 
     What a dilated job wrote is brought back to the time that it stands for.
     """
-    if not directory.is_dir():
-        raise DamagedInput(directory, "expected a directory with recordings, there is none")
-    journals, missing = read_journals(directory)
+    for directory in directories:
+        if not directory.is_dir():
+            raise DamagedInput(directory, "expected a directory with recordings, there is none")
+    journals, missing = read_journals(directories)
+    samples, unreadable = read_samples(directories)
     chosen, sentences = _last_attempts(journals)
-    missing += sentences
+    missing += unreadable + sentences
     ranks = _on_one_clock(chosen)
     workers = _workers(chosen)
     missing += _what_is_missing(ranks, workers)
     collectives = [_collectives(rank) for rank in ranks]
     missing += [sentence for _, sentence in collectives if sentence]
+    missing += _what_is_not_sampled(ranks, samples)
+    shift_ns = _shifts(ranks, samples)
     run = Run(
         provenance=Provenance(origin="measured", source=known.source, basis=known.basis),
-        facts=_facts(ranks, workers),
+        facts={**_facts(ranks, workers), **_host_facts(ranks, samples)},
         missing=tuple(missing),
         spans=_joined(Spans, [_spans(rank) for rank in ranks]),
         gradients=_joined(Gradients, [_gradients(rank) for rank in ranks]),
         collectives=_joined(Collectives, [table for table, _ in collectives]),
+        links=links_of(samples, shift_ns),
+        sockets=sockets_of(samples, shift_ns),
+        hosts=hosts_of(samples, shift_ns),
     )
     dilation = known.facts.get("dilation")
     run = undilated(run, dilation) if isinstance(dilation, float) else run
@@ -95,21 +114,57 @@ def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str
 
 
 def _on_one_clock(journals: Sequence[Journal]) -> list[_Rank]:
-    wall_minus_monotonic = [
-        int(each.header["unix_ns"]) - int(each.header["monotonic_ns"]) for each in journals
-    ]
-    by_host: dict[str, int] = {}
-    for journal, offset in zip(journals, wall_minus_monotonic, strict=True):
-        by_host.setdefault(str(journal.header["host"]), offset)
-    to_wall = [by_host[str(each.header["host"])] for each in journals]
+    """Bring all times to one zero, by the wall clocks and then by what the collectives tell."""
+    to_wall = _wall_by_machine(journals)
     zero = min(
-        (_first_time(each) + offset for each, offset in zip(journals, to_wall, strict=True)),
+        (_first_time(each) + to_wall[_machine(each)] for each in journals),
         default=0,
     )
+    ranks = [
+        _Rank(
+            journal=each, steps=found_steps(each), shift_ns=to_wall[_machine(each)] - zero,
+            clock=SAME,
+        )
+        for each in journals
+    ]  # fmt: skip
+    if len(to_wall) < 2:
+        return ranks
+    told = _joined(Collectives, [_collectives(rank)[0] for rank in ranks])
+    found = offsets(told, {rank.number: _machine(rank.journal) for rank in ranks})
+    clocks = [found[_machine(rank.journal)] for rank in ranks]
     return [
-        _Rank(journal=each, steps=found_steps(each), shift_ns=offset - zero)
-        for each, offset in zip(journals, to_wall, strict=True)
+        dataclasses.replace(rank, shift_ns=rank.shift_ns + clock.offset_ns, clock=clock)
+        for rank, clock in zip(ranks, clocks, strict=True)
     ]
+
+
+def _wall_by_machine(journals: Sequence[Journal]) -> dict[str, int]:
+    """Return what each machine's wall clock showed beyond its monotonic one, read once."""
+    to_wall: dict[str, int] = {}
+    for each in journals:
+        to_wall.setdefault(
+            _machine(each), int(each.header["unix_ns"]) - int(each.header["monotonic_ns"])
+        )
+    return to_wall
+
+
+def _shifts(ranks: Sequence[_Rank], samples: Sequence[HostSamples]) -> Shift:
+    """Return what brings each sampler's times to the zero of the ranks."""
+    known = {_machine(rank.journal): rank.shift_ns for rank in ranks}
+    first_ns = min((int(each.header["unix_ns"]) for each in samples), default=0)
+    zero = next((_wall_zero(rank) for rank in ranks), first_ns)
+
+    def shift_ns(host: HostSamples) -> int:
+        own = int(host.header["unix_ns"]) - int(host.header["monotonic_ns"]) - zero
+        return known.get(str(host.header["machine"]), own)
+
+    return shift_ns
+
+
+def _wall_zero(rank: _Rank) -> int:
+    """Return the run's zero on the first machine's wall clock."""
+    header = rank.journal.header
+    return int(header["unix_ns"]) - int(header["monotonic_ns"]) - rank.shift_ns
 
 
 def _first_time(journal: Journal) -> int:
@@ -174,7 +229,7 @@ def _facts(ranks: Sequence[_Rank], workers: int) -> dict[str, FactValue]:
 
 def _processor_facts(ranks: Sequence[_Rank]) -> dict[str, FactValue]:
     """Return the processor time that each rank used in a step, once the first had passed."""
-    facts: dict[str, FactValue] = {"machines": len({_machine(rank) for rank in ranks})}
+    facts: dict[str, FactValue] = {"machines": len({_machine(rank.journal) for rank in ranks})}
     used = [(float(rank.number), *_processor_s(rank)) for rank in ranks]
     known = [each for each in used if len(each) == 3]
     if known:
@@ -198,8 +253,59 @@ def _processor_s(rank: _Rank) -> tuple[float, ...]:
     return tuple(used_s)
 
 
-def _machine(rank: _Rank) -> str:
-    return str(rank.journal.header["machine"])
+def _machine(journal: Journal) -> str:
+    return str(journal.header["machine"])
+
+
+def _what_is_not_sampled(ranks: Sequence[_Rank], samples: Sequence[HostSamples]) -> list[str]:
+    there = {each.host for each in samples}
+    hosts = dict.fromkeys(_host(rank) for rank in ranks)
+    sentences = [
+        f"host {host}: its links, connections and processors were not sampled"
+        for host in hosts
+        if host not in there
+    ]
+    unknown = dict.fromkeys(_host(rank) for rank in ranks if rank.clock.uncertainty_ns is None)
+    sentences += [
+        f"host {host}: its clock is believed as it is; no collective shows how far it is off"
+        for host in unknown
+    ]
+    return sentences + sampler_defects(samples)
+
+
+def _host(rank: _Rank) -> str:
+    return str(rank.journal.header["host"])
+
+
+def _host_facts(ranks: Sequence[_Rank], samples: Sequence[HostSamples]) -> dict[str, FactValue]:
+    """Return what is known of the hosts of the ranks: their names, clocks, links and samplers."""
+    facts: dict[str, FactValue] = {}
+    if ranks:
+        facts["hosts"] = ",".join(_host(rank) for rank in ranks)
+        clocks = [(float(rank.number), rank.clock) for rank in ranks]
+        facts["clock_offset_s"] = tuple((rank, each.offset_ns * 1e-9) for rank, each in clocks)
+        facts["clock_uncertainty_s"] = tuple(
+            (rank, each.uncertainty_ns * 1e-9)
+            for rank, each in clocks
+            if each.uncertainty_ns is not None
+        )
+    share = sampler_share(samples)
+    if share is not None:
+        facts["sampler_share"] = share
+    return facts | _line_rate_facts(ranks, line_rates_bps(samples))
+
+
+def _line_rate_facts(
+    ranks: Sequence[_Rank], rates_bps: Mapping[str, float]
+) -> dict[str, FactValue]:
+    """Name the commonest line rate of the ranks, and the ranks with another; all must be known."""
+    if not ranks or not all(_host(rank) in rates_bps for rank in ranks):
+        return {}
+    by_rank = [(float(rank.number), rates_bps[_host(rank)]) for rank in ranks]
+    [(common_bps, _)] = Counter(rate_bps for _, rate_bps in by_rank).most_common(1)
+    others = tuple(each for each in by_rank if each[1] != common_bps)
+    facts: dict[str, FactValue] = {"line_rate_bps": common_bps}
+    return facts | ({"other_line_rates_bps": others} if others else {})
 
 
 def _recorder_cost_s(rank: _Rank) -> Iterable[float]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,13 +21,15 @@ from fullwire.sources.live.inside.journal import (
     TAG,
 )
 
+Header: TypeAlias = Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
     """What one process left: its header, its notes by kind, what their numbers mean."""
 
     path: Path
-    header: Mapping[str, Any]
+    header: Header
     notes: Whole  # rows of kind and three values
     definitions: tuple[Mapping[str, Any], ...]
     bytes_not_read: int
@@ -52,10 +54,10 @@ class Journal:
         return (each for each in self.definitions if each["kind"] == kind)
 
 
-def read_journals(directory: Path) -> tuple[list[Journal], list[str]]:
-    """Read every journal in a directory; a file without a readable header gets a sentence."""
+def read_journals(directories: Sequence[Path]) -> tuple[list[Journal], list[str]]:
+    """Read every journal in some directories; a file without a readable header gets a sentence."""
     journals, unreadable = [], []
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
+    for path in files_in(directories, SUFFIX):
         try:
             journals.append(_read(path))
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -63,25 +65,42 @@ def read_journals(directory: Path) -> tuple[list[Journal], list[str]]:
     return journals, unreadable
 
 
+def files_in(directories: Sequence[Path], suffix: str) -> list[Path]:
+    """List the files of one kind, in an order that does not depend on the file system."""
+    return [path for each in directories for path in sorted(each.glob(f"*{suffix}"))]
+
+
 def _read(path: Path) -> Journal:
     content = path.read_bytes()
-    header = json.loads(content[:HEADER_BYTES])
-    notes, definitions = [np.empty((0, 4), np.int64)], []
-    place = HEADER_BYTES
-    while (block := _block_at(content, place)) is not None:
-        kind, payload = block
-        if kind == NOTES:
-            notes.append(np.frombuffer(payload, np.int64).reshape(-1, 4))
-        elif kind == DEFINITIONS:
-            definitions += json.loads(payload)
-        place += BLOCK.size + len(payload)
+    header = header_of(content)
+    blocks, definitions, read_bytes = blocks_of(content)
+    notes = [np.frombuffer(each, np.int64).reshape(-1, 4) for kind, each in blocks if kind == NOTES]
     return Journal(
         path=path,
         header={**header, "rank": int(header["rank"]), "attempt": int(header["attempt"])},
-        notes=np.concatenate(notes),
+        notes=np.concatenate([np.empty((0, 4), np.int64), *notes]),
         definitions=tuple(definitions),
-        bytes_not_read=len(content) - place,
+        bytes_not_read=len(content) - read_bytes,
     )
+
+
+def header_of(content: bytes) -> Header:
+    """Return what a file's first bytes say of it."""
+    header: Header = json.loads(content[:HEADER_BYTES])
+    return header
+
+
+def blocks_of(content: bytes) -> tuple[list[tuple[int, bytes]], list[dict[str, Any]], int]:
+    """Return the whole blocks behind the header, all definitions in them, and where they end."""
+    blocks, definitions = [], []
+    place = HEADER_BYTES
+    while (block := _block_at(content, place)) is not None:
+        kind, payload = block
+        blocks.append(block)
+        if kind == DEFINITIONS:
+            definitions += json.loads(payload)
+        place += BLOCK.size + len(payload)
+    return blocks, definitions, min(place, len(content))
 
 
 def _block_at(content: bytes, place: int) -> tuple[int, bytes] | None:
