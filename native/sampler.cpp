@@ -1,7 +1,9 @@
 #include "sampler.hpp"
 
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -53,6 +55,19 @@ std::int64_t own_cpu_ns() {
     return used.tv_sec * std::int64_t{1'000'000'000} + used.tv_nsec;
 }
 
+// A handle of a process, by number -1 where the kernel is older than 5.3 and has none.
+struct ProcessHandle {
+    explicit ProcessHandle(pid_t process)
+        : file(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))) {}
+    ~ProcessHandle() {
+        if (file >= 0) ::close(file);
+    }
+    ProcessHandle(const ProcessHandle&) = delete;
+    ProcessHandle& operator=(const ProcessHandle&) = delete;
+
+    int file;
+};
+
 class Sampler {
   public:
     explicit Sampler(const SampledHost& host)
@@ -77,7 +92,9 @@ class Sampler {
   private:
     bool is_over() const {
         if (is_told_to_end) return true;
-        return ::kill(host_.watched, 0) != 0 && errno == ESRCH;
+        if (watched_.file < 0) return ::kill(host_.watched, 0) != 0 && errno == ESRCH;
+        pollfd end{watched_.file, POLLIN, 0};  // also of a process that nobody has reaped
+        return ::poll(&end, 1, 0) > 0;
     }
 
     void sample_what_is_due(std::int64_t now_ns) {
@@ -126,6 +143,7 @@ class Sampler {
     }
 
     const SampledHost& host_;
+    ProcessHandle watched_{host_.watched};
     SampleFile file_;
     Interfaces interfaces_;
     RdmaPorts rdma_;

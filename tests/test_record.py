@@ -200,10 +200,10 @@ def test_when_the_recorder_fails_the_job_goes_on_and_the_run_says_so(
     assert not run.complete
 
 
-def a_process(directory: Path, steps: int) -> Journal:
+def a_process(directory: Path, steps: int, rank: int = 0) -> Journal:
     """Write what a process with one optimizer, a gradient and a collective a step would."""
     journal = Journal(str(directory))
-    journal.define(kind="identity", rank=0, workers=2, backend="gloo", torch="2.13.0")
+    journal.define(kind="identity", rank=rank, workers=2, backend="gloo", torch="2.13.0")
     journal.define(kind="parameter", number=0, bytes=400)
     journal.define(
         kind="signature", number=0, op="allreduce", dtype="float32", bytes=400, group="0"

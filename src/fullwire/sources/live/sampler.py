@@ -78,13 +78,19 @@ def _the_only_one(watched: int, directory: str) -> Iterator[bool]:
     """
     name = f"\0fullwire-sampler-{hashlib.sha256(directory.encode()).hexdigest()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
-        while os.path.exists(f"/proc/{watched}"):
+        while _runs(watched):
             with contextlib.suppress(OSError):
                 holder.bind(name)
                 yield True
                 return
             time.sleep(_STAND_BY_S)
         yield False
+
+
+def _runs(process: int) -> bool:
+    """Say whether a process runs; one that has ended may stay for long where nobody reaps it."""
+    state = _content(f"/proc/{process}/stat").rpartition(")")[2].split()[:1]
+    return state not in ([], ["Z"], ["X"])
 
 
 def _sample(watched: int, directory: str) -> None:
