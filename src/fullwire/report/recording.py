@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fullwire.analysis.summary import Summary, summarised
 from fullwire.analysis.in_use import links_in_use, processor_use
+from fullwire.analysis.summary import Summary, summarised
 from fullwire.model.run import Run
 from fullwire.units import show_bytes, show_rate, show_time
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fullwire.analysis.utilization import links_in_use, processor_use
+from fullwire.analysis.in_use import links_in_use, processor_use
 from fullwire.model.run import Collectives, Hosts, Links, Provenance, Run, Spans
 
 MS = 1_000_000
