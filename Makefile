@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 .PHONY: demo test environment
 
 demo: .venv/ready
-	@bash examples/demo.sh
+	@SHORT=$(SHORT) bash examples/demo.sh
 
 test: .venv/ready
 	.venv/bin/ruff check .

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# The paper's two headline figures, redrawn with the numbers beside them.
-# Zhang et al., "Is Network the Bottleneck of Distributed Training?", NetAI 2020.
+# measure -> explain -> predict -> fix -> verify, on a real training of two workers in a cluster that
+# exists inside this machine; then the question of the paper, for 64 workers that do not.
+# With SHORT=1 fewer steps are trained.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p demo
+steps=20
+[[ -n ${SHORT:-} ]] && steps=10
 
 show() {
   printf '\n$ fullwire'
@@ -12,15 +15,22 @@ show() {
   .venv/bin/fullwire "$@"
 }
 
-models=(vgg16@v100 resnet50@v100 resnet101@v100)
+cluster=(--workers 2 --rate 500Mbps)
+train=(.venv/bin/python examples/train.py --steps "$steps")
 
-echo "1. If transport filled the wire: how would 64 V100 scale, link by link?"
-show whatif "${models[@]}" --workers 64 --bandwidth 1Gbps,10Gbps,25Gbps,40Gbps,100Gbps \
-  --buckets paper --plot demo/scaling-by-bandwidth.png
+echo "1. Measure: train on two hosts with 500 Mbps links, and record it."
+show lab run "${cluster[@]}" -o demo/before.run --force -- "${train[@]}"
 
-echo "2. And how much gradient compression would they need, at 10 and at 100 Gbps?"
-show whatif "${models[@]}" --workers 64 --bandwidth 10Gbps,100Gbps \
-  --compression 1,2,5,10,20,50,100 --buckets paper --target 0.95 \
+printf '\n2. Explain: where does each step go, and what would help?\n'
+show explain demo/before.run
+
+printf '\n3. Fix one thing for real, gradients sent as float16, and hold it against the prediction.\n'
+show lab run "${cluster[@]}" -o demo/after.run --force -- "${train[@]}" --half
+show compare demo/before.run demo/after.run
+
+printf '\n4. Predict what is not here: 64 V100 at 10 and 100 Gbps, if transport filled the wire.\n'
+show whatif vgg16@v100 resnet50@v100 resnet101@v100 --workers 64 --bandwidth 10Gbps,100Gbps \
+  --compression 1,2,5,10 --buckets paper --target 0.95 \
   --plot demo/scaling-by-compression.png
 
-echo "The figures: demo/scaling-by-bandwidth.png and demo/scaling-by-compression.png"
+printf '\nThe runs: demo/before.run and demo/after.run. The figure: demo/scaling-by-compression.png\n'

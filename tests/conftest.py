@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from fullwire.errors import UsageError
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+# How long a case takes depends on who else uses the machine; nothing here is a test of that.
+settings.register_profile("fullwire", deadline=None)
+settings.load_profile("fullwire")
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -66,6 +66,17 @@ CELLS = (
     Cell(model="vgg16@v100", rate="10Gbps", steps=20),
     Cell(model="vgg16@v100", workers=3, rate="5Gbps", steps=10),
     Cell(model="bert-large@v100", rate="10Gbps", steps=8),
+    # Not looked at before the model's constants were chosen:
+    Cell(rate="700Mbps", steps=15),
+    Cell(rate="3Gbps"),
+    Cell(rate="8Gbps", buckets="ddp:10MiB", steps=40),
+    Cell(workers=3, rate="4Gbps"),
+    Cell(workers=4, rate="500Mbps", steps=10),
+    Cell(workers=3, buckets="ddp:2MiB"),
+    Cell(model="resnet101@v100", workers=3, rate="2Gbps", steps=15),
+    Cell(model="resnet101@v100", workers=3, rate="10Gbps", buckets="ddp:50MiB", steps=30),
+    Cell(model="vgg16@v100", workers=2, rate="2Gbps", steps=8),
+    Cell(model="gpt2@v100", workers=2, rate="5Gbps", steps=8),
 )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -49,12 +49,16 @@ class Explanation:
 
 
 def explain(
-    run: RunLike, *, baseline: RunLike | None = None, bandwidth: str | float | None = None
+    run: RunLike,
+    *,
+    baseline: RunLike | None = None,
+    bandwidth: str | float | None = None,
+    calibrate: Sequence[RunLike] = (),
 ) -> Explanation:
     """Say where the time of a step goes, and what limits the job.
 
     `baseline` is a run of the same work on one worker; `bandwidth` is the line rate of the links,
-    for runs that do not know theirs.
+    for runs that do not know theirs; `calibrate` are other runs of the same cluster.
     """
     job = _opened(run)
     rate_bps = _line_rates(job, bandwidth)
@@ -68,7 +72,7 @@ def explain(
         run=job, account=found, inflation_s=inflation_s, evidence=samples,
         knows_line_rate=bool(rate_bps),
     )  # fmt: skip
-    predictor, why_not = _forecaster(job, rate_bps)
+    predictor, why_not = _forecaster(job, rate_bps, [_opened(each) for each in calibrate])
     return Explanation(
         verdict=judged(case),
         step_s=found.step_s,
@@ -80,19 +84,29 @@ def explain(
         ranks=found.breakdowns,
         evidence=samples,
         break_even=None if predictor is None else break_even(predictor, THRESHOLD),
-        fixes=() if predictor is None else fixes(job, predictor),
-        full=None if predictor is None else predictor.ask(transports=(predictor.full(),)),
+        fixes=() if predictor is None else _against(baseline_s, fixes(job, predictor)),
+        full=None if predictor is None else _at_full_utilization(baseline_s, predictor),
         warnings=(*_warnings(case, baseline is None, rate_bps), *why_not),
         detail=found,
     )
 
 
+def _against(baseline_s: float, found: tuple[Fix, ...]) -> tuple[Fix, ...]:
+    """Hold fixes against the T1 of this account, which may be a baseline's."""
+    return tuple(replace(fix, scaling_factor=baseline_s / fix.step_s) for fix in found)
+
+
+def _at_full_utilization(baseline_s: float, predictor: Forecaster) -> Forecast:
+    found = predictor.ask(transports=(predictor.full(),))
+    return replace(found, scaling_factor=baseline_s / found.step_s)
+
+
 def _forecaster(
-    run: Run, rate_bps: Mapping[int, float]
+    run: Run, rate_bps: Mapping[int, float], calibrate: Sequence[Run]
 ) -> tuple[Forecaster | None, tuple[str, ...]]:
     """Make the job ready for predictions, or say why there are none."""
     try:
-        return forecaster(run, min(rate_bps.values(), default=None)), ()
+        return forecaster(run, min(rate_bps.values(), default=None), calibrate), ()
     except (UsageError, DamagedInput) as error:
         return None, (f"No fixes are predicted: {error}.",)
 

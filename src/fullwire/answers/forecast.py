@@ -7,6 +7,7 @@ headers, which every forecast that rests on it says.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +75,13 @@ class Forecaster:
         )  # fmt: skip
 
 
-def forecaster(run: Run, line_rate_bps: float | None = None) -> Forecaster | None:
-    """Make a job ready to be asked; None where it had one worker or its line rate is unknown."""
+def forecaster(
+    run: Run, line_rate_bps: float | None = None, calibrate: Sequence[Run] = ()
+) -> Forecaster | None:
+    """Make a job ready to be asked; None where it had one worker or its line rate is unknown.
+
+    Other runs of the same cluster, in `calibrate`, tell more about its transport.
+    """
     if line_rate_bps is not None and "line_rate_bps" not in run.facts:
         run = dataclasses.replace(run, facts={**run.facts, "line_rate_bps": line_rate_bps})
     grid = as_recorded(run)
@@ -86,7 +92,7 @@ def forecaster(run: Run, line_rate_bps: float | None = None) -> Forecaster | Non
     )
     share = run.facts.get("payload_share", PAYLOAD_SHARE)
     assert isinstance(share, float)
-    calibration = _calibration(run)
+    calibration = _calibration([run, *calibrate])
     transport = FullTransport(share) if calibration is None else calibration.transport
     return Forecaster(
         subject=with_residue(subject, transport),
@@ -96,8 +102,8 @@ def forecaster(run: Run, line_rate_bps: float | None = None) -> Forecaster | Non
     )
 
 
-def _calibration(run: Run) -> Calibration | None:
+def _calibration(runs: Sequence[Run]) -> Calibration | None:
     try:
-        return calibrated([run])
+        return calibrated(runs)
     except UsageError:  # it shows no transport: a simulated run, or one rank's trace
         return None

@@ -56,13 +56,21 @@ class WhatIf:
         """Return a column of the table."""
         return self.predictions[column]
 
+    @property
+    def has_intervals(self) -> bool:
+        """Say whether any row has an interval."""
+        return not np.isnan(self.interval_s[0]).all()
+
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return all columns by name, as a data frame takes them."""
-        return self.predictions.columns()
+        columns = self.predictions.columns()
+        if self.has_intervals:
+            columns |= dict(zip(("step_low_s", "step_high_s"), self.interval_s, strict=True))
+        return columns
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Go through the rows as dictionaries of plain values."""
-        columns = {name: column.tolist() for name, column in self.columns().items()}
+        columns = {name: column.tolist() for name, column in self.predictions.columns().items()}
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
 

@@ -18,6 +18,10 @@ def explain(
     bandwidth: Annotated[
         str | None, typer.Option(help="Line rate of the links, where the run does not say: 10Gbps")
     ] = None,
+    calibrate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN", help="More runs of the same cluster, for what is predicted"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Say what limits a job, and where the time of its step goes.
@@ -28,7 +32,7 @@ def explain(
     from fullwire.report.as_data import explanation_object
     from fullwire.report.explanation import print_explanation
 
-    result = answer(run, baseline=baseline, bandwidth=bandwidth)
+    result = answer(run, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate or ())
     if json:
         print_json(explanation_object(result))
     else:

@@ -69,10 +69,10 @@ def _forecast_object(shown: dict[str, Any]) -> dict[str, Any]:
 
 def write_whatif_csv(result: WhatIf, file: TextIO) -> None:
     """Write a what-if as CSV, a heading and a line per row."""
-    names = result.predictions.names()
+    columns = result.columns()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(zip(*(result[name].tolist() for name in names), strict=True))
+    writer.writerow(columns)
+    writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
 
 
 def run_object(run: Run) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from math import isnan
 from typing import TYPE_CHECKING
 
 from fullwire.units import show_bytes, show_rate, show_time, visible
@@ -35,7 +36,14 @@ def print_whatif(result: WhatIf) -> None:
         [_cell(name, columns[name][number]) for name in names]
         for number in range(min(len(table), MOST_ROWS))
     ]
-    print_table([_HEADINGS[name] for name in names], rows, texts={"run", "buckets"} & set(names))
+    headings = [_HEADINGS[name] for name in names]
+    if result.has_intervals:
+        place = len(varying) + 1  # beside the step
+        headings.insert(place, "interval")
+        ends = zip(*(each[:MOST_ROWS].tolist() for each in result.interval_s), strict=True)
+        for row, (low_s, high_s) in zip(rows, ends, strict=True):
+            row.insert(place, "" if isnan(low_s) else f"{show_time(low_s)} to {show_time(high_s)}")
+    print_table(headings, rows, texts={"run", "buckets", "interval"} & set(headings))
     if len(table) > MOST_ROWS:
         say(f"... and {len(table) - MOST_ROWS:,} more rows: --format csv prints them all")
     print_notes(result.warnings)
