@@ -3,15 +3,18 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "collective_events.hpp"
+#include "sampler.hpp"
 
 namespace nb = nanobind;
 
@@ -67,10 +70,19 @@ std::pair<double, std::uint64_t> play_collective(
     return {outcome.time_s, outcome.transfers};
 }
 
+void sample(int file, std::string links, std::string mark, std::vector<int> interfaces,
+            std::vector<std::string> rdma_directories, int watched) {
+    const nb::gil_scoped_release no_python;  // not a line of it runs in the loop
+    fullwire::sample({file, std::move(links), std::move(mark), std::move(interfaces),
+                      std::move(rdma_directories), watched});
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
     module.def("play_collective", &play_collective, nb::arg("workers"), nb::arg("parts"),
                nb::arg("size_classes"), nb::arg("bytes_per_s"), nb::arg("latency_s"),
                nb::arg("chunks"), nb::arg("serial"));
+    module.def("sample", &sample, nb::arg("file"), nb::arg("links"), nb::arg("mark"),
+               nb::arg("interfaces"), nb::arg("rdma_directories"), nb::arg("watched"));
 }

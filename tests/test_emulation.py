@@ -210,7 +210,7 @@ def test_undilated_times_are_shorter_rates_higher_and_sizes_as_they_were() -> No
     one, text = np.array([10]), np.array(["a"], object)
     sockets = Sockets(
         host=text, flow=text, time_ns=one, bytes_acked=one, retransmits=one, rtt_ns=one,
-        cwnd_packets=one, delivery_rate_bps=np.array([1e9]), busy_ns=one,
+        cwnd_packets=one, delivery_rate_bps=np.array([1e9]), application_limited=one, busy_ns=one,
         receiver_window_limited_ns=one, send_buffer_limited_ns=one,
     )  # fmt: skip
     facts: dict[str, FactValue] = {
@@ -237,6 +237,6 @@ def test_what_was_known_of_a_job_outlives_it(tmp_path: Path) -> None:
     known = Known(source="a job", basis="modelled", facts={"dilation": 10.0, "hosts": "a,b"})
     with pytest.raises(RuntimeError):
         keep(killed, tmp_path / "x.run", known)
-    run = join(tmp_path / "x.run.recording", tmp_path / "x.run").run
+    run = join([tmp_path / "x.run.recording"], tmp_path / "x.run").run
     assert (run.facts["dilation"], run.facts["hosts"]) == (10.0, "a,b")
     assert (run.provenance.source, run.provenance.basis) == ("a job", "modelled")

@@ -299,7 +299,7 @@ def test_after_kill_9_what_was_recorded_can_be_joined(tmp_path: Path, whom: str)
             time.sleep(0.2)  # until it has started the job, whose torch takes longer to load
             process.kill()
         process.stdout.read()  # until nobody of the job is left
-    run = join(tmp_path / "job.run.recording", place).run
+    run = join([tmp_path / "job.run.recording"], place).run
     assert span_count(run, "host", "step") >= 6
     killed = "rank 0: its process ended without closing its recording (was it killed?)"
     assert run.missing == ((killed,) if whom == "everything" else ())
@@ -329,10 +329,10 @@ def test_on_a_full_disk_the_job_goes_on_and_what_was_written_can_be_joined(
     assert any("its recorder failed and the job went on" in each for each in run.missing)
 
 
-def a_process(directory: Path, steps: int) -> Journal:
+def a_process(directory: Path, steps: int, rank: int = 0) -> Journal:
     """Write what a process with one optimizer, a gradient and a collective a step would."""
     journal = Journal(str(directory))
-    journal.define(kind="identity", rank=0, workers=2, backend="gloo", torch="2.13.0")
+    journal.define(kind="identity", rank=rank, workers=2, backend="gloo", torch="2.13.0")
     journal.define(kind="parameter", number=0, bytes=400)
     journal.define(
         kind="signature", number=0, op="allreduce", dtype="float32", bytes=400, group="0"
@@ -357,7 +357,7 @@ def test_a_recording_cut_anywhere_opens_up_to_its_last_whole_block(tmp_path: Pat
     steps = []
     for length in range(HEADER_BYTES, len(whole) + 1, 37):
         file.write_bytes(whole[:length])
-        run = join(directory, tmp_path / "job.run", replace=True).run
+        run = join([directory], tmp_path / "job.run", replace=True).run
         assert "rank 1: nothing was recorded" in run.missing or not len(run.spans)
         steps.append(span_count(run, "host", "step"))
     assert steps == sorted(steps)
@@ -367,7 +367,7 @@ def test_a_recording_cut_anywhere_opens_up_to_its_last_whole_block(tmp_path: Pat
 
 def test_a_backward_pass_ends_with_its_last_gradient_and_not_with_waiting(tmp_path: Path) -> None:
     a_process(tmp_path, steps=2).close()
-    run = join(tmp_path, tmp_path / "job.run").run
+    run = join([tmp_path], tmp_path / "job.run").run
     backward = run.spans.rows(run.spans.name == "backward")
     assert (backward.end_ns - backward.start_ns).tolist() == [300, 300]
     assert summarised([run]).exposed_s == pytest.approx(140e-9)
@@ -379,10 +379,10 @@ def test_a_long_recording_is_made_into_a_run_part_by_part(
     directory = tmp_path / "job.run.recording"
     directory.mkdir()
     a_process(directory, steps=200).close()
-    whole = join(directory, tmp_path / "whole.run").run
+    whole = join([directory], tmp_path / "whole.run").run
     monkeypatch.setattr("fullwire.sources.live.assemble.PART_NOTES", 64)
     monkeypatch.setattr("fullwire.store.PIECE_ROWS", 100)
-    place = join(directory, tmp_path / "parts.run").path
+    place = join([directory], tmp_path / "parts.run").path
     parts = list(read_parts(place))
     assert len(parts) > 10
     for part in parts:

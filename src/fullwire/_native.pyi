@@ -14,3 +14,11 @@ def play_collective(
     chunks: int,
     serial: bool,
 ) -> tuple[float, int]: ...
+def sample(
+    file: int,
+    links: str,
+    mark: str,
+    interfaces: Sequence[int],
+    rdma_directories: Sequence[str],
+    watched: int,
+) -> None: ...

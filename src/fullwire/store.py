@@ -173,19 +173,10 @@ class RunWriter:
             parts = [part for part in self._waiting[name] if len(part)]
             self._waiting[name] = []
             if parts:
-                yield name, _joined(kind, parts)
+                yield name, kind.joined(parts)
 
     def _refusal(self, error: OSError) -> UsageError:
         return UsageError(f"{self._place}: cannot be written: {error.strerror or error}")
-
-
-def _joined(kind: type[Table], parts: Sequence[Table]) -> Table:
-    if len(parts) == 1:
-        return parts[0]
-    columns = [part.columns() for part in parts]
-    return kind(**{
-        name: np.concatenate([each[name] for each in columns]) for name in kind.column_types()
-    })  # fmt: skip
 
 
 def read_run(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> Run:
@@ -418,7 +409,7 @@ def _read_table(
     pieces = list(_pieces(place, files, kind, stored, rows, missing))
     if not pieces:
         return None
-    table = _joined(kind, pieces)
+    table = kind.joined(pieces)
     if len(table) != rows:
         missing.append(f"{name}: {rows} rows were written, {len(table)} can be read")
     return table

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.analysis.placement import host_of_rank
 from fullwire.analysis.timeline import Doing, Interval, Timeline
 from fullwire.analysis.transfers import codes_of
 from fullwire.model.cost import Floats
@@ -166,8 +167,7 @@ def _looked(run: Run, lines: Sequence[Timeline], host: str, time_ns: Whole) -> _
 
 def _ranks_on(run: Run, host: str) -> set[int]:
     """Return the ranks of a host; where the run does not say, any rank may be there."""
-    hosts = str(run.facts.get("hosts", "")).split(",")
-    named = {rank for rank, name in enumerate(hosts) if name == host}
+    named = {rank for rank, name in host_of_rank(run).items() if name == host}
     return named or {int(rank) for rank in np.unique(run.spans.rank)}
 
 

@@ -14,7 +14,7 @@ from fullwire.lab.lab import Lab
 from fullwire.lab.session import Say, run_job
 from fullwire.model.facts import FactValue
 from fullwire.sources.live.assemble import Known
-from fullwire.sources.live.launch import recorded_environment
+from fullwire.sources.live.launch import recorded_environment, sampled_command
 from fullwire.sources.live.record import Recording, keep
 from fullwire.store import refuse_taken
 from fullwire.units import show_time
@@ -41,7 +41,8 @@ def record_in_lab(
 
         def play(directory: Path) -> int:
             environment = recorded_environment(directory, os.environ)
-            return run_job(lab, command, faults, environment=environment, say=say)
+            sampled = sampled_command(directory, command)
+            return run_job(lab, sampled, faults, environment=environment, say=say)
 
         job = known or Known(source=shlex.join(command))
         whole = dataclasses.replace(job, facts={**job.facts, **lab_facts(lab, faults)})

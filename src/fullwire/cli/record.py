@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fullwire.cli.options import Force
+from fullwire.errors import UsageError
 
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="X.run", help="The run to write")]
 
@@ -18,6 +19,9 @@ def record(
     ],
     output: Output,
     force: Force = False,
+    part: Annotated[
+        bool, typer.Option("--part", help="One task of several: leave files for fullwire join")
+    ] = False,
 ) -> None:
     """Run a training job unchanged, record it, and end with the job's exit status.
 
@@ -25,7 +29,12 @@ def record(
     """
     from fullwire.report.recording import recording_lines
     from fullwire.sources.live.record import record as run_and_keep
+    from fullwire.sources.live.record import record_part
 
+    if part:
+        if force:
+            raise UsageError("--force replaces a run: a part writes none, fullwire join does")
+        raise typer.Exit(record_part(command, output))
     recording = run_and_keep(command, output, replace=force)
     for line in recording_lines(recording.path):
         typer.echo(line, err=True)  # standard output belongs to the job
@@ -33,14 +42,17 @@ def record(
 
 
 def join(
-    directory: Annotated[Path, typer.Argument(metavar="X.run.recording")],
+    directories: Annotated[list[Path], typer.Argument(metavar="X.run.recording...")],
     output: Output,
     force: Force = False,
 ) -> None:
-    """Make a run of the recording of a job that was killed together with `fullwire record`."""
+    """Make one run of a job recorded in parts, or killed together with `fullwire record`.
+
+    fullwire join job.run.recording -o job.run
+    """
     from fullwire.report.recording import recording_lines
     from fullwire.sources.live.record import join as joined
 
-    recording = joined(directory, output, replace=force)
+    recording = joined(directories, output, replace=force)
     for line in recording_lines(recording.path):
         typer.echo(line, err=True)

@@ -27,6 +27,7 @@ class Fact(NamedTuple):
     unit: str
     must_match: bool
     meaning: str
+    may_be_negative: bool = False  # of pairs, the second
 
 
 _REGISTERED = (
@@ -82,6 +83,28 @@ _REGISTERED = (
         "recorder_s", float, "s", False, "CPU time of the recorder in a step, on its costliest rank"
     ),
     Fact(
+        "sampler_share",
+        float,
+        "",
+        False,
+        "of one processor, used by the sampler beside the job on its costliest host",
+    ),
+    Fact(
+        "clock_offset_s",
+        tuple,
+        "(rank, s)",
+        False,
+        "what was added to the wall clock of each rank's machine, as its collectives show",
+        may_be_negative=True,
+    ),
+    Fact(
+        "clock_uncertainty_s",
+        tuple,
+        "(rank, s)",
+        False,
+        "how far each rank's clock may still be from rank 0's",
+    ),
+    Fact(
         "late_ends", int, "", False, "collectives whose end is when the program had waited for it"
     ),
     Fact("exit_status", int, "", False, "how the job ended, as a shell says it"),
@@ -115,7 +138,8 @@ def _checked_points(name: str, points: tuple[tuple[float, float], ...]) -> FactV
         numbers = np.array(points, np.float64).reshape(-1, 2)
     except (TypeError, ValueError):
         raise UsageError(f"fact {name!r}: expected pairs of numbers, got {shown(points)}") from None
-    is_usable = np.isfinite(numbers).all() and (numbers >= 0).all()
+    seconds = numbers[:, 1:] if not REGISTRY[name].may_be_negative else np.abs(numbers[:, 1:])
+    is_usable = np.isfinite(numbers).all() and (numbers[:, 0] >= 0).all() and (seconds >= 0).all()
     if not is_usable or (np.diff(numbers[:, 0]) <= 0).any():
         raise UsageError(
             f"fact {name!r}: expected numbers of 0 or more, sizes ascending, got {shown(points)}"

@@ -11,7 +11,7 @@ is text that a file can hold. Whatever is not is refused here, before an hour of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -62,6 +62,16 @@ class Table:
     def empty(cls: type[AnyTable]) -> AnyTable:
         """Make a table without rows."""
         return cls(**{name: np.empty(0, kind) for name, kind in cls.column_types().items()})
+
+    @classmethod
+    def joined(cls: type[AnyTable], parts: Sequence[AnyTable]) -> AnyTable:
+        """Return the rows of several tables, one after the other."""
+        if len(parts) < 2:
+            return parts[0] if parts else cls.empty()
+        columns = [part.columns() for part in parts]
+        return cls(**{
+            name: np.concatenate([each[name] for each in columns]) for name in cls.column_types()
+        })  # fmt: skip
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the columns by name, in order."""
@@ -127,7 +137,11 @@ class Links(Table):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sockets(Table):
-    """Samples of a TCP connection: totals since it opened, and its state at that moment."""
+    """Samples of a TCP connection: totals since it opened, and its state at that moment.
+
+    A flow is `local>remote`. A delivery rate is what the network carried, or, where
+    `application_limited` is 1, no more than the program gave to send.
+    """
 
     host: Text
     flow: Text
@@ -137,6 +151,7 @@ class Sockets(Table):
     rtt_ns: Whole
     cwnd_packets: Whole
     delivery_rate_bps: Real
+    application_limited: Whole
     busy_ns: Whole
     receiver_window_limited_ns: Whole
     send_buffer_limited_ns: Whole
@@ -144,7 +159,10 @@ class Sockets(Table):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Hosts(Table):
-    """Samples of a host: one row per device (`cpu3`, `gpu0`) with its share in use and memory."""
+    """Samples of a host: one row per device with its share in use, since its last row for `cpu3`.
+
+    Memory is that of `gpu0` or of the host, whose device is `memory`; a processor has none: 0.
+    """
 
     host: Text
     device: Text

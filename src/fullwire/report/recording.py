@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from fullwire.analysis.in_use import Windows, links_in_use, processor_use
 from fullwire.analysis.summary import Summary, summarised
 from fullwire.model.run import Run
 from fullwire.store import read_parts, read_run
-from fullwire.units import show_bytes, show_time
+from fullwire.units import show_bytes, show_rate, show_time
 
 
 def recording_lines(path: Path) -> Iterator[str]:
-    """Go through the lines that sum a recording up; it is never in memory as a whole."""
-    run = read_run(path, only=())
-    summary = summarised(read_parts(path, only=("spans", "collectives")))
+    """Go through the lines that sum a recording up; of its ranks never all is in memory."""
+    run, windows = read_run(path, only=("links", "hosts")), Windows()
+    parts = read_parts(path, only=("spans", "collectives"))
+    summary = summarised(windows.seen_in(parts))
     yield f"fullwire: {_ranks(summary.ranks)}, {_steps(summary)}"
     if summary.exposed_s is not None and summary.step_s and summary.mean_step_s:
         yield (
@@ -22,12 +24,32 @@ def recording_lines(path: Path) -> Iterator[str]:
             f"exposed for {show_time(summary.exposed_s)} "
             f"({summary.exposed_s / summary.mean_step_s:.0%} of the step)"
         )
+        yield from _in_use(run, windows)
         yield f"  recorder       {_own_cost(run, summary.step_s)}"
     if "dilation" in run.facts:
         yield f"  undilated      all times; the job ran {run.facts['dilation']:g} times slower"
     yield f"  written        {path}" + ("" if run.complete else ", PARTIAL:")
     for sentence in run.missing:
         yield f"    {sentence}"
+
+
+def _in_use(run: Run, windows: Windows) -> Iterator[str]:
+    """Say how much of links and processors was in use, as far as it was sampled."""
+    links = [link for link in links_in_use(run, windows) if link.in_steps is not None]
+    if links:
+        busiest = max(links, key=lambda link: link.in_steps or 0)
+        while_outstanding = (
+            ""
+            if busiest.while_communicating is None
+            else f", {busiest.while_communicating:.0%} while communication was outstanding"
+        )
+        yield (
+            f"  links          {busiest.in_steps:.0%} of {show_rate(busiest.line_rate_bps)} used"
+            f"{while_outstanding} ({busiest.host}, the busiest of {len(links)})"
+        )
+    in_use = processor_use(run, windows)
+    if in_use is not None:
+        yield f"  processors     {in_use:.0%} in use on average"
 
 
 def _ranks(count: int) -> str:
@@ -45,7 +67,8 @@ def _steps(summary: Summary) -> str:
 
 
 def _own_cost(run: Run, step_s: float) -> str:
-    cost_s = run.facts.get("recorder_s")
+    cost_s, share = run.facts.get("recorder_s"), run.facts.get("sampler_share")
+    sampler = f"; sampler {share:.2%} of a processor" if isinstance(share, float) else ""
     if not isinstance(cost_s, float):
-        return "its own cost is unknown: no process closed its recording"
-    return f"{show_time(cost_s)} of CPU time in a step ({cost_s / step_s:.2%})"
+        return f"its own cost is unknown: no process closed its recording{sampler}"
+    return f"{show_time(cost_s)} of CPU time in a step ({cost_s / step_s:.2%}){sampler}"

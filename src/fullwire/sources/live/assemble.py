@@ -1,14 +1,14 @@
 """The journals of a job's processes become one Run.
 
-All times are moved to one zero, the first moment recorded, by each process's own reading of the
-wall clock; the processes of one host share a monotonic clock, so there the offsets are the same.
+All times are moved to one zero, the first moment recorded. The processes of one machine share a
+monotonic clock; between machines there are the wall clocks, corrected by clocks.py.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,20 @@ from fullwire.errors import DamagedInput
 from fullwire.model.emulation import undilated
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Basis, Collectives, Gradients, Provenance, Run, Spans, Whole
+from fullwire.sources.live.clocks import SAME, offsets
+from fullwire.sources.live.hosts import (
+    Clock,
+    Clocks,
+    host_facts,
+    machine_of,
+    sample_shifts,
+    wall_beyond_monotonic_ns,
+    what_is_not_sampled,
+)
 from fullwire.sources.live.inside.journal import ENDED, FAILED, Note
 from fullwire.sources.live.journals import Journal, Notes, read_journals
+from fullwire.sources.live.sampled import Shift, hosts_of, links_of, sockets_of
+from fullwire.sources.live.samples import HostSamples, read_samples
 from fullwire.sources.live.steps import (
     Steps,
     found_steps,
@@ -33,9 +45,8 @@ from fullwire.store import RunWriter
 # threads, and ProcessGroupNCCL one stream.
 AT_ONCE = {"gloo": 2, "nccl": 1}
 SPARSE = (Note.OPTIMIZER, Note.EVALUATION, Note.INFERENCE, Note.PROCESSOR)  # few in a step
-
-
 PART_NOTES = 2**16  # of a rank in memory at once
+CLOCK_COLLECTIVES = 20_000  # of a rank; more would tell little more of its machine's clock
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -59,6 +70,7 @@ class Known:
     source: str
     basis: Basis = "measured"
     facts: dict[str, FactValue] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
     @property
     def provenance(self) -> Provenance:
@@ -71,21 +83,47 @@ class Known:
         return undilated(part, dilation) if isinstance(dilation, float) else part
 
 
-def assemble(directory: Path, writer: RunWriter, known: Known) -> Path:
-    """Write the run of what a job's processes wrote into a directory, and of what else is known.
+def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Path:
+    """Write the run of what a job's processes wrote into directories, and of what else is known.
 
     It goes rank by rank, and of each rank no more than some steps are in memory at once.
     """
-    if not directory.is_dir():
-        raise DamagedInput(directory, "expected a directory with recordings, there is none")
-    journals, missing = read_journals(directory)
+    for directory in directories:
+        if not directory.is_dir():
+            raise DamagedInput(directory, "expected a directory with recordings, there is none")
+    journals, missing = read_journals(directories)
+    samples, unreadable = read_samples(directories)
     chosen, sentences = _last_attempts(journals)
     workers = _workers(chosen)
-    missing += [*sentences, *_what_is_missing(chosen, workers)]
-    found = _facts(chosen, workers)
+    clocks = _clocks(chosen)
+    missing += [*unreadable, *sentences, *_what_is_missing(chosen, workers)]
+    missing += what_is_not_sampled(chosen, clocks, samples)
+    found = _facts(chosen, workers) | host_facts(chosen, workers, clocks, samples)
+    missing += _write_ranks(chosen, clocks, known, writer, found)
+    _write_samples(samples, sample_shifts(chosen, clocks, samples), known, writer)
+    outline = known.undilated(Run(provenance=known.provenance, facts=found))
+    facts = _together(outline.facts, known.facts)
+    return writer.finish(known.provenance, facts, [*missing, *known.missing])
+
+
+def _together(
+    found: Mapping[str, FactValue], known: Mapping[str, FactValue]
+) -> dict[str, FactValue]:
+    """Return all facts; what is known of the links is not mixed with what adapters tell."""
+    told_by_adapters = ("line_rate_bps", "other_line_rates_bps")
+    superseded = told_by_adapters if "line_rate_bps" in known else ()
+    return {name: value for name, value in found.items() if name not in superseded} | {**known}
+
+
+def _write_ranks(
+    journals: Sequence[Journal], clocks: Clocks, known: Known, writer: RunWriter,
+    found: dict[str, FactValue],
+) -> list[str]:  # fmt: skip
+    """Write all ranks' tables, add what they cost to the facts, and say what is missing."""
+    missing: list[str] = []
     costs_s: list[float] = []
     used_s: list[tuple[float, float, float]] = []
-    for rank in _on_one_clock(chosen):
+    for rank in (_rank(each, clocks[machine_of(each)].shift_ns) for each in journals):
         missing += _write_rank(rank, known, writer)
         costs_s += _recorder_cost_s(rank)
         used_s += _processor_s(rank)
@@ -94,8 +132,21 @@ def assemble(directory: Path, writer: RunWriter, known: Known) -> Path:
     if used_s:
         found["processor_s"] = tuple((rank, whole_s) for rank, whole_s, _ in used_s)
         found["communication_processor_s"] = tuple((rank, part_s) for rank, _, part_s in used_s)
-    outline = known.undilated(Run(provenance=known.provenance, facts=found))
-    return writer.finish(known.provenance, {**outline.facts, **known.facts}, missing)
+    return missing
+
+
+def _write_samples(
+    samples: Sequence[HostSamples], shift_ns: Shift, known: Known, writer: RunWriter
+) -> None:
+    """Write what the samplers saw, host by host."""
+    for host in samples:
+        part = Run(
+            provenance=known.provenance,
+            links=links_of([host], shift_ns),
+            sockets=sockets_of([host], shift_ns),
+            hosts=hosts_of([host], shift_ns),
+        )
+        writer.add(**dict(known.undilated(part).tables()))
 
 
 def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
@@ -131,22 +182,43 @@ def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str
     return [latest[rank] for rank in sorted(latest)], sentences
 
 
-def _on_one_clock(journals: Sequence[Journal]) -> Iterator[_Rank]:
-    wall_minus_monotonic = [
-        int(each.header["unix_ns"]) - int(each.header["monotonic_ns"]) for each in journals
-    ]
-    by_host: dict[str, int] = {}
-    for journal, offset in zip(journals, wall_minus_monotonic, strict=True):
-        by_host.setdefault(str(journal.header["host"]), offset)
-    to_wall = [by_host[str(each.header["host"])] for each in journals]
-    zero = min(
-        (_first_time(each) + offset for each, offset in zip(journals, to_wall, strict=True)),
-        default=0,
-    )
-    for journal, offset in zip(journals, to_wall, strict=True):
-        sparse = journal.only(SPARSE)
-        steps = found_steps(journal, sparse)
-        yield _Rank(journal=journal, sparse=sparse, steps=steps, shift_ns=offset - zero)
+def _rank(journal: Journal, shift_ns: int) -> _Rank:
+    sparse = journal.only(SPARSE)
+    steps = found_steps(journal, sparse)
+    return _Rank(journal=journal, sparse=sparse, steps=steps, shift_ns=shift_ns)
+
+
+def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
+    """Bring all times to one zero, by the wall clocks and then by what the collectives tell."""
+    to_wall: dict[str, int] = {}
+    for each in journals:  # a machine's two clocks are read once: the wall clock may be set
+        to_wall.setdefault(machine_of(each), wall_beyond_monotonic_ns(each.header))
+    zero = min((_first_time(each) + to_wall[machine_of(each)] for each in journals), default=0)
+    shifts_ns = {machine: wall - zero for machine, wall in to_wall.items()}
+    if len(to_wall) < 2:
+        return {machine: Clock(shift_ns, SAME) for machine, shift_ns in shifts_ns.items()}
+    told = _told_of_clocks(journals, shifts_ns)
+    found = offsets(told, {each.rank: machine_of(each) for each in journals})
+    return {
+        machine: Clock(shift_ns + found[machine].offset_ns, found[machine])
+        for machine, shift_ns in shifts_ns.items()
+    }
+
+
+def _told_of_clocks(journals: Sequence[Journal], shifts_ns: Mapping[str, int]) -> Collectives:
+    """Return the collectives of all ranks; of long recordings some of each group, all ranks' same.
+
+    They are read once more when they are written: only then is it known where their times are.
+    """
+    most = max(each.counts.get(Note.ISSUE, 0) for each in journals)
+    nth = -(-most // CLOCK_COLLECTIVES) or 1
+    kept = []
+    for rank in (_rank(each, shifts_ns[machine_of(each)]) for each in journals):
+        collectives = _Collectives(rank)
+        for _, notes in whole_steps(rank.journal, rank.steps, PART_NOTES):
+            ended = collectives.ended_in(notes)
+            kept.append(ended.rows(ended.sequence % nth == 0))
+    return Collectives.joined(kept)
 
 
 def _first_time(journal: Journal) -> int:
@@ -194,13 +266,7 @@ def _facts(journals: Sequence[Journal], workers: int) -> dict[str, FactValue]:
     late = sum(journal.late_ends for journal in journals)
     if late:
         facts["late_ends"] = late
-    return facts | _machine_facts(journals)
-
-
-def _machine_facts(journals: Sequence[Journal]) -> dict[str, FactValue]:
-    facts: dict[str, FactValue] = {"machines": len({str(j.header["machine"]) for j in journals})}
-    offered = [int(journal.header["processors"]) for journal in journals]
-    return facts | ({"processors": min(offered)} if offered else {})
+    return facts
 
 
 def _processor_s(rank: _Rank) -> tuple[tuple[float, float, float], ...]:

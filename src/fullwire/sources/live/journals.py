@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from fullwire.sources.live.inside.journal import (
     TAG,
     Note,
 )
+
+Header: TypeAlias = Mapping[str, Any]
 
 _COUNT = struct.Struct("<I")
 _LONGEST_BLOCK = 64 * 2**20
@@ -62,7 +64,7 @@ class Journal:
     """What one process left: its header, what numbers mean, and what its notes amount to."""
 
     path: Path
-    header: Mapping[str, Any]
+    header: Header
     definitions: tuple[Mapping[str, Any], ...]
     counts: Mapping[int, int]  # of notes, by kind
     first_ns: Mapping[int, int]  # time of the first note, by kind
@@ -86,7 +88,7 @@ class Journal:
 
     def blocks(self) -> Iterator[Notes]:
         """Go through the notes as they were written, some thousand at a time."""
-        for kind, payload in _blocks(self.path, self.bytes_read):
+        for kind, payload in blocks_in(self.path, self.bytes_read):
             if kind == NOTES:
                 yield _unpacked(payload)
 
@@ -97,10 +99,10 @@ class Journal:
         )
 
 
-def read_journals(directory: Path) -> tuple[list[Journal], list[str]]:
-    """Survey every journal in a directory; a file without a readable header gets a sentence."""
+def read_journals(directories: Sequence[Path]) -> tuple[list[Journal], list[str]]:
+    """Survey every journal in some directories; one without a readable header gets a sentence."""
     journals, unreadable = [], []
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
+    for path in files_in(directories, SUFFIX):
         try:
             journals.append(_surveyed(path))
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -108,21 +110,27 @@ def read_journals(directory: Path) -> tuple[list[Journal], list[str]]:
     return journals, unreadable
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """Read what a process said of itself."""
+def files_in(directories: Sequence[Path], suffix: str) -> list[Path]:
+    """List the files of one kind, in an order that does not depend on the file system."""
+    return [path for each in directories for path in sorted(each.glob(f"*{suffix}"))]
+
+
+def read_header(path: Path, whole_numbers: Sequence[str]) -> Header:
+    """Read what a process said of itself: the texts of every header, and some whole numbers."""
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.read(HEADER_BYTES))
-    whole = {name: int(header[name]) for name in _WHOLE_NUMBERS}
+    whole = {name: int(header[name]) for name in whole_numbers}
     return {**{name: str(header[name]) for name in _TEXTS}, **whole}
 
 
 def _surveyed(path: Path) -> Journal:
-    header = read_header(path)
+    header = read_header(path, _WHOLE_NUMBERS)
     definitions: list[Mapping[str, Any]] = []
     counts: dict[int, int] = {}
     first_ns: dict[int, int] = {}
     late_ends, place = 0, HEADER_BYTES
-    for kind, payload in _blocks(path, path.stat().st_size):
+    length = path.stat().st_size
+    for kind, payload in blocks_in(path, length):
         place += BLOCK.size + len(payload)
         if kind == DEFINITIONS:
             definitions += json.loads(payload)
@@ -135,19 +143,19 @@ def _surveyed(path: Path) -> Journal:
                 first_ns[each] = min(first_ns.get(each, int(times_ns[0])), int(times_ns.min()))
     return Journal(
         path=path, header=header, definitions=tuple(definitions), counts=counts, first_ns=first_ns,
-        late_ends=late_ends, bytes_read=place, bytes_not_read=path.stat().st_size - place,
+        late_ends=late_ends, bytes_read=place, bytes_not_read=max(0, length - place),
     )  # fmt: skip
 
 
-def _blocks(path: Path, end: int) -> Iterator[tuple[int, bytes]]:
+def blocks_in(path: Path, end: int) -> Iterator[tuple[int, bytes]]:
     """Go through the blocks of a file, up to where it ends or is torn."""
     with path.open("rb") as file:
         file.seek(HEADER_BYTES)
-        while (block := read_block(file.read, end - file.tell())) is not None:
+        while (block := _block(file.read, end - file.tell())) is not None:
             yield block
 
 
-def read_block(read: Any, most_bytes: int) -> tuple[int, bytes] | None:
+def _block(read: Any, most_bytes: int) -> tuple[int, bytes] | None:
     """Read a block of at most so many bytes, or None where there is no whole one."""
     head = read(BLOCK.size)
     if len(head) < BLOCK.size or most_bytes < BLOCK.size:

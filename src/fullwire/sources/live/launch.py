@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fullwire.errors import UsageError
 from fullwire.sources.live.inside import DIRECTORY_VARIABLE
+from fullwire.sources.live.inside.journal import RUNNING
+from fullwire.sources.live.journals import Header
+from fullwire.sources.live.sampler import SUFFIX
+from fullwire.sources.live.samples import header_of
 
 _ON_PATH = Path(__file__).parent / "path"
+_SAMPLER = Path(__file__).parent / "sampler.py"
+_LAST_WRITE_S = 2.0
 
 
 def recorded_environment(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -24,6 +33,30 @@ def recorded_environment(directory: Path, environment: Mapping[str, str]) -> dic
         "PYTHONPATH": f"{_ON_PATH}{os.pathsep}{before}" if before else str(_ON_PATH),
         DIRECTORY_VARIABLE: str(directory.resolve()),
     }
+
+
+def sampled_command(directory: Path, command: Sequence[str]) -> list[str]:
+    """Return a command that becomes the given one, with a sampler of its host beside it."""
+    if shutil.which(command[0]) is None:
+        raise UsageError(
+            f"{command[0]}: cannot be run: no such command, or not one that may be run"
+        )
+    return [sys.executable, str(_SAMPLER), str(directory.resolve()), *command]
+
+
+def wait_for_samplers(directory: Path, concerns_us: Callable[[Header], bool]) -> None:
+    """Wait a little for samplers that are about to end: to write what they still have."""
+    until_s = time.monotonic() + _LAST_WRITE_S
+    while _is_any_running(directory, concerns_us) and time.monotonic() < until_s:
+        time.sleep(0.005)
+
+
+def _is_any_running(directory: Path, concerns_us: Callable[[Header], bool]) -> bool:
+    headers = map(header_of, directory.glob(f"*{SUFFIX}"))
+    # Whoever reads it all will say what is wrong.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return any(each["status"] == RUNNING and concerns_us(each) for each in headers)
+    return False
 
 
 def run_to_its_end(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -37,7 +70,7 @@ def run_to_its_end(command: Sequence[str], environment: Mapping[str, str]) -> in
     return status if status >= 0 else 128 - status
 
 
-@contextmanager
+@contextlib.contextmanager
 def _signals_left_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Outlive the job: a terminal sends it Ctrl-C itself, other signals are passed on."""
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,15 @@ import msgspec
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.run import Run
+from fullwire.sources.live import parts
 from fullwire.sources.live.assemble import Known, assemble
-from fullwire.sources.live.launch import recorded_environment, run_to_its_end
+from fullwire.sources.live.journals import Header
+from fullwire.sources.live.launch import (
+    recorded_environment,
+    run_to_its_end,
+    sampled_command,
+    wait_for_samplers,
+)
 from fullwire.store import RunWriter, read_run, refuse_taken
 
 _KNOWN = "job.json"  # among the journals: what is known of the job besides
@@ -37,11 +45,12 @@ class Recording:
 
 def record(command: Sequence[str], output: str | Path, *, replace: bool = False) -> Recording:
     """Run a command and write what its processes did as a run."""
-    if not command:
-        raise UsageError("record: expected a command after --, like: -- torchrun train.py")
+    _check_command(command)
+    parts.refuse_one_of_many(Path(output), os.environ)
 
     def play(directory: Path) -> int:
-        return run_to_its_end(command, recorded_environment(directory, os.environ))
+        environment = recorded_environment(directory, os.environ)
+        return run_to_its_end(sampled_command(directory, command), environment)
 
     return keep(play, output, Known(source=shlex.join(command)), replace=replace)
 
@@ -60,7 +69,7 @@ def keep(
     """
     place = Path(output)
     refuse_taken(place, replace)
-    directory = place.with_name(f"{place.name}.recording")
+    directory = directory_of(place)
     _make(directory)
     (directory / _KNOWN).write_bytes(msgspec.json.encode(known))  # for `join`
     try:
@@ -72,10 +81,11 @@ def keep(
         status = 128 + signal.SIGINT
     except SystemExit as asked_to_end:
         status = int(asked_to_end.code or 0)
+    wait_for_samplers(directory, lambda header: True)
     ended = dataclasses.replace(known, facts={**known.facts, "exit_status": status})
     try:
         with RunWriter(place, replace=replace) as writer:
-            path = assemble(directory, writer, ended)
+            path = assemble([directory], writer, ended)
     except UsageError as error:  # as on a full disk: what was recorded is not given up
         raise UsageError(
             f"{error}; what was recorded is in {directory}: `fullwire join {directory} -o NAME.run`"
@@ -84,21 +94,66 @@ def keep(
     return Recording(path=path, exit_status=status)
 
 
-def join(directory: str | Path, output: str | Path, *, replace: bool = False) -> Recording:
-    """Make the run of a recording whose end nobody was left to see."""
+def record_part(command: Sequence[str], output: str | Path) -> int:
+    """Run a command that is one task of a job among several; return its exit status.
+
+    What it did is left beside the place of the run, for `join` to make one run of all parts.
+    """
+    _check_command(command)
+    refuse_taken(Path(output), False)
+    directory = directory_of(Path(output))
+    sampled = sampled_command(directory, command)
+    note = parts.begin(directory, command, os.environ)
+    status = run_to_its_end(sampled, recorded_environment(directory, os.environ))
+    wait_for_samplers(directory, _has_lost_its_job)
+    parts.end(note, status)
+    return status
+
+
+def join(
+    directories: Sequence[str | Path], output: str | Path, *, replace: bool = False
+) -> Recording:
+    """Make one run of a job that was recorded in parts, or whose end nobody was left to see."""
+    if isinstance(directories, str):
+        raise UsageError(f"join: expected a list of directories, got {directories!r}")
+    places = [Path(each) for each in directories]
     with RunWriter(output, replace=replace) as writer:
-        path = assemble(Path(directory), writer, _known(Path(directory)))
+        path = assemble(places, writer, _known(places))
     return Recording(path=path, exit_status=0)
 
 
-def _known(directory: Path) -> Known:
-    """Return what was known when the job began."""
+def _known(places: Sequence[Path]) -> Known:
+    """Return what was known when the job began, and what its parts miss, if it had any."""
+    for place in places:
+        try:
+            return msgspec.json.decode((place / _KNOWN).read_bytes(), type=Known)
+        except OSError:  # parts, or only journals were brought here
+            continue
+        except msgspec.MsgspecError as error:
+            raise DamagedInput(place / _KNOWN, str(error)) from None
     try:
-        return msgspec.json.decode((directory / _KNOWN).read_bytes(), type=Known)
-    except OSError:  # only its journals were brought here
-        return Known(source=str(directory))
-    except msgspec.MsgspecError as error:
-        raise DamagedInput(directory / _KNOWN, str(error)) from None
+        found = parts.parts_in(places)
+    except (OSError, ValueError, TypeError) as error:
+        raise DamagedInput(places[0], f"expected readable notes of its parts: {error}") from None
+    facts, missing = parts.told_by(found)
+    source = found[0].command if found else shlex.join(map(str, places))
+    return Known(source=source, facts=facts, missing=tuple(missing))
+
+
+def directory_of(run: Path) -> Path:
+    """Return where a job is recorded that becomes a run."""
+    return run.with_name(f"{run.name}.recording")
+
+
+def _has_lost_its_job(header: Header) -> bool:
+    """Say whether a sampler is of this host and about to end."""
+    is_ours = header["host"] == socket.gethostname()[:64]
+    return is_ours and not Path(f"/proc/{header['watched']}").exists()
+
+
+def _check_command(command: Sequence[str]) -> None:
+    if not command:
+        raise UsageError("record: expected a command after --, like: -- torchrun train.py")
 
 
 def _make(directory: Path) -> None:
@@ -107,7 +162,8 @@ def _make(directory: Path) -> None:
     except FileExistsError:
         raise UsageError(
             f"{directory} is left of a recording that was interrupted: make a run of it with "
-            f"`fullwire join {directory} -o NAME.run`, or remove it"
+            f"`fullwire join {directory} -o NAME.run`, or remove it; several tasks of one job "
+            "record with --part"
         ) from None
     except OSError as error:
         raise UsageError(f"{directory}: cannot be made: {error.strerror}") from None

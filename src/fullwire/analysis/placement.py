@@ -1,0 +1,21 @@
+"""Which host each rank was on, and how fast the line of each host is, as far as a run says."""
+
+from __future__ import annotations
+
+from fullwire.model.run import Run
+
+
+def host_of_rank(run: Run) -> dict[int, str]:
+    """Return the host of each rank that is known."""
+    hosts = str(run.facts.get("hosts", "")).split(",")
+    return {rank: host for rank, host in enumerate(hosts) if host}
+
+
+def host_line_rates_bps(run: Run) -> dict[str, float]:
+    """Return the line rate of each host, where the run knows it."""
+    common = run.facts.get("line_rate_bps")
+    others = run.facts.get("other_line_rates_bps", ())
+    if not isinstance(common, float) or not isinstance(others, tuple):
+        return {}
+    own = {int(rank): rate_bps for rank, rate_bps in others}
+    return {host: own.get(rank, common) for rank, host in host_of_rank(run).items()}

@@ -1,0 +1,155 @@
+"""The files of a job's samplers, read as far as they are whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fullwire.model.run import Whole
+from fullwire.sources.live.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES
+from fullwire.sources.live.journals import Header, blocks_in, files_in, read_header
+from fullwire.sources.live.sampler import SUFFIX
+
+SAMPLES = 3  # the kind of block, beside those of a journal
+_LONGEST_NUMBER_BYTES = 10
+_WHOLE_NUMBERS = ("watched", "monotonic_ns", "unix_ns")
+
+
+class Kind(IntEnum):
+    """What is sampled, as native/sample_file.hpp numbers it."""
+
+    LINK = 1
+    SOCKET = 2
+    PROCESSOR = 3
+    MEMORY = 4
+    GPU = 5
+    OWN_COST = 6
+
+
+COLUMNS: Mapping[Kind, tuple[str, ...]] = {
+    Kind.LINK: ("time_ns", "tx_bytes", "rx_bytes", "tx_packets", "rx_packets", "drops"),
+    Kind.SOCKET: (
+        "time_ns", "bytes_acked", "retransmits", "rtt_us", "cwnd_packets", "delivery_rate_bytes",
+        "application_limited", "busy_us", "receiver_window_limited_us", "send_buffer_limited_us",
+    ),
+    Kind.PROCESSOR: ("time_ns", "busy", "all"),
+    Kind.MEMORY: ("time_ns", "used_bytes", "all_bytes"),
+    Kind.GPU: ("time_ns", "percent", "memory_bytes"),
+    Kind.OWN_COST: ("time_ns", "processor_ns"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSamples:
+    """What one sampler left: its header, and the rows of each thing that it sampled."""
+
+    path: Path
+    header: Header
+    series: Mapping[tuple[Kind, int], Whole]  # by kind and number: COLUMNS of the kind, then rows
+    definitions: tuple[Mapping[str, Any], ...]
+    bytes_not_read: int
+
+    @property
+    def host(self) -> str:
+        """The name of the host."""
+        return str(self.header["host"])
+
+    def of(self, kind: Kind) -> Iterator[tuple[int, Mapping[str, Whole]]]:
+        """Go through the series of a kind: each one's number and columns."""
+        for (each, number), rows in self.series.items():
+            if each == kind:
+                yield number, dict(zip(COLUMNS[kind], rows, strict=True))
+
+    @property
+    def links(self) -> list[Mapping[str, Any]]:
+        """The name and the speed of each link, in the order of their numbers."""
+        return next((list(each["links"]) for each in self.definitions if "links" in each), [])
+
+    @property
+    def flows(self) -> dict[int, str]:
+        """The name of each connection by its number."""
+        found = (each for each in self.definitions if each.get("kind") == "flow")
+        return {int(each["number"]): str(each["name"]) for each in found}
+
+
+def read_samples(directories: Sequence[Path]) -> tuple[list[HostSamples], list[str]]:
+    """Read every sampler's file in some directories; one that cannot be read gets a sentence."""
+    samples, unreadable = [], []
+    for path in files_in(directories, SUFFIX):
+        try:
+            samples.append(_read(path))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            unreadable.append(f"{path.name}: not a readable file of samples ({error})")
+    return samples, unreadable
+
+
+def header_of(path: Path) -> Header:
+    """Read what a sampler said of itself."""
+    return read_header(path, _WHOLE_NUMBERS)
+
+
+def _read(path: Path) -> HostSamples:
+    header, length, place = header_of(path), path.stat().st_size, HEADER_BYTES
+    parts: dict[tuple[Kind, int], list[Whole]] = {}
+    definitions: list[Mapping[str, Any]] = []
+    for block, payload in blocks_in(path, length):
+        place += BLOCK.size + len(payload)
+        if block == DEFINITIONS:
+            definitions += json.loads(payload)
+        elif block == SAMPLES:
+            kind, number, rows = _rows(payload)
+            parts.setdefault((kind, number), []).append(rows)
+    read = HostSamples(
+        path=path,
+        header=header,
+        series={key: np.concatenate(each, axis=1) for key, each in parts.items()},
+        definitions=tuple(definitions),
+        bytes_not_read=max(0, length - place),
+    )
+    _refuse_nameless(read)
+    return read
+
+
+def _rows(payload: bytes) -> tuple[Kind, int, Whole]:
+    """Read a block: kind and number, then its columns one after another, as differences."""
+    numbers = _numbers(payload)
+    if len(numbers) < 2:
+        raise ValueError("a block of samples without a kind")
+    kind = Kind(int(numbers[0]))
+    columns = len(COLUMNS[kind])
+    if (len(numbers) - 2) % columns:
+        raise ValueError("a block of samples with rows of several lengths")
+    return kind, int(numbers[1]), np.cumsum(numbers[2:].reshape(columns, -1), axis=1)
+
+
+def _numbers(payload: bytes) -> Whole:
+    """Read numbers of variable length; native/sample_file.hpp says how they are written."""
+    content = np.frombuffer(payload, np.uint8)
+    ends = np.flatnonzero(content < 128)
+    if not len(ends) or ends[-1] != len(content) - 1:
+        raise ValueError("a block of samples that ends within a number")
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    lengths = ends - starts + 1
+    if lengths.max() > _LONGEST_NUMBER_BYTES:
+        raise ValueError("a block of samples with a number that is too long")
+    place = np.arange(len(content)) - np.repeat(starts, lengths)
+    pieces = (content & 127).astype(np.uint64) << (7 * place).astype(np.uint64)
+    folded = np.add.reduceat(pieces, starts)
+    sign = np.where(folded & np.uint64(1), np.uint64(2**64 - 1), np.uint64(0))
+    return np.asarray((folded >> np.uint64(1)) ^ sign).view(np.int64)
+
+
+def _refuse_nameless(read: HostSamples) -> None:
+    flows, links = read.flows, range(len(read.links))
+    for kind, number in read.series:
+        known = flows if kind == Kind.SOCKET else links
+        if kind in (Kind.SOCKET, Kind.LINK) and number not in known:
+            raise ValueError(f"samples of a {kind.name.lower()} that nothing names")
+    for link in read.links:
+        str(link["name"]), float(link["speed_bps"])
