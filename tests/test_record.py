@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,6 +93,39 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_a_job_that_ends_before_its_collectives_ends_as_it_would(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path, *together(2, "unfinished.py"))  # refuses another exit status than 0
     assert len(run.collectives) >= 2 * 3
+
+
+STEPS_FOR_THREE_SECONDS = """
+import time, torch
+weight = torch.nn.Parameter(torch.zeros(4))
+optimizer = torch.optim.SGD([weight], 0.1)
+until = time.monotonic() + 3
+while time.monotonic() < until:
+    weight.sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+"""
+
+
+@needs_torch
+def test_on_a_terminal_one_line_says_how_the_job_goes_and_leaves_no_trace(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    fullwire = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(tmp_path / "job.run")]
+    command = [*fullwire, "--", sys.executable, "-c", STEPS_FOR_THREE_SECONDS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as job:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # a terminal whose other side has gone
+            while piece := os.read(ours, 4096):
+                shown += piece
+        assert job.stdout is not None
+        assert job.stdout.read() == b""
+    os.close(ours)
+    lines = re.findall(rb"\r\x1b\[Kfullwire: ([\d,]+) steps, lately ([\d.]+) ms each\r", shown)
+    assert len(lines) >= 2, shown
+    assert int(lines[0][0]) < int(lines[-1][0])
+    after = shown.rpartition(b"each\r")[2]
+    assert after.startswith(b"\r\x1b[K")  # erased before anything else is said
 
 
 @needs_torch

@@ -2,6 +2,7 @@
 sampler of the host beside them.
 
 record.py      the whole: run the command, read what its processes wrote, make the Run
+progress.py    the line on a terminal that says how the job goes
 launch.py      the command, in an environment that makes each of its Pythons load the recorder
 path/          what that environment puts on PYTHONPATH: one sitecustomize.py
 inside/        the recorder itself, which runs in the job: standard library and torch only

@@ -90,7 +90,7 @@ class Journal:
         """Go through the notes as they were written, some thousand at a time."""
         for kind, payload in blocks_in(self.path, self.bytes_read):
             if kind == NOTES:
-                yield _unpacked(payload)
+                yield unpacked(payload)
 
     def only(self, kinds: Collection[int]) -> Notes:
         """Return all notes of some kinds, of which there are few enough."""
@@ -135,7 +135,7 @@ def _surveyed(path: Path) -> Journal:
         if kind == DEFINITIONS:
             definitions += json.loads(payload)
         elif kind == NOTES:
-            rows = _unpacked(payload).rows
+            rows = unpacked(payload).rows
             late_ends += int(((rows[:, 0] == Note.END) & (rows[:, 3] == 1)).sum())
             for each in np.unique(rows[:, 0]).tolist():
                 times_ns = rows[rows[:, 0] == each, 2]
@@ -147,10 +147,10 @@ def _surveyed(path: Path) -> Journal:
     )  # fmt: skip
 
 
-def blocks_in(path: Path, end: int) -> Iterator[tuple[int, bytes]]:
+def blocks_in(path: Path, end: int, begin: int = HEADER_BYTES) -> Iterator[tuple[int, bytes]]:
     """Go through the blocks of a file, up to where it ends or is torn."""
     with path.open("rb") as file:
-        file.seek(HEADER_BYTES)
+        file.seek(begin)
         while (block := _block(file.read, end - file.tell())) is not None:
             yield block
 
@@ -168,7 +168,7 @@ def _block(read: Any, most_bytes: int) -> tuple[int, bytes] | None:
     return (kind, payload) if is_whole else None
 
 
-def _unpacked(payload: bytes) -> Notes:
+def unpacked(payload: bytes) -> Notes:
     """Read the columns that `inside.journal` packed."""
     [count] = _COUNT.unpack_from(payload)
     content = zlib.decompress(payload[_COUNT.size :])

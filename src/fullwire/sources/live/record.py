@@ -25,6 +25,7 @@ from fullwire.sources.live.launch import (
     sampled_command,
     wait_for_samplers,
 )
+from fullwire.sources.live.progress import live_line
 from fullwire.store import RunWriter, read_run, refuse_taken
 
 _KNOWN = "job.json"  # among the journals: what is known of the job besides
@@ -73,7 +74,8 @@ def keep(
     _make(directory)
     (directory / _KNOWN).write_bytes(msgspec.json.encode(known))  # for `join`
     try:
-        status = play(directory)
+        with live_line(directory):
+            status = play(directory)
     except UsageError:  # it never began
         shutil.rmtree(directory)
         raise
