@@ -88,6 +88,12 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @needs_torch
+def test_a_job_that_ends_before_its_collectives_ends_as_it_would(tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, *together(2, "unfinished.py"))  # refuses another exit status than 0
+    assert len(run.collectives) >= 2 * 3
+
+
+@needs_torch
 def test_ddp_trains_to_the_same_bits_and_every_row_makes_sense(ddp: tuple[Path, str]) -> None:
     run, printed = read_run(ddp[0]), ddp[1]
     assert weights(printed) == digests(together(2, "ddp.py"))

@@ -14,6 +14,7 @@ a future is done, on whichever thread.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import os
@@ -43,6 +44,8 @@ _COLLECTIVES = {
     "barrier": "barrier", "send": "send", "recv": "recv", "recv_anysource": "recv",
 }  # fmt: skip
 MOST_SIGNATURES = 4096  # kept to be told by number again, where sizes change with every call
+_LONGEST_GOODBYE_NS = 2_000_000_000  # a collective whose other ranks are gone never ends
+_GOODBYE_S = 0.005
 _now = time.monotonic_ns
 _when_done = torch._C.Future.add_done_callback  # as it was: hooks' own use of it is watched
 
@@ -146,11 +149,22 @@ class _Collectives:
         self._numbers = itertools.count()
         self._is_identified = False
         self._without_future = WeakIdKeyDictionary()
+        self._under_way: set[int] = set()  # collectives whose end is still to be told to us
         os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self._await_the_last)
 
     def _forget(self) -> None:
         self._signatures.clear()
+        self._under_way.clear()
         self._is_identified = False
+
+    def _await_the_last(self) -> None:
+        """Let no thread of a transport call us while Python goes down: that aborts the process."""
+        until_ns = _now() + _LONGEST_GOODBYE_NS
+        while self._under_way and _now() < until_ns:
+            time.sleep(0.001)
+        if self._signatures:
+            time.sleep(_GOODBYE_S)  # what was called has returned; now it is let go of
 
     def watched(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
         """Wrap one method of ProcessGroup."""
@@ -186,6 +200,7 @@ class _Collectives:
         except RuntimeError:  # some of Gloo's have none: their end is known to who waits for them
             self._without_future[work] = number
         else:
+            self._under_way.add(number)
             _when_done(future, functools.partial(self._ended, number, on_device))
 
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -213,8 +228,10 @@ class _Collectives:
         try:
             future.value()
         except Exception:  # the collective failed, as when a rank dies: it has no end
-            return
-        self._clock.note_one(Note.END, number, ended)
+            pass
+        else:
+            self._clock.note_one(Note.END, number, ended)
+        self._under_way.discard(number)
 
     def _signature(self, *words: Any) -> int:
         if words not in self._signatures:
