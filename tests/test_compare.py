@@ -53,3 +53,11 @@ def test_a_run_without_steps_is_refused() -> None:
     empty = fw.Run(provenance=a_run().provenance)
     with pytest.raises(UsageError, match="no steps to compare"):
         fw.compare(empty, a_run())
+
+
+def test_what_watching_cost_is_no_difference_between_jobs() -> None:
+    one, other = (
+        steps_run([100], facts={"recorder_s": cost, "sampler_share": cost, "hosts": "a"})
+        for cost in (0.1, 0.2)
+    )
+    assert fw.compare(one, other).differing_facts == ()

@@ -85,6 +85,6 @@ def refuse_other_work(before: Run, after: Run) -> None:
 def _differing_facts(before: Run, after: Run) -> tuple[tuple[str, str, str], ...]:
     # What was measured differs always; how it was set up is what people changed.
     measured = {fact.name for fact in REGISTRY.values() if fact.kind is tuple}
-    names = sorted({*before.facts, *after.facts} - measured - {"recorder_s"})
+    names = sorted({*before.facts, *after.facts} - measured - {"recorder_s", "sampler_share"})
     pairs = [(n, str(before.facts.get(n, "-")), str(after.facts.get(n, "-"))) for n in names]
     return tuple((name, old, new) for name, old, new in pairs if old != new)
