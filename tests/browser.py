@@ -67,9 +67,7 @@ class Browser:
 
     def run(self, code: str) -> Any:
         """Evaluate an expression in the page; a promise is waited for."""
-        found = self.ask(
-            "Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True
-        )
+        found = self.ask("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 

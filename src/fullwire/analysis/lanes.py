@@ -1,7 +1,8 @@
 """What there is to draw of some steps: which steps, which ranks, and their bars lane by lane.
 
-A picture of thousands of bars shows none of them. Where a rank has more than `MOST_BARS` in one lane
-of one step, bars too short to be seen are joined with their neighbours, and the picture says so.
+A picture of thousands of bars shows none of them. Where a rank has more than `MOST_BARS`
+in a lane of one step, those too short to be seen are joined with their neighbours, and the picture
+says so.
 """
 
 from __future__ import annotations
@@ -90,9 +91,7 @@ def drawing(run: Run, found: Account) -> Drawing:
             rows.in_window(window, begin_ns, (end_ns - begin_ns) // _SEEN)
             for rows, window in zip(by_rank, windows, strict=True)
         )
-        steps.append(
-            DrawnStep(number=number, word=word, length_ns=end_ns - begin_ns, ranks=ranks)
-        )
+        steps.append(DrawnStep(number=number, word=word, length_ns=end_ns - begin_ns, ranks=ranks))
     every = (bars for step in steps for rank in step.ranks for bars in rank.lanes.values())
     return Drawing(
         steps=tuple(steps), ranks_left_out=len(found.ranks) - len(lines),
@@ -114,12 +113,14 @@ def _chosen_steps(found: Account, most: int) -> dict[int, str]:
     length_ns = found.parts_ns.sum(axis=2).max(axis=0)
     typical = np.flatnonzero(found.is_typical)
     median_ns = np.median(length_ns[typical])
-    words = {
-        int(typical[np.argmin(abs(length_ns[typical] - median_ns))]): "typical",
-        int(np.argmax(length_ns)): "slowest",
-        int(np.argmin(length_ns)): "fastest",
-    }
-    words = {0: "first", **words}
+    typical_one = int(typical[np.argmin(abs(length_ns[typical] - median_ns))])
+    words: dict[int, str] = {}
+    named = ("first", 0), ("fastest", np.argmin(length_ns)), ("slowest", np.argmax(length_ns))
+    for word, place in (*named, ("typical", typical_one)):
+        before = words.get(int(place))
+        words[int(place)] = word if before is None else f"{before} and {word}"
+    if len(length_ns) == 1:
+        words = {0: ""}
     spread = np.linspace(0, len(length_ns) - 1, min(most, len(length_ns))).round().astype(int)
     for place in spread.tolist():
         if len(words) < most:
@@ -149,7 +150,10 @@ class _RankRows:
             for lane in ("compute", "input", "host")
         }
         rows = np.flatnonzero(run.collectives.rank == line.rank)
-        unlisted = _span_bars(spans.rows(_drawn(spans.lane, spans.name, "communication")))
+        # A simulation lists its messages as spans too; they are drawn once.
+        is_listed = np.isin(spans.end_ns, run.collectives.end_ns[rows])
+        is_drawn = _drawn(spans.lane, spans.name, "communication") & ~is_listed
+        unlisted = _span_bars(spans.rows(is_drawn))
         both = (_collective_bars(run, transfers, rows), unlisted)
         return cls(line, {**by_lane, "communication": _together(*both)})
 

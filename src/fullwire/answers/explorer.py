@@ -92,4 +92,4 @@ def _rates_bps(middle_bps: float) -> tuple[float, ...]:
     first = np.floor(np.log10(middle_bps / 30))
     decades = 10.0 ** (first + np.arange(_DECADES))
     usual = {float(f"{scale * each:.3g}") for scale in decades.tolist() for each in _MANTISSAS}
-    return tuple(sorted({*usual, middle_bps}))
+    return tuple(sorted({*usual, float(10.0 ** (first + _DECADES)), middle_bps}))

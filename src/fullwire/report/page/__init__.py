@@ -2,8 +2,8 @@
 
 `page.html`, `page.css` and `page.js` are the page; Python fills in the data as JSON and writes the
 sentence where scripts are not run. Nothing in the data can become markup or code: as JSON it holds
-no "<", the script puts it on the page as text only, and the page's own policy allows exactly its one
-style sheet and its one script, by their hashes.
+no "<", the script puts it on the page as text only, and the page's own policy allows its one style
+sheet and its one script and nothing else, by their hashes.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from fullwire.sources.files import name_of
 from fullwire.units import show_bytes, show_rate, visible
 
 NAME_LENGTH = 160  # a name in a trace may be of any length; what is cut says so
-SENTENCE_LENGTH = 2_000
+SENTENCE_LENGTH = 600
 
 
 def contents(
@@ -64,7 +64,7 @@ def _section(name: str, run: Run, result: Explanation) -> dict[str, Any]:
         "name": name,
         "sentence": sentence,
         "subtitle": [_name(each) for each in _subtitle(run)],
-        "origin": run.provenance.origin,
+        "workers": world(run),
         "explanation": _texts(explanation_object(result), SENTENCE_LENGTH),
         "blamed": blamed(result),
         "ranks": [
@@ -210,7 +210,7 @@ def _explorer_object(found: Explorer) -> dict[str, Any]:
 
 def _transport(transport: Transport) -> dict[str, Any]:
     if not isinstance(transport, FullTransport):
-        return {"name": "measured", "words": "as this job's transport was measured"}
+        return {"name": "measured", "words": "transport as measured in this job"}
     if transport.share == 1:
         return {"name": "full", "words": "every bit of the line rate carries payload"}
     return {

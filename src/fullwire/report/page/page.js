@@ -94,9 +94,9 @@
       el("dl", { class: "figures" },
         figure("a step takes", time(found.step_s), ""),
         figure(alone, time(found.baseline_step_s), ""),
-        figure("scaling factor", found.scaling_factor.toFixed(3), found.full
-          ? `${found.full.scaling_factor.toFixed(3)} if its links were used to the full` : ""),
-        found.fixes.length ? figure("what would help most", brief(found.fixes[0].step_s), name(found.fixes[0].change)) : null),
+        figure("scaling factor, 1 is perfect", found.scaling_factor.toFixed(3), found.full
+          ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full` : ""),
+        found.fixes.length ? figure("what would help most", `→\u202f${brief(found.fixes[0].step_s)}`, name(found.fixes[0].change)) : null),
     ];
   }
 
@@ -144,20 +144,21 @@
   function fixes(run) {
     const found = run.explanation;
     const section = part("What would help", found.fixes.length
-      ? "Each change is predicted for itself, the most helpful first. The dot is the step to expect, the bar around it where it lies 19 times in 20, the upright line today’s step."
+      ? "Each change is predicted for itself, the most helpful first. The dot is the step to expect, the bar around it its interval of two standard deviations, the upright line today’s step."
       : null);
     if (found.fixes.length) section.append(...fixList(found));
-    else section.append(el("p", null, noFixes(found)));
+    else section.append(el("p", null, noFixes(run, found)));
     if (found.break_even)
       section.append(el("h3", null, "Where this turns"), el("p", { class: "plain" }, found.break_even.sentence));
     return section;
   }
 
-  function noFixes(found) {
+  function noFixes(run, found) {
     const said = found.warnings.find((each) => each.startsWith("No fixes are predicted"));
     if (said) return name(said);
-    return found.full ? "Of all changes that can be predicted, none shortens the step by 1 % or more."
-      : "Fixes are predicted for jobs of several workers whose line rate is known; this is none, or does not say.";
+    if (found.full) return "Of all changes that can be predicted, none shortens the step by 1 % or more.";
+    return run.workers === 1 ? "One worker has nobody to wait for. What would help is predicted for jobs of several."
+      : "The line rate of the links is not known, so nothing is predicted; --bandwidth gives it.";
   }
 
   function fixList(found) {
@@ -165,8 +166,10 @@
     const low = Math.min(...ends, found.step_s), high = Math.max(...ends, found.step_s);
     const margin = (high - low) * 0.04 || high * 0.04;
     const at = (s) => `${(100 * (s - low + margin)) / (high - low + 2 * margin)}%`;
-    const scale = el("div", { class: "scale", "aria-hidden": "true" }, el("span"), el("span", { class: "words" }),
-      el("span", { class: "words" }, `${brief(low)} to ${brief(high)}`), el("span"));
+    const today = el("span", { class: "today" }, `today ${brief(found.step_s)}`);
+    today.style.left = at(found.step_s);
+    if (parseFloat(at(found.step_s)) > 60) today.classList.add("back");
+    const scale = el("div", { class: "scale", "aria-hidden": "true" }, el("span"), el("span"), el("span", { class: "range" }, today), el("span"));
     const list = el("ol", { class: "fixes" }, found.fixes.map((fix, number) => fixRow(fix, number, found, at)));
     return [scale, list];
   }
@@ -263,8 +266,8 @@
         + (at.compression ? `, ${values.compression[at.compression]}x compression` : "") + `; ${grid.transports[at.transport].words}`;
       const spread = here.half === null ? "" : ` (${brief(here.step - here.half)} to ${brief(here.step + here.half)})`;
       const change = grid.recorded ? here.step / grid.recorded.measured_s - 1 : null;
-      const against = change === null ? "" : Math.abs(change) < 0.005 ? ", as measured"
-        : `, ${percent(Math.abs(change))} ${change < 0 ? "shorter" : "longer"} than measured`;
+      const against = change === null ? "" : Math.abs(change) < 0.005 ? ", as recorded"
+        : `, ${percent(Math.abs(change))} ${change < 0 ? "shorter" : "longer"} than recorded`;
       readout.replaceChildren(el("b", null, `scaling factor ${here.factor.toFixed(3)}`),
         ` · a step of ${brief(here.step)}${spread}${against}`, el("br"), el("span", { class: "muted small" }, conditions));
     }
@@ -311,10 +314,10 @@
       let last = -Infinity;
       const round = across === "bandwidth" ? xs.filter((each) => Number.isInteger(Math.log10(each))) : xs;
       for (const value of round) {
-        if (x(value) - last < 46) continue;
+        if (x(value) - last < (across === "bandwidth" ? 62 : 40)) continue;
         last = x(value);
         picture.append(draw("line", { class: "grid", x1: last, x2: last, y1: box.bottom, y2: box.bottom + 5 }),
-          draw("text", { class: "tick", x: last, y: box.bottom + 19, "text-anchor": "middle" }, AXES[across].show(value)));
+          draw("text", { class: "tick", x: last, y: box.bottom + 19, "text-anchor": last > box.right - 20 ? "end" : "middle" }, AXES[across].show(value)));
       }
       picture.append(draw("text", { class: "tick", x: box.left, y: box.bottom + 38 }, `scaling factor against ${AXES[across].title}`));
     }
@@ -322,9 +325,10 @@
     function recordedMark(picture, x, y, box, isMoved) {
       const value = { bandwidth: grid.recorded.bandwidth_bps, workers: grid.recorded.workers, compression: 1 }[across];
       const px = x(value), py = y(Math.min(1, grid.baseline_s / grid.recorded.measured_s));
-      const isRight = px > (box.left + box.right) / 2;
+      const isRight = across === "workers" ? px > box.right - 90 : px > box.right - 90 || (py > box.bottom - 40 && px > box.left + 90);
+      const isBelow = across === "workers" ? false : py < box.bottom - 40;
       picture.append(draw("circle", { class: "was", cx: px, cy: py, r: isMoved ? 4.5 : 10 }),
-        draw("text", { class: "halo", x: px + (isRight ? -15 : 15), y: py + (py > box.bottom - 24 ? -10 : 18), "text-anchor": isRight ? "end" : "start" }, "as recorded"));
+        draw("text", { class: "halo", x: px + (isRight ? -14 : 14), y: py + (isBelow ? 20 : -12), "text-anchor": isRight ? "end" : "start" }, "as recorded"));
     }
 
     function endLabels(picture, ends, box) {
@@ -389,8 +393,8 @@
   // ---- the timeline of a step ----------------------------------------------------------------
 
   const RANKS_AT_ONCE = 6;
-  const ROW = { doing: 7, compute: 20, communication: 13, input: 11, host: 11, gap: 3, apart: 15 };
-  const LANE_WORDS = { doing: "counted as", compute: "compute", communication: "network", input: "input", host: "host" };
+  const ROW = { doing: 7, compute: 20, communication: 14, input: 11, host: 11, gap: 3, apart: 18 };
+  const LANE_WORDS = { compute: "compute", communication: "network", input: "input", host: "host" };
   const DOING_WORDS = { compute: "computing", waiting: "waiting for the latest rank", transfer: "transfer", untold: "waiting or transfer",
     codec: "packing", input: "waiting for input", rest: "host, the rest" };
 
@@ -402,7 +406,7 @@
     const steps = el("select", { "aria-label": "step", onchange: () => choose(Number(steps.value)) },
       found.steps.map((step, k) => el("option", { value: k }, `step ${step.number}${step.word ? `, ${step.word}` : ""}: ${brief(step.length_ns * 1e-9)}`)));
     const before = button("‹", "previous step", () => choose(chosen - 1)), after = button("›", "next step", () => choose(chosen + 1));
-    let chosen = Math.max(0, found.steps.findIndex((step) => step.word === "typical"));
+    let chosen = Math.max(0, found.steps.findIndex((step) => step.word.includes("typical")));
     let firstRank = 0, view = [0, 1], bars = [], picked = null, width = 0, frame = 0;
 
     const count = found.steps[0].ranks.length;
@@ -410,20 +414,20 @@
     const which = el("span", { class: "muted" });
     const tools = el("div", { class: "tools" }, before, steps, after,
       count > RANKS_AT_ONCE ? [fewer, which, more] : null, el("span", { class: "gap" }),
-      button("−", "zoom out", () => zoom(1.6, 0.5)), button("+", "zoom in", () => zoom(1 / 1.6, 0.5)),
-      button("all", "show the whole step", () => { view = whole_(); redraw(); }));
+      el("span", { class: "group" }, button("−", "zoom out", () => zoom(1.6, 0.5)), button("+", "zoom in", () => zoom(1 / 1.6, 0.5)),
+        button("all", "show the whole step", () => { view = everything(); redraw(); })));
 
     function button(words, label, clicked) {
       return el("button", { type: "button", "aria-label": label, title: label, onclick: clicked }, words);
     }
-    function whole_() { const margin = step().length_ns * 0.01; return [-margin, step().length_ns + margin]; }
+    function everything() { const margin = step().length_ns * 0.01; return [-margin, step().length_ns + margin]; }
     function step() { return found.steps[chosen]; }
     function choose(number) {
       chosen = clamp(number, 0, found.steps.length - 1);
       steps.value = chosen;
       before.disabled = chosen === 0;
       after.disabled = chosen === found.steps.length - 1;
-      view = whole_();
+      view = everything();
       pick(null);
     }
     function page(by) {
@@ -431,14 +435,14 @@
       pick(null);
     }
     function zoom(factor, centre) {
-      const length = view[1] - view[0], all = whole_();
+      const length = view[1] - view[0], all = everything();
       const next = clamp(length * factor, Math.max(200, step().length_ns / 1e5), all[1] - all[0]);
       const start = clamp(view[0] + (length - next) * centre, all[0], all[1] - next);
       view = [start, start + next];
       redraw();
     }
     function pan(by) {
-      const all = whole_(), length = view[1] - view[0];
+      const all = everything(), length = view[1] - view[0];
       const start = clamp(view[0] + by, all[0], all[1] - length);
       view = [start, start + length];
       redraw();
@@ -460,11 +464,10 @@
       bars = [];
       let top = 26;
       for (const rank of ranks) {
-        labels.append(draw("text", { class: "rankname", x: 0, y: top + 9 }, `rank ${rank.rank}`));
-        top += 14;
         for (const lane of ["doing", ...found.lanes]) {
           const height = ROW[lane] * (lane === "communication" ? rows : 1);
-          labels.append(draw("text", { class: "tick", x: 0, y: top + height / 2 + 4, "font-size": 11 }, LANE_WORDS[lane]));
+          labels.append(lane === "doing" ? draw("text", { class: "rankname", x: 0, y: top + 7 }, `rank ${rank.rank}`)
+            : draw("text", { class: "tick", x: 0, y: top + height / 2 + 4, "font-size": 11 }, LANE_WORDS[lane]));
           body.append(draw("rect", { class: "lane", x: x(rank.span[0]), y: top, width: Math.max(0, (rank.span[1] - rank.span[0]) * scale), height }));
           if (lane === "doing") paintDoing(body, rank, top, x, seen);
           else paintLane(body, rank, lane, top, x, seen, rows);
@@ -472,7 +475,7 @@
         }
         top += ROW.apart;
       }
-      const height = top - ROW.apart + 6;
+      const height = top - ROW.apart + 4;
       const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": summary(ranks) },
         draw("defs", null, hatch(id), draw("clipPath", { id: `${id}clip` }, draw("rect", { x: gutter, y: 0, width: right - gutter, height }))));
       for (const ns of ticks(view[0], view[1], Math.max(2, (right - gutter) / 110)))
@@ -485,6 +488,8 @@
       picture.append(labels, body);
       stage.replaceChildren(picture);
     }
+
+    function isCollective(row) { return row.length > 4 && row[6] >= 0; }
 
     function summary(ranks) {
       return `Step ${step().number}, ${time(step().length_ns * 1e-9)}, of ${ranks.length} ranks: what each computes, sends and waits for.`;
@@ -506,7 +511,7 @@
         if (!seen([start, end])) return;
         const y = top + (places ? places[k] * ROW.communication : 0), height = ROW[lane] - (places ? 2 : 0);
         const left = x(start), right = Math.max(x(end), left + 0.8);
-        const ready = row.length > 4 && row[5] >= 0 ? clamp(row[5], start, end) : null;
+        const ready = isCollective(row) && row[5] >= 0 ? clamp(row[5], start, end) : null;
         if (ready !== null && ready > start) {
           const half = { x: left, y, width: Math.max(0.4, x(ready) - left), height };
           body.append(draw("rect", { ...half, class: "hatchback" }), draw("rect", { ...half, fill: `url(#${id})` }));
@@ -521,7 +526,7 @@
 
     function inBar(body, lane, row, left, right, top, height) {
       const from = Math.max(left, 66), room = Math.min(right, width) - from;
-      const text = lane === "communication" ? (row.length > 4 ? size(row[6]) : found.names[row[0]]) : found.names[row[0]];
+      const text = isCollective(row) ? size(row[6]) : found.names[row[0]];
       if (height < 10 || room < 7 * text.length + 10 || text.length > 40) return;
       body.append(draw("text", { class: "inbar", x: from + 5, y: top + height / 2 + 4, "font-size": lane === "communication" ? 9.5 : 11.5 }, text));
     }
@@ -534,7 +539,7 @@
       const { row, lane, rank } = bar, [named, start, end, joined] = row;
       const words = [el("b", null, name(found.names[named])), joined > 1 ? ` and ${whole(joined - 1)} more` : "",
         ` · rank ${rank.rank}, ${LANE_WORDS[lane]} · ${time((end - start) * 1e-9)}, from ${time(start * 1e-9)} to ${time(end * 1e-9)}`];
-      if (row.length > 4) {
+      if (isCollective(row)) {
         const [issue, ready, bytes] = row.slice(4);
         words.push(` · ${size(bytes)}`);
         if (start - issue > 1000) words.push(` · ${time((start - issue) * 1e-9)} in the queue`);
@@ -546,7 +551,8 @@
 
     function pick(bar) {
       picked = bar;
-      said.replaceChildren(...(bar ? details(bar) : ["Point at a bar, or step from bar to bar with N and P."]));
+      said.classList.toggle("hint", !bar);
+      said.replaceChildren(...(bar ? details(bar) : ["Point at a bar, drag to move, pinch or ctrl and wheel to zoom. By keyboard: arrows, + and −, N and P for bars."]));
       redraw();
     }
 
@@ -566,7 +572,7 @@
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const length = view[1] - view[0];
       const keys = { ArrowLeft: () => pan(-length / 8), ArrowRight: () => pan(length / 8), "+": () => zoom(1 / 1.6, 0.5), "=": () => zoom(1 / 1.6, 0.5),
-        "-": () => zoom(1.6, 0.5), 0: () => { view = whole_(); redraw(); }, n: () => next(1), p: () => next(-1), Escape: () => pick(null) };
+        "-": () => zoom(1.6, 0.5), 0: () => { view = everything(); redraw(); }, n: () => next(1), p: () => next(-1), Escape: () => pick(null) };
       if (!keys[event.key]) return;
       event.preventDefault();
       keys[event.key]();
@@ -610,7 +616,7 @@
       draw("rect", { class: "hatchback", x: 0, y: 1, width: 14, height: 10 }), draw("rect", { fill: `url(#${id}key)`, x: 0, y: 1, width: 14, height: 10 }));
     const keys = [...used].sort().map((kind) => el("span", { class: "key" }, swatch(data.doings[kind]), DOING_WORDS[data.doings[kind]]));
     return el("p", { class: "lead" }, "The thin strip above each rank is what the account counts every moment as: ", keys,
-      el("span", null, "In the network lane, "), el("span", { class: "key" }, hatched, "means that a collective still waits for its latest rank."));
+      el("span", null, "In the network lane, ", el("span", { class: "swatch" }, hatched), " is a collective that still waits for its latest rank."));
   }
 
   function hatch(id) {
@@ -643,7 +649,7 @@
     const found = run.usage;
     if (!found) return part("Use over time", null, el("p", { class: "muted" },
       "This run has no samples of links, sockets or processors, so how much of them was in use over time is not known."));
-    return part("Use over time", "Each line is one link or processor, over the whole run; the strongest is the busiest. Gaps have no samples.",
+    return part("Use over time", "Each line is one link or processor over the whole run, the strongest one the busiest. Where a line is missing there were no samples.",
       el("div", { class: "multiples" }, found.pictures.map((picture) => usagePicture(found, picture))));
   }
 
@@ -709,7 +715,7 @@
   function evidence(run) {
     const found = run.explanation, threshold = percent(found.verdict.threshold);
     const reasons = [...found.verdict.reasons, ...found.evidence.map((each) => each.sentence)];
-    const section = part("What this rests on", `The verdict is “${found.verdict.kind.replace("_", " ")}”: the largest part of the step other than computing, where it reaches ${threshold} of it.`);
+    const section = part("What this rests on", `The verdict is “${found.verdict.kind.replace("_", " ")}”. A part of the step counts as its bottleneck from ${threshold} on.`);
     const list = (items) => el("ul", { class: "plain" }, items.map((each) => el("li", null, name(each))));
     if (reasons.length) section.append(list(reasons));
     if (found.verdict.missing.length) section.append(el("h3", null, "What would settle it"), list(found.verdict.missing));
@@ -736,7 +742,8 @@
   }
 
   const main = document.getElementById("page");
-  const links = data.runs.length > 1 ? el("nav", { "aria-label": "runs" }, data.runs.map((run, k) => el("a", { href: `#run${k}` }, name(run.name)))) : null;
+  const links = data.runs.length > 1 ? el("nav", { "aria-label": "runs" }, el("ol", { class: "index" }, data.runs.map((run, k) =>
+    el("li", null, el("a", { href: `#run${k}` }, name(run.name)), el("span", null, name(run.sentence)))))) : null;
   main.append(el("p", { class: "brand" }, el("b", null, "Fullwire"), "is the network the bottleneck?"), ...(links ? [links] : []));
   const compared = comparisons();
   if (compared) main.append(compared);
