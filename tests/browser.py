@@ -95,6 +95,11 @@ class Browser:
         shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
         return base64.b64decode(shot["data"])
 
+    def end(self) -> None:
+        """Ask the browser to end, with all its processes."""
+        self._session = ""
+        self.ask("Browser.close")
+
     def complaints(self) -> list[str]:
         """Return all that the console was told of, and exceptions that nobody caught."""
         return [
@@ -131,9 +136,10 @@ def browser(program: str, place: Path, flags: Sequence[str] = ()) -> Iterator[Br
     os.close(to_it)
     os.close(to_us)
     try:
-        yield Browser(from_us, from_it)
+        page = Browser(from_us, from_it)
+        yield page
+        page.end()
     finally:
-        started.terminate()
         try:
             started.wait(20)
         except subprocess.TimeoutExpired:

@@ -407,7 +407,7 @@
       found.steps.map((step, k) => el("option", { value: k }, `step ${step.number}${step.word ? `, ${step.word}` : ""}: ${brief(step.length_ns * 1e-9)}`)));
     const before = button("‹", "previous step", () => choose(chosen - 1)), after = button("›", "next step", () => choose(chosen + 1));
     let chosen = Math.max(0, found.steps.findIndex((step) => step.word.includes("typical")));
-    let firstRank = 0, view = [0, 1], bars = [], picked = null, width = 0, frame = 0;
+    let firstRank = 0, view = [0, 1], bars = [], picked = null, width = 0, gutter = 0, frame = 0;
 
     const count = found.steps[0].ranks.length;
     const fewer = button("‹", "previous ranks", () => page(-1)), more = button("›", "next ranks", () => page(1));
@@ -455,7 +455,8 @@
       which.textContent = `ranks ${ranks[0].rank} to ${ranks[ranks.length - 1].rank} of ${count}`;
       fewer.disabled = firstRank === 0;
       more.disabled = firstRank + RANKS_AT_ONCE >= count;
-      const gutter = width < 560 ? 66 : 96, right = width - 8;
+      const right = width - 8;
+      gutter = width < 560 ? 66 : 96;
       const scale = (right - gutter) / (view[1] - view[0]);
       const x = (ns) => gutter + (ns - view[0]) * scale;
       const seen = ([from, to]) => to > view[0] && from < view[1];
@@ -519,16 +520,16 @@
         const from = ready === null ? left : x(ready);
         const kind = lane !== "communication" ? lane : ready === null ? "untold" : "transfer";
         if (right > from) body.append(draw("rect", { class: kind, x: from, y, width: Math.max(0.4, right - from - (right - from > 4 ? 1 : 0)), height, rx: 1 }));
-        inBar(body, lane, row, Math.max(from, 0), right, y, height);
+        inBar(body, lane, row, Math.max(from, gutter), right, y, height);
         bars.push({ key: `${rank.rank} ${lane} ${k}`, rank, lane, row, left, right, top: y, height, places: 0 });
       });
     }
 
     function inBar(body, lane, row, left, right, top, height) {
-      const from = Math.max(left, 66), room = Math.min(right, width) - from;
+      const room = Math.min(right, width) - left;
       const text = isCollective(row) ? size(row[6]) : found.names[row[0]];
       if (height < 10 || room < 7 * text.length + 10 || text.length > 40) return;
-      body.append(draw("text", { class: "inbar", x: from + 5, y: top + height / 2 + 4, "font-size": lane === "communication" ? 9.5 : 11.5 }, text));
+      body.append(draw("text", { class: "inbar", x: left + 5, y: top + height / 2 + 4, "font-size": lane === "communication" ? 9.5 : 11.5 }, text));
     }
 
     function rowsNeeded(ranks) {
@@ -598,11 +599,11 @@
       const isZoom = event.ctrlKey || event.metaKey, length = view[1] - view[0];
       if (!isZoom && Math.abs(event.deltaX) <= Math.abs(event.deltaY)) return; // the page scrolls
       event.preventDefault();
-      const centre = clamp((event.clientX - stage.getBoundingClientRect().left - 96) / Math.max(width - 104, 1), 0, 1);
+      const centre = clamp((event.clientX - stage.getBoundingClientRect().left - gutter) / Math.max(width - gutter - 8, 1), 0, 1);
       if (isZoom) zoom(Math.exp(event.deltaY * 0.004), centre);
       else pan((event.deltaX * length) / width);
     }, { passive: false });
-    stage.addEventListener("dblclick", (event) => zoom(0.4, clamp((event.clientX - stage.getBoundingClientRect().left - 96) / Math.max(width - 104, 1), 0, 1)));
+    stage.addEventListener("dblclick", (event) => zoom(0.4, clamp((event.clientX - stage.getBoundingClientRect().left - gutter) / Math.max(width - gutter - 8, 1), 0, 1)));
 
     watched(stage, (now) => { width = now; paint(); });
     choose(chosen);
@@ -616,7 +617,7 @@
       draw("rect", { class: "hatchback", x: 0, y: 1, width: 14, height: 10 }), draw("rect", { fill: `url(#${id}key)`, x: 0, y: 1, width: 14, height: 10 }));
     const keys = [...used].sort().map((kind) => el("span", { class: "key" }, swatch(data.doings[kind]), DOING_WORDS[data.doings[kind]]));
     return el("p", { class: "lead" }, "The thin strip above each rank is what the account counts every moment as: ", keys,
-      el("span", null, "In the network lane, ", el("span", { class: "swatch" }, hatched), " is a collective that still waits for its latest rank."));
+      el("span", { class: "line" }, "In the network lane, ", el("span", { class: "swatch" }, hatched), " is a collective that still waits for its latest rank."));
   }
 
   function hatch(id) {
@@ -644,6 +645,8 @@
   }
 
   // ---- use over time -------------------------------------------------------------------------
+
+  const NAMED_LINES = 3; // of more, one is told by pointing at it
 
   function usage(run) {
     const found = run.usage;
@@ -675,6 +678,7 @@
         picture_.append(draw("text", { class: "tick", x: x(s), y: height - 4, "text-anchor": x(s) > box.right - 20 ? "end" : "middle" }, `${digits(s)}\u202fs`));
       const order = picture.lines.map((_, k) => k).filter((k) => k !== busiest).concat(busiest);
       for (const k of order) picture_.append(draw("path", { class: k === busiest ? "thread top" : "thread", d: path(picture.lines[k].values, x, y) }));
+      if (order.length <= NAMED_LINES) nameLines(picture_, box, y);
       if (at !== null) picture_.append(draw("line", { class: "plumb", x1: x((edges[at] + edges[at + 1]) / 2), x2: x((edges[at] + edges[at + 1]) / 2), y1: box.top, y2: box.bottom }));
       picture_.addEventListener("pointermove", (event) => {
         const place = picture_.getBoundingClientRect();
@@ -690,9 +694,16 @@
         return move;
       }).join("");
     }
+    function nameLines(picture_, box, y) {
+      const places = picture.lines.map((line) => ({ text: line.name, y: y(mean(line)) })).sort((one, other) => one.y - other.y);
+      const areApart = places.every((place, k) => !k || place.y - places[k - 1].y > 15);
+      if (!areApart || places.length === 1) return;
+      for (const place of places) picture_.append(draw("text", { class: "halo", x: box.right - 4, y: place.y - 4, "text-anchor": "end" }, place.text.slice(0, 40)));
+    }
     function summary() {
       const more = picture.left_out ? `; ${whole(picture.left_out)} less busy ones are left out` : "";
-      return `${picture.lines[busiest].name}: ${show(mean(picture.lines[busiest]))} on average${more}`;
+      const which = picture.lines.length > 1 ? "most in use: " : "";
+      return `${which}${picture.lines[busiest].name}, ${show(mean(picture.lines[busiest]))} on average${more}`;
     }
     function read(place) {
       at = clamp(place, 0, pieces - 1);
