@@ -33,4 +33,8 @@ show whatif vgg16@v100 resnet50@v100 resnet101@v100 --workers 64 --bandwidth 10G
   --compression 1,2,5,10 --buckets paper --target 0.95 \
   --plot demo/scaling-by-compression.png
 
-printf '\nThe runs: demo/before.run and demo/after.run. The figure: demo/scaling-by-compression.png\n'
+printf '\n5. And the same as a page that opens anywhere, offline.\n'
+show report demo/before.run demo/after.run -o demo/report.html --force
+
+printf '\nThe page: demo/report.html. The runs: demo/before.run and demo/after.run. '
+printf 'The figure: demo/scaling-by-compression.png\n'

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.model.facts import FactValue
-from fullwire.model.run import Collectives, Origin, Provenance, Run, Spans
+from fullwire.model.run import Collectives, Gradients, Origin, Provenance, Run, Spans
 
 MS = 1_000_000  # nanoseconds
 GIGABIT = {"line_rate_bps": 1e9}  # 125,000 bytes a millisecond
@@ -76,3 +76,40 @@ def _collectives(rows: Sequence[tuple[int, int, int, int, float, float]], op: st
 
 def _ns(times_ms: Sequence[float]) -> np.ndarray:
     return np.array([round(each * MS) for each in times_ms], np.int64)
+
+
+def a_trained_job(*, ranks: int = 3, steps: int = 6, buckets: int = 4, late_ms: float = 0.0) -> Run:
+    """Make a run of DDP on 1 Gbps whose last rank is late: 100 ms of work, and buckets of 1 MB."""
+    spans, collectives, gradients = [], [], []
+    length = 110.0 + late_ms + 9 * buckets
+    for rank in range(ranks):
+        late = late_ms if rank == ranks - 1 else 0.0
+        for step in range(steps):
+            begin = step * length
+            spans += [
+                (rank, step, lane, name, begin + a, begin + b)
+                for lane, name, a, b in (
+                    ("host", "step", 0.0, length), ("compute", "forward", 1.0, 40.0 + late),
+                    ("compute", "backward", 40.0 + late, 100.0 + late),
+                    ("compute", "optimizer", length - 2, length - 1),
+                )
+            ]  # fmt: skip
+            for order in range(buckets):
+                ready = begin + 40.0 + late + 60.0 * (order + 1) / buckets
+                last = begin + 40.0 + late_ms + 60.0 * (order + 1) / buckets
+                gradients.append((rank, step, order, 1_000_000, ready))
+                collectives.append(
+                    (rank, step, step * buckets + order, 1_000_000, ready, last + 12.0)
+                )
+    rank_, step_, order_, size, ready_ = zip(*gradients, strict=True)
+    facts: dict[str, FactValue] = {"workers": ranks, "buckets": "ddp:1MB", "backend": "gloo"}
+    return Run(
+        provenance=Provenance(origin="measured", source="a test"),
+        facts={**facts, **GIGABIT},
+        spans=_spans(spans),
+        collectives=_collectives(collectives, "allreduce"),
+        gradients=Gradients(
+            rank=np.array(rank_), step=np.array(step_), order=np.array(order_),
+            bytes=np.array(size), ready_ns=_ns(ready_),
+        ),
+    )  # fmt: skip

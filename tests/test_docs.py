@@ -56,6 +56,7 @@ def test_every_command_of_the_readme_exists_with_its_options(cli: Cli) -> None:
             assert option in shown, line
 
 
-def test_the_picture_of_the_readme_is_here() -> None:
-    [picture] = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
-    assert (ROOT / picture).is_file()
+def test_the_pictures_of_the_readme_are_here() -> None:
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert pictures
+    assert all((ROOT / picture).is_file() for picture in pictures)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fullwire.errors import UsageError as UsageError
     from fullwire.model import workloads as workloads
     from fullwire.model.run import Run as Run
+    from fullwire.report.page import write_page as write_page
     from fullwire.sources import read as read
     from fullwire.sources.live.record import record as record
     from fullwire.store import write as write
@@ -53,6 +54,7 @@ _PLACES = {
     "whatif": "fullwire.answers.whatif:whatif",
     "workloads": "fullwire.model.workloads:",
     "write": "fullwire.store:write",
+    "write_page": "fullwire.report.page:write_page",
 }
 __all__ = sorted([*_PLACES, "__version__"])
 

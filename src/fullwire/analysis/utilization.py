@@ -66,7 +66,7 @@ def _of_links(
     run: Run, lines: Sequence[Timeline], rate_bps: Mapping[int, float]
 ) -> Iterator[Evidence]:
     used: dict[str, tuple[float, str]] = {}
-    for host, rows in _series(run.links, run.links.host, run.links.interface):
+    for host, rows in series(run.links, run.links.host, run.links.interface):
         links = run.links.rows(rows)
         looked = _looked(run, lines, host, links.time_ns)
         rate = min((rate_bps[rank] for rank in _ranks_on(run, host) if rank in rate_bps), default=0)
@@ -86,7 +86,7 @@ def _of_links(
 def _of_sockets(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
     totals = np.zeros(5)  # bytes, busy, receive window, send buffer, idle; times by bytes
     retransmits, words = 0.0, ""
-    for host, rows in _series(run.sockets, run.sockets.host, run.sockets.flow):
+    for host, rows in series(run.sockets, run.sockets.host, run.sockets.flow):
         flow = run.sockets.rows(rows)
         looked = _looked(run, lines, host, flow.time_ns)
         sent = _gained(flow.time_ns, flow.bytes_acked, looked)
@@ -121,7 +121,7 @@ def _of_sockets(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
 
 def _of_processors(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
     used: list[tuple[float, str, str]] = []
-    for host, rows in _series(run.hosts, run.hosts.host, run.hosts.device):
+    for host, rows in series(run.hosts, run.hosts.host, run.hosts.device):
         samples = run.hosts.rows(rows)
         looked = _looked(run, lines, host, samples.time_ns)
         if not str(samples.device[0]).startswith("cpu") or not looked.total_ns:
@@ -139,7 +139,7 @@ def _of_processors(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
         )  # fmt: skip
 
 
-def _series(
+def series(
     table: Table, first: NDArray[np.object_], second: NDArray[np.object_]
 ) -> Iterator[tuple[str, NDArray[np.intp]]]:
     """Go through the rows of each pair of names, in order of time."""

@@ -46,6 +46,8 @@ class Explanation:
     full: Forecast | None  # the same job, were its links used to the full
     warnings: tuple[str, ...]
     detail: Account
+    line_rates_bps: Mapping[int, float]  # of each rank's link, as far as known
+    predictor: Forecaster | None  # the job ready to be asked, where it can be predicted
 
 
 def explain(
@@ -88,6 +90,8 @@ def explain(
         full=None if predictor is None else _at_full_utilization(baseline_s, predictor),
         warnings=(*_warnings(case, baseline is None, rate_bps), *why_not),
         detail=found,
+        line_rates_bps=rate_bps,
+        predictor=predictor,
     )
 
 

@@ -18,7 +18,7 @@ from fullwire.model.run import Run
 from fullwire.simulation.calibrate import Calibration, calibrated
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.sweep import Grid, Subject, sweep, with_residue
-from fullwire.simulation.transport import FullTransport
+from fullwire.simulation.transport import FullTransport, full_transport
 from fullwire.simulation.typical import Step, typical_step
 
 PAYLOAD_SHARE = 1448 / 1514  # what headers leave of a line whose run does not say
@@ -65,7 +65,9 @@ class Forecaster:
 
     def ask(self, *, step: Step | None = None, **changed: Any) -> Forecast:
         """Predict the step with these axes of the grid changed, or with another step."""
-        subject = self.subject if step is None else dataclasses.replace(self.subject, step=step)
+        subject = self.subject
+        if step is not None:  # nobody measured this one, so no transport has to give it back
+            subject = dataclasses.replace(subject, step=dataclasses.replace(step, measured_ns=None))
         grid = dataclasses.replace(self.grid, **changed)
         found = sweep([subject], grid)
         lows_s, highs_s = interval_s([subject], grid, found, self.calibration)
@@ -90,8 +92,7 @@ def forecaster(
     subject = Subject(
         name=run.provenance.source, step=typical_step(run), adds=AddTimes(), recorded=grid
     )
-    share = run.facts.get("payload_share", PAYLOAD_SHARE)
-    assert isinstance(share, float)
+    share = _payload_share(run)
     calibration = _calibration([run, *calibrate])
     transport = FullTransport(share) if calibration is None else calibration.transport
     return Forecaster(
@@ -100,6 +101,16 @@ def forecaster(
         calibration=calibration,
         payload_share=share,
     )
+
+
+def _payload_share(run: Run) -> float:
+    """Return what headers leave of the line; a simulated run says what it was played with."""
+    played = str(run.facts.get("transport", ""))
+    if played.startswith("full"):
+        return full_transport(played).share
+    share = run.facts.get("payload_share", PAYLOAD_SHARE)
+    assert isinstance(share, float)
+    return share
 
 
 def _calibration(runs: Sequence[Run]) -> Calibration | None:

@@ -17,6 +17,7 @@ from fullwire.cli import (
     import_,
     lab,
     record,
+    report,
     show,
     whatif,
     workloads,
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.command("record", context_settings={"allow_interspersed_args": False})(record.record)
 app.command("join")(record.join)
 app.command("explain")(explain.explain)
+app.command("report")(report.report)
 app.command("whatif")(whatif.whatif)
 app.command("collective")(collective.collective)
 app.command("import")(import_.import_)

@@ -12,7 +12,7 @@ from fullwire.answers.explain import Explanation
 from fullwire.report.terminal import print_notes, print_table, say
 from fullwire.units import show_time
 
-_SHOWN_AS = {
+SHOWN_AS = {
     "compute": "computing",
     "line_rate": "bytes at line rate",
     "latency": "latency of messages",
@@ -55,9 +55,9 @@ def _account_lines(result: Explanation) -> Iterator[str]:
     shown = [(key, time_s) for key, time_s in result.account.items() if time_s > 0]
     edges = _edges([time_s for _, time_s in shown])
     for (key, time_s), (start, end) in zip(shown, edges, strict=True):
-        mark = "◀" if key == _blamed(result) else ""
+        mark = "◀" if key == blamed(result) else ""
         bar = f"{'·' * start}{'█' * (end - start)}{'·' * (_BAR - end)}"
-        yield _row(_SHOWN_AS[key], time_s, result.step_s, bar, mark)
+        yield _row(SHOWN_AS[key], time_s, result.step_s, bar, mark)
     yield _row("a step", result.step_s, result.step_s, "█" * _BAR, "")
 
 
@@ -76,7 +76,8 @@ def _edges(times_s: Sequence[float]) -> list[tuple[int, int]]:
     return edges
 
 
-def _blamed(result: Explanation) -> str:
+def blamed(result: Explanation) -> str:
+    """Name the part of the account that the verdict speaks of, if it is one of them."""
     kind = result.verdict.kind
     return {"overlap": "line_rate", "unknown": "unexplained"}.get(kind, kind)
 

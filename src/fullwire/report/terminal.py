@@ -95,7 +95,7 @@ def print_run(run: Run, name: str) -> None:
     for sentence in run.missing:
         say(f"  {sentence}")
     say("")
-    print_table(["fact", "value", "meaning"], _fact_rows(run), texts={"fact", "value", "meaning"})
+    print_table(["fact", "value", "meaning"], fact_rows(run), texts={"fact", "value", "meaning"})
     print_table(["table", "rows", "columns"], _table_rows(run), texts={"table", "columns"})
 
 
@@ -115,9 +115,9 @@ def print_comparison(
     result: Comparison, verification: Verification | None, before: str, after: str
 ) -> None:
     """Print whether the second run is better than the first, and whether that was predicted."""
-    say(_comparison_sentence(result))
+    say(comparison_sentence(result))
     if verification is not None:
-        say(_verification_sentence(verification))
+        say(verification_sentence(verification))
     say("")
     rows = [
         [before, f"{result.before_steps:,}", show_time(result.before_s)],
@@ -132,7 +132,8 @@ def print_comparison(
         )
 
 
-def _comparison_sentence(result: Comparison) -> str:
+def comparison_sentence(result: Comparison) -> str:
+    """Say whether the second run is better, and whether that is more than noise."""
     change = f"{abs(1 - result.ratio):.1%}"
     direction = "shorter" if result.ratio < 1 else "longer"
     if result.is_significant is None:
@@ -143,7 +144,8 @@ def _comparison_sentence(result: Comparison) -> str:
     return f"Steps are {change} {direction}, more than noise ({interval})."
 
 
-def _verification_sentence(result: Verification) -> str:
+def verification_sentence(result: Verification) -> str:
+    """Say what was predicted and what was measured."""
     interval = f"{show_time(result.low_s)} to {show_time(result.high_s)}"
     return (
         f"With {', '.join(result.changes)}: predicted {show_time(result.predicted_s)} "
@@ -217,7 +219,8 @@ def _bar(share: float) -> str:
     return ("█" * (eighths // 8) + partial).ljust(_BAR)
 
 
-def _fact_rows(run: Run) -> list[list[str]]:
+def fact_rows(run: Run) -> list[list[str]]:
+    """Return the facts of a run as name, value and meaning."""
     from fullwire.model.facts import REGISTRY
 
     rows = []

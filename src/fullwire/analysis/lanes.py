@@ -1,0 +1,274 @@
+"""What there is to draw of some steps: which steps, which ranks, and their bars lane by lane.
+
+A picture of thousands of bars shows none of them. Where a rank has more than `MOST_BARS`
+in a lane of one step, those too short to be seen are joined with their neighbours, and the picture
+says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.analysis.account import Account, Part
+from fullwire.analysis.timeline import Timeline
+from fullwire.analysis.transfers import Transfers, transfers_of
+from fullwire.model.run import Run, Table, Text, Whole
+
+MOST_STEPS = 20
+MOST_RANKS = 64
+MOST_BARS = 250  # in one lane of one rank in one step
+_MOST_PAGES = 160  # steps times ranks: a page has to stay small
+_SEEN = 2_000  # a bar is seen if it is longer than the step over this
+_HIDDEN = {("host", "step"), ("communication", "wait")}  # drawn otherwise, or not doings
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Bars:
+    """Bars of one lane in order of time, in nanoseconds since the step began."""
+
+    name: Text
+    issue_ns: Whole
+    start_ns: Whole
+    ready_ns: Whole  # when the last rank had issued a collective; -1 where that is unknown
+    end_ns: Whole
+    bytes: Whole  # -1 for what is no collective
+    count: Whole  # how many each stands for
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class RankLanes:
+    """One rank in one step: its bars by lane, and what the account counts each moment as."""
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    lanes: Mapping[str, Bars]
+    doing_start_ns: Whole
+    doing_end_ns: Whole
+    doing: NDArray[np.int8]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class DrawnStep:
+    """A step with a word for why it was chosen; empty where it is one among others."""
+
+    number: int
+    word: str
+    length_ns: int
+    ranks: tuple[RankLanes, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Drawing:
+    """Steps in order of time, all with the same ranks."""
+
+    steps: tuple[DrawnStep, ...]
+    ranks_left_out: int
+    steps_left_out: int
+    joined: int  # bars that stand for several
+
+
+def drawing(run: Run, found: Account) -> Drawing:
+    """Choose steps and ranks, and collect what to draw."""
+    lines = _most_unlike(found)
+    chosen = _chosen_steps(found, max(3, min(MOST_STEPS, _MOST_PAGES // max(len(lines), 1))))
+    transfers = transfers_of(run, {})
+    by_rank = [_RankRows.of(run, transfers, line) for line in lines]
+    steps = []
+    for place, word in chosen.items():
+        number = int(found.steps[place])
+        windows = [_window(line, number) for line in lines]
+        begin_ns, end_ns = min(a for a, _ in windows), max(b for _, b in windows)
+        ranks = tuple(
+            rows.in_window(window, begin_ns, (end_ns - begin_ns) // _SEEN)
+            for rows, window in zip(by_rank, windows, strict=True)
+        )
+        steps.append(DrawnStep(number=number, word=word, length_ns=end_ns - begin_ns, ranks=ranks))
+    every = (bars for step in steps for rank in step.ranks for bars in rank.lanes.values())
+    return Drawing(
+        steps=tuple(steps), ranks_left_out=len(found.ranks) - len(lines),
+        steps_left_out=len(found.steps) - len(steps),
+        joined=sum(int((bars.count > 1).sum()) for bars in every),
+    )  # fmt: skip
+
+
+def _most_unlike(found: Account) -> list[Timeline]:
+    """Return the ranks to draw: all of a few; of many, those whose waiting is furthest off."""
+    lines = [line for line in found.lines if line.rank in set(found.ranks)]
+    waiting = np.array([row[Part.STRAGGLER.key] for row in found.rank_parts_s()])
+    order = np.argsort(-abs(waiting - np.median(waiting)), kind="stable")
+    return [lines[place] for place in sorted(order[:MOST_RANKS].tolist())]
+
+
+def _chosen_steps(found: Account, most: int) -> dict[int, str]:
+    """Name the steps that people ask for first, and spread the rest evenly over the run."""
+    length_ns = found.parts_ns.sum(axis=2).max(axis=0)
+    typical = np.flatnonzero(found.is_typical)
+    median_ns = np.median(length_ns[typical])
+    typical_one = int(typical[np.argmin(abs(length_ns[typical] - median_ns))])
+    words: dict[int, str] = {}
+    named = ("first", 0), ("fastest", np.argmin(length_ns)), ("slowest", np.argmax(length_ns))
+    for word, place in (*named, ("typical", typical_one)):
+        before = words.get(int(place))
+        words[int(place)] = word if before is None else f"{before} and {word}"
+    if len(length_ns) == 1:
+        words = {0: ""}
+    spread = np.linspace(0, len(length_ns) - 1, min(most, len(length_ns))).round().astype(int)
+    for place in spread.tolist():
+        if len(words) < most:
+            words.setdefault(place, "")
+    return dict(sorted(words.items()))
+
+
+def _window(line: Timeline, number: int) -> tuple[int, int]:
+    """Return when a rank's step began and ended."""
+    [place] = np.flatnonzero(line.step_number == number)
+    pieces = np.flatnonzero(line.step == place)
+    return int(line.moments[pieces[0]]), int(line.moments[pieces[-1] + 1])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _RankRows:
+    """All that one rank has to draw, by lane, on the run's own clock."""
+
+    line: Timeline
+    lanes: Mapping[str, Bars]
+
+    @classmethod
+    def of(cls, run: Run, transfers: Transfers, line: Timeline) -> _RankRows:
+        spans = _of_rank(run.spans, line.rank)
+        by_lane = {
+            lane: _span_bars(spans.rows(_drawn(spans.lane, spans.name, lane)))
+            for lane in ("compute", "input", "host")
+        }
+        rows = np.flatnonzero(run.collectives.rank == line.rank)
+        # A simulation lists its messages as spans too; they are drawn once.
+        is_listed = np.isin(spans.end_ns, run.collectives.end_ns[rows])
+        is_drawn = _drawn(spans.lane, spans.name, "communication") & ~is_listed
+        unlisted = _span_bars(spans.rows(is_drawn))
+        both = (_collective_bars(run, transfers, rows), unlisted)
+        return cls(line, {**by_lane, "communication": _together(*both)})
+
+    def in_window(self, window: tuple[int, int], begin_ns: int, unseen_ns: int) -> RankLanes:
+        start_ns, end_ns = window
+        shown = {
+            lane: _joined(_since(_between(bars, start_ns, end_ns), begin_ns), unseen_ns)
+            for lane, bars in self.lanes.items()
+        }
+        doing_start_ns, doing_end_ns, doing = _doings(self.line, start_ns, end_ns, unseen_ns)
+        return RankLanes(
+            rank=self.line.rank, start_ns=start_ns - begin_ns, end_ns=end_ns - begin_ns,
+            lanes={lane: bars for lane, bars in shown.items() if len(bars)},
+            doing_start_ns=doing_start_ns - begin_ns, doing_end_ns=doing_end_ns - begin_ns,
+            doing=doing,
+        )  # fmt: skip
+
+
+def _of_rank(table: Any, rank: int) -> Any:
+    return table.rows(np.flatnonzero(table.rank == rank))
+
+
+def _drawn(lanes: Text, names: Text, lane: str) -> NDArray[np.bool_]:
+    hidden = [name for other, name in _HIDDEN if other == lane]
+    return np.asarray((lanes == lane) & ~np.isin(names.astype(str), hidden), bool)
+
+
+def _span_bars(spans: Table) -> Bars:
+    columns = spans.columns()
+    none = np.full(len(spans), -1, np.int64)
+    return _in_order(
+        name=columns["name"], issue_ns=columns["start_ns"], start_ns=columns["start_ns"],
+        ready_ns=none, end_ns=columns["end_ns"], bytes=none, count=np.ones(len(spans), np.int64),
+    )  # fmt: skip
+
+
+def _collective_bars(run: Run, transfers: Transfers, rows: NDArray[np.intp]) -> Bars:
+    table = run.collectives
+    issue_ns, end_ns = table.issue_ns[rows], table.end_ns[rows]
+    return _in_order(
+        name=table.op[rows], issue_ns=issue_ns, end_ns=end_ns, bytes=table.bytes[rows],
+        start_ns=np.clip(table.start_ns[rows], issue_ns, end_ns),
+        ready_ns=np.where(transfers.is_known[rows], transfers.ready_ns[rows], -1),
+        count=np.ones(len(rows), np.int64),
+    )  # fmt: skip
+
+
+def _in_order(**columns: NDArray[Any]) -> Bars:
+    order = np.argsort(columns["start_ns"], kind="stable")
+    return Bars(**{name: column[order] for name, column in columns.items()})
+
+
+def _together(one: Bars, other: Bars) -> Bars:
+    return _in_order(
+        **{name: np.concatenate([getattr(one, name), getattr(other, name)]) for name in _COLUMNS}
+    )
+
+
+_COLUMNS = Bars.__slots__
+_TIMES = ("issue_ns", "start_ns", "ready_ns", "end_ns")
+
+
+def _between(bars: Bars, start_ns: int, end_ns: int) -> Bars:
+    inside = (bars.start_ns < end_ns) & (bars.end_ns > start_ns)
+    return Bars(**{name: getattr(bars, name)[inside] for name in _COLUMNS})
+
+
+def _since(bars: Bars, begin_ns: int) -> Bars:
+    moved = {name: getattr(bars, name) for name in _COLUMNS}
+    for name in _TIMES:
+        is_unknown = (moved[name] == -1) if name == "ready_ns" else False
+        moved[name] = np.where(is_unknown, -1, np.maximum(moved[name] - begin_ns, 0))
+    return Bars(**moved)
+
+
+def _joined(bars: Bars, unseen_ns: int) -> Bars:
+    """Join bars too short to be seen, and ever longer ones, until they are few enough."""
+    short_ns = max(unseen_ns, 1)
+    first = np.arange(len(bars))
+    while len(first) > MOST_BARS:
+        is_short = bars.end_ns - bars.start_ns <= short_ns
+        together = is_short[1:] & is_short[:-1]
+        together &= bars.start_ns[1:] // short_ns == bars.start_ns[:-1] // short_ns
+        first = np.flatnonzero(np.append([True], ~together))
+        short_ns *= 2
+    if len(first) == len(bars):
+        return bars
+    return Bars(
+        name=bars.name[first], issue_ns=np.minimum.reduceat(bars.issue_ns, first),
+        start_ns=bars.start_ns[first], ready_ns=np.maximum.reduceat(bars.ready_ns, first),
+        end_ns=np.maximum.reduceat(bars.end_ns, first),
+        bytes=np.add.reduceat(bars.bytes, first), count=np.add.reduceat(bars.count, first),
+    )  # fmt: skip
+
+
+def _doings(
+    line: Timeline, start_ns: int, end_ns: int, unseen_ns: int
+) -> tuple[Whole, Whole, NDArray[np.int8]]:
+    """Return what the account counts the step's moments as, without what is too short to see."""
+    first, last = np.searchsorted(line.moments, [start_ns, end_ns])
+    moments, doing = line.moments[first : last + 1], line.doing[first:last]
+    keep = np.append([True], doing[1:] != doing[:-1])[: len(doing)]
+    begins, kinds = moments[:-1][keep], doing[keep]
+    ends = np.append(begins[1:], end_ns)
+    while len(begins) > MOST_BARS:
+        seen = np.flatnonzero(ends - begins > unseen_ns)
+        seen = seen if len(seen) else np.array([0])
+        begins, kinds = begins[seen], kinds[seen]
+        begins[0] = start_ns
+        ends = np.append(begins[1:], end_ns)
+        unseen_ns = 2 * max(unseen_ns, 1)
+    return begins, ends, kinds
+
+
+def lanes_of(found: Drawing) -> Iterator[str]:
+    """Name the lanes in which anything is drawn, in the order in which they are shown."""
+    used = {lane for step in found.steps for rank in step.ranks for lane in rank.lanes}
+    return (lane for lane in ("compute", "communication", "input", "host") if lane in used)

@@ -1,0 +1,31 @@
+"""fullwire report: a job on one page that anybody can open."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="PAGE.html")],
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="ONE.run", help="The same work on one worker [default: estimated]"),
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Line rate of the links, where a run does not say: 10Gbps")
+    ] = None,
+) -> None:
+    """Write what explain says as one offline HTML page, with timelines and an explorer.
+
+    fullwire report job.run -o report.html
+    fullwire report before.run after.run -o report.html
+    """
+    from fullwire.report.page import write_page
+
+    write_page(runs, output, baseline=baseline, bandwidth=bandwidth)
+    sys.stderr.write(f"written: {output}\n")

@@ -1,0 +1,94 @@
+"""A job, or several, as one HTML page that asks for nothing outside itself.
+
+`page.html`, `page.css` and `page.js` are the page; Python fills in the data as JSON and writes the
+sentence where scripts are not run. Nothing in the data can become markup or code: as JSON it holds
+no "<", the script puts it on the page as text only, and the page's own policy allows its one style
+sheet and its one script and nothing else, by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import os
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fullwire.answers.explain import RunLike
+from fullwire.errors import UsageError
+from fullwire.report.page.contents import contents
+
+MOST_RUNS = 6
+
+
+def write_page(
+    runs: RunLike | Sequence[RunLike],
+    path: str | Path,
+    *,
+    baseline: RunLike | None = None,
+    bandwidth: str | float | None = None,
+) -> Path:
+    """Explain runs on a page, each in a section and the later ones compared with the first.
+
+    `baseline` and `bandwidth` are those of `explain`, for all of the runs.
+    """
+    place = Path(path)
+    check_page_path(place)
+    many = [runs] if isinstance(runs, RunLike) else list(runs)
+    if not 1 <= len(many) <= MOST_RUNS:
+        raise UsageError(f"report: expected one run to {MOST_RUNS} on a page, got {len(many)}")
+    _write(place, page(contents(many, baseline=baseline, bandwidth=bandwidth)))
+    return place
+
+
+def check_page_path(path: Path) -> None:
+    """Refuse a page that cannot be written, before the work and not after it."""
+    if path.suffix.lower() != ".html":
+        raise UsageError(f"report: expected a file ending in .html, got {path}")
+    if not path.parent.is_dir():
+        raise UsageError(f"report: there is no directory {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"report: expected a file, and {path} is a directory")
+
+
+def page(shown: dict[str, Any]) -> str:
+    """Fill the page's data in."""
+    style, script = _file("page.css"), _file("page.js")
+    sentences = "".join(f"<p>{html.escape(run['sentence'])}</p>" for run in shown["runs"])
+    parts = {
+        "policy": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'",
+        "title": html.escape(shown["title"]),
+        "sentences": sentences,
+        "style": style,
+        "script": script,
+        # "</script>" or "<!--" in a name would end the data early, so no "<" stays as it is.
+        "data": msgspec.json.encode(shown).decode().replace("<", "\\u003c"),
+    }
+    # In one pass: what is filled in is never looked at for places to fill in.
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _file("page.html"))
+
+
+def _file(name: str) -> str:
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _write(path: Path, text: str) -> None:
+    """Write beside the place and rename: whoever reads the page meanwhile sees all of one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,292 @@
+"""The page of a job: what it says, in a real browser where there is one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fullwire as fw
+from fullwire.answers.explorer import explorer
+from fullwire.errors import UsageError
+from fullwire.model.run import Provenance, Run
+from fullwire.report.page import page, write_page
+from fullwire.report.page.contents import contents
+from tests.browser import Browser, browser
+from tests.conftest import Cli
+from tests.jobs_by_hand import Rank, a_job, a_trained_job
+
+EVIL = (
+    "</script><script>window.broken=1</script><!-- <img src=http://127.0.0.1:9/x onerror=broken=2>"
+    "\"'`{{data}} \u202e\u05e9\u05dc\u05d5\u05dd \x1b[31m " + "A" * 10_000
+)
+SCALING = r"scaling factor (\d\.\d+)"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    programs = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, programs)), None)
+    if found is None:
+        pytest.skip(f"no browser is here: expected {', '.join(programs)} on the PATH")
+    with browser(found, tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture
+def chromium(shared: Browser) -> Browser:
+    shared.events.clear()
+    shared.screen(1100, 900)
+    return shared
+
+
+@pytest.fixture
+def job() -> Run:
+    return a_trained_job(late_ms=60)
+
+
+def written(run: Run | list[Run], place: Path) -> Path:
+    return write_page(run, place / "report.html")
+
+
+def hostile(run: Run) -> Run:
+    names = np.array([n if n in ("step", "backward") else EVIL for n in run.spans.name], object)
+    return dataclasses.replace(
+        run,
+        provenance=Provenance(origin="measured", source=EVIL),
+        facts={**run.facts, "model": EVIL, "warnings": EVIL},
+        missing=(EVIL,),
+        spans=dataclasses.replace(run.spans, name=names),
+    )
+
+
+def test_the_page_is_drawn_without_a_complaint_or_a_request(
+    chromium: Browser, job: Run, tmp_path: Path
+) -> None:
+    place = written(job, tmp_path)
+    chromium.open(place)
+    assert chromium.run("document.querySelector('h1').innerText") == (
+        fw.explain(job).verdict.sentence
+    )
+    assert chromium.run("document.querySelectorAll('svg .transfer').length") > 0
+    assert chromium.run("document.querySelectorAll('svg .hatchback').length") > 0
+    assert chromium.complaints() == []
+    assert chromium.requests() == [place.as_uri()]
+
+
+def test_the_waterfall_is_the_account(chromium: Browser, job: Run, tmp_path: Path) -> None:
+    chromium.open(written(job, tmp_path))
+    pieces = chromium.run(
+        "[...document.querySelectorAll('.fall li:not(.sum) i')]"
+        ".map((each) => [parseFloat(each.style.left), parseFloat(each.style.width)])"
+    )
+    found = fw.explain(job)
+    shares = [100 * s / found.step_s for s in found.account.values() if s > 0]
+    assert [width for _, width in pieces] == pytest.approx(shares, rel=1e-4)
+    assert [left for left, _ in pieces] == pytest.approx(np.cumsum([0, *shares[:-1]]), abs=1e-3)
+    blamed = chromium.run("document.querySelector('.fall .blamed .name').innerText")
+    assert blamed.startswith("waiting for the latest")
+
+
+def test_sliders_move_the_curve_to_what_is_predicted(
+    chromium: Browser, job: Run, tmp_path: Path
+) -> None:
+    chromium.open(written(job, tmp_path))
+    before = chromium.run("document.querySelector('.curve').getAttribute('d')")
+    chromium.run("document.querySelector('[data-axis=workers]').focus()")
+    chromium.press("End")
+    after = chromium.run("document.querySelector('.curve').getAttribute('d')")
+    assert before != after
+    chromium.run("document.querySelector('[data-axis=bandwidth]').focus()")
+    chromium.press("ArrowRight", "ArrowRight")
+    chromium.run("document.querySelector('[data-axis=compression]').focus()")
+    chromium.press("ArrowRight")
+    shown = chromium.run("document.querySelector('.readout').innerText")
+    assert "2 Gbps" in shown.replace("\u202f", " ")
+    assert "1,024 workers, 2x compression" in shown
+    predicted = fw.whatif(
+        job, workers=1024, bandwidth="2Gbps", compression=2, transport="measured"
+    )["scaling_factor"][0]
+    [printed] = re.findall(SCALING, shown)
+    assert float(printed) == pytest.approx(predicted, abs=6e-4)
+    assert chromium.complaints() == []
+
+
+def test_the_curve_can_be_drawn_along_workers_and_for_another_transport(
+    chromium: Browser, job: Run, tmp_path: Path
+) -> None:
+    chromium.open(written(job, tmp_path))
+    labels: list[str] = []
+    for group, number in ((1, 1), (0, 2)):
+        chromium.run(
+            f"document.querySelectorAll('fieldset')[{group}].querySelectorAll('input')[{number}]"
+            ".click()"
+        )
+        labels.append(chromium.run("document.querySelector('.explorer').ariaLabel"))
+    assert "against workers" in labels[0]
+    assert labels[0] != labels[1]
+    assert "every bit of the line rate" in chromium.run(
+        "document.querySelector('.readout').innerText"
+    )
+
+
+def test_the_timeline_is_zoomed_and_read_by_keyboard(
+    chromium: Browser, job: Run, tmp_path: Path
+) -> None:
+    chromium.open(written(job, tmp_path))
+    frame = "new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))"
+    widest = "Math.max(...[...document.querySelectorAll('.stage .compute')].map((e) => +e.getAttribute('width')))"  # noqa: E501
+    chromium.run("document.querySelector('.stage').focus()")
+    before = chromium.run(widest)
+    chromium.press("+", "ArrowLeft")
+    chromium.run(frame)
+    assert chromium.run(widest) == pytest.approx(1.6 * before, rel=0.05)
+    chromium.press("0")
+    chromium.run(frame)
+    assert chromium.run(widest) == pytest.approx(before)
+    chromium.press("n")
+    assert chromium.run("document.querySelector('.said').innerText").startswith("forward · rank 0")
+    chromium.run("document.querySelector('[aria-label=\"next step\"]').click()")
+    number = chromium.run("document.querySelector('.tools select').selectedOptions[0].innerText")
+    assert number.startswith("step 1")
+
+
+def test_names_from_hostile_traces_are_text(chromium: Browser, job: Run, tmp_path: Path) -> None:
+    place = written(hostile(job), tmp_path)
+    chromium.open(place)
+    assert chromium.run("window.broken") is None
+    assert chromium.run("[document.scripts.length, document.images.length]") == [2, 0]
+    assert chromium.run("document.querySelector('.names').innerText").startswith(
+        "</script><script>"
+    )
+    assert "\\u202e" in chromium.run("document.body.innerText")
+    assert chromium.run("document.documentElement.scrollWidth <= innerWidth")
+    assert chromium.complaints() == []
+    assert chromium.requests() == [place.as_uri()]
+
+
+def test_the_pages_policy_runs_no_other_script_and_asks_for_nothing(
+    chromium: Browser, job: Run, tmp_path: Path
+) -> None:
+    place = written(job, tmp_path)
+    chromium.open(place)
+    chromium.run(
+        "(() => { const other = document.createElement('script');"
+        "other.textContent = 'window.broken = 1'; document.body.append(other); })()"
+    )
+    assert chromium.run("window.broken") is None
+    asked = "fetch('http://127.0.0.1:9/').then(() => 'asked', () => 'refused')"
+    assert chromium.run(asked) == "refused"
+    assert any("Content Security Policy" in each for each in chromium.complaints())
+
+
+@pytest.mark.parametrize("width", [360, 700, 1100])
+def test_the_page_fits_its_screen(chromium: Browser, job: Run, tmp_path: Path, width: int) -> None:
+    chromium.screen(width, 740)
+    chromium.open(written(job, tmp_path))
+    assert chromium.run("[document.documentElement.scrollWidth, innerWidth]") == [width, width]
+
+
+def test_the_page_is_dark_where_that_is_wanted_and_light_on_paper(
+    chromium: Browser, job: Run, tmp_path: Path
+) -> None:
+    place = written(job, tmp_path)
+    colour = "getComputedStyle(document.body).backgroundColor"
+    chromium.screen(1100, 900, dark=True)
+    chromium.open(place)
+    assert chromium.run(colour) == "rgb(20, 23, 26)"
+    chromium.ask("Emulation.setEmulatedMedia", media="print")
+    assert chromium.run(colour) == "rgb(255, 255, 255)"
+    controls = "getComputedStyle(document.querySelector('.controls')).display"
+    assert chromium.run(controls) == "none"
+    chromium.ask("Emulation.setEmulatedMedia", media="")
+    chromium.run("dispatchEvent(new Event('beforeprint'))")
+    assert chromium.run("document.querySelectorAll('details:not([open])').length") == 0
+    chromium.run("dispatchEvent(new Event('afterprint'))")
+    assert chromium.run("document.querySelectorAll('details[open]').length") == 0
+
+
+def test_several_runs_have_a_section_each_and_a_comparison(
+    chromium: Browser, job: Run, tmp_path: Path
+) -> None:
+    chromium.open(written([job, a_trained_job()], tmp_path))
+    assert chromium.run("document.querySelectorAll('article').length") == 2
+    assert "Steps are 29.1% shorter" in chromium.run("document.body.innerText")
+    assert chromium.complaints() == []
+
+
+def test_a_job_that_cannot_be_predicted_says_why_in_that_place() -> None:
+    no_gradients = a_job(Rank(10, [("compute", "work", 0, 9)], [(1000, 9, 10)]), workers=2)
+    [shown] = contents([no_gradients])["runs"]
+    assert "backward" in shown["explorer"]["missing"]
+
+
+def test_one_worker_can_be_explored_without_a_point_as_recorded() -> None:
+    [shown] = contents(["resnet50@v100"])["runs"]
+    assert shown["explorer"]["recorded"] is None
+    assert [each["name"] for each in shown["explorer"]["transports"]] == ["headers", "full"]
+
+
+def test_the_explorer_is_what_whatif_says(job: Run) -> None:
+    found = explorer(job, fw.explain(job).predictor)
+    asked = fw.whatif(
+        job, workers=found.workers, bandwidth=found.bandwidth_bps, compression=found.ratios,
+        transport="measured",
+    )  # fmt: skip
+    assert found.step_s[0].reshape(-1) == pytest.approx(asked["step_s"], rel=1e-12)
+    low_s, high_s = asked.interval_s
+    assert found.half_s[0].reshape(-1) == pytest.approx((high_s - low_s) / 2, rel=1e-9)
+
+
+def test_the_data_holds_nothing_that_could_be_markup(job: Run) -> None:
+    text = page(contents([hostile(job)]))
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    assert "<" not in data
+    assert json.loads(data)["runs"][0]["subtitle"][0].startswith("</script>")
+    assert "<script>window" not in text.replace(data, "")
+
+
+def test_a_long_job_is_a_small_page_soon(tmp_path: Path) -> None:
+    run = a_trained_job(ranks=8, steps=1000, buckets=20)
+    began_s = time.process_time()
+    place = written(run, tmp_path)
+    assert time.process_time() - began_s < 5
+    assert place.stat().st_size < 3e6
+
+
+def test_the_command_writes_the_page_and_refuses_in_one_line(
+    cli: Cli, job: Run, tmp_path: Path
+) -> None:
+    run = fw.write(job, tmp_path / "job.run")
+    done = cli("report", run, "-o", tmp_path / "report.html")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+    for arguments, words in (
+        ((run, "-o", tmp_path / "report.pdf"), "ending in .html"),
+        ((run, "-o", tmp_path / "no" / "report.html"), "there is no directory"),
+        ((*[run] * 7, "-o", tmp_path / "report.html"), "one run to 6 on a page, got 7"),
+    ):
+        refused = cli("report", *arguments)
+        assert refused.returncode == 2
+        assert words in refused.stderr
+        assert refused.stderr.count("\n") == 1
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(job: Run, tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(UsageError, match="is a directory"):
+        written(job, tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_prediction_without_a_straggler_is_as_sure_as_the_others(job: Run) -> None:
+    fixes: dict[str, Any] = {fix.kind: fix for fix in fw.explain(job).fixes}
+    assert fixes["straggler"].low_s > 0.9 * fixes["straggler"].step_s
