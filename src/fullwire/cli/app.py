@@ -18,6 +18,7 @@ from fullwire.cli import (
     lab,
     record,
     show,
+    study,
     whatif,
     workloads,
 )
@@ -34,6 +35,7 @@ app.command("record", context_settings={"allow_interspersed_args": False})(recor
 app.command("join")(record.join)
 app.command("explain")(explain.explain)
 app.command("whatif")(whatif.whatif)
+app.command("study")(study.study)
 app.command("collective")(collective.collective)
 app.command("import")(import_.import_)
 app.command("show")(show.show)
