@@ -199,7 +199,7 @@ def titled(chart: alt.Chart, title: str, lines: Sequence[str]) -> alt.Chart:
             gridColor=_FAINT, domainColor=_INK, tickColor=_INK, labelColor=_INK, titleColor=_INK,
             labelFontSize=12, titleFontSize=12, titleFontWeight="normal",
         )
-        .configure_legend(labelFontSize=12, labelColor=_INK, symbolStrokeWidth=3)
+        .configure_legend(labelFontSize=12, labelColor=_INK, symbolStrokeWidth=3, labelLimit=360)
         .configure_header(labelFontSize=12, labelColor=_INK, titleFontSize=12)
         .configure_view(stroke=None)
     )  # fmt: skip

@@ -52,12 +52,17 @@ def _colour(field: str, title: str = "") -> alt.Color:
     return alt.Color(f"{field}:N", title=title or None, sort=None, scale=scale)
 
 
-def _log(field: str, title: str) -> alt.X:
+_TICKS = (1, 2, 5, 10, 25, 50, 100)
+_SIZES = (1, 3, 10, 30, 100, 300, 1000)
+_TIMES = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+
+
+def _log(field: str, title: str, ticks: Sequence[float] = _TICKS) -> alt.X:
     import altair as alt
 
     return alt.X(
         f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=14),
-        axis=alt.Axis(format=",.3~r", tickCount=6, labelOverlap=True),
+        axis=alt.Axis(format=",.3~r", values=list(ticks)),
     )  # fmt: skip
 
 
@@ -79,9 +84,10 @@ def _scaling(rows: list[dict[str, Any]]) -> alt.Chart:
     import altair as alt
 
     for row in rows:
-        dilated = "" if "this machine" in row["setting"] else ", faster processors"
+        dilated = ", faster processors" if "processors" in row["setting"] else ""
         row["panel"] = f"{row['model'].partition('@')[0]}, {row['rate']}{dilated}"
-    ordered = sorted(rows, key=lambda row: (row["model"], row["setting"], row["rate_bps"]))
+    by = ("model", "setting", "rate_bps", "workers")
+    ordered = sorted(rows, key=lambda row: ["processors" in row["setting"], *map(row.get, by)])
     chart = _base(ordered).encode(
         x=_workers(),
         xOffset=alt.XOffset("kind:N", sort=None),
@@ -183,8 +189,13 @@ def _iteration(rows: list[dict[str, Any]]) -> alt.Chart:
         row["on"] = row["device"].upper() if row["basis"] == "modelled" else row["device"]
     ordered = sorted(rows, key=lambda row: (row["basis"], row["rate_bps"]))
     chart = _base(ordered).encode(
-        x=_log("size_mb", "gradients (MB)"),
-        y=alt.Y("step_s:Q", title="iteration (s)", scale=alt.Scale(type="log", nice=False)),
+        x=_log("size_mb", "gradients (MB)", _SIZES),
+        y=alt.Y(
+            "step_s:Q",
+            title="iteration (s)",
+            axis=alt.Axis(format=",.3~r", values=_TIMES),
+            scale=alt.Scale(type="log", nice=False, padding=14),
+        ),
         color=_colour("on"),
     )
     return _panels(chart.mark_point(size=60, filled=True, opacity=0.85), "panel", ordered)
@@ -203,7 +214,7 @@ def _explained(rows: list[dict[str, Any]]) -> alt.Chart:
         y=alt.Y("share:Q", title="share of the variance", scale=alt.Scale(domain=[0, 1])),
         color=_colour("kind"),
     )
-    return _panels(chart.mark_bar(), "basis", long, 2)
+    return _panels(chart.mark_bar(), "basis", long, 2).resolve_scale(x="independent")
 
 
 _DRAWN: Mapping[FigureName, Callable[[list[dict[str, Any]]], alt.Chart]] = {

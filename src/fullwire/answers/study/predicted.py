@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fullwire.answers.study.measures import Measured
 from fullwire.answers.study.trials import Trial
+from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf, whatif
 from fullwire.errors import FullwireError
 from fullwire.model.run import Run
@@ -79,21 +80,30 @@ def _predicted(each: Measured, shown: Trial, runs: Mapping[str, Run]) -> Predict
     trial = each.trial
     base = runs[shown.name]
     subject = base if trial.model == shown.model else read(trial.model)
-    by_transport = None
     full = _asked(subject, trial, FULL)
-    try:
-        by_transport = _asked(subject, trial, "measured", base)
-    except FullwireError:  # the shown run says nothing of its transport
-        return Predicted(
-            trial=trial, measured_s=each.step_s, full_s=float(full["step_s"][0]),
-            transport_s=None, low_s=None, high_s=None, was_shown=False,
-        )  # fmt: skip
-    [low_s], [high_s] = by_transport.interval_s
+    foretold = _with_transport(subject, trial, base, runs[trial.name])
     return Predicted(
         trial=trial, measured_s=each.step_s, full_s=float(full["step_s"][0]),
-        transport_s=float(by_transport["step_s"][0]), low_s=float(low_s), high_s=float(high_s),
+        transport_s=None if foretold is None else foretold[0],
+        low_s=None if foretold is None else foretold[1],
+        high_s=None if foretold is None else foretold[2],
         was_shown=trial == shown,
     )  # fmt: skip
+
+
+def _with_transport(
+    subject: Run, trial: Trial, base: Run, truth: Run
+) -> tuple[float, float, float] | None:
+    """Predict a step and its interval; None where the shown run says nothing of its transport."""
+    if trial.half:  # a hook that casts has a cost of its own, which a what-if does not know
+        held = verify(base, truth)
+        return None if held is None else (held.predicted_s, held.low_s, held.high_s)
+    try:
+        found = _asked(subject, trial, "measured", base)
+    except FullwireError:
+        return None
+    [low_s], [high_s] = found.interval_s
+    return float(found["step_s"][0]), float(low_s), float(high_s)
 
 
 def _asked(subject: Run, trial: Trial, transport: str, base: Run | None = None) -> WhatIf:

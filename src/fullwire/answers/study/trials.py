@@ -89,13 +89,13 @@ def _real(
 
 QUICK = (
     _emulated("resnet50@v100", 1, "10Gbps", 10),
-    _emulated("resnet50@v100", 2, "1Gbps", 5),
-    _emulated("resnet50@v100", 4, "1Gbps", 4),
+    _emulated("resnet50@v100", 2, "1Gbps", 4),
+    _emulated("resnet50@v100", 4, "1Gbps", 3),
     _emulated("resnet50@v100", 2, "10Gbps", 15),
     _emulated("resnet50@v100", 4, "10Gbps", 12),
     _emulated("resnet50@v100", 2, "10Gbps", 5, 10),
     _emulated("resnet50@v100", 4, "10Gbps", 4, 10),
-    _emulated("resnet50@v100", 4, "100Gbps", 5, 10),
+    _emulated("resnet50@v100", 4, "100Gbps", 4, 10),
     _emulated("vgg16@v100", 2, "10Gbps", 4),
     _compressed(2, "10Gbps"),
     _compressed(5, "10Gbps"),
@@ -103,10 +103,11 @@ QUICK = (
     _real(1536, 2, "10Gbps"),
     _real(1536, 4, "10Gbps"),
     _real(1536, 2, "10Gbps", half=True),
-    _real(1536, 2, "1Gbps", steps=12),
+    _real(1536, 2, "1Gbps", steps=8),
     _real(512, 2, "1Gbps"),
-    _real(512, 2, "10Gbps", batch=128),
-    _real(1536, 2, "1Gbps", batch=128, steps=12),
+    _real(512, 2, "10Gbps"),
+    _real(512, 2, "10Gbps", batch=128, steps=12),
+    _real(1536, 2, "1Gbps", batch=128, steps=8),
 )
 
 
