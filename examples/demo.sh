@@ -34,7 +34,7 @@ show whatif vgg16@v100 resnet50@v100 resnet101@v100 --workers 64 --bandwidth 10G
   --plot demo/scaling-by-compression.png
 
 printf '\n5. And the same as a page that opens anywhere, offline.\n'
-show report demo/before.run demo/after.run -o demo/report.html --force
+show report demo/before.run demo/after.run -o demo/report.html
 
 printf '\nThe page: demo/report.html. The runs: demo/before.run and demo/after.run. '
 printf 'The figure: demo/scaling-by-compression.png\n'

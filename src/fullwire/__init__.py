@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fullwire.answers.collective import collective as collective
     from fullwire.answers.explain import Explanation as Explanation
     from fullwire.answers.explain import explain as explain
+    from fullwire.answers.study import Study as Study
+    from fullwire.answers.study import study as study
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
     from fullwire.answers.whatif import whatif as whatif
@@ -43,6 +45,7 @@ _PLACES = {
     "Explanation": "fullwire.answers.explain:Explanation",
     "FullwireError": "fullwire.errors:FullwireError",
     "Run": "fullwire.model.run:Run",
+    "Study": "fullwire.answers.study:Study",
     "UsageError": "fullwire.errors:UsageError",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
     "collective": "fullwire.answers.collective:collective",
@@ -51,6 +54,7 @@ _PLACES = {
     "read": "fullwire.sources:read",
     "record": "fullwire.sources.live.record:record",
     "replay": "fullwire.answers.whatif:replay",
+    "study": "fullwire.answers.study:study",
     "whatif": "fullwire.answers.whatif:whatif",
     "workloads": "fullwire.model.workloads:",
     "write": "fullwire.store:write",

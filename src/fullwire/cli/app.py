@@ -19,6 +19,7 @@ from fullwire.cli import (
     record,
     report,
     show,
+    study,
     whatif,
     workloads,
 )
@@ -36,6 +37,7 @@ app.command("join")(record.join)
 app.command("explain")(explain.explain)
 app.command("report")(report.report)
 app.command("whatif")(whatif.whatif)
+app.command("study")(study.study)
 app.command("collective")(collective.collective)
 app.command("import")(import_.import_)
 app.command("show")(show.show)

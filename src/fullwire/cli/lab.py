@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from typer.core import TyperCommand
 
+from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import Force
 from fullwire.errors import UsageError
 
@@ -131,7 +130,7 @@ def run(
         cpus=cpus or (), dilation=1.0 if job is None else job.emulation.dilation,
     )  # fmt: skip
     faults = parse_faults(at or (), description)
-    with _signals_end_it(), _what_to_run(command, job, workers) as words:
+    with signals_end_it(), _what_to_run(command, job, workers) as words:
         if output is None:
             status = _run(description, words, faults)
         else:
@@ -228,7 +227,7 @@ def shell(
         cpus=cpus or (),
     )  # fmt: skip
     description.check_host(host, "host")
-    with _signals_end_it(), Lab(description) as lab:
+    with signals_end_it(), Lab(description) as lab:
         _introduce(lab)
         _say(f"this is host {host}, {lab.addresses[host]}; exit leaves the lab")
         status = run_shell(lab, host)
@@ -258,20 +257,3 @@ def _introduce(lab: Lab) -> None:
 def _say(sentence: str) -> None:
     sys.stderr.write(f"fullwire: {sentence}\n")
     sys.stderr.flush()
-
-
-@contextmanager
-def _signals_end_it() -> Iterator[None]:
-    """Turn the signals that ask us to end into exits that release everything first."""
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise typer.Exit(128 + signal.SIGINT) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -20,7 +20,7 @@ ENDINGS = (".png", ".svg", ".html")
 CURVE_POINTS = 120  # between the first and the last value of the horizontal axis
 MOST_MARKS = 50_000  # what a browser still draws without stopping
 _INK, _FAINT = "#1f2933", "#d9dee4"
-_COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#2e8b57", "#6c5b9e", "#8c6d46", "#4a5568"]
+COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#2e8b57", "#6c5b9e", "#8c6d46", "#4a5568"]
 # Conditions in the order in which they make a good horizontal axis; the named ones have no scale.
 _NAMED = ("transport", "buckets", "algorithm", "codec")
 _ACROSS = ("bandwidth_bps", "workers", "compression", "latency_s", *_NAMED)
@@ -48,7 +48,7 @@ def plot_whatif(result: WhatIf, path: Path) -> None:
         raise UsageError(
             f"--plot: {len(result):,} points are too many, expected at most {MOST_MARKS:,}"
         )
-    _save(_scaling_chart(result), path)
+    save(_scaling_chart(result), path)
 
 
 def _scaling_chart(result: WhatIf) -> alt.Chart:
@@ -131,10 +131,10 @@ def _lines(
     }
     if colour:
         title = _TITLES[colour].partition(" (")[0]
-        scale = alt.Scale(range=_COLOURS)
+        scale = alt.Scale(range=COLOURS)
         encoding["color"] = alt.Color(f"{colour}:N", title=title, sort=None, scale=scale)
     else:
-        encoding["color"] = alt.value(_COLOURS[0])
+        encoding["color"] = alt.value(COLOURS[0])
     dots = chart.mark_point(size=45, filled=True, opacity=1).encode(**encoding)
     layers = dots.transform_filter("datum.asked")
     if across not in _NAMED:  # between names there is nothing that a line could stand for
@@ -180,17 +180,18 @@ def _target_rule(chart: alt.Chart, wanted: float) -> alt.Chart:
 
 
 def _styled(chart: alt.Chart, result: WhatIf, varying: set[str]) -> alt.Chart:
-    import altair as alt
-
     modelled = [name for name, basis in result.basis.items() if basis == "modelled"]
     lines = [_caption(result, varying), f"modelled: {', '.join(modelled)}" if modelled else ""]
+    return titled(chart, _headline(result, varying), [line for line in lines if line])
+
+
+def titled(chart: alt.Chart, title: str, lines: Sequence[str]) -> alt.Chart:
+    """Give a chart its title, the lines below it, and the look that all our pictures have."""
+    import altair as alt
+
     return (
         chart.properties(
-            title=alt.Title(
-                _headline(result, varying), subtitle=[line for line in lines if line],
-                anchor="start", offset=14,
-            ),
-            padding=18,
+            title=alt.Title(title, subtitle=list(lines), anchor="start", offset=14), padding=18
         )
         .configure(font="Helvetica, Arial, DejaVu Sans, sans-serif", background="white")
         .configure_title(fontSize=17, color=_INK, subtitleColor="#52606d", subtitleFontSize=12)
@@ -198,7 +199,7 @@ def _styled(chart: alt.Chart, result: WhatIf, varying: set[str]) -> alt.Chart:
             gridColor=_FAINT, domainColor=_INK, tickColor=_INK, labelColor=_INK, titleColor=_INK,
             labelFontSize=12, titleFontSize=12, titleFontWeight="normal",
         )
-        .configure_legend(labelFontSize=12, labelColor=_INK, symbolStrokeWidth=3)
+        .configure_legend(labelFontSize=12, labelColor=_INK, symbolStrokeWidth=3, labelLimit=360)
         .configure_header(labelFontSize=12, labelColor=_INK, titleFontSize=12)
         .configure_view(stroke=None)
     )  # fmt: skip
@@ -223,7 +224,8 @@ def _caption(result: WhatIf, varying: set[str]) -> str:
     return ", ".join(each.strip() for each in said)
 
 
-def _save(chart: alt.Chart, path: Path) -> None:
+def save(chart: alt.Chart, path: Path) -> None:
+    """Write a picture in the format that its name ends in."""
     ending = path.suffix.lower()
     try:
         if ending == ".html":

@@ -1,0 +1,149 @@
+"""Both papers redone in the lab on this machine: `fullwire study`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullwire.answers.study import figures as drawn
+from fullwire.answers.study.claims import Claim, Findings, claims
+from fullwire.answers.study.explained import (
+    Explained,
+    modelled_rows,
+    shares_of_measured,
+    shares_of_modelled,
+)
+from fullwire.answers.study.figures import Figure
+from fullwire.answers.study.measures import Measured, measured
+from fullwire.answers.study.playing import finished, play
+from fullwire.answers.study.predicted import FULL, Predicted, predictions
+from fullwire.answers.study.trials import Trial, planned
+from fullwire.answers.whatif import whatif
+from fullwire.errors import FullwireError, UsageError
+from fullwire.model.run import Run
+from fullwire.units import show_time
+
+_LAB_S, _RANK_S = 3.0, 1.5  # what a lab and each of its ranks take to start, on two cores
+_REAL_STEP_S = 0.15
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Study:
+    """What was measured and predicted, the figures' data, and the papers' claims beside it."""
+
+    directory: Path
+    measured: tuple[Measured, ...]
+    predicted: tuple[Predicted, ...]
+    explained: tuple[Explained, ...]
+    figures: tuple[Figure, ...]
+    claims: tuple[Claim, ...]
+    failed: tuple[tuple[Trial, str], ...]  # and what went wrong
+
+
+def study(
+    directory: str | Path,
+    *,
+    quick: bool = False,
+    trials: tuple[Trial, ...] | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Study:
+    """Play what is not in the directory yet, and hold the papers' claims against all of it."""
+    place = Path(directory)
+    _make(place)
+    chosen = planned(quick) if trials is None else trials
+    runs, failed = _played(chosen, place, say)
+    found = []
+    for trial in chosen:
+        if trial.name in runs:
+            try:
+                found.append(measured(trial, runs[trial.name]))
+            except FullwireError as error:  # it ended well, and yet cannot be read
+                failed.append((trial, str(error)))
+    return _concluded(place, found, runs, failed)
+
+
+def _concluded(
+    place: Path,
+    found: list[Measured],
+    runs: Mapping[str, Run],
+    failed: list[tuple[Trial, str]],
+) -> Study:
+    predicted = predictions(found, runs)
+    modelled = modelled_rows()
+    shares = (shares_of_measured(found), shares_of_modelled(modelled))
+    explained = tuple(each for each in shares if each is not None)
+    return Study(
+        directory=place, measured=tuple(found), predicted=tuple(predicted), explained=explained,
+        figures=(
+            drawn.scaling(found, predicted), drawn.computation(found), drawn.utilization(found),
+            drawn.compression(found), drawn.sent_bytes(found), drawn.ring(found),
+            drawn.iteration(found, modelled), drawn.explained(explained),
+        ),
+        claims=claims(Findings(found=found, predicted=predicted, explained=explained)),
+        failed=tuple(failed),
+    )  # fmt: skip
+
+
+def _played(
+    trials: tuple[Trial, ...], place: Path, say: Callable[[str], None]
+) -> tuple[dict[str, Run], list[tuple[Trial, str]]]:
+    """Return the run of each trial, recorded now or before, and the trials that failed."""
+    runs = {trial.name: run for trial in trials if (run := finished(trial, place)) is not None}
+    if runs:
+        say(f"{len(runs)} of {len(trials)} trials are in {place} already")
+    failed = []
+    clock = _Clock([trial for trial in trials if trial.name not in runs])
+    for trial, words in clock.through():
+        say(words)
+        problem = play(trial, place, expected_s(trial))
+        run = finished(trial, place) if problem is None else None
+        if run is None:
+            failed.append((trial, problem or "its run cannot be read"))
+            say(f"{trial.name} failed: {problem}; the rest goes on")
+        else:
+            runs[trial.name] = run
+    return runs, failed
+
+
+class _Clock:
+    """How long what is left will take, by how long what is done took against what was expected."""
+
+    def __init__(self, trials: list[Trial]) -> None:
+        self._trials = trials
+        self._expected_s = [expected_s(trial) for trial in trials]
+
+    def through(self) -> Iterator[tuple[Trial, str]]:
+        """Go through the trials, each with the line that announces it."""
+        began_s = time.monotonic()
+        for number, trial in enumerate(self._trials):
+            done_s = sum(self._expected_s[:number])
+            pace = (time.monotonic() - began_s) / done_s if done_s else 1.0
+            left_s = pace * sum(self._expected_s[number:])
+            yield (
+                trial,
+                f"[{number + 1}/{len(self._trials)}] {trial.name}; {show_time(round(left_s))} left",
+            )
+
+
+def expected_s(trial: Trial) -> float:
+    """Say how long a trial should take, its lab included."""
+    start_s = _LAB_S + _RANK_S * trial.workers
+    if trial.kind == "real":
+        return start_s + trial.steps * _REAL_STEP_S
+    step_s = 0.2
+    if trial.workers > 1:
+        found = whatif(
+            trial.model, workers=trial.workers, bandwidth=trial.rate, transport=FULL,
+            compression=trial.compression,
+        )  # fmt: skip
+        step_s = float(found["step_s"][0])
+    return start_s + (trial.steps + 2) * step_s * trial.dilation
+
+
+def _make(place: Path) -> None:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{place}: expected a directory for the study: {error.strerror}") from None

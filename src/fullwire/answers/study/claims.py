@@ -1,0 +1,450 @@
+"""Each claim of the two papers as a row: what we measured, whether it holds here, and why not.
+
+Zhang et al. is "Is Network the Bottleneck of Distributed Training?" (NetAI 2020), Farhat & Ghobadi
+"Communication Patterns in Distributed Deep Learning" (MIT). A row judges by the rule in `_RULES`;
+what was not played, or could not be seen, is "not measured" and never a guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from fullwire.answers.study.explained import Explained
+from fullwire.answers.study.figures import PAPER_WORKERS, alone
+from fullwire.answers.study.measures import Measured
+from fullwire.answers.study.predicted import Predicted
+from fullwire.answers.study.trials import V100S, Trial
+from fullwire.answers.whatif import whatif
+from fullwire.units import show_bytes, show_rate, show_time
+
+Holds: TypeAlias = Literal["yes", "no", "in part", "not measured"]
+Basis: TypeAlias = Literal["measured", "modelled", "measured and modelled", ""]
+
+WELL_BELOW = 0.9  # a scaling factor that is "far from linear" is below
+STEADY = 0.15  # of computation time: less is "does not change"
+IDLE, FULL = 0.75, 0.85  # of the line while communicating: "leaves it idle", "fills it"
+NOT_BUSY = 0.5  # of the processors: less is no bottleneck
+WANTED = 0.95  # the scaling factor that needs no more
+AS_PREDICTED, GAP = 0.05, 0.10  # of the step: agrees with full utilization; is far from it
+SLOPE = 0.01  # of 2(N-1)/N: what counters hold besides payload is taken off first
+MOST_OF_IT = 0.8  # of the variance: more and one condition decides
+
+Z, F, OURS = "Zhang et al.", "Farhat & Ghobadi", "Fullwire"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One claim, held against this machine."""
+
+    key: str
+    paper: str
+    claim: str
+    measured: str
+    holds: Holds
+    why: str  # not, or under which conditions it does
+    basis: Basis
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Findings:
+    """All that claims are judged by."""
+
+    found: Sequence[Measured]
+    predicted: Sequence[Predicted]
+    explained: Sequence[Explained]
+
+    def undilated(self, kind: str) -> list[Measured]:
+        """Return the trials of this kind at the machine's own speed, with all their bytes."""
+        return [
+            each for each in self.found
+            if each.trial.kind == kind and each.trial.dilation == 1
+            and each.trial.compression == 1 and not each.trial.half
+        ]  # fmt: skip
+
+    def dilated(self) -> list[Measured]:
+        """Return the trials of several workers that stand for faster processors, uncompressed."""
+        return [
+            each
+            for each in self.found
+            if each.trial.dilation > 1 and each.trial.workers > 1 and each.trial.compression == 1
+        ]
+
+
+def claims(findings: Findings) -> tuple[Claim, ...]:
+    """Judge every claim."""
+    return tuple(judge(findings) for judge in _RULES)
+
+
+def _below_linear(findings: Findings) -> Claim:
+    text = "training scales far below linear"
+    pairs = [
+        (each, baseline.step_s / each.step_s)
+        for each in findings.undilated("emulated")
+        if each.trial.workers > 1 and (baseline := alone(each.trial, findings.found)) is not None
+    ]
+    if not pairs:
+        return _unknown("below_linear", Z, text, "no trial of several workers with its T1")
+    most = max(each.trial.workers for each, _ in pairs)
+    at_most = [(each, factor) for each, factor in pairs if each.trial.workers == most]
+    best = max(factor for _, factor in at_most)
+    faster = [
+        (each, baseline.step_s / each.step_s)
+        for each in findings.dilated()
+        if each.trial.workers == most and each.trial.buckets == "ddp"
+        and (baseline := alone(each.trial, findings.found)) is not None
+    ]  # fmt: skip
+    said = "; ".join(f"{factor:.2f} ({_where(each.trial)})" for each, factor in at_most + faster)
+    is_near = [each for each, factor in faster if factor >= WELL_BELOW]
+    holds: Holds = "no" if best >= WELL_BELOW else "in part" if is_near else "yes"
+    why = f"{most} workers share one machine; the paper has 64 GPUs"
+    if holds == "in part":
+        why = f"not with {', '.join(_where(each.trial) for each in is_near)}; {why}"
+    elif holds == "no":
+        why = f"the best is not below {WELL_BELOW}; {why}"
+    return Claim(
+        key="below_linear", paper=Z, claim=text, measured=f"scaling factor {said}", holds=holds,
+        why=why, basis="measured",
+    )  # fmt: skip
+
+
+def _computation_steady(findings: Findings) -> Claim:
+    text = "computation time does not change with the number of workers"
+    pairs = [
+        (each, each.compute_s / baseline.compute_s - 1)
+        for each in findings.undilated("real")
+        if each.trial.workers > 1 and (baseline := alone(each.trial, findings.found)) is not None
+    ]
+    if not pairs:
+        return _unknown("computation", Z, text, "no real trial of several workers with its T1")
+    own = [pair for pair in pairs if pair[0].trial.workers <= pair[0].processors]
+    crowded = [pair for pair in pairs if pair[0].trial.workers > pair[0].processors]
+    said = "; ".join(
+        f"{each.trial.workers} x {show_rate(each.trial.rate_bps)} {change:+.0%}"
+        for each, change in sorted(pairs, key=lambda pair: pair[0].trial.workers)
+    )
+    alright = [abs(change) <= STEADY for _, change in own]
+    holds: Holds = "no"
+    if alright and all(alright):
+        holds = "yes" if all(abs(change) <= STEADY for _, change in crowded) else "in part"
+    processors = pairs[0][0].processors
+    why = {
+        "yes": "", "in part": f"more workers than the {processors} processors share them",
+        "no": f"workers and Gloo's threads share {processors} processors here",
+    }[holds]  # fmt: skip
+    return Claim(
+        key="computation", paper=Z, claim=text,
+        measured=f"real {pairs[0][0].trial.model} against one worker: {said}", holds=holds,
+        why=why, basis="measured",
+    )  # fmt: skip
+
+
+def _links_idle(findings: Findings) -> Claim:
+    text = "transport leaves fast links idle"
+    chosen = [
+        each for each in findings.undilated("emulated")
+        if each.trial.workers > 1 and each.trial.buckets == "ddp"
+    ]  # fmt: skip
+    if len({each.trial.rate_bps for each in chosen}) < 2:
+        return _unknown("links_idle", Z, text, "links of one rate only")
+    fast = max(chosen, key=lambda each: (each.trial.rate_bps, each.busy_utilization))
+    slow = min(chosen, key=lambda each: (each.trial.rate_bps, -each.busy_utilization))
+    said = (
+        f"while communicating {slow.busy_utilization:.0%} of {slow.trial.rate} and "
+        f"{fast.busy_utilization:.0%} of {fast.trial.rate} at best (whole steps: "
+        f"{slow.network_utilization:.0%} and {fast.network_utilization:.0%})"
+    )
+    faster = [each for each in findings.dilated() if each.trial.rate_bps > fast.trial.rate_bps]
+    if faster:
+        fastest = max(faster, key=lambda each: (each.trial.rate_bps, each.busy_utilization))
+        said += f"; {fastest.busy_utilization:.0%} with {_where(fastest.trial)}"
+    return _judged(
+        "links_idle", Z, text, said,
+        slow.busy_utilization >= FULL and fast.busy_utilization < IDLE,
+        "the slow link is not full either" if slow.busy_utilization < FULL
+        else "Gloo fills the fast link here",
+        condition=f"bytes from {fast.sent_from}; here it is two processors that hold Gloo back"
+        if fast.processor_utilization >= NOT_BUSY else f"bytes from {fast.sent_from}",
+    )  # fmt: skip
+
+
+def _processors_free(findings: Findings) -> Claim:
+    text = "the CPU is not the bottleneck"
+    chosen = [each for each in findings.undilated("emulated") if each.trial.workers > 1]
+    if not chosen:
+        return _unknown("processors", Z, text, "no undilated trial of several workers")
+    busiest = max(chosen, key=lambda each: each.processor_utilization)
+    said = (
+        f"{busiest.processor_utilization:.0%} of {busiest.processors} processors at most "
+        f"({_where(busiest.trial)}; {busiest.processors_from})"
+    )
+    return _judged(
+        "processors", Z, text, said, busiest.processor_utilization < NOT_BUSY,
+        f"{busiest.trial.workers} workers' sending, receiving and adding share "
+        f"{busiest.processors} processors, which also are all network cards",
+    )  # fmt: skip
+
+
+def _no_compression(findings: Findings) -> Claim:
+    text = "with full utilization 100 Gbps needs no compression"
+    table = whatif(list(V100S), workers=PAPER_WORKERS, bandwidth="100Gbps", buckets="paper")
+    factors = dict(zip(table["run"].tolist(), table["scaling_factor"].tolist(), strict=True))
+    said = f"{PAPER_WORKERS} workers, predicted: " + ", ".join(
+        f"{name.partition('@')[0]} {factor:.3f}" for name, factor in factors.items()
+    )
+    lab = _lab_factor(findings, 100e9)
+    return _judged(
+        "no_compression", Z, text, said + (f"; {lab}" if lab else ""),
+        min(factors.values()) >= WANTED, f"below {WANTED}",
+        condition="modelled V100 profiles; what Gloo leaves idle is not in the prediction",
+        basis="measured and modelled" if lab else "modelled",
+    )  # fmt: skip
+
+
+def _lab_factor(findings: Findings, rate_bps: float) -> str:
+    """Say what emulated trials on such links came to, the largest of them."""
+    chosen = [
+        (each, baseline) for each in findings.found
+        if each.trial.kind == "emulated" and each.trial.rate_bps == rate_bps
+        and each.trial.workers > 1 and each.trial.compression == 1
+        and (baseline := alone(each.trial, findings.found)) is not None
+    ]  # fmt: skip
+    if not chosen:
+        return ""
+    each, baseline = max(chosen, key=lambda pair: pair[0].trial.workers)
+    return f"measured {baseline.step_s / each.step_s:.3f} ({_where(each.trial)})"
+
+
+def _little_compression(findings: Findings) -> Claim:
+    text = "10 Gbps needs only 2x to 5x (ResNets; VGG16 more)"
+    table = whatif(
+        list(V100S), workers=PAPER_WORKERS, bandwidth="10Gbps", compression=[1, 100],
+        buckets="paper", target=WANTED,
+    )  # fmt: skip
+    assert table.targets is not None
+    needed = {row.run: row.compression for row in table.targets.least_compression}
+    said = f"{PAPER_WORKERS} workers to {WANTED}, predicted: " + ", ".join(
+        f"{name.partition('@')[0]} {'never' if value is None else f'{value:.2g}x'}"
+        for name, value in needed.items()
+    )
+    resnets = [value for name, value in needed.items() if "resnet" in name]
+    lab = _lab_compression(findings)
+    return _judged(
+        "little_compression", Z, text, said + (f"; {lab}" if lab else ""),
+        all(value is not None and 2 <= value <= 5 for value in resnets), "not from 2x to 5x",
+        condition="codecs that cost nothing",
+        basis="measured and modelled" if lab else "modelled",
+    )  # fmt: skip
+
+
+def _lab_compression(findings: Findings) -> str:
+    """Say what compression brought in the lab."""
+    chosen = [
+        (each.trial.compression, baseline.step_s / each.step_s) for each in findings.found
+        if each.trial.rate_bps == 10e9 and each.trial.dilation > 1 and each.trial.workers == 4
+        and each.trial.model == "resnet50@v100"
+        and (baseline := alone(each.trial, findings.found)) is not None
+    ]  # fmt: skip
+    if not any(ratio > 1 for ratio, _ in chosen):
+        return ""
+    shown = ", ".join(f"{ratio}x {factor:.2f}" for ratio, factor in sorted(dict(chosen).items()))
+    return f"measured with 4 workers, resnet50, dilated: {shown}"
+
+
+def _half(findings: Findings) -> Claim:
+    text = "a real float16 hook gains what is predicted, casts included"
+    rows = [
+        (full, half, each)
+        for half in findings.found
+        if half.trial.half
+        for full in findings.undilated("real")
+        if _same_but_half(half.trial, full.trial)
+        for each in findings.predicted
+        if each.trial == half.trial and each.error is not None
+    ]
+    if not rows:
+        return _unknown("half", OURS, text, "no pair of real trials with and without float16")
+    said = "; ".join(
+        f"{half.trial.rate}: {show_time(full.step_s)} to {show_time(half.step_s)}, predicted "
+        f"{show_time(each.transport_s or 0.0)} ({each.error:+.0%})"
+        for full, half, each in rows
+    )
+    return _judged(
+        "half", OURS, text, f"real {rows[0][0].trial.model}, 2 workers, at {said}",
+        all(abs(each.error or 0.0) <= GAP for *_, each in rows), f"off by more than {GAP:.0%}",
+        condition="casts share the processors with computation and transport",
+    )  # fmt: skip
+
+
+def _same_but_half(half: Trial, full: Trial) -> bool:
+    return dataclasses.replace(half, half=False, steps=full.steps) == full
+
+
+def _as_full_when_slow(findings: Findings) -> Claim:
+    text = "slow links behave as full utilization predicts, fast ones do not"
+    chosen = [
+        each for each in findings.predicted
+        if each.trial.kind == "emulated" and each.trial.dilation == 1
+    ]  # fmt: skip
+    if len({each.trial.rate_bps for each in chosen}) < 2:
+        return _unknown("as_full_when_slow", Z, text, "links of one rate only")
+    slow = min(chosen, key=lambda each: (each.trial.rate_bps, each.trial.workers))
+    fast = max(chosen, key=lambda each: (each.trial.rate_bps, each.trial.workers))
+    off = [each.measured_s / each.full_s - 1 for each in (slow, fast)]
+    said = (
+        f"steps take {off[0]:+.0%} against the prediction with {_where(slow.trial)} and "
+        f"{off[1]:+.0%} with {_where(fast.trial)}"
+    )
+    return _judged(
+        "as_full_when_slow", Z, text, said, abs(off[0]) <= AS_PREDICTED and off[1] >= GAP,
+        "the slow link is off too" if abs(off[0]) > AS_PREDICTED else "the fast one is not",
+        condition="this machine's transport, undilated",
+    )  # fmt: skip
+
+
+def _foretold(findings: Findings) -> Claim:
+    text = "with the measured transport, steps never shown are predicted"
+    rows = [(each, each.error) for each in findings.predicted if each.error is not None]
+    errors = np.array([abs(error) for _, error in rows if error is not None])
+    if not len(errors):
+        return _unknown("foretold", OURS, text, "no trial but the one that was shown")
+    worst = max(rows, key=lambda pair: abs(pair[1] or 0.0))[0]
+    holds = sum(each.holds for each, _ in rows)
+    said = (
+        f"{len(errors)} trials: median error {np.median(errors):.1%}, worst {errors.max():.1%} "
+        f"({worst.trial.name}); the interval holds {holds} of {len(errors)}"
+    )
+    return _judged(
+        "foretold", OURS, text, said, float(np.median(errors)) <= AS_PREDICTED,
+        f"median above {AS_PREDICTED:.0%}",
+        condition="one shown trial for each kind and dilation",
+    )  # fmt: skip
+
+
+def _bytes(findings: Findings) -> Claim:
+    text = "bytes per iteration are 2(N-1)/N times the model's size"
+    by_workers: dict[int, list[Measured]] = {}
+    for each in findings.found:
+        if each.trial.workers > 1:
+            by_workers.setdefault(each.trial.workers, []).append(each)
+    slopes = {
+        workers: _slope(rows) for workers, rows in sorted(by_workers.items())
+        if len({round(each.gradient_bytes) for each in rows}) > 1
+    }  # fmt: skip
+    if not slopes:
+        return _unknown("bytes", F, text, "models of one size only")
+    sizes = [each.gradient_bytes for rows in by_workers.values() for each in rows]
+    said = f"gradients of {show_bytes(min(sizes))} to {show_bytes(max(sizes))}: " + "; ".join(
+        f"N={workers} slope {slope:.4f} (ring {2 * (workers - 1) / workers:.4f})"
+        for workers, slope in slopes.items()
+    )
+    if any(each.sent_from != "NIC counters" for each in findings.found):
+        return Claim(
+            key="bytes", paper=F, claim=text, measured=said, holds="not measured", basis="measured",
+            why="without NIC counters the factor is the ring's by definition: wait for samples",
+        )  # fmt: skip
+    off = max(
+        abs(slope / (2 * (workers - 1) / workers) / _HEADERS - 1)
+        for workers, slope in slopes.items()
+    )
+    return _judged(
+        "bytes", F, text, said, off <= SLOPE, f"off by up to {off:.1%} besides headers",
+        condition=f"NIC counters hold headers, 1514/1448 = {_HEADERS:.4f} times the payload; "
+        f"without them off by at most {off:.2%}",
+    )  # fmt: skip
+
+
+_HEADERS = 1514 / 1448
+
+
+def _slope(rows: Sequence[Measured]) -> float:
+    sizes = np.array([each.gradient_bytes for each in rows])
+    sent = np.array([each.sent_bytes for each in rows])
+    matrix = np.column_stack([sizes, np.ones(len(sizes))])
+    return float(np.linalg.lstsq(matrix, sent, rcond=None)[0][0])
+
+
+def _ring(findings: Findings) -> Claim:
+    text = "servers form a ring in the order of hosts in the launch command"
+    seen = [each for each in findings.found if each.sends_to is not None and each.trial.workers > 2]
+    if not seen:
+        why = "no samples of connections in these runs: waits for packets"
+        return _unknown("ring", F, text, why)
+    rings = [each for each in seen if _is_launch_ring(each.sends_to or ())]
+    most = max(seen, key=lambda each: each.trial.workers)
+    return _judged(
+        "ring", F, text,
+        f"{len(rings)} of {len(seen)} trials; {_where(most.trial)}: "
+        f"{_shown_ring(most.sends_to or ())}",
+        len(rings) == len(seen), "some send otherwise",
+        condition="Gloo goes around against the order of ranks; host i is rank i here",
+    )  # fmt: skip
+
+
+def _is_launch_ring(sends_to: Sequence[int]) -> bool:
+    """Say whether each sends to its neighbour in the launch's order, all in one direction."""
+    count = len(sends_to)
+    ways = {(to - host) % count for host, to in enumerate(sends_to)}
+    return ways in ({1}, {count - 1})
+
+
+def _shown_ring(sends_to: Sequence[int]) -> str:
+    way = [0]
+    for _ in sends_to:
+        way.append(sends_to[way[-1]])
+    return " -> ".join(map(str, way))
+
+
+def _not_size_alone(findings: Findings) -> Claim:
+    text = "iteration time does not follow from model size alone"
+    rows = [each for each in findings.explained if "model size" in each.alone]
+    if not rows:
+        return _unknown("not_size_alone", F, text, "too few sizes to tell")
+    said = "; ".join(
+        f"{each.basis} ({each.count}): R2 of size alone {each.alone['model size']:.2f}, of all "
+        f"{each.together:.2f}"
+        for each in rows
+    )
+    return _judged(
+        "not_size_alone", F, text, said,
+        all(each.alone["model size"] < MOST_OF_IT for each in rows),
+        f"size alone explains {MOST_OF_IT:.0%} or more",
+        condition="device, batch and bandwidth vary too",
+        basis="measured and modelled" if len(rows) > 1 else _basis(rows[0]),
+    )  # fmt: skip
+
+
+def _basis(each: Explained) -> Basis:
+    return "measured" if each.basis.startswith("measured") else "modelled"
+
+
+def _where(trial: Trial) -> str:
+    dilated = f", dilated {trial.dilation}x" if trial.dilation > 1 else ""
+    return f"{trial.model}, {trial.workers} x {show_rate(trial.rate_bps)}{dilated}"
+
+
+def _judged(
+    key: str, paper: str, claim: str, measured: str, holds: bool, why_not: str, *,
+    condition: str = "", basis: Basis = "measured",
+) -> Claim:  # fmt: skip
+    why = condition if holds else "; ".join(each for each in (why_not, condition) if each)
+    return Claim(
+        key=key, paper=paper, claim=claim, measured=measured, holds="yes" if holds else "no",
+        why=why, basis=basis,
+    )  # fmt: skip
+
+
+def _unknown(key: str, paper: str, claim: str, why: str) -> Claim:
+    return Claim(
+        key=key, paper=paper, claim=claim, measured="-", holds="not measured", why=why, basis=""
+    )
+
+
+_RULES: tuple[Callable[[Findings], Claim], ...] = (
+    _below_linear, _computation_steady, _links_idle, _processors_free, _as_full_when_slow,
+    _no_compression, _little_compression, _half, _bytes, _ring, _not_size_alone, _foretold,
+)  # fmt: skip

@@ -1,0 +1,120 @@
+"""How much of the iteration time do model size, batch, device and bandwidth explain?
+
+A regression of logarithms, by least squares: what each condition explains by itself (R2 alone), and
+what is lost without it when all others are there. Measured trials and modelled steps are kept
+apart: only the modelled ones vary the device, and only the real ones the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.answers.study.measures import Measured
+from fullwire.answers.whatif import whatif
+from fullwire.model import workloads
+
+FEWEST_SPARE = 2  # observations more than the regression has numbers
+MODELLED_RATES = ("1Gbps", "10Gbps", "25Gbps", "100Gbps")
+MODELLED_WORKERS = 4
+Columns = Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """Shares of the variance of log(step) over some runs."""
+
+    basis: str
+    count: int
+    alone: Mapping[str, float]
+    only_it: Mapping[str, float]
+    together: float
+
+
+def shares_of_measured(found: Sequence[Measured]) -> Explained | None:
+    """Explain the real trials of two workers, in which size, batch and bandwidth vary."""
+    chosen = [
+        each
+        for each in found
+        if each.trial.kind == "real" and each.trial.workers == 2 and not each.trial.half
+    ]
+    return shares(
+        "measured: real trials of 2 workers",
+        {
+            "model size": _logs([each.gradient_bytes for each in chosen])[:, None],
+            "batch size": _logs([each.trial.batch for each in chosen])[:, None],
+            "bandwidth": _logs([each.trial.rate_bps for each in chosen])[:, None],
+        },
+        _logs([each.step_s for each in chosen]),
+    )
+
+
+def modelled_rows() -> list[dict[str, Any]]:
+    """Predict every built-in model on every device and some links, at full utilization."""
+    loads = {load.name: load for load in map(workloads.workload, workloads.names())}
+    table = whatif(list(loads), workers=MODELLED_WORKERS, bandwidth=",".join(MODELLED_RATES))
+    return [
+        {
+            "basis": "modelled", "model": row["run"],
+            "device": loads[row["run"]].device.name, "batch": loads[row["run"]].model.batch,
+            "workers": row["workers"], "rate_bps": row["bandwidth_bps"],
+            "gradient_bytes": float(loads[row["run"]].gradient_bytes.sum()),
+            "step_s": row["step_s"],
+        }
+        for row in table.rows()
+    ]  # fmt: skip
+
+
+def shares_of_modelled(rows: Sequence[Mapping[str, Any]]) -> Explained | None:
+    """Explain modelled steps, in which size, device and bandwidth vary."""
+    devices = sorted({str(row["device"]) for row in rows})
+    indicators = [[float(row["device"] == each) for each in devices[1:]] for row in rows]
+    return shares(
+        f"modelled: {MODELLED_WORKERS} workers, full utilization",
+        {
+            "model size": _logs([row["gradient_bytes"] for row in rows])[:, None],
+            "device": np.array(indicators),
+            "bandwidth": _logs([row["rate_bps"] for row in rows])[:, None],
+        },
+        _logs([row["step_s"] for row in rows]),
+    )
+
+
+def shares(basis: str, columns: Columns, wanted: NDArray[np.float64]) -> Explained | None:
+    """Explain some values by columns; None where there are too few values to say anything."""
+    usable = {
+        name: each for name, each in columns.items() if len(each) and np.ptp(each, axis=0).any()
+    }
+    width = 1 + sum(each.shape[1] for each in usable.values())
+    if not usable or len(wanted) < width + FEWEST_SPARE:
+        return None
+    together = _explained(list(usable.values()), wanted)
+    return Explained(
+        basis=basis, count=len(wanted), together=together,
+        alone={name: _explained([each], wanted) for name, each in usable.items()},
+        only_it=dict(_only(usable, wanted, together)),
+    )  # fmt: skip
+
+
+def _only(
+    columns: Columns, wanted: NDArray[np.float64], together: float
+) -> Iterator[tuple[str, float]]:
+    for name in columns:
+        others = [each for other, each in columns.items() if other != name]
+        yield name, max(0.0, together - _explained(others, wanted))
+
+
+def _explained(columns: Sequence[NDArray[np.float64]], wanted: NDArray[np.float64]) -> float:
+    """Return R2 of a regression with a constant."""
+    matrix = np.column_stack([np.ones(len(wanted)), *columns])
+    left = wanted - matrix @ np.linalg.lstsq(matrix, wanted, rcond=None)[0]
+    total = float(np.square(wanted - wanted.mean()).sum())
+    return 1 - float(left @ left) / total if total else 0.0
+
+
+def _logs(values: Sequence[float]) -> NDArray[np.float64]:
+    return np.log(np.array(values, np.float64))

@@ -1,0 +1,179 @@
+"""What a trial's run says, in the figures that both papers look at.
+
+A rank's bytes on the wire and the processors' use come from the host's own counters where the run
+has samples of them; else from the collectives' sizes and from the ranks' own processor time, and
+the figure says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from fullwire.analysis.account import Part, account
+from fullwire.answers.study.trials import Trial
+from fullwire.model.cost import bus_factor
+from fullwire.model.run import Run
+from fullwire.simulation.typical import typical_step
+
+BytesFrom: TypeAlias = Literal["NIC counters", "sizes of collectives"]
+ProcessorsFrom: TypeAlias = Literal["/proc/stat", "processor time of the ranks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One trial as it was; times and rates are undilated, shares need not be."""
+
+    trial: Trial
+    step_s: float
+    deviation: float  # of the steps from the typical one, as a share of it
+    compute_s: float
+    communication_s: float  # of a step, with a collective outstanding
+    gradient_bytes: float  # that a rank gives to collectives in a step
+    sent_bytes: float  # that leave a host in a step
+    sent_from: BytesFrom
+    processor_utilization: float
+    processors_from: ProcessorsFrom
+    processors: int
+    sends_to: tuple[int, ...] | None  # by host in the order of the launch; None without samples
+
+    @property
+    def network_utilization(self) -> float:
+        """Bits sent over what the line rate allows, on whole steps."""
+        return 8 * self.sent_bytes / (self.trial.rate_bps * self.step_s)
+
+    @property
+    def busy_utilization(self) -> float:
+        """The same while a collective was outstanding."""
+        return 8 * self.sent_bytes / (self.trial.rate_bps * self.communication_s)
+
+
+def measured(trial: Trial, run: Run) -> Measured:
+    """Take a trial's figures from its run."""
+    step = typical_step(run)
+    assert step.measured_ns is not None  # every recorded step has a length
+    found = account(run, dict.fromkeys(range(trial.workers), trial.rate_bps))
+    steps = found.steps[found.is_typical]
+    rows = run.collectives.rows(np.isin(run.collectives.step, steps))
+    rank_steps = trial.workers * len(steps)
+    window = _window(run, int(steps.min()))
+    gradient_bytes = float(rows.bytes.sum()) / rank_steps
+    sent = _sent_bytes(run, window)
+    factors = [bus_factor(op, trial.workers) for op in rows.op.tolist()]
+    step_s = step.measured_ns * 1e-9
+    used, used_from = _processor_utilization(run, window, step_s)
+    return Measured(
+        trial=trial, step_s=step_s, deviation=step.deviation,
+        compute_s=found.parts_s[Part.COMPUTE.key],
+        communication_s=_communication_s(run, steps, trial.workers),
+        gradient_bytes=gradient_bytes,
+        sent_bytes=float(rows.bytes @ np.array(factors)) / rank_steps if sent is None else sent,
+        sent_from="sizes of collectives" if sent is None else "NIC counters",
+        processor_utilization=used, processors_from=used_from,
+        processors=int(str(run.facts.get("processors", 1))), sends_to=_sends_to(run),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """From the start of the first typical step to the end of the last, and how many there are."""
+
+    start_ns: int
+    end_ns: int
+    steps: int
+
+
+def _window(run: Run, first: int) -> _Window:
+    marks = run.spans.rows((run.spans.name == "step") & (run.spans.step >= first))
+    return _Window(
+        int(marks.start_ns.min()), int(marks.end_ns.max()), len(np.unique(marks.step))
+    )  # fmt: skip
+
+
+def _communication_s(run: Run, steps: np.ndarray, workers: int) -> float:
+    """Return how long a collective was outstanding in a step, on the average rank."""
+    total_ns = 0
+    rows = run.collectives.rows(np.isin(run.collectives.step, steps))
+    for rank in range(workers):
+        mine = rows.rows(np.flatnonzero(rows.rank == rank))
+        order = np.argsort(mine.issue_ns, kind="stable")
+        issue_ns, end_ns = mine.issue_ns[order], mine.end_ns[order]
+        reached_ns = np.maximum.accumulate(end_ns)
+        before_ns = np.append(issue_ns[:1], reached_ns[:-1])
+        total_ns += int(np.maximum(end_ns - np.maximum(issue_ns, before_ns), 0).sum())
+    return total_ns * 1e-9 / (workers * len(steps))
+
+
+def _sent_bytes(run: Run, window: _Window) -> float | None:
+    """Return what left the average host in a step, from its interface's counters."""
+    totals = []
+    for host in sorted(set(run.links.host)):
+        rows = run.links.rows(run.links.host == host)
+        totals.append(
+            max(
+                _gained(rows.time_ns[chosen], rows.tx_bytes[chosen], window)
+                for chosen in (rows.interface == name for name in set(rows.interface))
+            )
+        )
+    return float(np.mean(totals)) / window.steps if totals else None
+
+
+def _gained(time_ns: np.ndarray, counter: np.ndarray, window: _Window) -> float:
+    """Return by how much a counter grew in a window, evenly between samples."""
+    edges_ns = np.array([window.start_ns, window.end_ns])
+    begin, end = np.interp(edges_ns - time_ns[0], time_ns - time_ns[0], counter - counter[0])
+    return float(end - begin)
+
+
+def _processor_utilization(
+    run: Run, window: _Window, step_s: float
+) -> tuple[float, ProcessorsFrom]:
+    is_processor = np.array([name.startswith("cpu") for name in run.hosts.device], bool)
+    inside = (run.hosts.time_ns >= window.start_ns) & (run.hosts.time_ns <= window.end_ns)
+    shares = run.hosts.utilization[is_processor & inside]
+    if len(shares):
+        return float(shares.mean()), "/proc/stat"
+    per_rank, processors = run.facts.get("processor_s", ()), run.facts.get("processors", 1)
+    assert isinstance(per_rank, tuple)
+    assert isinstance(processors, int)
+    used_s = sum(used_s for _, used_s in per_rank)
+    return used_s / (processors * step_s), "processor time of the ranks"
+
+
+def _sends_to(run: Run) -> tuple[int, ...] | None:
+    """Return to which host each one sends most, from its TCP connections."""
+    names = str(run.facts.get("hosts", "")).split(",")
+    if not len(run.sockets) or len(names) < 2:
+        return None
+    address_of = _addresses(run)
+    found = []
+    for name in names:
+        sent: dict[str, int] = {}
+        for flow, total in _totals(run, name).items():
+            remote = _address(flow.partition(">")[2])
+            sent[remote] = sent.get(remote, 0) + total
+        most = max(sent, key=lambda each: sent[each], default="")
+        if most not in address_of:
+            return None
+        found.append(names.index(address_of[most]))
+    return tuple(found)
+
+
+def _addresses(run: Run) -> dict[str, str]:
+    """Return the host of each address that connections leave from."""
+    pairs = zip(run.sockets.host.tolist(), run.sockets.flow.tolist(), strict=True)
+    return {_address(flow.partition(">")[0]): host for host, flow in dict.fromkeys(pairs)}
+
+
+def _address(end: str) -> str:
+    """Return the address of one end of a connection, without its port."""
+    return end.strip().rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+
+
+def _totals(run: Run, host: str) -> dict[str, int]:
+    rows = run.sockets.rows(run.sockets.host == host)
+    return {
+        flow: int(np.ptp(rows.bytes_acked[rows.flow == flow])) for flow in set(rows.flow.tolist())
+    }

@@ -1,0 +1,114 @@
+"""Each trial beside what was predicted of it: with measured transport, and with full utilization.
+
+The measured transport is that of one trial that is shown, per kind and dilation: a dilated trial
+stands for processors that are so many times faster, so what one shows says nothing of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fullwire.answers.study.measures import Measured
+from fullwire.answers.study.trials import Trial
+from fullwire.answers.verification import verify
+from fullwire.answers.whatif import WhatIf, whatif
+from fullwire.errors import FullwireError
+from fullwire.model.run import Run
+from fullwire.sources import read
+
+FULL = "full:0.9564"  # every bit that headers leave of the line: 1448/1514
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """One trial's step: as measured, and as predicted from others."""
+
+    trial: Trial
+    measured_s: float
+    full_s: float
+    transport_s: float | None  # with the transport of the trial that was shown
+    low_s: float | None
+    high_s: float | None
+    was_shown: bool
+
+    @property
+    def error(self) -> float | None:
+        """How far the prediction with measured transport is off; None where nothing is learnt."""
+        if self.transport_s is None or self.was_shown:
+            return None
+        return self.transport_s / self.measured_s - 1
+
+    @property
+    def holds(self) -> bool:
+        """Say whether the interval holds what was measured."""
+        if self.low_s is None or self.high_s is None:
+            return False
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+def predictions(found: Sequence[Measured], runs: Mapping[str, Run]) -> list[Predicted]:
+    """Predict every trial of several workers whose computation is known from another."""
+    shown = {_group(each.trial): each.trial for each in reversed(found) if _may_be_shown(each)}
+    return [
+        _predicted(each, shown[_group(each.trial)], runs)
+        for each in found
+        if each.trial.workers > 1
+        and _group(each.trial) in shown
+        and _is_known(each.trial, shown[_group(each.trial)])
+    ]
+
+
+def _group(trial: Trial) -> tuple[str, int]:
+    return trial.kind, trial.dilation
+
+
+def _may_be_shown(each: Measured) -> bool:
+    """The first trial of two workers that sends all its bytes, in the order of the plan."""
+    trial = each.trial
+    return trial.workers == 2 and trial.compression == 1 and not trial.half
+
+
+def _is_known(trial: Trial, shown: Trial) -> bool:
+    """An emulated trial's computation is its profile; a real one's that of the same job."""
+    if trial.kind == "emulated":
+        return True
+    return (trial.model, trial.batch, trial.workers) == (shown.model, shown.batch, shown.workers)
+
+
+def _predicted(each: Measured, shown: Trial, runs: Mapping[str, Run]) -> Predicted:
+    trial = each.trial
+    base = runs[shown.name]
+    subject = base if trial.model == shown.model else read(trial.model)
+    full = _asked(subject, trial, FULL)
+    foretold = _with_transport(subject, trial, base, runs[trial.name])
+    return Predicted(
+        trial=trial, measured_s=each.step_s, full_s=float(full["step_s"][0]),
+        transport_s=None if foretold is None else foretold[0],
+        low_s=None if foretold is None else foretold[1],
+        high_s=None if foretold is None else foretold[2],
+        was_shown=trial == shown,
+    )  # fmt: skip
+
+
+def _with_transport(
+    subject: Run, trial: Trial, base: Run, truth: Run
+) -> tuple[float, float, float] | None:
+    """Predict a step and its interval; None where the shown run says nothing of its transport."""
+    if trial.half:  # a hook that casts has a cost of its own, which a what-if does not know
+        held = verify(base, truth)
+        return None if held is None else (held.predicted_s, held.low_s, held.high_s)
+    try:
+        found = _asked(subject, trial, "measured", base)
+    except FullwireError:
+        return None
+    [low_s], [high_s] = found.interval_s
+    return float(found["step_s"][0]), float(low_s), float(high_s)
+
+
+def _asked(subject: Run, trial: Trial, transport: str, base: Run | None = None) -> WhatIf:
+    return whatif(
+        subject, workers=trial.workers, bandwidth=trial.rate, buckets=trial.buckets,
+        compression=2 if trial.half else trial.compression, transport=transport,
+        calibrate=() if base is None else base,
+    )  # fmt: skip

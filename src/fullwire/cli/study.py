@@ -1,0 +1,45 @@
+"""fullwire study: both papers, redone on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullwire.cli.options import Json, print_json
+
+
+def study(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only what takes under 4 minutes on 2 processors")
+    ] = False,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Runs, figures and claims; go on there"),
+    ] = Path("study"),
+    json: Json = False,
+) -> None:
+    """Redo the two papers in the lab: predicted beside measured, and which claims hold here.
+
+    fullwire study --quick -o study
+    """
+    from fullwire.answers.study import study as answer
+    from fullwire.cli.leaving import signals_end_it
+    from fullwire.report.study import print_study, study_object, write_study
+
+    with signals_end_it():
+        result = answer(output, quick=quick, say=_say)
+    written = write_study(result)
+    if json:
+        print_json(study_object(result, written))
+    else:
+        print_study(result, written)
+    if not result.measured:
+        raise typer.Exit(1)
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"fullwire: {sentence}\n")
+    sys.stderr.flush()

@@ -1,0 +1,105 @@
+"""A study for people and programs: the table of claims, and the files of its directory."""
+
+from __future__ import annotations
+
+import csv
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullwire.errors import UsageError
+from fullwire.report.study_figures import draw_figure
+from fullwire.report.terminal import print_notes, say
+
+if TYPE_CHECKING:
+    from fullwire.answers.study import Study
+    from fullwire.answers.study.figures import Row
+
+_WIDTH = 100
+_MARKS = {"yes": "holds", "no": "does NOT hold", "in part": "holds in part"}
+
+
+def write_study(result: Study) -> list[Path]:
+    """Write claims.csv, trials.csv, predictions.csv and each figure as CSV and PNG."""
+    place = result.directory
+    try:
+        written = [
+            _csv([asdict(each) for each in result.claims], place / "claims.csv"),
+            _csv(list(_trial_rows(result)), place / "trials.csv"),
+            _csv(list(_prediction_rows(result)), place / "predictions.csv"),
+        ]
+        for figure in result.figures:
+            written.append(_csv(figure.rows, place / f"{figure.name}.csv"))
+            picture = place / f"{figure.name}.png"
+            draw_figure(figure, picture)
+            if figure.rows:
+                written.append(picture)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or place}: cannot be written: {error.strerror}"
+        ) from None
+    return written
+
+
+def _csv(rows: Sequence[Row], path: Path) -> Path:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def _trial_rows(result: Study) -> Iterator[dict[str, Any]]:
+    for each in result.measured:
+        row = asdict(each)
+        trial = row.pop("trial")
+        ring = row.pop("sends_to")
+        yield {
+            "trial": each.trial.name, **trial, **row,
+            "network_utilization": each.network_utilization,
+            "busy_utilization": each.busy_utilization,
+            "sends_to": "" if ring is None else " ".join(map(str, ring)),
+        }  # fmt: skip
+
+
+def _prediction_rows(result: Study) -> Iterator[dict[str, Any]]:
+    for each in result.predicted:
+        row = asdict(each)
+        row.pop("trial")
+        yield {"trial": each.trial.name, **row, "error": each.error, "holds": each.holds}
+
+
+def study_object(result: Study, written: Sequence[Path]) -> dict[str, Any]:
+    """Return a study as JSON takes it."""
+    return {
+        "claims": [asdict(each) for each in result.claims],
+        "trials": list(_trial_rows(result)),
+        "predictions": list(_prediction_rows(result)),
+        "explained": [asdict(each) for each in result.explained],
+        "failed": [{"trial": trial.name, "problem": problem} for trial, problem in result.failed],
+        "files": [str(path) for path in written],
+    }
+
+
+def print_study(result: Study, written: Sequence[Path]) -> None:
+    """Print the claims, what failed, and where the figures are."""
+    paper = ""
+    for each in result.claims:
+        if each.paper != paper:
+            paper = each.paper
+            say(paper)
+        say(f"  {_MARKS.get(each.holds, each.holds).ljust(15)} {each.claim}")
+        for words in (each.measured, each.why):
+            for line in textwrap.wrap(words, _WIDTH - 18) if words != "-" else ():
+                say(f"{'':18}{line}")
+    say("")
+    print_notes(f"{trial.name} failed: {problem}" for trial, problem in result.failed)
+    figures = [path for path in written if path.suffix == ".png"]
+    tables = [path for path in written if path.suffix == ".csv"]
+    say(f"{len(figures)} figures and {len(tables)} tables in {result.directory}:")
+    for path in figures:
+        say(f"  {path}")
+    say(f"  {tables[0]}")

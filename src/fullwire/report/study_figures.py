@@ -1,0 +1,224 @@
+"""The figures of a study: one PNG each, from the same rows as the CSV beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullwire.report.charts import COLOURS, save, titled
+from fullwire.units import show_rate
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from fullwire.answers.study.figures import Figure, FigureName, Row
+
+_WIDTH, _HEIGHT = 250, 200
+
+
+def draw_figure(figure: Figure, path: Path) -> None:
+    """Draw one figure; one without rows is left out, and nothing stays of an earlier one."""
+    path.unlink(missing_ok=True)
+    if figure.rows:
+        chart = _DRAWN[figure.name](_with_labels(figure.rows))
+        save(titled(chart, figure.title, [figure.note]), path)
+
+
+def _with_labels(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Add what is read as words and in people's units."""
+    return [
+        {
+            **row,
+            **({"rate": show_rate(row["rate_bps"]), "rate_gbps": row["rate_bps"] * 1e-9}
+               if "rate_bps" in row else {}),
+            **({"of": f"{row['workers']} workers"} if "workers" in row else {}),
+            **({"size_mb": row["gradient_bytes"] * 1e-6} if "gradient_bytes" in row else {}),
+        }
+        for row in rows
+    ]  # fmt: skip
+
+
+def _base(rows: Sequence[Row]) -> alt.Chart:
+    import altair as alt
+
+    return alt.Chart(alt.Data(values=list(rows)))
+
+
+def _colour(field: str, title: str = "") -> alt.Color:
+    import altair as alt
+
+    scale = alt.Scale(range=COLOURS)
+    return alt.Color(f"{field}:N", title=title or None, sort=None, scale=scale)
+
+
+_TICKS = (1, 2, 5, 10, 25, 50, 100)
+_SIZES = (1, 3, 10, 30, 100, 300, 1000)
+_TIMES = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+
+
+def _log(field: str, title: str, ticks: Sequence[float] = _TICKS) -> alt.X:
+    import altair as alt
+
+    return alt.X(
+        f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=14),
+        axis=alt.Axis(format=",.3~r", values=list(ticks)),
+    )  # fmt: skip
+
+
+def _workers() -> alt.X:
+    import altair as alt
+
+    return alt.X("workers:O", title="workers", axis=alt.Axis(labelAngle=0))
+
+
+def _panels(chart: alt.Chart, column: str, rows: Sequence[Row], columns: int = 3) -> alt.Chart:
+    import altair as alt
+
+    shown = list(dict.fromkeys(row[column] for row in rows))
+    panels = chart.properties(width=_WIDTH, height=_HEIGHT)
+    return panels.facet(alt.Facet(f"{column}:N", title=None, sort=shown), columns=columns)
+
+
+def _scaling(rows: list[dict[str, Any]]) -> alt.Chart:
+    import altair as alt
+
+    for row in rows:
+        dilated = ", faster processors" if "processors" in row["setting"] else ""
+        row["panel"] = f"{row['model'].partition('@')[0]}, {row['rate']}{dilated}"
+    by = ("model", "setting", "rate_bps", "workers")
+    ordered = sorted(rows, key=lambda row: ["processors" in row["setting"], *map(row.get, by)])
+    chart = _base(ordered).encode(
+        x=_workers(),
+        xOffset=alt.XOffset("kind:N", sort=None),
+        y=alt.Y("scaling_factor:Q", title="scaling factor", scale=alt.Scale(domain=[0, 1])),
+        color=_colour("kind"),
+    )
+    return _panels(chart.mark_bar(), "panel", ordered)
+
+
+def _computation(rows: list[dict[str, Any]]) -> alt.Chart:
+    import altair as alt
+
+    chart = _base(rows).encode(
+        x=_workers(),
+        y=alt.Y("over_one_worker:Q", title="computation, over one worker's"),
+        color=_colour("model"),
+    )
+    return _panels(chart.mark_point(size=70, filled=True, opacity=0.8), "setting", rows)
+
+
+def _utilization(rows: list[dict[str, Any]]) -> alt.Chart:
+    import altair as alt
+
+    kinds = {
+        "network_while_communicating": "network, while communicating",
+        "network_whole_step": "network, whole step", "processors": "processors",
+    }  # fmt: skip
+    long = [
+        {**row, "of_what": words, "share": row[name], "panel": f"{row['setting']}, {row['of']}"}
+        for row in sorted(rows, key=lambda row: (row["setting"], row["workers"], row["rate_bps"]))
+        for name, words in kinds.items()
+    ]
+    chart = _base(long).encode(
+        x=_log("rate_gbps", "line rate (Gbps)"),
+        y=alt.Y(
+            "share:Q", title="in use", scale=alt.Scale(domain=[0, 1.05], nice=False),
+            axis=alt.Axis(format="%"),
+        ),
+        color=_colour("of_what"),
+        shape=alt.Shape("model:N", title=None),
+    )  # fmt: skip
+    return _panels(chart.mark_point(size=70, filled=True, opacity=0.85), "panel", long, 2)
+
+
+def _compression(rows: list[dict[str, Any]]) -> alt.Chart:
+    import altair as alt
+
+    for row in rows:
+        row["panel"] = f"{row['of']}, {row['rate']}"
+    base = _base(rows).encode(
+        x=_log("compression", "compression ratio"),
+        y=alt.Y("scaling_factor:Q", title="scaling factor", scale=alt.Scale(domain=[0, 1])),
+        color=_colour("model"),
+    )
+    lines = base.mark_line(strokeWidth=2.5).transform_filter("datum.kind == 'predicted'")
+    points = base.mark_point(size=80, filled=True, opacity=1, stroke="white")
+    both = lines + points.transform_filter("datum.kind == 'measured'")
+    return _panels(both, "panel", rows, 2)
+
+
+def _bytes(rows: list[dict[str, Any]]) -> alt.Chart:
+    import altair as alt
+
+    largest = max(row["size_mb"] for row in rows)
+    ring = [
+        {"size_mb": size, "sent_mb": size * factor, "of": of}
+        for of, factor in dict.fromkeys((row["of"], row["ring"]) for row in rows)
+        for size in (0.0, largest)
+    ]
+    points = [{**row, "sent_mb": row["sent_bytes"] * 1e-6} for row in rows]
+    encoding = {
+        "x": alt.X("size_mb:Q", title="gradients (MB)"),
+        "y": alt.Y("sent_mb:Q", title="sent by each host in an iteration (MB)"),
+        "color": _colour("of"),
+    }
+    lines = _base(ring).mark_line(strokeWidth=1.5).encode(**encoding)
+    marks = _base(points).mark_point(size=70, filled=True, opacity=0.85).encode(**encoding)
+    return (lines + marks).properties(width=2 * _WIDTH, height=300)
+
+
+def _ring(rows: list[dict[str, Any]]) -> alt.Chart:
+    import altair as alt
+
+    largest = max(row["workers"] for row in rows)
+    chosen = [row for row in rows if row["workers"] == largest]
+    chart = _base(chosen).encode(
+        x=alt.X("sends_to:O", title="receiving host", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("host:O", title="sending host, in the order of the launch"),
+        color=alt.value(COLOURS[0]),
+    )
+    return _panels(chart.mark_rect(), "trial", chosen)
+
+
+def _iteration(rows: list[dict[str, Any]]) -> alt.Chart:
+    import altair as alt
+
+    for row in rows:
+        row["panel"] = f"{row['basis']}, {row['rate']}"
+        row["on"] = row["device"].upper() if row["basis"] == "modelled" else row["device"]
+    ordered = sorted(rows, key=lambda row: (row["basis"], row["rate_bps"]))
+    chart = _base(ordered).encode(
+        x=_log("size_mb", "gradients (MB)", _SIZES),
+        y=alt.Y(
+            "step_s:Q",
+            title="iteration (s)",
+            axis=alt.Axis(format=",.3~r", values=_TIMES),
+            scale=alt.Scale(type="log", nice=False, padding=14),
+        ),
+        color=_colour("on"),
+    )
+    return _panels(chart.mark_point(size=60, filled=True, opacity=0.85), "panel", ordered)
+
+
+def _explained(rows: list[dict[str, Any]]) -> alt.Chart:
+    import altair as alt
+
+    kinds = {"alone": "R2 by itself", "only_it": "lost without it"}
+    long = [
+        {**row, "share": row[name], "kind": words} for row in rows for name, words in kinds.items()
+    ]
+    chart = _base(long).encode(
+        x=alt.X("condition:N", title=None, sort=None, axis=alt.Axis(labelAngle=0)),
+        xOffset=alt.XOffset("kind:N", sort=None),
+        y=alt.Y("share:Q", title="share of the variance", scale=alt.Scale(domain=[0, 1])),
+        color=_colour("kind"),
+    )
+    return _panels(chart.mark_bar(), "basis", long, 2).resolve_scale(x="independent")
+
+
+_DRAWN: Mapping[FigureName, Callable[[list[dict[str, Any]]], alt.Chart]] = {
+    "scaling": _scaling, "computation": _computation, "utilization": _utilization,
+    "compression": _compression, "bytes": _bytes, "ring": _ring, "iteration": _iteration,
+    "explained": _explained,
+}  # fmt: skip
