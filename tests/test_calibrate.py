@@ -205,11 +205,13 @@ def test_a_job_that_scales_says_when_it_would_not() -> None:
     assert found.sentence.startswith("Communication would cost 10% of the step below ")
 
 
-def test_a_simulated_job_is_forecast_at_full_utilization() -> None:
-    played = fw.replay("resnet50@v100", workers=8, bandwidth="10Gbps")
-    job = a_forecaster(played)
-    assert job.calibration is None
-    assert job.grid.transports == (FullTransport(1448 / 1514),)
+def test_a_simulated_job_is_forecast_as_it_was_played() -> None:
+    for transport in (FullTransport(), FullTransport(0.5)):
+        played = fw.replay("resnet50@v100", workers=8, bandwidth="10Gbps", transport=str(transport))
+        job = a_forecaster(played)
+        assert job.calibration is None
+        assert job.grid.transports == (transport,)
+        assert job.ask().step_s == pytest.approx(measured_s(played))
 
 
 def test_one_worker_has_nothing_to_forecast() -> None:

@@ -337,7 +337,11 @@ def test_after_kill_9_what_was_recorded_can_be_joined(tmp_path: Path, whom: str)
     run = join([tmp_path / "job.run.recording"], place).run
     assert span_count(run, "host", "step") >= 6
     killed = "rank 0: its process ended without closing its recording (was it killed?)"
-    assert run.missing == ((killed,) if whom == "everything" else ())
+    if whom == "launcher":
+        assert run.complete
+    else:
+        assert run.missing[0] == killed
+        assert all("sampler ended before the job" in each for each in run.missing[1:])
 
 
 @needs_torch

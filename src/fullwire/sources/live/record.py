@@ -119,6 +119,8 @@ def join(
     if isinstance(directories, str):
         raise UsageError(f"join: expected a list of directories, got {directories!r}")
     places = [Path(each) for each in directories]
+    for place in places:
+        wait_for_samplers(place, _has_lost_its_job)
     with RunWriter(output, replace=replace) as writer:
         path = assemble(places, writer, _known(places))
     return Recording(path=path, exit_status=0)
