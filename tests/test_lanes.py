@@ -10,7 +10,7 @@ import pytest
 from fullwire.analysis.account import account
 from fullwire.analysis.lanes import MOST_BARS, MOST_RANKS, drawing, lanes_of
 from fullwire.analysis.usage import MOST_PIECES, usage_over_time
-from fullwire.model.run import Links, Run
+from fullwire.model.run import Hosts, Links, Run
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
 
 
@@ -87,6 +87,38 @@ def test_use_over_time_keeps_every_byte(count: int) -> None:
     assert len(sent.lines[0].values) == min(count - 1, MOST_PIECES)
     assert sent.lines[0].values.mean() == pytest.approx(0.05, rel=1e-3)
     assert sent.lines[0].values[0] == pytest.approx(0.1, rel=1e-3)
+
+
+def test_use_before_the_first_step_is_not_shown() -> None:
+    run = sampled(a_trained_job(), 200)
+    early = dataclasses.replace(run.links, time_ns=run.links.time_ns - 10_000 * MS)
+    both = {
+        name: np.concatenate([column, run.links.columns()[name]])
+        for name, column in early.columns().items()
+    }
+    found = usage_over_time(dataclasses.replace(run, links=Links(**both)), {})
+    assert found is not None
+    length_s = run.spans.end_ns.max() / 1e9
+    assert found.edges_s[0] == pytest.approx(-0.02 * length_s)
+    assert found.edges_s[-1] == pytest.approx(length_s)
+
+
+def test_the_processors_of_a_lab_are_shown_once() -> None:
+    job = a_trained_job()
+    count = 8  # two samples of two processors, as two hosts see them
+    run = dataclasses.replace(
+        job,
+        facts={**job.facts, "machines": 1},
+        hosts=Hosts(
+            host=np.array(["h0", "h1"] * 4, object), device=np.array(["cpu0"] * 4 + ["cpu1"] * 4),
+            time_ns=np.array([0, 0, 100 * MS, 100 * MS] * 2), utilization=np.full(count, 0.5),
+            memory_bytes=np.zeros(count, np.int64),
+        ),
+    )  # fmt: skip
+    found = usage_over_time(run, {})
+    assert found is not None
+    assert [line.name for line in found.pictures[0].lines] == ["cpu0", "cpu1"]
+    assert found.pictures[0].lines[0].values == pytest.approx([0.5])
 
 
 def test_without_a_line_rate_use_is_a_rate_and_without_samples_there_is_none() -> None:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.analysis.placement import host_of_rank
 from fullwire.analysis.utilization import series
 from fullwire.model.cost import Floats
 from fullwire.model.run import Run, Whole
 
 MOST_PIECES = 400
+MARGIN = 0.02  # of the time of all steps: shown before the first and after the last
 MOST_LINES = 12  # in one picture; the busiest are kept
 
 
@@ -40,7 +42,7 @@ class Usage:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class UsageOverTime:
-    """Pictures over common edges of time, in seconds since the first sample or step."""
+    """Pictures over common edges of time, in seconds since the first step."""
 
     edges_s: Floats
     pictures: tuple[Usage, ...]
@@ -56,19 +58,25 @@ def usage_over_time(run: Run, rate_bps: Mapping[int, float]) -> UsageOverTime | 
         *_of_sockets(run, edges_ns),
         *_of_devices(run, edges_ns),
     )
-    start_ns = int(run.spans.start_ns.min(initial=int(edges_ns[0])))
+    first_step = run.spans.start_ns[run.spans.step >= 0]
+    start_ns = int(first_step.min()) if len(first_step) else int(edges_ns[0])
     return UsageOverTime(edges_s=(edges_ns - start_ns) * 1e-9, pictures=pictures)
 
 
 def _edges_ns(run: Run) -> Floats | None:
-    """Return the edges of equal pieces of the time in which there are samples."""
+    """Return the edges of equal pieces of the time of the steps in which there are samples."""
     times = [table.time_ns for table in (run.links, run.sockets, run.hosts) if len(table)]
     if not times:
         return None
     everything = np.concatenate(times)
+    inside = run.spans.rows(run.spans.step >= 0)
+    if len(inside):  # starting up is long in a short job, and no part of training
+        begin_ns, end_ns = int(inside.start_ns.min()), int(inside.end_ns.max())
+        margin_ns = round(MARGIN * (end_ns - begin_ns))
+        everything = np.clip(everything, begin_ns - margin_ns, end_ns + margin_ns)
     first, last = int(everything.min()), int(everything.max())
-    pieces = min(MOST_PIECES, max(len(np.unique(each)) for each in times) - 1)
-    return np.linspace(first, last, pieces + 1) if pieces > 0 and last > first else None
+    pieces = min(MOST_PIECES, len(np.unique(everything)) - 1)
+    return np.linspace(first, last, pieces + 1) if pieces > 0 else None
 
 
 def _of_links(run: Run, edges_ns: Floats, rate_bps: Mapping[int, float]) -> Iterator[Usage]:
@@ -108,13 +116,19 @@ def _of_sockets(run: Run, edges_ns: Floats) -> Iterator[Usage]:
 def _of_devices(run: Run, edges_ns: Floats) -> Iterator[Usage]:
     table = run.hosts
     kinds: dict[str, list[Line]] = {"cpu": [], "gpu": []}
+    is_one_machine = run.facts.get("machines") == 1  # hosts of a lab all see the same processors
+    shown: set[str] = set()
     for host, rows in series(table, table.host, table.device):
         device = str(table.device[rows[0]])
+        kind = next((each for each in kinds if device.startswith(each)), None)
+        if kind is None or (is_one_machine and device in shown):
+            continue
+        shown.add(device)
         time_ns = table.time_ns[rows]
         used = np.clip(np.nan_to_num(table.utilization[rows], posinf=1.0, neginf=0.0), 0, 1)
         spent = np.cumsum(used * np.diff(time_ns, prepend=time_ns[:1]))
-        line = Line(name=f"{host} {device}", values=_rate(time_ns, spent, edges_ns))
-        kinds["gpu" if device.startswith("gpu") else "cpu"].append(line)
+        name = device if is_one_machine else f"{host} {device}"
+        kinds[kind].append(Line(name=name, values=_rate(time_ns, spent, edges_ns)))
     yield from _picture("processors", "share", kinds["cpu"])
     yield from _picture("GPUs", "share", kinds["gpu"])
 
@@ -141,9 +155,9 @@ def _rate(time_ns: Whole, counter: NDArray[np.generic], edges_ns: Floats) -> Flo
 
 def _rate_of_hosts(run: Run, rate_bps: Mapping[int, float]) -> dict[str, float]:
     """Return the line rate of each host's link; where hosts are not named, the one there is."""
-    names = [name for name in str(run.facts.get("hosts", "")).split(",") if name]
+    names = host_of_rank(run)
     if names:
-        return {name: rate_bps[rank] for rank, name in enumerate(names) if rank in rate_bps}
+        return {name: rate_bps[rank] for rank, name in names.items() if rank in rate_bps}
     rates = set(rate_bps.values())
     hosts = set(run.links.host.tolist())
     return dict.fromkeys(hosts, rates.pop()) if len(rates) == 1 else {}

@@ -43,8 +43,11 @@ class Explorer:
     shares_processors: bool  # more workers would be on the same machine
 
 
-def explorer(run: Run, job: Forecaster | None) -> Explorer:
-    """Predict a grid around a run; `job` is the run ready to be asked, where it can be."""
+def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
+    """Predict a grid around a run; `job` is the run ready to be asked, where it can be.
+
+    `baseline_s` is the T1 that a job's scaling factors are held against, as in its account.
+    """
     subject, base, calibration = _of_the_run(run) if job is None else _as_asked(job)
     is_recorded = job is not None
     grid = dataclasses.replace(
@@ -61,7 +64,7 @@ def explorer(run: Run, job: Forecaster | None) -> Explorer:
         transports=grid.transports, workers=grid.workers, bandwidth_bps=grid.bandwidth_bps,
         ratios=_RATIOS, step_s=found["step_s"].reshape(shape),
         half_s=np.broadcast_to((high_s - low_s) / 2, len(found)).reshape(shape),
-        baseline_s=subject.step.step_ns * 1e-9,
+        baseline_s=subject.step.step_ns * 1e-9 if job is None else baseline_s,
         recorded_workers=base.workers[0] if is_recorded else None,
         recorded_bps=base.bandwidth_bps[0] if is_recorded else None,
         measured_s=None if job is None else job.measured_s,

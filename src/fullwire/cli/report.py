@@ -19,6 +19,10 @@ def report(
     bandwidth: Annotated[
         str | None, typer.Option(help="Line rate of the links, where a run does not say: 10Gbps")
     ] = None,
+    calibrate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN", help="More runs of the same cluster, for what is predicted"),
+    ] = None,
 ) -> None:
     """Write what explain says as one offline HTML page, with timelines and an explorer.
 
@@ -27,5 +31,5 @@ def report(
     """
     from fullwire.report.page import write_page
 
-    write_page(runs, output, baseline=baseline, bandwidth=bandwidth)
+    write_page(runs, output, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate or ())
     sys.stderr.write(f"written: {output}\n")

@@ -33,17 +33,19 @@ def write_page(
     *,
     baseline: RunLike | None = None,
     bandwidth: str | float | None = None,
+    calibrate: Sequence[RunLike] = (),
 ) -> Path:
     """Explain runs on a page, each in a section and the later ones compared with the first.
 
-    `baseline` and `bandwidth` are those of `explain`, for all of the runs.
+    `baseline`, `bandwidth` and `calibrate` are those of `explain`, for all of the runs.
     """
     place = Path(path)
     check_page_path(place)
     many = [runs] if isinstance(runs, RunLike) else list(runs)
     if not 1 <= len(many) <= MOST_RUNS:
         raise UsageError(f"report: expected one run to {MOST_RUNS} on a page, got {len(many)}")
-    _write(place, page(contents(many, baseline=baseline, bandwidth=bandwidth)))
+    shown = contents(many, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
+    _write(place, page(shown))
     return place
 
 

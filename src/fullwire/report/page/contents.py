@@ -37,10 +37,14 @@ def contents(
     *,
     baseline: RunLike | None = None,
     bandwidth: str | float | None = None,
+    calibrate: Sequence[RunLike] = (),
 ) -> dict[str, Any]:
     """Return all that a page of these runs shows."""
     opened = [(_called(each), each if isinstance(each, Run) else read(each)) for each in runs]
-    found = [explain(run, baseline=baseline, bandwidth=bandwidth) for _, run in opened]
+    found = [
+        explain(run, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
+        for _, run in opened
+    ]
     return {
         "title": f"{opened[0][0]}: is the network the bottleneck?",
         "version": fullwire.__version__,
@@ -184,7 +188,7 @@ def _usage(found: UsageOverTime | None) -> dict[str, Any] | None:
 def _explorer(run: Run, result: Explanation) -> dict[str, Any]:
     """Return the grid of predictions, or why there is none."""
     try:
-        return _explorer_object(explorer(run, result.predictor))
+        return _explorer_object(explorer(run, result.predictor, result.baseline_step_s))
     except FullwireError as error:
         return {"missing": _sentence(str(error))}
 

@@ -652,7 +652,7 @@
     const found = run.usage;
     if (!found) return part("Use over time", null, el("p", { class: "muted" },
       "This run has no samples of links, sockets or processors, so how much of them was in use over time is not known."));
-    return part("Use over time", "Each line is one link or processor over the whole run, the strongest one the busiest. Where a line is missing there were no samples.",
+    return part("Use over time", "Each line is one link or processor over the time of all steps, the strongest one the busiest. Where a line is missing there were no samples.",
       el("div", { class: "multiples" }, found.pictures.map((picture) => usagePicture(found, picture))));
   }
 
