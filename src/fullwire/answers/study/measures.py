@@ -18,6 +18,8 @@ from fullwire.model.cost import bus_factor
 from fullwire.model.run import Run
 from fullwire.simulation.typical import typical_step
 
+NEARLY_ALL = 0.8  # of what a host sends: a broadcast at the start and the like take the rest
+NOBODY = -1
 BytesFrom: TypeAlias = Literal["NIC counters", "sizes of collectives"]
 ProcessorsFrom: TypeAlias = Literal["/proc/stat", "processor time of the ranks"]
 
@@ -143,7 +145,7 @@ def _processor_utilization(
 
 
 def _sends_to(run: Run) -> tuple[int, ...] | None:
-    """Return to which host each one sends most, from its TCP connections."""
+    """Return to which host each one sends nearly all, from its TCP connections; else nobody."""
     names = str(run.facts.get("hosts", "")).split(",")
     if not len(run.sockets) or len(names) < 2:
         return None
@@ -155,9 +157,9 @@ def _sends_to(run: Run) -> tuple[int, ...] | None:
             remote = _address(flow.partition(">")[2])
             sent[remote] = sent.get(remote, 0) + total
         most = max(sent, key=lambda each: sent[each], default="")
-        if most not in address_of:
-            return None
-        found.append(names.index(address_of[most]))
+        is_nearly_all = sent.get(most, 0) >= NEARLY_ALL * sum(sent.values()) > 0
+        to = address_of.get(most, "") if is_nearly_all else ""
+        found.append(names.index(to) if to in names else NOBODY)
     return tuple(found)
 
 
