@@ -21,7 +21,7 @@ from fullwire.answers.study.predicted import Predicted, predictions
 from fullwire.answers.study.trials import QUICK, Trial, planned
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Collectives, Gradients, Links, Provenance, Run, Sockets
-from fullwire.report.study import study_object, write_study
+from fullwire.report.study import print_study, study_object, write_study
 from fullwire.store import write
 from tests.builders import MS, spans
 from tests.conftest import Cli
@@ -42,7 +42,7 @@ def seen(trial: Trial, step_s: float = 0.2, **changed: object) -> Measured:
         trial=trial, step_s=step_s, deviation=0.0, compute_s=0.1, communication_s=step_s / 2,
         gradient_bytes=100e6, sent_bytes=2 * (trial.workers - 1) / trial.workers * 100e6,
         sent_from="NIC counters", processor_utilization=0.2,
-        processors_from="/proc/stat", processors=2, sends_to=None,
+        processors_from="processor time of the ranks", processors=2, sends_to=None,
     )  # fmt: skip
     return dataclasses.replace(usual, **changed)  # type: ignore[arg-type]  # names of its fields
 
@@ -299,7 +299,7 @@ def test_trials_have_names_of_their_own_and_the_quick_ones_belong_to_all() -> No
 
 
 def test_finished_trials_are_not_played_again_and_one_that_fails_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there, failing, playable = (a_trial(rate=rate) for rate in ("1Gbps", "2Gbps", "5Gbps"))
     write(a_job(exit_status=0), made(tmp_path, there))
@@ -314,6 +314,7 @@ def test_finished_trials_are_not_played_again_and_one_that_fails_stops_nothing(
         return None
 
     monkeypatch.setattr("fullwire.answers.study.play", play)
+    monkeypatch.setattr("fullwire.answers.study.check_possible", lambda: None)
     said: list[str] = []
     first = play_study(tmp_path, trials=(there, failing, playable), say=said.append)
     assert played == [failing, playable]
@@ -324,6 +325,11 @@ def test_finished_trials_are_not_played_again_and_one_that_fails_stops_nothing(
     play_study(tmp_path, trials=(there, failing, playable))
     assert played == [failing, playable, failing]
     check_written(first)
+    print_study(first, [])
+    printed = capsys.readouterr().out
+    assert "not measured" in printed
+    assert f"note: {failing.name} failed: the lab is not to be had" in printed
+    assert all(each.claim in printed for each in first.claims)
 
 
 def made(directory: Path, trial: Trial) -> Path:

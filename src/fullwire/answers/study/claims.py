@@ -181,7 +181,7 @@ def _processors_free(findings: Findings) -> Claim:
     busiest = max(chosen, key=lambda each: each.processor_utilization)
     said = (
         f"{busiest.processor_utilization:.0%} of {busiest.processors} processors at most "
-        f"({_where(busiest.trial)}; {busiest.processors_from})"
+        f"({_where(busiest.trial)}; from {busiest.processors_from})"
     )
     return _judged(
         "processors", Z, text, said, busiest.processor_utilization < NOT_BUSY,
@@ -446,5 +446,5 @@ def _unknown(key: str, paper: str, claim: str, why: str) -> Claim:
 
 _RULES: tuple[Callable[[Findings], Claim], ...] = (
     _below_linear, _computation_steady, _links_idle, _processors_free, _as_full_when_slow,
-    _no_compression, _little_compression, _half, _bytes, _ring, _not_size_alone, _foretold,
+    _no_compression, _little_compression, _bytes, _ring, _not_size_alone, _half, _foretold,
 )  # fmt: skip

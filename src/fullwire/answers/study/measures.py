@@ -21,7 +21,9 @@ from fullwire.simulation.typical import typical_step
 NEARLY_ALL = 0.8  # of what a host sends: a broadcast at the start and the like take the rest
 NOBODY = -1
 BytesFrom: TypeAlias = Literal["NIC counters", "sizes of collectives"]
-ProcessorsFrom: TypeAlias = Literal["/proc/stat", "processor time of the ranks"]
+ProcessorsFrom: TypeAlias = Literal[
+    "/proc/stat, all work on the machine", "processor time of the ranks"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,7 @@ def _processor_utilization(
     inside = (run.hosts.time_ns >= window.start_ns) & (run.hosts.time_ns <= window.end_ns)
     shares = run.hosts.utilization[is_processor & inside]
     if len(shares):
-        return float(shares.mean()), "/proc/stat"
+        return float(shares.mean()), "/proc/stat, all work on the machine"
     per_rank, processors = run.facts.get("processor_s", ()), run.facts.get("processors", 1)
     assert isinstance(per_rank, tuple)
     assert isinstance(processors, int)
