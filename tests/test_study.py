@@ -314,7 +314,7 @@ def test_finished_trials_are_not_played_again_and_one_that_fails_stops_nothing(
         return None
 
     monkeypatch.setattr("fullwire.answers.study.play", play)
-    monkeypatch.setattr("fullwire.answers.study.check_possible", lambda: None)
+    monkeypatch.setattr("fullwire.answers.study.check_machine", lambda: None)
     said: list[str] = []
     first = play_study(tmp_path, trials=(there, failing, playable), say=said.append)
     assert played == [failing, playable]

@@ -175,10 +175,10 @@ def _ring(rows: list[dict[str, Any]]) -> alt.Chart:
     chosen = [row for row in rows if row["workers"] == largest]
     chart = _base(chosen).encode(
         x=alt.X("sends_to:O", title="receiving host", axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("host:O", title="sending host, in the order of the launch"),
+        y=alt.Y("host:O", title="sending host"),
         color=alt.value(COLOURS[0]),
     )
-    return _panels(chart.mark_rect(), "trial", chosen)
+    return _panels(chart.mark_rect(), "trial", chosen, 2)
 
 
 def _iteration(rows: list[dict[str, Any]]) -> alt.Chart:

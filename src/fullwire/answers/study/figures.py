@@ -192,7 +192,11 @@ def ring(found: Sequence[Measured]) -> Figure:
         for host, to in enumerate(each.sends_to)
         if to != NOBODY
     ]
-    note = "from TCP connections" if rows else "no samples of connections: waits for packets"
+    note = (
+        "from TCP connections; hosts in the order of the launch"
+        if rows
+        else "no samples of connections: waits for packets"
+    )
     return Figure(
         name="ring", title="To which host each one sends", note=note, rows=tuple(rows)
     )  # fmt: skip

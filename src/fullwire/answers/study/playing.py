@@ -53,7 +53,7 @@ def finished(trial: Trial, directory: Path) -> Run | None:
     return run if run.facts.get("exit_status") == 0 else None
 
 
-def check_possible() -> None:
+def check_machine() -> None:
     """Refuse a machine that cannot play any trial, before the first of many fails."""
     if importlib.util.find_spec("torch") is None:
         raise UsageError(
