@@ -193,7 +193,7 @@ def ring(found: Sequence[Measured]) -> Figure:
         if to != NOBODY
     ]
     note = (
-        "from TCP connections; hosts in the order of the launch"
+        "from TCP connections; hosts in the order of the launch; so many trials"
         if rows
         else "no samples of connections: waits for packets"
     )
