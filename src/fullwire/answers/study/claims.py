@@ -232,11 +232,14 @@ def _little_compression(findings: Findings) -> Claim:
         f"{name.partition('@')[0]} {'never' if value is None else f'{value:.2g}x'}"
         for name, value in needed.items()
     )
-    resnets = [value for name, value in needed.items() if "resnet" in name]
+    is_so = [
+        value is not None and (2 <= value <= 5 if "resnet" in name else value > 5)
+        for name, value in needed.items()
+    ]
     lab = _lab_compression(findings)
     return _judged(
         "little_compression", Z, text, said + (f"; {lab}" if lab else ""),
-        all(value is not None and 2 <= value <= 5 for value in resnets), "not from 2x to 5x",
+        all(is_so), "not so for each of them",
         condition="codecs that cost nothing",
         basis="measured and modelled" if lab else "modelled",
     )  # fmt: skip
