@@ -17,11 +17,11 @@ from fullwire.answers.study import study as play_study
 from fullwire.answers.study.claims import Claim, Findings, Holds, claims
 from fullwire.answers.study.explained import modelled_rows, shares, shares_of_modelled
 from fullwire.answers.study.measures import Measured, measured
-from fullwire.answers.study.predicted import Predicted
+from fullwire.answers.study.predicted import Predicted, predictions
 from fullwire.answers.study.trials import QUICK, Trial, planned
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Collectives, Gradients, Links, Provenance, Run, Sockets
-from fullwire.report.study import study_object, write_study
+from fullwire.report.study import print_study, study_object, write_study
 from fullwire.store import write
 from tests.builders import MS, spans
 from tests.conftest import Cli
@@ -42,7 +42,7 @@ def seen(trial: Trial, step_s: float = 0.2, **changed: object) -> Measured:
         trial=trial, step_s=step_s, deviation=0.0, compute_s=0.1, communication_s=step_s / 2,
         gradient_bytes=100e6, sent_bytes=2 * (trial.workers - 1) / trial.workers * 100e6,
         sent_from="NIC counters", processor_utilization=0.2,
-        processors_from="/proc/stat", processors=2, sends_to=None,
+        processors_from="processor time of the ranks", processors=2, sends_to=None,
     )  # fmt: skip
     return dataclasses.replace(usual, **changed)  # type: ignore[arg-type]  # names of its fields
 
@@ -71,6 +71,46 @@ def test_training_is_far_from_linear_or_not(step_s: float, holds: Holds) -> None
     assert f"scaling factor {0.1 / step_s:.2f}" in row.measured
 
 
+def test_far_from_linear_only_at_this_machines_speed_holds_in_part() -> None:
+    one, four = seen(a_trial(workers=1), 0.1), seen(a_trial(workers=4), 0.2)
+    dilated = seen(a_trial(workers=4, rate="100Gbps", dilation=10), 0.105)
+    row = judged("below_linear", one, four, dilated)
+    assert row.holds == "in part"
+    assert "100 Gbps, dilated 10x" in row.why
+
+
+def test_a_hook_gains_what_is_predicted_or_not() -> None:
+    full = a_trial(kind="real", model="mlp-1536", steps=20)
+    half = dataclasses.replace(full, half=True, steps=8)
+
+    def foretold(transport_s: float) -> Predicted:
+        return Predicted(
+            trial=half, measured_s=0.1, full_s=0.05, transport_s=transport_s, low_s=0.0,
+            high_s=1.0, was_shown=False,
+        )  # fmt: skip
+
+    pair = (seen(full, 0.15), seen(half, 0.1))
+    assert judged("half", *pair).holds == "not measured"
+    assert judged("half", *pair, predicted=[foretold(0.105)]).holds == "yes"
+    row = judged("half", *pair, predicted=[foretold(0.08)])
+    assert row.holds == "no"
+    assert "150 ms to 100 ms, predicted 80 ms (-20%)" in row.measured
+
+
+def test_several_models_on_a_fast_and_a_slow_link_are_told_apart() -> None:
+    runs = a_study_of_two()
+    assert [each.was_shown for each in runs] == [True, False]
+    assert runs[0].error is None
+    assert runs[1].full_s < runs[0].full_s
+
+
+def a_study_of_two() -> list[Predicted]:
+    slow, fast = a_trial(rate="1Gbps"), a_trial(rate="10Gbps")
+    job = a_job(exit_status=0)
+    found = [measured(trial, job) for trial in (slow, fast)]
+    return predictions(found, {slow.name: job, fast.name: job})
+
+
 def test_computation_that_grows_only_where_processors_are_shared_holds_in_part() -> None:
     def real(workers: int, compute_s: float) -> Measured:
         trial = a_trial(kind="real", model="mlp-1536", workers=workers)
@@ -81,7 +121,7 @@ def test_computation_that_grows_only_where_processors_are_shared_holds_in_part()
     shared = judged("computation", alone, real(2, 0.105), real(4, 0.200))
     assert shared.holds == "in part"
     assert "more workers than the 2 processors" in shared.why
-    assert "2 workers +5%; 4 workers +100%" in shared.measured
+    assert "2 x 10 Gbps +5%; 4 x 10 Gbps +100%" in shared.measured
     assert judged("computation", alone, real(2, 0.150)).holds == "no"
 
 
@@ -108,7 +148,8 @@ def test_processors_are_the_bottleneck_when_most_of_them_is_used() -> None:
 
 @pytest.mark.parametrize(
     ("factor", "sent_from", "holds"),
-    [(HEADERS, "NIC counters", "yes"), (1.1 * HEADERS, "NIC counters", "no"),
+    [(HEADERS, "NIC counters", "yes"), (1.002, "NIC counters", "yes"),
+     (0.95, "NIC counters", "no"), (1.1 * HEADERS, "NIC counters", "no"),
      (1.0, "sizes of collectives", "not measured")],
 )  # fmt: skip
 def test_the_slope_of_bytes_is_the_rings(factor: float, sent_from: str, holds: Holds) -> None:
@@ -124,7 +165,13 @@ def test_the_slope_of_bytes_is_the_rings(factor: float, sent_from: str, holds: H
 
 @pytest.mark.parametrize(
     ("sends_to", "holds"),
-    [((3, 0, 1, 2), "yes"), ((1, 2, 3, 0), "yes"), ((2, 3, 1, 0), "no"), (None, "not measured")],
+    [
+        ((3, 0, 1, 2), "yes"),
+        ((1, 2, 3, 0), "yes"),
+        ((2, 3, 1, 0), "no"),
+        ((1, -1, 3, 0), "no"),
+        (None, "not measured"),
+    ],
 )
 def test_a_ring_is_in_the_launchs_order_in_either_direction(
     sends_to: tuple[int, ...] | None, holds: Holds
@@ -252,7 +299,7 @@ def test_trials_have_names_of_their_own_and_the_quick_ones_belong_to_all() -> No
 
 
 def test_finished_trials_are_not_played_again_and_one_that_fails_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there, failing, playable = (a_trial(rate=rate) for rate in ("1Gbps", "2Gbps", "5Gbps"))
     write(a_job(exit_status=0), made(tmp_path, there))
@@ -267,6 +314,7 @@ def test_finished_trials_are_not_played_again_and_one_that_fails_stops_nothing(
         return None
 
     monkeypatch.setattr("fullwire.answers.study.play", play)
+    monkeypatch.setattr("fullwire.answers.study.check_machine", lambda: None)
     said: list[str] = []
     first = play_study(tmp_path, trials=(there, failing, playable), say=said.append)
     assert played == [failing, playable]
@@ -277,6 +325,11 @@ def test_finished_trials_are_not_played_again_and_one_that_fails_stops_nothing(
     play_study(tmp_path, trials=(there, failing, playable))
     assert played == [failing, playable, failing]
     check_written(first)
+    print_study(first, [])
+    printed = capsys.readouterr().out
+    assert "not measured" in printed
+    assert f"note: {failing.name} failed: the lab is not to be had" in printed
+    assert all(each.claim in printed for each in first.claims)
 
 
 def made(directory: Path, trial: Trial) -> Path:

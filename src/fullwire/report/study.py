@@ -100,6 +100,5 @@ def print_study(result: Study, written: Sequence[Path]) -> None:
     figures = [path for path in written if path.suffix == ".png"]
     tables = [path for path in written if path.suffix == ".csv"]
     say(f"{len(figures)} figures and {len(tables)} tables in {result.directory}:")
-    for path in figures:
+    for path in (*figures, *tables[:1]):
         say(f"  {path}")
-    say(f"  {tables[0]}")

@@ -171,14 +171,16 @@ def _bytes(rows: list[dict[str, Any]]) -> alt.Chart:
 def _ring(rows: list[dict[str, Any]]) -> alt.Chart:
     import altair as alt
 
-    largest = max(row["workers"] for row in rows)
-    chosen = [row for row in rows if row["workers"] == largest]
-    chart = _base(chosen).encode(
+    ordered = sorted(rows, key=lambda row: row["workers"])
+    base = _base(ordered).encode(
         x=alt.X("sends_to:O", title="receiving host", axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("host:O", title="sending host, in the order of the launch"),
-        color=alt.value(COLOURS[0]),
+        y=alt.Y("host:O", title="sending host"),
     )
-    return _panels(chart.mark_rect(), "trial", chosen)
+    squares = base.mark_rect(color=COLOURS[0], opacity=0.85)
+    counts = base.mark_text(color="white", fontSize=13).encode(text="count():Q")
+    return _panels(squares + counts, "of", ordered, 2).resolve_scale(
+        x="independent", y="independent"
+    )
 
 
 def _iteration(rows: list[dict[str, Any]]) -> alt.Chart:

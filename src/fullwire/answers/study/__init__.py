@@ -17,7 +17,7 @@ from fullwire.answers.study.explained import (
 )
 from fullwire.answers.study.figures import Figure
 from fullwire.answers.study.measures import Measured, measured
-from fullwire.answers.study.playing import finished, play
+from fullwire.answers.study.playing import check_machine, finished, play
 from fullwire.answers.study.predicted import FULL, Predicted, predictions
 from fullwire.answers.study.trials import Trial, planned
 from fullwire.answers.whatif import whatif
@@ -94,7 +94,10 @@ def _played(
     if runs:
         say(f"{len(runs)} of {len(trials)} trials are in {place} already")
     failed = []
-    clock = _Clock([trial for trial in trials if trial.name not in runs])
+    left = [trial for trial in trials if trial.name not in runs]
+    if left:
+        check_machine()
+    clock = _Clock(left)
     for trial, words in clock.through():
         say(words)
         problem = play(trial, place, expected_s(trial))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from fullwire.answers.study.explained import Explained
-from fullwire.answers.study.measures import Measured
+from fullwire.answers.study.measures import NOBODY, Measured
 from fullwire.answers.study.predicted import FULL, Predicted
 from fullwire.answers.study.trials import BUCKETS, V100S, Trial
 from fullwire.answers.whatif import whatif
@@ -190,8 +190,13 @@ def ring(found: Sequence[Measured]) -> Figure:
         for each in found
         if each.sends_to is not None and each.trial.workers > 2
         for host, to in enumerate(each.sends_to)
+        if to != NOBODY
     ]
-    note = "from TCP connections" if rows else "no samples of connections: waits for packets"
+    note = (
+        "from TCP connections; hosts in the order of the launch; so many trials"
+        if rows
+        else "no samples of connections: waits for packets"
+    )
     return Figure(
         name="ring", title="To which host each one sends", note=note, rows=tuple(rows)
     )  # fmt: skip

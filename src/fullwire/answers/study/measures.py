@@ -18,8 +18,12 @@ from fullwire.model.cost import bus_factor
 from fullwire.model.run import Run
 from fullwire.simulation.typical import typical_step
 
+NEARLY_ALL = 0.8  # of what a host sends: a broadcast at the start and the like take the rest
+NOBODY = -1
 BytesFrom: TypeAlias = Literal["NIC counters", "sizes of collectives"]
-ProcessorsFrom: TypeAlias = Literal["/proc/stat", "processor time of the ranks"]
+ProcessorsFrom: TypeAlias = Literal[
+    "/proc/stat, all work on the machine", "processor time of the ranks"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +138,7 @@ def _processor_utilization(
     inside = (run.hosts.time_ns >= window.start_ns) & (run.hosts.time_ns <= window.end_ns)
     shares = run.hosts.utilization[is_processor & inside]
     if len(shares):
-        return float(shares.mean()), "/proc/stat"
+        return float(shares.mean()), "/proc/stat, all work on the machine"
     per_rank, processors = run.facts.get("processor_s", ()), run.facts.get("processors", 1)
     assert isinstance(per_rank, tuple)
     assert isinstance(processors, int)
@@ -143,7 +147,7 @@ def _processor_utilization(
 
 
 def _sends_to(run: Run) -> tuple[int, ...] | None:
-    """Return to which host each one sends most, from its TCP connections."""
+    """Return to which host each one sends nearly all, from its TCP connections; else nobody."""
     names = str(run.facts.get("hosts", "")).split(",")
     if not len(run.sockets) or len(names) < 2:
         return None
@@ -155,9 +159,9 @@ def _sends_to(run: Run) -> tuple[int, ...] | None:
             remote = _address(flow.partition(">")[2])
             sent[remote] = sent.get(remote, 0) + total
         most = max(sent, key=lambda each: sent[each], default="")
-        if most not in address_of:
-            return None
-        found.append(names.index(address_of[most]))
+        is_nearly_all = sent.get(most, 0) >= NEARLY_ALL * sum(sent.values()) > 0
+        to = address_of.get(most, "") if is_nearly_all else ""
+        found.append(names.index(to) if to in names else NOBODY)
     return tuple(found)
 
 

@@ -8,6 +8,7 @@ records one job on a lab. Its words go to a log beside the run.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -21,9 +22,10 @@ import msgspec
 from fullwire.answers.emulation import emulated_job
 from fullwire.answers.laboratory import record_in_lab
 from fullwire.answers.study.trials import Trial
-from fullwire.errors import FullwireError
+from fullwire.errors import FullwireError, UsageError
 from fullwire.lab.description import describe
 from fullwire.lab.emulated import check_possible, trainer_command
+from fullwire.lab.lab import Lab
 from fullwire.model.emulation import BYTES_A_VALUE
 from fullwire.model.run import Gradients, Run
 from fullwire.sources import read
@@ -49,6 +51,16 @@ def finished(trial: Trial, directory: Path) -> Run | None:
     except FullwireError:  # damaged since
         return None
     return run if run.facts.get("exit_status") == 0 else None
+
+
+def check_machine() -> None:
+    """Refuse a machine that cannot play any trial, before the first of many fails."""
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(
+            "a study trains with PyTorch, which Fullwire's own Python has not: pip install torch"
+        )
+    with Lab(describe(workers=1, rate=["1Gbps"])):
+        pass
 
 
 def play(trial: Trial, directory: Path, expected_s: float) -> str | None:

@@ -74,7 +74,7 @@ def _emulated(model: str, workers: int, rate: str, steps: int, dilation: int = 1
 def _compressed(compression: int, rate: str) -> Trial:
     return Trial(
         kind="emulated", model="resnet50@v100", workers=4, rate=rate, dilation=10,
-        buckets=BUCKETS, compression=compression, steps=4,
+        buckets=BUCKETS, compression=compression, steps=3,
     )  # fmt: skip
 
 
@@ -91,10 +91,10 @@ QUICK = (
     _emulated("resnet50@v100", 1, "10Gbps", 10),
     _emulated("resnet50@v100", 2, "1Gbps", 4),
     _emulated("resnet50@v100", 4, "1Gbps", 3),
-    _emulated("resnet50@v100", 2, "10Gbps", 15),
-    _emulated("resnet50@v100", 4, "10Gbps", 12),
-    _emulated("resnet50@v100", 2, "10Gbps", 5, 10),
-    _emulated("resnet50@v100", 4, "10Gbps", 4, 10),
+    _emulated("resnet50@v100", 2, "10Gbps", 12),
+    _emulated("resnet50@v100", 4, "10Gbps", 8),
+    _emulated("resnet50@v100", 2, "10Gbps", 4, 10),
+    _emulated("resnet50@v100", 4, "10Gbps", 3, 10),
     _emulated("resnet50@v100", 4, "100Gbps", 4, 10),
     _emulated("vgg16@v100", 2, "10Gbps", 4),
     _compressed(2, "10Gbps"),
