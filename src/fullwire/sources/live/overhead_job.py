@@ -6,7 +6,8 @@ the second model is recorded. Steps take some 85 ms on two quiet cores.
 
 The recorder is in these processes and is taken out of torch for each step of a model that is not
 recorded: every function that it replaced is put back, DDP gets its true process group, parameters
-have no hooks. Only so do both share a process, and processes differ by more than a recorder costs.
+have no hooks, and the sampler beside the job stands still. Only so do both share a process, and
+processes differ by more than a recorder costs.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -27,6 +30,7 @@ LAYERS, WIDTH, BATCH = 40, 512, 128
 WARM_UP_TURNS = 3
 TURNS = 16
 _INSIDE = "fullwire_inside"
+_DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
 
 
 def start(ranks: int) -> int:
@@ -55,16 +59,26 @@ def train() -> None:
     dist.init_process_group("gloo")
     recorder = _Recorder()
     recorder.take_out()
-    for number, record in enumerate(_asked()):
-        seen_by = [None, recorder if record else None]
-        made = [_Model(each) for each in (seen_by[::-1] if number % 2 else seen_by)]
-        plain, other = made[::-1] if number % 2 else made
-        steps = [_turn(plain, other, number) for number in range(WARM_UP_TURNS + TURNS)]
-        if dist.get_rank() == 0:
-            sys.stdout.write(json.dumps(steps[WARM_UP_TURNS:]) + "\n")
-            sys.stdout.flush()
+    try:
+        for number, record in enumerate(_asked()):
+            steps = _pair(recorder if record else None, is_swapped=bool(number % 2))
+            if dist.get_rank() == 0:
+                sys.stdout.write(json.dumps(steps) + "\n")
+                sys.stdout.flush()
+    finally:
+        recorder.put_in()  # a sampler that stands still would never end
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _pair(recorder: _Recorder | None, *, is_swapped: bool) -> list[dict[str, dict[str, float]]]:
+    """Train two models made anew; which is made first matters to where they lie in memory."""
+    if is_swapped:
+        other, plain = _Model(recorder), _Model(None)
+    else:
+        plain, other = _Model(None), _Model(recorder)
+    steps = [_turn(plain, other, number) for number in range(WARM_UP_TURNS + TURNS)]
+    return steps[WARM_UP_TURNS:]
 
 
 def _asked() -> Iterator[bool]:
@@ -122,6 +136,7 @@ class _Recorder:
             setattr(owner, name, ours)
         for register, hooks in self._registers:
             register.update(hooks)
+        _tell_samplers(signal.SIGCONT)
 
     def take_out(self) -> None:
         """Leave torch as it is without the recorder."""
@@ -129,6 +144,16 @@ class _Recorder:
             setattr(owner, name, true)
         for register, _ in self._registers:
             register.clear()
+        _tell_samplers(signal.SIGSTOP)
+
+
+def _tell_samplers(number: signal.Signals) -> None:
+    """Send the sampler beside this job a signal, once for all ranks."""
+    if os.environ["RANK"] == "0":
+        for samples in Path(os.environ[_DIRECTORY_VARIABLE]).glob("*.samples"):
+            process = int(samples.name.split("-")[-2])  # HOST-PROCESS-TIME.samples
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
 
 
 def _is_ours(value: Any) -> bool:
