@@ -45,7 +45,7 @@ from fullwire.store import RunWriter
 # threads, and ProcessGroupNCCL one stream.
 AT_ONCE = {"gloo": 2, "nccl": 1}
 SPARSE = (Note.OPTIMIZER, Note.EVALUATION, Note.INFERENCE, Note.PROCESSOR)  # few in a step
-PART_NOTES = 2**16  # of a rank in memory at once
+PART_NOTES = 2**14  # of a rank in memory at once
 CLOCK_COLLECTIVES = 20_000  # of a rank; more would tell little more of its machine's clock
 
 
