@@ -8,8 +8,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import fullwire.sources.live.overhead_job as overhead_job
 from fullwire.report.overhead import overhead_lines, overhead_object
-from fullwire.sources.live import overhead, overhead_job
+from fullwire.sources.live import overhead
 from fullwire.sources.live.overhead import Overhead, Pair, median_of
 from fullwire.store import read_run
 from tests.test_record import needs_torch

@@ -54,7 +54,7 @@ class _Rank:
     """One rank's journal with its steps, and what brings its times to the run's zero."""
 
     journal: Journal
-    sparse: Notes
+    processors: Whole  # what was noted of processor time
     steps: Steps
     shift_ns: int
 
@@ -185,7 +185,8 @@ def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str
 def _rank(journal: Journal, shift_ns: int) -> _Rank:
     sparse = journal.only(SPARSE)
     steps = found_steps(journal, sparse)
-    return _Rank(journal=journal, sparse=sparse, steps=steps, shift_ns=shift_ns)
+    processors = sparse.of(Note.PROCESSOR)  # the rest, of hours of steps, is not kept
+    return _Rank(journal=journal, processors=processors, steps=steps, shift_ns=shift_ns)
 
 
 def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
@@ -274,7 +275,7 @@ def _processor_s(rank: _Rank) -> tuple[tuple[float, float, float], ...]:
 
     They are counted from the first reading after the first step, which is not like others.
     """
-    notes = rank.sparse.of(Note.PROCESSOR)
+    notes = rank.processors
     notes = notes[notes[:, 1] >= rank.steps.end_ns[0]] if len(rank.steps) else notes[:0]
     if len(notes) < 2:
         return ()
