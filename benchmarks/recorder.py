@@ -1,8 +1,6 @@
-"""What `fullwire bench recorder` prints, and how far the method itself is to be believed.
+"""What `fullwire bench recorder` prints, with more pairs than it takes by itself.
 
-.venv/bin/python benchmarks/recorder.py [PAIRS]      needs torch
-
-The second measurement records neither job: its ratios would all be 1 if the method were perfect.
+nice -n -10 .venv/bin/python benchmarks/recorder.py [PAIRS]      needs torch; nice -n -10 needs root
 """
 
 from __future__ import annotations
@@ -14,11 +12,8 @@ from fullwire.sources.live.overhead import measure_overhead
 
 
 def main() -> None:
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 24
-    for title, record in (("recorded against not", True), ("not recorded against not", False)):
-        print(f"{title}:")
-        for line in overhead_lines(measure_overhead(pairs, record=record)):
-            print(f"  {line}")
+    for line in overhead_lines(measure_overhead(int(sys.argv[1]) if len(sys.argv) > 1 else 24)):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from fullwire.store import RunWriter
 # threads, and ProcessGroupNCCL one stream.
 AT_ONCE = {"gloo": 2, "nccl": 1}
 SPARSE = (Note.OPTIMIZER, Note.EVALUATION, Note.INFERENCE, Note.PROCESSOR)  # few in a step
-PART_NOTES = 2**16  # of a rank in memory at once
+PART_NOTES = 2**14  # of a rank in memory at once
 CLOCK_COLLECTIVES = 20_000  # of a rank; more would tell little more of its machine's clock
 
 
@@ -54,7 +54,7 @@ class _Rank:
     """One rank's journal with its steps, and what brings its times to the run's zero."""
 
     journal: Journal
-    sparse: Notes
+    processors: Whole  # what was noted of processor time
     steps: Steps
     shift_ns: int
 
@@ -185,7 +185,8 @@ def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str
 def _rank(journal: Journal, shift_ns: int) -> _Rank:
     sparse = journal.only(SPARSE)
     steps = found_steps(journal, sparse)
-    return _Rank(journal=journal, sparse=sparse, steps=steps, shift_ns=shift_ns)
+    processors = sparse.of(Note.PROCESSOR)  # the rest, of hours of steps, is not kept
+    return _Rank(journal=journal, processors=processors, steps=steps, shift_ns=shift_ns)
 
 
 def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
@@ -274,7 +275,7 @@ def _processor_s(rank: _Rank) -> tuple[tuple[float, float, float], ...]:
 
     They are counted from the first reading after the first step, which is not like others.
     """
-    notes = rank.sparse.of(Note.PROCESSOR)
+    notes = rank.processors
     notes = notes[notes[:, 1] >= rank.steps.end_ns[0]] if len(rank.steps) else notes[:0]
     if len(notes) < 2:
         return ()

@@ -1,0 +1,60 @@
+"""What `fullwire bench recorder` compares: steps that are recorded with steps that are not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import fullwire.sources.live.overhead_job as overhead_job
+from fullwire.report.overhead import overhead_lines, overhead_object
+from fullwire.sources.live import overhead
+from fullwire.sources.live.overhead import Overhead, Pair, median_of
+from fullwire.store import read_run
+from tests.test_record import needs_torch
+
+EACH_PAIR = [Pair(0.085, ratio, 200e-6) for ratio in (1.001, 1.002, 1.003, 1.004, 1.02)]
+CONTROL = [Pair(0.085, ratio, 10e-6) for ratio in (0.99, 0.999, 1.0, 1.001, 1.01)]
+
+
+@needs_torch
+def test_of_two_models_in_turns_one_is_recorded_and_the_other_is_not(tmp_path: Path) -> None:
+    output = tmp_path / "x.run"
+    job = subprocess.run(
+        [sys.executable, "-m", "fullwire.cli", "record", "-o", str(output), "--",
+         sys.executable, str(overhead_job.__file__), str(overhead.RANKS)],
+        input="record\n", capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    turns = json.loads(job.stdout)
+    assert len(turns) == overhead_job.TURNS
+    assert {kind for turn in turns for kind in turn} == {"plain", "other"}
+
+    run = read_run(output)
+    gradients = Counter(zip(run.gradients.rank.tolist(), run.gradients.step.tolist(), strict=True))
+    steps = range(overhead_job.WARM_UP_TURNS + overhead_job.TURNS)
+    assert gradients == {
+        (rank, step): 2 * overhead_job.LAYERS for rank in range(overhead.RANKS) for step in steps
+    }
+    in_steps = run.collectives.op[run.collectives.step >= 0]
+    assert (in_steps == "allreduce").sum() >= 2 * len(steps)
+
+
+def test_the_ratio_is_told_with_its_interval_beside_a_control_and_the_load() -> None:
+    result = Overhead(recorded=tuple(EACH_PAIR), control=tuple(CONTROL), load=2.5)
+    said = "\n".join(overhead_lines(result))
+    assert "over without: 1.0030 (median; 95 % sure between 1.0010 and 1.0200)" in said
+    assert "(control): 1.0000" in said
+    assert "200 us" in said
+    assert "load of the machine at the end: 2.5" in said
+    told = overhead_object(result)
+    assert told["step_ratio"] == 1.003
+    assert told["control_step_ratio"] == 1.0
+    assert told["step_ratio_interval"] == {"low": 1.001, "high": 1.02}
+
+
+def test_the_interval_of_a_median_narrows_with_more_pairs() -> None:
+    few, many = median_of(range(9)), median_of(range(900))
+    assert few.value == 4
+    assert (few.high - few.low) / 9 > (many.high - many.low) / 900
