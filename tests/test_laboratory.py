@@ -49,6 +49,21 @@ def test_every_host_is_recorded_and_the_run_knows_its_links(tmp_path: Path) -> N
     assert not list(tmp_path.glob("*.recording"))
 
 
+def test_where_a_host_has_several_ranks_each_knows_its_own_link(tmp_path: Path) -> None:
+    place = tmp_path / "job.run"
+    options = ["--workers", "2", "--rate", "200Mbps", "--rate", "1:100Mbps", "-o", str(place)]
+    torchrun = (
+        'exec "$0" -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --node-rank=$RANK '
+        '--master-addr=$MASTER_ADDR --master-port=$MASTER_PORT "$1"'
+    )
+    job = ["bash", "-c", torchrun, sys.executable, str(JOBS / "ddp.py")]
+    done = finished(lab_run(*options, command=job))
+    assert done.returncode == 0, done.stderr.decode()
+    facts = read_run(place).facts
+    assert facts["hosts"] == "host0,host0,host1,host1"
+    assert facts["other_line_rates_bps"] == ((2.0, 100e6), (3.0, 100e6))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_job_leaves_the_run_of_what_it_did(tmp_path: Path, number: int) -> None:
     place = tmp_path / "job.run"

@@ -41,6 +41,8 @@ def verify(before: Run, after: Run) -> Verification | None:
     """Predict the second run from the first; None where nothing changed that can be predicted."""
     if "hook" in before.facts and before.facts["hook"] != after.facts.get("hook"):
         return None  # what the first run's hook did cannot be undone
+    if before.facts.get("dilation") != after.facts.get("dilation"):
+        return None  # its processors were other ones
     try:
         predictor, measured_ns = forecaster(before), typical_step(after).measured_ns
         changed = list(_changes(before, after))

@@ -112,7 +112,24 @@ def _together(
     """Return all facts; what is known of the links is not mixed with what adapters tell."""
     told_by_adapters = ("line_rate_bps", "other_line_rates_bps")
     superseded = told_by_adapters if "line_rate_bps" in known else ()
-    return {name: value for name, value in found.items() if name not in superseded} | {**known}
+    kept = {name: value for name, value in found.items() if name not in superseded}
+    return kept | _by_rank(known, str(found.get("hosts", "")))
+
+
+def _by_rank(known: Mapping[str, FactValue], hosts: str) -> dict[str, FactValue]:
+    """Bring what a lab knows of its hosts to their ranks, where a host has several."""
+    names, host_of = str(known.get("hosts", "")).split(","), hosts.split(",")
+    if not hosts or not set(host_of) <= set(names):
+        return {**known}
+    facts = {**known, "hosts": hosts}
+    for fact in ("other_line_rates_bps", "delivered_out_bps", "delivered_in_bps"):
+        by_host = dict(pairs) if isinstance(pairs := known.get(fact, ()), tuple) else {}
+        of_ranks = [(rank, names.index(host)) for rank, host in enumerate(host_of)]
+        if by_host:
+            facts[fact] = tuple(
+                (float(rank), by_host[number]) for rank, number in of_ranks if number in by_host
+            )
+    return facts
 
 
 def _write_ranks(
