@@ -117,8 +117,7 @@ def _chosen_steps(found: Account, most: int) -> dict[int, str]:
     words: dict[int, str] = {}
     named = ("first", 0), ("fastest", np.argmin(length_ns)), ("slowest", np.argmax(length_ns))
     for word, place in (*named, ("typical", typical_one)):
-        before = words.get(int(place))
-        words[int(place)] = word if before is None else f"{before} and {word}"
+        words[int(place)] = ", ".join(filter(None, (words.get(int(place)), word)))
     if len(length_ns) == 1:
         words = {0: ""}
     spread = np.linspace(0, len(length_ns) - 1, min(most, len(length_ns))).round().astype(int)

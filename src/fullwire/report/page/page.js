@@ -393,6 +393,7 @@
   // ---- the timeline of a step ----------------------------------------------------------------
 
   const RANKS_AT_ONCE = 6;
+  const MOST_ROWS = 10; // of collectives that overlap
   const ROW = { doing: 7, compute: 20, communication: 14, input: 11, host: 11, gap: 3, apart: 18 };
   const LANE_WORDS = { compute: "compute", communication: "network", input: "input", host: "host" };
   const DOING_WORDS = { compute: "computing", waiting: "waiting for the latest rank", transfer: "transfer", untold: "waiting or transfer",
@@ -466,7 +467,7 @@
       let top = 26;
       for (const rank of ranks) {
         for (const lane of ["doing", ...found.lanes]) {
-          const height = ROW[lane] * (lane === "communication" ? rows : 1);
+          const height = lane === "communication" ? rowHeight(rows) * rows : ROW[lane];
           labels.append(lane === "doing" ? draw("text", { class: "rankname", x: 0, y: top + 7 }, `rank ${rank.rank}`)
             : draw("text", { class: "tick", x: 0, y: top + height / 2 + 4, "font-size": 11 }, LANE_WORDS[lane]));
           body.append(draw("rect", { class: "lane", x: x(rank.span[0]), y: top, width: Math.max(0, (rank.span[1] - rank.span[0]) * scale), height }));
@@ -510,7 +511,7 @@
       (rank.lanes[lane] || []).forEach((row, k) => {
         const [, start, end] = row;
         if (!seen([start, end])) return;
-        const y = top + (places ? places[k] * ROW.communication : 0), height = ROW[lane] - (places ? 2 : 0);
+        const y = top + (places ? places[k] * rowHeight(rows) : 0), height = places ? rowHeight(rows) - 2 : ROW[lane];
         const left = x(start), right = Math.max(x(end), left + 0.8);
         const ready = isCollective(row) && row[5] >= 0 ? clamp(row[5], start, end) : null;
         if (ready !== null && ready > start) {
@@ -521,7 +522,7 @@
         const kind = lane !== "communication" ? lane : ready === null ? "untold" : "transfer";
         if (right > from) body.append(draw("rect", { class: kind, x: from, y, width: Math.max(0.4, right - from - (right - from > 4 ? 1 : 0)), height, rx: 1 }));
         inBar(body, lane, row, Math.max(from, gutter), right, y, height);
-        bars.push({ key: `${rank.rank} ${lane} ${k}`, rank, lane, row, left, right, top: y, height, places: 0 });
+        bars.push({ key: `${rank.rank} ${lane} ${k}`, rank, lane, row, left, right, top: y, height });
       });
     }
 
@@ -533,8 +534,9 @@
     }
 
     function rowsNeeded(ranks) {
-      return Math.max(1, ...ranks.map((rank) => Math.max(0, ...packed(rank.lanes.communication || [], 4)) + 1));
+      return Math.max(1, ...ranks.map((rank) => Math.max(0, ...packed(rank.lanes.communication || [], MOST_ROWS)) + 1));
     }
+    function rowHeight(rows) { return rows > 4 ? 8 : ROW.communication; }
 
     function details(bar) {
       const { row, lane, rank } = bar, [named, start, end, joined] = row;
