@@ -297,6 +297,55 @@ def test_the_trace_s_own_sequence_wins(tmp_path: Path) -> None:
     assert table.sequence.tolist() == [7, 8, 9, 8, 9]
 
 
+def a_ddp_step(job: Job, number: int) -> None:
+    """Add a step of 1 ms: 300 us forward, 400 us backward, two buckets of 4 MB."""
+    begin = 1_000 * number
+    job.step(number, begin, begin + 1_000).kernel(GEMM, begin, begin + 300, launch=begin)
+    name = "autograd::engine::evaluate_function: AddmmBackward0"
+    for part in (0, 1):
+        launch = begin + 20 + 30 * part
+        job.event("cpu_op", name, launch - 5, launch + 20, tid=1)
+        job.event("cpu_op", "AddmmBackward0", launch - 4, launch + 19, tid=1)
+        job.kernel(GEMM, begin + 300 + 200 * part, begin + 500 + 200 * part, launch=launch)
+        sent = begin + 500 + 300 * part
+        job.kernel(ALL_REDUCE, sent, sent + 300, launch=launch + 10, stream=9,
+                   **reduced(1_000_000))  # fmt: skip
+
+
+def test_a_what_if_replays_the_backward_pass_of_a_trace(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        job = Job(rank)
+        for number in range(3, 9):
+            a_ddp_step(job, number)
+        job.kernel(GEMM, 9_100, 9_200).write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    table = run.gradients
+    first = table.rows((table.rank == 1) & (table.step == 4))
+    assert first.ready_ns.tolist() == [1_500_000, 1_700_000]
+    assert first.bytes.tolist() == [4_000_000, 4_000_000]
+    marks = run.spans.rows(run.spans.name == "backward")
+    assert set(marks.end_ns - marks.start_ns) == {400_000}
+    predicted = fullwire.whatif(run, bandwidth="100Gbps", workers=2)
+    # The second bucket leaves when the first has arrived: 4 MB in 320 us, from 500 us on.
+    assert predicted["overhead_s"][0] == pytest.approx(440e-6, rel=0.01)
+    assert fullwire.explain(run).ranks[0].compute_s == pytest.approx(6 * 700e-6 + 100e-6)
+
+
+def test_sizes_that_are_not_told_are_said_and_unexplained(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        job = Job(rank)
+        for number in range(5):
+            begin = 100 * number
+            job.step(number, begin, begin + 100).kernel(GEMM, begin, begin + 40, launch=begin)
+            job.kernel(ALL_REDUCE, begin + 40, begin + 100, launch=begin + 1, stream=9)
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert "of 10 of 10 collectives the size is not told" in run.missing
+    found = fullwire.explain(run, bandwidth="10Gbps")
+    assert found.verdict.kind == "unknown"
+    assert found.account["unexplained"] == pytest.approx(60e-6)
+
+
 def test_waiting_for_data_is_input(tmp_path: Path) -> None:
     job = Job(world=1).kernel(GEMM, 0, 10, launch=0).kernel(GEMM, 70, 100, launch=65)
     name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"

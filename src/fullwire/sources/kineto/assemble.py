@@ -4,7 +4,7 @@
                     or inside each other, one span)
     communication   collectives, in their table; kernels that communicate but name no operation, as
                     those of DeepEP or NVSHMEM do, as spans: nothing is known of other ranks' part
-    host            copies and fills of device memory, and the marks of steps
+    host            copies and fills of device memory, and the marks of steps and backward passes
     input           waiting for a DataLoader, as far as it lies within what the devices did
 
 A collective is issued when its kernel begins: the device has come to it, and waits for others from
@@ -25,8 +25,19 @@ from numpy.typing import NDArray
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.facts import FactValue
-from fullwire.model.run import AnyTable, Collectives, Provenance, Run, Spans, Text, Whole
+from fullwire.model.run import (
+    SIZE_UNKNOWN,
+    AnyTable,
+    Collectives,
+    Gradients,
+    Provenance,
+    Run,
+    Spans,
+    Text,
+    Whole,
+)
 from fullwire.sources.files import name_of
+from fullwire.sources.kineto import backward
 from fullwire.sources.kineto import collectives as found_collectives
 from fullwire.sources.kineto.clocks import Clocks, clocks_of
 from fullwire.sources.kineto.collectives import Found
@@ -52,6 +63,7 @@ class _Rank:
     rank: int
     trace: Trace
     spans: Spans
+    gradients: Gradients
     found: Found
     is_numbered: bool
     unknown: Mapping[str, float]  # long kernels that nobody recognises: share of the span
@@ -119,12 +131,14 @@ def _rank(rank: int, trace: Trace, pattern: re.Pattern[str] | None) -> _Rank:
     by_launch = launched(trace, steps)
     kinds = _kinds(trace, pattern)
     if len(kinds):
-        spans, found = _device_tables(rank, trace, steps, by_launch, kinds)
+        spans, gradients, found = _device_tables(rank, trace, steps, by_launch, kinds)
     else:
         found = found_collectives.of_marks(trace, steps)
-        spans = _processor_spans(rank, trace, steps)
+        passes, gradients = backward.on_processor(rank, trace, steps, found)
+        spans = _joined([_processor_spans(rank, trace, steps), passes])
     return _Rank(
-        rank=rank, trace=trace, spans=spans, found=found, is_numbered=steps.is_numbered,
+        rank=rank, trace=trace, spans=spans, gradients=gradients, found=found,
+        is_numbered=steps.is_numbered,
         unknown=_long_unknown(trace, kinds), remarks=tuple(_remarks(rank, trace, by_launch)),
     )  # fmt: skip
 
@@ -154,7 +168,7 @@ def _is_on_communication_stream(trace: Trace, kinds: NDArray[np.int8]) -> NDArra
 
 def _device_tables(
     rank: int, trace: Trace, steps: Steps, by_launch: Launched, kinds: NDArray[np.int8]
-) -> tuple[Spans, Found]:
+) -> tuple[Spans, Gradients, Found]:
     work = trace.work
     is_kernel = work["kind"] == 0
     sending = np.flatnonzero(kinds == Known.COMMUNICATES)
@@ -172,7 +186,12 @@ def _device_tables(
     )  # fmt: skip
     marks = _marked(rank, steps, *on_device(trace, steps, by_launch.step))
     window = (int(work["start_ns"].min()), int(end_ns.max()))
-    return _joined([spans, marks, _loading(rank, trace, steps, window)]), _only(found, is_named)
+    named = _only(found, is_named)
+    computes = is_kernel & (kinds != Known.COMMUNICATES)
+    passes, gradients = backward.on_device(
+        rank, trace, steps, by_launch, computes, named, by_launch.time_ns[sending[is_named]]
+    )
+    return _joined([spans, marks, passes, _loading(rank, trace, steps, window)]), gradients, named
 
 
 def _processor_spans(rank: int, trace: Trace, steps: Steps) -> Spans:
@@ -293,9 +312,13 @@ def _run(paths: Sequence[Path], ranks: Sequence[_Rank], missing: list[str]) -> R
             source=sources if len(paths) <= _MOST_NAMED else f"{sources} and others",
         ),
         facts=_facts(ranks, clocks),
-        missing=(*missing, *_absent_ranks(ranks)),
+        missing=(*missing, *_absent_ranks(ranks), *_absent_sizes(tables)),
         spans=_joined([_shifted(each, shift - zero_ns)
                        for each, shift in zip(spans, shifts, strict=True)]),
+        gradients=_joined([
+            _shifted(each.gradients, (each.trace.base_ns or 0) + shift - zero_ns)
+            for each, shift in zip(ranks, shifts, strict=True)
+        ]),
         collectives=_joined([_shifted(each, shift - zero_ns)
                              for each, shift in zip(tables, shifts, strict=True)]),
     )  # fmt: skip
@@ -363,6 +386,8 @@ def _names_of_several_groups(ranks: Sequence[_Rank]) -> set[str]:
 
 def _facts(ranks: Sequence[_Rank], clocks: Clocks) -> dict[str, FactValue]:
     facts: dict[str, FactValue] = {"workers": _world(ranks)}
+    if any(len(each.gradients) for each in ranks):
+        facts["buckets"] = "none"  # what is known as a gradient is a bucket already
     for name, values in (
         ("backend", [each.trace.backend for each in ranks]),
         ("device", [each.trace.device for each in ranks]),
@@ -395,6 +420,13 @@ def _absent_ranks(ranks: Sequence[_Rank]) -> Iterator[str]:
         yield f"{len(ranks)} of {world} ranks are here"
     if not any(each.trace.world for each in ranks):
         yield f"no trace says how many ranks the job had; it had at least {world}"
+
+
+def _absent_sizes(tables: Sequence[Collectives]) -> Iterator[str]:
+    total = sum(map(len, tables))
+    unknown = sum(int((table.dtype == SIZE_UNKNOWN).sum()) for table in tables)
+    if unknown:
+        yield f"of {unknown:,} of {total:,} collectives the size is not told"
 
 
 def _about_ranks(ranks: Sequence[_Rank]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fullwire.model.run import SIZE_UNKNOWN, Collectives, Text, Whole
 from fullwire.sources.kineto.recognise import dtype_of, op_of
-from fullwire.sources.kineto.scan import ABSENT, Trace
+from fullwire.sources.kineto.scan import ABSENT, Trace, last_around
 from fullwire.sources.kineto.steps import Launched, Steps
 
 # Libraries whose marks last as long as the collective; NCCL's last as long as its launch.
@@ -115,19 +115,11 @@ def _marks_around(
     trace: Trace, launched: Launched, rows: NDArray[np.intp], is_chosen: NDArray[np.bool_]
 ) -> Whole:
     """Return for each kernel the last of the chosen marks that its launch lies in; -1 for none."""
-    start_ns, thread = trace.marks["start_ns"], trace.marks["thread"]
-    marks = np.flatnonzero(is_chosen)
-    marks = marks[np.lexsort((start_ns[marks], thread[marks]))]
-    found = np.full(len(rows), -1)
-    for each in np.unique(thread[marks]).tolist():
-        here = marks[thread[marks] == each]
-        mine = np.flatnonzero(launched.thread[rows] == each)
-        time_ns = launched.time_ns[rows[mine]]
-        place = np.searchsorted(start_ns[here], time_ns, side="right") - 1
-        row = here[np.maximum(place, 0)]
-        is_inside = (place >= 0) & (time_ns <= start_ns[row] + trace.marks["duration_ns"][row])
-        found[mine] = np.where(is_inside, row, -1)
-    return found
+    marks = trace.marks
+    return last_around(
+        marks["start_ns"], marks["start_ns"] + marks["duration_ns"], marks["thread"], is_chosen,
+        launched.time_ns[rows], launched.thread[rows],
+    )  # fmt: skip
 
 
 def _unnamed_groups(trace: Trace, rows: NDArray[np.intp]) -> Text:

@@ -67,6 +67,23 @@ class Trace:
         return frozenset(name for name, colon, rest in parts if colon and rest[:1] != ":")
 
 
+def last_around(
+    start_ns: Whole, end_ns: Whole, thread: Whole, is_chosen: NDArray[np.bool_], time_ns: Whole,
+    on_thread: Whole,
+) -> Whole:  # fmt: skip
+    """Return for moments on threads the last of the chosen intervals that each lies in, or -1."""
+    rows = np.flatnonzero(is_chosen)
+    rows = rows[np.lexsort((start_ns[rows], thread[rows]))]
+    found = np.full(len(time_ns), -1)
+    for each in np.unique(thread[rows]).tolist():
+        here = rows[thread[rows] == each]
+        mine = np.flatnonzero(on_thread == each)
+        place = np.searchsorted(start_ns[here], time_ns[mine], side="right") - 1
+        row = here[np.maximum(place, 0)]
+        found[mine] = np.where((place >= 0) & (time_ns[mine] <= end_ns[row]), row, -1)
+    return found
+
+
 def looks_like(beginning: bytes) -> bool:
     """Say whether a file with this beginning is a Kineto trace, compressed or not."""
     text = _decompressed_beginning(beginning) if beginning[:2] == b"\x1f\x8b" else beginning
