@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "collective_events.hpp"
+#include "kineto_scan.hpp"
 #include "sampler.hpp"
 
 namespace nb = nanobind;
@@ -77,9 +78,113 @@ void sample(int file, std::string links, std::string mark, std::vector<int> inte
                       std::move(rdma_directories), watched});
 }
 
+template <typename T>
+nb::object column(const std::vector<T>& values) {
+    auto* copy = new std::vector<T>(values);
+    nb::capsule owner(copy, [](void* taken) noexcept { delete static_cast<std::vector<T>*>(taken); });
+    return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(copy->data(), {copy->size()}, owner));
+}
+
+void feed(fullwire::KinetoScanner& scanner, nb::bytes chunk) {
+    const std::string_view bytes(chunk.c_str(), chunk.size());
+    nb::gil_scoped_release released;
+    scanner.feed(bytes);
+}
+
+nb::list names_of(const fullwire::KinetoScanner& scanner) {
+    nb::list found;
+    for (const std::string& name : scanner.names.all()) {
+        found.append(nb::bytes(name.data(), name.size()));
+    }
+    return found;
+}
+
+nb::list header_of(const fullwire::KinetoScanner& scanner) {
+    nb::list found;
+    for (const auto& [key, value] : scanner.header()) {
+        found.append(nb::make_tuple(nb::bytes(key.data(), key.size()),
+                                    nb::bytes(value.data(), value.size())));
+    }
+    return found;
+}
+
+nb::dict work_of(const fullwire::KinetoScanner& scanner) {
+    nb::dict found;
+    const fullwire::DeviceWork& from = scanner.work;
+    found["start_ns"] = column(from.start_ns);
+    found["duration_ns"] = column(from.duration_ns);
+    found["correlation"] = column(from.correlation);
+    found["name"] = column(from.name);
+    found["device"] = column(from.device);
+    found["stream"] = column(from.stream);
+    found["note"] = column(from.note);
+    found["kind"] = column(from.kind);
+    return found;
+}
+
+nb::dict launches_of(const fullwire::KinetoScanner& scanner) {
+    nb::dict found;
+    found["correlation"] = column(scanner.launches.correlation);
+    found["time_ns"] = column(scanner.launches.time_ns);
+    found["thread"] = column(scanner.launches.thread);
+    return found;
+}
+
+nb::dict operators_of(const fullwire::KinetoScanner& scanner) {
+    nb::dict found;
+    found["start_ns"] = column(scanner.operators.start_ns);
+    found["end_ns"] = column(scanner.operators.end_ns);
+    found["thread"] = column(scanner.operators.thread);
+    found["is_backward"] = column(scanner.operators.is_backward);
+    return found;
+}
+
+nb::dict marks_of(const fullwire::KinetoScanner& scanner) {
+    nb::dict found;
+    found["start_ns"] = column(scanner.marks.start_ns);
+    found["duration_ns"] = column(scanner.marks.duration_ns);
+    found["name"] = column(scanner.marks.name);
+    found["thread"] = column(scanner.marks.thread);
+    found["note"] = column(scanner.marks.note);
+    return found;
+}
+
+nb::dict notes_of(const fullwire::KinetoScanner& scanner) {
+    nb::dict found;
+    const fullwire::Notes& from = scanner.notes;
+    found["in_elements"] = column(from.in_elements);
+    found["out_elements"] = column(from.out_elements);
+    found["group_size"] = column(from.group_size);
+    found["sequence"] = column(from.sequence);
+    found["source"] = column(from.source);
+    found["target"] = column(from.target);
+    found["first_input_elements"] = column(from.first_input_elements);
+    found["op"] = column(from.op);
+    found["dtype"] = column(from.dtype);
+    found["group"] = column(from.group);
+    found["ranks"] = column(from.ranks);
+    found["first_input_type"] = column(from.first_input_type);
+    return found;
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
+    nb::class_<fullwire::KinetoScanner>(module, "KinetoScanner")
+        .def(nb::init<std::size_t>(), nb::arg("most_value_bytes"))
+        .def("feed", &feed, nb::arg("chunk"))
+        .def_prop_ro("is_whole", &fullwire::KinetoScanner::is_whole)
+        .def_prop_ro("damage", &fullwire::KinetoScanner::damage)
+        .def_prop_ro("bytes_read", &fullwire::KinetoScanner::bytes_read)
+        .def_prop_ro("events", &fullwire::KinetoScanner::events)
+        .def_prop_ro("unusable", &fullwire::KinetoScanner::unusable)
+        .def("header", &header_of)
+        .def("names", &names_of)
+        .def("work", &work_of)
+        .def("launches", &launches_of)
+        .def("operators", &operators_of)
+        .def("marks", &marks_of)
+        .def("notes", &notes_of);
     module.def("play_collective", &play_collective, nb::arg("workers"), nb::arg("parts"),
                nb::arg("size_classes"), nb::arg("bytes_per_s"), nb::arg("latency_s"),
                nb::arg("chunks"), nb::arg("serial"));

@@ -6,6 +6,7 @@ blocked on a collective. Of several collectives outstanding at one instant, one 
 transferred counts before one whose transfer cannot be told from waiting, and that before waiting.
 
     ("host", "step")             the step; what else happens in the host lane is no doing of its own
+    ("host", "backward")         the backward pass, of which the kernels are spans of their own
     ("communication", "wait")    blocked on a collective
     ("communication", "codec")   packing or unpacking gradients
     ("communication", others)    communication that is in no table of collectives: nothing is known
@@ -54,6 +55,7 @@ class Kind(IntEnum):
     SENDING = 4
     INPUT = 5
     OTHER = 6
+    MARK = 7
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -140,7 +142,7 @@ def check_possible(run: Run) -> None:
 
 def _kind(lane: str, name: str) -> Kind:
     if lane == "host":
-        return Kind.STEP if name == "step" else Kind.OTHER
+        return {"step": Kind.STEP, "backward": Kind.MARK}.get(name, Kind.OTHER)
     if lane == "communication":
         return {"wait": Kind.BLOCKED, "codec": Kind.CODEC}.get(name, Kind.SENDING)
     return {"compute": Kind.COMPUTE, "input": Kind.INPUT}.get(lane, Kind.OTHER)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fullwire.errors import UsageError
 from fullwire.model.compressor import Compressor, parse_codec
 from fullwire.model.cost import AddTimes, Cost, Floats, gradient_cost, observed_cost
-from fullwire.model.run import Run, Text, Whole
+from fullwire.model.run import SIZE_UNKNOWN, Run, Text, Whole
 from fullwire.units import ratio, shown
 
 MOST_WORKERS = 100_000_000
@@ -50,12 +50,14 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
     cost, codec_ns = _costs(run, op, members)
     slowest_bps = _slowest_bps(run, group, rate_bps)
     floor_ns = 8e9 * cost.wire_bytes / np.maximum(slowest_bps, 1e-3)
+    has_size = table.dtype != SIZE_UNKNOWN
     return Transfers(
         ready_ns=np.clip(latest_ns, table.issue_ns, table.end_ns),
         is_known=is_known,
-        floor_ns=np.where(slowest_bps > 0, floor_ns, np.nan),
+        floor_ns=np.where((slowest_bps > 0) & has_size, floor_ns, np.nan),
         codec_ns=codec_ns,
-        hops=np.asarray(cost.hops, np.int64),
+        # Of unknown size, it is no small collective that shows what a message costs.
+        hops=np.where(has_size, np.asarray(cost.hops, np.int64), 0),
         latest_row=order[matched.first + matched.count - 1],
         waited_ns=_waited_ns(run, order, matched),
         clock_error_ns=_clock_error_ns(run, latest_ns, is_known),

@@ -165,6 +165,8 @@ def _warnings(case: Case, is_estimated: bool, rate_bps: Mapping[int, float]) -> 
         yield f"The run is partial: {sentence}."
     if "warnings" in run.facts:
         yield f"Where it was recorded: {run.facts['warnings']}."
+    if "remarks" in run.facts:
+        yield f"As it was read: {run.facts['remarks']}."
     yield from _steps_left_out(found)
     yield from _ranks_left_out(run, found)
     if is_estimated and world(run) > 1:

@@ -109,6 +109,8 @@ def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
         return "unknown", (f"{_typical_count(case)} to judge by",)
     if world(case.run) > 1 and not communicates(case.run):
         return "unknown", (f"{world(case.run)} workers, and no communication in the run",)
+    if not case.account.parts_s[Part.COMPUTE.key] and not communicates(case.run):
+        return "unknown", ("neither computation nor communication is in the run",)
     key, largest_s = case.largest()
     said = f"{key} is {case.share(largest_s)} of the step, the largest part but computation"
     inflation_s = case.inflation_s or 0.0
@@ -151,7 +153,9 @@ def _missing(case: Case) -> Iterator[str]:
         yield f"more steps: at least {FEWEST_STEPS} after the warm-up"
     if world(run) == 1:
         yield "a run of several workers"
-    if world(run) > 1 and not communicates(run):
+    if not account.parts_s[Part.COMPUTE.key] and not communicates(run):
+        yield "what the devices did"
+    elif world(run) > 1 and not communicates(run):
         yield "the collectives"
     recorded = len(recorded_ranks(run))
     if recorded < world(run) and not stands_for_all(run):

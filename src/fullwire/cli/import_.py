@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from fullwire.cli.options import Force
-from fullwire.errors import UsageError
 
 
 def import_(
@@ -18,7 +17,8 @@ def import_(
         Path, typer.Option("--output", "-o", metavar="X.run", help="The run to write")
     ],
     format_: Annotated[
-        str | None, typer.Option("--format", help="Of the file, if its content does not tell: netx")
+        str | None,
+        typer.Option("--format", help="Of the file, if its content does not tell: kineto, netx"),
     ] = None,
     step_time: Annotated[
         str | None, typer.Option(help="Length of a whole step, for a netx log: 194.5ms")
@@ -29,17 +29,24 @@ def import_(
             metavar="FILE", help="Measured additions for a netx log, bytes,seconds a line"
         ),
     ] = None,
+    communication: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="Names of kernels that communicate, besides known ones"),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Read another tool's trace and write it as a run.
+
+    fullwire import traces/ -o job.run
 
     fullwire import vgg16.bk.log --step-time 194.5ms --reduce-cost cuda_vec_add.log -o vgg16.run
     """
     from fullwire.sources import read
     from fullwire.store import write
 
-    if len(files) != 1:
-        raise UsageError(f"import: one file makes a run so far, got {len(files)}")
-    run = read(files[0], format=format_, step_time=step_time, reduce_cost=reduce_cost)
+    run = read(
+        *files, format=format_, step_time=step_time, reduce_cost=reduce_cost,
+        communication=communication,
+    )  # fmt: skip
     place = write(run, output, replace=force)
     sys.stderr.write(f"written: {place}\n")

@@ -57,6 +57,8 @@ _REGISTERED = (
     Fact("payload_share", float, "", False, "share of the line rate that headers leave"),
     Fact("hosts", str, "", False, "the host of each rank, in their order, with commas between"),
     Fact("warnings", str, "", False, "what to bear in mind about where this was recorded"),
+    Fact("remarks", str, "", False, "what whoever read foreign traces had to take for granted"),
+    Fact("clock_scatter_s", tuple, "(rank, s)", False, "how sure it is what each clock showed"),
     Fact("faults", str, "", False, "what was done to the hosts while the job ran"),
     Fact("latency_s", float, "s", False, "time of an empty message from one worker to another"),
     Fact("dilation", float, "", False, "how many times slower the job ran than times here say"),

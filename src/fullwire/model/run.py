@@ -30,6 +30,8 @@ Origin: TypeAlias = Literal["measured", "imported", "modelled", "simulated"]
 Basis: TypeAlias = Literal["measured", "modelled"]
 AnyTable = TypeVar("AnyTable", bound="Table")
 
+SIZE_UNKNOWN = "unknown"  # the dtype of a collective whose bytes (then 0) a trace does not tell
+
 COLUMN_TYPES: Mapping[str, type[np.generic]] = {
     "Whole": np.int64,
     "Real": np.float64,

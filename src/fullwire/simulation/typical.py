@@ -100,7 +100,7 @@ class _Steps:
 
 def _table_of_steps(run: Run) -> _Steps:
     marks = _spans_named(run, "host", "step")
-    backwards = _spans_named(run, "compute", "backward")
+    backwards = _backwards(run)
     gradients = run.gradients
     ranks, numbers = _shared_steps(run, marks, backwards)
     _check_possible(run, ranks, numbers)
@@ -243,6 +243,12 @@ def _deviation(lengths_ns: NDArray[Any]) -> float:
     """Say how far a step lies from the usual one, as a share of it: a standard deviation."""
     usual = np.median(lengths_ns)
     return float(1.4826 * np.median(np.abs(lengths_ns - usual)) / max(usual, 1.0))
+
+
+def _backwards(run: Run) -> Spans:
+    """Return the backward passes: one span each, or a mark over the kernels of each."""
+    is_mark = (run.spans.lane == "host") & (run.spans.name == "backward")
+    return run.spans.rows(is_mark) if is_mark.any() else _spans_named(run, "compute", "backward")
 
 
 def _spans_named(run: Run, lane: str, name: str) -> Spans:

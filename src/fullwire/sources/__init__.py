@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fullwire.errors import DamagedInput, UsageError
@@ -12,32 +13,37 @@ from fullwire.sources.files import opened, path_of
 from fullwire.sources.modelled import modelled_run
 from fullwire.units import seconds, shown
 
-FORMATS = ("run", "workload", "netx")
+FORMATS = ("run", "workload", "netx", "kineto")
 
 
 def read(
     path: str | Path,
-    *,
+    *more: str | Path,
     format: str | None = None,
     step_time: str | float | None = None,
     reduce_cost: str | Path | None = None,
+    communication: str | None = None,
 ) -> Run:
     """Open a run, a foreign trace, or a built-in workload such as `vgg16@v100`.
 
-    `step_time` and `reduce_cost` (a file) belong to netx logs, which do not hold them.
+    Profiler traces may be `more` than one, or directories of them: one for each rank;
+    `communication` is a regular expression for names of kernels that communicate. `step_time` and
+    `reduce_cost` (a file) belong to netx logs, which do not hold them.
     """
     place = path_of(path, "read")
     kind = _recognised(place) if format is None else format
     if not isinstance(kind, str) or kind not in FORMATS:
         raise UsageError(f"format: expected one of {', '.join(FORMATS)}, got {shown(kind)}")
+    _refuse_others(place, kind, more, step_time, reduce_cost, communication)
     if kind == "netx":
         step_time_s = None if step_time is None else seconds(step_time, "step time")
         table = None if reduce_cost is None else path_of(reduce_cost, "reduce cost")
         return netx.read_netx(place, step_time_s=step_time_s, reduce_cost=table)
-    if step_time is not None or reduce_cost is not None:
-        raise UsageError(
-            f"{path}: --step-time and --reduce-cost belong to netx logs, not to a {kind}"
-        )
+    if kind == "kineto":
+        from fullwire.sources.kineto import read_kineto
+
+        places = [place, *(path_of(each, "read") for each in more)]
+        return read_kineto(places, communication=communication)
     if kind == "workload":
         return modelled_run(workloads.workload(str(path)))
     from fullwire.store import read_run  # here, because a built-in workload needs no storage
@@ -45,14 +51,29 @@ def read(
     return read_run(place)
 
 
+def _refuse_others(
+    path: Path, kind: str, more: Sequence[str | Path], step_time: object, reduce_cost: object,
+    communication: object,
+) -> None:  # fmt: skip
+    """Refuse what belongs to another format."""
+    if kind != "netx" and (step_time is not None or reduce_cost is not None):
+        raise UsageError(
+            f"{path}: --step-time and --reduce-cost belong to netx logs, not to a {kind}"
+        )
+    if kind != "kineto" and communication is not None:
+        raise UsageError(f"{path}: --communication belongs to profiler traces, not to a {kind}")
+    if kind != "kineto" and more:
+        raise UsageError(f"read: one file makes a run of a {kind}, got {1 + len(more)}")
+
+
 def _recognised(path: Path) -> str:
     try:
-        is_run = path.is_dir()
-        is_there = is_run or path.exists()
+        is_directory = path.is_dir()
+        is_there = is_directory or path.exists()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    if is_run:
-        return "run"
+    if is_directory:
+        return _of_directory(path)
     if is_there:
         return _by_beginning(path)
     if "@" in str(path):
@@ -60,11 +81,23 @@ def _recognised(path: Path) -> str:
     raise UsageError(f"{path}: there is no such file, and no built-in workload of this name")
 
 
+def _of_directory(path: Path) -> str:
+    from fullwire.sources.kineto import traces_in
+    from fullwire.store import is_run
+
+    return "kineto" if not is_run(path) and traces_in(path) else "run"
+
+
 def _by_beginning(path: Path) -> str:
+    from fullwire.sources import kineto  # here, because a built-in workload needs none of it
+
     with opened(path) as file:
         beginning = file.read(4096)
     if netx.looks_like(beginning):
         return "netx"
+    if kineto.looks_like(beginning):
+        return "kineto"
     if not beginning:
         raise DamagedInput(path, "the file is empty")
-    raise DamagedInput(path, "none of the formats that are read: a run, or a netx backward log")
+    raise DamagedInput(path, "none of the formats that are read: a run, a profiler trace, "
+                       "or a netx backward log")  # fmt: skip

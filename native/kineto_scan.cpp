@@ -1,0 +1,508 @@
+#include "kineto_scan.hpp"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+namespace fullwire {
+
+namespace {
+
+constexpr std::size_t kLongestName = 2000;        // bytes of a name that are kept
+constexpr std::size_t kMostNameBytes = 64 << 20;  // of all names together
+constexpr std::size_t kMostHeaderBytes = 32 << 20;
+constexpr double kMostMicroseconds = 2.0e15;  // 64 years: MOST_NS of the analysis
+constexpr std::size_t kMostThreads = 100'000;
+
+bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
+// Reads within [at, end). Each function returns false where the bytes end before the value does,
+// or where it is broken; `is_broken` tells which.
+struct Cursor {
+    const char* at;
+    const char* end;
+    bool is_broken = false;
+
+    bool skip_spaces() {
+        while (at < end && is_space(*at)) ++at;
+        return at < end;
+    }
+
+    // The text between quotes, as escaped; the cursor is behind the closing one.
+    bool text(std::string_view& found) {
+        const char* from = ++at;
+        while (true) {
+            const char* quote = from;
+            while (quote < end && *quote != '"' && *quote != '\\') ++quote;
+            if (quote >= end) return false;
+            if (*quote == '"') {
+                found = {at, static_cast<std::size_t>(quote - at)};
+                at = quote + 1;
+                return true;
+            }
+            from = quote + 2;
+            if (from > end) return false;
+        }
+    }
+
+    // Any value, as it stands in the file.
+    bool value(std::string_view& found) {
+        const char* from = at;
+        if (*at == '"') {
+            std::string_view inner;
+            if (!text(inner)) return false;
+        } else if (*at == '{' || *at == '[') {
+            if (!nested()) return false;
+        } else {
+            if (!plain()) return false;
+        }
+        found = {from, static_cast<std::size_t>(at - from)};
+        return true;
+    }
+
+    // A number or word: whatever stands before the next comma, bracket or space.
+    bool plain() {
+        const char* from = at;
+        while (at < end && *at != ',' && *at != '}' && *at != ']' && !is_space(*at) && *at != '"' &&
+               *at != ':' && *at != '{' && *at != '[') {
+            ++at;
+        }
+        if (at >= end) return false;
+        if (at == from) is_broken = true;
+        return at > from;
+    }
+
+    bool nested() {
+        std::int64_t depth = 0;
+        while (at < end) {
+            const char c = *at;
+            if (c == '"') {
+                std::string_view inner;
+                if (!text(inner)) return false;
+                continue;
+            }
+            ++at;
+            if (c == '{' || c == '[') {
+                ++depth;
+            } else if ((c == '}' || c == ']') && --depth == 0) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    bool expect(char wanted) {
+        if (!skip_spaces()) return false;
+        if (*at != wanted) {
+            is_broken = true;
+            return false;
+        }
+        ++at;
+        return true;
+    }
+
+    // Goes through the members of the object that the cursor stands at; `take(key, value)`.
+    template <typename Take>
+    bool members(Take take) {
+        if (!expect('{') || !skip_spaces()) return false;
+        if (*at == '}') {
+            ++at;
+            return true;
+        }
+        while (true) {
+            if (!skip_spaces()) return false;
+            if (*at != '"') {
+                is_broken = true;
+                return false;
+            }
+            std::string_view key, found;
+            if (!text(key) || !expect(':') || !skip_spaces() || !value(found)) return false;
+            take(key, found);
+            if (!skip_spaces()) return false;
+            const char c = *at++;
+            if (c == '}') return true;
+            if (c != ',') {
+                is_broken = true;
+                return false;
+            }
+        }
+    }
+};
+
+std::string_view unquoted(std::string_view raw) {
+    if (raw.size() >= 2 && raw.front() == '"') return raw.substr(1, raw.size() - 2);
+    return raw;
+}
+
+// Microseconds, decimal, to whole nanoseconds: exactly, where a double would lose some at 10^15.
+std::optional<std::int64_t> nanoseconds(std::string_view raw) {
+    raw = unquoted(raw);
+    const bool is_negative = !raw.empty() && raw.front() == '-';
+    std::size_t at = is_negative ? 1 : 0;
+    std::int64_t whole = 0;
+    const std::size_t first = at;
+    while (at < raw.size() && raw[at] >= '0' && raw[at] <= '9' && at - first < 17) {
+        whole = whole * 10 + (raw[at++] - '0');
+    }
+    if (at == first) return std::nullopt;
+    std::int64_t thousandths = 0;
+    std::size_t after = at;
+    if (after < raw.size() && raw[after] == '.') {
+        ++after;
+        for (int place = 100; after < raw.size() && raw[after] >= '0' && raw[after] <= '9';
+             ++after, place /= 10) {
+            thousandths += place * (raw[after] - '0');
+        }
+    }
+    if (after == raw.size() && static_cast<double>(whole) <= kMostMicroseconds) {
+        const std::int64_t found = whole * 1000 + thousandths;
+        return is_negative ? -found : found;
+    }
+    double microseconds = 0;
+    const auto [rest, error] =
+        std::from_chars(raw.data(), raw.data() + raw.size(), microseconds);
+    if (error != std::errc() || rest != raw.data() + raw.size() ||
+        !(std::abs(microseconds) <= kMostMicroseconds)) {
+        return std::nullopt;
+    }
+    return std::llround(microseconds * 1000);
+}
+
+std::int64_t whole_number(std::string_view raw) {
+    raw = unquoted(raw);
+    std::int64_t found = kAbsent;
+    const auto [rest, error] = std::from_chars(raw.data(), raw.data() + raw.size(), found);
+    if (error != std::errc() || rest == raw.data()) return kAbsent;
+    return found;
+}
+
+std::int32_t small_number(std::string_view raw) {
+    const std::int64_t found = whole_number(raw);
+    return found < INT32_MIN || found > INT32_MAX ? -1 : static_cast<std::int32_t>(found);
+}
+
+bool starts_with(std::string_view text, std::string_view with) {
+    return text.substr(0, with.size()) == with;
+}
+
+bool ends_with(std::string_view text, std::string_view with) {
+    return text.size() >= with.size() && text.substr(text.size() - with.size()) == with;
+}
+
+enum class Category { other, kernel, copy, fill, launch, host };
+
+// The names of 2026, and those that PyTorch wrote before 1.12.
+Category category_of(std::string_view raw) {
+    if (raw == "cpu_op" || raw == "user_annotation" || raw == "Operator") return Category::host;
+    if (raw == "kernel" || raw == "concurrent_kernel" || raw == "Kernel") return Category::kernel;
+    if (ends_with(raw, "_runtime") || ends_with(raw, "_driver") || raw == "Runtime") {
+        return Category::launch;
+    }
+    if (raw == "gpu_memcpy" || raw == "Memcpy") return Category::copy;
+    if (raw == "gpu_memset" || raw == "Memset") return Category::fill;
+    return Category::other;
+}
+
+constexpr std::array<std::string_view, 9> kLibraries = {"nccl:", "gloo:", "mpi:",  "ucc:", "rccl:",
+                                                        "xccl:", "hccl:", "oneccl:", "c10d::"};
+
+bool is_of_a_library(std::string_view name) {
+    for (const std::string_view library : kLibraries) {
+        if (starts_with(name, library)) return true;
+    }
+    return false;
+}
+
+bool is_mark(std::string_view name) {
+    if (name.empty() || std::strchr("PeOrngmuxho", name.front()) == nullptr) return false;
+    return starts_with(name, "ProfilerStep#") || starts_with(name, "Optimizer.step#") ||
+           name == "record_param_comms" || starts_with(name, "enumerate(DataLoader)#") ||
+           is_of_a_library(name);
+}
+
+// The elements of the first tensor in [[2, 3], [], ...]; none for [[], ...], a scalar or absent one.
+std::int64_t first_elements(std::string_view raw) {
+    if (!starts_with(raw, "[[")) return kAbsent;
+    Cursor cursor{raw.data() + 2, raw.data() + raw.size()};
+    std::int64_t product = 1;
+    bool is_any = false;
+    while (cursor.skip_spaces() && *cursor.at != ']') {
+        const char* from = cursor.at;
+        if (!cursor.plain()) return kAbsent;
+        const std::int64_t length =
+            whole_number({from, static_cast<std::size_t>(cursor.at - from)});
+        if (length < 0 || (length && product > (std::int64_t{1} << 50) / length)) return kAbsent;
+        product *= length;
+        is_any = true;
+        if (cursor.skip_spaces() && *cursor.at == ',') ++cursor.at;
+    }
+    return is_any ? product : kAbsent;
+}
+
+std::string_view first_text(std::string_view raw) {
+    if (!starts_with(raw, "[\"")) return {};
+    const std::size_t end = raw.find('"', 2);
+    return end == std::string_view::npos ? std::string_view{} : raw.substr(2, end - 2);
+}
+
+}  // namespace
+
+std::int32_t Names::number(std::string_view raw) {
+    if (raw.size() > kLongestName) raw = raw.substr(0, kLongestName);
+    const auto found = numbers_.find(raw);
+    if (found != numbers_.end()) return found->second;
+    if (bytes_ + raw.size() > kMostNameBytes) return 0;
+    bytes_ += raw.size() + 64;
+    texts_.emplace_back(raw);
+    const auto number = static_cast<std::int32_t>(texts_.size() - 1);
+    numbers_.emplace(texts_.back(), number);
+    return number;
+}
+
+struct KinetoScanner::Event {
+    std::string_view phase, category, name, thread, start, duration, args;
+    std::int64_t start_ns, duration_ns;
+};
+
+void KinetoScanner::feed(std::string_view chunk) {
+    if (state_ == State::done || state_ == State::damaged) return;
+    buffer_.erase(0, position_);
+    before_ += position_;
+    position_ = 0;
+    buffer_.append(chunk);
+    read();
+    if (state_ != State::damaged && buffer_.size() - position_ > most_value_bytes_) {
+        fail("a value of over " + std::to_string(most_value_bytes_) + " bytes");
+    }
+}
+
+void KinetoScanner::fail(std::string problem) {
+    damage_ = std::move(problem);
+    state_ = State::damaged;
+}
+
+void KinetoScanner::read() {
+    const char* const begin = buffer_.data();
+    while (state_ != State::done && state_ != State::damaged) {
+        Cursor cursor{begin + position_, begin + buffer_.size()};
+        const bool is_any = cursor.skip_spaces();
+        position_ = static_cast<std::size_t>(cursor.at - begin);
+        if (!is_any) return;
+        const char c = *cursor.at;
+        if (state_ == State::begin) {
+            if (c != '{') return fail("expected an object");
+            state_ = State::key;
+            ++position_;
+        } else if (state_ == State::key || state_ == State::after_value) {
+            if (c == '}') {
+                state_ = State::done;
+                ++position_;
+            } else if (c == ',' && state_ == State::after_value) {
+                state_ = State::key;
+                ++position_;
+            } else if (c == '"' && state_ == State::key) {
+                std::string_view key;
+                if (!cursor.text(key)) return;
+                key_ = key;
+                state_ = State::colon;
+                position_ = static_cast<std::size_t>(cursor.at - begin);
+            } else {
+                return fail("expected another member of the object");
+            }
+        } else if (state_ == State::colon) {
+            if (c != ':') return fail("expected a colon");
+            state_ = State::value;
+            ++position_;
+        } else if (state_ == State::value) {
+            if (!begin_value()) return;
+        } else if (c == ']') {
+            state_ = State::after_value;
+            ++position_;
+        } else if (state_ == State::after_event) {
+            if (c != ',') return fail("expected a comma between events");
+            state_ = State::event;
+            ++position_;
+        } else {
+            if (!read_event()) return;
+        }
+    }
+}
+
+bool KinetoScanner::begin_value() {
+    Cursor cursor{buffer_.data() + position_, buffer_.data() + buffer_.size()};
+    if (key_ == "traceEvents" && *cursor.at == '[') {
+        state_ = State::event;
+        ++position_;
+        return true;
+    }
+    std::string_view found;
+    if (!cursor.value(found)) {
+        if (cursor.is_broken) fail("expected a value");
+        return false;
+    }
+    const bool is_wanted = key_ == "distributedInfo" || key_ == "baseTimeNanoseconds" ||
+                           key_ == "deviceProperties" || key_ == "host_name";
+    if (is_wanted && found.size() <= kMostHeaderBytes && header_.size() < 16) {
+        header_.emplace_back(key_, found);
+    }
+    position_ = static_cast<std::size_t>(cursor.at - buffer_.data());
+    state_ = State::after_value;
+    return true;
+}
+
+bool KinetoScanner::read_event() {
+    Cursor cursor{buffer_.data() + position_, buffer_.data() + buffer_.size()};
+    Event event;
+    const bool is_read = cursor.members([&](std::string_view key, std::string_view value) {
+        switch (key.size()) {
+            case 2:
+                if (key == "ph") event.phase = value;
+                else if (key == "ts") event.start = value;
+                break;
+            case 3:
+                if (key == "cat") event.category = value;
+                else if (key == "tid") event.thread = value;
+                else if (key == "dur") event.duration = value;
+                break;
+            case 4:
+                if (key == "name") event.name = value;
+                else if (key == "args") event.args = value;
+                break;
+            default:
+                break;
+        }
+    });
+    if (!is_read) {
+        if (cursor.is_broken) fail("an event that is no JSON");
+        return false;
+    }
+    keep(event);
+    ++events_;
+    position_ = static_cast<std::size_t>(cursor.at - buffer_.data());
+    state_ = State::after_event;
+    return true;
+}
+
+void KinetoScanner::keep(Event& event) {
+    if (event.phase != "\"X\"") return;
+    const Category category = category_of(unquoted(event.category));
+    if (category == Category::other) return;
+    const auto start = nanoseconds(event.start);
+    const auto duration = nanoseconds(event.duration);
+    if (!start || !duration || *duration < 0) {
+        ++unusable_;
+        return;
+    }
+    event.start_ns = *start;
+    event.duration_ns = *duration;
+    if (category == Category::host) {
+        keep_operator(event);
+        return;
+    }
+    std::int64_t correlation = kAbsent;
+    std::int32_t device = -1, stream = -1;
+    bool is_collective = false;
+    if (!event.args.empty() && event.args.front() == '{') {
+        Cursor args{event.args.data(), event.args.data() + event.args.size()};
+        args.members([&](std::string_view key, std::string_view value) {
+            if (key == "correlation") correlation = whole_number(value);
+            else if (key == "device") device = small_number(value);
+            else if (key == "stream") stream = small_number(value);
+            else if (key == "Collective name") is_collective = true;
+        });
+    }
+    if (category == Category::launch) {
+        if (correlation == kAbsent) return;
+        launches.correlation.push_back(correlation);
+        launches.time_ns.push_back(*start);
+        launches.thread.push_back(thread_of(event.thread));
+        return;
+    }
+    const Work kind = category == Category::kernel ? Work::kernel
+                      : category == Category::copy ? Work::copy
+                                                   : Work::fill;
+    work.start_ns.push_back(*start);
+    work.duration_ns.push_back(*duration);
+    work.correlation.push_back(correlation);
+    work.name.push_back(names.number(unquoted(event.name)));
+    work.device.push_back(device);
+    work.stream.push_back(stream);
+    work.note.push_back(is_collective ? keep_note(event.args) : -1);
+    work.kind.push_back(static_cast<std::uint8_t>(kind));
+}
+
+void KinetoScanner::keep_operator(const Event& event) {
+    const std::string_view name = unquoted(event.name);
+    const std::int64_t start = event.start_ns, duration = event.duration_ns;
+    const std::int32_t thread = thread_of(event.thread);
+    if (is_mark(name)) {
+        marks.start_ns.push_back(start);
+        marks.duration_ns.push_back(duration);
+        marks.name.push_back(names.number(name));
+        marks.thread.push_back(thread);
+        marks.note.push_back(is_of_a_library(name) || name.front() == 'r' ? keep_note(event.args)
+                                                                          : -1);
+        return;
+    }
+    if (unquoted(event.category) == "user_annotation" || is_of_a_library(name)) return;
+    const auto place = static_cast<std::size_t>(thread);
+    if (start >= kept_start_ns_[place] && start + duration <= kept_end_ns_[place]) return;
+    kept_start_ns_[place] = start;
+    kept_end_ns_[place] = start + duration;
+    operators.start_ns.push_back(start);
+    operators.end_ns.push_back(start + duration);
+    operators.thread.push_back(thread);
+    operators.is_backward.push_back(starts_with(name, "autograd::engine::evaluate_function"));
+}
+
+std::int32_t KinetoScanner::keep_note(std::string_view raw) {
+    if (raw.empty() || raw.front() != '{') return -1;
+    std::int64_t in = kAbsent, out = kAbsent, size = kAbsent, sequence = kAbsent, source = kAbsent,
+                 target = kAbsent, elements = kAbsent;
+    std::string_view op, dtype, group, ranks, type;
+    Cursor args{raw.data(), raw.data() + raw.size()};
+    args.members([&](std::string_view key, std::string_view value) {
+        if (key == "Collective name") op = unquoted(value);
+        else if (key == "In msg nelems") in = whole_number(value);
+        else if (key == "Out msg nelems") out = whole_number(value);
+        else if (key == "Group size") size = whole_number(value);
+        else if (key == "Seq") sequence = whole_number(value);
+        else if (key == "Src Rank") source = whole_number(value);
+        else if (key == "Dst Rank") target = whole_number(value);
+        else if (key == "dtype") dtype = unquoted(value);
+        else if (key == "Process Group Name") group = unquoted(value);
+        else if (key == "Process Group Ranks") ranks = unquoted(value);
+        else if (key == "Input Dims") elements = first_elements(value);
+        else if (key == "Input type") type = first_text(value);
+    });
+    notes.in_elements.push_back(in);
+    notes.out_elements.push_back(out);
+    notes.group_size.push_back(size);
+    notes.sequence.push_back(sequence);
+    notes.source.push_back(source);
+    notes.target.push_back(target);
+    notes.first_input_elements.push_back(elements);
+    notes.op.push_back(names.number(op));
+    notes.dtype.push_back(names.number(dtype));
+    notes.group.push_back(names.number(group));
+    notes.ranks.push_back(names.number(ranks));
+    notes.first_input_type.push_back(names.number(type));
+    return static_cast<std::int32_t>(notes.op.size() - 1);
+}
+
+std::int32_t KinetoScanner::thread_of(std::string_view raw) {
+    if (last_thread_number_ >= 0 && raw == last_thread_) return last_thread_number_;
+    last_thread_ = raw.substr(0, 64);
+    const auto found = threads_.find(last_thread_);
+    if (found != threads_.end()) return last_thread_number_ = found->second;
+    if (threads_.size() >= kMostThreads) return last_thread_number_ = 0;
+    last_thread_number_ = static_cast<std::int32_t>(threads_.size());
+    threads_.emplace(last_thread_, last_thread_number_);
+    kept_start_ns_.push_back(INT64_MAX);
+    kept_end_ns_.push_back(INT64_MIN);
+    return last_thread_number_;
+}
+
+}  // namespace fullwire

@@ -1,0 +1,6 @@
+"""Traces of the PyTorch profiler (Kineto): CUDA, ROCm or CPU only, one rank or thousands."""
+
+from fullwire.sources.kineto.assemble import read_kineto, traces_in
+from fullwire.sources.kineto.scan import looks_like
+
+__all__ = ["looks_like", "read_kineto", "traces_in"]

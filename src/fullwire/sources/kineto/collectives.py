@@ -1,0 +1,199 @@
+"""Collectives of one rank: from kernels where there is a device, from marks where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.model.run import SIZE_UNKNOWN, Collectives, Text, Whole
+from fullwire.sources.kineto.recognise import dtype_of, op_of
+from fullwire.sources.kineto.scan import ABSENT, Trace, last_around
+from fullwire.sources.kineto.steps import Launched, Steps
+
+# Libraries whose marks last as long as the collective; NCCL's last as long as its launch.
+_TIMED_LIBRARIES = ("gloo:", "mpi:", "ucc:")
+_GATHERS = ("allgather", "gather")
+_MOST_BYTES = 2**50
+_STEP_SEQUENCE = 2**20  # sequences are counted within a step, so that ranks may begin at another
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Found:
+    """A rank's collectives, before they are numbered; ranks of a group as the trace lists them."""
+
+    op: Text
+    group: Text
+    members: Text
+    dtype: Text
+    bytes: Whole
+    sequence: Whole  # as the trace gives it, or ABSENT
+    step: Whole  # number
+    issue_ns: Whole
+    end_ns: Whole
+
+
+def of_kernels(
+    trace: Trace, steps: Steps, launched: Launched, rows: NDArray[np.intp]
+) -> tuple[Found, NDArray[np.bool_]]:
+    """Describe communication kernels; the second value says of which an operation is known."""
+    work = trace.work
+    rows = rows[np.argsort(work["start_ns"][rows], kind="stable")]
+    arguments = _marks_around(trace, launched, rows, _tells_an_operation(trace))
+    mark = _marks_around(trace, launched, rows, _is_of_a_library(trace))
+    note = work["note"][rows]
+    for other in (arguments, mark):
+        note = np.where((note < 0) & (other >= 0), _at(trace.marks["note"], other), note)
+    ops = _texts([op_of(name) for name in trace.names])
+    mark_ops = np.where(mark >= 0, ops[_at(trace.marks["name"], mark)], "")
+    found = _found(
+        trace, note, [mark_ops, ops[work["name"][rows]]], _unnamed_groups(trace, rows),
+        steps.numbered(launched.step[rows]), work["start_ns"][rows], work["duration_ns"][rows],
+    )  # fmt: skip
+    order = np.argsort(rows, kind="stable")
+    return _chosen(found, order), (found.op != "")[order]
+
+
+def of_marks(trace: Trace, steps: Steps) -> Found:
+    """Describe the collectives that libraries mark on the processor, from start to end."""
+    is_timed = np.array([name.startswith(_TIMED_LIBRARIES) for name in trace.names])
+    rows = np.flatnonzero(is_timed[trace.marks["name"]])
+    rows = rows[np.argsort(trace.marks["start_ns"][rows], kind="stable")]
+    ops = _texts([op_of(name.partition(":")[2]) for name in trace.names])
+    start_ns, duration_ns = trace.marks["start_ns"][rows], trace.marks["duration_ns"][rows]
+    return _found(
+        trace, trace.marks["note"][rows], [ops[trace.marks["name"][rows]]],
+        _texts([""] * len(rows)), steps.numbered(steps.of(start_ns)), start_ns, duration_ns,
+    )  # fmt: skip
+
+
+def numbered(found: Found, rank: int, uses_own: frozenset[str]) -> Collectives:
+    """Number the collectives of each group by step; those of `uses_own` have their own numbers."""
+    by_group: dict[tuple[str, str, int], int] = {}
+    sequence = []
+    own = found.sequence.tolist()
+    for row, key in enumerate(
+        zip(found.group.tolist(), found.op.tolist(), found.step.tolist(), strict=True)
+    ):
+        count = by_group.get(key, 0)
+        by_group[key] = count + 1
+        is_own = key[0] in uses_own
+        sequence.append(own[row] if is_own else (key[2] + 1) * _STEP_SEQUENCE + count)
+    return Collectives(
+        rank=np.full(len(found.op), rank), step=found.step, sequence=np.array(sequence, np.int64),
+        group=found.group, op=found.op, dtype=found.dtype, bytes=found.bytes,
+        issue_ns=found.issue_ns, start_ns=found.issue_ns, end_ns=found.end_ns,
+    )  # fmt: skip
+
+
+def _chosen(found: Found, order: NDArray[np.intp]) -> Found:
+    return Found(**{name: getattr(found, name)[order] for name in Found.__slots__})
+
+
+def _tells_an_operation(trace: Trace) -> NDArray[np.bool_]:
+    """Say which marks are of record_param_comms with arguments, as since PyTorch 2.3."""
+    name, note = trace.marks["name"], trace.marks["note"]
+    is_named = np.array([each == "record_param_comms" for each in trace.names])[name]
+    has_op = np.array([bool(each) for each in trace.names])[_at(trace.notes["op"], note)]
+    return np.asarray(is_named & (note >= 0) & has_op)
+
+
+def _is_of_a_library(trace: Trace) -> NDArray[np.bool_]:
+    is_library = [":" in name and "#" not in name and "::" not in name for name in trace.names]
+    return np.asarray(np.array(is_library)[trace.marks["name"]])
+
+
+def _at(column: Whole, row: Whole) -> Whole:
+    """Return the column at these rows; 0 for rows below 0."""
+    if not len(column):
+        return np.zeros(len(row), np.int64)
+    return np.where(row >= 0, column[np.maximum(row, 0)], 0)
+
+
+def _marks_around(
+    trace: Trace, launched: Launched, rows: NDArray[np.intp], is_chosen: NDArray[np.bool_]
+) -> Whole:
+    """Return for each kernel the last of the chosen marks that its launch lies in; -1 for none."""
+    marks = trace.marks
+    return last_around(
+        marks["start_ns"], marks["start_ns"] + marks["duration_ns"], marks["thread"], is_chosen,
+        launched.time_ns[rows], launched.thread[rows],
+    )  # fmt: skip
+
+
+def _unnamed_groups(trace: Trace, rows: NDArray[np.intp]) -> Text:
+    """Call groups that the trace does not name after their streams, by order of first use."""
+    lane = list(zip(trace.work["device"][rows].tolist(), trace.work["stream"][rows].tolist(),
+                    strict=True))  # fmt: skip
+    number = {each: place for place, each in enumerate(dict.fromkeys(lane))}
+    return _texts([f"stream {number[each]}" for each in lane])
+
+
+def _found(
+    trace: Trace, note: Whole, ops: list[Text], unnamed: Text, step: Whole, start_ns: Whole,
+    duration_ns: Whole,
+) -> Found:  # fmt: skip
+    rows = [_described(trace, row) for row in note.tolist()]
+    op, group, members, dtype, size, sequence = [], [], [], [], [], []
+    for place, row in enumerate(rows):
+        named = row.op or next((str(each[place]) for each in ops if each[place]), "")
+        op.append(named)
+        group.append(row.group or str(unnamed[place]))
+        members.append(row.members)
+        amount = row.bytes(named)
+        size.append(max(amount, 0))
+        dtype.append(row.dtype if amount >= 0 or named == "barrier" else SIZE_UNKNOWN)
+        sequence.append(row.sequence)
+    return Found(
+        op=_texts(op), group=_texts(group), members=_texts(members), dtype=_texts(dtype),
+        bytes=np.array(size, np.int64), sequence=np.array(sequence, np.int64), step=step,
+        issue_ns=start_ns, end_ns=start_ns + duration_ns,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What arguments say of a collective."""
+
+    op: str = ""
+    group: str = ""
+    members: str = ""
+    dtype: str = ""
+    item_bytes: int = 0
+    elements: int = -1  # of its larger side
+    first_elements: int = -1  # of its first input, where nothing else is told
+    sequence: int = ABSENT
+
+    def bytes(self, op: str) -> int:
+        """Return the bytes of the larger side; below 0 if they are not known."""
+        if not self.item_bytes:
+            return 0 if op == "barrier" else -1
+        elements = self.elements
+        if elements < 0 and op not in _GATHERS:  # of a gathering, the input is the smaller side
+            elements = self.first_elements
+        size = elements * self.item_bytes
+        return size if 0 <= size <= _MOST_BYTES else -1
+
+
+def _described(trace: Trace, row: int) -> _Described:
+    if row < 0:
+        return _Described()
+    notes, names = trace.notes, trace.names
+    told = names[notes["dtype"][row]] or names[notes["first_input_type"][row]]
+    dtype, item_bytes = dtype_of(told)
+    op = op_of(names[notes["op"][row]])
+    group = names[notes["group"][row]]
+    if op in ("send", "recv") and min(notes["source"][row], notes["target"][row]) >= 0:
+        group += f" {notes['source'][row]}>{notes['target'][row]}"
+    return _Described(
+        op, group, names[notes["ranks"][row]], dtype, item_bytes,
+        max(int(notes["in_elements"][row]), int(notes["out_elements"][row]), -1),
+        max(int(notes["first_input_elements"][row]), -1), int(notes["sequence"][row]),
+    )  # fmt: skip
+
+
+def _texts(values: list[str]) -> Text:
+    column = np.empty(len(values), object)
+    column[:] = values
+    return column

@@ -1,0 +1,107 @@
+"""Which kernels communicate, which compute, and which nobody knows.
+
+A kernel that carries the arguments of a collective communicates, whatever its name; else its name
+decides. A name that is in neither list is taken for computation and, where it is long, said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.errors import UsageError
+from fullwire.units import shown
+
+
+class Known(IntEnum):
+    """What a kernel's name says of it."""
+
+    NOTHING = 0
+    COMPUTES = 1
+    COMMUNICATES = 2
+
+
+# NCCL and RCCL; NVSHMEM; DeepEP, as its own package and as DeepSeek's traces show it; MSCCL and
+# MSCCL++; MPI, UCC, oneCCL and HCCL; the one- and two-shot kernels of vLLM, TensorRT-LLM and
+# torch's symmetric memory; and whatever calls itself by the name of a collective.
+_COMMUNICATION = re.compile(
+    r"(?-i:[nr]ccl|[NR]CCL)|nvshmem|deep_?ep|\b(?:dpsk::)?ep::(?:\w+::)*\w*(?:dispatch|combine|notify|barrier)"
+    r"|msccl|\bmpi_|\bucc_|oneapi::ccl|hccl|gloo|cross_device_reduce|(?:one|two)_?shot|multimem"
+    r"|symm_mem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv",
+    re.IGNORECASE,
+)
+# Inductor names a kernel after the operators that it fuses, collectives' waits among them.
+_COMPUTATION_FIRST = re.compile(r"\s*triton_")
+_COMPUTATION = re.compile(
+    r"at::|at_cuda|c10::|cutlass|cublas|cudnn|cusparse|cufft|cub::|thrust|triton|torch|aten|fbgemm"
+    r"|gem[mv]|elementwise|vectorized|reduce|softmax|norm|flash|fmha|attention|conv|grad|fprop"
+    r"|winograd|cijk_|split_?k|apex|transformer_engine|multi_tensor|embedding|dropout|adam|sgd"
+    r"|\bbn_|pool|nch|nhwc|copy|concat|cat|index|gather|scatter|fft|sort|fused|\bck::|miopen|rocblas"
+    r"|hipblas|xmma|ampere_|volta_|turing_|hopper_|sm\d\d_|quant|rotary|rope|moe|topk|relu|gelu|silu"
+    r"|transpose|permute|nll_|cross_entropy|unrolled|fill|memset|scan|tensor|matmul|dot_|lstm|gru|rnn",
+    re.IGNORECASE,
+)
+
+# In this order: allgather before gather, sendrecv before send.
+_OPS: Mapping[str, str] = {
+    "allreduce": "allreduce", "allgather": "allgather", "reducescatter": "reducescatter",
+    "alltoall": "alltoall", "broadcast": "broadcast", "barrier": "barrier", "reduce": "reduce",
+    "gather": "gather", "scatter": "scatter", "sendrecv": "sendrecv", "send": "send",
+    "recv": "recv",
+}  # fmt: skip
+
+_ITEM_BYTES: Mapping[str, int] = {
+    "double": 8, "long": 8, "int64": 8, "float64": 8, "complexfloat": 8, "float": 4, "int": 4,
+    "float32": 4, "int32": 4, "half": 2, "bfloat16": 2, "short": 2, "float16": 2, "int16": 2,
+    "byte": 1, "char": 1, "bool": 1, "unsignedchar": 1, "signedchar": 1, "uint8": 1, "int8": 1,
+    "longint": 8, "uint64": 8, "uint32": 4, "uint16": 2,
+}  # fmt: skip
+_DTYPES: Mapping[str, str] = {
+    "double": "float64", "float": "float32", "half": "float16", "long": "int64", "longint": "int64",
+    "int": "int32", "short": "int16", "byte": "uint8", "unsignedchar": "uint8", "char": "int8",
+    "signedchar": "int8",
+}  # fmt: skip
+
+
+def kinds_of(names: Sequence[str], communication: re.Pattern[str] | None) -> NDArray[np.int8]:
+    """Say for each name what is known of a kernel that has it."""
+    return np.array([_kind(name, communication) for name in names], np.int8)
+
+
+def asked_for(pattern: str | None) -> re.Pattern[str] | None:
+    """Take a regular expression as people give it."""
+    if pattern is None:
+        return None
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"communication: expected a regular expression, got {shown(pattern)}: {error}"
+        ) from None
+
+
+def op_of(text: str) -> str:
+    """Return the operation that a kernel, a mark or an argument names; "" for none."""
+    plain = text.lower().replace("_", "")
+    return next((op for word, op in _OPS.items() if word in plain), "")
+
+
+def dtype_of(text: str) -> tuple[str, int]:
+    """Return a type's usual name and the bytes of an item; ("", 0) for what is unknown."""
+    plain = text.lower().removeprefix("c10::").replace(" ", "")
+    size = 1 if plain.startswith("float8") else _ITEM_BYTES.get(plain, 0)
+    return (_DTYPES.get(plain, plain), size) if size else ("", 0)
+
+
+def _kind(name: str, communication: re.Pattern[str] | None) -> Known:
+    if communication is not None and communication.search(name):
+        return Known.COMMUNICATES
+    if _COMPUTATION_FIRST.match(name):
+        return Known.COMPUTES
+    if _COMMUNICATION.search(name):
+        return Known.COMMUNICATES
+    return Known.COMPUTES if _COMPUTATION.search(name) else Known.NOTHING

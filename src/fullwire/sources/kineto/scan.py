@@ -1,0 +1,215 @@
+"""One trace file, whole, truncated or hostile, becomes columns; bounded memory, no traceback.
+
+The native scanner reads what a chunk holds and forgets it. What it keeps of an event is some 50
+bytes, so that a file of 87 MB takes 10 MB, and a compressed one is never unpacked as a whole.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire._native import KinetoScanner
+from fullwire.errors import DamagedInput
+from fullwire.model.run import Whole
+from fullwire.sources.files import name_of, opened
+
+ABSENT = np.iinfo(np.int64).min  # a number that an event does not give
+_CHUNK_BYTES = 2**20
+_MOST_VALUE_BYTES = 64 * 2**20  # of one event, or of the list of all groups of a large job
+_MOST_EXPANSION = 300  # times that real traces, which shrink to a 20th, do not come near
+_EXPANSION_FROM_BYTES = 64 * 2**20
+MOST_RANKS = 100_000_000
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Columns:
+    """Columns of one kind of event, by name."""
+
+    by_name: Mapping[str, NDArray[Any]]
+
+    def __getitem__(self, name: str) -> Whole:
+        return self.by_name[name]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Trace:
+    """What one file says, in its own clock; `names` are what number columns refer to."""
+
+    path: Path
+    rank: int | None
+    world: int | None
+    backend: str
+    device: str
+    host: str
+    base_ns: int | None
+    work: Columns
+    launches: Columns
+    operators: Columns
+    marks: Columns
+    notes: Columns
+    names: tuple[str, ...]
+    problems: tuple[str, ...]
+    events: int
+
+    @property
+    def libraries(self) -> frozenset[str]:
+        """Return the libraries that mark their collectives: nccl of `nccl:all_reduce`."""
+        marked = (self.names[number] for number in np.unique(self.marks["name"]).tolist())
+        parts = (name.partition(":") for name in marked)
+        return frozenset(name for name, colon, rest in parts if colon and rest[:1] != ":")
+
+
+def last_around(
+    start_ns: Whole, end_ns: Whole, thread: Whole, is_chosen: NDArray[np.bool_], time_ns: Whole,
+    on_thread: Whole,
+) -> Whole:  # fmt: skip
+    """Return for moments on threads the last of the chosen intervals that each lies in, or -1."""
+    rows = np.flatnonzero(is_chosen)
+    rows = rows[np.lexsort((start_ns[rows], thread[rows]))]
+    found = np.full(len(time_ns), -1)
+    for each in np.unique(thread[rows]).tolist():
+        here = rows[thread[rows] == each]
+        mine = np.flatnonzero(on_thread == each)
+        place = np.searchsorted(start_ns[here], time_ns[mine], side="right") - 1
+        row = here[np.maximum(place, 0)]
+        found[mine] = np.where((place >= 0) & (time_ns[mine] <= end_ns[row]), row, -1)
+    return found
+
+
+def looks_like(beginning: bytes) -> bool:
+    """Say whether a file with this beginning is a Kineto trace, compressed or not."""
+    text = _decompressed_beginning(beginning) if beginning[:2] == b"\x1f\x8b" else beginning
+    if text.lstrip()[:1] != b"{":
+        return False
+    keys = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"schemaVersion"')
+    return any(key in text for key in keys)
+
+
+def scanned(path: Path) -> Trace:
+    """Read one file."""
+    scanner = KinetoScanner(_MOST_VALUE_BYTES)
+    problems: list[str] = []
+    with opened(path) as file:
+        for chunk in _chunks(path, file, problems):
+            scanner.feed(chunk)
+            if scanner.is_whole or scanner.damage:
+                break
+    problems += _about_end(scanner)
+    if not scanner.events and not scanner.is_whole:
+        why = scanner.damage or "the file ends before its first event"
+        raise DamagedInput(path, f"not a profiler trace: {problems[0] if problems else why}")
+    return _trace(path, scanner, problems)
+
+
+def _decompressed_beginning(beginning: bytes) -> bytes:
+    try:
+        return zlib.decompressobj(wbits=47).decompress(beginning, 4096)
+    except zlib.error:
+        return b""
+
+
+def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
+    first = file.read(_CHUNK_BYTES)
+    if first[:2] != b"\x1f\x8b":
+        while first:
+            yield first
+            first = file.read(_CHUNK_BYTES)
+        return
+    taken, given = 0, 0
+    unpacker = zlib.decompressobj(wbits=47)
+    data = first
+    while data:
+        taken += len(data)
+        while data:
+            try:
+                chunk = unpacker.decompress(data, _CHUNK_BYTES)
+            except zlib.error as error:
+                problems.append(f"its compressed bytes are damaged ({error})")
+                return
+            given += len(chunk)
+            if given > max(_EXPANSION_FROM_BYTES, _MOST_EXPANSION * taken):
+                raise DamagedInput(
+                    path, f"it unpacks to over {_MOST_EXPANSION} times its size, as no trace does"
+                )
+            yield chunk
+            data = unpacker.unconsumed_tail
+            if unpacker.eof:
+                data, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=47)
+                if data[:1] == b"\0" or not data:  # padding, or the end
+                    data = b""
+        data = file.read(_CHUNK_BYTES)
+
+
+def _about_end(scanner: KinetoScanner) -> Iterator[str]:
+    if scanner.damage:
+        yield (
+            f"damaged at byte {scanner.bytes_read:,} ({scanner.damage}); "
+            f"the {scanner.events:,} events before are read"
+        )
+    elif not scanner.is_whole:
+        yield f"it ends in the middle, as a killed job leaves it, after {scanner.events:,} events"
+    if scanner.unusable:
+        yield f"{scanner.unusable:,} events have no time, or one that cannot be, and are left out"
+
+
+def _trace(path: Path, scanner: KinetoScanner, problems: list[str]) -> Trace:
+    header = {key.decode(errors="replace"): _decoded(value) for key, value in scanner.header()}
+    given = header.get("distributedInfo")
+    info: Mapping[str, object] = given if isinstance(given, dict) else {}
+    devices = header.get("deviceProperties")
+    device = devices[0] if isinstance(devices, list) and devices else {}
+    return Trace(
+        path=path,
+        rank=_whole(info.get("rank"), MOST_RANKS),
+        world=_whole(info.get("world_size"), MOST_RANKS),
+        backend=_text(info.get("backend")),
+        device=_text(device.get("name") if isinstance(device, dict) else ""),
+        host=_text(header.get("host_name")),
+        base_ns=_whole(header.get("baseTimeNanoseconds"), 2**61),
+        work=_columns(scanner.work()),
+        launches=_columns(scanner.launches()),
+        operators=_columns(scanner.operators()),
+        marks=_columns(scanner.marks()),
+        notes=_columns(scanner.notes()),
+        names=tuple(map(_name, scanner.names())),
+        problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
+        events=scanner.events,
+    )
+
+
+def _columns(found: Mapping[str, NDArray[Any]]) -> Columns:
+    return Columns(by_name={name: column.astype(np.int64) for name, column in found.items()})
+
+
+def _decoded(value: bytes) -> object:
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _whole(value: object, most: int) -> int | None:
+    is_usable = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+    return value if is_usable else None  # type: ignore[return-value]  # an int, by the line above
+
+
+def _text(value: object) -> str:
+    return _fit_for_files(value)[:200] if isinstance(value, str) else ""
+
+
+def _name(raw: bytes) -> str:
+    """Undo the escapes of a name; where it was cut within one, it stays as it is."""
+    decoded = _decoded(b'"' + raw + b'"') if b"\\" in raw else None
+    return _fit_for_files(decoded if isinstance(decoded, str) else raw.decode(errors="replace"))
+
+
+def _fit_for_files(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,153 @@
+"""Where steps begin and end, on the processor and on the device, which runs behind it.
+
+Steps come from ProfilerStep marks, or else from one end of an optimizer's step to the next. What a
+device does belongs to the step that launched it, by correlation, never to the step that the
+processor was in when it ran: devices lag by more than a step in some jobs. So a step begins on the
+device when its first work does, or, where the device had run dry, when the processor began it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.model.run import Whole
+from fullwire.sources.kineto.scan import ABSENT, Trace
+
+_PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,9})")
+_OPTIMIZER = "Optimizer.step#"
+NO_STEP = -1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Steps:
+    """The steps of a rank as the processor saw them, in order and apart."""
+
+    number: Whole
+    start_ns: Whole
+    end_ns: Whole
+    is_numbered: bool  # alike on every rank, as ProfilerStep marks are
+
+    def of(self, time_ns: Whole) -> Whole:
+        """Return in which of the steps, by place, each moment of the processor lies."""
+        place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
+        if not len(self.start_ns):
+            return np.full(len(time_ns), NO_STEP)
+        return np.where((place >= 0) & (time_ns < self.end_ns[place]), place, NO_STEP)
+
+    def numbered(self, place: Whole) -> Whole:
+        """Return the numbers of steps that are given by place."""
+        if not len(self.number):
+            return np.full(len(place), NO_STEP)
+        return np.where(place >= 0, self.number[place], NO_STEP)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Launched:
+    """For each work of a device: when and where it was launched, and in which step, by place."""
+
+    time_ns: Whole  # ABSENT where it is not known
+    thread: Whole
+    step: Whole
+    is_by_launch: bool  # else it is cut at the processor's marks, for want of launches
+
+
+def found_steps(trace: Trace) -> Steps:
+    """Find the steps of a trace."""
+    marks = _profiler_marks(trace)
+    is_numbered = bool(len(marks))
+    if not is_numbered:
+        marks = _between_optimizers(trace)
+    marks = marks[np.argsort(marks[:, 1], kind="stable")]
+    _, first = np.unique(marks[:, 0], return_index=True)
+    marks = marks[np.sort(first)]
+    number, start_ns, end_ns = marks.T
+    start_ns = np.maximum(start_ns, np.append([ABSENT], np.maximum.accumulate(end_ns)[:-1]))
+    kept = end_ns > start_ns
+    return Steps(number[kept], start_ns[kept], end_ns[kept], is_numbered)
+
+
+def launched(trace: Trace, steps: Steps) -> Launched:
+    """Attribute the work of a trace's devices to the steps that launched it."""
+    work, launches = trace.work, trace.launches
+    order = np.argsort(launches["correlation"], kind="stable")
+    known = launches["correlation"][order]
+    place = np.searchsorted(known, work["correlation"])
+    is_found = np.zeros(len(place), bool)
+    if len(known):
+        row = order[np.minimum(place, len(known) - 1)]
+        is_found = launches["correlation"][row] == work["correlation"]
+    time_ns, thread = np.full(len(place), ABSENT), np.full(len(place), -1)
+    if is_found.any():
+        time_ns[is_found] = launches["time_ns"][row[is_found]]
+        thread[is_found] = launches["thread"][row[is_found]]
+        step = _like_the_one_before(trace, steps.of(time_ns), is_found)
+    else:
+        step = steps.of(work["start_ns"])
+    return Launched(time_ns, thread, step, bool(is_found.any()))
+
+
+def on_device(trace: Trace, steps: Steps, step: Whole) -> tuple[Whole, Whole]:
+    """Return when each step began and ended on the device; `step` is that of each work."""
+    count = len(steps.number)
+    start, end = trace.work["start_ns"], trace.work["start_ns"] + trace.work["duration_ns"]
+    first_ns, last_ns = np.full(count, np.iinfo(np.int64).max), np.full(count + 1, ABSENT)
+    inside = step >= 0
+    np.minimum.at(first_ns, step[inside], start[inside])
+    # What no step launched and what began before the first step's work lies before all of them.
+    is_before = ~inside & (start < first_ns.min(initial=np.iinfo(np.int64).max))
+    np.maximum.at(last_ns, np.where(inside, step + 1, 0)[inside | is_before],
+                  end[inside | is_before])  # fmt: skip
+    reached_ns = np.maximum.accumulate(last_ns)
+    start_ns = np.minimum(first_ns, np.maximum(steps.start_ns, reached_ns[:-1]))
+    start_ns = np.maximum.accumulate(start_ns)
+    end_ns = np.maximum(np.maximum(steps.end_ns, last_ns[1:]), start_ns)
+    end_ns[:-1] = np.minimum(end_ns[:-1], start_ns[1:])
+    return start_ns, end_ns
+
+
+def _profiler_marks(trace: Trace) -> Whole:
+    numbers = np.array([_step_number(name) for name in trace.names], np.int64)
+    return _marks(trace, numbers[trace.marks["name"]])
+
+
+def _step_number(name: str) -> int:
+    match = _PROFILER_STEP.fullmatch(name)
+    return int(match[1]) if match else NO_STEP
+
+
+def _marks(trace: Trace, number: Whole) -> Whole:
+    """Return rows of number, start and end for the marks that have a number."""
+    marks = trace.marks
+    rows = np.column_stack(
+        [number, marks["start_ns"], marks["start_ns"] + marks["duration_ns"]]
+    ).astype(np.int64)
+    return rows[number >= 0]
+
+
+def _between_optimizers(trace: Trace) -> Whole:
+    """Return the intervals between ends of one optimizer, the last of those that take turns."""
+    is_optimizer = np.array([name.startswith(_OPTIMIZER) for name in trace.names])
+    rows = np.flatnonzero(is_optimizer[trace.marks["name"]])
+    if not len(rows):
+        return np.empty((0, 3), np.int64)
+    end_ns = trace.marks["start_ns"][rows] + trace.marks["duration_ns"][rows]
+    last = trace.marks["name"][rows[np.argmax(end_ns)]]
+    ends = np.unique(end_ns[trace.marks["name"][rows] == last])
+    return np.column_stack([np.arange(len(ends) - 1), ends[:-1], ends[1:]])
+
+
+def _like_the_one_before(trace: Trace, step: Whole, is_found: NDArray[np.bool_]) -> Whole:
+    """Give work whose launch is not in the trace the step of what ran before it on its stream."""
+    order = np.lexsort((trace.work["start_ns"], trace.work["stream"], trace.work["device"]))
+    lane = np.column_stack([trace.work["device"], trace.work["stream"]])[order]
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (lane[1:] != lane[:-1]).any(axis=1)
+    told = is_found[order] | is_first
+    source = np.maximum.accumulate(np.where(told, np.arange(len(order)), 0))
+    filled = np.empty(len(order), np.int64)
+    filled[order] = np.where(is_found[order], step[order], NO_STEP)[source]
+    return filled

@@ -1,0 +1,564 @@
+"""Profiler traces: real ones with known answers, made ones with known causes, and broken ones."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fullwire
+from fullwire.errors import DamagedInput, FullwireError, UsageError
+from fullwire.sources import read
+from fullwire.sources.kineto.recognise import Known, dtype_of, kinds_of, op_of
+from tests.conftest import Cli
+
+Event = dict[str, Any]
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+GEMM = "ampere_sgemm_128x64_tn"
+
+
+class Job:
+    """Builds the trace of one rank, in microseconds."""
+
+    def __init__(self, rank: int | None = 0, world: int = 2, **header: Any) -> None:
+        info = {"backend": "nccl", "world_size": world} | ({} if rank is None else {"rank": rank})
+        self.header: dict[str, Any] = {"schemaVersion": 1, "distributedInfo": info} | header
+        self.events: list[Event] = []
+
+    def step(self, number: int, start: float, end: float) -> Job:
+        return self.event("user_annotation", f"ProfilerStep#{number}", start, end, tid=1)
+
+    def kernel(
+        self, name: str, start: float, end: float, *, launch: float | None = None, stream: int = 7,
+        **arguments: Any,
+    ) -> Job:  # fmt: skip
+        number = len(self.events)
+        if launch is not None:
+            self.event("cuda_runtime", "cudaLaunchKernel", launch, launch + 1, tid=1,
+                       correlation=number)  # fmt: skip
+        given = {"device": 0, "stream": stream, "correlation": number} | arguments
+        return self.event("kernel", name, start, end, tid=stream, **given)
+
+    def event(
+        self, category: str, name: str, start: float, end: float, *, tid: int, **arguments: Any
+    ) -> Job:
+        length = round(end - start, 3)
+        self.events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid,
+                            "ts": start, "dur": length, "args": arguments})  # fmt: skip
+        return self
+
+    def text(self) -> str:
+        return json.dumps(self.header | {"traceEvents": self.events})
+
+    def write(self, path: Path) -> Path:
+        path.write_text(self.text())
+        return path
+
+
+def reduced(elements: int, group: str = "0", members: str = "[0, 1]", **more: Any) -> Event:
+    return {"Collective name": "allreduce", "In msg nelems": elements, "dtype": "Float",
+            "Out msg nelems": elements, "Process Group Name": group, "Group size": 2,
+            "Process Group Ranks": members} | more  # fmt: skip
+
+
+def two_ranks(where: Path, *, late_us: float = 0.0, clock_us: float = 0.0) -> Path:
+    """Make a job in which rank 1 comes to each all-reduce late, by a clock that is ahead."""
+    for rank in (0, 1):
+        job = Job(rank)
+        for number in range(6):
+            begin = 1_000.0 * number
+            own = begin + clock_us * rank
+            issue = own + 500 + late_us * rank
+            job.step(number, own, own + 1_000)
+            job.kernel(GEMM, own, issue, launch=own)
+            end = begin + 500 + late_us + 100 + clock_us * rank + 3 * (number % 2) * rank
+            job.kernel(ALL_REDUCE, issue, end, launch=own + 5, stream=9, **reduced(1_000_000))
+        job.write(where / f"trace-{rank}.json")
+    return where
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "df_index_resolver_rank1_of_2", "nccl_data_rank0_of_2", "negqueue_rank0_of_16",
+        "control_rank3_of_8", "sampled_rank0_of_128", "sampled_rank1_of_128",
+    ],
+)  # fmt: skip
+def test_ranks_agree_with_interval_arithmetic_on_real_traces(shared_data: Path, name: str) -> None:
+    known = json.loads((shared_data / "kineto/expected.json").read_text())["traces"]
+    expected = known[f"{name}.json.gz"]
+    run = read(shared_data / f"kineto/{name}.json.gz")
+    found = fullwire.explain(run).ranks[0]
+    within_us = max(2.0, 2e-4 * expected["span_us"])
+    assert found.rank == expected["rank"]
+    assert run.facts["workers"] == expected["world"]
+    assert len(run.collectives) == expected["n_comm"]
+    for got_s, key in (
+        (found.span_s, "span_us"), (found.compute_s, "compute_us"), (found.idle_s, "idle_us"),
+        (found.communication_s, "comm_us"), (found.overlap_s, "overlap_us"),
+        (found.exposed_s, "exposed_comm_us"),
+    ):  # fmt: skip
+        assert got_s * 1e6 == pytest.approx(expected[key], abs=within_us), key
+
+
+def test_collectives_of_a_real_trace_have_their_sizes_groups_and_types(shared_data: Path) -> None:
+    run = read(shared_data / "kineto/nccl_data_rank0_of_2.json.gz")
+    table = run.collectives
+    assert sorted(set(table.op)) == ["allreduce", "broadcast"]
+    assert set(table.dtype) == {"float32", "int64"}
+    assert set(table.group) == {"0"}
+    assert 6_637_568 * 4 in table.bytes
+    assert set(table.step) <= {4, 5, 6, -1}
+
+
+def test_sizes_come_from_the_mark_around_the_launch_where_kernels_have_none(
+    shared_data: Path,
+) -> None:
+    table = read(shared_data / "kineto/sampled_rank0_of_128.json.gz").collectives
+    assert "allreduce" in set(table.op)
+    assert 19_618_307 * 4 in table.bytes
+
+
+@pytest.mark.parametrize("name", ["edge_rank_missing", "edge_distributed_info_missing"])
+def test_a_trace_without_its_devices_is_not_judged(shared_data: Path, name: str) -> None:
+    run = read(shared_data / f"kineto/{name}.json.gz")
+    found = fullwire.explain(run)
+    assert found.verdict.kind == "unknown"
+    assert "its trace holds nothing of devices" in str(run.facts["remarks"])
+    assert any("does not say which rank" in sentence for sentence in run.missing)
+    assert any("how many ranks" in sentence for sentence in run.missing)
+
+
+def test_gloo_on_processors_is_communication(shared_data: Path) -> None:
+    run = read(shared_data / "kineto/gloo_cpu_only_rank34_of_300.json.gz")
+    assert set(run.collectives.op) == {"allreduce"}
+    assert set(run.collectives.bytes) == {321_271 * 4, 2_082_411 * 4}
+    assert fullwire.explain(run).verdict.kind == "unknown"
+    assert "1 of 300 ranks are here" in run.missing
+
+
+def test_a_rank_that_is_late_is_named_and_waiting_is_no_transfer(tmp_path: Path) -> None:
+    found = fullwire.explain(read(two_ranks(tmp_path, late_us=300)))
+    assert found.verdict.kind == "straggler"
+    assert "Rank 1" in found.verdict.sentence
+    first, second = found.ranks
+    assert first.waiting_s == pytest.approx(6 * 300e-6)
+    assert second.waiting_s == 0
+
+
+def test_clocks_are_set_by_the_ends_of_collectives(tmp_path: Path) -> None:
+    apart = read(two_ranks(tmp_path, late_us=300, clock_us=7_000_000))
+    assert "rank 1's was 7 s ahead of rank 0's" in str(apart.facts["remarks"])
+    found = fullwire.explain(apart)
+    assert found.verdict.kind == "straggler"
+    assert found.ranks[0].waiting_s == pytest.approx(6 * 300e-6, abs=6 * 5e-6)
+
+
+def test_the_base_of_each_trace_counts(tmp_path: Path) -> None:
+    for rank, base_ns in ((0, 10**18), (1, 10**18 + 5_000)):
+        job = Job(rank, baseTimeNanoseconds=base_ns).step(0, 0, 50)
+        job.kernel(GEMM, 10 - 5 * rank, 20 - 5 * rank, launch=1)
+        job.write(tmp_path / f"{rank}.json")
+    spans = read(tmp_path).spans
+    assert spans.start_ns[spans.lane == "compute"].tolist() == [10_000, 10_000]
+
+
+def test_stamps_are_exact_to_the_nanosecond(tmp_path: Path) -> None:
+    job = Job(world=1).kernel(GEMM, 0, 5).kernel(GEMM, 1, 2)
+    text = job.text().replace('"ts": 0,', '"ts": 1669783687464181.123,', 1)
+    text = text.replace('"ts": 1,', '"ts": "1669783687464190.0019",', 1)
+    (tmp_path / "a.json").write_text(text)
+    assert read(tmp_path / "a.json").spans.start_ns.tolist() == [0, 8_878]
+
+
+def test_a_device_that_lags_keeps_its_work_in_the_step_that_launched_it(tmp_path: Path) -> None:
+    job = Job(world=1)
+    for number in range(4):  # the processor runs two steps ahead
+        job.step(number, 100 * number, 100 * number + 100)
+        job.kernel(GEMM, 250 + 200 * number, 440 + 200 * number, launch=100 * number + 10)
+    run = read(job.write(tmp_path / "lag.json"))
+    kernels = run.spans.rows(run.spans.lane == "compute")
+    marks = run.spans.rows(run.spans.name == "step")
+    assert kernels.step.tolist() == [0, 1, 2, 3]
+    assert (marks.start_ns[1:] <= kernels.start_ns[1:]).all()
+    assert (kernels.end_ns <= marks.end_ns).all()
+    account = fullwire.explain(run).detail
+    assert account.parts_ns[0, 1:3, 0].tolist() == [190_000, 190_000]
+
+
+def test_work_launched_before_the_trace_goes_with_its_stream(tmp_path: Path) -> None:
+    job = Job(world=1).step(3, 100, 200).step(4, 200, 300)
+    job.kernel(GEMM, 90, 120).kernel(GEMM, 130, 140, launch=110).kernel(GEMM, 150, 160)
+    run = read(job.write(tmp_path / "early.json"))
+    assert run.spans.rows(run.spans.lane == "compute").step.tolist() == [-1, 3, 3]
+
+
+def test_steps_come_from_the_optimizer_where_there_are_no_marks(tmp_path: Path) -> None:
+    job = Job(world=1)
+    for number in range(5):
+        job.kernel(GEMM, 100 * number + 10, 100 * number + 60, launch=100 * number + 5)
+        job.event("user_annotation", "Optimizer.step#SGD.step", 100 * number + 80,
+                  100 * number + 90, tid=1)  # fmt: skip
+    run = read(job.write(tmp_path / "optimizer.json"))
+    marks = run.spans.rows(run.spans.name == "step")
+    assert marks.step.tolist() == [0, 1, 2, 3]
+    assert (marks.end_ns - marks.start_ns).tolist() == [100_000] * 4
+
+
+def test_without_steps_the_verdict_is_unknown_and_figures_stay(tmp_path: Path) -> None:
+    job = Job().kernel(GEMM, 0, 50, launch=0)
+    job.kernel(ALL_REDUCE, 40, 90, launch=1, stream=9, **reduced(10))
+    found = fullwire.explain(read(job.write(tmp_path / "none.json")))
+    assert found.verdict.kind == "unknown"
+    assert found.ranks[0].exposed_s == pytest.approx(40e-6)
+
+
+def test_unknown_long_kernels_are_named_and_a_pattern_settles_them(tmp_path: Path) -> None:
+    job = Job().step(0, 0, 100).kernel(GEMM, 0, 30, launch=0)
+    job.kernel("void mystery::shuffle<4>(int*)", 30, 90, launch=1)
+    path = job.write(tmp_path / "unknown.json")
+    before, after = read(path), read(path, communication="mystery::")
+    assert "void mystery::shuffle<4>(int*)" in str(before.facts["remarks"])
+    assert "60%" not in str(after.facts.get("remarks", ""))
+    assert fullwire.explain(before).ranks[0].communication_s == 0
+    assert fullwire.explain(after).ranks[0].communication_s == pytest.approx(60e-6)
+    with pytest.raises(UsageError, match="regular expression"):
+        read(path, communication="(")
+
+
+def test_unknown_kernels_on_a_stream_that_only_communicates_communicate(tmp_path: Path) -> None:
+    job = Job().kernel(ALL_REDUCE, 0, 10, stream=9, **reduced(10)).kernel("zyx", 20, 50, stream=9)
+    run = read(job.kernel("zyx", 60, 70, stream=7).write(tmp_path / "stream.json"))
+    assert run.spans.rows(run.spans.name == "zyx").lane.tolist() == ["communication", "compute"]
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        (ALL_REDUCE, Known.COMMUNICATES),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", Known.COMMUNICATES),
+        ("void deep_ep::internode::dispatch<false, 8>(int4*)", Known.COMMUNICATES),
+        ("void dpsk::ep::intranode::combine<bf16>(x)", Known.COMMUNICATES),
+        ("nvshmemi_barrier_kernel", Known.COMMUNICATES),
+        ("mscclpp::allreduce_packet(void*)", Known.COMMUNICATES),
+        ("void vllm::cross_device_reduce_1stage<__half, 8>(RankData*)", Known.COMMUNICATES),
+        ("triton_poi_fused_all_reduce_wait_tensor_3", Known.COMPUTES),
+        ("void at::native::reduce_kernel<512, 1>(R)", Known.COMPUTES),
+        ("Cijk_Ailk_Bljk_SB_MT64x64x16", Known.COMPUTES),
+        ("FuncClosure", Known.NOTHING),
+    ],
+)
+def test_kernels_are_known_by_name(name: str, known: Known) -> None:
+    assert kinds_of([name], None).tolist() == [known]
+
+
+def test_operations_and_types_have_one_name() -> None:
+    named = ["_allgather_base", "nccl:_reduce_scatter_base", "ReduceScatter", "ALLREDUCE", "x"]
+    assert [op_of(name) for name in named] == [
+        "allgather", "reducescatter", "reducescatter", "allreduce", "",
+    ]  # fmt: skip
+    assert dtype_of("c10::BFloat16") == ("bfloat16", 2)
+    assert dtype_of("Float8_e4m3fn") == ("float8_e4m3fn", 1)
+    assert dtype_of("nonsense") == ("", 0)
+
+
+def test_groups_of_one_name_with_other_members_are_not_matched(tmp_path: Path) -> None:
+    for rank in range(4):
+        job = Job(rank, world=4).step(0, 0, 100).kernel(GEMM, 0, 10 + rank, launch=1)
+        members = "[0, 1]" if rank < 2 else "[2, 3]"
+        job.kernel(ALL_REDUCE, 10 + rank, 60, launch=2, stream=9, **reduced(10, "1", members))
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert sorted(set(run.collectives.group)) == ["1 [0, 1]", "1 [2, 3]"]
+    assert [rank.waiting_s for rank in fullwire.explain(run).ranks] == pytest.approx(
+        [1e-6, 0, 1e-6, 0]
+    )
+
+
+def test_the_trace_s_own_sequence_wins(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        job = Job(rank)
+        for sequence in (7, 8, 9)[rank:]:  # rank 1 joined the trace one collective later
+            job.kernel(ALL_REDUCE, 100 * sequence, 100 * sequence + 50, stream=9,
+                       **reduced(10, Seq=sequence))  # fmt: skip
+        job.write(tmp_path / f"{rank}.json")
+    table = read(tmp_path).collectives
+    assert table.sequence.tolist() == [7, 8, 9, 8, 9]
+
+
+def a_ddp_step(job: Job, number: int) -> None:
+    """Add a step of 1 ms: 300 us forward, 400 us backward, two buckets of 4 MB."""
+    begin = 1_000 * number
+    job.step(number, begin, begin + 1_000).kernel(GEMM, begin, begin + 300, launch=begin)
+    name = "autograd::engine::evaluate_function: AddmmBackward0"
+    for part in (0, 1):
+        launch = begin + 20 + 30 * part
+        job.event("cpu_op", name, launch - 5, launch + 20, tid=1)
+        job.event("cpu_op", "AddmmBackward0", launch - 4, launch + 19, tid=1)
+        job.kernel(GEMM, begin + 300 + 200 * part, begin + 500 + 200 * part, launch=launch)
+        sent = begin + 500 + 300 * part
+        job.kernel(ALL_REDUCE, sent, sent + 300, launch=launch + 10, stream=9,
+                   **reduced(1_000_000))  # fmt: skip
+
+
+def test_a_what_if_replays_the_backward_pass_of_a_trace(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        job = Job(rank)
+        for number in range(3, 9):
+            a_ddp_step(job, number)
+        job.kernel(GEMM, 9_100, 9_200).write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    table = run.gradients
+    first = table.rows((table.rank == 1) & (table.step == 4))
+    assert first.ready_ns.tolist() == [1_500_000, 1_700_000]
+    assert first.bytes.tolist() == [4_000_000, 4_000_000]
+    marks = run.spans.rows(run.spans.name == "backward")
+    assert set(marks.end_ns - marks.start_ns) == {400_000}
+    predicted = fullwire.whatif(run, bandwidth="100Gbps", workers=2)
+    # The second bucket leaves when the first has arrived: 4 MB in 320 us, from 500 us on.
+    assert predicted["overhead_s"][0] == pytest.approx(440e-6, rel=0.01)
+    assert fullwire.explain(run).ranks[0].compute_s == pytest.approx(6 * 700e-6 + 100e-6)
+
+
+def test_sizes_that_are_not_told_are_said_and_unexplained(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        job = Job(rank)
+        for number in range(5):
+            begin = 100 * number
+            job.step(number, begin, begin + 100).kernel(GEMM, begin, begin + 40, launch=begin)
+            job.kernel(ALL_REDUCE, begin + 40, begin + 100, launch=begin + 1, stream=9)
+        job.write(tmp_path / f"{rank}.json")
+    run = read(tmp_path)
+    assert "of 10 of 10 collectives the size is not told" in run.missing
+    found = fullwire.explain(run, bandwidth="10Gbps")
+    assert found.verdict.kind == "unknown"
+    assert found.account["unexplained"] == pytest.approx(60e-6)
+
+
+def test_waiting_for_data_is_input(tmp_path: Path) -> None:
+    job = Job(world=1).kernel(GEMM, 0, 10, launch=0).kernel(GEMM, 70, 100, launch=65)
+    name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    run = read(job.event("user_annotation", name, 20, 60, tid=1).write(tmp_path / "data.json"))
+    assert run.spans.rows(run.spans.lane == "input").start_ns.tolist() == [20_000]
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_a_trace_cut_anywhere_is_read_as_far_as_it_goes(
+    tmp_path: Path, is_compressed: bool
+) -> None:
+    content = two_ranks(tmp_path).joinpath("trace-0.json").read_bytes()
+    whole = read(tmp_path / "trace-0.json").spans
+    path = tmp_path / ("cut.json.gz" if is_compressed else "cut.json")
+    content = gzip.compress(content) if is_compressed else content
+    for end in range(0, len(content), 97):
+        path.write_bytes(content[:end])
+        try:
+            run = read(path)
+        except DamagedInput:
+            continue
+        assert len(run.spans) <= len(whole)
+        assert any("ends in the middle" in each or "damaged" in each for each in run.missing)
+
+
+def test_times_that_cannot_be_are_counted_and_left_out(tmp_path: Path) -> None:
+    job = Job(world=1).kernel(GEMM, 0, 10).kernel(GEMM, 20, 10).kernel(GEMM, 30, 40)
+    for event, wrong in zip(job.events[2:], (float("nan"),), strict=True):
+        event["ts"] = wrong
+    run = read(job.write(tmp_path / "wrong.json"))
+    assert len(run.spans) == 1
+    assert any("2 events have no time" in sentence for sentence in run.missing)
+
+
+def test_a_rank_given_twice_is_taken_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        Job(0, world=1).kernel(GEMM, 0, 10).write(tmp_path / f"{name}.json")
+    run = read(tmp_path)
+    assert len(run.spans) == 1
+    assert any("rank 0 is in" in sentence for sentence in run.missing)
+
+
+def test_a_damaged_rank_leaves_the_others(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    (tmp_path / "trace-1.json").write_text("garbage")
+    run = read(tmp_path)
+    assert set(run.spans.rank) == {0}
+    assert any("not a profiler trace" in sentence for sentence in run.missing)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"traceEvents": [' + b"[" * 5_000_000,
+        b'{"traceEvents": [{"name": ' + b"[" * 5_000_000,
+        b'{"schemaVersion": ' + b"{" * 5_000_000,
+        b'{"traceEvents": [{"a": 1, ' * 200_000,
+        b'{"traceEvents": [{"ph"}]}',
+        b'{"traceEvents": 7}',
+        b'{"traceEvents": [1, 2]}',
+        b'{"traceEvents": null, "distributedInfo": [[[]]]}',
+        b'{"distributedInfo": ' + b"[" * 100_000 + b"]" * 100_000 + b', "traceEvents": []}',
+    ],
+)
+def test_hostile_files_are_refused_or_partial(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "hostile.json"
+    path.write_bytes(content)
+    try:
+        run = read(path, format="kineto")
+    except FullwireError:
+        return
+    assert run.missing
+
+
+def test_names_of_any_length_and_bytes_are_held(tmp_path: Path) -> None:
+    strange = ["<script>alert(1)</script>", "\x1b[2J", "n" * 10_000, "é" * 3_000, "\ud800", "step"]
+    job = Job(world=1)
+    for place, name in enumerate(strange):
+        job.kernel(name, 10 * place, 10 * place + 5)
+    run = read(job.write(tmp_path / "names.json"))
+    fullwire.write(run, tmp_path / "names.run")
+    assert max(map(len, run.spans.name)) <= 300
+    assert "step" not in set(run.spans.name)
+    assert fullwire.explain(tmp_path / "names.run").ranks[0].compute_s == pytest.approx(30e-6)
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    packer = zlib.compressobj(9, wbits=31)
+    parts = [packer.compress(b'{"traceEvents": [')]
+    parts += [packer.compress(b" " * 2**20) for _ in range(256)]
+    (tmp_path / "bomb.json.gz").write_bytes(b"".join([*parts, packer.flush()]))
+    with pytest.raises(DamagedInput, match="unpacks to over 300 times"):
+        read(tmp_path / "bomb.json.gz")
+
+
+def test_an_endless_value_is_not_collected(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys\n"
+        "from fullwire._native import KinetoScanner\n"
+        "scanner = KinetoScanner(2**20)\n"
+        'scanner.feed(b\'{"traceEvents": [{"name": "\')\n'
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "for _ in range(300): scanner.feed(b'k' * 2**20)\n"
+        "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
+        "sys.exit(not scanner.damage or grown > 50_000)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_memory_does_not_grow_with_what_is_passed_over(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys\n"
+        "from fullwire._native import KinetoScanner\n"
+        "scanner = KinetoScanner(2**26)\n"
+        'event = b\'{"ph":"X","cat":"python_function","name":"f","ts":1,"dur":1},\'\n'
+        "scanner.feed(b'{\"traceEvents\": [')\n"
+        "chunk = event * 10_000\n"
+        "scanner.feed(chunk)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "for _ in range(400): scanner.feed(chunk)\n"
+        "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
+        "sys.exit(scanner.events < 4_000_000 or grown > 20_000)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_how_a_file_comes_in_chunks_changes_nothing() -> None:
+    from fullwire._native import KinetoScanner
+
+    job = Job().step(0, 0, 100).kernel(ALL_REDUCE, 1, 5, launch=0, **reduced(3))
+    content = job.kernel('quote " and \\ back', 5, 9).text().encode()
+    whole = KinetoScanner(2**20)
+    whole.feed(content)
+    source = random.Random(0)
+    for _ in range(200):
+        scanner, place = KinetoScanner(2**20), 0
+        while place < len(content):
+            size = source.randint(1, 60)
+            scanner.feed(content[place : place + size])
+            place += size
+        assert scanner.is_whole
+        assert scanner.names() == whole.names()
+        assert scanner.header() == whole.header()
+        for one, other in zip(_tables(scanner), _tables(whole), strict=True):
+            assert one.keys() == other.keys()
+            for name in one:
+                np.testing.assert_array_equal(one[name], other[name])
+
+
+def _tables(scanner: Any) -> list[dict[str, Any]]:
+    return [scanner.work(), scanner.launches(), scanner.operators(), scanner.marks(),
+            scanner.notes()]  # fmt: skip
+
+
+_SEED = Job().step(0, 0, 100).kernel(ALL_REDUCE, 1, 5, launch=0, stream=9, **reduced(3))
+_SEED.kernel(GEMM, 2, 9, launch=1)
+_DIMENSIONS = {"Input Dims": [[3, 4], []], "Input type": ["float"]}
+_SEED.event("user_annotation", "nccl:all_reduce", 0, 3, tid=1, **_DIMENSIONS)
+_BYTES = _SEED.text().encode()
+_SPLICES = (
+    b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\\u", b"NaN", b"-1", b"1e999", b"9" * 30,
+    b"null", b"\0", b"\xff", b'"ts"', b'"dur": -5', b'"args": [', b"true", b'"Seq": 5', b"[[1,2",
+)  # fmt: skip
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, len(_BYTES)), st.integers(0, 40),
+                          st.sampled_from(_SPLICES)), max_size=6))  # fmt: skip
+def test_any_damage_gives_a_run_or_one_line(
+    tmp_path: Path, edits: list[tuple[int, int, bytes]]
+) -> None:
+    content = _BYTES
+    for place, length, splice in edits:
+        content = content[:place] + splice + content[place + length :]
+    path = tmp_path / "fuzzed.json"
+    path.write_bytes(content)
+    with contextlib.suppress(FullwireError):
+        fullwire.explain(read(path, format="kineto"))
+
+
+def test_the_scanner_survives_a_hundred_thousand_damaged_files() -> None:
+    code = (
+        "import random, sys\n"
+        "from fullwire._native import KinetoScanner\n"
+        f"content, splices = {_BYTES!r}, {_SPLICES!r}\n"
+        "source = random.Random(1)\n"
+        "for _ in range(100_000):\n"
+        "    damaged = bytearray(content)\n"
+        "    for _ in range(source.randint(1, 4)):\n"
+        "        place = source.randrange(len(damaged) + 1)\n"
+        "        damaged[place : place + source.randint(0, 20)] = source.choice(splices)\n"
+        "    scanner = KinetoScanner(2**20)\n"
+        "    scanner.feed(bytes(damaged))\n"
+        "    count = len(scanner.names())\n"
+        "    assert all(number < count for number in scanner.marks()['name'])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_commands_take_traces(tmp_path: Path, cli: Cli) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    two_ranks(folder, late_us=300)
+    done = cli("import", folder, "-o", tmp_path / "job.run")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(cli("explain", tmp_path / "job.run", "--json").stdout)
+    assert told["verdict"]["kind"] == "straggler"
+    assert set(told["ranks"][0]) == {
+        "rank", "span_s", "compute_s", "communication_s", "exposed_s", "overlap_s", "waiting_s",
+        "idle_s",
+    }  # fmt: skip
+    shown = cli("show", tmp_path / "job.run")
+    assert "imported" in shown.stdout
+    bad = cli("import", folder / "trace-0.json", "--communication", "(", "-o", tmp_path / "x.run")
+    assert bad.returncode == 2
+    assert "Traceback" not in bad.stderr
