@@ -8,11 +8,12 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.model import workloads
 from fullwire.model.run import Run
 from fullwire.sources import netx
+from fullwire.sources.captures import is_capture
 from fullwire.sources.files import opened, path_of
 from fullwire.sources.modelled import modelled_run
 from fullwire.units import seconds, shown
 
-FORMATS = ("run", "workload", "netx")
+FORMATS = ("run", "workload", "netx", "capture")
 
 
 def read(
@@ -38,6 +39,10 @@ def read(
         raise UsageError(
             f"{path}: --step-time and --reduce-cost belong to netx logs, not to a {kind}"
         )
+    if kind == "capture":
+        from fullwire.sources.pcap import read_captures  # here, because it loads the native core
+
+        return read_captures([place])
     if kind == "workload":
         return modelled_run(workloads.workload(str(path)))
     from fullwire.store import read_run  # here, because a built-in workload needs no storage
@@ -65,6 +70,10 @@ def _by_beginning(path: Path) -> str:
         beginning = file.read(4096)
     if netx.looks_like(beginning):
         return "netx"
+    if is_capture(beginning):
+        return "capture"
     if not beginning:
         raise DamagedInput(path, "the file is empty")
-    raise DamagedInput(path, "none of the formats that are read: a run, or a netx backward log")
+    raise DamagedInput(
+        path, "none of the formats that are read: a run, a netx backward log, or a packet capture"
+    )
