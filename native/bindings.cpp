@@ -7,6 +7,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
+#include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -15,6 +18,7 @@
 
 #include "collective_events.hpp"
 #include "kineto_scan.hpp"
+#include "packets.hpp"
 #include "sampler.hpp"
 
 namespace nb = nanobind;
@@ -167,6 +171,90 @@ nb::dict notes_of(const fullwire::KinetoScanner& scanner) {
     return found;
 }
 
+// A column of what a scan found, one value from each row.
+template <typename T, typename Row, typename Take>
+nb::ndarray<nb::numpy, T> column_of(const std::vector<Row>& rows, Take take) {
+    auto values = std::make_unique<T[]>(rows.size());
+    for (std::size_t row = 0; row < rows.size(); ++row) values[row] = static_cast<T>(take(rows[row]));
+    T* const data = values.release();
+    const nb::capsule owner(data, [](void* held) noexcept { delete[] static_cast<T*>(held); });
+    return nb::ndarray<nb::numpy, T>(data, {rows.size()}, owner);
+}
+
+nb::bytes addresses_of(const fullwire::FlowKey& key) {
+    std::array<std::uint8_t, 32> both{};
+    std::memcpy(both.data(), key.source.data(), 16);
+    std::memcpy(both.data() + 16, key.destination.data(), 16);
+    return nb::bytes(both.data(), both.size());
+}
+
+// Who sends to whom: both addresses, ports, protocol, queue pair and point, for each flow.
+nb::list keys_of(const fullwire::PacketScan& scan) {
+    nb::list keys;
+    for (const fullwire::Flow& flow : scan.flows()) {
+        const fullwire::FlowKey& key = flow.key;
+        keys.append(nb::make_tuple(addresses_of(key), key.source_port, key.destination_port,
+                                   key.protocol, key.queue_pair, key.point));
+    }
+    return keys;
+}
+
+nb::dict totals_of(const fullwire::PacketScan& scan) {
+    using fullwire::Flow;
+    const auto column = [&](auto member) {
+        return column_of<std::int64_t>(scan.flows(), [=](const Flow& flow) { return flow.*member; });
+    };
+    nb::dict totals;
+    totals["first_ns"] = column(&Flow::first_ns);
+    totals["last_ns"] = column(&Flow::last_ns);
+    totals["packets"] = column(&Flow::packets);
+    totals["payload_bytes"] = column(&Flow::payload_bytes);
+    totals["wire_bytes"] = column(&Flow::wire_bytes);
+    totals["retransmitted_bytes"] = column(&Flow::retransmitted_bytes);
+    totals["reordered_bytes"] = column(&Flow::reordered_bytes);
+    totals["lost_bytes"] = column(&Flow::lost_bytes);
+    totals["missed_bytes"] = column(&Flow::missed_bytes);
+    totals["supposed_packets"] = column(&Flow::supposed_packets);
+    return totals;
+}
+
+nb::dict bins_of(const fullwire::PacketScan& scan) {
+    using fullwire::Bin;
+    const auto column = [&](auto member) {
+        return column_of<std::int64_t>(scan.bins(), [=](const Bin& bin) { return bin.*member; });
+    };
+    nb::dict bins;
+    bins["flow"] = column(&Bin::flow);
+    bins["number"] = column(&Bin::number);
+    bins["payload_bytes"] = column(&Bin::payload_bytes);
+    bins["wire_bytes"] = column(&Bin::wire_bytes);
+    bins["packets"] = column(&Bin::packets);
+    bins["retransmits"] = column(&Bin::retransmits);
+    return bins;
+}
+
+nb::dict counts_of(const fullwire::PacketScan& scan) {
+    const fullwire::Counts& counts = scan.counts();
+    nb::dict shown;
+    shown["packets"] = counts.packets;
+    shown["bytes"] = counts.bytes;
+    shown["other_packets"] = counts.other_packets;
+    shown["other_bytes"] = counts.other_bytes;
+    shown["fragments"] = counts.fragments;
+    shown["cut_headers"] = counts.cut_headers;
+    shown["impossible"] = counts.impossible;
+    shown["crowded_packets"] = counts.crowded_packets;
+    shown["dropped"] = counts.dropped;
+    shown["untimed"] = counts.untimed;
+    return shown;
+}
+
+void feed_packets(fullwire::PacketScan& scan, const Column<std::uint8_t>& piece) {
+    const fullwire::Bytes bytes = span_of(piece);
+    const nb::gil_scoped_release others_may_run;  // several captures are read side by side
+    scan.feed(bytes);
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
@@ -190,4 +278,14 @@ NB_MODULE(_native, module) {
                nb::arg("chunks"), nb::arg("serial"));
     module.def("sample", &sample, nb::arg("file"), nb::arg("links"), nb::arg("mark"),
                nb::arg("interfaces"), nb::arg("rdma_directories"), nb::arg("watched"));
+    nb::class_<fullwire::PacketScan>(module, "PacketScan")
+        .def(nb::init<>())
+        .def("feed", &feed_packets, nb::arg("piece"))
+        .def("finish", &fullwire::PacketScan::finish)
+        .def("damage", &fullwire::PacketScan::damage)
+        .def("shift", &fullwire::PacketScan::shift)
+        .def("counts", &counts_of)
+        .def("endpoints", &keys_of)
+        .def("totals", &totals_of)
+        .def("bins", &bins_of);
 }

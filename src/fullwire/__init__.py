@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fullwire.answers.explain import explain as explain
     from fullwire.answers.study import Study as Study
     from fullwire.answers.study import study as study
+    from fullwire.answers.traffic import flows as flows
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
     from fullwire.answers.whatif import whatif as whatif
@@ -51,6 +52,7 @@ _PLACES = {
     "collective": "fullwire.answers.collective:collective",
     "compare": "fullwire.analysis.compare:compare",
     "explain": "fullwire.answers.explain:explain",
+    "flows": "fullwire.answers.traffic:flows",
     "read": "fullwire.sources:read",
     "record": "fullwire.sources.live.record:record",
     "replay": "fullwire.answers.whatif:replay",

@@ -14,6 +14,7 @@ from fullwire.cli import (
     collective,
     compare,
     explain,
+    flows,
     import_,
     lab,
     record,
@@ -40,6 +41,7 @@ app.command("whatif")(whatif.whatif)
 app.command("study")(study.study)
 app.command("collective")(collective.collective)
 app.command("import")(import_.import_)
+app.command("flows")(flows.flows)
 app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("workloads")(workloads.workloads)

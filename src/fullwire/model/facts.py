@@ -109,6 +109,20 @@ _REGISTERED = (
     Fact(
         "late_ends", int, "", False, "collectives whose end is when the program had waited for it"
     ),
+    Fact(
+        "captured_packets", int, "", False, "packets in the captures, both ends of a flow counted"
+    ),
+    Fact("retransmitted_bytes", int, "B", False, "payload that was sent again"),
+    Fact("reordered_bytes", int, "B", False, "payload that came late, but within a round trip"),
+    Fact("lost_bytes", int, "B", False, "payload that was never seen and never acknowledged"),
+    Fact("missed_bytes", int, "B", False, "payload that was acknowledged, but not captured"),
+    Fact(
+        "supposed_packets",
+        int,
+        "",
+        False,
+        "packets on the wire of larger ones in the capture, at a segment size that was supposed",
+    ),
     Fact("exit_status", int, "", False, "how the job ended, as a shell says it"),
     Fact("efficiency", str, "", False, "share of the device's peak that the model assumes"),
 )

@@ -9,11 +9,12 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.model import workloads
 from fullwire.model.run import Run
 from fullwire.sources import netx
+from fullwire.sources.captures import is_capture
 from fullwire.sources.files import opened, path_of
 from fullwire.sources.modelled import modelled_run
 from fullwire.units import seconds, shown
 
-FORMATS = ("run", "workload", "netx", "kineto")
+FORMATS = ("run", "workload", "netx", "kineto", "capture")
 
 
 def read(
@@ -44,6 +45,10 @@ def read(
 
         places = [place, *(path_of(each, "read") for each in more)]
         return read_kineto(places, communication=communication)
+    if kind == "capture":
+        from fullwire.sources.pcap import read_captures  # here, because it loads the native core
+
+        return read_captures([place])
     if kind == "workload":
         return modelled_run(workloads.workload(str(path)))
     from fullwire.store import read_run  # here, because a built-in workload needs no storage
@@ -97,7 +102,9 @@ def _by_beginning(path: Path) -> str:
         return "netx"
     if kineto.looks_like(beginning):
         return "kineto"
+    if is_capture(beginning):
+        return "capture"
     if not beginning:
         raise DamagedInput(path, "the file is empty")
-    raise DamagedInput(path, "none of the formats that are read: a run, a profiler trace, "
-                       "or a netx backward log")  # fmt: skip
+    raise DamagedInput(path, "none of the formats that are read: a run, a profiler trace, a netx "
+                       "backward log, or a packet capture")  # fmt: skip

@@ -1,0 +1,50 @@
+"""fullwire flows: what packets say of a training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullwire.cli.options import Force, Json, print_json
+
+
+def flows(
+    captures: Annotated[
+        list[str], typer.Argument(metavar="CAPTURE...", help="pcap or pcapng, plain, gz, xz or zst")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="X.run", help="Write a run as well")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="PICTURE", help="Draw traffic: .png, .svg or .html")
+    ] = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Say from packets who talks with whom, in which shape, how often, with how many bytes.
+
+    fullwire flows rank0.pcap rank1.pcap.zst
+    """
+    from fullwire.analysis.flows import analyse_flows
+    from fullwire.answers.traffic import traffic_run
+    from fullwire.report.traffic import plot_traffic, print_traffic, traffic_object
+
+    if plot is not None:
+        from fullwire.report.charts import check_plot_path
+
+        check_plot_path(plot)
+    run = traffic_run(*captures)
+    result = analyse_flows(run)
+    if json:
+        print_json(traffic_object(result))
+    else:
+        print_traffic(result)
+    if plot is not None:
+        plot_traffic(run, result, plot)
+    if output is not None:
+        from fullwire.store import write
+
+        sys.stderr.write(f"written: {write(run, output, replace=force)}\n")
