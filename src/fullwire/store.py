@@ -404,7 +404,7 @@ def _refuse_twice(pairs: list[tuple[str, Any]]) -> None:
 
 def _edited(stored: _StoredRun) -> Iterator[str]:
     written = stored.crc32.get(_DESCRIPTION)
-    if written is not None and written != _own_crc32(stored):
+    if stored.crc32 and written != _own_crc32(stored):
         yield f"{_DESCRIPTION}: it was changed after it was written"
 
 

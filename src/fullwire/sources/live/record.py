@@ -119,8 +119,8 @@ def join(
     if isinstance(directories, str):
         raise UsageError(f"join: expected a list of directories, got {directories!r}")
     places = [Path(each) for each in directories]
-    for place in places:
-        wait_for_samplers(place, _has_lost_its_job)
+    for place in places:  # a job may have ended just now, and its process still be on its way out
+        wait_for_samplers(place, _is_of_this_host)
     with RunWriter(output, replace=replace) as writer:
         path = assemble(places, writer, _known(places))
     return Recording(path=path, exit_status=0)
@@ -151,8 +151,20 @@ def directory_of(run: Path) -> Path:
 
 def _has_lost_its_job(header: Header) -> bool:
     """Say whether a sampler is of this host and about to end."""
-    is_ours = header["host"] == socket.gethostname()[:64]
-    return is_ours and not Path(f"/proc/{header['watched']}").exists()
+    return _is_of_this_host(header) and not _lives(header["watched"])
+
+
+def _is_of_this_host(header: Header) -> bool:
+    return bool(header["host"] == socket.gethostname()[:64])
+
+
+def _lives(process: int) -> bool:
+    """Say whether a process is there, and is not one that nobody has reaped yet."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2]
+    except OSError:
+        return False
+    return not state.startswith(("Z", "X"))
 
 
 def _check_command(command: Sequence[str]) -> None:
