@@ -18,7 +18,9 @@ def import_(
     ],
     format_: Annotated[
         str | None,
-        typer.Option("--format", help="Of the file, if its content does not tell: kineto, netx"),
+        typer.Option(
+            "--format", help="Of the file, if its content does not tell: kineto, horovod, netx"
+        ),
     ] = None,
     step_time: Annotated[
         str | None, typer.Option(help="Length of a whole step, for a netx log: 194.5ms")
