@@ -35,7 +35,7 @@ class Timeline:
         begin: float,
         end: float,
         shape: str = "[1000]",
-    ) -> Timeline:
+    ) -> Timeline:  # fmt: skip
         pid = self.tensors.setdefault(tensor, len(self.tensors) + 1)
         if not any(each["pid"] == pid for each in self.events):
             self.add("M", name="process_name", pid=pid, args={"name": tensor})
