@@ -19,7 +19,8 @@ def import_(
     format_: Annotated[
         str | None,
         typer.Option(
-            "--format", help="Of the file, if its content does not tell: kineto, horovod, netx"
+            "--format",
+            help="kineto, horovod, nccl-tests or netx, if the content does not tell",
         ),
     ] = None,
     step_time: Annotated[

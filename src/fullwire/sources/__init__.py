@@ -14,7 +14,7 @@ from fullwire.sources.files import opened, path_of
 from fullwire.sources.modelled import modelled_run
 from fullwire.units import seconds, shown
 
-FORMATS = ("run", "workload", "netx", "kineto", "capture", "horovod")
+FORMATS = ("run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests")
 
 
 def read(
@@ -53,6 +53,10 @@ def read(
         from fullwire.sources.horovod import read_horovod
 
         return read_horovod(place)
+    if kind == "nccl-tests":
+        from fullwire.sources.nccl_tests import read_nccl_tests
+
+        return read_nccl_tests(place)
     if kind == "workload":
         return modelled_run(workloads.workload(str(path)))
     from fullwire.store import read_run  # here, because a built-in workload needs no storage
@@ -98,7 +102,11 @@ def _of_directory(path: Path) -> str:
 
 
 def _by_beginning(path: Path) -> str:
-    from fullwire.sources import horovod, kineto  # here: a built-in workload needs none of it
+    from fullwire.sources import (  # here: a built-in workload needs none of it
+        horovod,
+        kineto,
+        nccl_tests,
+    )
 
     with opened(path) as file:
         beginning = file.read(4096)
@@ -108,6 +116,8 @@ def _by_beginning(path: Path) -> str:
         return "kineto"
     if is_capture(beginning):
         return "capture"
+    if nccl_tests.looks_like(beginning):
+        return "nccl-tests"
     if horovod.looks_like(beginning):
         return "horovod"
     if not beginning:
