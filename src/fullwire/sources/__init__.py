@@ -123,6 +123,6 @@ def _by_beginning(path: Path) -> str:
     if not beginning:
         raise DamagedInput(path, "the file is empty")
     raise DamagedInput(
-        path, "none of the formats that are read: a run, a profiler trace, a Horovod timeline, what "
-        "nccl-tests print, a packet capture, or a netx backward log"
+        path, "none of the formats that are read: a run, a profiler trace, a Horovod timeline, "
+        "what nccl-tests print, a packet capture, or a netx backward log"
     )  # fmt: skip
