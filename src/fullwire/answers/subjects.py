@@ -13,10 +13,11 @@ from fullwire.model.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.sweep import Grid, Subject, with_residue
-from fullwire.simulation.transport import Transport, full_transport
+from fullwire.simulation.transport import TableTransport, Transport, full_transport
 from fullwire.simulation.typical import typical_step
 from fullwire.sources import read
 from fullwire.sources.files import name_of
+from fullwire.sources.nccl_tests import read_table
 
 RunLike: TypeAlias = Run | str | Path  # a run, where one is, or the name of a workload
 
@@ -49,10 +50,14 @@ class Transports:
     def named(self, text: str) -> Transport:
         """Return a transport by its name."""
         if text != "measured":
-            return full_transport(text)
+            return _timed(Path(text)) if Path(text).is_file() else full_transport(text)
         if self.calibration is None:
             self.calibration = calibrated(self._runs)
         return self.calibration.transport
+
+
+def _timed(path: Path) -> TableTransport:
+    return TableTransport(name=path.name, points=read_table(path).points())
 
 
 def subject_of(name: str, run: Run, found: Transports) -> Subject:

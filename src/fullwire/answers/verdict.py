@@ -95,6 +95,11 @@ def communicates(run: Run) -> bool:
     return bool(len(run.collectives) or (run.spans.lane == "communication").any())
 
 
+def computes(run: Run) -> bool:
+    """Say whether any computation was recorded."""
+    return bool((run.spans.lane == "compute").any())
+
+
 def unhidden_compute_s(account: Account) -> float:
     """Return the computation of a step that had no communication beside it."""
     compute_ns = (account.parts_ns[:, :, Part.COMPUTE] + account.excess_ns[:, :, 0])[
@@ -109,8 +114,8 @@ def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
         return "unknown", (f"{_typical_count(case)} to judge by",)
     if world(case.run) > 1 and not communicates(case.run):
         return "unknown", (f"{world(case.run)} workers, and no communication in the run",)
-    if not case.account.parts_s[Part.COMPUTE.key] and not communicates(case.run):
-        return "unknown", ("neither computation nor communication is in the run",)
+    if not computes(case.run):
+        return "unknown", tuple(_without_computation(case))
     key, largest_s = case.largest()
     said = f"{key} is {case.share(largest_s)} of the step, the largest part but computation"
     inflation_s = case.inflation_s or 0.0
@@ -128,6 +133,13 @@ def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
         fits = f"it would fit under {show_time(free_s)} of computation without communication"
         return "overlap", (reason, fits)
     return key, (reason,)  # type: ignore[return-value]  # every other part is a kind
+
+
+def _without_computation(case: Case) -> Iterator[str]:
+    yield "no computation is in the run, so communication cannot be told hidden from exposed"
+    late = latest_rank(case.account)
+    if late is not None:
+        yield f"rank {late[0]} came last most: {late[1]:.0%} of all waiting was for it"
 
 
 def _too_few_steps(case: Case) -> bool:
@@ -153,8 +165,8 @@ def _missing(case: Case) -> Iterator[str]:
         yield f"more steps: at least {FEWEST_STEPS} after the warm-up"
     if world(run) == 1:
         yield "a run of several workers"
-    if not account.parts_s[Part.COMPUTE.key] and not communicates(run):
-        yield "what the devices did"
+    if not computes(run):
+        yield "computation"
     elif world(run) > 1 and not communicates(run):
         yield "the collectives"
     recorded = len(recorded_ranks(run))

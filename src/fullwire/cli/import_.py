@@ -18,7 +18,10 @@ def import_(
     ],
     format_: Annotated[
         str | None,
-        typer.Option("--format", help="Of the file, if its content does not tell: kineto, netx"),
+        typer.Option(
+            "--format",
+            help="kineto, horovod, nccl-tests or netx, if the content does not tell",
+        ),
     ] = None,
     step_time: Annotated[
         str | None, typer.Option(help="Length of a whole step, for a netx log: 194.5ms")

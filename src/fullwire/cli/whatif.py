@@ -41,8 +41,8 @@ def whatif(
     transport: Annotated[
         str,
         typer.Option(
-            help="full, full:SHARE of the line rate that carries payload, or measured: as the "
-            "collectives of the runs show"
+            help="full, full:SHARE of the line rate that carries payload, measured: as the "
+            "collectives of the runs show, or a file that nccl-tests printed"
         ),
     ] = "full",
     calibrate: Annotated[

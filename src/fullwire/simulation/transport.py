@@ -89,7 +89,37 @@ class MeasuredTransport:
         return np.maximum(np.array(on_one) / self.processors, 1.0)
 
 
-Transport: TypeAlias = FullTransport | MeasuredTransport
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableTransport:
+    """A transport that somebody timed: seconds for the bytes that a rank sends, ascending.
+
+    Between sizes it is a straight line, below the smallest the smallest's time, beyond the largest
+    the largest's rate; a larger message is never faster than a smaller one. The line rate still
+    holds: what is asked for may be slower than what was timed.
+    """
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    share: float = 1.0
+
+    def __str__(self) -> str:
+        return self.name
+
+    def message_s(self, line_s: Floats, sent_bytes: Floats, hops: Floats, crowd: Floats) -> Floats:
+        """Return the time of a message: as timed for so many bytes, or the line's."""
+        del hops, crowd  # of as many as were timed
+        sent, time_s = np.array(self.points, np.float64).T
+        time_s = np.maximum.accumulate(time_s)
+        within_s = np.interp(sent_bytes, sent, time_s)
+        beyond_s = time_s[-1] * np.asarray(sent_bytes) / max(sent[-1], 1.0)
+        return np.asarray(np.maximum(line_s, np.maximum(within_s, beyond_s)))
+
+    def crowd(self, workers: Sequence[int]) -> Floats:
+        """Return how many ranks share a processor: it does not matter here."""
+        return np.ones(len(workers))
+
+
+Transport: TypeAlias = FullTransport | MeasuredTransport | TableTransport
 
 
 def full_transport(text: str) -> FullTransport:
@@ -97,8 +127,8 @@ def full_transport(text: str) -> FullTransport:
     kind, colon, share = text.partition(":")
     if kind != "full" or bool(colon) != bool(share):
         raise UsageError(
-            "transport: expected full, full:SHARE such as full:0.956, or measured, "
-            f"got {shown(text)}"
+            "transport: expected full, full:SHARE such as full:0.956, measured, or a file that "
+            f"nccl-tests printed, got {shown(text)}"
         )
     number = ratio(share, "transport share") if share else 1.0
     return FullTransport(number)

@@ -14,7 +14,7 @@ from fullwire.sources.files import opened, path_of
 from fullwire.sources.modelled import modelled_run
 from fullwire.units import seconds, shown
 
-FORMATS = ("run", "workload", "netx", "kineto", "capture")
+FORMATS = ("run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests")
 
 
 def read(
@@ -49,6 +49,14 @@ def read(
         from fullwire.sources.pcap import read_captures  # here, because it loads the native core
 
         return read_captures([place])
+    if kind == "horovod":
+        from fullwire.sources.horovod import read_horovod
+
+        return read_horovod(place)
+    if kind == "nccl-tests":
+        from fullwire.sources.nccl_tests import read_nccl_tests
+
+        return read_nccl_tests(place)
     if kind == "workload":
         return modelled_run(workloads.workload(str(path)))
     from fullwire.store import read_run  # here, because a built-in workload needs no storage
@@ -94,7 +102,11 @@ def _of_directory(path: Path) -> str:
 
 
 def _by_beginning(path: Path) -> str:
-    from fullwire.sources import kineto  # here, because a built-in workload needs none of it
+    from fullwire.sources import (  # here: a built-in workload needs none of it
+        horovod,
+        kineto,
+        nccl_tests,
+    )
 
     with opened(path) as file:
         beginning = file.read(4096)
@@ -104,7 +116,13 @@ def _by_beginning(path: Path) -> str:
         return "kineto"
     if is_capture(beginning):
         return "capture"
+    if nccl_tests.looks_like(beginning):
+        return "nccl-tests"
+    if horovod.looks_like(beginning):
+        return "horovod"
     if not beginning:
         raise DamagedInput(path, "the file is empty")
-    raise DamagedInput(path, "none of the formats that are read: a run, a profiler trace, a netx "
-                       "backward log, or a packet capture")  # fmt: skip
+    raise DamagedInput(
+        path, "none of the formats that are read: a run, a profiler trace, a Horovod timeline, "
+        "what nccl-tests print, a packet capture, or a netx backward log"
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,7 @@ def dtype_of(text: str) -> tuple[str, int]:
     return (_DTYPES.get(plain, plain), size) if size else ("", 0)
 
 
+@lru_cache(maxsize=4096)  # the ranks of a job have kernels of the same names
 def _kind(name: str, communication: re.Pattern[str] | None) -> Known:
     if communication is not None and communication.search(name):
         return Known.COMMUNICATES

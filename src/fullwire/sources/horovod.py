@@ -1,0 +1,341 @@
+"""Horovod timelines (HOROVOD_TIMELINE): one file, written by rank 0, for the whole job.
+
+    [                                                 without its end, if the job was killed
+    {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "tensor"}},
+    {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 5, "pid": 1},        microseconds
+    {"ph": "X", "name": "0", "ts": 5, "pid": 1, "dur": 0},                rank 0 is ready
+    {"ph": "X", "name": "1", "ts": 90, "pid": 1, "dur": 0},               rank 1 is ready
+    {"ph": "E", "ts": 91, "pid": 1},
+    {"ph": "B", "name": "ALLREDUCE", "ts": 95, "pid": 1},
+    {"ph": "B", "name": "NCCL_ALLREDUCE", "ts": 97, "pid": 1}, {"ph": "E", "ts": 140, "pid": 1},
+    {"ph": "E", "ts": 141, "pid": 1, "args": {"dtype": "float32", "shape": "[1000, 2048]"}}
+
+A tensor is a "process". Negotiation says when each rank had it ready, so the last to arrive is
+known; the end is rank 0's and is taken for all. A tensor comes once in a step, which is how steps
+are found. Computation is not in it: communication cannot be told hidden from exposed. Where
+negotiation is answered from Horovod's cache, the timeline holds nothing of the other ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fullwire.errors import DamagedInput
+from fullwire.model.facts import FactValue
+from fullwire.model.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans, Whole
+from fullwire.sources.files import name_of, opened
+from fullwire.units import shown
+
+_CHUNK_BYTES = 2**20
+_LONGEST_EVENT = 2**20  # bytes
+_MOST_TENSORS = 1_000_000
+_MOST_EVENTS = 50_000_000
+_MOST_RANK = 1_000_000
+_DEEPEST = 16  # activities within each other; Horovod has two
+_LATEST_US = 3.2e13  # a year after the start
+_MOST_BYTES = 2**50
+_OPS = {
+    "ALLREDUCE": "allreduce", "ALLGATHER": "allgather", "BROADCAST": "broadcast",
+    "ALLTOALL": "alltoall", "REDUCESCATTER": "reducescatter", "ADASUM": "allreduce",
+    "BARRIER": "barrier",
+}  # fmt: skip
+_ITEM_BYTES = {
+    "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "int32": 4, "int64": 8, "float16": 2,
+    "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1,
+}  # fmt: skip
+_SENDS = re.compile(r"(?:NCCL|MPI|GLOO|CCL|DDL|CUDA)_\w+")
+
+
+class _Args(msgspec.Struct, gc=False):
+    name: str = ""
+    dtype: str = ""
+    shape: str = ""
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    name: str = ""
+    ts: float = math.nan
+    pid: int = -1
+    args: _Args = msgspec.field(default_factory=_Args)
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """What is under way with one tensor."""
+
+    name: str
+    stack: list[tuple[str, int]] = field(default_factory=list)
+    negotiated_ns: int = -1
+    ready_ns: dict[int, int] = field(default_factory=dict)
+    sent_ns: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Collective:
+    tensor: str
+    op: str
+    occurrence: int
+    dtype: str
+    bytes: int
+    begin_ns: int
+    ready_ns: dict[int, int]
+    start_ns: int
+    end_ns: int
+
+
+def looks_like(beginning: bytes) -> bool:
+    """Say whether a file with this beginning is such a timeline."""
+    text = beginning.lstrip()
+    return text[:1] == b"[" and (
+        b"start_time_since_epoch_in_micros" in text
+        or b"NEGOTIATE_" in text
+        or (b'"process_name"' in text and b'"process_sort_index"' in text)
+    )
+
+
+def read_horovod(path: Path) -> Run:
+    """Read a timeline as a run of the ranks that it tells of."""
+    book = _Book()
+    missing = [f"{name_of(path)}: {problem}" for problem in _read(path, book)]
+    if not book.collectives:
+        raise DamagedInput(
+            path, missing[0].partition(": ")[2] if missing else "no collective is in this timeline"
+        )
+    ranks = sorted({rank for each in book.collectives for rank in each.ready_ns} | {0})
+    alone = sum(len(each.ready_ns) < len(ranks) for each in book.collectives)
+    if len(ranks) == 1:
+        missing.append("the timeline tells of rank 0 alone: when others were ready is not in it")
+    elif alone:
+        missing.append(f"of {alone:,} collectives not every rank's readiness is told")
+    steps = _steps(book.collectives)
+    facts: dict[str, FactValue] = {
+        "workers": ranks[-1] + 1,
+        "remarks": "collectives end when they do on rank 0, and computation is not in a timeline",
+    }
+    return Run(
+        provenance=Provenance(origin="imported", source=name_of(path)),
+        facts=facts,
+        missing=tuple(missing),
+        spans=_spans(book, ranks, steps),
+        collectives=_table(book.collectives, steps),
+    )
+
+
+class _Book:
+    """Follows the events of each tensor."""
+
+    def __init__(self) -> None:
+        self.collectives: list[_Collective] = []
+        self.phases: set[tuple[str, int, int]] = set()
+        self.odd = 0  # events that do not fit what came before
+        self._tensors: dict[int, _Tensor] = {}
+        self._occurrences: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def open(self) -> int:
+        """Return how many tensors something is still under way with."""
+        return sum(bool(tensor.stack) for tensor in self._tensors.values())
+
+    def note(self, event: _Event) -> None:
+        """Take the next event."""
+        if event.ph == "M":
+            if event.name == "process_name" and len(self._tensors) < _MOST_TENSORS:
+                self._tensors[event.pid] = _Tensor(_storable(event.args.name))
+            return
+        if event.ph == "i":
+            return
+        tensor = self._tensors.get(event.pid)
+        if tensor is None or not 0 <= event.ts <= _LATEST_US:
+            self.odd += 1
+            return
+        time_ns = round(event.ts * 1000)
+        if event.ph == "B" and len(tensor.stack) < _DEEPEST:
+            self._begin(tensor, event.name, time_ns)
+        elif event.ph == "X" and tensor.stack and _is_rank(event.name):
+            tensor.ready_ns.setdefault(int(event.name), time_ns)
+        elif event.ph == "E" and tensor.stack:
+            self._end(tensor, time_ns, event.args)
+        else:
+            self.odd += 1
+
+    def _begin(self, tensor: _Tensor, name: str, time_ns: int) -> None:
+        if not tensor.stack and name.startswith("NEGOTIATE_"):
+            tensor.negotiated_ns, tensor.ready_ns = time_ns, {}
+        elif tensor.stack and tensor.sent_ns < 0 and _SENDS.match(name):
+            tensor.sent_ns = time_ns
+        tensor.stack.append((name, time_ns))
+
+    def _end(self, tensor: _Tensor, time_ns: int, args: _Args) -> None:
+        name, begin_ns = tensor.stack.pop()
+        if time_ns < begin_ns:
+            self.odd += 1
+        elif tensor.stack:
+            self.phases.add((_storable(name), begin_ns, time_ns))
+        elif name in _OPS:
+            self._finish(tensor, name, begin_ns, time_ns, args)
+
+    def _finish(self, tensor: _Tensor, name: str, begin_ns: int, end_ns: int, args: _Args) -> None:
+        op = _OPS[name]
+        size = _bytes(args)
+        ready_ns = {rank: ns for rank, ns in tensor.ready_ns.items() if ns <= end_ns}
+        occurrence = self._occurrences[tensor.name, op]
+        self._occurrences[tensor.name, op] += 1
+        self.collectives.append(_Collective(
+            tensor=tensor.name, op=op, occurrence=occurrence,
+            dtype=args.dtype if size >= 0 else SIZE_UNKNOWN, bytes=max(size, 0),
+            begin_ns=tensor.negotiated_ns if 0 <= tensor.negotiated_ns <= begin_ns else begin_ns,
+            ready_ns=ready_ns or {0: begin_ns},
+            start_ns=tensor.sent_ns if tensor.sent_ns >= 0 else begin_ns, end_ns=end_ns,
+        ))  # fmt: skip
+        tensor.negotiated_ns, tensor.ready_ns, tensor.sent_ns = -1, {}, -1
+
+
+def _read(path: Path, book: _Book) -> Iterator[str]:
+    """Hand all events over, and say what was wrong."""
+    count = 0
+    rest, problem = b"", ""
+    with opened(path) as file:
+        rest = file.read(_CHUNK_BYTES).lstrip()
+        if rest[:1] != b"[":
+            raise DamagedInput(path, "expected a list of events")
+        rest = rest[1:]
+        while True:
+            chunk = file.read(_CHUNK_BYTES)
+            cut = _last_gap(rest) if chunk else len(rest)
+            events, problem = _events(rest[:cut], is_last=not chunk)
+            for event in events:
+                book.note(event)
+            count += len(events)
+            rest = rest[cut:].lstrip(b", \t\r\n") + chunk
+            if problem or not chunk:
+                break
+            if count > _MOST_EVENTS or len(rest) > _CHUNK_BYTES + _LONGEST_EVENT:
+                problem = f"an event of over {_LONGEST_EVENT} bytes, or more than {_MOST_EVENTS:,}"
+                break
+    if problem:
+        yield f"{problem}; the {count:,} events before are read"
+    if book.open:
+        yield f"{book.open} tensors were under way when it ended"
+    if book.odd:
+        yield f"{book.odd:,} events do not fit what came before them, and are left out"
+
+
+def _last_gap(text: bytes) -> int:
+    """Return where the last whole event of a piece has ended, as far as its end shows."""
+    gap = text.rfind(b"},")
+    while gap >= 0 and text[gap + 2 : gap + 20].lstrip()[:1] != b"{":
+        gap = text.rfind(b"},", 0, gap)
+    return gap + 1
+
+
+def _events(text: bytes, *, is_last: bool) -> tuple[list[_Event], str]:
+    """Decode events with commas between; where that fails, one by one until it does."""
+    text = text.strip(b", \t\r\n")
+    if is_last:
+        text = text.removesuffix(b"]").rstrip(b", \t\r\n")
+    try:
+        return msgspec.json.decode(b"[" + text + b"]", type=list[_Event]), ""
+    except (msgspec.DecodeError, RecursionError):
+        return _one_by_one(text.decode(errors="replace"))
+
+
+def _one_by_one(text: str) -> tuple[list[_Event], str]:
+    """Decode what can be decoded, and say where it ends."""
+    decoder, place = json.JSONDecoder(), 0
+    events: list[_Event] = []
+    while place < len(text):
+        try:
+            found, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            where = shown(text[place : place + 40])
+            return events, f"it is cut or damaged at {where}"
+        try:
+            events.append(msgspec.convert(found, _Event))
+        except msgspec.ValidationError:
+            events.append(_Event(ph="?"))  # counted as one that does not fit
+        while place < len(text) and text[place] in ", \t\r\n":
+            place += 1
+    return events, ""
+
+
+def _is_rank(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= 7 and int(name) <= _MOST_RANK
+
+
+def _bytes(args: _Args) -> int:
+    """Return the size of a tensor; below 0 where it is not told."""
+    item = _ITEM_BYTES.get(args.dtype, 0)
+    lengths = re.fullmatch(r"\[((?:\d{1,15}(?:, ?)?)*)\]", args.shape[:2000])
+    if not item or lengths is None:
+        return -1
+    size = item * math.prod(map(int, re.findall(r"\d+", lengths[1])))
+    return size if size <= _MOST_BYTES else -1
+
+
+def _storable(text: str) -> str:
+    return text[:300].encode(errors="backslashreplace").decode()
+
+
+def _steps(collectives: list[_Collective]) -> Whole:
+    """Return when each step begins: with the first of the tensors that come in every step."""
+    begins: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for each in collectives:
+        begins[each.tensor, each.op].append(each.begin_ns)
+    counts = Counter(len(times) for times in begins.values() if len(times) > 1)
+    if not counts:
+        return np.empty(0, np.int64)
+    usual = max(counts, key=lambda count: (counts[count] * count, count))
+    times = np.array([sorted(each) for each in begins.values() if len(each) == usual], np.int64)
+    return np.unique(times.min(axis=0))
+
+
+def _table(collectives: list[_Collective], steps: Whole) -> Collectives:
+    rows = [(each, rank, ns) for each in collectives for rank, ns in sorted(each.ready_ns.items())]
+    begins = np.array([each.begin_ns for each, _, _ in rows], np.int64)
+    # What begins in one step may be ready on others before: it is of the step of its beginning.
+    return Collectives(
+        rank=np.array([rank for _, rank, _ in rows], np.int64),
+        step=_step_of(begins, steps),
+        sequence=np.array([each.occurrence for each, _, _ in rows], np.int64),
+        group=np.array([each.tensor for each, _, _ in rows], object),
+        op=np.array([each.op for each, _, _ in rows], object),
+        dtype=np.array([each.dtype for each, _, _ in rows], object),
+        bytes=np.array([each.bytes for each, _, _ in rows], np.int64),
+        issue_ns=np.array([ns for _, _, ns in rows], np.int64),
+        start_ns=np.array([max(each.start_ns, ns) for each, _, ns in rows], np.int64),
+        end_ns=np.array([each.end_ns for each, _, _ in rows], np.int64),
+    )
+
+
+def _step_of(time_ns: Whole, steps: Whole) -> Whole:
+    """Return the step of each moment; the last has no end, and is none."""
+    place = np.searchsorted(steps, time_ns, side="right") - 1
+    return np.where(place < len(steps) - 1, place, -1)
+
+
+def _spans(book: _Book, ranks: list[int], steps: Whole) -> Spans:
+    """Mark the steps of every rank, and what rank 0 was doing with tensors."""
+    count = max(len(steps) - 1, 0)
+    phases = sorted(book.phases, key=lambda each: (each[1], each[2], each[0]))
+    begin_ns = np.array([begin for _, begin, _ in phases], np.int64)
+    names = ["step"] * (count * len(ranks)) + [f"{name} (phase)" for name, _, _ in phases]
+    return Spans(
+        rank=np.concatenate([np.repeat(ranks, count), np.zeros(len(phases), np.int64)]),
+        step=np.concatenate([np.tile(np.arange(count), len(ranks)), _step_of(begin_ns, steps)]),
+        lane=np.full(len(names), "host", object),
+        name=np.array(names, object),
+        start_ns=np.concatenate([np.tile(steps[:-1], len(ranks)), begin_ns]),
+        end_ns=np.concatenate([
+            np.tile(steps[1:], len(ranks)), np.array([end for _, _, end in phases], np.int64)
+        ]),
+    )  # fmt: skip

@@ -1,0 +1,208 @@
+"""What nccl-tests print: a table of sizes, times and bandwidths, with NCCL's own lines between.
+
+    #       size         count    type   redop     time   algbw   busbw  error     time  ...
+    #        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  ...
+      8589934592    2147483648   float     sum    63896  134.44  235.26    N/A    63959  ...
+
+Out of place first, in place after it. With NCCL_DEBUG=INFO, lines of NCCL break rows apart, and
+even begin within them: a row is all numbers from its size on until the next row's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fullwire.errors import DamagedInput
+from fullwire.model.cost import bus_factor
+from fullwire.model.facts import FactValue
+from fullwire.model.run import Collectives, Provenance, Run
+from fullwire.sources.files import name_of, opened
+
+_LONGEST_LINE = 64 * 1024
+_MOST_LINES = 20_000_000
+_MOST_ROWS = 10_000
+_MOST_RANKS = 100_000
+_MOST_BYTES = 2**50
+_LONGEST_US = 3.6e9
+_OF_NCCL = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] ")
+_RANK = re.compile(r"#\s+Rank\s+(\d{1,6})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+)")
+_PERF = re.compile(r"\b(\w+)_perf\b")
+_OPS = {
+    "allreduce": "allreduce", "allgather": "allgather", "reducescatter": "reducescatter",
+    "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce", "sendrecv": "sendrecv",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One size: microseconds and GB/s (powers of ten), as printed."""
+
+    bytes: int
+    dtype: str
+    time_us: float
+    algorithm_gb_s: float
+    bus_gb_s: float
+    in_place_us: float | None
+    in_place_bus_gb_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """All that one run of nccl-tests printed."""
+
+    op: str  # "" where neither the output nor its name tells
+    workers: int
+    device: str
+    rows: tuple[Row, ...]
+    problems: tuple[str, ...]
+
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """Return bytes that each rank sends and the seconds that takes, out of place, ascending."""
+        last = self.rows[-1]
+        told = last.bus_gb_s / last.algorithm_gb_s if last.algorithm_gb_s else 1.0
+        factor = bus_factor(self.op, self.workers) if self.op and self.workers > 1 else told
+        slowest: dict[float, float] = {}
+        for row in self.rows:
+            sent = factor * row.bytes
+            slowest[sent] = max(slowest.get(sent, 0.0), row.time_us * 1e-6)
+        return tuple(sorted(slowest.items()))
+
+
+def looks_like(beginning: bytes) -> bool:
+    """Say whether a file with this beginning is the output of nccl-tests."""
+    return b"# nThread " in beginning or b"# Collective test starting" in beginning
+
+
+def read_table(path: Path) -> Table:
+    """Read the output of one of nccl-tests."""
+    columns, row, rows = list[str](), list[str](), list[Row]()
+    hosts: dict[int, str] = {}
+    op, has_end, broken = "", False, 0
+    for line in _lines(path):
+        if line.startswith("#"):
+            columns = _columns(line) or columns
+            rank = _RANK.match(line)
+            if rank is not None and len(hosts) < _MOST_RANKS:
+                hosts[int(rank[1])] = rank[3].strip()
+            perf = _PERF.search(line)
+            op = op or (_op(perf[1]) if perf else "")
+            has_end = has_end or "Avg bus bandwidth" in line
+            continue
+        words = _OF_NCCL.split(line, maxsplit=1)[0].split()
+        if columns and _begins_row(words):
+            broken += not _keep(rows, row, columns)
+            row = words
+        elif row and len(row) < len(columns) + 8 and _are_numbers(words):
+            row += words
+    broken += not _keep(rows, row, columns)
+    if not rows:
+        raise DamagedInput(path, "expected a table of nccl-tests, and no whole row is in it")
+    return Table(
+        op=op or _op(path.stem), workers=max(len(hosts), 1),
+        device=", ".join(sorted(set(hosts.values()))[:8]), rows=tuple(rows),
+        problems=tuple(f"{name_of(path)}: {each}" for each in _problems(broken, has_end)),
+    )  # fmt: skip
+
+
+def read_nccl_tests(path: Path) -> Run:
+    """Read the output of nccl-tests as a run: a collective for each size, one after another."""
+    table = read_table(path)
+    ranks, count = table.workers, len(table.rows)
+    length_ns = np.array([round(row.time_us * 1e3) for row in table.rows], np.int64)
+    end_ns = np.cumsum(length_ns)
+    facts: dict[str, FactValue] = {"workers": ranks, "backend": "nccl"}
+    if table.device:
+        facts["device"] = table.device.encode(errors="backslashreplace").decode()
+    return Run(
+        provenance=Provenance(origin="imported", source=name_of(path)),
+        facts=facts,
+        missing=table.problems,
+        collectives=Collectives(
+            rank=np.repeat(np.arange(ranks), count),
+            step=np.full(ranks * count, -1),
+            sequence=np.tile(np.arange(count), ranks),
+            group=np.full(ranks * count, "nccl-tests", object),
+            op=np.full(ranks * count, table.op or "unknown", object),
+            dtype=np.array([row.dtype for row in table.rows] * ranks, object),
+            bytes=np.tile([row.bytes for row in table.rows], ranks),
+            issue_ns=np.tile(end_ns - length_ns, ranks),
+            start_ns=np.tile(end_ns - length_ns, ranks),
+            end_ns=np.tile(end_ns, ranks),
+        ),
+    )
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with opened(path) as file:
+        for number in range(1, _MOST_LINES + 1):
+            line = file.readline(_LONGEST_LINE + 1)
+            if not line:
+                return
+            if len(line) > _LONGEST_LINE:
+                raise DamagedInput(path, f"longer than {_LONGEST_LINE} bytes", line=number)
+            yield line.decode(errors="replace")
+    raise DamagedInput(path, f"more than {_MOST_LINES:,} lines")
+
+
+def _columns(line: str) -> list[str]:
+    """Return the columns before the first time, if this is the table's heading."""
+    words = line.lstrip("#").split()
+    is_heading = words[:3] == ["size", "count", "type"] and "time" in words
+    return words[: words.index("time")] if is_heading else []
+
+
+def _begins_row(words: list[str]) -> bool:
+    return (
+        len(words) >= 3
+        and all(each.isascii() and each.isdigit() and len(each) <= 16 for each in words[:2])
+        and words[2][:1].isalpha()
+    )
+
+
+def _are_numbers(words: list[str]) -> bool:
+    return all(each == "N/A" or _number(each) is not None for each in words)
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d{1,18}(?:\.\d{1,18})?", text, re.ASCII) else None
+
+
+def _keep(rows: list[Row], words: list[str], columns: list[str]) -> bool:
+    """Add a row if it is whole; without any words there was none."""
+    if not words:
+        return True
+    size, dtype = int(words[0]), words[2][:40]
+    # Where nothing is reduced, some versions leave the operation's column empty.
+    has_redop = "redop" in columns and words[3:4] != [] and words[3][:1].isalpha()
+    first = 3 + has_redop + ("root" in columns)
+    numbers = [_number(each) for each in words[first : first + 7]]
+    if len(numbers) < 3 or None in numbers[:3] or len(rows) >= _MOST_ROWS or size > _MOST_BYTES:
+        return False
+    time_us, algorithm, bus = (each or 0.0 for each in numbers[:3])
+    if not 0 < time_us <= _LONGEST_US or not math.isfinite(algorithm + bus):
+        return False
+    rows.append(Row(
+        bytes=size, dtype={"float": "float32", "half": "float16"}.get(dtype, dtype),
+        time_us=time_us, algorithm_gb_s=algorithm, bus_gb_s=bus,
+        in_place_us=numbers[4] if len(numbers) > 6 else None,
+        in_place_bus_gb_s=numbers[6] if len(numbers) > 6 else None,
+    ))  # fmt: skip
+    return True
+
+
+def _op(text: str) -> str:
+    plain = text.lower().replace("_", "").replace("-", "")
+    return next((op for word, op in _OPS.items() if word in plain), "")
+
+
+def _problems(broken: int, has_end: bool) -> Iterator[str]:
+    if broken:
+        yield f"{broken} rows are not whole, and are left out"
+    if not has_end:
+        yield "it ends before its average, so sizes may be missing"

@@ -1,0 +1,161 @@
+"""What nccl-tests print: real output with known answers, and broken output."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fullwire
+from fullwire.errors import DamagedInput, FullwireError, UsageError
+from fullwire.simulation.transport import TableTransport
+from fullwire.sources import read
+from fullwire.sources.nccl_tests import read_table
+from tests.conftest import Cli
+
+HEAD = """# nThread 1 nGpus 2 minBytes 8 maxBytes 2048 step: 2(factor)
+# Using devices
+#  Rank  0 Group  0 Pid  64904 on       mew0 device  0 [0000:17:00] NVIDIA A100 80GB PCIe
+#  Rank  1 Group  0 Pid  64904 on       mew0 device  1 [0000:65:00] NVIDIA A100 80GB PCIe
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)
+"""
+TAIL = "# Avg bus bandwidth    : 1.0\n"
+
+
+def a_log(where: Path, rows: str, name: str = "all_reduce.log") -> Path:
+    (where / name).write_text(HEAD + rows + TAIL)
+    return where / name
+
+
+def test_a_real_table_is_read_exactly(shared_data: Path) -> None:
+    table = read_table(shared_data / "nccl/nccl_allreduce.log")
+    last = table.rows[-1]
+    assert (table.op, table.workers, table.device) == ("allreduce", 8, "A100-SXM4-40GB")
+    assert (last.bytes, last.time_us) == (8_589_934_592, 63_896)
+    assert (last.algorithm_gb_s, last.bus_gb_s) == (134.44, 235.26)
+    assert (last.in_place_us, last.in_place_bus_gb_s) == (63_959, 235.03)
+    assert not table.problems
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "time_us"),
+    [
+        ("allgather", "allgather", 33_646), ("alltoall", "alltoall", 33_508),
+        ("reduce", "reduce", 37_613), ("broadcast", "broadcast", None),
+        ("reducescatter", "reducescatter", None),
+    ],
+)  # fmt: skip
+def test_each_test_has_columns_of_its_own(
+    shared_data: Path, name: str, op: str, time_us: float | None
+) -> None:
+    table = read_table(shared_data / f"nccl/nccl_{name}.log")
+    assert table.op == op
+    assert table.rows[-1].bytes == 8_589_934_592
+    assert time_us is None or table.rows[-1].time_us == time_us
+    sent, time_s = table.points()[-1]
+    assert sent / time_s / 1e9 == pytest.approx(table.rows[-1].bus_gb_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "bus_gb_s"), [("healthy_24_channels", 216.61), ("fault_2_channels", 28.47)]
+)
+def test_rows_between_lines_of_nccl_are_put_together(
+    shared_data: Path, name: str, bus_gb_s: float
+) -> None:
+    table = read_table(shared_data / f"nccl/info/{name}.log")
+    assert [row.bytes for row in table.rows] == [2**power for power in range(23, 34)]
+    assert (table.op, table.workers) == ("allreduce", 2)
+    assert table.rows[-1].in_place_bus_gb_s == pytest.approx(bus_gb_s, rel=0.05)
+
+
+def test_the_table_is_a_run_of_collectives(shared_data: Path) -> None:
+    run = read(shared_data / "nccl/nccl_allreduce.log")
+    table = run.collectives
+    assert run.facts["workers"] == 8
+    assert table.bytes[-1] == 8_589_934_592
+    assert table.end_ns[-1] - table.issue_ns[-1] == 63_896_000
+    assert fullwire.explain(run).verdict.kind == "unknown"
+
+
+def test_a_table_is_a_transport(shared_data: Path) -> None:
+    path = shared_data / "nccl/nccl_allreduce.log"
+    table = fullwire.whatif(
+        "vgg16@v100", bandwidth="10Tbps", workers=8, buckets="none", transport=str(path)
+    )
+    full = fullwire.whatif("vgg16@v100", bandwidth="10Tbps", workers=8, buckets="none")
+    assert table["communication_s"][0] > full["communication_s"][0]
+    # Of VGG16's 553 MB, 411 are one gradient: at its bandwidth in the table, 220 GB/s, 1.75 times.
+    assert 1.75 * 553.4e6 / 240e9 < table["communication_s"][0] < 1.75 * 553.4e6 / 150e9
+
+
+def test_a_table_goes_through_its_points_and_never_backwards() -> None:
+    timed = TableTransport(name="t", points=((0.0, 3e-5), (1e3, 2e-5), (1e6, 1e-4), (2e6, 2e-4)))
+    sent = np.array([0.0, 500.0, 1e3, 1e6, 1.5e6, 4e6])
+    found = timed.message_s(np.zeros(6), sent, np.ones(6), np.ones(6))
+    assert found.tolist() == pytest.approx([3e-5, 3e-5, 3e-5, 1e-4, 1.5e-4, 4e-4])
+    slow = timed.message_s(np.full(6, 1.0), sent, np.ones(6), np.ones(6))
+    assert slow.tolist() == [1.0] * 6
+
+
+def test_a_row_that_is_cut_is_left_out_and_said(tmp_path: Path) -> None:
+    path = a_log(
+        tmp_path, "  8  2  float  sum  -1  9.5  0.1  0.1  0  9.1  0.1  0.1  0\n 16 4 float"
+    )
+    path.write_text(path.read_text().removesuffix(TAIL))
+    table = read_table(path)
+    assert [row.bytes for row in table.rows] == [8]
+    assert "1 rows are not whole" in table.problems[0]
+    assert "ends before its average" in table.problems[1]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ["", "8 2 float sum -1 nan 0 0\n", "8 2 float sum -1 0 0 0\n", "8 2 float\n", "x" * 100_000,
+     "9" * 40 + " 1 float sum -1 1 1 1\n", "8 2 float sum -1 " + "9" * 30 + " 1 1\n"],
+)  # fmt: skip
+def test_tables_without_a_usable_row_are_refused(tmp_path: Path, rows: str) -> None:
+    with pytest.raises(DamagedInput):
+        read(a_log(tmp_path, rows))
+
+
+def test_a_transport_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nccl-tests"):
+        fullwire.whatif("vgg16@v100", transport="nothing.log")
+
+
+_ROWS = HEAD + "".join(
+    f"{2**power} {2**power // 4} float sum -1 {power}.5 1 1 0\nh:1:2 [0] NCCL INFO x\n 1 1 1 0\n"
+    for power in range(3, 9)
+)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, len(_ROWS)), st.integers(0, 30), st.sampled_from(
+    ["#", "\n", "float", "-1", "1e999", "9" * 400, "N/A", "\0", "nan", "é", " 8 2 float ", "²"]
+)), max_size=6))  # fmt: skip
+def test_any_damage_gives_a_run_or_one_line(
+    tmp_path: Path, edits: list[tuple[int, int, str]]
+) -> None:
+    text = _ROWS
+    for place, length, splice in edits:
+        text = text[:place] + splice + text[place + length :]
+    path = tmp_path / "fuzzed.log"
+    path.write_text(text)
+    with contextlib.suppress(FullwireError):
+        fullwire.explain(read(path, format="nccl-tests"))
+
+
+def test_the_commands_take_a_table(tmp_path: Path, cli: Cli) -> None:
+    rows = "".join(
+        f"{8**n} {8**n // 4} float sum -1 {10 + n}.5 1 1 0 9 1 1 0\n" for n in range(2, 9)
+    )
+    path = a_log(tmp_path, rows)
+    assert cli("import", path, "-o", tmp_path / "x.run").returncode == 0
+    done = cli("whatif", "vgg16@v100", "--workers", "8", "--transport", path)
+    assert done.returncode == 0, done.stderr
+    assert "all_reduce.log" in done.stdout
