@@ -21,7 +21,7 @@ from fullwire.model.endpoint import host_of
 from fullwire.model.run import Real, Run, Text, Whole
 from fullwire.units import show_bytes
 
-_LEAST_HOST = 1e-4  # of all payload: a host with less has no part in the training
+_LEAST_HOST = 1e-3  # of all payload: a host with less has no part in the training
 _LEAST_EDGE = 0.01  # of the largest edge: what sends less breaks no silence
 _LEAST_BUSY = 0.5  # a slow link is busy most of the time...
 _MUCH_BUSIER = 1.6  # ...and so much more than the others
@@ -150,21 +150,24 @@ def _place(host: str) -> tuple[int, int, str]:
 
 def _iterations(rows: _Rows, payload: Whole) -> Iterations | None:
     """Look for iterations in what the edges send that carry most."""
-    main = payload >= _LEAST_EDGE * payload.max(initial=1)
-    kept = main[rows.source, rows.target] & (rows.payload_bytes > 0)
-    count = len(rows.hosts)
+    main = np.flatnonzero(payload >= _LEAST_EDGE * payload.max(initial=1))
+    edge = rows.source * len(rows.hosts) + rows.target
+    kept = np.isin(edge, main) & (rows.payload_bytes > 0)
     return find_iterations(
         Series(
-            slot=rows.slot[kept], edge=(rows.source * count + rows.target)[kept],
-            payload_bytes=rows.payload_bytes[kept], width_ns=rows.width_ns, edges=count * count,
+            slot=rows.slot[kept], edge=edge[kept], payload_bytes=rows.payload_bytes[kept],
+            width_ns=rows.width_ns,
         )
     )  # fmt: skip
 
 
 def _of_iteration(payload: Whole, iterations: Iterations | None) -> Real:
+    """Return who sends what in one iteration, or in all where there is none."""
     if iterations is None:
         return payload.astype(float)
-    return iterations.edge_bytes.reshape(payload.shape)
+    sent = np.zeros(payload.size)
+    sent[iterations.edges] = iterations.edge_bytes
+    return sent.reshape(payload.shape)
 
 
 def _before(rows: _Rows, iterations: Iterations | None) -> Whole | None:
