@@ -52,7 +52,14 @@ class Iterations:
     edge_bytes: Real  # payload of one iteration on each of them
     first_slot: int
     last_slot: int
+    share: float  # of the bytes from the first to the last, in iterations that silence parts
     confidence: float
+
+    @property
+    def usual_bytes(self) -> float:
+        """Return the payload of one iteration on a usual edge of those that carry it."""
+        main = self.edge_bytes > _MAIN_EDGE * self.edge_bytes.max()
+        return float(np.median(self.edge_bytes[main]))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -192,6 +199,7 @@ def _iterations(series: Series, cut: _Cut) -> Iterations:
         edge_bytes=usual,
         first_slot=int(cut.starts[found.min()]),
         last_slot=int(cut.ends[np.concatenate([cut.last, found]).max()]),
+        share=cut.share,
         confidence=_confidence(cut),
     )
 
