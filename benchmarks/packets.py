@@ -54,7 +54,9 @@ def main() -> None:
     runs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.pcap"
-        write_capture(path, packets)
+        # In a process of its own: a child begins with the memory of the one that starts it.
+        writer = f"from benchmarks.packets import *; write_capture(Path({str(path)!r}), {packets})"
+        subprocess.run([sys.executable, "-c", writer], check=True)
         command = [sys.executable, "-m", "fullwire.cli", "flows", str(path), "--json"]
         wall, cpu, memory = [], [], 0
         for _ in range(runs):

@@ -198,6 +198,20 @@ def test_the_slow_link_is_the_one_that_is_always_busy(slow: int) -> None:
     assert found.others_busy[1] < 0.4
 
 
+def test_a_slow_link_that_never_falls_silent_leaves_count_and_pattern() -> None:
+    """The slow edge sends on while the others compute: iterations run into each other."""
+    sent: list[Sent] = [(0, 1, 4_000_000, 0, 40)]
+    for iteration in range(12):
+        now = 100 + iteration * 240.0
+        for host in range(4):
+            late = 30 * (iteration % 3) if host == 2 else 0
+            sent.append((host, (host - 1) % 4, 6_000_000, now + late, now + late + 150))
+    result = analysed(sent)
+    assert result.pattern.kind == "ring"
+    assert count(result) == 12
+    assert result.gradient_bytes == pytest.approx(4_000_000, rel=1e-3)
+
+
 def test_hosts_that_hardly_take_part_are_left_out_and_said() -> None:
     result = analysed([*ring(3, 8), (9, 10, 500, 10, 11)])
     assert result.hosts == ("10.0.0.1", "10.0.0.2", "10.0.0.3")

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullwire._native import PacketScan
+from fullwire.analysis.flows import analyse_flows
 from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.model.run import Run
 from fullwire.sources import read
@@ -355,6 +356,13 @@ def test_memory_has_a_limit_whatever_flows_and_times_there_are(capture: Path) ->
     assert scan.counts()["crowded_packets"] == 70_000 - 65_536
 
 
+def test_a_stream_full_of_holes_is_counted_in_bounded_memory(capture: Path) -> None:
+    holes = [(1 + 20 * number, 10) for number in range(500)]
+    run = read_bytes(capture, p.pcap(a_stream(*holes)))
+    assert payload(run) == 5_000
+    assert run.facts["lost_bytes"] == 4_990
+
+
 @given(st.integers(1, 300), st.integers(0, 2**32 - 1))
 @cases(30)
 def test_pieces_of_any_size_give_the_same(piece: int, first: int) -> None:
@@ -405,6 +413,7 @@ def test_a_damaged_capture_is_read_or_refused_and_nothing_else(
     path.write_bytes(content)
     try:
         run = read_captures([path])
+        analyse_flows(run)
     except FullwireError as refusal:
         assert len(str(refusal)) < 400  # noqa: PT017  # not every case is refused
         return

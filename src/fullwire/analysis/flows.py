@@ -8,7 +8,7 @@ bytes that says what else was on the wire.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 import numpy as np
@@ -21,9 +21,11 @@ from fullwire.model.endpoint import host_of
 from fullwire.model.run import Real, Run, Text, Whole
 from fullwire.units import show_bytes
 
-_LEAST_HOST = 1e-4  # of all payload: a host with less has no part in the training
+_LEAST_HOST = 1e-3  # of all payload: a host with less has no part in the training
 _LEAST_EDGE = 0.01  # of the largest edge: what sends less breaks no silence
 _LEAST_BUSY = 0.5  # a slow link is busy most of the time...
+_CLEAR = 0.95  # of the bytes lie in iterations that silence parts
+_WHOLE = 0.05  # a number of iterations is as close to a whole one
 _MUCH_BUSIER = 1.6  # ...and so much more than the others
 _CLOSE = 4  # times the usual distance of packets: a sender that pauses longer waits
 _MOST_RANKS = 64  # on one host
@@ -88,9 +90,13 @@ def analyse_flows(run: Run) -> Traffic:
     rows, strangers = _rows(run)
     payload = rows.matrix(rows.payload_bytes)
     iterations = _iterations(rows, payload)
-    pattern = find_pattern(_of_iteration(payload, iterations))
-    per_edge = pattern.edge_bytes if iterations is not None else None
-    gradient = pattern.gradient_bytes if iterations is not None else None
+    pattern = _pattern(rows, payload, iterations)
+    iterations = _counted_by_bytes(iterations, payload)
+    per_edge = gradient = None
+    if iterations is not None and pattern.edge_bytes:
+        per_edge = iterations.usual_bytes
+        if pattern.gradient_bytes is not None:
+            gradient = pattern.gradient_bytes * per_edge / pattern.edge_bytes
     before = _before(rows, iterations)
     ranks, gradient = _ranks(pattern, per_edge, gradient, before)
     busy = _busy_fractions(rows, iterations)
@@ -150,21 +156,48 @@ def _place(host: str) -> tuple[int, int, str]:
 
 def _iterations(rows: _Rows, payload: Whole) -> Iterations | None:
     """Look for iterations in what the edges send that carry most."""
-    main = payload >= _LEAST_EDGE * payload.max(initial=1)
-    kept = main[rows.source, rows.target] & (rows.payload_bytes > 0)
-    count = len(rows.hosts)
+    main = np.flatnonzero(payload >= _LEAST_EDGE * payload.max(initial=1))
+    edge = rows.source * len(rows.hosts) + rows.target
+    kept = np.isin(edge, main) & (rows.payload_bytes > 0)
     return find_iterations(
         Series(
-            slot=rows.slot[kept], edge=(rows.source * count + rows.target)[kept],
-            payload_bytes=rows.payload_bytes[kept], width_ns=rows.width_ns, edges=count * count,
+            slot=rows.slot[kept], edge=edge[kept], payload_bytes=rows.payload_bytes[kept],
+            width_ns=rows.width_ns,
         )
     )  # fmt: skip
 
 
-def _of_iteration(payload: Whole, iterations: Iterations | None) -> Real:
+def _pattern(rows: _Rows, payload: Whole, iterations: Iterations | None) -> Pattern:
+    """Find the pattern of a usual iteration, or else of all together.
+
+    A usual iteration knows nothing of start-up; where a slow link makes iterations run into each
+    other, bytes of one edge count for the next, and only the sum over all is sure.
+    """
     if iterations is None:
-        return payload.astype(float)
-    return iterations.edge_bytes.reshape(payload.shape)
+        return find_pattern(payload.astype(float))
+    usual = np.zeros(payload.size)
+    usual[iterations.edges] = iterations.edge_bytes
+    found = find_pattern(usual.reshape(payload.shape))
+    if found.kind != "none":
+        return found
+    within = (rows.slot >= iterations.first_slot) & (rows.slot <= iterations.last_slot)
+    together = rows.matrix(np.where(within, rows.payload_bytes, 0)).astype(float)
+    return find_pattern(together)
+
+
+def _counted_by_bytes(iterations: Iterations | None, payload: Whole) -> Iterations | None:
+    """Where silences are unclear, count how often an iteration's bytes fit into what edges sent.
+
+    A slow link hardly falls silent, and its iterations run into each other; bytes do not. Each edge
+    must say a whole number. An edge may say more than the others: start-up went over it as well.
+    """
+    if iterations is None or iterations.share >= _CLEAR:
+        return iterations
+    main = iterations.edges[iterations.edge_bytes > iterations.usual_bytes / 2]
+    times = payload.ravel()[main] / iterations.usual_bytes
+    if (np.abs(times - np.rint(times)) > _WHOLE).any():
+        return iterations
+    return replace(iterations, count=int(np.rint(times.min())))
 
 
 def _before(rows: _Rows, iterations: Iterations | None) -> Whole | None:

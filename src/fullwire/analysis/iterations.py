@@ -20,7 +20,7 @@ _ALIKE = 0.01  # bytes of two iterations differ by less; preambles and control m
 _LEAST_SHARE = 0.7  # of the bytes from the first iteration to the last: must be in iterations
 _LEAST_OF_ALL = 0.3  # of all bytes: what repeats beside a larger thing is not the training
 _FAINT = 0.02  # of a typical time slot: heartbeats and acknowledgements break no silence
-_MOST_CUTS = 100_000
+_MOST_CUTS = 20_000
 _MOST_LENGTHS = 64
 # Silences within an iteration, between equal buckets, are short against it. Two levels of cuts
 # that repeat equally well are told apart by that.
@@ -39,7 +39,6 @@ class Series:
     edge: Whole
     payload_bytes: Whole
     width_ns: int
-    edges: int
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -49,10 +48,18 @@ class Iterations:
     count: int
     period_s: float
     communicating_s: float
-    edge_bytes: Real  # payload of one iteration, by edge
+    edges: Whole  # that carry it
+    edge_bytes: Real  # payload of one iteration on each of them
     first_slot: int
     last_slot: int
+    share: float  # of the bytes from the first to the last, in iterations that silence parts
     confidence: float
+
+    @property
+    def usual_bytes(self) -> float:
+        """Return the payload of one iteration on a usual edge of those that carry it."""
+        main = self.edge_bytes > _MAIN_EDGE * self.edge_bytes.max()
+        return float(np.median(self.edge_bytes[main]))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -177,8 +184,8 @@ def _is_whole_of(longer: _Cut, part: _Cut) -> bool:
 
 
 def _iterations(series: Series, cut: _Cut) -> Iterations:
-    by_burst = _by_edge(series, cut)
-    reached = np.concatenate([np.zeros((1, series.edges)), np.cumsum(by_burst, axis=0)])
+    edges, by_burst = _by_edge(series, cut)
+    reached = np.concatenate([np.zeros((1, len(edges))), np.cumsum(by_burst, axis=0)])
     usual = np.median(reached[cut.last + 1] - reached[cut.first], axis=0)
     held = _held_besides(by_burst, usual, cut)
     found = np.concatenate([cut.first, np.flatnonzero(held)])
@@ -188,9 +195,11 @@ def _iterations(series: Series, cut: _Cut) -> Iterations:
         count=len(cut.first) + int(held.sum()),
         period_s=cut.period * seconds,
         communicating_s=float(lasting) * seconds,
+        edges=edges,
         edge_bytes=usual,
         first_slot=int(cut.starts[found.min()]),
         last_slot=int(cut.ends[np.concatenate([cut.last, found]).max()]),
+        share=cut.share,
         confidence=_confidence(cut),
     )
 
@@ -207,11 +216,13 @@ def _held_besides(by_burst: Real, usual: Real, cut: _Cut) -> Whole:
     return held
 
 
-def _by_edge(series: Series, cut: _Cut) -> Real:
+def _by_edge(series: Series, cut: _Cut) -> tuple[Whole, Real]:
+    edges, edge = np.unique(series.edge, return_inverse=True)
     burst = np.clip(np.searchsorted(cut.starts, series.slot, "right") - 1, 0, None)
-    table = np.zeros((len(cut.starts), series.edges))
-    np.add.at(table, (burst, series.edge), series.payload_bytes)
-    return table
+    cells = np.bincount(
+        burst * len(edges) + edge, series.payload_bytes, len(cut.starts) * len(edges)
+    )
+    return edges, cells.reshape(len(cut.starts), len(edges)).astype(np.float64)
 
 
 def _confidence(cut: _Cut) -> float:
