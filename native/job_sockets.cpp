@@ -48,7 +48,8 @@ std::string endpoint(std::uint8_t family, const __be32* address, __be16 port) {
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(address);
     const std::array<std::uint8_t, 12> mapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
     const bool is_mapped = family == AF_INET6 && std::equal(mapped.begin(), mapped.end(), bytes);
-    const std::string colon_port = ":" + std::to_string(ntohs(port));
+    std::string colon_port(":");  // appended to: GCC 12 warns, wrongly, of ":" + std::to_string()
+    colon_port += std::to_string(ntohs(port));
     if (family == AF_INET || is_mapped) {
         inet_ntop(AF_INET, is_mapped ? bytes + mapped.size() : bytes, text.data(), text.size());
         return text.data() + colon_port;
