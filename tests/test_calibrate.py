@@ -214,6 +214,15 @@ def test_a_simulated_job_is_forecast_as_it_was_played() -> None:
         assert job.ask().step_s == pytest.approx(measured_s(played))
 
 
+def test_a_forecast_counts_what_adding_costs() -> None:
+    slow_adds = ((1.0, 0.02), (1e9, 0.02))
+    run = a_run(facts={"workers": 1, "reduce_cost": slow_adds})
+    played = fw.replay(run, workers=4, bandwidth="10Gbps")
+    assert a_forecaster(played).ask().step_s == pytest.approx(measured_s(played))
+    asked = a_forecaster(played).ask(workers=(8,)).step_s
+    assert asked > measured_s(played) + 4 * 0.02  # four more additions, one after another
+
+
 def test_one_worker_has_nothing_to_forecast() -> None:
     assert forecaster(a_run()) is None
 

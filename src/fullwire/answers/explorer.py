@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.answers.conditions import latency
-from fullwire.answers.forecast import PAYLOAD_SHARE, Forecaster
+from fullwire.answers.forecast import Forecaster
 from fullwire.answers.subjects import Transports, as_recorded, subject_of
 from fullwire.model.compressor import Compressor
 from fullwire.model.cost import Floats
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import bucket_policy
-from fullwire.simulation.calibrate import Calibration
+from fullwire.simulation.calibrate import PAYLOAD_SHARE, Calibration
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.sweep import Grid, Subject, sweep
 from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport

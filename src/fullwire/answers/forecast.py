@@ -11,17 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullwire.answers.subjects import as_recorded
+from fullwire.answers.subjects import as_recorded, plain_subject
 from fullwire.errors import UsageError
-from fullwire.model.cost import AddTimes
 from fullwire.model.run import Run
-from fullwire.simulation.calibrate import Calibration, calibrated
+from fullwire.simulation.calibrate import PAYLOAD_SHARE, Calibration, calibrated
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.sweep import Grid, Subject, sweep, with_residue
 from fullwire.simulation.transport import FullTransport, full_transport
-from fullwire.simulation.typical import Step, typical_step
-
-PAYLOAD_SHARE = 1448 / 1514  # what headers leave of a line whose run does not say
+from fullwire.simulation.typical import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +86,7 @@ def forecaster(
     grid = as_recorded(run)
     if grid is None:
         return None
-    subject = Subject(
-        name=run.provenance.source, step=typical_step(run), adds=AddTimes(), recorded=grid
-    )
+    subject = plain_subject(run.provenance.source, run)
     share = _payload_share(run)
     calibration = _calibration([run, *calibrate])
     transport = FullTransport(share) if calibration is None else calibration.transport

@@ -62,12 +62,17 @@ def _timed(path: Path) -> TableTransport:
 
 def subject_of(name: str, run: Run, found: Transports) -> Subject:
     """Take a run's typical step, with what the measured transport does not explain of it."""
-    points = run.facts.get("reduce_cost", ())
-    adds = AddTimes(points if isinstance(points, tuple) else ())
-    subject = Subject(name=name, step=typical_step(run), adds=adds, recorded=as_recorded(run))
+    subject = plain_subject(name, run)
     if found.calibration is None:
         return subject
     return with_residue(subject, found.calibration.transport)
+
+
+def plain_subject(name: str, run: Run) -> Subject:
+    """Take a run's typical step as it is."""
+    points = run.facts.get("reduce_cost", ())
+    adds = AddTimes(points if isinstance(points, tuple) else ())
+    return Subject(name=name, step=typical_step(run), adds=adds, recorded=as_recorded(run))
 
 
 def as_recorded(run: Run) -> Grid | None:

@@ -49,7 +49,7 @@ class _Known:
 _KERNEL_FACTOR = _Known(1.42, 0.12)
 _SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
 _APART = _Known(0.25, 0.3)  # of Gloo's work; the others', which is little, makes no difference
-_PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, where no fact says otherwise
+PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, where no fact says otherwise
 _GLOO_S_PER_BYTE = _Known(1.1e-9, 0.4)
 _GLOO_S_PER_HOP = _Known(0.4e-3, 0.4)
 _OTHER_S_PER_BYTE = _Known(1.0e-11, 1.5)  # NCCL and their like leave it to the NIC
@@ -172,7 +172,7 @@ def _of_all_ranks(rows: Collectives) -> tuple[Whole, Whole, NDArray[np.intp]]:
 
 def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
     """Say what is believed of the four numbers before anything is observed."""
-    payload = [run.facts.get("payload_share", _PAYLOAD_SHARE) for run in runs]
+    payload = [run.facts.get("payload_share", PAYLOAD_SHARE) for run in runs]
     share = float(np.mean(np.array(payload, np.float64)))
     yield replace(_SHARE_OF_PAYLOAD, value=_SHARE_OF_PAYLOAD.value * share)
     is_gloo = all(run.facts.get("backend") == "gloo" for run in runs)
