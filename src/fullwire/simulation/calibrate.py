@@ -46,9 +46,9 @@ class _Known:
 # Of Gloo's work, part is charged to nobody's thread: where processors hold a message up, it takes
 # this many times what the threads' own clocks say. This number, and the three of Gloo below, were
 # chosen on labs of two to four ranks at 0.5 to 10 Gbps (validation/README.md).
-_KERNEL_FACTOR = _Known(1.42, 0.12)
+_KERNEL_FACTOR = _Known(1.28, 0.12)
 _SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
-_APART = _Known(0.25, 0.3)  # of Gloo's work; the others', which is little, makes no difference
+_APART = _Known(0.28, 0.3)  # of Gloo's work; the others', which is little, makes no difference
 PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, where no fact says otherwise
 _GLOO_S_PER_BYTE = _Known(1.1e-9, 0.4)
 _GLOO_S_PER_HOP = _Known(0.4e-3, 0.4)
