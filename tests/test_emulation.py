@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import fullwire as fw
 from fullwire.answers.emulation import emulated_job
 from fullwire.errors import UsageError
 from fullwire.lab.description import describe
-from fullwire.lab.emulated import available_bytes
+from fullwire.lab.emulated import available_bytes, trainer_command
 from fullwire.lab.faults import parse_faults
 from fullwire.model.emulation import undilated
 from fullwire.model.facts import FactValue
@@ -147,6 +148,25 @@ def test_what_does_not_fit_into_memory_is_refused_with_the_figure(tmp_path: Path
     done = finished(emulated("--workload", place, "--workers", "2"))
     assert done.returncode == 2
     assert f"need some {6 * size / 1e9 + 0.4:.4g} GB of memory" in done.stderr.decode()
+
+
+def test_the_file_of_one_who_was_killed_is_removed_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    profile = write(a_run(gradients=[(1.0, 8)]), tmp_path / "small.run")
+    emulation = emulated_job(str(profile)).emulation
+    orphan, foreign = tmp_path / "fullwire-emulation-dead.json", tmp_path / "fullwire-notes.json"
+    with trainer_command(emulation) as living:
+        for each in (orphan, foreign):
+            each.touch()
+        for each in (orphan, foreign, Path(living[-1])):
+            os.utime(each, (0, 0))
+        with trainer_command(emulation):
+            assert not orphan.exists()
+            assert foreign.exists()
+            assert Path(living[-1]).exists()
+    assert sorted(tmp_path.iterdir()) == [foreign, profile]
 
 
 def test_gradients_that_float32_cannot_fill_are_refused(tmp_path: Path) -> None:

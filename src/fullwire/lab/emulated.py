@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -16,6 +19,8 @@ from fullwire.model.emulation import Emulation
 from fullwire.units import show_bytes
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
+_PREFIX, _SUFFIX = "fullwire-emulation-", ".json"
+_TIME_TO_LOCK_S = 60.0  # after its making a file may not be locked yet
 
 
 def check_possible(emulation: Emulation, workers: int) -> None:
@@ -37,10 +42,22 @@ def check_possible(emulation: Emulation, workers: int) -> None:
 @contextmanager
 def trainer_command(emulation: Emulation) -> Iterator[list[str]]:
     """Give the command that each host is to run, for as long as it may be needed."""
-    with tempfile.NamedTemporaryFile(prefix="fullwire-", suffix=".json") as file:
+    _remove_orphans()
+    with tempfile.NamedTemporaryFile(prefix=_PREFIX, suffix=_SUFFIX) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # held until the file is removed, or we are killed
         file.write(msgspec.json.encode(emulation))
         file.flush()
         yield [sys.executable, "-m", "fullwire.lab.trainer", file.name]
+
+
+def _remove_orphans() -> None:
+    """Remove the files of those who were killed; who lives holds a lock on its own."""
+    for orphan in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_SUFFIX}"):
+        with suppress(OSError), orphan.open("rb") as file:  # locked, another user's, or just gone
+            if time.time() - os.fstat(file.fileno()).st_mtime < _TIME_TO_LOCK_S:
+                continue
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            orphan.unlink()
 
 
 def available_bytes() -> int:
