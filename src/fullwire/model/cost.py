@@ -77,6 +77,20 @@ def cost(op: str, algorithm: str, workers: int, size_bytes: ArrayLike, adds: Add
     return _COSTS[op, algorithm](workers, size, adds)
 
 
+def recorded_cost(op: str, workers: int, size_bytes: ArrayLike, adds: AddTimes) -> Cost:
+    """Return what a collective of a run costs, whose algorithm nobody has recorded."""
+    return cost(*_LIKELY.get(op, _OTHERS), workers, size_bytes, adds)
+
+
+# Which of the collectives with a known cost stands for each kind.
+_LIKELY: Mapping[str, tuple[str, str]] = {
+    "allreduce": ("allreduce", "ring"), "barrier": ("allreduce", "ring"),
+    "reducescatter": ("reducescatter", "ring"), "alltoall": ("reducescatter", "ring"),
+    "allgather": ("allgather", "ring"),
+}  # fmt: skip
+_OTHERS = ("broadcast", "tree")
+
+
 def chunked_time_s(
     op: str, algorithm: str, cluster: Cluster, size_bytes: float, adds: AddTimes,
     *, chunks: int, serial: bool,

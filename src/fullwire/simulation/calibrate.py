@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
-from fullwire.model.cost import AddTimes, Floats, cost
+from fullwire.model.cost import AddTimes, Floats, recorded_cost
 from fullwire.model.run import Collectives, Run, Whole
-from fullwire.simulation.sweep import LIKE, LIKE_A_TREE
 from fullwire.simulation.transport import MeasuredTransport
 
 _LEAST_SPREAD = 0.02  # no observation is believed to better than this
@@ -103,7 +102,7 @@ def observations_of(run: Run) -> Iterator[Observation]:
     for held, time_s in _busy_periods(run.collectives):
         periods[held].append(time_s)
     for held, times_s in periods.items():
-        costs = [cost(*LIKE.get(op, LIKE_A_TREE), workers, size, AddTimes()) for op, size in held]
+        costs = [recorded_cost(op, workers, size, AddTimes()) for op, size in held]
         middle_s = float(np.median(times_s))
         deviation = 1.4826 * float(np.median(np.abs(np.log(np.array(times_s) / middle_s))))
         yield Observation(
@@ -218,7 +217,7 @@ def _used_in(run: Run) -> _Used | None:
     assert isinstance(workers, int)
     rank_steps = len(np.unique(np.stack([rows.rank, rows.step]), axis=1).T)
     costs = [
-        cost(*LIKE.get(op, LIKE_A_TREE), workers, rows.bytes[rows.op == op], AddTimes())
+        recorded_cost(op, workers, rows.bytes[rows.op == op], AddTimes())
         for op in dict.fromkeys(rows.op.tolist())
     ]
     return _Used(

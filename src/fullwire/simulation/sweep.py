@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Compressor
-from fullwire.model.cost import AddTimes, Floats, cost, gradient_cost
+from fullwire.model.cost import AddTimes, Floats, gradient_cost, recorded_cost
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.scenario import Order, Scenario
 from fullwire.simulation.schedule import (
@@ -290,22 +290,12 @@ def messages_of(
     )  # fmt: skip
 
 
-# Which of the collectives with a known cost stands for each kind.
-LIKE: Mapping[str, tuple[str, str]] = {
-    "allreduce": ("allreduce", "ring"), "barrier": ("allreduce", "ring"),
-    "reducescatter": ("reducescatter", "ring"), "alltoall": ("reducescatter", "ring"),
-    "allgather": ("allgather", "ring"),
-}  # fmt: skip
-LIKE_A_TREE = ("broadcast", "tree")
-
-
 def _others(subject: Subject, latency_s: float, workers: Sequence[int]) -> Iterator[_Other]:
     """Work out the step's collectives that are no buckets, equal ones together."""
     others = subject.step.others
     exposed = others.exposed_ns / max(others.total_ns, 1)
     for (op, size), count in Counter(zip(others.op, others.bytes, strict=True)).items():
-        like = LIKE.get(op, LIKE_A_TREE)
-        costs = [cost(*like, each, size, subject.adds) for each in workers]
+        costs = [recorded_cost(op, each, size, subject.adds) for each in workers]
         yield _Other(
             wire_bits=np.array([8 * float(each.wire_bytes) for each in costs]),
             hops=np.array([float(each.hops) for each in costs]),
