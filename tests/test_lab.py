@@ -45,6 +45,36 @@ else:
     peer.sendall(bytes(size))
 """
 
+# Rank 0 sends over many connections to rank 1, and prints what its way out has sent and dropped.
+SIXTEEN_AT_ONCE = """
+import os, socket, threading, time
+from pyroute2 import IPRoute
+
+def take(peer):
+    while peer.recv(1 << 20):
+        pass
+
+if os.environ["RANK"] == "1":
+    listener = socket.create_server(("", 5000))
+    at_work = [threading.Thread(target=take, args=listener.accept()[:1]) for _ in range(16)]
+else:
+    time.sleep(0.5)
+    peers = [socket.create_connection(("host1", 5000)) for _ in range(16)]
+    at_work = [threading.Thread(target=each.sendall, args=(bytes(4_000_000),)) for each in peers]
+for each in at_work:
+    each.start()
+for each in at_work:
+    each.join()
+if os.environ["RANK"] == "0":
+    for each in peers:
+        each.close()
+    with IPRoute() as own:
+        [bucket] = own.get_qdiscs(own.link_lookup(ifname="eth0")[0])
+    statistics = bucket.get_attr("TCA_STATS2")
+    print(statistics.get_attr("TCA_STATS_BASIC")["bytes"],
+          statistics.get_attr("TCA_STATS_QUEUE")["drops"])
+"""
+
 
 needs_namespaces = pytest.mark.usefixtures("namespaces")
 
@@ -223,6 +253,15 @@ def test_a_transfer_between_hosts_takes_what_the_line_allows(
         took_s = float(printed_by(capfd, lab, TRANSFER, str(20 * 2**20)))
     floor_s = 8 * 20 * 2**20 / 200e6 / description.payload_share
     assert floor_s * 0.97 <= took_s <= floor_s * 1.10
+
+
+@needs_namespaces
+def test_a_host_drops_nothing_of_what_it_sends(capfd: pytest.CaptureFixture[str]) -> None:
+    """Sixteen connections hold more than a switch would queue, but a NIC makes them wait."""
+    with Lab(describe(workers=2, rate=["1Gbps"])) as lab:
+        sent, dropped = map(int, printed_by(capfd, lab, SIXTEEN_AT_ONCE).split())
+    assert sent > 16 * 4_000_000
+    assert dropped == 0
 
 
 @needs_namespaces

@@ -33,6 +33,9 @@ _NO_PREFIX_ROUTE = 0x200  # we add the route ourselves, with the congestion cont
 _LARGEST_FRAME_BYTES = MOST_MTU + 14
 _MOST_SEGMENTS_BYTES = 65_536  # that the kernel hands down in one piece
 _LARGEST_HAND_DOWN_BYTES = 72_000  # the same, with the headers of each segment
+# A host drops nothing on its own way out: its NIC makes TCP wait. The kernel's usual queue is as
+# long as this, a thousand hand-downs.
+_HOST_QUEUE_BYTES = 1000 * _LARGEST_HAND_DOWN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +114,11 @@ class Network:
 
     def set_rate(self, host: Host, rate_bps: float) -> None:
         """Hold what a host sends and what it receives to a rate each."""
-        _hold_to(self._switch, _index(self._switch, host.port), rate_bps)
+        port = _index(self._switch, host.port)
+        _hold_to(self._switch, port, rate_bps, _switch_queue_bytes(rate_bps))
         with _netlink_of(host) as own:
             index = _index(own, INTERFACE)
-            _hold_to(own, index, rate_bps)
+            _hold_to(own, index, rate_bps, _HOST_QUEUE_BYTES)
             # What is larger than the bucket would be cut into single frames, each of which wakes
             # the receiver: a NIC hands up what came in together.
             own.link("set", index=index, gso_max_size=_hand_down_bytes(rate_bps))
@@ -151,11 +155,11 @@ class Network:
         self._switch.link("set", index=_index(self._switch, host.port), state=state)
 
 
-def _hold_to(netlink: IPRoute, index: int, rate_bps: float) -> None:
+def _hold_to(netlink: IPRoute, index: int, rate_bps: float, queue_bytes: int) -> None:
     burst_bytes = _burst_bytes(rate_bps)
     netlink.tc(
         "replace", "tbf", index, handle=_TBF, parent=_ROOT, rate=round(rate_bps / 8),
-        burst=burst_bytes, limit=burst_bytes + _queue_bytes(rate_bps),
+        burst=burst_bytes, limit=burst_bytes + queue_bytes,
     )  # fmt: skip
 
 
@@ -174,7 +178,7 @@ def _hand_down_bytes(rate_bps: float) -> int:
     return min(_MOST_SEGMENTS_BYTES, round(0.9 * _burst_bytes(rate_bps)))
 
 
-def _queue_bytes(rate_bps: float) -> int:
+def _switch_queue_bytes(rate_bps: float) -> int:
     """Return what waits at a port before frames are dropped, as much as a shallow switch has."""
     return max(256 * 1024, _carried_bytes(rate_bps, 5e-3))
 
