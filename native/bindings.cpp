@@ -2,7 +2,9 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -10,6 +12,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -20,6 +23,7 @@
 #include "kineto_scan.hpp"
 #include "packets.hpp"
 #include "sampler.hpp"
+#include "transport.hpp"
 
 namespace nb = nanobind;
 
@@ -255,9 +259,117 @@ void feed_packets(fullwire::PacketScan& scan, const Column<std::uint8_t>& piece)
     scan.feed(bytes);
 }
 
+using SendRow = std::tuple<int, std::uint32_t, std::uint32_t, int, int>;
+using ReceiveRow = std::tuple<int, std::uint32_t, std::uint32_t, bool, bool, bool, int, int>;
+using BlockRow = std::pair<std::uint64_t, std::uint64_t>;
+using Released = nb::call_guard<nb::gil_scoped_release>;
+
+std::shared_ptr<fullwire::Program> program_of(std::uint32_t blocks,
+                                              const std::vector<SendRow>& sends,
+                                              const std::vector<ReceiveRow>& receives) {
+    auto program = std::make_shared<fullwire::Program>();
+    program->blocks = blocks;
+    for (const auto& [rank, first, count, after, after_all_of] : sends) {
+        program->sends.push_back({rank, first, count, after, after_all_of});
+    }
+    for (const auto& [rank, first, count, reduces, from_work, completes, after, sent] : receives) {
+        program->receives.push_back({rank, first, count, reduces, from_work, completes, after, sent});
+    }
+    return program;
+}
+
+// One block is cut into as many as the program moves, at whole elements.
+std::vector<fullwire::Block> blocks_of(const std::vector<BlockRow>& rows, std::uint32_t wanted,
+                                       std::size_t element_bytes) {
+    std::vector<fullwire::Block> blocks;
+    if (rows.size() == wanted || rows.size() != 1) {
+        for (const auto& [address, bytes] : rows) blocks.push_back({address, bytes});
+        if (blocks.size() != wanted) throw std::invalid_argument("as many blocks as the program has");
+        return blocks;
+    }
+    const auto [address, bytes] = rows[0];
+    const std::uint64_t elements = bytes / element_bytes;
+    for (std::uint64_t block = 0; block < wanted; ++block) {
+        const std::uint64_t from = elements * block / wanted, to = elements * (block + 1) / wanted;
+        blocks.push_back({address + from * element_bytes, (to - from) * element_bytes});
+    }
+    return blocks;
+}
+
+fullwire::TaskPointer issue_collective(
+    fullwire::Engine& engine, std::string description,
+    std::shared_ptr<const fullwire::Program> program, const std::vector<BlockRow>& source,
+    const std::vector<BlockRow>& work, std::optional<std::uint8_t> reduction, std::uint8_t number,
+    std::uint32_t divide_by, double timeout_s, bool soon) {
+    auto task = std::make_shared<fullwire::Task>();
+    task->description = std::move(description);
+    task->number = static_cast<fullwire::Number>(number);
+    const std::size_t element_bytes = fullwire::bytes_of(task->number);
+    task->source = blocks_of(source, program->blocks, element_bytes);
+    task->work = blocks_of(work, program->blocks, element_bytes);
+    task->program = std::move(program);
+    if (reduction) task->reduction = static_cast<fullwire::Reduction>(*reduction);
+    task->divide_by = divide_by;
+    task->timeout_s = timeout_s;
+    const nb::gil_scoped_release released;
+    engine.issue(task, soon);
+    return task;
+}
+
+fullwire::TaskPointer issue_transfer(fullwire::Engine& engine, std::string description, bool sends,
+                                     int rank, std::uint64_t tag, BlockRow block, double timeout_s) {
+    using Task = fullwire::Task;
+    auto task = std::make_shared<Task>();
+    task->description = std::move(description);
+    task->kind = sends ? Task::Kind::send : Task::Kind::receive;
+    task->rank = rank;
+    task->tag = tag;
+    (sends ? task->source : task->work).push_back({block.first, block.second});
+    task->timeout_s = timeout_s;
+    const nb::gil_scoped_release released;
+    engine.issue(task, true);
+    return task;
+}
+
+nb::tuple times_of(const fullwire::Task& task) {
+    const fullwire::Times& times = task.times;
+    return nb::make_tuple(times.issued_ns, times.begun_ns, times.heard_ns, times.ended_ns,
+                          times.reducing_ns, times.sent_bytes);
+}
+
+void define_transport(nb::module_& module) {
+    using fullwire::Engine;
+    using fullwire::Task;
+    nb::class_<fullwire::Program>(module, "TransportProgram")
+        .def(nb::new_(&program_of), nb::arg("blocks"), nb::arg("sends"), nb::arg("receives"));
+    nb::class_<Task>(module, "TransportTask")
+        .def_prop_ro("is_done", &Task::is_done)
+        .def_prop_ro("problem", [](const Task& task) {
+            return task.has_failed() ? std::optional<std::string>(task.problem) : std::nullopt;
+        })
+        .def_prop_ro("sender", [](const Task& task) { return task.from; })
+        .def_prop_ro("times", &times_of);
+    nb::class_<Engine>(module, "TransportEngine")
+        .def(nb::init<int, std::vector<int>, std::vector<std::string>, std::string, double, int>(),
+             nb::arg("rank"), nb::arg("sockets"), nb::arg("names"), nb::arg("group"),
+             nb::arg("silence_s"), nb::arg("spin_us"))
+        .def("collective", &issue_collective, nb::arg("description"), nb::arg("program"),
+             nb::arg("source"), nb::arg("work"), nb::arg("reduction").none(), nb::arg("number"),
+             nb::arg("divide_by"), nb::arg("timeout_s"), nb::arg("soon"))
+        .def("transfer", &issue_transfer, nb::arg("description"), nb::arg("sends"),
+             nb::arg("rank"), nb::arg("tag"), nb::arg("block"), nb::arg("timeout_s"))
+        .def("wait", &Engine::wait, nb::arg("task"), nb::arg("timeout_s"), Released())
+        .def("wait_for_any", &Engine::wait_for_any, Released())
+        .def("abort", &Engine::abort, nb::arg("reason"), Released())
+        .def("close", &Engine::close, Released())
+        .def_prop_ro("problem", &Engine::problem)
+        .def_prop_ro("malformed", &Engine::malformed);
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
+    define_transport(module);
     nb::class_<fullwire::KinetoScanner>(module, "KinetoScanner")
         .def(nb::init<std::size_t>(), nb::arg("most_value_bytes"))
         .def("feed", &feed, nb::arg("chunk"))

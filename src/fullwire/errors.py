@@ -2,7 +2,9 @@
 
     FullwireError
     ├── UsageError      a person asked for something that cannot be: exit status 2
-    └── DamagedInput    a file is damaged, truncated or not what it claims to be: exit status 3
+    ├── DamagedInput    a file is damaged, truncated or not what it claims to be: exit status 3
+    └── TransportError  a collective cannot come to its end: raised in a training job, as other
+                        backends raise RuntimeError
 
 One place, `fullwire.cli`, turns them into exit statuses. Anything else that escapes is a bug.
 """
@@ -35,3 +37,7 @@ class DamagedInput(FullwireError):
         self.line = line
         place = str(path) if line is None else f"{path}:{line}"
         super().__init__(f"{place}: {problem}")
+
+
+class TransportError(FullwireError, RuntimeError):
+    """Ranks cannot go on together; the message names the rank that is gone, late or different."""

@@ -1,0 +1,222 @@
+// Carries collectives out over connections to the other ranks of a group, one after the other.
+//
+// A collective is a program: what this rank sends and receives, in order, and which send waits for
+// which receive. A send may follow the receive that it waits for byte by byte, so a ring forwards
+// what it has reduced while the rest is still on the wire. Between two ranks there is one
+// connection, which carries frames: a head of 40 bytes and what it announces. Of one collective at
+// most `kEagerBytes` are sent to a rank before it has said that it is there too; so everything that
+// arrives can be read at once, and no frame ever waits behind another that nobody wants yet.
+//
+// One thread at a time drives the engine: its own, or the one that waits for a collective.
+
+#pragma once
+
+#include <poll.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "arithmetic.hpp"
+
+namespace fullwire {
+
+constexpr std::size_t kEagerBytes = std::size_t{1} << 20;
+
+struct Send {
+    int rank;
+    std::uint32_t first_block, blocks;
+    int after;         // the receive whose bytes it passes on, or -1: the rank's own
+    int after_all_of;  // so many receives must be whole before it begins
+};
+
+struct Receive {
+    int rank;
+    std::uint32_t first_block, blocks;
+    bool reduces;    // adds to what is there, else replaces it
+    bool from_work;  // adds to what was received before, else to the rank's own
+    bool completes;  // afterwards every rank's part is in it
+    int after;       // the receive whose bytes it adds to, or -1
+    int after_sends; // so many sends read what it overwrites, and must have left
+};
+
+struct Program {
+    std::uint32_t blocks;
+    std::vector<Send> sends;
+    std::vector<Receive> receives;
+};
+
+struct Block {
+    std::uint64_t address;  // in `work` 0 stands for memory that the engine finds
+    std::uint64_t bytes;
+};
+
+struct Times {
+    std::int64_t issued_ns, begun_ns, heard_ns, ended_ns, reducing_ns;
+    std::uint64_t sent_bytes;
+};
+
+// What is to be done, and what became of it.
+class Task {
+public:
+    enum class Kind : std::uint8_t { collective, send, receive };
+    enum class State : std::uint8_t { open, done, failed };
+
+    std::string description;
+    Kind kind = Kind::collective;
+    std::shared_ptr<const Program> program;
+    std::vector<Block> source, work;
+    std::optional<Reduction> reduction;
+    Number number = Number::uint8;
+    std::uint32_t divide_by = 1;
+    double timeout_s = 0;
+    int rank = -1;          // of a transfer: the other one; -1 receives from any
+    std::uint64_t tag = 0;  // of a transfer
+
+    bool is_done() const { return state.load(std::memory_order_acquire) != State::open; }
+    bool has_failed() const { return state.load(std::memory_order_acquire) == State::failed; }
+
+    std::atomic<State> state{State::open};
+    std::string problem;  // once failed
+    Times times{};        // once done
+    int from = -1;        // once received: who sent it
+
+private:
+    friend class Engine;
+    std::uint64_t sequence = 0, signature = 0, transfer = 0;
+    std::size_t chunk_bytes = 0;
+    bool is_small = false;
+    std::unique_ptr<char[]> storage;
+    std::size_t storage_bytes = 0;
+    std::vector<Block> receive_ranges;
+    std::vector<std::size_t> received;  // bytes of each receive
+    std::size_t receives_left = 0, sends_left = 0;
+};
+
+using TaskPointer = std::shared_ptr<Task>;
+
+class Engine {
+public:
+    // `sockets` by rank, connected and trusted, -1 at the own place; they are closed with the engine.
+    Engine(int rank, std::vector<int> sockets, std::vector<std::string> names, std::string group,
+           double silence_s, int spin_us);
+    ~Engine();
+
+    // `soon`: the caller waits at once, and will drive.
+    void issue(const TaskPointer& task, bool soon);
+    // False when the time is over. A negative time is for ever.
+    bool wait(const TaskPointer& task, double timeout_s);
+    // Waits until any task has ended since this was last called, or the engine is closed: false.
+    bool wait_for_any();
+    void abort(const std::string& reason);
+    void close();
+    std::string problem();
+    std::uint64_t malformed() const { return malformed_.load(); }
+
+private:
+    struct Head;
+    struct Connection;
+    struct Case;
+
+    void work_in_background();
+    void drive(int wait_ms);
+    void take_issued();
+    void begin(const TaskPointer& task);
+    void begin_transfer(const TaskPointer& task);
+    void prepare(Task& task);
+    void finish(const TaskPointer& task);
+    void finish_collective_if_whole();
+    void end(const TaskPointer& task, Task::State state, const std::string& problem);
+
+    void transmit(Connection& connection);
+    bool choose_next(Connection& connection);
+    bool choose_collective(Connection& connection);
+    bool choose_transfer(Connection& connection);
+    bool push(Connection& connection);
+    void say(Connection& connection, std::uint8_t kind, std::uint64_t number, std::uint64_t extra,
+             const std::string& text = "");
+    std::size_t may_send(const Send& send) const;
+
+    void receive(Connection& connection);
+    std::size_t look_at(Connection& connection, const char* bytes, std::size_t count);
+    void understand_head(Connection& connection);
+    void understand_data(Connection& connection);
+    void understand_note(Connection& connection);
+    void take_payload(Connection& connection, const char* bytes, std::size_t count, bool in_place);
+    void take_early(Connection& connection);
+    void take_all_early();
+    void arrived(Connection& connection, const char* bytes, std::size_t count, bool in_place);
+    void reduce_into(Task& task, std::size_t index, const char* bytes, std::size_t count);
+    bool may_receive(const Connection& connection, std::size_t count) const;
+    void match_transfers();
+
+    void look_for_silence(std::int64_t now_ns);
+    void suspect(std::uint64_t sequence, bool is_late);
+    void open_case(std::uint64_t sequence, bool is_late);
+    const std::string* misses(const Connection& connection) const;
+    void tell(Connection& to, std::uint64_t sequence);
+    void judge_if_heard(std::int64_t now_ns);
+    std::string verdict() const;
+    const std::string* description_of(std::uint64_t sequence) const;
+    void lost(Connection& connection, const std::string& how);
+    void refuse(Connection& connection, const std::string& what);
+    void fail(const std::string& problem, bool tell_others);
+    bool is_busy() const;
+    void say_goodbye();
+    std::string name_of(int rank) const;
+
+    const int rank_;
+    const std::vector<std::string> names_;
+    const std::string group_;
+    const std::int64_t silence_ns_;
+    const std::int64_t spin_ns_;
+
+    std::mutex mutex_;
+    std::condition_variable changed_;  // the engine is free to be driven, or has something to do
+    std::condition_variable ended_;    // a task has ended
+    bool driven_ = false;
+    std::atomic<bool> closing_{false};
+    std::atomic<bool> busy_{false};
+    std::vector<TaskPointer> issued_;
+    std::uint64_t ended_count_ = 0, ended_seen_ = 0;
+    std::string problem_, abort_reason_;
+    int wake_ = -1;
+    std::thread thread_;
+    std::atomic<std::uint64_t> malformed_{0};
+
+    // What follows belongs to whoever drives.
+    std::vector<std::unique_ptr<Connection>> connections_;  // by rank; null at the own place
+    std::vector<pollfd> polled_;
+    std::vector<char> scratch_;
+    std::deque<TaskPointer> waiting_;
+    TaskPointer current_;
+    std::uint64_t next_sequence_ = 1;
+    std::map<std::uint64_t, std::string> history_;
+    std::vector<TaskPointer> sending_, receiving_;
+    struct Announced {
+        int rank;
+        std::uint64_t transfer, tag, bytes;
+    };
+    std::deque<Announced> announced_;
+    std::uint64_t next_transfer_ = 1;
+    std::unique_ptr<Case> case_;
+    std::uint64_t asked_ = 0;
+    std::vector<int> askers_;
+    std::int64_t moved_ns_ = 0, looked_ns_ = 0, suspected_ns_ = 0;
+    bool failed_ = false;
+    std::unique_ptr<char[]> spare_;
+    std::size_t spare_bytes_ = 0;
+};
+
+}  // namespace fullwire

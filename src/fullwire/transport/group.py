@@ -1,0 +1,478 @@
+"""The process group that torch sees: collectives in, tasks for the engine out.
+
+Tensors of processors only, for now: `_memory` is where a device would hand over what it has, and
+`Work._finish` where it would take the result back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fullwire import _native
+from fullwire.errors import TransportError
+from fullwire.transport import NAME, programs
+from fullwire.transport.calibrate import calibrated
+from fullwire.transport.rendezvous import meet
+from fullwire.transport.work import Completer, Work
+
+LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; never longer than the group's time-out
+_NUMBERS = {
+    torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3, torch.int8: 4,
+    torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.uint8: 8, torch.bool: 9,
+}  # fmt: skip
+_BYTES = 8  # the number of uint8, as which anything moves that is not added up
+_REDUCTIONS = {
+    "SUM": 0, "AVG": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6,
+}  # fmt: skip
+_EMPTY = (0, 0)
+_SPIN_US = 50  # while a small message is on its way, where processors are not shared
+
+
+class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check
+    """A group whose ranks talk over connections of their own."""
+
+    supports_splitting = False
+    supports_coalescing = False
+
+    def __init__(self, options: Any) -> None:
+        rank, size = options.group_rank, options.group_size
+        super().__init__(rank, size)
+        self._rank, self._size = rank, size
+        self._timeout_s = options.timeout.total_seconds()
+        self._label = str(options.group_id)
+        self._members = list(options.global_ranks_in_group) or list(range(size))
+        self._in_flight: deque[Work] = deque()
+        met = meet(options.store, rank, size, self._timeout_s)
+        self.strangers = met.strangers
+        self._engine = _native.TransportEngine(
+            rank, met.sockets, [str(member) for member in self._members], self._label,
+            min(LONGEST_SILENCE_S, self._timeout_s), _spin_us(met.machines, rank),
+        )  # fmt: skip
+        self._completer = Completer(self._engine)
+        self._process = os.getpid()
+        atexit.register(self.shutdown)
+        self.links = calibrated(self._engine, rank, size, self._timeout_s)
+        self._algorithms: dict[int, str] = {}
+
+    # ---- What torch asks a group ----
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name for it
+        """Return the name that the group was asked for by."""
+        return NAME
+
+    _get_backend_name = name = getBackendName
+
+    def _get_backend(self, device: Any) -> FullwireGroup:
+        """Stand in for the backend that other groups have for each device."""
+        del device
+        return self
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Say that tensors need no memory of ours."""
+        del device
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Let collectives that are issued from now on take so long."""
+        self._timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: the engine counts."""
+
+    def shutdown(self) -> None:
+        """Leave the group: connections and threads are gone when this returns."""
+        if self._process != os.getpid():
+            return  # a fork has the descriptors, and no say
+        atexit.unregister(self.shutdown)
+        self._engine.close()
+        self._completer.close()
+        self._in_flight.clear()
+
+    def abort(self) -> None:
+        """Leave the group in the middle of whatever happens, and tell the others."""
+        self._engine.abort(f"rank {self._members[self._rank]} has aborted the group")
+        self.shutdown()
+
+    # ---- Collectives ----
+
+    def allreduce(self, tensors: Any, opts: Any = None, **_: Any) -> Work:
+        """Leave the reduction of every rank's tensor in each of them."""
+        tensor = _only(tensors)
+        return self._reducing("all_reduce", [tensor], opts)
+
+    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
+        """Reduce several tensors, one after the other."""
+        return self._reducing("all_reduce", tensors, opts)
+
+    def _reducing(self, name: str, tensors: Sequence[Any], opts: Any) -> Work:
+        tasks = []
+        for tensor in tensors:
+            number, reduction, divide_by = self._how(tensor, opts)
+            memory = _memory(tensor, dense=True)
+            algorithm = self._algorithm(memory[1])
+            program = programs.allreduce(algorithm, self._size, self._rank)
+            what = f"{name}({_called(opts)}) of {_described(tensor)}"
+            tasks.append(
+                self._issue(what, program, [memory], [memory], opts, reduction, number, divide_by)
+            )
+        return self._work(tasks, list(tensors), tensors)
+
+    def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> Work:
+        """Copy the root's tensor to all."""
+        tensor = _only(tensors)
+        root = _root(opts, more)
+        memory = _memory(tensor, dense=True)
+        program = programs.broadcast(
+            self._size, self._rank, root, programs.is_small(memory[1], self.links)
+        )
+        what = f"broadcast from rank {self._members[root]} of {_described(tensor)}"
+        task = self._issue(what, program, [memory, _EMPTY], [memory, _EMPTY], opts)
+        return self._work([task], [tensor], tensors)
+
+    def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> Work:
+        """Leave the reduction of all tensors at the root."""
+        tensor = _only(tensors)
+        root = _root(opts, more)
+        number, reduction, divide_by = self._how(tensor, opts)
+        memory = _memory(tensor, dense=True)
+        program = programs.reduce(
+            self._size, self._rank, root, programs.is_small(memory[1], self.links)
+        )
+        work = memory if self._rank == root else (0, memory[1])
+        what = f"reduce({_called(opts)}) to rank {self._members[root]} of {_described(tensor)}"
+        task = self._issue(
+            what, program, [memory, _EMPTY], [work, _EMPTY], opts, reduction, number, divide_by
+        )
+        return self._work([task], [tensor], tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
+        """Collect every rank's tensor in a list, on each rank."""
+        given = _only(inputs)
+        lists = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
+        task = self._gathering(given, [_memory(each) for each in lists], opts)
+        return self._work([task], [list(lists)], (outputs, inputs))
+
+    def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
+        """Collect every rank's tensor in one, on each rank."""
+        task = self._gathering(given, _cut(_memory(output), self._size, given), opts)
+        return self._work([task], [output], (output, given))
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
+    ) -> Work:
+        """Collect several tensors, one after the other."""
+        tasks = [
+            self._gathering(given, _cut(_memory(output), self._size, given), opts)
+            for output, given in zip(outputs, inputs, strict=True)
+        ]
+        return self._work(tasks, list(outputs), (outputs, inputs))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
+    ) -> Work:
+        """Collect several tensors in lists, one list for each rank."""
+        tasks = [
+            self._gathering(given, [_memory(each[index]) for each in outputs], opts)
+            for index, given in enumerate(inputs)
+        ]
+        return self._work(tasks, list(outputs), (outputs, inputs))
+
+    def _gathering(self, given: Any, places: list[tuple[int, int]], opts: Any) -> Any:
+        memory = _memory(given)
+        self._require_places(places, memory[1], "all_gather")
+        source = [_EMPTY] * self._size
+        source[self._rank] = memory
+        small = programs.is_small(memory[1] * self._size, self.links)
+        program = programs.allgather(self._size, self._rank, small)
+        return self._issue(f"all_gather of {_described(given)}", program, source, places, opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
+        """Reduce a list of tensors and leave one of the results on each rank."""
+        output = _only(outputs)
+        parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
+        task = self._scattering(output, [_memory(each) for each in parts], opts)
+        return self._work([task], [output], (outputs, inputs))
+
+    def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
+        """Reduce a tensor and leave one part of the result on each rank."""
+        task = self._scattering(output, _cut(_memory(given), self._size, output), opts)
+        return self._work([task], [output], (output, given))
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
+    ) -> Work:
+        """Reduce and leave parts of several tensors, one after the other."""
+        tasks = [
+            self._scattering(output, _cut(_memory(given), self._size, output), opts)
+            for output, given in zip(outputs, inputs, strict=True)
+        ]
+        return self._work(tasks, list(outputs), (outputs, inputs))
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _scattering(self, output: Any, parts: list[tuple[int, int]], opts: Any) -> Any:
+        number, reduction, divide_by = self._how(output, opts)
+        memory = _memory(output)
+        self._require_places(parts, memory[1], "reduce_scatter")
+        work = [(0, memory[1])] * self._size
+        work[self._rank] = memory
+        small = programs.is_small(memory[1] * self._size, self.links)
+        program = programs.reducescatter(self._size, self._rank, small)
+        what = f"reduce_scatter({_called(opts)}) of {_described(output)} a rank"
+        return self._issue(what, program, parts, work, opts, reduction, number, divide_by)
+
+    def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
+        """Send a tensor to each rank and get one from each."""
+        source = [_memory(each) for each in inputs]
+        places = [_memory(each) for each in outputs]
+        task = self._exchanging(source, places, inputs[0], opts)
+        return self._work([task], list(outputs), (outputs, inputs))
+
+    def all_to_all_single(
+        self, output: Any, given: Any, output_splits: Sequence[int], input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Work:  # fmt: skip
+        """Send a part of a tensor to each rank and get one from each."""
+        source = _split(_memory(given), given, input_splits, self._size)
+        places = _split(_memory(output), output, output_splits, self._size)
+        task = self._exchanging(source, places, given, opts)
+        return self._work([task], [output], (output, given))
+
+    alltoall_base = all_to_all_single
+
+    def _exchanging(
+        self, source: list[tuple[int, int]], places: list[tuple[int, int]], given: Any, opts: Any
+    ) -> Any:
+        if not len(source) == len(places) == self._size:
+            raise ValueError(f"all_to_all: expected {self._size} tensors to send and to receive")
+        if source[self._rank][1] != places[self._rank][1]:
+            raise ValueError("all_to_all: a rank's part for itself differs in size on both sides")
+        program = programs.alltoall(self._size, self._rank)
+        return self._issue(f"all_to_all of {_typed(given)}", program, source, places, opts)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, **more: Any) -> Work:
+        """Collect every rank's tensor at the root."""
+        given, root = _only(inputs), _root(opts, more)
+        memory = _memory(given)
+        places = [_EMPTY] * (self._size + 1)
+        lists: Sequence[Any] = []
+        if self._rank == root:
+            lists = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
+            places[: self._size] = [_memory(each) for each in lists]
+            self._require_places(places[: self._size], memory[1], "gather")
+        source = [_EMPTY] * (self._size + 1)
+        source[self._rank] = memory
+        program = programs.gather(self._size, self._rank, root)
+        what = f"gather to rank {self._members[root]} of {_described(given)}"
+        task = self._issue(what, program, source, places, opts)
+        return self._work([task], [list(lists)], (outputs, inputs))
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, **more: Any) -> Work:
+        """Give each rank a tensor of the root's."""
+        output, root = _only(outputs), _root(opts, more)
+        memory = _memory(output)
+        source = [_EMPTY] * (self._size + 1)
+        if self._rank == root:
+            parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
+            source[: self._size] = [_memory(each) for each in parts]
+            self._require_places(source[: self._size], memory[1], "scatter")
+        places = [_EMPTY] * (self._size + 1)
+        places[self._rank] = memory
+        program = programs.scatter(self._size, self._rank, root)
+        what = f"scatter from rank {self._members[root]} of {_described(output)}"
+        task = self._issue(what, program, source, places, opts)
+        return self._work([task], [output], (outputs, inputs))
+
+    def barrier(self, opts: Any = None, **_: Any) -> Work:
+        """Let nobody go on before everybody has come."""
+        program = programs.barrier(self._size, self._rank)
+        return self._work([self._issue("barrier", program, [_EMPTY], [_EMPTY], opts)], [], None)
+
+    # ---- Transfers between two ranks ----
+
+    def send(self, tensors: Any, to: int, tag: int = 0) -> Work:
+        """Send a tensor to a rank that receives it."""
+        tensor = _only(tensors)
+        what = f"send of {_described(tensor)} to rank {self._members[to]} (tag {tag})"
+        return self._transfer(what, True, to, tag, tensor)
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
+        """Receive a tensor from a rank."""
+        tensor = _only(tensors)
+        what = f"receive of {_described(tensor)} from rank {self._members[source]} (tag {tag})"
+        return self._transfer(what, False, source, tag, tensor)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Receive a tensor from whichever rank sends one."""
+        tensor = _only(tensors)
+        what = f"receive of {_described(tensor)} from any rank (tag {tag})"
+        return self._transfer(what, False, -1, tag, tensor)
+
+    def _transfer(self, what: str, sends: bool, rank: int, tag: int, tensor: Any) -> Work:
+        if rank == self._rank:
+            raise ValueError(f"{what}: that is this rank itself")
+        task = self._engine.transfer(what, sends, rank, tag, _memory(tensor), self._timeout_s)
+        return self._work([task], [tensor], tensor)
+
+    # ---- How ----
+
+    def _issue(
+        self, what: str, program: Any, source: list[tuple[int, int]],
+        places: list[tuple[int, int]], opts: Any, reduction: int | None = None,
+        number: int = _BYTES, divide_by: int = 1,
+    ) -> Any:  # fmt: skip
+        timeout_s = self._timeout_s
+        given = getattr(opts, "timeout", None)
+        if given is not None and given.total_seconds() > 0:
+            timeout_s = given.total_seconds()
+        waits_at_once = not getattr(opts, "asyncOp", True)
+        return self._engine.collective(
+            what, program, source, places, reduction, number, divide_by, timeout_s, waits_at_once
+        )
+
+    def _work(
+        self, tasks: Sequence[Any], result: Any, kept: Any,
+        afterwards: Callable[[], None] | None = None,
+    ) -> Work:  # fmt: skip
+        work = Work(self._engine, self._completer, tasks, result, kept, afterwards)
+        # Whoever drops the work and the tensor still has the engine read and write it.
+        while self._in_flight and self._in_flight[0].is_completed():
+            self._in_flight.popleft()
+        self._in_flight.append(work)
+        return work
+
+    def _how(self, tensor: Any, opts: Any) -> tuple[int, int, int]:
+        """Return what to reduce with: the number's kind, the operation and what to divide by."""
+        if tensor.dtype not in _NUMBERS:
+            raise TypeError(f"{NAME} cannot reduce {_typed(tensor)}")
+        name = _called(opts)
+        if name not in _REDUCTIONS:
+            raise ValueError(f"{NAME} knows no reduction {name}")
+        if name.startswith("B") and (tensor.dtype.is_floating_point):
+            raise ValueError(f"{name}: expected whole numbers, got {_typed(tensor)}")
+        if name == "AVG" and tensor.dtype == torch.bool:
+            raise ValueError("AVG: expected numbers, got bool")
+        return _NUMBERS[tensor.dtype], _REDUCTIONS[name], self._size if name == "AVG" else 1
+
+    def _algorithm(self, size_bytes: int) -> str:
+        """Choose by size, rounded to half a power of two: computed once for each."""
+        power = size_bytes.bit_length()
+        if power not in self._algorithms:
+            typical = 3 << power >> 2
+            self._algorithms[power] = programs.allreduce_algorithm(self._size, typical, self.links)
+        found = self._algorithms[power]
+        return "ring" if size_bytes > programs.LARGEST_UNPIPELINED_BYTES else found
+
+    def _require_places(self, places: Sequence[tuple[int, int]], each: int, name: str) -> None:
+        if len(places) != self._size:
+            raise ValueError(f"{name}: expected {self._size} tensors, got {len(places)}")
+        if any(size != each for _, size in places):
+            raise ValueError(f"{name}: expected {each} bytes for each rank, got "
+                             f"{[size for _, size in places]}")  # fmt: skip
+
+
+def _memory(tensor: Any, *, dense: bool = False) -> tuple[int, int]:
+    """Return where a tensor's bytes are, and how many."""
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{NAME}: expected a tensor of the processor, got one on {tensor.device}")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{NAME}: expected a dense tensor, got {tensor.layout}")
+    if not tensor.is_contiguous() and not (dense and _is_without_gaps(tensor)):
+        raise ValueError("Tensors must be contiguous")  # as Gloo says it
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+def _is_without_gaps(tensor: Any) -> bool:
+    """Say whether it is contiguous but for the order of its dimensions."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _only(tensors: Any) -> Any:
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(f"expected one tensor, got {len(tensors)}")
+    return tensors[0]
+
+
+def _cut(memory: tuple[int, int], parts: int, part: Any) -> list[tuple[int, int]]:
+    address, size = memory
+    each = part.numel() * part.element_size()
+    if size != each * parts:
+        raise ValueError(f"expected {parts} times {each} bytes in one tensor, got {size}")
+    return [(address + index * each, each) for index in range(parts)]
+
+
+def _split(
+    memory: tuple[int, int], tensor: Any, splits: Sequence[int], parts: int
+) -> list[tuple[int, int]]:
+    """Cut a tensor along its first dimension, into equal parts unless told."""
+    rows = int(tensor.shape[0]) if tensor.dim() else 1
+    counts = list(splits) or [rows // parts] * parts
+    if len(counts) != parts or sum(counts) != rows:
+        raise ValueError(f"all_to_all: expected {parts} splits of {rows} rows, got {counts}")
+    row_bytes = memory[1] // rows if rows else 0
+    places = []
+    address = memory[0]
+    for count in counts:
+        places.append((address, count * row_bytes))
+        address += count * row_bytes
+    return places
+
+
+def _called(opts: Any) -> str:
+    reduction = getattr(opts, "reduceOp", opts)
+    if reduction is None:
+        return "SUM"
+    return _names(reduction)
+
+
+def _names(reduction: Any) -> str:
+    for name in _REDUCTIONS:
+        if reduction == getattr(dist.ReduceOp, name):
+            return name
+    return str(reduction)
+
+
+def _root(opts: Any, more: dict[str, Any]) -> int:
+    if isinstance(opts, int):
+        return opts
+    return int(more.get("root", getattr(opts, "rootRank", 0)))
+
+
+def _typed(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _described(tensor: Any) -> str:
+    return f"{tensor.numel()} {_typed(tensor)}"
+
+
+def _spin_us(machines: list[str], rank: int) -> int:
+    """Wait actively only where every rank of this machine has a processor to itself."""
+    neighbours = machines.count(machines[rank])
+    return _SPIN_US if neighbours <= len(os.sched_getaffinity(0)) else 0
+
+
+__all__ = ["FullwireGroup", "TransportError"]

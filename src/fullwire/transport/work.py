@@ -1,0 +1,144 @@
+"""What a collective returns: something to wait for, and a Future only where one is asked for.
+
+Completing a Future from another thread costs some 80 us, because a thread of Python has to take the
+interpreter for it. `wait` needs none, and does the work itself if nobody else is at it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fullwire.errors import TransportError
+
+
+class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we check
+    """One or more tasks of the engine that are one collective to torch."""
+
+    def __init__(
+        self, engine: Any, completer: Completer, tasks: Sequence[Any], result: Any,
+        kept: Any = None, afterwards: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.tasks = tasks
+        self._engine = engine
+        self._completer = completer
+        self._result = result
+        self._kept = kept  # tensors that the engine reads or writes
+        self._afterwards = afterwards
+        self._finishing = threading.Lock()
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when the result is there, or raise what went wrong."""
+        limit_s = timeout.total_seconds() if timeout else -1.0
+        for task in self.tasks:
+            if not self._engine.wait(task, limit_s):
+                raise TransportError(f"the time to wait for it is over: {limit_s:g} s")
+        self._finish()
+        problem = self.problem()
+        if problem:
+            raise TransportError(problem)
+        return True
+
+    def is_completed(self) -> bool:
+        """Say whether it has come to an end, good or bad."""
+        return all(task.is_done for task in self.tasks)
+
+    def is_success(self) -> bool:
+        """Say whether it has come to a good end."""
+        return self.is_completed() and not self.problem()
+
+    def exception(self) -> TransportError | None:
+        """Return what went wrong."""
+        problem = self.problem()
+        return TransportError(problem) if problem else None
+
+    def synchronize(self) -> None:
+        """Return when the result is there: processors have no queue of their own."""
+        self.wait()
+
+    def result(self) -> Any:
+        """Return the tensors that hold the result."""
+        return self._result
+
+    def source_rank(self) -> int:
+        """Return the rank that a tensor came from."""
+        return int(self.tasks[0].sender)
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """Return a Future, which a thread of Python completes."""
+        if self._future is None:
+            self._future = torch.futures.Future()
+            if self.is_completed():
+                self.complete()
+            else:
+                self._completer.add(self)
+        return self._future
+
+    def complete(self) -> None:
+        """Give the Future its value."""
+        self._finish()
+        problem = self.problem()
+        if problem:
+            self._future.set_exception(TransportError(problem))
+        else:
+            self._future.set_result(self._result)
+
+    def problem(self) -> str | None:
+        """Say what went wrong, if it is over and anything did."""
+        return next((task.problem for task in self.tasks if task.problem), None)
+
+    def _finish(self) -> None:
+        """Do once what is left to do with the bytes, and let go of the tensors."""
+        with self._finishing:
+            afterwards, self._afterwards = self._afterwards, None
+            if afterwards is not None and not self.problem():
+                afterwards()
+            self._kept = None
+
+
+class Completer:
+    """A thread that completes Futures; it exists from the first one on."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._waiting: list[Work] = []
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: Work) -> None:
+        """Complete this one's Future when it is over."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="fullwire-futures", daemon=True
+                )
+                self._thread.start()
+            self._waiting.append(work)
+        if work.is_completed():  # it may have ended before we had it
+            self._complete()
+
+    def close(self) -> None:
+        """Complete the rest, once the engine is closed."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._complete()
+
+    def _run(self) -> None:
+        while self._engine.wait_for_any():
+            self._complete()
+
+    def _complete(self) -> None:
+        with self._lock:
+            done = [work for work in self._waiting if work.is_completed()]
+            self._waiting = [work for work in self._waiting if work not in done]
+        for work in done:
+            work.complete()
