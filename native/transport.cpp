@@ -1042,14 +1042,14 @@ void Engine::look_for_silence(std::int64_t now) {
             connection->unacknowledged = unacknowledged;
         }
         connection->unacknowledged = std::max(connection->unacknowledged, unacknowledged);
-        if (now - connection->pinged_ns > silence_ns_ / 2) silent.push_back(connection->rank);
-        if (now - connection->pinged_ns > silence_ns_ * 6 / 10) is_certain = true;
+        if (now - connection->pinged_ns > silence_ns_ * 45 / 100) silent.push_back(connection->rank);
+        if (now - connection->pinged_ns > silence_ns_ * 55 / 100) is_certain = true;
     }
     if (!is_certain) return;
     std::string who;
     for (const int rank : silent) who += (who.empty() ? "" : ", ") + name_of(rank);
     fail(who + (silent.size() > 1 ? " do not answer" : " does not answer") + ": nothing was heard for " +
-             seconds(silence_ns_ * 85 / 100) + " (paused, cut off, or its host is down)",
+             seconds(silence_ns_ * 8 / 10) + " (paused, cut off, or its host is down)",
          true);
 }
 

@@ -24,6 +24,7 @@ from fullwire.transport.rendezvous import meet
 from fullwire.transport.work import Completer, Work
 
 LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; never longer than the group's time-out
+SHORTEST_RENDEZVOUS_S = 30.0  # processes start when they start, whatever collectives may take
 _NUMBERS = {
     torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3, torch.int8: 4,
     torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.uint8: 8, torch.bool: 9,
@@ -50,7 +51,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._label = str(options.group_id)
         self._members = list(options.global_ranks_in_group) or list(range(size))
         self._in_flight: deque[Work] = deque()
-        met = meet(options.store, rank, size, self._timeout_s)
+        met = meet(options.store, rank, size, max(self._timeout_s, SHORTEST_RENDEZVOUS_S))
         self.strangers = met.strangers
         self._engine = _native.TransportEngine(
             rank, met.sockets, [str(member) for member in self._members], self._label,

@@ -24,7 +24,6 @@ import socket
 import struct
 import time
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from fullwire.errors import TransportError
@@ -69,7 +68,7 @@ def meet(store: Any, rank: int, size: int, timeout_s: float) -> Met:
                 raise TransportError(_not_met(missing, timeout_s, door.strangers))
             door.answer(0.05)
         found |= door.trusted
-        machines = [_record(store, other, until)[2] for other in range(size)]
+        machines = [_record(store, other)[2] for other in range(size)]
         for each in found.values():
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sockets = [found[other].detach() if other in found else -1 for other in range(size)]
@@ -89,9 +88,8 @@ def _connected(store: Any, rank: int, other: int, door: _Door, until: float) -> 
     while time.monotonic() < until:
         door.answer(0)
         try:
-            host, port, _ = _record(store, other, min(until, time.monotonic() + 1))
-            secret = _secret(store, min(until, time.monotonic() + 1))
-            return _introduced(host, port, rank, other, secret)
+            host, port, _ = _record(store, other)
+            return _introduced(host, port, rank, other, _secret(store))
         except _NotYet as error:
             reason = str(error)
         except OSError as error:
@@ -215,7 +213,7 @@ class _Door:
         if not is_plausible:
             return self._turn_away(guest)
         try:  # read each time: the one of an earlier attempt may have been there first
-            secret = _secret(self.store, time.monotonic() + _PATIENCE_S)
+            secret = _secret(self.store)
             nonce = secrets.token_bytes(_NONCE_BYTES)
             guest.hello = hello
             guest.expected = _proof(secret, b"client", hello + nonce)
@@ -244,22 +242,19 @@ class _NotYet(Exception):
     """What another rank has to do has not happened yet, or not in this attempt."""
 
 
-def _record(store: Any, rank: int, until: float) -> tuple[str, int, str]:
-    host, port, machine = _read(store, f"rank {rank}", until).split(" ")
+def _record(store: Any, rank: int) -> tuple[str, int, str]:
+    host, port, machine = _read(store, f"rank {rank}").split(" ")
     return host, int(port), machine
 
 
-def _secret(store: Any, until: float) -> bytes:
-    return bytes.fromhex(_read(store, "secret", until))
+def _secret(store: Any) -> bytes:
+    return bytes.fromhex(_read(store, "secret"))
 
 
-def _read(store: Any, key: str, until: float) -> str:
-    left_s = max(until - time.monotonic(), 0.001)
-    try:
-        store.wait([key], timedelta(seconds=left_s))
-        return bytes(store.get(key)).decode()
-    except RuntimeError as error:  # torch's stores raise a subclass of it when time is over
-        raise _NotYet(f"{key} is not in the store") from error
+def _read(store: Any, key: str) -> str:
+    if not store.check([key]):  # which does not wait, so the own door stays attended
+        raise _NotYet(f"{key!r} is not in the store yet")
+    return bytes(store.get(key)).decode()
 
 
 def _listener(store: Any) -> socket.socket:
