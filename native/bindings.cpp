@@ -369,6 +369,8 @@ void define_transport(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
+    // Torch keeps process groups, and so engines, until the interpreter is gone.
+    nb::set_leak_warnings(false);
     define_transport(module);
     nb::class_<fullwire::KinetoScanner>(module, "KinetoScanner")
         .def(nb::init<std::size_t>(), nb::arg("most_value_bytes"))

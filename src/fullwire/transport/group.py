@@ -49,6 +49,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._rank, self._size = rank, size
         self._timeout_s = options.timeout.total_seconds()
         self._label = str(options.group_id)
+        self._purpose = ""
         self._members = list(options.global_ranks_in_group) or list(range(size))
         self._in_flight: deque[Work] = deque()
         met = meet(options.store, rank, size, max(self._timeout_s, SHORTEST_RENDEZVOUS_S))
@@ -70,6 +71,23 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         return NAME
 
     _get_backend_name = name = getBackendName
+
+    # Torch keeps a group's names in its backends, and this one has none below it.
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name that torch knows the group by."""
+        return self._label
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Take the name that torch knows the group by."""
+        self._label = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return what the group is for, in a person's words."""
+        return self._purpose
+
+    def setGroupDesc(self, purpose: str) -> None:  # noqa: N802
+        """Take what the group is for, in a person's words."""
+        self._purpose = purpose
 
     def _get_backend(self, device: Any) -> FullwireGroup:
         """Stand in for the backend that other groups have for each device."""

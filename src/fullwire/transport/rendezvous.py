@@ -70,10 +70,25 @@ def meet(store: Any, rank: int, size: int, timeout_s: float) -> Met:
         found |= door.trusted
         machines = [_record(store, other)[2] for other in range(size)]
         for each in found.values():
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _tune(each)
         sockets = [found[other].detach() if other in found else -1 for other in range(size)]
         door.trusted.clear()
     return Met(sockets, machines, door.strangers)
+
+
+def _tune(connection: socket.socket) -> None:
+    """Send without delay, and do not pace where only the kernel's default asks for it.
+
+    BBR sends a little at a time by a timer, which costs the processors that both directions of a
+    fast link need. A route that names an algorithm (`congctl`) is left alone.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(OSError):  # another kernel, or one that does not let us choose
+        chosen = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        with open("/proc/sys/net/ipv4/tcp_congestion_control", "rb") as default:
+            is_default = default.read().strip() == chosen.strip(b"\0")
+        if is_default and chosen.startswith(b"bbr"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
 
 
 def _not_met(missing: list[int], timeout_s: float, strangers: int) -> str:
