@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import Json, print_json
+from fullwire.errors import UsageError
+
+if TYPE_CHECKING:
+    from fullwire.answers.contest.description import Contest, Outcome
+    from fullwire.lab.lab import Lab
 
 app = typer.Typer(
     name="bench",
@@ -44,3 +52,85 @@ def _tell(pairs: int) -> Callable[[int], None]:
             typer.echo(f"\r{done} of {pairs} pairs" + "\n" * (done == pairs), err=True, nl=False)
 
     return tell
+
+
+@app.command("transport")
+def transport(
+    rate: Annotated[str, typer.Option(help="Line rate of every host, headers included: 10Gbps")],
+    workers: Annotated[
+        int | None, typer.Option(help="Hosts of the lab; under torchrun its ranks take part")
+    ] = None,
+    against: Annotated[str, typer.Option(help="gloo, mpi (OpenMPI), or both: gloo,mpi")] = "gloo",
+    sizes: Annotated[
+        str | None, typer.Option(help="All-reduces of: 4B,1MiB  [default: ten from 4B to 256MiB]")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="So many turns of each with each size")] = 7,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw bandwidth and time against size: x.png, .svg, .html")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Reduce with our transport and with others in turns, in a lab or as a rank of torchrun.
+
+    fullwire bench transport --workers 2 --rate 10Gbps --against gloo
+    torchrun --nnodes 2 ... --no-python fullwire bench transport --rate 25Gbps --against gloo
+    """
+    from fullwire.report.charts import check_plot_path
+    from fullwire.report.contest import contest_lines, contest_object, plot_contest
+
+    contest = _contest(rate, against, sizes, rounds)
+    if plot is not None:
+        check_plot_path(plot)
+    outcome = _ranked(contest, workers) if "RANK" in os.environ else _in_lab(contest, workers)
+    if outcome is None:  # another rank says it
+        return
+    if plot is not None:
+        plot_contest(outcome, plot)
+    if json:
+        print_json(contest_object(outcome))
+    else:
+        for line in contest_lines(outcome):
+            typer.echo(line)
+
+
+def _contest(rate: str, against: str, sizes: str | None, rounds: int) -> Contest:
+    from fullwire.answers.contest.description import USUAL_SIZES, Contest
+    from fullwire.units import bits_per_second, size_bytes
+
+    asked = USUAL_SIZES if sizes is None else tuple(
+        size_bytes(each, "sizes") for each in sizes.split(",")
+    )  # fmt: skip
+    return Contest(
+        rate_bps=bits_per_second(rate), against=tuple(against.split(",")), sizes_bytes=asked,
+        rounds=rounds,
+    )  # fmt: skip
+
+
+def _ranked(contest: Contest, workers: int | None) -> Outcome | None:
+    from fullwire.answers.contest import check_torch
+
+    ranks = os.environ.get("WORLD_SIZE")
+    if workers is not None and str(workers) != ranks:
+        raise UsageError(
+            f"workers: under torchrun its ranks take part, and they are {ranks}: got {workers}"
+        )
+    check_torch()
+    from fullwire.answers.contest.rank import take_part
+
+    return take_part(contest)
+
+
+def _in_lab(contest: Contest, workers: int | None) -> Outcome:
+    from fullwire.answers.contest import contest_in_lab
+
+    if workers is None:
+        raise UsageError("workers: expected how many hosts the lab is to have, like --workers 2")
+    with signals_end_it():
+        return contest_in_lab(contest, workers, _introduce)
+
+
+def _introduce(lab: Lab) -> None:
+    from fullwire.lab.session import summary
+
+    for sentence in (summary(lab), *(f"warning: {warning}" for warning in lab.warnings)):
+        typer.echo(f"fullwire: {sentence}", err=True)

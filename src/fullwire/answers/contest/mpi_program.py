@@ -1,0 +1,103 @@
+"""The program under mpirun: all-reduces on request, by the MPI library that is installed.
+
+python mpi_program.py: connects to the socket that the environment names, and for each line "BYTES
+REPEATS" that comes reduces so many times in a row and answers with a line of JSON; without repeats
+it checks one sum. While nothing is
+asked it waits in the kernel, where MPI itself would spin. OpenMPI is called through its library:
+there is nothing to compile, and no header is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+LIBRARY = "libmpi.so.40"  # OpenMPI 4 and 5
+BYTES_A_VALUE = 4
+SOCKET_VARIABLE = "FULLWIRE_MPI_SOCKET"
+_Values: TypeAlias = NDArray[np.float32]
+_IN_PLACE = ctypes.c_void_p(1)
+
+
+class _Mpi:
+    """What is needed of OpenMPI, whose handles are the addresses of its own variables."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)  # its plug-ins look there
+        self._world = self._handle("ompi_mpi_comm_world")
+        self._float, self._sum = self._handle("ompi_mpi_float"), self._handle("ompi_mpi_op_sum")
+        self._call("MPI_Init", None, None)
+
+    def rank(self) -> int:
+        rank = ctypes.c_int()
+        self._call("MPI_Comm_rank", self._world, ctypes.byref(rank))
+        return rank.value
+
+    def ranks(self) -> int:
+        ranks = ctypes.c_int()
+        self._call("MPI_Comm_size", self._world, ctypes.byref(ranks))
+        return ranks.value
+
+    def all_reduce(self, values: _Values) -> None:
+        self._call(
+            "MPI_Allreduce", _IN_PLACE, ctypes.c_void_p(values.ctypes.data),
+            ctypes.c_int(len(values)), self._float, self._sum, self._world,
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        self._call("MPI_Finalize")
+
+    def _handle(self, name: str) -> ctypes.c_void_p:
+        return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(self._library, name)))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if status := getattr(self._library, name)(*arguments):
+            sys.exit(f"{name} failed with {status}")
+
+
+def main() -> None:
+    """Serve the rank beside us until it closes the connection."""
+    mpi = _Mpi()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.environ[SOCKET_VARIABLE])
+        lines = connection.makefile("r")
+        buffer: _Values = np.zeros(int(lines.readline()) // BYTES_A_VALUE, np.float32)
+        for line in lines:
+            size_bytes, repeats = map(int, line.split())
+            values = buffer[: size_bytes // BYTES_A_VALUE]
+            answer = _turn(mpi, values, repeats) if repeats else _check(mpi, values)
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+    mpi.finish()
+
+
+def _check(mpi: _Mpi, values: _Values) -> dict[str, float]:
+    """Count the sums that are not right."""
+    values.fill(mpi.rank() + 1)
+    mpi.all_reduce(values)
+    ranks = mpi.ranks()
+    wrong = int(np.count_nonzero(values != ranks * (ranks + 1) / 2))
+    values.fill(0)
+    return {"wrong": wrong}
+
+
+def _turn(mpi: _Mpi, values: _Values, repeats: int) -> dict[str, float]:
+    mpi.all_reduce(values[:1])
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    for _ in range(repeats):
+        mpi.all_reduce(values)
+    return {
+        "time_s": (time.perf_counter() - began_s) / repeats,
+        "cpu_s": (time.process_time() - began_cpu_s) / repeats,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""One rank of a contest: python -m fullwire.answers.contest.rank CONTEST.json OUTCOME.json
+
+runs on every host of a lab; under torchrun the command line calls `take_part` itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from fullwire.answers.contest.description import (
+    BYTES_A_VALUE,
+    Contest,
+    Measured,
+    Moved,
+    Outcome,
+    Turn,
+    check_workers,
+)
+from fullwire.answers.contest.iperf import iperf_is_missing, moved_between
+from fullwire.answers.contest.mpi_turns import MpiFailed, MpiTurns, mpi_is_missing
+from fullwire.answers.contest.torch_turns import TorchTurns
+from fullwire.errors import FullwireError, UsageError
+from fullwire.units import show_bytes
+
+Each = TypeVar("Each")
+_ERASE = "\r\x1b[K"
+
+
+class Turns(Protocol):
+    """One of those who take part, on this rank."""
+
+    def check(self, size_bytes: int) -> None:
+        """Let one sum be right, which also opens every connection."""
+
+    def turn(self, size_bytes: int, repeats: int) -> Turn:
+        """Reduce so many times in a row, which all ranks begin together."""
+
+    def close(self) -> None:
+        """Leave."""
+
+
+def take_part(contest: Contest) -> Outcome | None:
+    """Be one rank of a contest, as the environment says; rank 0 returns what came of it."""
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo")  # for agreeing; those who take part have their own groups
+        check_workers(dist.get_world_size())
+        outcome = _Held(contest).outcome()
+        dist.barrier()
+        dist.destroy_process_group()
+    except (RuntimeError, MpiFailed) as error:
+        raise FullwireError(f"bench transport: {' '.join(str(error).split())}") from None
+    return outcome
+
+
+class _Held:
+    """A contest while it is held, on this rank."""
+
+    def __init__(self, contest: Contest) -> None:
+        self._contest = contest
+        self._workers = dist.get_world_size()
+        self._notes: list[str] = []
+        self._hosts = _from_all(socket.gethostname())
+
+    def outcome(self) -> Outcome | None:
+        """Measure the line with iperf3, then everyone with every size."""
+        moved = self._moved()
+        takers = self._takers()
+        measured = [
+            each for size_bytes in self._contest.sizes_bytes
+            for each in self._measured(takers, size_bytes)
+        ]  # fmt: skip
+        for taker in takers.values():
+            taker.close()
+        _show("")
+        if dist.get_rank() != 0:
+            return None
+        return Outcome(
+            contest=self._contest, workers=self._workers, measured=tuple(measured),
+            moved=tuple(moved), notes=tuple(self._notes),
+        )  # fmt: skip
+
+    def _moved(self) -> list[Moved]:
+        """Let iperf3 run between rank 0 and the first rank on another host."""
+        if self._lacks(iperf_is_missing):
+            return []
+        elsewhere = [rank for rank, host in enumerate(self._hosts) if host != self._hosts[0]]
+        if not elsewhere:
+            self._notes.append("all ranks are on one host: iperf3 has no line to measure")
+            return []
+        _show("iperf3 measures the line")
+        return _from_all(moved_between(0, elsewhere[0], os.environ["MASTER_ADDR"]))[elsewhere[0]]
+
+    def _takers(self) -> dict[int, Turns]:
+        """Let everyone get ready who can; the others are noted with the reason."""
+        values = torch.zeros(max(self._contest.sizes_bytes) // BYTES_A_VALUE)
+        takers: dict[int, Turns] = {}
+        for who, name in enumerate((self._contest.ours, *self._contest.against)):
+            if name != "mpi":
+                takers[who] = TorchTurns(name, values)
+            elif len(set(self._hosts)) < self._workers:
+                self._notes.append("mpi: expected one rank on each host, so it is left out")
+            elif not self._lacks(mpi_is_missing):
+                takers[who] = MpiTurns(max(self._contest.sizes_bytes), self._hosts)
+        if len(takers) < 2:
+            raise UsageError(f"nobody to compare with: {'; '.join(self._notes)}")
+        return takers
+
+    def _measured(self, takers: dict[int, Turns], size_bytes: int) -> list[Measured]:
+        """Let everyone reduce in turns; who begins changes from round to round."""
+        repeats = self._contest.repeats(size_bytes, self._workers)
+        for taker in takers.values():
+            taker.check(size_bytes)
+        turns: dict[int, list[Turn]] = {who: [] for who in takers}
+        for number in range(self._contest.rounds):
+            _show(f"{show_bytes(size_bytes)}: round {number + 1} of {self._contest.rounds}")
+            for who in _rotated(list(takers), number):
+                turns[who].append(takers[who].turn(size_bytes, repeats))
+        return [
+            Measured(who=who, size_bytes=size_bytes, turns=_over_ranks(mine))
+            for who, mine in turns.items()
+        ]
+
+    def _lacks(self, missing: Callable[[], str | None]) -> bool:
+        """Ask every host what it lacks, and note the first answer."""
+        said = next(filter(None, _from_all(missing())), None)
+        if said:
+            self._notes.append(said)
+        return said is not None
+
+
+def _over_ranks(mine: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Take the slowest rank's time of each turn, and the average rank's processor time."""
+    return tuple(
+        Turn(max(turn.time_s for turn in each), statistics.fmean(turn.cpu_s for turn in each))
+        for each in zip(*_from_all(list(mine)), strict=True)
+    )
+
+
+def _from_all(mine: Each) -> list[Each]:
+    """Return what every rank gives, on every rank."""
+    given: list[Each] = [mine] * dist.get_world_size()
+    dist.all_gather_object(given, mine)
+    return given
+
+
+def _rotated(order: list[int], number: int) -> list[int]:
+    begins = number % len(order)
+    return order[begins:] + order[:begins]
+
+
+def _show(line: str) -> None:
+    """Say on a terminal how far it is; rank 0 says it for all."""
+    if dist.get_rank() == 0 and sys.stderr.isatty():
+        sys.stderr.write(f"{_ERASE}fullwire: {line}\r" if line else _ERASE)
+        sys.stderr.flush()
+
+
+def main() -> None:
+    """Take part, and leave the outcome where the lab expects it."""
+    asked, written = map(Path, sys.argv[1:])
+    try:
+        outcome = take_part(msgspec.json.decode(asked.read_bytes(), type=Contest))
+    except FullwireError as error:
+        sys.exit(f"fullwire: {error}")
+    if outcome is not None:
+        written.write_bytes(msgspec.json.encode(outcome))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What `fullwire bench transport` measures, and what it says of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fullwire.answers.contest import contest_in_lab
+from fullwire.answers.contest.description import Contest, Measured, Moved, Outcome, Turn
+from fullwire.answers.contest.iperf import both_ways_bps
+from fullwire.report.contest import contest_lines, contest_object, plot_contest
+from tests.conftest import Cli
+from tests.test_lab import needs_namespaces
+from tests.test_record import needs_torch
+
+MIB = 1 << 20
+# At 10 Gbps a mebibyte takes two workers 0.877 ms at the payload limit.
+OURS = tuple(Turn(time_s, 0.5e-3) for time_s in (1.0e-3, 1.1e-3, 0.9e-3))
+THEIRS = tuple(Turn(time_s, 1.0e-3) for time_s in (3.0e-3, 3.3e-3, 1.8e-3))
+
+
+def an_outcome() -> Outcome:
+    return Outcome(
+        contest=Contest(rate_bps=10e9, against=("gloo", "mpi"), sizes_bytes=(MIB,), rounds=3),
+        workers=2,
+        measured=(
+            Measured(who=0, size_bytes=MIB, turns=OURS),
+            Measured(who=1, size_bytes=MIB, turns=THEIRS),
+        ),
+        moved=(Moved(1, 8.2e9),),
+        notes=("OpenMPI is not installed: sudo apt install openmpi-bin",),
+    )
+
+
+def test_a_row_says_who_is_faster_and_what_share_of_the_limit_both_reach() -> None:
+    (row,) = contest_object(an_outcome())["rows"]
+    assert (row["bytes"], row["workers"], row["rate_bps"]) == (MIB, 2, 10e9)
+    assert (row["against"], row["ours_s"], row["theirs_s"]) == ("gloo", 1.0e-3, 3.0e-3)
+    assert row["limit_bps"] == pytest.approx(10e9 * 1448 / 1514)
+    assert row["ours_bus_bps"] == pytest.approx(8 * MIB / 1.0e-3)
+    assert row["theirs_limit_share"] == pytest.approx(8 * MIB / 3.0e-3 / row["limit_bps"])
+    assert row["ours_cpu_s_per_gb"] == pytest.approx(0.5e-3 / MIB * 1e9)
+    assert row["times_faster"] == pytest.approx(3.0)  # round by round: 3, 3 and 2
+    assert row["times_faster_interval"]["low"] == pytest.approx(2.0)
+
+
+def test_what_iperf3_moves_and_who_is_missing_stand_beside_the_table() -> None:
+    said = "\n".join(contest_lines(an_outcome()))
+    assert "payload limit (rate x 1448/1514): 9.564 Gbps" in said
+    assert "iperf3 both ways at once, 1 stream: 8.2 Gbps each way" in said
+    assert "3.00x (2.00 to 3.00)" in said
+    assert "OpenMPI is not installed: sudo apt install openmpi-bin" in said
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    plot_contest(an_outcome(), tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_of_iperf3_both_ways_count() -> None:
+    """As iperf 3.12 tells it with --bidir -J, without what is not read."""
+    end = {
+        "sum_sent": {"bits_per_second": 9.9e9, "sender": True},
+        "sum_received": {"bits_per_second": 9.0e9, "sender": True},
+        "sum_sent_bidir_reverse": {"bits_per_second": 7.9e9, "sender": False},
+        "sum_received_bidir_reverse": {"bits_per_second": 7.0e9, "sender": False},
+    }
+    assert both_ways_bps({"end": end}) == 8.0e9
+    with pytest.raises(RuntimeError, match="iperf3: unable to connect"):
+        both_ways_bps({"error": "unable to connect to server"})
+
+
+def test_a_turn_is_one_large_reduction_or_many_small_ones() -> None:
+    contest = Contest(rate_bps=1e9, against=("gloo",))
+    assert contest.repeats(4, 2) == 200
+    assert contest.repeats(256 * MIB, 2) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "2", "--against", "nccl"], "against: expected gloo or mpi, got 'nccl'"),
+        (["--workers", "2", "--against", "gloo,gloo"], "against: expected each peer once"),
+        (["--workers", "2", "--sizes", "4B,6B"], "sizes: expected multiples of 4 bytes"),
+        (["--workers", "2", "--sizes", "4"], "sizes: expected a size with its unit"),
+        (["--workers", "2", "--rounds", "1"], "rounds: expected at least 3"),
+        (["--workers", "1"], "workers: expected at least 2"),
+        (["--workers", "100000"], "of memory, and"),
+        ([], "workers: expected how many hosts"),
+    ],
+)
+@needs_torch
+def test_a_mistake_is_one_line_before_anything_is_made(
+    cli: Cli, options: list[str], message: str
+) -> None:
+    done = cli("bench", "transport", "--rate", "1Gbps", *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@needs_torch
+def test_under_torchrun_the_ranks_are_those_of_torchrun(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    done = cli("bench", "transport", "--rate", "1Gbps", "--workers", "2")
+    assert done.returncode == 2
+    assert "workers: under torchrun its ranks take part, and they are 3: got 2" in done.stderr
+
+
+@needs_torch
+@needs_namespaces
+def test_all_take_part_in_turns_on_the_hosts_of_a_lab() -> None:
+    """Sums are checked by those who take part; here, that each was asked, and what was missing."""
+    contest = Contest(
+        rate_bps=1e9, against=("gloo", "mpi"), sizes_bytes=(4, 64 << 10), rounds=3, ours="gloo"
+    )
+    outcome = contest_in_lab(contest, workers=2)
+    who = [0, 1, 2] if shutil.which("mpirun") else [0, 1]
+    assert [(each.who, each.size_bytes, len(each.turns)) for each in outcome.measured] == [
+        (number, size_bytes, 3) for size_bytes in contest.sizes_bytes for number in who
+    ]
+    assert all(turn.time_s > 0 for each in outcome.measured for turn in each.turns)
+    assert len(outcome.moved) + sum("iperf3" in note for note in outcome.notes) in (1, 2)
+    assert ("OpenMPI is not installed" in " ".join(outcome.notes)) == (len(who) == 2)
