@@ -1,0 +1,17 @@
+"""How a job of `tests/rank_processes.py` hears what it is asked and answers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def serve(answer: Callable[[Any], Any]) -> None:
+    """Answer requests until nobody asks any more."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(sys.argv[1])
+        for line in connection.makefile("r"):
+            connection.sendall(json.dumps(answer(json.loads(line))).encode() + b"\n")

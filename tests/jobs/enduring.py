@@ -1,0 +1,89 @@
+"""A rank that joins groups, reduces until something happens, leaves, and says what it still holds.
+
+python enduring.py SOCKET BACKEND: requests are `join`, `reduce`, `leave` and `held`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.jobs.asked import serve
+
+BACKEND = sys.argv[2]
+
+
+def join(port: int, timeout_s: float, ranks: int) -> dict[str, Any]:
+    """Make a group through a store on this port, and use it once."""
+    began_s = time.monotonic()
+    try:
+        dist.init_process_group(
+            BACKEND, init_method=f"tcp://{os.environ['MASTER_ADDR']}:{port}", world_size=ranks,
+            rank=int(os.environ["RANK"]), timeout=timedelta(seconds=timeout_s),
+        )  # fmt: skip
+        dist.barrier()
+    except Exception as error:  # whatever it is, it is the answer
+        return {"error": _said(error), "took_s": time.monotonic() - began_s}
+    return {"error": None, "took_s": time.monotonic() - began_s}
+
+
+def reduce(count: int, lasting_s: float) -> dict[str, Any]:
+    """Reduce until rank 0 finds that the time is over, or an error comes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    until_s = time.monotonic() + lasting_s
+    values = torch.empty(count + 1)
+    times = wrong = 0
+    is_over = False
+    while not is_over:
+        values.fill_(rank + 1)
+        values[0] = float(rank == 0 and time.monotonic() > until_s)
+        began_s = time.monotonic()
+        try:
+            dist.all_reduce(values)
+        except Exception as error:  # whatever it is, it is the answer
+            waited_s = time.monotonic() - began_s
+            return {"error": _said(error), "waited_s": waited_s, "times": times, "wrong": wrong}
+        wrong += int((values[1:] != ranks * (ranks + 1) / 2).sum())
+        times += 1
+        is_over = bool(values[0])
+    return {"error": None, "waited_s": 0.0, "times": times, "wrong": wrong}
+
+
+def leave() -> dict[str, float]:
+    """Destroy the group, if there is one."""
+    began_s = time.monotonic()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
+    return {"took_s": time.monotonic() - began_s}
+
+
+def held() -> dict[str, int]:
+    """Count what this process holds."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    figures = dict(line.split(":", 1) for line in status)
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": int(figures["Threads"]),
+        "memory_bytes": 1024 * int(figures["VmRSS"].split()[0]),
+    }
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+_ANSWERS = {"join": join, "reduce": reduce, "leave": leave, "held": held}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    serve(lambda request: _ANSWERS[request.pop("do")](**request))

@@ -1,0 +1,239 @@
+"""What our backend does when something fails: nobody hangs, everybody is told who, nothing is left.
+
+Three hosts of a lab, each with a rank that joins a new group for every test. However a test ends,
+the group is destroyed, and the processes have to hold what they held before it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from fullwire.lab.description import describe
+from fullwire.lab.faults import Fault, FaultKind
+from fullwire.lab.lab import Lab
+from fullwire.lab.session import rank_environment
+from tests.rank_processes import RankProcesses
+from tests.test_lab import needs_namespaces
+from tests.test_programs import needs_our_backend
+from tests.test_record import needs_torch
+
+pytestmark = [needs_torch, needs_our_backend, needs_namespaces]
+
+RANKS = 3
+TIMEOUT_S = 2.0
+MUCH_ROOM_S = 8.0  # a shared machine may stand still for a while
+COUNT = 1 << 18  # a mebibyte
+MOST_GROWTH_BYTES = 8 << 20  # of resident memory, which breathes
+
+
+class Cluster:
+    """Three hosts with a rank on each, whose groups come and go."""
+
+    def __init__(self, lab: Lab, backend: str) -> None:
+        self.lab = lab
+        self.ranks = RankProcesses(self.launch, "enduring", RANKS, backend)
+        self.port = 30_000
+
+    def join(self, of: range = range(RANKS), *, timeout_s: float = TIMEOUT_S) -> None:
+        """Tell ranks to make the next group; `joined` says how it went."""
+        self.ranks.tell(
+            {"do": "join", "port": self.port, "timeout_s": timeout_s, "ranks": RANKS}, of
+        )
+
+    def joined(self) -> None:
+        for rank in range(RANKS):
+            assert self.ranks.hear(rank)["error"] is None
+
+    def reduce(self, lasting_s: float = 60.0, count: int = COUNT) -> None:
+        """Let all ranks reduce for so long, or until something happens."""
+        self.ranks.tell({"do": "reduce", "count": count, "lasting_s": lasting_s}, range(RANKS))
+
+    def reduced(self) -> int:
+        """Return how often they did, if all went well."""
+        answers = [self.ranks.hear(rank) for rank in range(RANKS)]
+        assert [answer["error"] for answer in answers] == [None] * RANKS
+        assert [answer["wrong"] for answer in answers] == [0] * RANKS
+        return int(answers[0]["times"])
+
+    def blamed(self, rank: int) -> set[int]:
+        """Return the ranks that a rank's error names, which came in time."""
+        answer = self.ranks.hear(rank, TIMEOUT_S + MUCH_ROOM_S)
+        assert answer["error"] is not None, "no error, though something had happened"
+        assert answer["waited_s"] < TIMEOUT_S + MUCH_ROOM_S
+        assert answer["wrong"] == 0
+        return {int(number) for number in re.findall(r"\brank (\d+)", answer["error"])}
+
+    def disturb(self, kind: FaultKind, host: int, rate_bps: float | None = None) -> None:
+        self.lab.disturb(Fault(at_s=0, kind=kind, host=host, rate_bps=rate_bps))
+
+    def leave(self, of: Iterable[int] = range(RANKS)) -> None:
+        for answer in self.ranks.ask({"do": "leave"}, list(of)):
+            assert answer["took_s"] < TIMEOUT_S + MUCH_ROOM_S
+        self.port += 1
+
+    def held(self) -> list[dict[str, int]]:
+        """Return what each process holds that a group may have left behind."""
+        return self.ranks.ask({"do": "held"})
+
+    def launch(self, rank: int, command: Any, environment: Any) -> None:
+        """Start a command on the host of a rank."""
+        self.lab.start(rank, command, {**environment, **rank_environment(self.lab, rank)})
+
+
+@pytest.fixture(scope="module")
+def standing() -> Iterator[Cluster]:
+    """Ranks on hosts whose links lose nothing, after a first group that has come and gone."""
+    with Lab(describe(workers=RANKS, rate=["1Gbps"])) as lab:
+        cluster = Cluster(lab, "fullwire")
+        cluster.join(timeout_s=30)
+        cluster.joined()
+        cluster.leave()
+        yield cluster
+        cluster.ranks.close()
+
+
+@pytest.fixture
+def cluster(standing: Cluster) -> Iterator[Cluster]:
+    """The ranks before a group; what they make of it has to be gone afterwards."""
+    before = standing.held()
+    yield standing
+    standing.leave()
+    for now, then in zip(standing.held(), before, strict=True):
+        assert now["descriptors"] <= then["descriptors"]
+        assert now["threads"] <= then["threads"]
+
+
+def run_until_it_happens(cluster: Cluster, happens: Callable[[], None]) -> None:
+    """Make a group that reduces, and then let something happen."""
+    cluster.join()
+    cluster.joined()
+    cluster.reduce()
+    time.sleep(0.3)  # some are over then, and one is under way
+    happens()
+
+
+@pytest.mark.parametrize("host", [0, 2])
+def test_a_killed_rank_is_named_to_all_others_and_can_come_back(
+    cluster: Cluster, host: int
+) -> None:
+    run_until_it_happens(cluster, lambda: cluster.disturb("kill", host))
+    for rank in set(range(RANKS)) - {host}:
+        assert cluster.blamed(rank) == {host}
+    cluster.leave(set(range(RANKS)) - {host})
+    cluster.ranks.start([host])
+    cluster.join()
+    cluster.joined()
+    cluster.reduce(lasting_s=0)
+    assert cluster.reduced() == 1
+
+
+def test_a_paused_rank_is_named_to_all_others_and_finds_out_when_it_goes_on(
+    cluster: Cluster,
+) -> None:
+    run_until_it_happens(cluster, lambda: cluster.disturb("pause", 1))
+    assert [cluster.blamed(rank) for rank in (0, 2)] == [{1}, {1}]
+    cluster.disturb("restore", 1)
+    assert cluster.blamed(1)
+
+
+def test_a_rank_whose_cable_is_cut_is_named_to_all_others(cluster: Cluster) -> None:
+    run_until_it_happens(cluster, lambda: cluster.disturb("cut", 2))
+    assert [cluster.blamed(rank) for rank in (0, 1)] == [{2}, {2}]
+    assert cluster.blamed(2)
+    cluster.disturb("restore", 2)
+
+
+def test_a_cable_that_is_back_within_the_time_out_costs_time_and_nothing_else(
+    cluster: Cluster,
+) -> None:
+    cluster.join(timeout_s=20)
+    cluster.joined()
+    cluster.reduce(lasting_s=2)
+    time.sleep(0.3)
+    cluster.disturb("cut", 1)
+    time.sleep(0.5)
+    cluster.disturb("restore", 1)
+    assert cluster.reduced() > 0
+
+
+def test_a_slow_peer_is_waited_for_as_long_as_it_moves(cluster: Cluster) -> None:
+    """Each reduction takes longer than the time-out; none of it is silence."""
+    cluster.join()
+    cluster.joined()
+    cluster.disturb("slow", 1, 50e6)
+    cluster.reduce(lasting_s=0, count=4 * COUNT)
+    assert cluster.reduced() == 1
+    cluster.disturb("restore", 1)
+
+
+def test_a_rank_that_never_comes_is_named_to_those_who_wait(cluster: Cluster) -> None:
+    cluster.join(range(2))
+    for rank in range(2):
+        answer = cluster.ranks.hear(rank, TIMEOUT_S + MUCH_ROOM_S)
+        assert "2" in answer["error"]
+
+
+def test_strangers_at_the_port_neither_join_nor_keep_others_from_joining(cluster: Cluster) -> None:
+    cluster.join(range(1), timeout_s=30)
+    with a_stranger(cluster) as disturb:
+        assert disturb() == 1
+        cluster.join(range(1, RANKS), timeout_s=30)
+        cluster.joined()
+        cluster.reduce(lasting_s=0.5)
+        assert cluster.reduced() > 0
+
+
+def test_strangers_do_not_disturb_a_group_that_works(cluster: Cluster) -> None:
+    cluster.join()
+    cluster.joined()
+    cluster.reduce(lasting_s=3)
+    with a_stranger(cluster) as disturb:
+        disturb()
+        assert cluster.reduced() > 0
+
+
+@contextmanager
+def a_stranger(cluster: Cluster) -> Iterator[Callable[[], int]]:
+    """Bring a stranger to host 0, who disturbs all ports but the store's and counts them."""
+    stranger = RankProcesses(cluster.launch, "stranger", 1)
+    asked = {"address": cluster.lab.addresses[0], "not_this": cluster.port}
+    yield lambda: int(stranger.ask(asked)[0])
+    stranger.close()
+
+
+def test_groups_come_and_go_in_one_process(cluster: Cluster) -> None:
+    """What they leave behind is looked at after every test."""
+    for _ in range(5):
+        cluster.join()
+        cluster.joined()
+        cluster.reduce(lasting_s=0)
+        assert cluster.reduced() == 1
+        cluster.leave()
+
+
+def test_memory_and_descriptors_stay_flat_while_a_group_works(cluster: Cluster) -> None:
+    """The short form; validation/soak.py takes 30 minutes."""
+    cluster.join()
+    cluster.joined()
+    soak(cluster, periods=3, period_s=2)
+
+
+def soak(cluster: Cluster, periods: int, period_s: float) -> None:
+    """Reduce small and large, and compare what is held after each period with the first's."""
+    held = []
+    for _ in range(periods + 1):  # the first is for what is made once
+        cluster.reduce(lasting_s=period_s / 2, count=1)
+        cluster.reduced()
+        cluster.reduce(lasting_s=period_s / 2)
+        cluster.reduced()
+        held.append(cluster.held())
+    for now, then in zip(held[-1], held[0], strict=True):
+        assert now["descriptors"] == then["descriptors"]
+        assert now["threads"] == then["threads"]
+        assert now["memory_bytes"] < then["memory_bytes"] + MOST_GROWTH_BYTES
