@@ -29,7 +29,7 @@ RANKS = 3
 TIMEOUT_S = 2.0
 MUCH_ROOM_S = 8.0  # a shared machine may stand still for a while
 COUNT = 1 << 18  # a mebibyte
-MOST_GROWTH_BYTES = 8 << 20  # of resident memory, which breathes
+BREATH_BYTES = 8 << 20
 
 
 class Cluster:
@@ -104,9 +104,7 @@ def cluster(standing: Cluster) -> Iterator[Cluster]:
     before = standing.held()
     yield standing
     standing.leave()
-    for now, then in zip(standing.held(), before, strict=True):
-        assert now["descriptors"] <= then["descriptors"]
-        assert now["threads"] <= then["threads"]
+    assert not list(grown(before, standing.held()))
 
 
 def run_until_it_happens(cluster: Cluster, happens: Callable[[], None]) -> None:
@@ -182,28 +180,26 @@ def test_a_rank_that_never_comes_is_named_to_those_who_wait(cluster: Cluster) ->
 def test_strangers_at_the_port_neither_join_nor_keep_others_from_joining(cluster: Cluster) -> None:
     cluster.join(range(1), timeout_s=30)
     with a_stranger(cluster) as disturb:
-        assert disturb() == 1
+        assert disturb(10) == 1
         cluster.join(range(1, RANKS), timeout_s=30)
         cluster.joined()
         cluster.reduce(lasting_s=0.5)
         assert cluster.reduced() > 0
 
 
-def test_strangers_do_not_disturb_a_group_that_works(cluster: Cluster) -> None:
+def test_once_all_have_come_nobody_listens_any_more(cluster: Cluster) -> None:
     cluster.join()
     cluster.joined()
-    cluster.reduce(lasting_s=3)
     with a_stranger(cluster) as disturb:
-        disturb()
-        assert cluster.reduced() > 0
+        assert disturb(0) == 0
 
 
 @contextmanager
-def a_stranger(cluster: Cluster) -> Iterator[Callable[[], int]]:
-    """Bring a stranger to host 0, who disturbs all ports but the store's and counts them."""
+def a_stranger(cluster: Cluster) -> Iterator[Callable[[float], int]]:
+    """Bring a stranger to host 0, who disturbs the ports found in a time, and counts them."""
     stranger = RankProcesses(cluster.launch, "stranger", 1)
     asked = {"address": cluster.lab.addresses[0], "not_this": cluster.port}
-    yield lambda: int(stranger.ask(asked)[0])
+    yield lambda within_s: int(stranger.ask({**asked, "within_s": within_s})[0])
     stranger.close()
 
 
@@ -221,19 +217,22 @@ def test_memory_and_descriptors_stay_flat_while_a_group_works(cluster: Cluster) 
     """The short form; validation/soak.py takes 30 minutes."""
     cluster.join()
     cluster.joined()
-    soak(cluster, periods=3, period_s=2)
+    held = list(soaked(cluster, periods=3, period_s=2))
+    assert not list(grown(held[0], held[-1]))
 
 
-def soak(cluster: Cluster, periods: int, period_s: float) -> None:
-    """Reduce small and large, and compare what is held after each period with the first's."""
-    held = []
-    for _ in range(periods + 1):  # the first is for what is made once
-        cluster.reduce(lasting_s=period_s / 2, count=1)
-        cluster.reduced()
-        cluster.reduce(lasting_s=period_s / 2)
-        cluster.reduced()
-        held.append(cluster.held())
-    for now, then in zip(held[-1], held[0], strict=True):
-        assert now["descriptors"] == then["descriptors"]
-        assert now["threads"] == then["threads"]
-        assert now["memory_bytes"] < then["memory_bytes"] + MOST_GROWTH_BYTES
+def soaked(cluster: Cluster, periods: int, period_s: float) -> Iterator[list[dict[str, int]]]:
+    """Reduce small and large, and say after each period what the ranks hold."""
+    for _ in range(periods):
+        for count in (1, COUNT):
+            cluster.reduce(lasting_s=period_s / 2, count=count)
+            cluster.reduced()
+        yield cluster.held()
+
+
+def grown(before: list[dict[str, int]], now: list[dict[str, int]]) -> Iterator[str]:
+    """Say what has become more on which rank; memory breathes, so it may a little."""
+    for rank, (first, last) in enumerate(zip(before, now, strict=True)):
+        for what, allowed in (("descriptors", 0), ("threads", 0), ("memory_bytes", BREATH_BYTES)):
+            if last[what] > first[what] + allowed:
+                yield f"rank {rank}: {what} from {first[what]:,} to {last[what]:,}"

@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,12 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-_ANSWERS = {"join": join, "reduce": reduce, "leave": leave, "held": held}
+_ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "join": join,
+    "reduce": reduce,
+    "leave": leave,
+    "held": held,
+}
 
 
 if __name__ == "__main__":

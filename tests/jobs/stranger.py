@@ -11,11 +11,11 @@ import random
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.jobs.asked import serve
 
 _LISTENS = "0A"
-_FIND_S = 10.0
 _ROUNDS = 10
 
 
@@ -64,9 +64,9 @@ def main() -> None:
     """Disturb every port there is, when asked."""
     kept = []
 
-    def disturb(request: dict[str, object]) -> int:
-        address, not_this = str(request["address"]), request["not_this"]
-        until_s = time.monotonic() + _FIND_S
+    def disturb(request: dict[str, Any]) -> int:
+        address, not_this = request["address"], request["not_this"]
+        until_s = time.monotonic() + request["within_s"]
         while not (ports := listening_ports() - {not_this}) and time.monotonic() < until_s:
             time.sleep(0.02)
         chance = random.Random(0)

@@ -1,0 +1,48 @@
+"""Random programs of collectives with our backend and with Gloo, result by result.
+
+    .venv/bin/python -m validation.programs [PROGRAMS]
+
+Four ranks on this machine carry out 10,000 programs of up to twelve operations, as `make test` does
+with fewer: all kinds, dtypes, reductions, odd sizes, sub-groups, many in flight, strided tensors.
+The first program that differs is made as small as it goes, and shown.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+
+from hypothesis import HealthCheck, given, settings
+
+from tests.programs import Operation, programs
+from tests.test_programs import Pool
+
+USUAL = 10_000
+
+
+def main() -> None:
+    """Carry them out and say how many there were."""
+    asked = int(sys.argv[1]) if len(sys.argv) > 1 else USUAL
+    kinds: Counter[str] = Counter()
+    pool = Pool("fullwire")
+
+    @settings(
+        max_examples=asked, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(programs())
+    def check(program: list[Operation]) -> None:
+        pool.check(program)
+        kinds.update(operation.kind for operation in program)
+
+    began_s = time.monotonic()
+    try:
+        check()
+    finally:
+        pool.close()
+    print(f"{asked:,} programs, {kinds.total():,} operations, {time.monotonic() - began_s:.0f} s")
+    print(", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common()))
+
+
+if __name__ == "__main__":
+    main()
