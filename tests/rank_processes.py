@@ -41,6 +41,8 @@ class RankProcesses:
         """Start these ranks, at first or once more."""
         listeners = [self._launched(rank) for rank in ranks]
         for rank, listener in zip(ranks, listeners, strict=True):
+            if before := self._links[rank]:
+                before.close()
             self._links[rank] = _Link(rank, listener)
 
     def ask(
@@ -95,24 +97,27 @@ class _Link:
         with listener:
             self._socket, _ = listener.accept()
         self._lines = self._socket.makefile("r")
+        self._asked = 0
 
     def tell(self, request: Any) -> None:
+        self._asked += 1
         try:
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            self._socket.sendall(json.dumps([self._asked, request]).encode() + b"\n")
         except OSError:
             raise Silent(f"rank {self._rank} has ended") from None
 
     def hear(self, within_s: float) -> Any:
+        """Return the answer to the last request; those to earlier ones nobody wanted."""
         self._socket.settimeout(within_s)
-        try:
-            line = self._lines.readline()
-        except TimeoutError:
-            raise Silent(f"rank {self._rank} is silent, waited {within_s:g} s") from None
-        except OSError:
-            line = ""
-        if not line:
-            raise Silent(f"rank {self._rank} has ended")
-        return json.loads(line)
+        number = 0
+        while number < self._asked:
+            try:
+                number, answer = json.loads(self._lines.readline())
+            except TimeoutError:
+                raise Silent(f"rank {self._rank} is silent, waited {within_s:g} s") from None
+            except (OSError, ValueError):
+                raise Silent(f"rank {self._rank} has ended") from None
+        return answer
 
     def close(self) -> None:
         self._lines.close()

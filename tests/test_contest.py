@@ -116,9 +116,7 @@ def test_under_torchrun_the_ranks_are_those_of_torchrun(
 @needs_namespaces
 def test_all_take_part_in_turns_on_the_hosts_of_a_lab() -> None:
     """Sums are checked by those who take part; here, that each was asked, and what was missing."""
-    contest = Contest(
-        rate_bps=1e9, against=("gloo", "mpi"), sizes_bytes=(4, 64 << 10), rounds=3, ours="gloo"
-    )
+    contest = Contest(rate_bps=1e9, against=("gloo", "mpi"), sizes_bytes=(4, 64 << 10), rounds=3)
     outcome = contest_in_lab(contest, workers=2)
     who = [0, 1, 2] if shutil.which("mpirun") else [0, 1]
     assert [(each.who, each.size_bytes, len(each.turns)) for each in outcome.measured] == [

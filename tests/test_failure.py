@@ -20,10 +20,9 @@ from fullwire.lab.lab import Lab
 from fullwire.lab.session import rank_environment
 from tests.rank_processes import RankProcesses
 from tests.test_lab import needs_namespaces
-from tests.test_programs import needs_our_backend
 from tests.test_record import needs_torch
 
-pytestmark = [needs_torch, needs_our_backend, needs_namespaces]
+pytestmark = [needs_torch, needs_namespaces]
 
 RANKS = 3
 TIMEOUT_S = 2.0
@@ -61,13 +60,17 @@ class Cluster:
         assert [answer["wrong"] for answer in answers] == [0] * RANKS
         return int(answers[0]["times"])
 
-    def blamed(self, rank: int) -> set[int]:
-        """Return the ranks that a rank's error names, which came in time."""
+    def failed(self, rank: int) -> str:
+        """Return a rank's error, which came in time."""
         answer = self.ranks.hear(rank, TIMEOUT_S + MUCH_ROOM_S)
         assert answer["error"] is not None, "no error, though something had happened"
         assert answer["waited_s"] < TIMEOUT_S + MUCH_ROOM_S
         assert answer["wrong"] == 0
-        return {int(number) for number in re.findall(r"\brank (\d+)", answer["error"])}
+        return str(answer["error"])
+
+    def blamed(self, rank: int) -> set[int]:
+        """Return the ranks that a rank's error names, which came in time."""
+        return {int(number) for number in re.findall(r"\brank (\d+)", self.failed(rank))}
 
     def disturb(self, kind: FaultKind, host: int, rate_bps: float | None = None) -> None:
         self.lab.disturb(Fault(at_s=0, kind=kind, host=host, rate_bps=rate_bps))
@@ -103,8 +106,10 @@ def cluster(standing: Cluster) -> Iterator[Cluster]:
     """The ranks before a group; what they make of it has to be gone afterwards."""
     before = standing.held()
     yield standing
+    for host in range(RANKS):
+        standing.disturb("restore", host)
     standing.leave()
-    assert not list(grown(before, standing.held()))
+    assert not list(grown(before, standing.held(), ("descriptors", "threads")))
 
 
 def run_until_it_happens(cluster: Cluster, happens: Callable[[], None]) -> None:
@@ -144,7 +149,6 @@ def test_a_rank_whose_cable_is_cut_is_named_to_all_others(cluster: Cluster) -> N
     run_until_it_happens(cluster, lambda: cluster.disturb("cut", 2))
     assert [cluster.blamed(rank) for rank in (0, 1)] == [{2}, {2}]
     assert cluster.blamed(2)
-    cluster.disturb("restore", 2)
 
 
 def test_a_cable_that_is_back_within_the_time_out_costs_time_and_nothing_else(
@@ -160,21 +164,23 @@ def test_a_cable_that_is_back_within_the_time_out_costs_time_and_nothing_else(
     assert cluster.reduced() > 0
 
 
-def test_a_slow_peer_is_waited_for_as_long_as_it_moves(cluster: Cluster) -> None:
-    """Each reduction takes longer than the time-out; none of it is silence."""
+def test_a_slow_peer_is_waited_for_until_the_time_is_over(cluster: Cluster) -> None:
     cluster.join()
     cluster.joined()
     cluster.disturb("slow", 1, 50e6)
-    cluster.reduce(lasting_s=0, count=4 * COUNT)
+    cluster.reduce(lasting_s=0)  # 0.2 s
     assert cluster.reduced() == 1
-    cluster.disturb("restore", 1)
+    cluster.reduce(lasting_s=0, count=32 * COUNT)  # 7 s
+    errors = {cluster.failed(rank) for rank in range(RANKS)}
+    assert len(errors) == 1
+    assert "did not finish in time" in errors.pop()
 
 
 def test_a_rank_that_never_comes_is_named_to_those_who_wait(cluster: Cluster) -> None:
     cluster.join(range(2))
     for rank in range(2):
         answer = cluster.ranks.hear(rank, TIMEOUT_S + MUCH_ROOM_S)
-        assert "2" in answer["error"]
+        assert "rank 2" in answer["error"]
 
 
 def test_strangers_at_the_port_neither_join_nor_keep_others_from_joining(cluster: Cluster) -> None:
@@ -230,9 +236,13 @@ def soaked(cluster: Cluster, periods: int, period_s: float) -> Iterator[list[dic
         yield cluster.held()
 
 
-def grown(before: list[dict[str, int]], now: list[dict[str, int]]) -> Iterator[str]:
+def grown(
+    before: list[dict[str, int]],
+    now: list[dict[str, int]],
+    kinds: Iterable[str] = ("descriptors", "threads", "memory_bytes"),
+) -> Iterator[str]:
     """Say what has become more on which rank; memory breathes, so it may a little."""
     for rank, (first, last) in enumerate(zip(before, now, strict=True)):
-        for what, allowed in (("descriptors", 0), ("threads", 0), ("memory_bytes", BREATH_BYTES)):
-            if last[what] > first[what] + allowed:
-                yield f"rank {rank}: {what} from {first[what]:,} to {last[what]:,}"
+        for kind in kinds:
+            if last[kind] > first[kind] + (BREATH_BYTES if kind == "memory_bytes" else 0):
+                yield f"rank {rank}: {kind} from {first[kind]:,} to {last[kind]:,}"

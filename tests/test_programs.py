@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -14,10 +13,6 @@ from tests.programs import GROUPS, KINDS, RANKS, Operation, programs, request
 from tests.rank_processes import OnLoopback, RankProcesses
 from tests.test_record import needs_torch
 
-needs_our_backend = pytest.mark.skipif(
-    importlib.util.find_spec("fullwire.transport") is None,
-    reason="the backend fullwire is not built yet",
-)
 PROGRAMS = 200  # validation/programs.py takes more
 
 
@@ -66,7 +61,6 @@ def pool() -> Iterator[Pool]:
 
 
 @needs_torch
-@needs_our_backend
 @settings(max_examples=PROGRAMS, suppress_health_check=list(HealthCheck))
 @example([Operation(kind=kind, count=70_001) for kind in KINDS])
 @example([Operation(kind="all_reduce", count=999, is_async=True, seed=n) for n in range(64)])

@@ -14,4 +14,5 @@ def serve(answer: Callable[[Any], Any]) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])
         for line in connection.makefile("r"):
-            connection.sendall(json.dumps(answer(json.loads(line))).encode() + b"\n")
+            number, request = json.loads(line)
+            connection.sendall(json.dumps([number, answer(request)]).encode() + b"\n")

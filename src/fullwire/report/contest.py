@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullwire.answers.contest.description import MIB, Outcome, Turn, bus_bytes
+from fullwire.answers.contest.description import MIB, OURS, Outcome, Turn, bus_bytes
 from fullwire.report.charts import COLOURS, save, titled
 from fullwire.sources.live.overhead import Median, median_of
 from fullwire.units import show_rate, show_time
@@ -47,9 +47,8 @@ def contest_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def _table(outcome: Outcome) -> Iterator[str]:
-    ours_name = outcome.contest.ours
     yield (
-        f"{'size':>9}  {'':<5}{ours_name:>10}{'theirs':>10}  {'faster (95 % sure)':<22}"
+        f"{'size':>9}  {'':<5}{OURS:>10}{'theirs':>10}  {'faster (95 % sure)':<22}"
         f"{'bus bandwidth':>22}{'of the limit':>15}{'CPU s per GB':>14}"
     )
     for size_bytes, peer, ours, theirs in outcome.pairs():
@@ -156,7 +155,7 @@ def plot_contest(outcome: Outcome, path: Path) -> None:
 
 
 def _points(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    names = (outcome.contest.ours, *outcome.contest.against)
+    names = (OURS, *outcome.contest.against)
     for each in outcome.measured:
         side = _side(outcome, each.size_bytes, each.turns)
         yield {

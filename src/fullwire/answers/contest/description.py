@@ -25,13 +25,12 @@ _MOST_REPEATS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """All-reduces of these sizes, by `ours` and each peer in turns, so many rounds of each."""
+    """All-reduces of these sizes, by ours and each peer in turns, so many rounds of each."""
 
     rate_bps: float
     against: tuple[str, ...]
     sizes_bytes: tuple[int, ...] = USUAL_SIZES
     rounds: int = USUAL_ROUNDS
-    ours: str = OURS
 
     def __post_init__(self) -> None:
         for peer in self.against:

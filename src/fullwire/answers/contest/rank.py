@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from fullwire.answers.contest.description import (
     BYTES_A_VALUE,
+    OURS,
     Contest,
     Measured,
     Moved,
@@ -105,7 +106,7 @@ class _Held:
         """Let everyone get ready who can; the others are noted with the reason."""
         values = torch.zeros(max(self._contest.sizes_bytes) // BYTES_A_VALUE)
         takers: dict[int, Turns] = {}
-        for who, name in enumerate((self._contest.ours, *self._contest.against)):
+        for who, name in enumerate((OURS, *self._contest.against)):
             if name != "mpi":
                 takers[who] = TorchTurns(name, values)
             elif len(set(self._hosts)) < self._workers:
