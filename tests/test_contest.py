@@ -9,7 +9,7 @@ import pytest
 
 from fullwire.answers.contest import contest_in_lab
 from fullwire.answers.contest.description import Contest, Measured, Moved, Outcome, Turn
-from fullwire.answers.contest.iperf import both_ways_bps
+from fullwire.answers.contest.iperf import IperfFailed, both_ways_bps
 from fullwire.report.contest import contest_lines, contest_object, plot_contest
 from tests.conftest import Cli
 from tests.test_lab import needs_namespaces
@@ -68,7 +68,7 @@ def test_of_iperf3_both_ways_count() -> None:
         "sum_received_bidir_reverse": {"bits_per_second": 7.0e9, "sender": False},
     }
     assert both_ways_bps({"end": end}) == 8.0e9
-    with pytest.raises(RuntimeError, match="iperf3: unable to connect"):
+    with pytest.raises(IperfFailed, match="measured nothing: unable to connect"):
         both_ways_bps({"error": "unable to connect to server"})
 
 

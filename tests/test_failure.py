@@ -205,8 +205,10 @@ def a_stranger(cluster: Cluster) -> Iterator[Callable[[float], int]]:
     """Bring a stranger to host 0, who disturbs the ports found in a time, and counts them."""
     stranger = RankProcesses(cluster.launch, "stranger", 1)
     asked = {"address": cluster.lab.addresses[0], "not_this": cluster.port}
-    yield lambda within_s: int(stranger.ask({**asked, "within_s": within_s})[0])
-    stranger.close()
+    try:
+        yield lambda within_s: int(stranger.ask({**asked, "within_s": within_s})[0])
+    finally:
+        stranger.close()
 
 
 def test_groups_come_and_go_in_one_process(cluster: Cluster) -> None:

@@ -20,6 +20,10 @@ _MEASURED_S = 1
 _PATIENCE_S = 10.0
 
 
+class IperfFailed(Exception):
+    """iperf3 measured nothing; the message says why."""
+
+
 def iperf_is_missing() -> str | None:
     """Say so if this host has no iperf3."""
     if shutil.which("iperf3") is None:
@@ -27,13 +31,16 @@ def iperf_is_missing() -> str | None:
     return None
 
 
-def moved_between(server: int, client: int, address: str) -> list[Moved]:
-    """Measure between two ranks and return it on the client; other ranks wait meanwhile."""
+def moved_between(server: int, client: int, address: str) -> list[Moved] | str:
+    """Measure between two ranks; the client returns it, or what went wrong. Others wait."""
     port = _port_of(server)
-    moved = []
+    moved: list[Moved] | str = []
     with _server(port, is_here=dist.get_rank() == server):
         if dist.get_rank() == client:
-            moved = [Moved(streams, _both_ways_bps(address, port, streams)) for streams in STREAMS]
+            try:
+                moved = [Moved(each, _both_ways_bps(address, port, each)) for each in STREAMS]
+            except IperfFailed as error:
+                moved = str(error)
         dist.barrier()
     return moved
 
@@ -41,7 +48,7 @@ def moved_between(server: int, client: int, address: str) -> list[Moved]:
 def both_ways_bps(told: dict[str, Any]) -> float:
     """Return the mean of what arrived each way, of what iperf3 tells."""
     if "error" in told:
-        raise RuntimeError(f"iperf3: {told['error']}")
+        raise IperfFailed(f"iperf3 measured nothing: {told['error']}")
     ends = told["end"]["sum_received"], told["end"]["sum_received_bidir_reverse"]
     return sum(float(end["bits_per_second"]) for end in ends) / len(ends)
 
@@ -70,12 +77,15 @@ def _server(port: int, *, is_here: bool) -> Iterator[None]:
 
 def _both_ways_bps(address: str, port: int, streams: int) -> float:
     command = ["iperf3", "-c", address, "-p", str(port), "--bidir", "-J"]
+    command += ["--connect-timeout", str(int(1000 * _PATIENCE_S))]
     command += ["-t", str(_MEASURED_S), "-P", str(streams)]
     until_s = time.monotonic() + _PATIENCE_S
     while True:  # until the server listens
-        done = subprocess.run(
-            command, capture_output=True, check=False, timeout=_MEASURED_S + _PATIENCE_S
-        )
+        done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode == 0 or time.monotonic() > until_s:
-            return both_ways_bps(json.loads(done.stdout))
+            break
         time.sleep(0.1)
+    try:
+        return both_ways_bps(json.loads(done.stdout))
+    except (ValueError, KeyError):
+        raise IperfFailed("iperf3 measured nothing: 3.7 or newer is needed for --bidir") from None

@@ -40,18 +40,14 @@ class MpiTurns:
     def __init__(self, largest_bytes: int, hosts: Sequence[str]) -> None:
         """Start the programs; every rank calls this, and `hosts` names each rank's."""
         self._place = tempfile.TemporaryDirectory(prefix="fullwire-")
-        path = str(Path(self._place.name, "mpi"))
-        environment = {**os.environ, mpi_program.SOCKET_VARIABLE: path}
         self._output = Path(self._place.name, "said").open("w+b")  # noqa: SIM115  # closed by close
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path)
-            listener.listen()
-            listener.settimeout(_START_S)
-            self._process = self._start(hosts, environment)
-            try:
-                self._connection, _ = listener.accept()
-            except TimeoutError:
-                raise MpiFailed(self._said("it did not start")) from None
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._connection = self._connected(hosts)
+        except (OSError, RuntimeError):  # nobody came in time, here or at the store
+            problem = self._said("it did not start")
+            self._clean_up(0)
+            raise MpiFailed(problem) from None
         self._connection.settimeout(_ANSWER_S)
         self._lines = self._connection.makefile("r")
         self._connection.sendall(f"{largest_bytes}\n".encode())
@@ -70,24 +66,39 @@ class MpiTurns:
         """Let the program end, and what started it."""
         self._connection.close()
         self._lines.close()
-        try:
-            self._process.wait(_START_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._clean_up(_START_S)
+
+    def _clean_up(self, patience_s: float) -> None:
+        if self._process is not None:
+            try:
+                self._process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         self._output.close()
         self._place.cleanup()
 
+    def _connected(self, hosts: Sequence[str]) -> socket.socket:
+        """Start the program beside this rank, and wait until it calls."""
+        path = str(Path(self._place.name, "mpi"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            listener.settimeout(_START_S)
+            self._process = self._start(hosts, {**os.environ, mpi_program.SOCKET_VARIABLE: path})
+            connection, _ = listener.accept()
+        return connection
+
     def _start(self, hosts: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        store = dist.TCPStore(
+        """Start mpirun, or what it wants to have started on this host."""
+        self._store = dist.TCPStore(  # kept: mpirun's agent has to find it open
             os.environ["MASTER_ADDR"], _agreed_port(), is_master=dist.get_rank() == 0,
             wait_for_workers=False, timeout=timedelta(seconds=_START_S),
         )  # fmt: skip
-        self._store = store  # whoever comes to it later has to find it open
-        environment[mpi_agent.PORT_VARIABLE] = str(store.port)
+        environment[mpi_agent.PORT_VARIABLE] = str(self._store.port)
         if dist.get_rank() == 0:
             return self._popen(_mpirun(hosts), environment)
-        command = store.get(mpi_agent.key(hosts[dist.get_rank()])).decode()
+        command = self._store.get(mpi_agent.key(hosts[dist.get_rank()])).decode()
         return self._popen(["sh", "-c", command], environment)
 
     def _popen(

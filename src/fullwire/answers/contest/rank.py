@@ -9,7 +9,7 @@ import os
 import socket
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -93,14 +93,18 @@ class _Held:
 
     def _moved(self) -> list[Moved]:
         """Let iperf3 run between rank 0 and the first rank on another host."""
-        if self._lacks(iperf_is_missing):
+        if self._lacks(iperf_is_missing()):
             return []
         elsewhere = [rank for rank, host in enumerate(self._hosts) if host != self._hosts[0]]
         if not elsewhere:
             self._notes.append("all ranks are on one host: iperf3 has no line to measure")
             return []
         _show("iperf3 measures the line")
-        return _from_all(moved_between(0, elsewhere[0], os.environ["MASTER_ADDR"]))[elsewhere[0]]
+        moved = _from_all(moved_between(0, elsewhere[0], os.environ["MASTER_ADDR"]))[elsewhere[0]]
+        if isinstance(moved, str):
+            self._notes.append(moved)
+            return []
+        return moved
 
     def _takers(self) -> dict[int, Turns]:
         """Let everyone get ready who can; the others are noted with the reason."""
@@ -111,11 +115,24 @@ class _Held:
                 takers[who] = TorchTurns(name, values)
             elif len(set(self._hosts)) < self._workers:
                 self._notes.append("mpi: expected one rank on each host, so it is left out")
-            elif not self._lacks(mpi_is_missing):
-                takers[who] = MpiTurns(max(self._contest.sizes_bytes), self._hosts)
+            elif not self._lacks(mpi_is_missing()) and (mpi := self._started_mpi()):
+                takers[who] = mpi
         if len(takers) < 2:
             raise UsageError(f"nobody to compare with: {'; '.join(self._notes)}")
         return takers
+
+    def _started_mpi(self) -> MpiTurns | None:
+        """Start OpenMPI beside every rank, or beside none."""
+        mpi, problem = None, None
+        try:
+            mpi = MpiTurns(max(self._contest.sizes_bytes), self._hosts)
+        except MpiFailed as error:
+            problem = str(error)
+        if not self._lacks(problem):
+            return mpi
+        if mpi is not None:
+            mpi.close()
+        return None
 
     def _measured(self, takers: dict[int, Turns], size_bytes: int) -> list[Measured]:
         """Let everyone reduce in turns; who begins changes from round to round."""
@@ -132,9 +149,9 @@ class _Held:
             for who, mine in turns.items()
         ]
 
-    def _lacks(self, missing: Callable[[], str | None]) -> bool:
-        """Ask every host what it lacks, and note the first answer."""
-        said = next(filter(None, _from_all(missing())), None)
+    def _lacks(self, missing: str | None) -> bool:
+        """Hear from every rank what is missing there, if anything is, and note the first."""
+        said = next(filter(None, _from_all(missing)), None)
         if said:
             self._notes.append(said)
         return said is not None
