@@ -266,9 +266,11 @@ using Released = nb::call_guard<nb::gil_scoped_release>;
 
 std::shared_ptr<fullwire::Program> program_of(std::uint32_t blocks,
                                               const std::vector<SendRow>& sends,
-                                              const std::vector<ReceiveRow>& receives) {
+                                              const std::vector<ReceiveRow>& receives,
+                                              bool signals) {
     auto program = std::make_shared<fullwire::Program>();
     program->blocks = blocks;
+    program->signals = signals;
     for (const auto& [rank, first, count, after, after_all_of] : sends) {
         program->sends.push_back({rank, first, count, after, after_all_of});
     }
@@ -341,7 +343,8 @@ void define_transport(nb::module_& module) {
     using fullwire::Engine;
     using fullwire::Task;
     nb::class_<fullwire::Program>(module, "TransportProgram")
-        .def(nb::new_(&program_of), nb::arg("blocks"), nb::arg("sends"), nb::arg("receives"));
+        .def(nb::new_(&program_of), nb::arg("blocks"), nb::arg("sends"), nb::arg("receives"),
+             nb::arg("signals"));
     nb::class_<Task>(module, "TransportTask")
         .def_prop_ro("is_done", &Task::is_done)
         .def_prop_ro("problem", [](const Task& task) {
@@ -360,6 +363,7 @@ void define_transport(nb::module_& module) {
              nb::arg("rank"), nb::arg("tag"), nb::arg("block"), nb::arg("timeout_s"))
         .def("wait", &Engine::wait, nb::arg("task"), nb::arg("timeout_s"), Released())
         .def("wait_for_any", &Engine::wait_for_any, Released())
+        .def("count_from_here", &Engine::count_from_here)
         .def("abort", &Engine::abort, nb::arg("reason"), Released())
         .def("close", &Engine::close, Released())
         .def_prop_ro("problem", &Engine::problem)

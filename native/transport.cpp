@@ -377,7 +377,8 @@ void Engine::prepare(Task& task) {
     task.receives_left = program.receives.size();
     task.sends_left = program.sends.size();
     // Small enough that a block is several, so that what comes after can begin before it is whole.
-    const bool is_exchange = !program.receives.empty() && program.receives[0].after_sends > 0;
+    const bool is_exchange = std::any_of(program.receives.begin(), program.receives.end(),
+                                         [](const Receive& each) { return each.after_sends > 0; });
     task.chunk_bytes = is_exchange ? kLargestChunk
                                    : std::clamp(largest / 4 / 4096 * 4096, kSmallestChunk,
                                                 kLargestChunk);
@@ -405,15 +406,26 @@ void Engine::begin(const TaskPointer& task) {
     };
     for (std::uint32_t index = 0; index < program.sends.size(); ++index) {
         const Send& send = program.sends[index];
+        const std::uint64_t bytes = bytes_in(send.after < 0 ? task->source : task->work,
+                                             send.first_block, send.blocks);
+        if (!bytes && !program.signals) {
+            --task->sends_left;
+            continue;
+        }
         Connection& connection = *connections_[static_cast<std::size_t>(send.rank)];
         connection.sends.push_back(index);
-        connection.to_send += bytes_in(send.after < 0 ? task->source : task->work,
-                                       send.first_block, send.blocks);
+        connection.to_send += bytes;
     }
     for (std::uint32_t index = 0; index < program.receives.size(); ++index) {
+        const std::uint64_t bytes = task->receive_ranges[index].bytes;
+        if (!bytes && !program.signals) {
+            task->received[index] = 1;  // whole
+            --task->receives_left;
+            continue;
+        }
         Connection& connection = *connections_[static_cast<std::size_t>(program.receives[index].rank)];
         connection.receives.push_back(index);
-        connection.to_receive += task->receive_ranges[index].bytes;
+        connection.to_receive += bytes;
     }
     // What a rank keeps of its own needs no wire.
     const std::size_t own = static_cast<std::size_t>(rank_);
@@ -1116,7 +1128,8 @@ std::string Engine::verdict() const {
             known->second += ", " + name;
         }
     }
-    const std::string which = "collective " + std::to_string(case_->sequence) + " of group " + group_;
+    const std::string which = "collective " + std::to_string(case_->sequence - uncounted_) +
+                              " of group " + group_;
     std::string text = case_->is_late ? which + " did not finish in time: "
                                       : "ranks disagree on " + which + ": ";
     for (std::size_t each = 0; each < said.size(); ++each) {

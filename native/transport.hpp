@@ -55,6 +55,7 @@ struct Program {
     std::uint32_t blocks;
     std::vector<Send> sends;
     std::vector<Receive> receives;
+    bool signals;  // empty messages are sent too: that a rank has come is all they say
 };
 
 struct Block {
@@ -122,6 +123,8 @@ public:
     void abort(const std::string& reason);
     void close();
     std::string problem();
+    // What was issued before does not count when collectives are numbered for people.
+    void count_from_here() { uncounted_ = next_sequence_ - 1; }
     std::uint64_t malformed() const { return malformed_.load(); }
 
 private:
@@ -202,6 +205,7 @@ private:
     std::deque<TaskPointer> waiting_;
     TaskPointer current_;
     std::uint64_t next_sequence_ = 1;
+    std::atomic<std::uint64_t> uncounted_{0};
     std::map<std::uint64_t, std::string> history_;
     std::vector<TaskPointer> sending_, receiving_;
     struct Announced {

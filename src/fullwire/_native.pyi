@@ -55,3 +55,63 @@ class PacketScan:
     def endpoints(self) -> list[tuple[bytes, int, int, int, int, int]]: ...
     def totals(self) -> dict[str, NDArray[np.int64]]: ...
     def bins(self) -> dict[str, NDArray[np.int64]]: ...
+
+class TransportProgram:
+    def __init__(
+        self,
+        blocks: int,
+        sends: Sequence[tuple[int, int, int, int, int]],
+        receives: Sequence[tuple[int, int, int, bool, bool, bool, int, int]],
+        signals: bool,
+    ) -> None: ...
+
+class TransportTask:
+    @property
+    def is_done(self) -> bool: ...
+    @property
+    def problem(self) -> str | None: ...
+    @property
+    def sender(self) -> int: ...
+    @property
+    def times(self) -> tuple[int, int, int, int, int, int]: ...
+
+class TransportEngine:
+    def __init__(
+        self,
+        rank: int,
+        sockets: Sequence[int],
+        names: Sequence[str],
+        group: str,
+        silence_s: float,
+        spin_us: int,
+    ) -> None: ...
+    def collective(
+        self,
+        description: str,
+        program: TransportProgram,
+        source: Sequence[tuple[int, int]],
+        work: Sequence[tuple[int, int]],
+        reduction: int | None,
+        number: int,
+        divide_by: int,
+        timeout_s: float,
+        soon: bool,
+    ) -> TransportTask: ...
+    def transfer(
+        self,
+        description: str,
+        sends: bool,
+        rank: int,
+        tag: int,
+        block: tuple[int, int],
+        timeout_s: float,
+    ) -> TransportTask: ...
+    def wait(self, task: TransportTask, timeout_s: float) -> bool: ...
+    def wait_for_any(self) -> bool: ...
+    def count_from_here(self) -> None: ...
+    def abort(self, reason: str) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def problem(self) -> str: ...
+    @property
+    def malformed(self) -> int: ...

@@ -62,6 +62,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._process = os.getpid()
         atexit.register(self.shutdown)
         self.links = calibrated(self._engine, rank, size, self._timeout_s)
+        self._engine.count_from_here()
         self._algorithms: dict[int, str] = {}
 
     # ---- What torch asks a group ----

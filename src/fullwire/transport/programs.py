@@ -56,17 +56,14 @@ class Links:
 
 def allreduce_algorithm(workers: int, size_bytes: int, links: Links) -> str:
     """Return the algorithm that costs least on these links."""
-    exchange = _exchange_cost(workers, size_bytes)
     costs = {
-        "exchange": exchange,
+        "exchange": _exchange_cost(workers, size_bytes),
         "halving-doubling": cost("allreduce", "halving-doubling", workers, size_bytes, AddTimes()),
         "ring": cost("allreduce", "ring", workers, size_bytes, AddTimes()),
     }
     if size_bytes > LARGEST_UNPIPELINED_BYTES:
         return "ring"
-    return min(
-        costs, key=lambda name: float(costs[name].time_s(links.rate_bps, links.latency_s))
-    )
+    return min(costs, key=lambda name: float(costs[name].time_s(links.rate_bps, links.latency_s)))
 
 
 def is_small(size_bytes: int, links: Links) -> bool:
@@ -157,8 +154,7 @@ def reduce(workers: int, rank: int, root: int, small: bool) -> Any:
     children = [(each + root) % workers for each in reversed(below)]
     receives = _reducing_one_after_another(children, 0, is_root=rank == root)
     sends = [
-        Send((each + root) % workers, 0, after=len(receives) - 1, after_all_of=0)
-        for each in above
+        Send((each + root) % workers, 0, after=len(receives) - 1, after_all_of=0) for each in above
     ]
     if rank == root:
         sends += [Send(other, 1, after_all_of=len(receives)) for other in _others(workers, rank)]
@@ -185,9 +181,7 @@ def scatter(workers: int, rank: int, root: int) -> Any:
     """Block r of the root goes to rank r, which thanks with the last block, an empty one."""
     others = _others(workers, rank)
     if rank != root:
-        return _program(
-            workers + 1, [Send(root, workers, after_all_of=1)], [Receive(root, rank)]
-        )
+        return _program(workers + 1, [Send(root, workers, after_all_of=1)], [Receive(root, rank)])
     return _program(
         workers + 1,
         [Send(other, other) for other in others],
@@ -239,7 +233,8 @@ def _exchange(workers: int, rank: int, *, reduces: bool) -> Any:
 
 
 def _planned(stated: Plan, rank: int) -> Any:
-    return _program(stated.blocks, *_as_seen_from(stated, rank))
+    # Who sends several blocks at once may cut them otherwise than who receives them.
+    return _program(stated.blocks, *_as_seen_from(stated, rank), signals=False)
 
 
 def _as_seen_from(stated: Plan, rank: int) -> tuple[list[Send], list[Receive]]:
@@ -269,9 +264,7 @@ def _pieces(part: Transfers, row: int, latest: list[int]) -> list[Send]:
     for block in range(first, first + count):
         if pieces and pieces[-1].after == latest[block]:
             known = pieces.pop()
-            pieces.append(
-                Send(known.rank, known.first_block, known.blocks + 1, after=known.after)
-            )
+            pieces.append(Send(known.rank, known.first_block, known.blocks + 1, after=known.after))
         else:
             pieces.append(Send(int(part.target[row]), block, after=latest[block]))
     return pieces
@@ -298,7 +291,9 @@ def _turned(each: Any, root: int, workers: int) -> Any:
     return type(each)(**values | {"rank": (each.rank + root) % workers})
 
 
-def _program(blocks: int, sends: list[Send], receives: list[Receive]) -> Any:
+def _program(
+    blocks: int, sends: list[Send], receives: list[Receive], *, signals: bool = True
+) -> Any:
     return _native.TransportProgram(
         blocks,
         [(s.rank, s.first_block, s.blocks, s.after, s.after_all_of) for s in sends],
@@ -307,4 +302,5 @@ def _program(blocks: int, sends: list[Send], receives: list[Receive]) -> Any:
              r.after_sends)
             for r in receives
         ],
+        signals,
     )  # fmt: skip

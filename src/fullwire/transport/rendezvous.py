@@ -115,9 +115,10 @@ def _connected(store: Any, rank: int, other: int, door: _Door, until: float) -> 
 
 def _introduced(host: str, port: int, rank: int, other: int, secret: bytes) -> socket.socket:
     """Connect and show that one knows the secret, once the other end has shown it."""
-    connection = socket.create_connection((host, port), timeout=_PATIENCE_S)
-    try:
-        hello = _HELLO.pack(_MAGIC, rank, other, secrets.token_bytes(_NONCE_BYTES))
+    hello = _HELLO.pack(_MAGIC, rank, other, secrets.token_bytes(_NONCE_BYTES))
+    with contextlib.ExitStack() as unless_trusted:
+        connection = socket.create_connection((host, port), timeout=_PATIENCE_S)
+        unless_trusted.callback(connection.close)
         connection.sendall(hello)
         answer = _exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
         nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
@@ -125,9 +126,7 @@ def _introduced(host: str, port: int, rank: int, other: int, secret: bytes) -> s
             raise _NotYet(f"{host}:{port} does not know the secret of this job")
         connection.sendall(_proof(secret, b"client", hello + nonce))
         connection.setblocking(False)
-    except BaseException:
-        connection.close()
-        raise
+        unless_trusted.pop_all()
     return connection
 
 

@@ -1,0 +1,310 @@
+"""The transport: what comes out, who may take part, and what ranks are told when one fails."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import multiprocessing
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+
+from fullwire import _native
+from fullwire.transport import programs
+from fullwire.transport.programs import Links
+
+from . import transport_ranks as ranks
+
+NUMBERS: dict[str, int] = {
+    "float32": 0, "float64": 1, "float16": 2, "int8": 4, "int16": 5, "int32": 6, "int64": 7,
+    "uint8": 8,
+}  # fmt: skip
+SUM, PRODUCT, MINIMUM, MAXIMUM, AND, OR, XOR = range(7)
+OPERATIONS: dict[int, Any] = {
+    SUM: np.add, PRODUCT: np.multiply, MINIMUM: np.minimum, MAXIMUM: np.maximum,
+    AND: np.bitwise_and, OR: np.bitwise_or, XOR: np.bitwise_xor,
+}  # fmt: skip
+
+
+class Mesh:
+    """Engines of one group, all in this process, each driven by a thread of its own."""
+
+    def __init__(self, size: int, *, silence_s: float = 30) -> None:
+        self.size = size
+        pairs = {(a, b): socket.socketpair() for a in range(size) for b in range(a)}
+        self.engines = []
+        for rank in range(size):
+            mine = [-1] * size
+            for (a, b), (of_a, of_b) in pairs.items():
+                if rank in (a, b):
+                    mine[b if rank == a else a] = (of_a if rank == a else of_b).detach()
+            names = [str(each) for each in range(size)]
+            self.engines.append(_native.TransportEngine(rank, mine, names, "mesh", silence_s, 0))
+
+    def allreduce(
+        self, algorithm: str, arrays: list[Any], operation: int, divide_by: int = 1
+    ) -> list[str | None]:
+        def one(rank: int) -> str | None:
+            array, engine = arrays[rank], self.engines[rank]
+            place = [(array.ctypes.data, array.nbytes)]
+            program = programs.allreduce(algorithm, self.size, rank)
+            number = NUMBERS[array.dtype.name]
+            task = engine.collective(
+                f"{array.nbytes} bytes", program, place, place, operation, number, divide_by, 30.0,
+                rank % 2 == 0,
+            )  # fmt: skip
+            engine.wait(task, 30.0)
+            assert task.is_done
+            return task.problem
+
+        return in_threads([partial(one, rank) for rank in range(self.size)])
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+
+
+def in_threads(works: list[Callable[[], Any]]) -> list[Any]:
+    results: list[Any] = [RuntimeError("did not end")] * len(works)
+
+    def keep(index: int) -> None:
+        results[index] = works[index]()
+
+    threads = [threading.Thread(target=keep, args=(index,)) for index in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def in_processes(
+    role: Callable[..., Any], size: int, *, timeout_s: float = 30, dead: tuple[int, ...] = ()
+) -> list[Any]:
+    """Run ranks as processes that share nothing but a store; a dead one answers nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.transport_ranks"])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ends = [context.Pipe() for _ in range(size)]
+    processes = [
+        context.Process(
+            target=ranks.take_part, args=(rank, size, port, timeout_s, role, ends[rank][1])
+        )
+        for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        alive = [rank for rank in range(size) if rank not in dead]
+        answers = {rank: ends[rank][0].recv() for rank in alive if ends[rank][0].poll(60)}
+        for rank in reversed(alive):
+            ends[rank][0].send("all have answered")
+        for process in processes:
+            process.join(30)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()
+        for ours, theirs in ends:
+            ours.close()
+            theirs.close()
+    assert sorted(answers) == alive
+    for answer in answers.values():
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answers[rank] for rank in alive]
+
+
+@pytest.fixture
+def mesh() -> Iterator[Callable[[int], Mesh]]:
+    made: list[Mesh] = []
+
+    def make(size: int) -> Mesh:
+        made.append(Mesh(size))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def numbers(kind: str, count: int, seed: int) -> Any:
+    generator = np.random.default_rng(seed)
+    if kind.startswith("float"):  # whole ones, whose sums no order rounds differently
+        return generator.integers(-8, 9, count).astype(kind)
+    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+    return generator.integers(low, high, count, dtype=kind, endpoint=True)
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize("algorithm", ["ring", "exchange", "halving-doubling"])
+def test_every_rank_gets_the_sum(mesh: Any, algorithm: str, size: int) -> None:
+    made = mesh(size)
+    for count in (1, 3, size, 1000, 40_009):
+        arrays = [numbers("float32", count, rank) for rank in range(size)]
+        expected = np.sum(arrays, axis=0, dtype=np.float32)
+        assert made.allreduce(algorithm, arrays, SUM) == [None] * size
+        for array in arrays:
+            np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_every_type_of_number_is_reduced_by_every_operation(mesh: Any, kind: str) -> None:
+    made = mesh(3)
+    known = range(4) if kind.startswith("float") else range(7)
+    for operation in known:
+        for algorithm, count in (("ring", 150_001), ("exchange", 77)):
+            arrays = [numbers(kind, count, rank) for rank in range(3)]
+            expected = OPERATIONS[operation].reduce(arrays, dtype=kind)
+            made.allreduce(algorithm, arrays, operation)
+            for array in arrays:
+                np.testing.assert_array_equal(array, expected)
+
+
+def test_averages_are_sums_divided_once(mesh: Any) -> None:
+    made = mesh(4)
+    for algorithm in ("ring", "exchange", "halving-doubling"):
+        for kind in ("float32", "int64"):
+            arrays = [np.full(1001, 10 * rank + 1, kind) for rank in range(4)]
+            made.allreduce(algorithm, arrays, SUM, divide_by=4)
+            for array in arrays:
+                np.testing.assert_array_equal(array, np.full(1001, 16, kind))
+
+
+@given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=64))
+def test_half_precision_is_rounded_as_the_processor_would(bits: list[int]) -> None:
+    made = Mesh(2)
+    try:
+        own = np.array(bits, np.uint16).view(np.float16)
+        arrays = [own.copy(), np.roll(own, 1)]
+        with np.errstate(all="ignore"):
+            expected = (arrays[0].astype(np.float32) + arrays[1].astype(np.float32)).astype(
+                np.float16
+            )
+        made.allreduce("exchange", arrays, SUM)
+        np.testing.assert_array_equal(arrays[0], expected)
+        np.testing.assert_array_equal(arrays[0].view(np.uint16), arrays[1].view(np.uint16))
+    finally:
+        made.close()
+
+
+def test_algorithms_follow_the_cost_of_the_links() -> None:
+    near = Links(rate_bps=10e9, latency_s=50e-6)
+    assert programs.allreduce_algorithm(2, 4, near) == "exchange"
+    assert programs.allreduce_algorithm(8, 4, near) == "exchange"
+    assert programs.allreduce_algorithm(8, 2**19, near) == "halving-doubling"
+    assert programs.allreduce_algorithm(8, 25 * 2**20, near) == "ring"
+
+
+@given(said=st.binary(min_size=40, max_size=400))
+@settings(max_examples=25, deadline=None)
+def test_what_is_no_frame_closes_the_connection_and_is_counted(said: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    engine = _native.TransportEngine(0, [-1, ours.detach()], ["0", "1"], "mesh", 30.0, 0)
+    array = np.ones(10, np.float32)
+    place = [(array.ctypes.data, array.nbytes)]
+    program = programs.allreduce("exchange", 2, 0)
+    task = engine.collective("a sum", program, place, place, SUM, 0, 1, 30.0, True)
+    with theirs:
+        theirs.sendall(said)
+        assert engine.wait(task, 30.0)
+    assert task.problem
+    assert "rank 1 was closed: it sent what is no frame" in task.problem
+    assert engine.malformed == 1
+    assert (array == 1).all()
+    engine.close()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_collectives_end_as_with_gloo(size: int) -> None:
+    assert in_processes(ranks.both_backends, size) == [[]] * size
+
+
+def test_ddp_trains_to_the_same_weights_as_with_gloo() -> None:
+    for ours, theirs in in_processes(ranks.trained, 2):
+        assert ours == theirs
+
+
+def test_fsdp_trains_to_the_same_weights_as_with_gloo() -> None:
+    ours = in_processes(ranks.sharded, 2, timeout_s=30)
+    theirs = in_processes(ranks.sharded, 2, timeout_s=20)
+    assert ours == theirs
+
+
+def test_a_group_made_again_leaves_nothing_open() -> None:
+    for counts in in_processes(ranks.made_again, 2):
+        assert counts[-1] == counts[2]
+
+
+def test_a_killed_rank_is_named() -> None:
+    assert (
+        in_processes(ranks.killed, 3, dead=(ranks.VICTIM,))
+        == ["rank 1 is gone: its connection was closed"] * 2
+    )
+
+
+def test_a_stopped_rank_is_named_within_the_time_out() -> None:
+    said = in_processes(ranks.stopped, 3, timeout_s=2)
+    assert said[0] == said[2]
+    assert said[0].startswith("rank 1 does not answer")
+
+
+def test_a_rank_that_does_not_come_is_named_on_every_rank() -> None:
+    assert set(in_processes(ranks.absent, 3, timeout_s=1)) == {
+        "collective 1 of group 0 did not finish in time: rank 0, 2 called all_reduce(SUM) of "
+        "10 float32; rank 1 has not called it"
+    }
+
+
+@pytest.mark.parametrize(
+    ("role", "differs"),
+    [
+        (ranks.of_another_size, "rank 1 called all_reduce(SUM) of 11 float32"),
+        (ranks.another_operation, "rank 1 called broadcast from rank 1 of 2000000 float32"),
+        (ranks.in_another_order, "rank 1 called all_reduce(SUM) of 10 float32"),
+        (ranks.uneven, "with parts of different sizes"),
+    ],
+)
+def test_ranks_that_disagree_are_all_told_the_same(role: Any, differs: str) -> None:
+    said = in_processes(role, 3, timeout_s=5)
+    assert len(set(said)) == 1
+    assert said[0].startswith("ranks disagree on collective 1 of group 0: ")
+    assert differs in said[0]
+
+
+def test_who_needs_a_rank_that_has_left_is_told() -> None:
+    said = in_processes(ranks.gone_home, 2)
+    assert said[0].startswith("rank 1 has left the group, ")
+    assert said[1] == "home"
+
+
+def test_strangers_are_turned_away_and_counted() -> None:
+    (strangers, total), _ = in_processes(ranks.beleaguered, 2)
+    assert strangers >= 5
+    assert total == 2000
+
+
+def test_torch_finds_the_backend_by_itself_and_loads_nothing_for_it() -> None:
+    found = importlib.metadata.entry_points(group="torch.backends")
+    assert [each.value for each in found if each.name == "fullwire"] == [
+        "fullwire.transport:register"
+    ]
+    code = (
+        "import torch, sys, torch.distributed as dist\n"
+        "assert 'fullwire' in dist.Backend.backend_list\n"
+        "print([m for m in sys.modules if m.startswith('fullwire')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['fullwire', 'fullwire.transport']"

@@ -1,0 +1,284 @@
+"""What ranks do in the tests of the transport: each function runs in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+import fullwire.transport.group  # noqa: F401  # loaded once, before processes are forked
+
+VICTIM = 1
+SILENT: list[socket.socket] = []  # strangers who hold the line and say nothing
+
+
+def take_part(
+    rank: int, size: int, port: int, timeout_s: float, role: Callable[..., Any], answer: Any
+) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore(
+        "127.0.0.1", port, None, rank == 0, timeout=timedelta(seconds=60), wait_for_workers=False
+    )
+    try:
+        answer.send(role(rank, size, store, timedelta(seconds=timeout_s)))
+    except BaseException as error:
+        answer.send(error if isinstance(error, RuntimeError) else RuntimeError(repr(error)))
+    answer.recv()  # until all have answered: rank 0's process is the store's
+
+
+def joined(rank: int, size: int, store: Any, timeout: timedelta, name: str = "fullwire") -> None:
+    dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def both_backends(rank: int, size: int, store: Any, timeout: timedelta) -> list[Any]:
+    """Carry a program of collectives out on both backends and return what differs."""
+    joined(rank, size, store, timeout)
+    groups = {"ours": dist.group.WORLD, "theirs": dist.new_group(backend="gloo")}
+    found = {name: _all_collectives(rank, size, group) for name, group in groups.items()}
+    dist.destroy_process_group()
+    return [
+        (index, str(ours), str(theirs))
+        for index, (ours, theirs) in enumerate(zip(found["ours"], found["theirs"], strict=True))
+        if not torch.equal(ours, theirs)
+    ]
+
+
+def _all_collectives(rank: int, size: int, group: Any) -> list[Any]:
+    results = []
+    for count in (0, 1, 5, 1000, 70_001):
+        own = torch.arange(count * size, dtype=torch.float32).remainder(13) + rank
+        each = list(own.reshape(size, count).unbind()) if count else [own.clone()] * size
+        for reduction in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+            whole = own.clone()
+            dist.all_reduce(whole, reduction, group=group)
+            results.append(whole)
+        for root in range(size):
+            copied = own.clone()
+            dist.broadcast(copied, root, group=group)
+            reduced = own.clone()
+            dist.reduce(reduced, root, group=group)
+            part = torch.empty(count)
+            dist.scatter(part, each if rank == root else None, root, group=group)
+            parts = [torch.empty(count) for _ in range(size)] if rank == root else None
+            dist.gather(each[0].clone(), parts, root, group=group)
+            results += [copied, part, *(parts or [])]
+            if rank == root:
+                results.append(reduced)
+        lists = [torch.empty(count) for _ in range(size)]
+        dist.all_gather(lists, each[1 % size].clone(), group=group)
+        gathered = torch.empty(count * size)
+        dist.all_gather_into_tensor(gathered, each[0].clone(), group=group)
+        scattered, single, exchanged = torch.empty(count), torch.empty(count), torch.empty_like(own)
+        dist.reduce_scatter(scattered, [one.clone() for one in each], group=group)
+        dist.reduce_scatter_tensor(single, own.clone(), group=group)
+        dist.all_to_all_single(exchanged, own.clone(), group=group)
+        swapped = [torch.empty(count) for _ in range(size)]
+        dist.all_to_all(swapped, [one.clone() for one in each], group=group)
+        results += [*lists, gathered, scattered, single, exchanged, *swapped]
+        results += _transfers(rank, size, own, group)
+    many = [torch.full((1000,), float(rank + index)) for index in range(30)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in many]
+    futures = [work.get_future() for work in works[::2]]
+    for work in works:
+        work.wait()
+    return results + many + [future.wait()[0] for future in futures]
+
+
+def _transfers(rank: int, size: int, own: Any, group: Any) -> list[Any]:
+    if size == 1:
+        return []
+    after, before = (rank + 1) % size, (rank - 1) % size
+    received = [torch.empty_like(own) for _ in range(2)]
+    works = [dist.isend(own * (tag + 1), after, group=group, tag=tag) for tag in (0, 1)]
+    works += [dist.irecv(received[tag], before, group=group, tag=tag) for tag in (1, 0)]
+    for work in works:
+        work.wait()
+    return received
+
+
+def trained(rank: int, size: int, store: Any, timeout: timedelta) -> list[Any]:
+    """Train the same model with DDP on both backends and return both sets of weights."""
+    joined(rank, size, store, timeout)
+    weights = [_weights(rank, group) for group in (None, dist.new_group(backend="gloo"))]
+    dist.destroy_process_group()
+    return weights
+
+
+def _weights(rank: int, group: Any) -> list[list[float]]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+    parallel = torch.nn.parallel.DistributedDataParallel(
+        model, process_group=group, bucket_cap_mb=0.001
+    )
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for _ in range(5):
+        optimizer.zero_grad()
+        parallel(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    return [parameter.flatten().tolist() for parameter in model.parameters()]
+
+
+def sharded(rank: int, size: int, store: Any, timeout: timedelta) -> list[float]:
+    """Train a model with FSDP2 on whichever backend is the default, and return its weights."""
+    joined(rank, size, store, timeout, "fullwire" if timeout.seconds > 20 else "gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    weights = [value for p in model.parameters() for value in p.full_tensor().flatten().tolist()]
+    dist.barrier()
+    dist.destroy_process_group()
+    return weights
+
+
+def made_again(rank: int, size: int, store: Any, timeout: timedelta) -> list[tuple[int, int]]:
+    """Make and destroy a group many times and count what is open after each."""
+    counts = []
+    for attempt in range(12):
+        joined(rank, size, dist.PrefixStore(str(attempt // 2), store), timeout)
+        half = dist.new_group([0])
+        dist.all_reduce(torch.ones(300_000))
+        dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
+        if rank == 0:
+            dist.all_reduce(torch.ones(3), group=half)
+        dist.destroy_process_group()
+        counts.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+    return counts
+
+
+def killed(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    joined(rank, size, store, timeout)
+    if rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _problem(lambda: [dist.all_reduce(torch.ones(100_000)) for _ in range(100)])
+
+
+def stopped(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    joined(rank, size, store, timeout)
+    if rank == VICTIM:
+        if os.fork() == 0:
+            time.sleep(2 * timeout.total_seconds())
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return _problem(lambda: [dist.all_reduce(torch.ones(1_000_000)) for _ in range(100)])
+
+
+def absent(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    joined(rank, size, store, timeout)
+    if rank == VICTIM:
+        time.sleep(2 * timeout.total_seconds())
+    return _problem(lambda: dist.all_reduce(torch.ones(10)))
+
+
+def of_another_size(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    joined(rank, size, store, timeout)
+    return _problem(lambda: dist.all_reduce(torch.ones(10 + (rank == VICTIM))))
+
+
+def another_operation(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    joined(rank, size, store, timeout)
+    tensor = torch.ones(2_000_000)
+    if rank == VICTIM:
+        return _problem(lambda: dist.broadcast(tensor, VICTIM))
+    return _problem(lambda: dist.all_reduce(tensor))
+
+
+def in_another_order(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    joined(rank, size, store, timeout)
+    works: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(torch.ones(10), async_op=True),
+        lambda: dist.broadcast(torch.ones(10), 0, async_op=True),
+    ]
+    issued = [work() for work in (works if rank == VICTIM else works[::-1])]
+    return _problem(lambda: [work.wait() for work in issued])
+
+
+def uneven(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    joined(rank, size, store, timeout)
+    splits = [2] * size
+    if rank == VICTIM:
+        splits[0], splits[-1] = 3, 1
+    rows = torch.ones(2 * size)
+
+    def exchange() -> None:
+        dist.all_to_all_single(torch.empty(2 * size), rows, [2] * size, splits)
+        dist.barrier()  # what the victim got is as it expected: it hears of the others here
+
+    return _problem(exchange)
+
+
+def gone_home(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    joined(rank, size, store, timeout)
+    if rank == VICTIM:
+        dist.destroy_process_group()
+        return "home"
+    return _problem(lambda: dist.all_reduce(torch.ones(10)))
+
+
+def _problem(work: Callable[[], Any]) -> str:
+    """Return what went wrong, and see that the group can be destroyed afterwards."""
+    try:
+        work()
+    except RuntimeError as error:
+        dist.destroy_process_group()
+        others = [thread.name for thread in threading.enumerate() if "fullwire" in thread.name]
+        return str(error) + "".join(others)
+    return "nothing"
+
+
+def beleaguered(rank: int, size: int, store: Any, timeout: timedelta) -> tuple[int, float]:
+    """Meet while strangers knock at rank 0's door."""
+    if rank == VICTIM:
+        while not _seen(store):
+            time.sleep(0.01)
+        host, port, _ = bytes(store.get(_seen(store))).decode().split(" ")
+        knock_at(host, int(port))
+    joined(rank, size, store, timeout)
+    group = dist.group.WORLD
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor)
+    strangers = group.strangers
+    dist.destroy_process_group()
+    return strangers, float(tensor.sum())
+
+
+def _seen(store: Any) -> str:
+    """Find the key under which rank 0 says where it is; torch decides what stands before it."""
+    for before in ("default_pg//cpu//", "default_pg//cpu/", "0//cpu//", "0//cpu/"):
+        if store.check([f"{before}rank 0"]):
+            return f"{before}rank 0"
+    return ""
+
+
+def knock_at(host: str, port: int) -> None:
+    silent = socket.create_connection((host, port))
+    socket.create_connection((host, port)).close()
+    for said in (b"GET / HTTP/1.0\r\n\r\n" * 20, b"FWT1" + bytes(40), b"\x16\x03\x01" * 100):
+        with socket.create_connection((host, port)) as knocking:
+            knocking.sendall(said)
+            knocking.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                assert knocking.recv(100) == b""
+    impostor = socket.create_connection((host, port))
+    impostor.sendall(b"FWT1" + (1).to_bytes(4, "big") + bytes(4) + bytes(32))
+    assert len(impostor.recv(64)) == 64  # it is greeted, and cannot answer
+    impostor.sendall(bytes(32))
+    assert impostor.recv(1) == b""
+    SILENT.append(silent)
