@@ -195,8 +195,7 @@ nb::bytes addresses_of(const fullwire::FlowKey& key) {
 // Who sends to whom: both addresses, ports, protocol, queue pair and point, for each flow.
 nb::list keys_of(const fullwire::PacketScan& scan) {
     nb::list keys;
-    for (const fullwire::Flow& flow : scan.flows()) {
-        const fullwire::FlowKey& key = flow.key;
+    for (const fullwire::FlowKey& key : scan.keys()) {
         keys.append(nb::make_tuple(addresses_of(key), key.source_port, key.destination_port,
                                    key.protocol, key.queue_pair, key.point));
     }
@@ -368,6 +367,10 @@ void define_transport(nb::module_& module) {
         .def("close", &Engine::close, Released())
         .def_prop_ro("problem", &Engine::problem)
         .def_prop_ro("malformed", &Engine::malformed);
+std::uint64_t read_packets(fullwire::PacketScan& scan, int file, unsigned threads,
+                           std::uint64_t enough_bytes) {
+    const nb::gil_scoped_release others_may_run;
+    return scan.read(file, threads, enough_bytes);
 }
 
 }  // namespace
@@ -399,6 +402,7 @@ NB_MODULE(_native, module) {
     nb::class_<fullwire::PacketScan>(module, "PacketScan")
         .def(nb::init<>())
         .def("feed", &feed_packets, nb::arg("piece"))
+        .def("read", &read_packets, nb::arg("file"), nb::arg("threads"), nb::arg("enough_bytes"))
         .def("finish", &fullwire::PacketScan::finish)
         .def("damage", &fullwire::PacketScan::damage)
         .def("shift", &fullwire::PacketScan::shift)

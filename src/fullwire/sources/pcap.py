@@ -13,10 +13,10 @@ import lzma
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
@@ -30,7 +30,8 @@ from fullwire.model.run import Flows, Provenance, Run, Whole
 from fullwire.sources.captures import GZIP, XZ, ZSTD
 from fullwire.sources.files import name_of, opened
 
-_PIECE_BYTES = 1 << 18  # fits the second-level cache, where the scan finds it again
+_PIECE_BYTES = 1 << 18  # unpacked at once
+_ENOUGH_BYTES = 1 << 28  # read at once; a tenth of a second
 _MOST_EXPANSION = 2_000  # a real capture shrinks ten- to fiftyfold; a bomb a millionfold
 _BOMB_BYTES = 1 << 30  # below this much nobody is harmed
 _MOST_CAPTURES = 10_000
@@ -75,8 +76,10 @@ def read_captures(paths: Sequence[Path]) -> Run:
         raise UsageError(f"flows: expected 1 to {_MOST_CAPTURES} captures, got {len(paths)}")
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise UsageError("flows: the same capture is given twice")
-    with ThreadPoolExecutor(min(len(paths), os.cpu_count() or 1)) as side_by_side:
-        captures = list(side_by_side.map(_scanned, paths))
+    processors = len(os.sched_getaffinity(0))
+    threads = -(-processors // len(paths))  # of each capture: large ones are read by several
+    with ThreadPoolExecutor(min(len(paths), processors)) as side_by_side:
+        captures = list(side_by_side.map(_scanned, paths, repeat(threads)))
     chosen = _reconciled(captures)
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths))),
@@ -86,16 +89,15 @@ def read_captures(paths: Sequence[Path]) -> Run:
     )
 
 
-def _scanned(path: Path) -> _Capture:
+def _scanned(path: Path, threads: int) -> _Capture:
     scan, problem = PacketScan(), ""
     with opened(path) as file:
-        try:
-            for piece in _pieces(path, file):
-                scan.feed(piece)
-                if scan.damage():
-                    break
-        except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-            problem = f"it cannot be unpacked to its end: {error}"
+        unpack = _unpacker(file)
+        if unpack is None:
+            while scan.read(file.fileno(), threads, _ENOUGH_BYTES):
+                pass  # and see whether somebody wants us to end
+        else:
+            problem = _unpacked(scan, path, file, unpack)
     scan.finish()
     counts = scan.counts()
     problem = problem or scan.damage()
@@ -107,36 +109,37 @@ def _scanned(path: Path) -> _Capture:
     )  # fmt: skip
 
 
-def _pieces(path: Path, file: BinaryIO) -> Iterator[np.ndarray[tuple[int], np.dtype[np.uint8]]]:
-    buffer = np.empty(_PIECE_BYTES, np.uint8)
-    unpacked = 0
-    with _unpacked(file) as stream:
-        while length := stream.readinto(buffer):  # type: ignore[attr-defined]
-            unpacked += length
-            if unpacked > max(_BOMB_BYTES, _MOST_EXPANSION * file.tell()):
-                raise DamagedInput(
-                    path, f"it unpacks to more than {_MOST_EXPANSION} times its size"
-                )
-            yield buffer[:length]
-
-
-@contextmanager
-def _unpacked(file: BinaryIO) -> Iterator[BinaryIO]:
-    beginning = file.read(6)
-    file.seek(0)
+def _unpacker(file: BinaryIO) -> Callable[[BinaryIO], Any] | None:
+    """Return what unpacks a file, None for a plain one."""
+    beginning = os.pread(file.fileno(), 6, 0)
     if beginning.startswith(GZIP):
-        with gzip.open(file) as stream:
-            yield stream  # type: ignore[misc]
-    elif beginning.startswith(XZ):
-        with lzma.open(file) as stream:
-            yield stream  # type: ignore[misc]
-    elif beginning.startswith(ZSTD):
+        return gzip.open
+    if beginning.startswith(XZ):
+        return lzma.open
+    if beginning.startswith(ZSTD):
         import pyarrow as pa  # here, because plain captures need not wait until it is loaded
 
-        with pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd") as stream:
-            yield stream
-    else:
-        yield file
+        return lambda file: pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
+    return None
+
+
+def _unpacked(
+    scan: PacketScan, path: Path, file: BinaryIO, unpack: Callable[[BinaryIO], Any]
+) -> str:
+    """Scan a packed file; return the problem where it cannot be unpacked to its end."""
+    buffer, unpacked = np.empty(_PIECE_BYTES, np.uint8), 0
+    try:
+        with unpack(file) as stream:
+            while (length := stream.readinto(buffer)) and not scan.damage():
+                unpacked += length
+                if unpacked > max(_BOMB_BYTES, _MOST_EXPANSION * file.tell()):
+                    raise DamagedInput(
+                        path, f"it unpacks to more than {_MOST_EXPANSION} times its size"
+                    )
+                scan.feed(buffer[:length])
+    except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+        return f"it cannot be unpacked to its end: {error}"
+    return ""
 
 
 def _ends(
