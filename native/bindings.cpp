@@ -21,6 +21,7 @@
 
 #include "collective_events.hpp"
 #include "kineto_scan.hpp"
+#include "packet_capture.hpp"
 #include "packets.hpp"
 #include "sampler.hpp"
 #include "transport.hpp"
@@ -367,6 +368,11 @@ void define_transport(nb::module_& module) {
         .def("close", &Engine::close, Released())
         .def_prop_ro("problem", &Engine::problem)
         .def_prop_ro("malformed", &Engine::malformed);
+void run_capture(fullwire::PacketCapture& capture, int watched) {
+    const nb::gil_scoped_release no_python;  // as in sample
+    capture.run(watched);
+}
+
 std::uint64_t read_packets(fullwire::PacketScan& scan, int file, unsigned threads,
                            std::uint64_t enough_bytes) {
     const nb::gil_scoped_release others_may_run;
@@ -399,6 +405,10 @@ NB_MODULE(_native, module) {
                nb::arg("chunks"), nb::arg("serial"));
     module.def("sample", &sample, nb::arg("file"), nb::arg("links"), nb::arg("mark"),
                nb::arg("interfaces"), nb::arg("rdma_directories"), nb::arg("watched"));
+    nb::class_<fullwire::PacketCapture>(module, "PacketCapture")
+        .def(nb::init<int, const std::vector<std::pair<std::string, int>>&>(), nb::arg("file"),
+             nb::arg("sockets"))
+        .def("run", &run_capture, nb::arg("watched"));
     nb::class_<fullwire::PacketScan>(module, "PacketScan")
         .def(nb::init<>())
         .def("feed", &feed_packets, nb::arg("piece"))

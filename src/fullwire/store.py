@@ -5,6 +5,7 @@
     job.run/TABLE.parquet        a table with rows; tables without rows have no file
     job.run/TABLE/*.parquet      or a table in numbered pieces; pieces of one number belong
                                  together, as `RunWriter` was given them: whole steps of ranks
+    job.run/packets/*.pcapng     what was captured beside the job; other tools read it, too
 
 Format 1: the tables of `fullwire.model.run`.
 
@@ -42,6 +43,7 @@ FORMAT = 1
 MOST_ROWS = 100_000_000  # of one table in memory: some 5 GB
 PIECE_ROWS = 60_000  # of all tables together, where a run is written part by part: some 3 MB
 _LARGEST_DESCRIPTION = 16 * 2**20
+CAPTURES = "packets"
 _DESCRIPTION = "run.json"
 _READ_BYTES = 2**20
 _LONGEST_REASON = 200  # characters; a Parquet error can quote a whole schema
@@ -259,7 +261,7 @@ def refuse_taken(place: Path, replace: bool) -> None:
         raise UsageError(f"{place} exists: name another, or ask for --force to replace it")
     if place.is_symlink() or not is_run(place):
         raise UsageError(f"{place} exists and is not a run, so it is not replaced")
-    ours = {_DESCRIPTION, *TABLES, *(f"{name}.parquet" for name in TABLES)}
+    ours = {_DESCRIPTION, CAPTURES, *TABLES, *(f"{name}.parquet" for name in TABLES)}
     for other in sorted({entry.name for entry in place.iterdir()} - ours):
         raise UsageError(f"{place} holds {other}, which is no part of a run: it is not replaced")
 

@@ -16,6 +16,7 @@ from fullwire.model.facts import FactValue
 from fullwire.sources.live.assemble import Known
 from fullwire.sources.live.launch import recorded_environment, sampled_command
 from fullwire.sources.live.record import Recording, keep
+from fullwire.sources.live.sampler import SOCKET_VARIABLE
 from fullwire.store import refuse_taken
 from fullwire.units import show_time
 
@@ -26,6 +27,7 @@ def record_in_lab(
     output: str | Path,
     *,
     faults: Sequence[Fault] = (),
+    packets: bool = False,
     replace: bool = False,
     known: Known | None = None,
     introduce: Callable[[Lab], None] = lambda lab: None,
@@ -33,7 +35,8 @@ def record_in_lab(
 ) -> Recording:
     """Run a command on every host of a lab made for it, and write what all of them did as a run.
 
-    What is known of the job besides its command goes into the run with the lab's facts.
+    What is known of the job besides its command goes into the run with the lab's facts. With
+    `packets`, the headers of what every host sends and receives are captured.
     """
     refuse_taken(Path(output), replace)
     with Lab(description) as lab:
@@ -41,8 +44,11 @@ def record_in_lab(
 
         def play(directory: Path) -> int:
             environment = recorded_environment(directory, os.environ)
-            sampled = sampled_command(directory, command)
-            return run_job(lab, sampled, faults, environment=environment, say=say)
+            sampled = sampled_command(directory, command, packets=packets)
+            return run_job(
+                lab, sampled, faults, environment=environment, say=say,
+                packet_socket=SOCKET_VARIABLE if packets else None,
+            )  # fmt: skip
 
         job = known or Known(source=shlex.join(command))
         whole = dataclasses.replace(job, facts={**job.facts, **lab_facts(lab, faults)})

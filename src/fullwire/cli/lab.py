@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from fullwire.cli.leaving import signals_end_it
-from fullwire.cli.options import Force
+from fullwire.cli.options import Force, Packets
 from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def run(
         Path | None,
         typer.Option("--output", "-o", metavar="X.run", help="Record the job, and write this run"),
     ] = None,
+    packets: Packets = False,
     force: Force = False,
 ) -> None:
     """Run a command on every host of a cluster made for it; with -o, record it.
@@ -124,6 +125,8 @@ def run(
 
     if force and output is None:
         raise UsageError("--force replaces the run that -o names: expected -o X.run with it")
+    if packets and output is None:
+        raise UsageError("--packets captures into the run that -o names: expected -o X.run with it")
     job = _emulated(command, workload, steps=steps, dilate=dilate, buckets=buckets)
     description = describe(
         workers=workers, rate=rate, latency=latency, loss=loss, mtu=mtu, congestion=congestion,
@@ -134,7 +137,7 @@ def run(
         if output is None:
             status = _run(description, words, faults)
         else:
-            status = _record(description, words, output, faults, force, job)
+            status = _record(description, words, output, faults, packets, force, job)
     raise typer.Exit(status)
 
 
@@ -188,6 +191,7 @@ def _record(
     command: Sequence[str],
     output: Path,
     faults: Sequence[Fault],
+    packets: bool,
     force: bool,
     job: EmulatedJob | None,
 ) -> int:
@@ -195,7 +199,7 @@ def _record(
     from fullwire.report.recording import recording_lines
 
     recording = record_in_lab(
-        description, command, output, faults=faults, replace=force,
+        description, command, output, faults=faults, packets=packets, replace=force,
         known=None if job is None else job.known, introduce=_introduce, say=_say,
     )  # fmt: skip
     for line in recording_lines(recording.path):

@@ -9,6 +9,9 @@ import typer
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace a run that exists.")]
+Packets: TypeAlias = Annotated[
+    bool, typer.Option("--packets", help="Capture packet headers meanwhile, for fullwire flows")
+]
 
 
 def print_json(shown: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fullwire.cli.options import Force
+from fullwire.cli.options import Force, Packets
 from fullwire.errors import UsageError
 
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="X.run", help="The run to write")]
@@ -22,6 +22,7 @@ def record(
     part: Annotated[
         bool, typer.Option("--part", help="One task of several: leave files for fullwire join")
     ] = False,
+    packets: Packets = False,
 ) -> None:
     """Run a training job unchanged, record it, and end with the job's exit status.
 
@@ -34,8 +35,8 @@ def record(
     if part:
         if force:
             raise UsageError("--force replaces a run: a part writes none, fullwire join does")
-        raise typer.Exit(record_part(command, output))
-    recording = run_and_keep(command, output, replace=force)
+        raise typer.Exit(record_part(command, output, packets=packets))
+    recording = run_and_keep(command, output, packets=packets, replace=force)
     for line in recording_lines(recording.path):
         typer.echo(line, err=True)  # standard output belongs to the job
     raise typer.Exit(recording.exit_status)

@@ -59,12 +59,13 @@ class Lab:
         environment: Mapping[str, str],
         *,
         in_foreground: bool = False,
+        packet_socket: str | None = None,
     ) -> None:
         """Start a command on a host, with our standard output and error as its own."""
         self._tell(
             Start(
                 host=host, command=tuple(command), environment=dict(environment),
-                in_foreground=in_foreground,
+                in_foreground=in_foreground, packet_socket=packet_socket,
             )
         )  # fmt: skip
 

@@ -51,12 +51,17 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Start a command on a host; in the foreground it gets the terminal."""
+    """Start a command on a host; in the foreground it gets the terminal.
+
+    `packet_socket` is the variable that is to name an open packet socket of the host, for a command
+    that captures: the capability to open one ends where a command begins.
+    """
 
     host: int
     command: tuple[str, ...]
     environment: Mapping[str, str]
     in_foreground: bool = False
+    packet_socket: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

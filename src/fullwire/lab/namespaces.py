@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +122,16 @@ def become_host(network: int, name: str) -> None:
     _checked(_libc.sethostname(name.encode(), len(name)))
     with contextlib.suppress(PermissionError):  # a container that masks parts of /sys keeps its own
         _mount("sysfs", "/sys", "sysfs", _MOUNT_HARMLESS)
+
+
+def packet_socket() -> int:
+    """Open a socket that can hear all packets of this network, for a command to inherit."""
+    try:
+        own = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    except PermissionError as error:
+        raise PermissionError(error.errno, "capturing needs CAP_NET_RAW, also in a lab") from None
+    own.set_inheritable(True)
+    return own.detach()
 
 
 def mount_own_proc() -> None:

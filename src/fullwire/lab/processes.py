@@ -78,7 +78,10 @@ def _become_command(host: Host, request: Start, processors: frozenset[int]) -> N
         if processors:
             os.sched_setaffinity(0, processors)
         _reset_signals()
-        os.execvpe(request.command[0], request.command, request.environment)
+        environment = dict(request.environment)
+        if request.packet_socket is not None:
+            environment[request.packet_socket] = str(namespaces.packet_socket())
+        os.execvpe(request.command[0], request.command, environment)
     except OSError as error:
         sys.stderr.write(f"fullwire: host {host.number}: {request.command[0]}: {error.strerror}\n")
         sys.stderr.flush()

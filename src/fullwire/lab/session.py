@@ -22,12 +22,16 @@ Say = Callable[[str], None]
 
 def run_job(
     lab: Lab, command: Sequence[str], faults: Sequence[Fault] = (), *,
-    environment: Mapping[str, str] = os.environ, say: Say = lambda sentence: None,
+    environment: Mapping[str, str] = os.environ, packet_socket: str | None = None,
+    say: Say = lambda sentence: None,
 ) -> int:  # fmt: skip
     """Run a command on every host and return its exit status, which is the first failing rank's."""
     hosts = range(lab.description.cluster.workers)
     for host in hosts:
-        lab.start(host, command, {**environment, **rank_environment(lab, host)})
+        lab.start(
+            host, command, {**environment, **rank_environment(lab, host)},
+            packet_socket=packet_socket,
+        )  # fmt: skip
     job = _Job(lab, len(hosts), faults, say)
     try:
         return job.finish()

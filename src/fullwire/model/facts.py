@@ -112,6 +112,9 @@ _REGISTERED = (
     Fact(
         "captured_packets", int, "", False, "packets in the captures, both ends of a flow counted"
     ),
+    Fact("dropped_packets", int, "", False, "packets that the captures missed, as they say"),
+    Fact("captured_bytes", int, "B", False, "bytes of captured packets, before segmentation"),
+    Fact("captured_wire_bytes", int, "B", False, "the same with the headers of all segments"),
     Fact("retransmitted_bytes", int, "B", False, "payload that was sent again"),
     Fact("reordered_bytes", int, "B", False, "payload that came late, but within a round trip"),
     Fact("lost_bytes", int, "B", False, "payload that was never seen and never acknowledged"),

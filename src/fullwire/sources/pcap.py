@@ -218,7 +218,12 @@ def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> dict[str, F
         totals = captures[each.capture].totals
         for name in names:
             facts[name] = int(facts[name]) + int(totals[name][each.flow])  # type: ignore[arg-type]
-    facts["captured_packets"] = sum(capture.counts["packets"] for capture in captures)
+    for name, count in _COUNTED.items():
+        facts[name] = sum(capture.counts[count] for capture in captures)
+    facts["captured_wire_bytes"] = sum(
+        capture.counts["other_bytes"] + int(capture.totals["wire_bytes"].sum())
+        for capture in captures
+    )
     return facts
 
 
@@ -233,6 +238,11 @@ def _missing(captures: Iterable[_Capture]) -> Iterator[str]:
                 yield f"{name}: {capture.counts[key]:,} {sentence}"
 
 
+_COUNTED = {
+    "captured_packets": "packets",
+    "captured_bytes": "bytes",
+    "dropped_packets": "dropped",
+}
 _LACKS = {
     "dropped": "packets were dropped by the capture",
     "fragments": "fragments of IP packets belong to no flow that could be told",

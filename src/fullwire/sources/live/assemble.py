@@ -18,6 +18,7 @@ from fullwire.errors import DamagedInput
 from fullwire.model.emulation import undilated
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Basis, Collectives, Gradients, Provenance, Run, Spans, Whole
+from fullwire.sources.live.captured import read_captured
 from fullwire.sources.live.clocks import SAME, offsets
 from fullwire.sources.live.hosts import (
     Clock,
@@ -26,6 +27,7 @@ from fullwire.sources.live.hosts import (
     machine_of,
     sample_shifts,
     wall_beyond_monotonic_ns,
+    wall_zero_ns,
     what_is_not_sampled,
 )
 from fullwire.sources.live.inside.journal import ENDED, FAILED, Note
@@ -101,6 +103,12 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     found = _facts(chosen, workers) | host_facts(chosen, workers, clocks, samples)
     missing += _write_ranks(chosen, clocks, known, writer, found)
     _write_samples(samples, sample_shifts(chosen, clocks, samples), known, writer)
+    captured, unreadable = read_captured(directories, wall_zero_ns(chosen, clocks, samples))
+    missing += unreadable
+    if captured is not None:
+        missing += captured.missing
+        found |= captured.facts
+        writer.add(flows=known.undilated(captured).flows)
     outline = known.undilated(Run(provenance=known.provenance, facts=found))
     facts = _together(outline.facts, known.facts)
     return writer.finish(known.provenance, facts, [*missing, *known.missing])

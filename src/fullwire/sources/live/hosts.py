@@ -34,6 +34,15 @@ def wall_beyond_monotonic_ns(header: Mapping[str, int]) -> int:
     return int(header["unix_ns"]) - int(header["monotonic_ns"])
 
 
+def wall_zero_ns(
+    journals: Sequence[Journal], clocks: Clocks, samples: Sequence[HostSamples]
+) -> int:
+    """Return what the wall clock showed at the zero of the ranks, or of the samplers without any."""
+    for first in journals[:1]:
+        return wall_beyond_monotonic_ns(first.header) - clocks[machine_of(first)].shift_ns
+    return min((int(each.header["unix_ns"]) for each in samples), default=0)
+
+
 def sample_shifts(
     journals: Sequence[Journal], clocks: Clocks, samples: Sequence[HostSamples]
 ) -> Shift:
@@ -41,9 +50,7 @@ def sample_shifts(
 
     On a machine without ranks that is its wall clock against the first rank's.
     """
-    zero_ns = min((int(each.header["unix_ns"]) for each in samples), default=0)
-    for first in journals[:1]:
-        zero_ns = wall_beyond_monotonic_ns(first.header) - clocks[machine_of(first)].shift_ns
+    zero_ns = wall_zero_ns(journals, clocks, samples)
 
     def shift_ns(host: HostSamples) -> int:
         clock = clocks.get(str(host.header["machine"]))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ from fullwire.errors import UsageError
 from fullwire.sources.live.inside import DIRECTORY_VARIABLE
 from fullwire.sources.live.inside.journal import RUNNING
 from fullwire.sources.live.journals import Header
-from fullwire.sources.live.sampler import SUFFIX
+from fullwire.sources.live.sampler import CAPTURING_SUFFIX, SUFFIX
 from fullwire.sources.live.samples import header_of
 
 _ON_PATH = Path(__file__).parent / "path"
@@ -35,19 +37,44 @@ def recorded_environment(directory: Path, environment: Mapping[str, str]) -> dic
     }
 
 
-def sampled_command(directory: Path, command: Sequence[str]) -> list[str]:
-    """Return a command that becomes the given one, with a sampler of its host beside it."""
+def sampled_command(
+    directory: Path, command: Sequence[str], *, packets: bool = False
+) -> list[str]:
+    """Return a command that becomes the given one, with a sampler of its host beside it.
+
+    With `packets`, what the host sends and receives is captured as well.
+    """
     if shutil.which(command[0]) is None:
         raise UsageError(
             f"{command[0]}: cannot be run: no such command, or not one that may be run"
         )
-    return [sys.executable, str(_SAMPLER), str(directory.resolve()), *command]
+    how = ["--packets"] if packets else []
+    return [sys.executable, str(_SAMPLER), str(directory.resolve()), *how, *command]
+
+
+def check_capturing() -> None:
+    """Refuse where packets may not be captured, before a job starts."""
+    try:
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()
+    except PermissionError:
+        raise UsageError(
+            "--packets needs the right to capture (CAP_NET_RAW), which this user has not: run as "
+            f"root, or give it to this Python: setcap cap_net_raw+ep {os.path.realpath(sys.executable)}"
+        ) from None
 
 
 def wait_for_samplers(directory: Path, concerns_us: Callable[[Header], bool]) -> None:
     """Wait a little for samplers that are about to end: to write what they still have."""
     until_s = time.monotonic() + _LAST_WRITE_S
     while _is_any_running(directory, concerns_us) and time.monotonic() < until_s:
+        time.sleep(0.005)
+
+
+def wait_for_captures(directory: Path, host: str = "") -> None:
+    """Wait a little for captures, of one host or of all, to be written to their end."""
+    until_s = time.monotonic() + _LAST_WRITE_S
+    ours = f"{glob.escape(host)}*{CAPTURING_SUFFIX}"
+    while any(directory.glob(ours)) and time.monotonic() < until_s:
         time.sleep(0.005)
 
 

@@ -19,10 +19,13 @@ from fullwire.model.run import Run
 from fullwire.sources.live import parts
 from fullwire.sources.live.assemble import Known, assemble
 from fullwire.sources.live.journals import Header
+from fullwire.sources.live.captured import put_captures
 from fullwire.sources.live.launch import (
+    check_capturing,
     recorded_environment,
     run_to_its_end,
     sampled_command,
+    wait_for_captures,
     wait_for_samplers,
 )
 from fullwire.sources.live.progress import live_line
@@ -44,14 +47,22 @@ class Recording:
         return read_run(self.path)
 
 
-def record(command: Sequence[str], output: str | Path, *, replace: bool = False) -> Recording:
-    """Run a command and write what its processes did as a run."""
+def record(
+    command: Sequence[str], output: str | Path, *, packets: bool = False, replace: bool = False
+) -> Recording:
+    """Run a command and write what its processes did as a run.
+
+    With `packets`, headers of what this host's interfaces carry meanwhile are captured: the run has
+    its flows, and the captures themselves.
+    """
     _check_command(command)
     parts.refuse_one_of_many(Path(output), os.environ)
+    if packets:
+        check_capturing()
 
     def play(directory: Path) -> int:
         environment = recorded_environment(directory, os.environ)
-        return run_to_its_end(sampled_command(directory, command), environment)
+        return run_to_its_end(sampled_command(directory, command, packets=packets), environment)
 
     return keep(play, output, Known(source=shlex.join(command)), replace=replace)
 
@@ -84,10 +95,12 @@ def keep(
     except SystemExit as asked_to_end:
         status = int(asked_to_end.code or 0)
     wait_for_samplers(directory, lambda header: True)
+    wait_for_captures(directory)
     ended = dataclasses.replace(known, facts={**known.facts, "exit_status": status})
     try:
         with RunWriter(place, replace=replace) as writer:
             path = assemble([directory], writer, ended)
+        put_captures(directory, path)
     except UsageError as error:  # as on a full disk: what was recorded is not given up
         raise UsageError(
             f"{error}; what was recorded is in {directory}: `fullwire join {directory} -o NAME.run`"
@@ -96,18 +109,21 @@ def keep(
     return Recording(path=path, exit_status=status)
 
 
-def record_part(command: Sequence[str], output: str | Path) -> int:
+def record_part(command: Sequence[str], output: str | Path, *, packets: bool = False) -> int:
     """Run a command that is one task of a job among several; return its exit status.
 
     What it did is left beside the place of the run, for `join` to make one run of all parts.
     """
     _check_command(command)
     refuse_taken(Path(output), False)
+    if packets:
+        check_capturing()
     directory = directory_of(Path(output))
-    sampled = sampled_command(directory, command)
+    sampled = sampled_command(directory, command, packets=packets)
     note = parts.begin(directory, command, os.environ)
     status = run_to_its_end(sampled, recorded_environment(directory, os.environ))
     wait_for_samplers(directory, _has_lost_its_job)
+    wait_for_captures(directory, f"{socket.gethostname()}-")
     parts.end(note, status)
     return status
 

@@ -1,13 +1,15 @@
 """The process that samples a host while a job runs on it; the loop itself is native.
 
-    python sampler.py DIRECTORY COMMAND...    becomes the command, with a sampler beside it
+    python sampler.py DIRECTORY [--packets] COMMAND...
 
-It is run by its place and loads nothing but the standard library and the native part, so the job
-waits for it some 30 ms. It listens on no network, and ends with the command. One samples each host,
-however many are started: the others stand by, in case the first one's command ends before theirs.
+becomes the command, with a sampler beside it, and with --packets a second process that captures
+the headers of all packets. It is run by its place and loads nothing but the standard library and the
+native part, so the job waits for it some 30 ms. It listens on no network, and ends with the command.
+One samples each host, however many are started: the others stand by, in case the first one's command
+ends before theirs. The job begins when packets are being captured, or it does not.
 
 Its file is like a journal (inside/journal.py): a header, then definitions, and samples as
-native/sample_file.hpp tells.
+native/sample_file.hpp tells. A capture is a pcapng, whose name says until when it is written.
 """
 
 from __future__ import annotations
@@ -19,23 +21,29 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 SUFFIX = ".samples"
+CAPTURE_SUFFIX, CAPTURING_SUFFIX = ".pcapng", ".capturing"
+SOCKET_VARIABLE = "FULLWIRE_PACKET_SOCKET"  # an open packet socket, from whoever may make one
 MOST_INTERFACES = 16
 _HEADER_BYTES = 512  # this and the three states as in inside/journal.py
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed"
 _DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"  # as in inside/__init__.py
 _STAND_BY_S = 0.1
 _NOT_STARTED = 127  # as a shell says that a command could not be started
+_READY = b"ready"
 
 
 def main(directory: str, *command: str) -> None:
     """Become the command, and leave a sampler beside it."""
     here = os.getpid()
+    if command[0] == "--packets":
+        command = command[1:]
+        _begin_capture(here, directory)
     if _is_the_one_beside():
-        _sample_beside(here, directory)
+        _work_beside(here, directory, "sampler", _sample)
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -55,34 +63,40 @@ def _is_the_one_beside() -> bool:
     return True
 
 
-def _sample_beside(watched: int, directory: str) -> None:
-    """Sample as long as a process runs, and hold nothing open that others might wait for."""
+def _work_beside(
+    watched: int, directory: str, role: str, work: Callable[[int, str], None],
+    on_stand_by: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Work as long as a process runs, and hold nothing open that others might wait for."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
     os.chdir("/")
     try:
-        with _the_only_one(watched, directory) as is_ours:
+        with _the_only_one(watched, directory, role, on_stand_by) as is_ours:
             if is_ours:
-                _sample(watched, directory)
+                work(watched, directory)
     finally:
         os._exit(0)
 
 
 @contextlib.contextmanager
-def _the_only_one(watched: int, directory: str) -> Iterator[bool]:
-    """Wait until no other process samples this host, or until there is nothing to sample for.
+def _the_only_one(
+    watched: int, directory: str, role: str, on_stand_by: Callable[[], None]
+) -> Iterator[bool]:
+    """Wait until no other process does this on this host, or there is nothing to do it for.
 
-    Who holds a certain name samples. Names without a file are the network namespace's own, vanish
+    Who holds a certain name does it. Names without a file are the network namespace's own, vanish
     with their holder, and need no locks, which file systems of clusters often lack.
     """
-    name = f"\0fullwire-sampler-{hashlib.sha256(directory.encode()).hexdigest()}"
+    name = f"\0fullwire-{role}-{hashlib.sha256(directory.encode()).hexdigest()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
         while _runs(watched):
             with contextlib.suppress(OSError):
                 holder.bind(name)
                 yield True
                 return
+            on_stand_by()
             time.sleep(_STAND_BY_S)
         yield False
 
@@ -100,8 +114,7 @@ def _sample(watched: int, directory: str) -> None:
     began = {
         "watched": watched, "monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()
     }  # fmt: skip
-    name = f"{socket.gethostname()}-{os.getpid()}-{began['monotonic_ns']}{SUFFIX}"
-    path = os.path.join(directory, name)
+    path = os.path.join(directory, _name(began["monotonic_ns"]) + SUFFIX)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     links = [{"name": name, "speed_bps": _speed_bps(name)} for name in interfaces]
     links += [{"name": name, "speed_bps": _rdma_speed_bps(path)} for name, path in ports.items()]
@@ -118,6 +131,75 @@ def _sample(watched: int, directory: str) -> None:
     except (OSError, RuntimeError) as error:  # a full disk
         status, reason = _FAILED, str(error)
     os.pwrite(file, _header(status, began, reason), 0)
+
+
+def _name(began_ns: int) -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{began_ns}"
+
+
+def _begin_capture(watched: int, directory: str) -> None:
+    """Start what captures packets, and return when it does; what hinders it ends the job."""
+    hear, tell = os.pipe()
+    if _is_the_one_beside():
+        os.close(hear)
+        told = _TellOnce(tell)
+        _work_beside(
+            watched, directory, "capture",
+            lambda watched, directory: _capture(watched, directory, told), told.ready,
+        )  # fmt: skip
+    os.close(tell)
+    answer = b"".join(iter(lambda: os.read(hear, 1024), b""))
+    os.close(hear)
+    if given := os.environ.pop(SOCKET_VARIABLE, ""):
+        os.close(int(given))  # it is no matter of the job's
+    if answer != _READY:
+        sys.stderr.write(f"fullwire: packets cannot be captured: {answer.decode() or 'killed'}\n")
+        sys.exit(_NOT_STARTED)
+
+
+class _TellOnce:
+    """The end of a pipe on which the first word is the only one."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def ready(self) -> None:
+        self.say(_READY)
+
+    def say(self, word: bytes) -> None:
+        if self._file >= 0:
+            os.write(self._file, word)
+            os.close(self._file)
+        self._file = -1
+
+
+def _capture(watched: int, directory: str, told: _TellOnce) -> None:
+    from fullwire._native import PacketCapture
+
+    path = os.path.join(directory, _name(time.monotonic_ns()))
+    try:
+        sockets = _packet_sockets()
+        file = os.open(
+            path + CAPTURING_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
+        capture = PacketCapture(file, list(sockets.items()))
+    except (OSError, RuntimeError) as error:
+        told.say(str(error).encode())
+        return
+    told.ready()
+    with contextlib.suppress(OSError, RuntimeError):  # a full disk: its name says that it broke off
+        capture.run(watched)
+        os.rename(path + CAPTURING_SUFFIX, path + CAPTURE_SUFFIX)
+
+
+def _packet_sockets() -> dict[str, int]:
+    """Return a socket for each interface; it hears nothing before it is bound to it."""
+    names = list(_interfaces())
+    if given := os.environ.get(SOCKET_VARIABLE):
+        return {names[0]: int(given)}
+    return {
+        name: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).detach() for name in names
+    }
 
 
 def _header(status: str, began: dict[str, int], reason: str = "") -> bytes:

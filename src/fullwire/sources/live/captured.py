@@ -1,0 +1,44 @@
+"""What was captured beside a job: its flows on the run's clock, and the captures themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from fullwire.errors import DamagedInput
+from fullwire.model.run import Run
+from fullwire.sources.live.journals import files_in
+from fullwire.sources.live.sampler import CAPTURE_SUFFIX, CAPTURING_SUFFIX
+from fullwire.sources.pcap import read_captures
+from fullwire.store import CAPTURES
+
+
+def read_captured(directories: Sequence[Path], zero_ns: int) -> tuple[Run | None, list[str]]:
+    """Return the flows that were captured, if any were, and what is wrong with the captures.
+
+    `zero_ns` is what the wall clock showed when the run began.
+    """
+    broken_off = files_in(directories, CAPTURING_SUFFIX)
+    captures = [*files_in(directories, CAPTURE_SUFFIX), *broken_off]
+    missing = [f"{path.name}: captured until it was killed or the disk full" for path in broken_off]
+    if not captures:
+        return None, missing
+    try:
+        run = read_captures(captures)
+    except DamagedInput as error:  # killed before it wrote anything
+        return None, [*missing, str(error)]
+    flows = dataclasses.replace(
+        run.flows, start_ns=run.flows.start_ns - zero_ns, end_ns=run.flows.end_ns - zero_ns
+    )
+    return dataclasses.replace(run, flows=flows), missing
+
+
+def put_captures(directory: Path, run: Path) -> None:
+    """Move a job's captures into its run, named by their hosts."""
+    captures = [
+        *files_in([directory], CAPTURE_SUFFIX), *files_in([directory], CAPTURING_SUFFIX)
+    ]  # fmt: skip
+    for path in captures:
+        (run / CAPTURES).mkdir(exist_ok=True)
+        path.rename(run / CAPTURES / path.with_suffix(CAPTURE_SUFFIX).name)
