@@ -14,6 +14,7 @@ from ipaddress import ip_address
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.analysis.capture_audit import capture_audit
 from fullwire.analysis.iterations import Iterations, Series, find_iterations
 from fullwire.analysis.pattern import Pattern, find_pattern
 from fullwire.errors import UsageError
@@ -104,6 +105,7 @@ def analyse_flows(run: Run) -> Traffic:
     audit = (
         *_byte_audit(run, int(payload.sum()), int(wire.sum()), strangers),
         *_startup_audit(rows.hosts, before, gradient, ranks),
+        *capture_audit(run),
     )
     return Traffic(
         hosts=rows.hosts, matrix_payload_bytes=payload, matrix_wire_bytes=wire, pattern=pattern,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from fullwire.analysis.capture_audit import capture_audit
 from fullwire.analysis.in_use import Windows, links_in_use, processor_use
 from fullwire.analysis.summary import Summary, summarised
 from fullwire.model.run import Run
@@ -26,6 +27,7 @@ def recording_lines(path: Path) -> Iterator[str]:
         )
         yield from _in_use(run, windows)
         yield f"  recorder       {_own_cost(run, summary.step_s)}"
+    yield from _packets(run)
     if "dilation" in run.facts:
         yield f"  undilated      all times; the job ran {run.facts['dilation']:g} times slower"
     yield f"  written        {path}" + ("" if run.complete else ", PARTIAL:")
@@ -50,6 +52,15 @@ def _in_use(run: Run, windows: Windows) -> Iterator[str]:
     in_use = processor_use(run, windows)
     if in_use is not None:
         yield f"  processors     {in_use:.0%} in use on average"
+
+
+def _packets(run: Run) -> Iterator[str]:
+    """Say whether the capture has all packets, as far as anybody counted them."""
+    captured, dropped = run.facts.get("captured_packets"), run.facts.get("dropped_packets")
+    if isinstance(captured, int):
+        yield f"  packets        {captured:,} captured, {dropped or 'none'} dropped"
+        for sentence in capture_audit(run):
+            yield f"                 {sentence}"
 
 
 def _ranks(count: int) -> str:

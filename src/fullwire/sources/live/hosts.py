@@ -37,7 +37,7 @@ def wall_beyond_monotonic_ns(header: Mapping[str, int]) -> int:
 def wall_zero_ns(
     journals: Sequence[Journal], clocks: Clocks, samples: Sequence[HostSamples]
 ) -> int:
-    """Return what the wall clock showed at the zero of the ranks, or of the samplers without any."""
+    """Return what the wall clock showed at the zero of the ranks, without any of the samplers."""
     for first in journals[:1]:
         return wall_beyond_monotonic_ns(first.header) - clocks[machine_of(first)].shift_ns
     return min((int(each.header["unix_ns"]) for each in samples), default=0)

@@ -37,9 +37,7 @@ def recorded_environment(directory: Path, environment: Mapping[str, str]) -> dic
     }
 
 
-def sampled_command(
-    directory: Path, command: Sequence[str], *, packets: bool = False
-) -> list[str]:
+def sampled_command(directory: Path, command: Sequence[str], *, packets: bool = False) -> list[str]:
     """Return a command that becomes the given one, with a sampler of its host beside it.
 
     With `packets`, what the host sends and receives is captured as well.
@@ -57,9 +55,10 @@ def check_capturing() -> None:
     try:
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()
     except PermissionError:
+        python = os.path.realpath(sys.executable)
         raise UsageError(
             "--packets needs the right to capture (CAP_NET_RAW), which this user has not: run as "
-            f"root, or give it to this Python: setcap cap_net_raw+ep {os.path.realpath(sys.executable)}"
+            f"root, or give it to this Python: setcap cap_net_raw+ep {python}"
         ) from None
 
 

@@ -18,8 +18,8 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.run import Run
 from fullwire.sources.live import parts
 from fullwire.sources.live.assemble import Known, assemble
-from fullwire.sources.live.journals import Header
 from fullwire.sources.live.captured import put_captures
+from fullwire.sources.live.journals import Header
 from fullwire.sources.live.launch import (
     check_capturing,
     recorded_environment,

@@ -3,10 +3,10 @@
     python sampler.py DIRECTORY [--packets] COMMAND...
 
 becomes the command, with a sampler beside it, and with --packets a second process that captures
-the headers of all packets. It is run by its place and loads nothing but the standard library and the
-native part, so the job waits for it some 30 ms. It listens on no network, and ends with the command.
-One samples each host, however many are started: the others stand by, in case the first one's command
-ends before theirs. The job begins when packets are being captured, or it does not.
+the headers of all packets. It is run by its place and loads nothing but the standard library and
+the native part, so the job waits for it some 30 ms. It listens on no network, and ends with the
+command. One samples each host, however many are started: the others stand by, in case the first
+one's command ends before theirs. The job begins when packets are being captured, or it does not.
 
 Its file is like a journal (inside/journal.py): a header, then definitions, and samples as
 native/sample_file.hpp tells. A capture is a pcapng, whose name says until when it is written.
@@ -197,9 +197,7 @@ def _packet_sockets() -> dict[str, int]:
     names = list(_interfaces())
     if given := os.environ.get(SOCKET_VARIABLE):
         return {names[0]: int(given)}
-    return {
-        name: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).detach() for name in names
-    }
+    return {name: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).detach() for name in names}
 
 
 def _header(status: str, began: dict[str, int], reason: str = "") -> bytes:
