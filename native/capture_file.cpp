@@ -20,9 +20,9 @@ constexpr std::size_t kBlockHeader = 8;
 
 }  // namespace
 
-Batch::Batch() : bytes(kBatchBytes) { packets.reserve(kBatchBytes / 64); }
-
-void CaptureFile::begin(Batch& batch) {
+void CaptureFile::begin(Batch& batch, std::size_t coming) {
+    const std::size_t needed = std::min(kBatchBytes, rest_.size() + coming);
+    if (batch.bytes.size() < needed) batch.bytes.resize(needed);
     std::copy(rest_.begin(), rest_.end(), batch.bytes.begin());
     batch.size = rest_.size();
     batch.packets.clear();

@@ -68,7 +68,6 @@ struct Batch {
         std::size_t end;  // in `packets`
     };
 
-    Batch();
     std::span<std::uint8_t> room() { return std::span(bytes).subspan(size); }
 
     std::vector<std::uint8_t> bytes;  // of these the first `size` count
@@ -84,8 +83,8 @@ class CaptureFile {
     // No tool writes longer frames of a network, whatever snap length its header claims.
     static constexpr std::uint32_t kLongestFrame = 1 << 18;
 
-    // Puts what the batch before left at the beginning of this one.
-    void begin(Batch& batch);
+    // Puts what the batch before left at the beginning of this one, and makes room for what comes.
+    void begin(Batch& batch, std::size_t coming);
     // Finds the packets in what the batch holds, and keeps what is no whole one for the next.
     void cut(Batch& batch);
     // Says that there is no more.

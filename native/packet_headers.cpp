@@ -109,6 +109,12 @@ class Reader {
         std::uint32_t point;
     };
 
+    struct Fragment {
+        std::uint32_t identification;
+        std::uint32_t offset;
+        bool has_more;
+    };
+
     void records(const Batch& batch, const Layout& layout, std::size_t from, std::size_t to);
     void blocks(const Batch& batch, const Layout& layout, std::size_t from, std::size_t to);
     void take(std::uint32_t link, Frame& frame);
@@ -117,6 +123,8 @@ class Reader {
     void network(const Frame& frame, std::size_t at, std::size_t end, std::uint16_t type, int depth);
     void ip4(const Frame& frame, std::size_t at, std::size_t end, int depth);
     void ip6(const Frame& frame, std::size_t at, std::size_t end, int depth);
+    void datagram(const Frame& frame, std::size_t at, std::size_t end, std::uint32_t protocol,
+                  FlowKey& key, const Fragment& fragment, int depth);
     void transport(const Frame& frame, std::size_t at, std::size_t end, std::uint32_t protocol,
                    FlowKey& key, int depth);
     void tcp(const Frame& frame, std::size_t at, std::size_t end, FlowKey& key);
@@ -246,14 +254,12 @@ void Reader::ip4(const Frame& frame, std::size_t at, std::size_t end, int depth)
         ++found_.counts.impossible;
         return;
     }
-    if (big16(ip + 6) & 0x1fff) {
-        ++found_.counts.fragments;
-        return other(frame);
-    }
     FlowKey key;
     key.source[1] = mapped(ip + 12);
     key.destination[1] = mapped(ip + 16);
-    transport(frame, at + header, at + total, ip[9], key, depth);
+    const std::uint16_t fragmented = big16(ip + 6) & 0x3fff;
+    const Fragment fragment{big16(ip + 4), (fragmented & 0x1fffu) * 8, (fragmented & 0x2000) != 0};
+    datagram(frame, at + header, at + total, ip[9], key, fragment, depth);
 }
 
 void Reader::ip6(const Frame& frame, std::size_t at, std::size_t end, int depth) {
@@ -272,6 +278,7 @@ void Reader::ip6(const Frame& frame, std::size_t at, std::size_t end, int depth)
     key.source = raw<std::array<std::uint64_t, 2>>(ip + 8);
     key.destination = raw<std::array<std::uint64_t, 2>>(ip + 24);
     std::uint32_t next = ip[6];
+    Fragment fragment{};
     at += 40;
     while (next == 0 || next == 43 || next == 44 || next == 60) {  // extension headers
         if (frame.data.size() < at + 8) {
@@ -279,18 +286,35 @@ void Reader::ip6(const Frame& frame, std::size_t at, std::size_t end, int depth)
             return;
         }
         const std::uint8_t* const header = frame.data.data() + at;
-        if (next == 44 && (big16(header + 2) & 0xfff8)) {
-            ++found_.counts.fragments;
-            return other(frame);
+        if (next == 44) {
+            const std::uint32_t fragmented = big16(header + 2);
+            fragment = {big32(header + 4), fragmented & 0xfff8, (fragmented & 1) != 0};
         }
         at += next == 44 ? 8 : 8 + header[1] * 8u;
         next = header[0];
+        if (fragment.offset > 0) break;  // what follows is in the middle of something
     }
     if (at > end) {
         ++found_.counts.impossible;
         return;
     }
-    transport(frame, at, end, next, key, depth);
+    datagram(frame, at, end, next, key, fragment, depth);
+}
+
+// A datagram, or a part of one.
+void Reader::datagram(const Frame& frame, std::size_t at, std::size_t end, std::uint32_t protocol,
+                      FlowKey& key, const Fragment& fragment, int depth) {
+    FlowKey whole = key;
+    if (fragment.offset == 0) {
+        const std::size_t before = found_.all.size();
+        transport(frame, at, end, protocol, key, depth);
+        if (!fragment.has_more || found_.all.size() == before) return;
+    }
+    whole.protocol = kFragment + protocol;
+    whole.queue_pair = fragment.identification;
+    const std::size_t length = fragment.offset ? end - at : 0;
+    add(frame, whole,
+        {.payload = static_cast<std::uint32_t>(length), .sequence = fragment.offset});
 }
 
 void Reader::transport(const Frame& frame, std::size_t at, std::size_t end,

@@ -35,6 +35,10 @@ struct FlowKey {
 inline constexpr std::uint32_t kTcp = 6;
 inline constexpr std::uint32_t kUdp = 17;
 inline constexpr std::uint32_t kRoce = 256;  // beyond what IP numbers
+// What IP cut a datagram into: the queue pair is its identification. The first fragment is a packet
+// like others, followed by one without payload that says whose beginning it was; of the others the
+// sequence is their offset.
+inline constexpr std::uint32_t kFragment = 512;
 
 inline constexpr std::uint8_t kSyn = 2;
 inline constexpr std::uint8_t kNoData = 4;  // RST of TCP; of RoCEv2 what answers and asks
@@ -58,7 +62,7 @@ struct Counts {
     std::uint64_t bytes = 0;         // on the wire, as the capture has it
     std::uint64_t other_packets = 0;  // not TCP or UDP over IP
     std::uint64_t other_bytes = 0;
-    std::uint64_t fragments = 0;      // of IP, without ports
+    std::uint64_t fragments = 0;      // of IP, whose first one was not seen before
     std::uint64_t cut_headers = 0;    // too short to be told
     std::uint64_t impossible = 0;     // headers that contradict themselves
     std::uint64_t crowded_packets = 0;  // of flows beyond the limit

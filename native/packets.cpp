@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <system_error>
@@ -18,6 +19,7 @@ namespace {
 
 constexpr std::size_t kMostFlows = 1 << 16;
 constexpr std::size_t kMostBins = 1 << 19;
+constexpr std::size_t kMostFragmented = 1 << 12;  // datagrams under way
 constexpr std::uint64_t kLargestWindow = 1ULL << 30;  // TCP's; a longer leap is another connection
 
 // Where streams begin: far enough above zero for packets from before the first one seen.
@@ -37,7 +39,7 @@ std::uint64_t unwrapped(std::uint64_t near, std::uint32_t sequence, int bits = 3
 
 void PacketScan::feed(Bytes piece) {
     while (!piece.empty() && damage().empty()) {
-        file_.begin(batch_);
+        file_.begin(batch_, piece.size());
         const std::size_t added = std::min(piece.size(), batch_.room().size());
         std::copy_n(piece.begin(), added, batch_.room().begin());
         batch_.size += added;
@@ -93,7 +95,7 @@ class Readers {
     bool take_next(Batch& batch, std::uint64_t& turn) {
         const std::lock_guard alone(cutting_);
         if (is_over_) return false;
-        scan_.file_.begin(batch);
+        scan_.file_.begin(batch, std::numeric_limits<std::uint32_t>::max());
         const std::size_t before = batch.size;
         fill(batch);
         scan_.file_.cut(batch);
@@ -147,7 +149,17 @@ void PacketScan::take(const Segments& segments) {
     counts_ += segments.counts;
     const std::vector<FlowKey>& keys = segments.flows.keys();
     of_batch_.assign(keys.size(), FlowNumbers::kNone);
+    const Segment* before = nullptr;
     for (const Segment& segment : segments.all) {
+        if (keys[segment.flow].protocol >= kFragment) {
+            if (segment.payload > 0) {
+                take_fragment(keys[segment.flow], segment);
+            } else {
+                begin_fragments(keys[segment.flow], of_batch_[before->flow], *before);
+            }
+            continue;
+        }
+        before = &segment;
         std::uint32_t& flow = of_batch_[segment.flow];
         if (flow == FlowNumbers::kNone) flow = flow_of(keys[segment.flow]);
         if (flow == FlowNumbers::kNone) {
@@ -197,6 +209,36 @@ void PacketScan::take_roce(Flow& flow, const Segment& segment) {
     flow.largest_payload = std::max(flow.largest_payload, segment.payload);
     flow.reordered_bytes += share.reordered * segment.payload;
     count(flow, segment, share.fresh * segment.payload, share.again * segment.payload, 1);
+}
+
+void PacketScan::begin_fragments(const FlowKey& key, std::uint32_t flow, const Segment& first) {
+    if (flow == FlowNumbers::kNone) return;
+    if (fragmented_.size() == kMostFragmented) {
+        fragmented_.clear();
+        fragmented_numbers_.clear();
+    }
+    const std::uint32_t number = fragmented_numbers_.number(key);
+    fragmented_.resize(fragmented_numbers_.keys().size());
+    fragmented_[number] = {flow, first.sequence - 20 - first.options};
+}
+
+void PacketScan::take_fragment(const FlowKey& key, const Segment& segment) {
+    const std::uint32_t number = fragmented_numbers_.known(key);
+    if (number == FlowNumbers::kNone) {
+        ++counts_.fragments;
+        ++counts_.other_packets;
+        counts_.other_bytes += segment.wire_bytes;
+        return;
+    }
+    const Fragmented& whole = fragmented_[number];
+    Flow& flow = flows_[whole.flow];
+    if (keys()[whole.flow].protocol != kTcp) return count(flow, segment, segment.payload, 0, 1);
+    const std::uint32_t sequence = whole.sequence + segment.sequence;
+    if (!flow.stream.has_begun()) flow.stream.begin(kStreamBase + sequence);
+    const std::uint64_t begin = unwrapped(flow.stream.furthest(), sequence);
+    const Share share = flow.stream.add(begin, begin + segment.payload, segment.time_ns);
+    flow.reordered_bytes += share.reordered;
+    count(flow, segment, share.fresh, share.again, 1);
 }
 
 void PacketScan::open_connection(std::uint32_t number, const Segment& segment) {

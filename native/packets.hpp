@@ -74,6 +74,8 @@ class PacketScan {
     void take(const Segments& segments);
     void take_tcp(std::uint32_t flow, const Segment& segment);
     void take_roce(Flow& flow, const Segment& segment);
+    void take_fragment(const FlowKey& key, const Segment& segment);
+    void begin_fragments(const FlowKey& key, std::uint32_t flow, const Segment& first);
     void open_connection(std::uint32_t flow, const Segment& segment);
     void agree_segments(std::uint32_t flow, std::uint16_t announced);
     std::uint32_t cut_by_offload(Flow& flow, const Segment& segment);
@@ -95,6 +97,14 @@ class PacketScan {
     FlowNumbers numbers_;
     std::vector<Flow> flows_;
     std::vector<std::uint32_t> of_batch_;  // the number of each flow of the batch, once it came
+    // Datagrams in fragments, of which the first has come: whose they are, and which number of a TCP
+    // sequence their first byte would have.
+    struct Fragmented {
+        std::uint32_t flow;
+        std::uint32_t sequence;
+    };
+    FlowNumbers fragmented_numbers_;
+    std::vector<Fragmented> fragmented_;
     std::vector<Bin> bins_;
     int shift_ = 17;  // 131 us
 };

@@ -30,6 +30,27 @@ def roce(psn: int, payload: int, *, opcode: int = 1, queue_pair: int = 7) -> byt
     return udp(header + bytes(payload) + bytes(4), ports=(50_000, 4791))
 
 
+def fragments(datagram: bytes, size: int, identification: int = 9) -> list[bytes]:
+    """Cut an IP datagram into fragments that carry so many bytes each, a multiple of 8."""
+    head, body = bytearray(datagram[:20]), datagram[20:]
+    if datagram[0] >> 4 == 6:
+        head, body = bytearray(datagram[:40]), datagram[40:]
+    parts = []
+    for offset in range(0, len(body), size):
+        part, has_more = body[offset : offset + size], offset + size < len(body)
+        if datagram[0] >> 4 == 6:
+            extension = struct.pack(">BBHI", head[6], 0, offset | has_more, identification)
+            parts.append(
+                head[:4] + struct.pack(">HB", 8 + len(part), 44) + head[7:] + extension + part
+            )
+        else:
+            of_all = struct.pack(
+                ">HHH", 20 + len(part), identification, has_more << 13 | offset // 8
+            )
+            parts.append(head[:2] + of_all + head[8:] + part)
+    return [bytes(part) for part in parts]
+
+
 def ip(
     body: bytes, source: str = "10.0.0.1", target: str = "10.0.0.2", *, protocol: int = 6,
     claimed: int | None = None,

@@ -124,6 +124,77 @@ def test_links_tags_and_tunnels(capture: Path, link: int, frame: bytes, header_b
     assert run.flows.source[0] in ("10.0.0.1:1000", "[fe80::1]:1000")
 
 
+def extended(body: bytes, *kinds: int) -> bytes:
+    """Put IPv6 extension headers of 8 and 16 bytes before a TCP body."""
+    extensions = b""
+    for place, _ in enumerate(kinds):
+        following = kinds[place + 1] if place + 1 < len(kinds) else 6
+        extensions += bytes([following, place % 2]) + bytes(6 + 8 * (place % 2))
+    return p.ip(extensions + body, "fe80::1", "fe80::2", protocol=kinds[0])
+
+
+def test_extension_headers_of_ip6_are_stepped_over(capture: Path) -> None:
+    frame = p.ethernet(extended(p.tcp(1, 100), 0, 60, 43))
+    run = read_bytes(capture, p.pcap([(1, frame)]))
+    assert run.complete
+    assert (payload(run), wire(run)) == (100, len(frame))
+
+
+@pytest.mark.parametrize("ends", [("10.0.0.1", "10.0.0.2"), ("fe80::1", "fe80::2")])
+@pytest.mark.parametrize("order", [1, -1])
+def test_fragments_belong_to_the_flow_of_the_first_one(
+    capture: Path, ends: tuple[str, str], order: int
+) -> None:
+    datagrams = [
+        p.ip(p.udp(bytes(4000)), *ends, protocol=17), p.ip(p.tcp(2**32 - 500, 3000), *ends),
+        p.ip(p.tcp(2500, 500), *ends),
+    ]  # fmt: skip
+    frames = []
+    for number, datagram in enumerate(datagrams):
+        first, *others = map(p.ethernet, p.fragments(datagram, 1480, number))
+        frames += [first, *others[::order]]
+    run = read_bytes(capture, p.pcap([(n, frame) for n, frame in enumerate(frames)], snap=96))
+    assert run.complete
+    assert payload(run) == 4000 + 3000 + 500
+    assert wire(run) == sum(map(len, frames))
+    assert run.facts["retransmitted_bytes"] == run.facts["lost_bytes"] == 0
+
+
+def test_fragments_without_the_first_one_are_said(capture: Path) -> None:
+    _, *others = p.fragments(p.ip(p.udp(bytes(4000)), protocol=17), 1480)
+    run = read_bytes(capture, p.pcap([(n, p.ethernet(each)) for n, each in enumerate(others)]))
+    assert run.missing[0].endswith("2 fragments of IP packets belong to no flow that could be told")
+
+
+def test_sections_and_interfaces_have_their_own_order_clock_and_link(capture: Path) -> None:
+    """Two sections of other byte orders, three interfaces, packets of all of them interleaved."""
+    parts = [p.section(), p.interface(1, resolution=9), p.interface(113, resolution=6)]
+    for n in range(0, 400, 2):
+        parts += [p.enhanced(10**18 + n * MILLISECOND, p.segment(1 + 50 * n, 50), number=0),
+                  p.enhanced(10**15 + (n + 1) * 1000, p.cooked(p.ip(p.tcp(51 + 50 * n, 50))),
+                             number=1)]  # fmt: skip
+    parts += [p.section(">"), p.interface(101, resolution=3, order=">")]
+    parts += [p.enhanced(10**12 + n, p.ip(p.tcp(1 + 50 * n, 50, ports=(7, 8))), order=">")
+              for n in range(400, 500)]  # fmt: skip
+    run = read_bytes(capture, b"".join(parts))
+    assert run.complete
+    assert run.flows.start_ns.min() <= 10**18
+    assert 10**18 + 499 * MILLISECOND < run.flows.end_ns.max() < 10**18 + 501 * MILLISECOND
+    sent = {source: run.flows.rows(run.flows.source == source) for source in run.flows.source}
+    assert int(sent["10.0.0.1:7"].payload_bytes.sum()) == 100 * 50
+    # Each interface saw every other segment of one connection: two places, of which one counts.
+    assert int(sent["10.0.0.1:1000"].payload_bytes.sum()) == 200 * 50
+
+
+def test_old_packet_blocks_are_read_and_untimed_ones_are_said(capture: Path) -> None:
+    frame = p.segment(1, 100)
+    old = struct.pack("<HHIIII", 0, 0, 10**18 >> 32, 10**18 % 2**32, len(frame), len(frame))
+    content = p.section() + p.interface() + p.block(2, old + frame)
+    run = read_bytes(capture, content + p.block(3, struct.pack("<I", len(frame)) + frame))
+    assert payload(run) == 100
+    assert run.missing == (f"{capture}: 1 packets have no time",)
+
+
 def test_udp_counts_what_it_carries(capture: Path) -> None:
     frame = p.ethernet(p.ip(p.udp(bytes(300)), protocol=17))
     assert payload(read_bytes(capture, p.pcap([(1, frame), (2, frame)]))) == 600
@@ -158,6 +229,13 @@ def test_a_shorter_snap_length_is_said(capture: Path) -> None:
 def test_packed_captures_are_read_like_plain_ones(capture: Path, pack: object) -> None:
     plain = p.pcap(a_stream(*((1 + 1000 * n, 1000) for n in range(500))))
     assert payload(read_bytes(capture, pack(plain))) == 500_000  # type: ignore[operator]
+
+
+def test_captures_packed_in_several_pieces_are_read_to_their_end(capture: Path) -> None:
+    plain = p.pcap(a_stream(*((1 + 1000 * n, 1000) for n in range(50))))
+    halves = plain[: len(plain) // 2], plain[len(plain) // 2 :]
+    for pack in (gzip.compress, lzma.compress, lambda raw: pa.compress(raw, "zstd", asbytes=True)):
+        assert payload(read_bytes(capture, b"".join(map(pack, halves)))) == 50_000
 
 
 def test_a_packed_capture_that_was_cut_is_partial(capture: Path) -> None:
@@ -375,6 +453,31 @@ def test_pieces_of_any_size_give_the_same(piece: int, first: int) -> None:
     scan.finish()
     assert scan.damage() == ""
     assert scan.totals()["payload_bytes"].tolist() == [530]
+
+
+def test_threads_make_no_difference(capture: Path) -> None:
+    """Lost, repeated and reordered segments of many flows, in batches that threads take in turn."""
+    rng = random.Random(1)
+    frames, sent = [], [0] * 300
+    for number in range(40_000):
+        port = rng.randrange(300)
+        sequence = 1 + sent[port] - 500 * rng.randrange(3) * rng.randrange(2)
+        sent[port] += 500 * rng.randrange(3)
+        frames.append((10**18 + number * 10_000, p.segment(sequence, 500, ports=(1000 + port, 80))))
+    capture.write_bytes(p.pcap(frames, snap=96))
+    whole = PacketScan()
+    whole.feed(np.fromfile(capture, np.uint8))
+    whole.finish()
+    with capture.open("rb") as file:
+        by_threads = PacketScan()
+        while by_threads.read(file.fileno(), 4, 1_000_000):
+            pass
+        by_threads.finish()
+    assert by_threads.endpoints() == whole.endpoints()
+    for ours, theirs in ((by_threads.totals(), whole.totals()), (by_threads.bins(), whole.bins())):
+        assert {name: each.tolist() for name, each in ours.items()} == {
+            name: each.tolist() for name, each in theirs.items()
+        }
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=40), st.booleans())

@@ -45,6 +45,7 @@ class _Capture:
 
     path: Path
     ends: Sequence[tuple[str, str]]
+    protocols: Sequence[int]
     totals: Columns
     bins: Columns
     shift: int
@@ -99,13 +100,13 @@ def _scanned(path: Path, threads: int) -> _Capture:
         else:
             problem = _unpacked(scan, path, file, unpack)
     scan.finish()
-    counts = scan.counts()
+    counts, keys = scan.counts(), scan.endpoints()
     problem = problem or scan.damage()
     if problem and not counts["packets"]:
         raise DamagedInput(path, problem)
     return _Capture(
-        path=path, ends=[_ends(*key) for key in scan.endpoints()], totals=scan.totals(),
-        bins=scan.bins(), shift=scan.shift(), counts=counts, problem=problem,
+        path=path, ends=[_ends(*key) for key in keys], protocols=[key[3] for key in keys],
+        totals=scan.totals(), bins=scan.bins(), shift=scan.shift(), counts=counts, problem=problem,
     )  # fmt: skip
 
 
@@ -153,12 +154,12 @@ def _ends(
 
 def _reconciled(captures: Sequence[_Capture]) -> list[_Seen]:
     """Choose, for every flow, the place that saw most of it."""
-    seen: dict[tuple[str, str], list[_Seen]] = defaultdict(list)
+    seen: dict[tuple[tuple[str, str], int], list[_Seen]] = defaultdict(list)
     for number, capture in enumerate(captures):
         local = capture.local
         first, last, payload = (capture.totals[name].tolist() for name in _Seen._fields[2:5])
-        for flow, ends in enumerate(capture.ends):
-            is_sender = host_of(ends[0]) == local
+        for flow, ends in enumerate(zip(capture.ends, capture.protocols, strict=True)):
+            is_sender = host_of(ends[0][0]) == local
             seen[ends].append(
                 _Seen(number, flow, first[flow], last[flow], payload[flow], is_sender)
             )
