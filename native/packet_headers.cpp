@@ -91,6 +91,8 @@ int roce_extension(std::uint8_t opcode) {
 // So that nobody can write a capture whose flows all have one place.
 const std::uint64_t kSecret = std::uint64_t{std::random_device{}()} << 32 | 0x9e3779b9;
 
+}  // namespace
+
 // Reads one batch. `end` is where the layer above says that its contents end; what was captured may
 // end before, and padding may follow.
 class Reader {
@@ -130,7 +132,7 @@ class Reader {
     void tcp(const Frame& frame, std::size_t at, std::size_t end, FlowKey& key);
     void udp(const Frame& frame, std::size_t at, std::size_t end, FlowKey& key, int depth);
     void roce(const Frame& frame, std::size_t at, std::size_t end, FlowKey& key);
-    void add(const Frame& frame, FlowKey& key, const Segment& says);
+    Segment& add(const Frame& frame, FlowKey& key);
 
     Segments& found_;
 };
@@ -304,17 +306,20 @@ void Reader::ip6(const Frame& frame, std::size_t at, std::size_t end, int depth)
 // A datagram, or a part of one.
 void Reader::datagram(const Frame& frame, std::size_t at, std::size_t end, std::uint32_t protocol,
                       FlowKey& key, const Fragment& fragment, int depth) {
+    if (fragment.offset == 0 && !fragment.has_more) {
+        return transport(frame, at, end, protocol, key, depth);
+    }
     FlowKey whole = key;
     if (fragment.offset == 0) {
-        const std::size_t before = found_.all.size();
+        const std::size_t before = found_.count_;
         transport(frame, at, end, protocol, key, depth);
-        if (!fragment.has_more || found_.all.size() == before) return;
+        if (found_.count_ == before) return;
     }
     whole.protocol = kFragment + protocol;
     whole.queue_pair = fragment.identification;
-    const std::size_t length = fragment.offset ? end - at : 0;
-    add(frame, whole,
-        {.payload = static_cast<std::uint32_t>(length), .sequence = fragment.offset});
+    Segment& segment = add(frame, whole);
+    segment.payload = fragment.offset ? static_cast<std::uint32_t>(end - at) : 0;
+    segment.sequence = fragment.offset;
 }
 
 void Reader::transport(const Frame& frame, std::size_t at, std::size_t end,
@@ -336,22 +341,19 @@ void Reader::tcp(const Frame& frame, std::size_t at, std::size_t end,
         ++found_.counts.impossible;
         return;
     }
-    const std::uint8_t flags = header[13];
-    std::uint16_t announced = 0;
-    if (flags & kSyn) {
-        const std::size_t seen = std::min(frame.data.size() - at, size);
-        if (seen > 20) announced = announced_in(frame.data.subspan(at + 20, seen - 20));
-    }
     key.source_port = big16(header);
     key.destination_port = big16(header + 2);
     key.protocol = kTcp;
-    add(frame, key,
-        {.payload = static_cast<std::uint32_t>(end - at - size),
-         .sequence = big32(header + 4),
-         .acknowledged = big32(header + 8),
-         .announced = announced,
-         .flags = flags,
-         .options = static_cast<std::uint8_t>(size - 20)});
+    Segment& segment = add(frame, key);
+    segment.payload = static_cast<std::uint32_t>(end - at - size);
+    segment.sequence = big32(header + 4);
+    segment.acknowledged = big32(header + 8);
+    segment.flags = header[13];
+    segment.options = static_cast<std::uint8_t>(size - 20);
+    if (segment.flags & kSyn) {
+        const std::size_t seen = std::min(frame.data.size() - at, size);
+        if (seen > 20) segment.announced = announced_in(frame.data.subspan(at + 20, seen - 20));
+    }
 }
 
 void Reader::udp(const Frame& frame, std::size_t at, std::size_t end,
@@ -376,7 +378,7 @@ void Reader::udp(const Frame& frame, std::size_t at, std::size_t end,
     key.source_port = big16(header);
     key.destination_port = port;
     key.protocol = kUdp;
-    add(frame, key, {.payload = static_cast<std::uint32_t>(end - at - 8)});
+    add(frame, key).payload = static_cast<std::uint32_t>(end - at - 8);
 }
 
 void Reader::roce(const Frame& frame, std::size_t at, std::size_t end,
@@ -391,26 +393,34 @@ void Reader::roce(const Frame& frame, std::size_t at, std::size_t end,
     key.destination_port = kRocePort;
     key.queue_pair = (big32(header + 4) & 0xffffff) | (is_answer ? 1u << 31 : 0);
     key.protocol = kRoce;
-    add(frame, key,
-        {.payload = has_data ? static_cast<std::uint32_t>(end - at - around) : 0,
-         .sequence = big32(header + 8) & 0xffffff,
-         .flags = has_data ? std::uint8_t{0} : kNoData});
+    Segment& segment = add(frame, key);
+    segment.sequence = big32(header + 8) & 0xffffff;
+    if (has_data) {
+        segment.payload = static_cast<std::uint32_t>(end - at - around);
+    } else {
+        segment.flags = kNoData;
+    }
 }
 
-void Reader::add(const Frame& frame, FlowKey& key, const Segment& says) {
+// The segment is written where it stays: copied, its words would be read before they are stored.
+Segment& Reader::add(const Frame& frame, FlowKey& key) {
     constexpr std::int64_t kMost = std::numeric_limits<std::uint32_t>::max();
     key.point = frame.point;
-    Segment& segment = found_.all.emplace_back(says);
+    Segment& segment = found_.segments_[found_.count_++];
     segment.time_ns = frame.time_ns;
     segment.flow = found_.flows.number(key);
     segment.wire_bytes = static_cast<std::uint32_t>(
         std::min(static_cast<std::int64_t>(frame.length) + frame.link_bytes, kMost));
+    segment.payload = segment.sequence = segment.acknowledged = 0;
+    segment.announced = 0;
+    segment.flags = segment.options = 0;
+    return segment;
 }
 
-}  // namespace
-
 void Segments::read(const Batch& batch) {
-    all.clear();
+    const std::size_t most = 2 * batch.packets.size();  // a first fragment makes two
+    if (segments_.size() < most) segments_.resize(most);
+    count_ = 0;
     flows.clear();
     counts = {};
     counts.packets = batch.packets.size() + batch.untimed;
@@ -464,11 +474,14 @@ std::uint32_t FlowNumbers::add(const FlowKey& key) {
     const auto number = static_cast<std::uint32_t>(keys_.size());
     places_[place_of(key)] = number;
     keys_.push_back(key);
+    followers_.push_back(0);
     return number;
 }
 
 void FlowNumbers::clear() {
     keys_.clear();
+    followers_.clear();
+    latest_ = 0;
     places_.assign(256, kNone);
 }
 

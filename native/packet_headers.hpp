@@ -79,8 +79,13 @@ class FlowNumbers {
 
     std::uint32_t known(const FlowKey& key) const { return places_[place_of(key)]; }
     std::uint32_t number(const FlowKey& key) {
+        if (keys_.empty()) return add(key);
+        // Flows take turns: the one that came after the latest before is likely to do so again.
+        std::uint32_t& follower = followers_[latest_];
+        if (keys_[follower] == key) return latest_ = follower;
         const std::uint32_t found = known(key);
-        return found != kNone ? found : add(key);
+        follower = found != kNone ? found : static_cast<std::uint32_t>(keys_.size());
+        return latest_ = found != kNone ? found : add(key);
     }
     const std::vector<FlowKey>& keys() const { return keys_; }
     void clear();
@@ -90,16 +95,25 @@ class FlowNumbers {
     std::uint32_t add(const FlowKey& key);
 
     std::vector<FlowKey> keys_;
+    std::vector<std::uint32_t> followers_;  // of each key, the one that came after it
+    std::uint32_t latest_ = 0;
     std::vector<std::uint32_t> places_ = std::vector<std::uint32_t>(256, kNone);
 };
 
 // What the packets of a batch say, in their order; those of no flow are counted only.
-struct Segments {
+class Segments {
+  public:
+    void read(const Batch& batch);
+    std::span<const Segment> all() const { return {segments_.data(), count_}; }
+
     FlowNumbers flows;
-    std::vector<Segment> all;
     Counts counts;
 
-    void read(const Batch& batch);
+  private:
+    friend class Reader;
+
+    std::vector<Segment> segments_;  // of which so many count; larger is what it has been
+    std::size_t count_ = 0;
 };
 
 }  // namespace fullwire

@@ -150,7 +150,7 @@ void PacketScan::take(const Segments& segments) {
     const std::vector<FlowKey>& keys = segments.flows.keys();
     of_batch_.assign(keys.size(), FlowNumbers::kNone);
     const Segment* before = nullptr;
-    for (const Segment& segment : segments.all) {
+    for (const Segment& segment : segments.all()) {
         if (keys[segment.flow].protocol >= kFragment) {
             if (segment.payload > 0) {
                 take_fragment(keys[segment.flow], segment);

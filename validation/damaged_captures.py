@@ -54,7 +54,7 @@ def seeds() -> list[bytes]:
         *(p.ethernet(p.ip(p.roce(psn, 64), protocol=17)) for psn in (2**24 - 1, 1, 0)),
         p.ethernet(p.ip(p.tcp(1, 100), claimed=0)),
         *map(p.ethernet, p.fragments(p.ip(p.tcp(401, 90)), 48)),
-        *map(p.ethernet, p.fragments(p.ip(p.udp(bytes(90)), "fe80::1", "fe80::2", protocol=17), 48)),
+        *map(p.ethernet, p.fragments(p.ip(p.udp(bytes(90)), "::1", "::2", protocol=17), 48)),
     ]  # fmt: skip
     packets = [(10**18 + number * 10**6, frame) for number, frame in enumerate(frames)]
     other = p.section(">") + p.interface(113, resolution=6, order=">")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fullwire.analysis.flows import Traffic, analyse_flows
 from fullwire.errors import UsageError
-from fullwire.model.run import Run
 from fullwire.sources.files import path_of
+
+if TYPE_CHECKING:
+    from fullwire.analysis.flows import Traffic
+    from fullwire.model.run import Run
 
 
 def flows(*captures: str | Path | Run) -> Traffic:
@@ -15,7 +19,10 @@ def flows(*captures: str | Path | Run) -> Traffic:
 
     fw.flows("rank0.pcap", "rank1.pcap").pattern.kind
     """
-    return analyse_flows(traffic_run(*captures))
+    run = traffic_run(*captures)
+    from fullwire.analysis.flows import analyse_flows  # which begins when captures have been read
+
+    return analyse_flows(run)
 
 
 def traffic_run(*captures: str | Path | Run) -> Run:
@@ -23,8 +30,8 @@ def traffic_run(*captures: str | Path | Run) -> Run:
     if not captures:
         raise UsageError("flows: expected packet captures, or a run made of them")
     if len(captures) == 1:
-        if isinstance(captures[0], Run):
-            return captures[0]
+        if not isinstance(captures[0], str | os.PathLike):
+            return _given_run(captures[0])
         place = path_of(captures[0], "flows")
         if place.is_dir():
             from fullwire.store import read_run
@@ -33,3 +40,12 @@ def traffic_run(*captures: str | Path | Run) -> Run:
     from fullwire.sources.pcap import read_captures
 
     return read_captures([path_of(each, "flows") for each in captures])
+
+
+def _given_run(given: object) -> Run:
+    from fullwire.model.run import Run
+    from fullwire.units import shown
+
+    if not isinstance(given, Run):
+        raise UsageError(f"flows: expected a path or a run, got {shown(given)}")
+    return given

@@ -28,15 +28,17 @@ def flows(
 
     fullwire flows rank0.pcap rank1.pcap.zst
     """
-    from fullwire.analysis.flows import analyse_flows
     from fullwire.answers.traffic import traffic_run
-    from fullwire.report.traffic import plot_traffic, print_traffic, traffic_object
 
     if plot is not None:
         from fullwire.report.charts import check_plot_path
 
         check_plot_path(plot)
     run = traffic_run(*captures)
+    # Not before captures are being read: loading these takes a while.
+    from fullwire.analysis.flows import analyse_flows
+    from fullwire.report.traffic import plot_traffic, print_traffic, traffic_object
+
     result = analyse_flows(run)
     if json:
         print_json(traffic_object(result))

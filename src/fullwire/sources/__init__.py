@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model import workloads
-from fullwire.model.run import Run
-from fullwire.sources import netx
 from fullwire.sources.captures import is_capture
 from fullwire.sources.files import opened, path_of
-from fullwire.sources.modelled import modelled_run
 from fullwire.units import seconds, shown
+
+if TYPE_CHECKING:
+    from fullwire.model.run import Run
 
 FORMATS = ("run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests")
 
@@ -36,7 +36,10 @@ def read(
     if not isinstance(kind, str) or kind not in FORMATS:
         raise UsageError(f"format: expected one of {', '.join(FORMATS)}, got {shown(kind)}")
     _refuse_others(place, kind, more, step_time, reduce_cost, communication)
+    # Each where it is needed: none loads what another one needs.
     if kind == "netx":
+        from fullwire.sources import netx
+
         step_time_s = None if step_time is None else seconds(step_time, "step time")
         table = None if reduce_cost is None else path_of(reduce_cost, "reduce cost")
         return netx.read_netx(place, step_time_s=step_time_s, reduce_cost=table)
@@ -46,7 +49,7 @@ def read(
         places = [place, *(path_of(each, "read") for each in more)]
         return read_kineto(places, communication=communication)
     if kind == "capture":
-        from fullwire.sources.pcap import read_captures  # here, because it loads the native core
+        from fullwire.sources.pcap import read_captures
 
         return read_captures([place])
     if kind == "horovod":
@@ -58,8 +61,11 @@ def read(
 
         return read_nccl_tests(place)
     if kind == "workload":
+        from fullwire.model import workloads
+        from fullwire.sources.modelled import modelled_run
+
         return modelled_run(workloads.workload(str(path)))
-    from fullwire.store import read_run  # here, because a built-in workload needs no storage
+    from fullwire.store import read_run
 
     return read_run(place)
 
@@ -106,6 +112,7 @@ def _by_beginning(path: Path) -> str:
         horovod,
         kineto,
         nccl_tests,
+        netx,
     )
 
     with opened(path) as file:
