@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from fullwire.errors import DamagedInput
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.run import Run
 from fullwire.sources.live.journals import files_in
 from fullwire.sources.live.sampler import CAPTURE_SUFFIX, CAPTURING_SUFFIX
@@ -39,6 +39,9 @@ def put_captures(directory: Path, run: Path) -> None:
     captures = [
         *files_in([directory], CAPTURE_SUFFIX), *files_in([directory], CAPTURING_SUFFIX)
     ]  # fmt: skip
-    for path in captures:
-        (run / CAPTURES).mkdir(exist_ok=True)
-        path.rename(run / CAPTURES / path.with_suffix(CAPTURE_SUFFIX).name)
+    try:
+        for path in captures:
+            (run / CAPTURES).mkdir(exist_ok=True)
+            path.rename(run / CAPTURES / path.with_suffix(CAPTURE_SUFFIX).name)
+    except OSError as error:
+        raise UsageError(f"{run}: cannot hold its captures: {error.strerror}") from None
