@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,15 @@ from tests.test_lab import (
 from tests.test_sampler import SENDS, record_command
 
 SENT = 20_000_000
+CAPTURES = """
+import os, socket, sys
+from fullwire._native import PacketCapture
+own = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+capture = PacketCapture(file, [("lo", own.fileno())])
+print("ready", flush=True)
+capture.run(os.getppid())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +129,38 @@ def test_after_kill_9_of_it_all_the_captures_open_and_can_be_joined(tmp_path: Pa
     run = join([directory], place).run
     assert 1_000_000 < int(run.flows.payload_bytes.sum()) < 100_000_000
     assert sum("captured until it was killed" in sentence for sentence in run.missing) == 2
+
+
+@pytest.fixture
+def may_capture() -> None:
+    try:
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()
+    except PermissionError:
+        pytest.skip("capturing on this machine's loopback needs CAP_NET_RAW")
+
+
+@pytest.mark.usefixtures("may_capture")
+def test_packets_that_find_no_room_are_counted_and_said(tmp_path: Path) -> None:
+    """While the capture is stopped more comes than its ring holds; loopback shows each twice."""
+    path, sent = tmp_path / "x.pcapng", 40_000
+    job = subprocess.Popen([sys.executable, "-c", CAPTURES, str(path)], stdout=subprocess.PIPE)
+    with job, socket.socket(type=socket.SOCK_DGRAM) as ours, socket.socket(type=ours.type) as sink:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"ready\n"
+        job.send_signal(signal.SIGSTOP)
+        sink.bind(("127.0.0.1", 0))
+        ours.connect(sink.getsockname())
+        for _ in range(sent):
+            ours.send(bytes(100))
+        job.send_signal(signal.SIGCONT)
+        job.send_signal(signal.SIGTERM)
+    run = read_captures([path])
+    captured, dropped = (run.facts[name] for name in ("captured_packets", "dropped_packets"))
+    assert isinstance(captured, int)
+    assert isinstance(dropped, int)
+    assert dropped > 10_000
+    assert captured + dropped >= 2 * sent
+    assert f"{dropped:,} packets were dropped by the capture" in run.missing[0]
 
 
 def test_without_the_right_to_capture_one_sentence_says_so_before_the_job_starts(
