@@ -505,9 +505,14 @@ ALL_KINDS = [
         [(1, p.ethernet(p.ip(p.roce(5, 64), protocol=17))), (2, p.segment(1, 9, options=MSS))]
     ),
 ]
+PACKED = [
+    pack(kind)
+    for kind in ALL_KINDS
+    for pack in (gzip.compress, lzma.compress, lambda raw: pa.compress(raw, "zstd", asbytes=True))
+]
 
 
-@given(st.sampled_from(ALL_KINDS).flatmap(damaged))
+@given(st.sampled_from(ALL_KINDS + PACKED).flatmap(damaged))
 @cases(400)
 def test_a_damaged_capture_is_read_or_refused_and_nothing_else(
     tmp_path: Path, content: bytes

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from validation import collectives, netx
+import pytest
+
+from validation import collectives, damaged_captures, netx
 
 
 def test_the_papers_240_rows_are_reproduced_within_1e_5(shared_data: Path) -> None:
@@ -19,3 +22,12 @@ def test_the_serial_ring_is_within_5_percent_of_astra_sim_and_we_know_why(
     for _, _, plain, alike in collectives.astra_errors(shared_data / "astra"):
         assert abs(plain) < collectives.ASTRA_TOLERANCE
         assert abs(alike) < 0.005
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="building the native reader needs g++")
+def test_damaged_captures_harm_nothing_under_sanitizers(tmp_path: Path) -> None:
+    program = damaged_captures.build(tmp_path, [*damaged_captures.SANITIZED, "-O0"])
+    outcome = damaged_captures.read_damaged(program, 2_000, first=2**40)
+    assert outcome.captures == 2_000
+    assert outcome.whole > 200
+    assert outcome.partial > 500

@@ -27,7 +27,7 @@ _NATIVE = _HERE.parent / "native"
 _READER = [
     _NATIVE / f"{name}.cpp" for name in ("packets", "packet_headers", "capture_file", "stream")
 ]
-_SANITIZED = ["-O2", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+SANITIZED = ["-O2", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def seeds() -> list[bytes]:
     ]  # fmt: skip
 
 
-def build(folder: Path, flags: Sequence[str] = _SANITIZED) -> Path:
+def build(folder: Path, flags: Sequence[str] = SANITIZED) -> Path:
     """Build the program, with sanitizers unless told otherwise."""
     program = folder / "damaged_captures"
     sources = [_HERE / "damaged_captures.cpp", *_READER]
@@ -103,7 +103,7 @@ def read_damaged(program: Path, count: int, first: int = 0) -> Outcome:
 def main() -> None:
     """Read damaged captures on all processors, and print what became of them."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    flags = ["-O2"] if "plain" in sys.argv else _SANITIZED
+    flags = ["-O2"] if "plain" in sys.argv else SANITIZED
     processors = len(os.sched_getaffinity(0))
     share = -(-count // processors)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processors) as beside:
