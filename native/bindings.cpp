@@ -368,6 +368,8 @@ void define_transport(nb::module_& module) {
         .def("close", &Engine::close, Released())
         .def_prop_ro("problem", &Engine::problem)
         .def_prop_ro("malformed", &Engine::malformed);
+}
+
 void run_capture(fullwire::PacketCapture& capture, int watched) {
     const nb::gil_scoped_release no_python;  // as in sample
     capture.run(watched);
