@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from fullwire._native import PacketScan
@@ -47,22 +48,26 @@ def read_captures(paths: Sequence[Path]) -> Run:
         raise UsageError("flows: the same capture is given twice")
     processors = len(os.sched_getaffinity(0))
     threads = -(-processors // len(paths))  # of each capture: large ones are read by several
+    is_over = Event()
     with ThreadPoolExecutor(min(len(paths), processors)) as side_by_side:
-        reading = [side_by_side.submit(_scanned, path, threads) for path in paths]
+        reading = [side_by_side.submit(_scanned, path, threads, is_over) for path in paths]
         from fullwire.sources.flow_table import run_of  # here, beside the reading
 
-        return run_of([each.result() for each in reading])
+        try:
+            return run_of([each.result() for each in reading])
+        finally:  # after Ctrl-C, or a capture that is none, nobody waits for the others
+            is_over.set()
 
 
-def _scanned(path: Path, threads: int) -> Scanned:
+def _scanned(path: Path, threads: int, is_over: Event) -> Scanned:
     scan, problem = PacketScan(), ""
     with opened(path) as file:
         unpack = _unpacker(file)
         if unpack is None:
-            while scan.read(file.fileno(), threads, _ENOUGH_BYTES):
-                pass  # and see whether somebody wants us to end
+            while scan.read(file.fileno(), threads, _ENOUGH_BYTES) and not is_over.is_set():
+                pass
         else:
-            problem = _unpacked(scan, path, file, unpack)
+            problem = _unpacked(scan, path, file, unpack, is_over)
     scan.finish()
     problem = problem or scan.damage()
     if problem and not scan.counts()["packets"]:
@@ -85,13 +90,14 @@ def _unpacker(file: BinaryIO) -> Callable[[BinaryIO], Any] | None:
 
 
 def _unpacked(
-    scan: PacketScan, path: Path, file: BinaryIO, unpack: Callable[[BinaryIO], Any]
-) -> str:
+    scan: PacketScan, path: Path, file: BinaryIO, unpack: Callable[[BinaryIO], Any],
+    is_over: Event,
+) -> str:  # fmt: skip
     """Scan a packed file; return the problem where it cannot be unpacked to its end."""
     buffer, unpacked = memoryview(bytearray(_PIECE_BYTES)), 0
     try:
         with unpack(file) as stream:
-            while (length := stream.readinto(buffer)) and not scan.damage():
+            while (length := stream.readinto(buffer)) and not (scan.damage() or is_over.is_set()):
                 unpacked += length
                 if unpacked > max(_BOMB_BYTES, _MOST_EXPANSION * file.tell()):
                     raise DamagedInput(

@@ -196,7 +196,7 @@ def _packet_sockets() -> dict[str, int]:
     """Return a socket for each interface; it hears nothing before it is bound to it."""
     names = list(_interfaces())
     if given := os.environ.get(SOCKET_VARIABLE):
-        return {names[0]: int(given)}
+        return {name: int(given) for name in names[:1]}
     return {name: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).detach() for name in names}
 
 
