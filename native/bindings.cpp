@@ -384,7 +384,8 @@ std::uint64_t read_packets(fullwire::PacketScan& scan, int file, unsigned thread
 }  // namespace
 
 NB_MODULE(_native, module) {
-    // Torch keeps process groups, and so engines, until the interpreter is gone.
+    // Torch keeps process groups, and so engines, until the interpreter is gone; and who interrupts a
+    // scan wants its end, and no list of what it held.
     nb::set_leak_warnings(false);
     define_transport(module);
     nb::class_<fullwire::KinetoScanner>(module, "KinetoScanner")

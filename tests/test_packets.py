@@ -8,6 +8,7 @@ import lzma
 import random
 import resource
 import struct
+import time
 from pathlib import Path
 
 import numpy as np
@@ -414,6 +415,25 @@ def test_a_bomb_is_refused_and_does_not_swell(
     with pytest.raises(DamagedInput, match="unpacks to more than 100 times its size"):
         read_bytes(capture, packed.getvalue())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 40_000
+
+
+def test_who_interrupts_the_reading_need_not_wait(capture: Path) -> None:
+    """A capture that is none is refused at once, however long the others would take."""
+    frames = p.pcap(a_stream(*((1 + 100 * n, 100) for n in range(2_000))))[24:]
+    packed = io.BytesIO()
+    with gzip.open(packed, "wb", compresslevel=1) as file:
+        file.write(p.pcap([]))
+        for _ in range(1_500):  # which takes a while to unpack
+            file.write(frames)
+    capture.write_bytes(packed.getvalue())
+    other = capture.with_name("other.pcap")
+    other.write_bytes(b"no capture")
+    before_s = time.process_time()
+    read_captures([capture])
+    began_s = time.process_time()
+    with pytest.raises(DamagedInput, match="not a capture"):
+        read_captures([other, capture])
+    assert time.process_time() - began_s < (began_s - before_s) / 3
 
 
 def test_memory_has_a_limit_whatever_flows_and_times_there_are(capture: Path) -> None:
