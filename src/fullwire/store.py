@@ -24,6 +24,7 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,7 +34,7 @@ import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.facts import FactValue
-from fullwire.model.run import TABLES, Basis, Origin, Provenance, Run, Table
+from fullwire.model.run import TABLES, AnyTable, Basis, Origin, Provenance, Run, Spans, Table
 from fullwire.units import shown
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ PIECE_ROWS = 60_000  # of all tables together, where a run is written part by pa
 _LARGEST_DESCRIPTION = 16 * 2**20
 CAPTURES = "packets"
 _DESCRIPTION = "run.json"
+_SCRATCH = "scratch"
 _READ_BYTES = 2**20
 _LONGEST_REASON = 200  # characters; a Parquet error can quote a whole schema
 
@@ -106,7 +108,7 @@ class RunWriter:
             refuse_taken(self._place, self._replace)
             self._building.mkdir(parents=True)
         except OSError as error:
-            raise self._refusal(error) from None
+            raise self.refusal(error) from None
         return self
 
     def __exit__(
@@ -130,6 +132,23 @@ class RunWriter:
             self._waiting[name].append(table)
             self._rows[name] += len(table)
 
+    @property
+    def scratch(self) -> Path:
+        """A directory for what is needed while the run is written, and no longer."""
+        path = self._building / _SCRATCH
+        path.mkdir(exist_ok=True)
+        return path
+
+    def piece(self) -> Piece:
+        """Reserve a piece for another process to write."""
+        self._pieces += 1
+        return Piece(self._building, self._pieces - 1)
+
+    def took(self, rows: Mapping[str, int]) -> None:
+        """Count the rows of a piece that another process wrote."""
+        for name, count in rows.items():
+            self._rows[name] += count
+
     def finish(
         self, provenance: Provenance, facts: Mapping[str, FactValue], missing: Sequence[str]
     ) -> Path:
@@ -137,6 +156,7 @@ class RunWriter:
         outline = Run(provenance=provenance, facts=facts, missing=tuple(missing))
         rows = {name: count for name, count in self._rows.items() if count}
         try:
+            shutil.rmtree(self._building / _SCRATCH, ignore_errors=True)
             self._write_rest()
             _write_synced(
                 self._building / _DESCRIPTION,
@@ -145,7 +165,7 @@ class RunWriter:
             _sync_directory(self._building)
             _put_in_place(self._building, self._place)
         except OSError as error:
-            raise self._refusal(error) from None
+            raise self.refusal(error) from None
         return self._place
 
     def _write_rest(self) -> None:
@@ -156,18 +176,10 @@ class RunWriter:
             _write_table(table, self._building / f"{name}.parquet")
 
     def _write_piece(self) -> None:
-        import pyarrow as pa
-
         try:
-            for name, table in self._taken():
-                directory = self._building / name
-                directory.mkdir(exist_ok=True)
-                _write_table(table, directory / f"{self._pieces:06}.parquet")
-                _sync_directory(directory)
+            self.piece().write(dict(self._taken()))
         except OSError as error:
-            raise self._refusal(error) from None
-        self._pieces += 1
-        pa.default_memory_pool().release_unused()  # else it keeps what several pieces took
+            raise self.refusal(error) from None
 
     def _taken(self) -> Iterator[tuple[str, Table]]:
         """Give away what waits, by table."""
@@ -177,8 +189,30 @@ class RunWriter:
             if parts:
                 yield name, kind.joined(parts)
 
-    def _refusal(self, error: OSError) -> UsageError:
+    def refusal(self, error: OSError) -> UsageError:
+        """Say why the run cannot be written."""
         return UsageError(f"{self._place}: cannot be written: {error.strerror or error}")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A numbered piece of a run that is being written, by this process or another."""
+
+    building: Path
+    number: int
+
+    def write(self, tables: Mapping[str, Table]) -> dict[str, int]:
+        """Write the rows of some tables, and return how many of each."""
+        import pyarrow as pa
+
+        for name, table in tables.items():
+            if len(table):
+                directory = self.building / name
+                directory.mkdir(exist_ok=True)
+                _write_table(table, directory / f"{self.number:06}.parquet")
+                _sync_directory(directory)
+        pa.default_memory_pool().release_unused()  # else it keeps what several pieces took
+        return {name: len(table) for name, table in tables.items()}
 
 
 def read_run(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> Run:
@@ -213,6 +247,103 @@ def read_parts(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> It
             for piece in _pieces(place, files, TABLES[name], stored, rows, missing):
                 tables[name] = piece
         yield _run_of(place, stored, tables, missing)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ByRanks:
+    """A run of many ranks whose spans are read some ranks at a time, in order of rank.
+
+    Its outline is the run with few of its spans: those named `step` or `backward`, all of the first
+    ranks, and of a rank without marks of steps what begins first and what ends last.
+    """
+
+    outline: Run
+    _place: Path
+    _stored: _StoredRun
+    _groups: tuple[tuple[Path, ...], ...]
+
+    def spans(self) -> Iterator[Spans]:
+        """Go through the ranks' spans; whatever cannot be read is in `missing` of the outline."""
+        for files in self._groups:
+            yield _spans_in(self._place, files, self._stored, [])
+
+
+def by_ranks(path: str | Path, least_rows: int) -> ByRanks | None:
+    """Open a run that is to be read by ranks; None for one that is small, or not written so."""
+    place = Path(path)
+    stored = _read_description(place)
+    if stored.rows.get("spans", 0) < least_rows:
+        return None
+    groups = _rank_groups(place)
+    if len(groups) < 2:
+        return None
+    missing: list[str] = []
+    found = [
+        _telling(_spans_in(place, files, stored, missing), is_first=not number)
+        for number, files in enumerate(groups)
+    ]
+    rest = read_run(place, only=[name for name in TABLES if name != "spans"])
+    tables = dict(rest.tables()) | {"spans": Spans.joined(found)}
+    outline = _run_of(place, stored, tables, [*rest.missing, *missing])
+    return ByRanks(outline, place, stored, groups)
+
+
+def _rank_groups(place: Path) -> tuple[tuple[Path, ...], ...]:
+    """Put the files of spans together that share ranks, as what Parquet notes of them tells."""
+    ranges = []
+    for path in table_files(place, "spans"):
+        found = _ranks_in(path)
+        if found is None:
+            return ()
+        ranges.append((*found, path))
+    groups: list[list[Path]] = []
+    reached = -1
+    for first, last, path in sorted(ranges):
+        if first > reached:
+            groups.append([])
+        groups[-1].append(path)
+        reached = max(reached, last)
+    return tuple(tuple(sorted(group)) for group in groups)
+
+
+def _ranks_in(path: Path) -> tuple[int, int] | None:
+    """Return the first and the last rank in a file, where that is noted."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pa.OSFile(os.fsencode(path)) as file:
+            parquet = pq.ParquetFile(file)
+            column = parquet.schema_arrow.get_field_index("rank")
+            groups = [
+                parquet.metadata.row_group(number).column(column).statistics
+                for number in range(parquet.metadata.num_row_groups)
+            ]
+        return min(each.min for each in groups), max(each.max for each in groups)
+    except (pa.ArrowException, OSError, ValueError, AttributeError, IndexError, TypeError):
+        return None
+
+
+def _spans_in(
+    place: Path, files: Collection[Path], stored: _StoredRun, missing: list[str]
+) -> Spans:
+    rows = stored.rows.get("spans", 0)
+    return Spans.joined(list(_pieces(place, list(files), Spans, stored, rows, missing)))
+
+
+def _telling(spans: Spans, *, is_first: bool) -> Spans:
+    """Choose the spans that an outline holds."""
+    if is_first or not len(spans):
+        return spans
+    kept = (spans.name == "step") | (spans.name == "backward")
+    is_unmarked = ~np.isin(spans.rank, spans.rank[(spans.name == "step") & (spans.lane == "host")])
+    for order in (
+        np.lexsort((spans.start_ns, spans.rank)),
+        np.lexsort((-spans.end_ns, spans.rank)),
+    ):
+        ranks = spans.rank[order]
+        kept[order[np.append([True], ranks[1:] != ranks[:-1]) & is_unmarked[order]]] = True
+    return spans.rows(kept)
 
 
 def _run_of(
@@ -431,9 +562,9 @@ def _read_table(
 
 
 def _pieces(
-    place: Path, files: list[Path], kind: type[Table], stored: _StoredRun, rows: int,
+    place: Path, files: list[Path], kind: type[AnyTable], stored: _StoredRun, rows: int,
     missing: list[str],
-) -> Iterator[Table]:  # fmt: skip
+) -> Iterator[AnyTable]:  # fmt: skip
     """Read the files that can be believed; no more rows are taken than were written."""
     import pyarrow as pa
 
@@ -448,7 +579,7 @@ def _pieces(
         yield piece
 
 
-def _read_piece(path: Path, kind: type[Table], crc32: int | None, most_rows: int) -> Table:
+def _read_piece(path: Path, kind: type[AnyTable], crc32: int | None, most_rows: int) -> AnyTable:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -17,8 +17,8 @@ line rate is known, or communication with ranks that are not in the run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal, NoReturn, TypeAlias
 
@@ -84,7 +84,7 @@ class Account:
     overlapped_ns: Whole  # computation beside communication, by rank and step
     caused_ns: Floats  # what the others waited for each rank, by rank and step
     breakdowns: tuple[RankBreakdown, ...]
-    lines: tuple[Timeline, ...]
+    lines: tuple[Timeline, ...]  # empty where ranks were looked at one by one
     latency: LatencySource
     beyond_line_rate: float  # the floor of all transfers over the time that they took
     clock_error_ns: int
@@ -107,29 +107,40 @@ class Account:
         return [_seconds(row) for row in own_ns[:, self.is_typical].mean(axis=1)]
 
 
-def account(run: Run, rate_bps: Mapping[int, float]) -> Account:
-    """Draw up the account of a run; `rate_bps` is each rank's line rate, as far as known."""
-    marked, is_whole_trace = _with_steps(run)
+def account(
+    run: Run, rate_bps: Mapping[int, float], parts: Iterable[Spans] | None = None
+) -> Account:
+    """Draw up the account of a run; `rate_bps` is each rank's line rate, as far as known.
+
+    Where the run has few of its spans, `parts` are all of them (see `timelines`): then one part is
+    in memory at a time, and no timelines are kept.
+    """
+    marks = _whole_trace(run)
+    marked = run if marks is None else replace(run, spans=Spans.joined([run.spans, marks]))
     transfers = transfers_of(marked, rate_bps)
-    everyone = tuple(timelines(marked, transfers))
-    lines = [line for line in everyone if len(line.step_number)]
-    steps = _common_steps(run, lines)
-    latency = _latency(run, lines)
-    first = np.stack([_by_step(line, steps, latency) for line in lines])
+    everyone, lines = [], []
+    for line in timelines(marked, transfers, _with_marks(parts, marks)):
+        everyone.append(_told(line))
+        if parts is None:
+            lines.append(line)
+    ranks = [each for each in everyone if len(each.step_number)]
+    steps = _common_steps(run, ranks)
+    latency = _latency(run, ranks)
+    first = np.stack([_by_step(each, steps, latency) for each in ranks])
     parts_ns, excess_ns = _with_stragglers(first)
     return Account(
-        ranks=tuple(line.rank for line in lines),
+        ranks=tuple(each.rank for each in ranks),
         steps=steps,
         is_typical=typical_steps(first.sum(axis=2).max(axis=0)),
-        is_whole_trace=is_whole_trace,
+        is_whole_trace=marks is not None,
         parts_ns=parts_ns,
         excess_ns=excess_ns,
-        overlapped_ns=np.stack([_overlapped_ns(line, steps) for line in lines]),
-        caused_ns=_caused_ns(marked, lines, steps, transfers),
-        breakdowns=tuple(map(rank_breakdown, everyone)),
-        lines=everyone,
+        overlapped_ns=np.stack([_in_order(each, steps, each.overlapped_ns) for each in ranks]),
+        caused_ns=_caused_ns(marked, ranks, steps, transfers),
+        breakdowns=tuple(each.breakdown for each in everyone),
+        lines=tuple(lines),
         latency=latency.source,
-        beyond_line_rate=_beyond_line_rate(lines),
+        beyond_line_rate=_beyond_line_rate(ranks),
         clock_error_ns=transfers.clock_error_ns,
     )
 
@@ -149,33 +160,32 @@ def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:
     return is_typical
 
 
-def _with_steps(run: Run) -> tuple[Run, bool]:
-    """Return the run as it is, or, where no step is marked, with all of it as one step."""
-    is_mark = (run.spans.lane == "host") & (run.spans.name == "step")
-    if is_mark.any():
-        return run, False
+def _whole_trace(run: Run) -> Spans | None:
+    """Return a step for all of each rank's trace, where no step is marked; None where one is."""
+    spans, collectives = run.spans, run.collectives
+    if ((spans.lane == "host") & (spans.name == "step")).any():
+        return None
     ranks = recorded_ranks(run)
     if not len(ranks):
         _refuse(run, "there is nothing to explain: no spans and no collectives")
-    spans, collectives = run.spans, run.collectives
     rank = np.concatenate([spans.rank, collectives.rank])
     place = np.searchsorted(ranks, rank)
     start = np.full(len(ranks), np.iinfo(np.int64).max)
     end = np.full(len(ranks), np.iinfo(np.int64).min)
     np.minimum.at(start, place, np.concatenate([spans.start_ns, collectives.issue_ns]))
     np.maximum.at(end, place, np.concatenate([spans.end_ns, collectives.end_ns]))
-    marks = Spans(
+    return Spans(
         rank=ranks, step=np.zeros(len(ranks), np.int64),
         lane=np.full(len(ranks), "host", object), name=np.full(len(ranks), "step", object),
         start_ns=start, end_ns=np.maximum(start, end),
     )  # fmt: skip
-    columns = {
-        name: np.concatenate([column, getattr(marks, name)])
-        for name, column in spans.columns().items()
-    }
-    changed = Run(provenance=run.provenance, facts=run.facts, missing=run.missing,
-                  spans=Spans(**columns), collectives=collectives)  # fmt: skip
-    return changed, True
+
+
+def _with_marks(parts: Iterable[Spans] | None, marks: Spans | None) -> Iterable[Spans] | None:
+    """Add to the ranks of each part their marks."""
+    if parts is None or marks is None:
+        return parts
+    return (Spans.joined([part, marks.rows(np.isin(marks.rank, part.rank))]) for part in parts)
 
 
 def _refuse(run: Run, problem: str) -> NoReturn:
@@ -185,15 +195,51 @@ def _refuse(run: Run, problem: str) -> NoReturn:
     raise UsageError(f"{run.provenance.source}: {problem}")
 
 
-def _common_steps(run: Run, lines: Sequence[Timeline]) -> Whole:
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Told:
+    """What the account needs of a rank's timeline, which is much larger."""
+
+    rank: int
+    step_number: Whole
+    parts_ns: Whole  # by step and part, transfers aside
+    overlapped_ns: Whole  # by step
+    exposed_ns: Whole  # each piece of exposed transfer,
+    exposed_step: Whole  # the place of its step,
+    exposed_period: Whole  # and of its period
+    periods: Periods
+    is_in_a_step: NDArray[np.bool_]  # of each period
+    breakdown: RankBreakdown
+
+
+def _told(line: Timeline) -> _Told:
+    inside, length_ns = line.step >= 0, line.length_ns
+    parts = np.zeros((len(line.step_number), len(Part)), np.int64)
+    for doing, part in _PART_OF.items():
+        chosen = inside & (line.doing == doing)
+        np.add.at(parts[:, part], line.step[chosen], length_ns[chosen])
+    overlapped = np.zeros(len(line.step_number), np.int64)
+    chosen = inside & line.is_computing & line.is_communicating
+    np.add.at(overlapped, line.step[chosen], length_ns[chosen])
+    exposed = np.flatnonzero(inside & (line.doing == Doing.TRANSFER))
+    is_in_a_step = np.zeros(len(line.periods.hops), bool)
+    is_in_a_step[line.period[(line.period >= 0) & inside]] = True
+    return _Told(
+        rank=line.rank, step_number=line.step_number, parts_ns=parts, overlapped_ns=overlapped,
+        exposed_ns=length_ns[exposed], exposed_step=line.step[exposed],
+        exposed_period=line.period[exposed], periods=line.periods, is_in_a_step=is_in_a_step,
+        breakdown=rank_breakdown(line),
+    )  # fmt: skip
+
+
+def _common_steps(run: Run, ranks: Sequence[_Told]) -> Whole:
     """Return the numbers of the steps that every rank has, in the order of the first rank."""
     counts: dict[int, int] = {}
-    for line in lines:
-        for number in line.step_number.tolist():
+    for each in ranks:
+        for number in each.step_number.tolist():
             counts[number] = counts.get(number, 0) + 1
-    common = [each for each in lines[0].step_number.tolist() if counts[each] == len(lines)]
+    common = [each for each in ranks[0].step_number.tolist() if counts[each] == len(ranks)]
     if not common:
-        _refuse(run, f"no step that all {len(lines)} ranks have")
+        _refuse(run, f"no step that all {len(ranks)} ranks have")
     return np.array(common, np.int64)
 
 
@@ -213,9 +259,9 @@ class Latency:
         return np.where(_has_only_small(periods), length_ns, stated_ns)
 
 
-def _latency(run: Run, lines: Sequence[Timeline]) -> Latency:
+def _latency(run: Run, ranks: Sequence[_Told]) -> Latency:
     """Return what small collectives of the run show, or else what its facts say."""
-    small = [_small(line) for line in lines]
+    small = [_small(each) for each in ranks]
     each_ns = np.concatenate([each for each, _ in small])
     hops = np.concatenate([weight for _, weight in small])
     if len(each_ns) >= FEWEST_SMALL:
@@ -226,12 +272,10 @@ def _latency(run: Run, lines: Sequence[Timeline]) -> Latency:
     return Latency(0.0, "none")
 
 
-def _small(line: Timeline) -> tuple[Floats, Floats]:
+def _small(told: _Told) -> tuple[Floats, Floats]:
     """Return what each message took in the small collectives of steps; before, ranks connect."""
-    periods = line.periods
-    in_a_step = np.zeros(len(periods.hops), bool)
-    in_a_step[line.period[(line.period >= 0) & (line.step >= 0)]] = True
-    chosen = in_a_step & _has_only_small(periods)
+    periods = told.periods
+    chosen = told.is_in_a_step & _has_only_small(periods)
     length = (periods.end_ns - periods.start_ns)[chosen].astype(np.float64)
     floor = np.nan_to_num(periods.floor_ns[chosen])
     hops = periods.hops[chosen]
@@ -248,24 +292,18 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
     return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
 
 
-def _by_step(line: Timeline, steps: Whole, latency: Latency) -> Whole:
+def _by_step(told: _Told, steps: Whole, latency: Latency) -> Whole:
     """Return one rank's account before stragglers are told: steps by parts, in nanoseconds."""
-    parts = np.zeros((len(line.step_number), len(Part)), np.int64)
-    length = line.length_ns
-    inside = line.step >= 0
-    for doing, part in _PART_OF.items():
-        chosen = inside & (line.doing == doing)
-        np.add.at(parts[:, part], line.step[chosen], length[chosen])
-    exposed = np.flatnonzero(inside & (line.doing == Doing.TRANSFER))
-    left, step, period = length[exposed], line.step[exposed], line.period[exposed]
-    shares, is_known = _shares(line.periods, latency)
+    parts, left = told.parts_ns.copy(), told.exposed_ns
+    step, period = told.exposed_step, told.exposed_period
+    shares, is_known = _shares(told.periods, latency)
     for part, share in shares.items():
-        taken = np.minimum((length[exposed] * share[period]).astype(np.int64), left)
+        taken = np.minimum((told.exposed_ns * share[period]).astype(np.int64), left)
         np.add.at(parts[:, part], step, taken)
         left = left - taken
     rest = np.where(is_known[period], Part.TRANSPORT, Part.UNEXPLAINED)
     np.add.at(parts, (step, rest), left)
-    return _in_order(line, steps, parts)
+    return _in_order(told, steps, parts)
 
 
 def _shares(periods: Periods, latency: Latency) -> tuple[dict[Part, Floats], NDArray[np.bool_]]:
@@ -285,17 +323,10 @@ def _shares(periods: Periods, latency: Latency) -> tuple[dict[Part, Floats], NDA
     return shares, is_known
 
 
-def _in_order(line: Timeline, steps: Whole, rows: Whole) -> Whole:
+def _in_order(told: _Told, steps: Whole, rows: Whole) -> Whole:
     """Return the rows of the steps wanted, from the rows of a rank's own."""
-    order = np.argsort(line.step_number, kind="stable")
-    return rows[order[np.searchsorted(line.step_number[order], steps)]]
-
-
-def _overlapped_ns(line: Timeline, steps: Whole) -> Whole:
-    overlapped = np.zeros(len(line.step_number), np.int64)
-    chosen = (line.step >= 0) & line.is_computing & line.is_communicating
-    np.add.at(overlapped, line.step[chosen], line.length_ns[chosen])
-    return _in_order(line, steps, overlapped)
+    order = np.argsort(told.step_number, kind="stable")
+    return rows[order[np.searchsorted(told.step_number[order], steps)]]
 
 
 def _with_stragglers(parts_ns: Whole) -> tuple[Whole, Whole]:
@@ -309,9 +340,9 @@ def _with_stragglers(parts_ns: Whole) -> tuple[Whole, Whole]:
     return settled, excess
 
 
-def _caused_ns(run: Run, lines: Sequence[Timeline], steps: Whole, transfers: Transfers) -> Floats:
+def _caused_ns(run: Run, told: Sequence[_Told], steps: Whole, transfers: Transfers) -> Floats:
     """Add up what the others waited for each rank, by the step that it was late in."""
-    ranks = np.array([line.rank for line in lines])
+    ranks = np.array([each.rank for each in told])
     late = transfers.latest_row
     place, order = np.searchsorted(ranks, run.collectives.rank[late]), np.argsort(steps)
     place = np.minimum(place, len(ranks) - 1)
@@ -324,9 +355,10 @@ def _caused_ns(run: Run, lines: Sequence[Timeline], steps: Whole, transfers: Tra
     return caused
 
 
-def _beyond_line_rate(lines: Sequence[Timeline]) -> float:
-    floor_ns = sum(float(np.nansum(line.periods.floor_ns)) for line in lines)
-    taken_ns = sum(int((line.periods.end_ns - line.periods.start_ns).sum()) for line in lines)
+def _beyond_line_rate(ranks: Sequence[_Told]) -> float:
+    periods = [each.periods for each in ranks]
+    floor_ns = sum(float(np.nansum(each.floor_ns)) for each in periods)
+    taken_ns = sum(int((each.end_ns - each.start_ns).sum()) for each in periods)
     return floor_ns / taken_ns if taken_ns else 0.0
 
 

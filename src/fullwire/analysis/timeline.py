@@ -15,7 +15,8 @@ transferred counts before one whose transfer cannot be told from waiting, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from fullwire.analysis.transfers import Transfers, codes_of, recorded_ranks
 from fullwire.errors import DamagedInput
-from fullwire.model.run import Run, Whole
+from fullwire.model.run import Run, Spans, Whole
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one collective
@@ -96,48 +97,59 @@ class Timeline:
         return int(self.length_ns[chosen].sum())
 
 
-def timelines(run: Run, transfers: Transfers) -> Iterator[Timeline]:
-    """Go through the ranks of a run, in order."""
-    check_possible(run)
-    span_kinds = kinds_of(run)
-    spans_by, collectives_by = _rows_by_rank(run.spans.rank), _rows_by_rank(run.collectives.rank)
-    for rank in recorded_ranks(run).tolist():
-        spans, collectives = spans_by(rank), collectives_by(rank)
-        intervals = [
-            (run.spans.start_ns[rows], run.spans.end_ns[rows])
-            for rows in (spans[span_kinds[spans] == kind] for kind in Kind)
-        ]
-        yield _timeline(run, rank, intervals, spans[span_kinds[spans] == Kind.STEP], collectives,
-                        transfers)  # fmt: skip
+def timelines(
+    run: Run, transfers: Transfers, parts: Iterable[Spans] | None = None
+) -> Iterator[Timeline]:
+    """Go through the ranks of a run, in order.
+
+    Where the run has few of its spans, `parts` are all of them: of some ranks each, in order.
+    """
+    collectives = run.collectives
+    _check_times(run, "collectives", collectives.issue_ns, collectives.end_ns)
+    _check_sizes(run)
+    collectives_by = _rows_by_rank(collectives.rank)
+    waiting = deque(recorded_ranks(run).tolist())
+    for spans in [run.spans] if parts is None else parts:
+        _check_times(run, "spans", spans.start_ns, spans.end_ns)
+        span_kinds, spans_by = kinds_of(spans), _rows_by_rank(spans.rank)
+        last = spans.rank.max(initial=-1)
+        while waiting and waiting[0] <= last:
+            rank = waiting.popleft()
+            mine = spans_by(rank)
+            yield _timeline(run, rank, spans.rows(mine), span_kinds[mine], collectives_by(rank),
+                            transfers)  # fmt: skip
+    nothing = Spans.empty()
+    for rank in waiting:
+        yield _timeline(run, rank, nothing, kinds_of(nothing), collectives_by(rank), transfers)
 
 
-def kinds_of(run: Run) -> NDArray[np.int8]:
+def kinds_of(spans: Spans) -> NDArray[np.int8]:
     """Say for each span what it is to the account."""
-    lanes, names = codes_of(run.spans.lane), codes_of(run.spans.name)
+    lanes, names = codes_of(spans.lane), codes_of(spans.name)
     kinds = np.array(
         [[_kind(lane, name) for name in names.names] for lane in lanes.names], np.int8
     ).reshape(len(lanes.names), len(names.names))
     return kinds[lanes.codes, names.codes]
 
 
-def check_possible(run: Run) -> None:
+def _check_times(run: Run, table: str, start_ns: Whole, end_ns: Whole) -> None:
     """Refuse times that run backwards or cannot be: no account could rest on them."""
-    source = run.provenance.source
-    for table, start, end in (
-        ("spans", run.spans.start_ns, run.spans.end_ns),
-        ("collectives", run.collectives.issue_ns, run.collectives.end_ns),
-    ):
-        is_wrong = (end < start) | (abs(start) > MOST_NS) | (abs(end) > MOST_NS)
-        if is_wrong.any():
-            row = int(np.argmax(is_wrong))
-            raise DamagedInput(
-                source,
-                f"{table}, row {row}: times that cannot be, from {start[row]} to {end[row]} ns",
-            )
+    is_wrong = (end_ns < start_ns) | (abs(start_ns) > MOST_NS) | (abs(end_ns) > MOST_NS)
+    if is_wrong.any():
+        row = int(np.argmax(is_wrong))
+        raise DamagedInput(
+            run.provenance.source,
+            f"{table}, row {row}: times that cannot be, from {start_ns[row]} to {end_ns[row]} ns",
+        )
+
+
+def _check_sizes(run: Run) -> None:
     size = run.collectives.bytes
     if (size < 0).any() or (size > MOST_BYTES).any():
         row = int(np.argmax((size < 0) | (size > MOST_BYTES)))
-        raise DamagedInput(source, f"collectives, row {row}: {size[row]} bytes cannot be")
+        raise DamagedInput(
+            run.provenance.source, f"collectives, row {row}: {size[row]} bytes cannot be"
+        )
 
 
 def _kind(lane: str, name: str) -> Kind:
@@ -160,17 +172,18 @@ def _rows_by_rank(ranks: Whole) -> Callable[[int], NDArray[np.intp]]:
 
 
 def _timeline(
-    run: Run, rank: int, spans: list[Interval], steps: NDArray[np.intp],
-    collectives: NDArray[np.intp], transfers: Transfers,
+    run: Run, rank: int, spans: Spans, kinds: NDArray[np.int8], collectives: NDArray[np.intp],
+    transfers: Transfers,
 ) -> Timeline:  # fmt: skip
-    start_ns, end_ns, number = _steps(run, rank, steps)
+    start_ns, end_ns, number = _steps(run, rank, spans.rows(kinds == Kind.STEP))
+    intervals = [(spans.start_ns[kinds == kind], spans.end_ns[kinds == kind]) for kind in Kind]
     periods = _periods(run, collectives, transfers)
     ready, known = transfers.ready_ns[collectives], transfers.is_known[collectives]
     issue, end = run.collectives.issue_ns[collectives], run.collectives.end_ns[collectives]
     untold = (ready[~known], end[~known])
-    edges = [*spans, (issue, end), (periods.start_ns, periods.end_ns), untold]
+    edges = [*intervals, (issue, end), (periods.start_ns, periods.end_ns), untold]
     moments = _distinct(np.concatenate([times for pair in edges for times in pair]))
-    covered = {kind: _covers(moments, *spans[kind]) for kind in Kind}
+    covered = {kind: _covers(moments, *intervals[kind]) for kind in Kind}
     period = _inside(moments, periods.start_ns, periods.end_ns)
     outstanding = _covers(moments, issue, end)
     is_untold = _covers(moments, *untold) | covered[Kind.SENDING]
@@ -192,11 +205,10 @@ def _timeline(
     )  # fmt: skip
 
 
-def _steps(run: Run, rank: int, rows: NDArray[np.intp]) -> tuple[Whole, Whole, Whole]:
+def _steps(run: Run, rank: int, marks: Spans) -> tuple[Whole, Whole, Whole]:
     """Return the steps of a rank in order of time; two at once, or of one number, are refused."""
-    rows = rows[np.argsort(run.spans.start_ns[rows], kind="stable")]
-    start_ns, end_ns = run.spans.start_ns[rows], run.spans.end_ns[rows]
-    number = run.spans.step[rows]
+    marks = marks.rows(np.argsort(marks.start_ns, kind="stable"))
+    start_ns, end_ns, number = marks.start_ns, marks.end_ns, marks.step
     if (end_ns[:-1] > start_ns[1:]).any() or len(np.unique(number)) < len(number):
         raise DamagedInput(run.provenance.source, f"rank {rank} has two steps at once")
     return start_ns, end_ns, number

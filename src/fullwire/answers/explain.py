@@ -18,13 +18,16 @@ from fullwire.answers.fixes import Fix, fixes
 from fullwire.answers.forecast import Forecast, Forecaster, forecaster
 from fullwire.answers.verdict import THRESHOLD, Case, Verdict, judged
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.run import Run
+from fullwire.model.run import Run, Spans
 from fullwire.sources import read
+from fullwire.sources.files import path_of
+from fullwire.store import by_ranks, is_run
 from fullwire.units import show_rate, show_time
 
 RunLike: TypeAlias = Run | str | Path  # a run, or where one is
 
 CLOCKS_DIFFER = 0.01  # of the step: clocks that are known better than this change no answer
+_LARGE = 250_000  # spans: some 100 MB with their timelines
 BEYOND_LINE_RATE = 1.05  # transfers faster than this many line rates: it is not the right rate
 
 
@@ -62,9 +65,9 @@ def explain(
     `baseline` is a run of the same work on one worker; `bandwidth` is the line rate of the links,
     for runs that do not know theirs; `calibrate` are other runs of the same cluster.
     """
-    job = _opened(run)
+    job, parts_of = _opened_by_ranks(run)
     rate_bps = _line_rates(job, bandwidth)
-    found = account(job, rate_bps)
+    found = account(job, rate_bps, parts_of)
     parts = found.parts_s
     if not found.step_s:
         raise UsageError(f"{job.provenance.source}: its steps take no time at all")
@@ -117,6 +120,19 @@ def _forecaster(
 
 def _opened(run: RunLike) -> Run:
     return run if isinstance(run, Run) else read(run)
+
+
+def _opened_by_ranks(run: RunLike) -> tuple[Run, Iterator[Spans] | None]:
+    """Open a run; of a large one whose ranks can be read by themselves, an outline and its spans.
+
+    Samples are held against timelines, so a run that has any is opened whole.
+    """
+    if isinstance(run, Run) or not is_run(path_of(run, "read")):
+        return _opened(run), None
+    found = by_ranks(run, _LARGE)
+    if found is None or len(missing_tables(found.outline)) < 3:
+        return _opened(run), None
+    return found.outline, found.spans()
 
 
 def _line_rates(run: Run, bandwidth: str | float | None) -> dict[int, float]:

@@ -90,14 +90,17 @@ def judged(case: Case) -> Verdict:
     )  # fmt: skip
 
 
-def communicates(run: Run) -> bool:
+def communicates(case: Case) -> bool:
     """Say whether any communication was recorded."""
-    return bool(len(run.collectives) or (run.spans.lane == "communication").any())
+    is_span = case.run.spans.lane == "communication"
+    is_told = any(each.communication_s for each in case.account.breakdowns)
+    return is_told or bool(len(case.run.collectives) or is_span.any())
 
 
-def computes(run: Run) -> bool:
+def computes(case: Case) -> bool:
     """Say whether any computation was recorded."""
-    return bool((run.spans.lane == "compute").any())
+    is_told = any(each.compute_s for each in case.account.breakdowns)
+    return is_told or bool((case.run.spans.lane == "compute").any())
 
 
 def unhidden_compute_s(account: Account) -> float:
@@ -112,9 +115,9 @@ def unhidden_compute_s(account: Account) -> float:
 def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
     if _too_few_steps(case):
         return "unknown", (f"{_typical_count(case)} to judge by",)
-    if world(case.run) > 1 and not communicates(case.run):
+    if world(case.run) > 1 and not communicates(case):
         return "unknown", (f"{world(case.run)} workers, and no communication in the run",)
-    if not computes(case.run):
+    if not computes(case):
         return "unknown", tuple(_without_computation(case))
     key, largest_s = case.largest()
     said = f"{key} is {case.share(largest_s)} of the step, the largest part but computation"
@@ -165,9 +168,9 @@ def _missing(case: Case) -> Iterator[str]:
         yield f"more steps: at least {FEWEST_STEPS} after the warm-up"
     if world(run) == 1:
         yield "a run of several workers"
-    if not computes(run):
+    if not computes(case):
         yield "computation"
-    elif world(run) > 1 and not communicates(run):
+    elif world(run) > 1 and not communicates(case):
         yield "the collectives"
     recorded = len(recorded_ranks(run))
     if recorded < world(run) and not stands_for_all(run):

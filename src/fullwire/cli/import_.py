@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import Force
 
 
@@ -36,6 +38,10 @@ def import_(
         str | None,
         typer.Option(metavar="REGEX", help="Names of kernels that communicate, besides known ones"),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many profiler traces are read at once [default: processors]"),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Read another tool's trace and write it as a run.
@@ -44,12 +50,23 @@ def import_(
 
     fullwire import vgg16.bk.log --step-time 194.5ms --reduce-cost cuda_vec_add.log -o vgg16.run
     """
-    from fullwire.sources import read
-    from fullwire.store import write
+    from fullwire.sources import import_run
 
-    run = read(
-        *files, format=format_, step_time=step_time, reduce_cost=reduce_cost,
-        communication=communication,
-    )  # fmt: skip
-    place = write(run, output, replace=force)
+    with signals_end_it():
+        place = import_run(
+            output, *files, format=format_, step_time=step_time, reduce_cost=reduce_cost,
+            communication=communication, processes=processes, replace=force, told=_progress(),
+        )  # fmt: skip
     sys.stderr.write(f"written: {place}\n")
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Say how far reading has come, on one line, where somebody may be looking."""
+
+    def told(done: int, of: int) -> None:
+        if sys.stderr.isatty() and of > 1:
+            end = "\n" if done == of else ""
+            sys.stderr.write(f"\rread: {done:,} of {of:,} traces{end}")
+            sys.stderr.flush()
+
+    return told

@@ -190,13 +190,16 @@ def _communication(run: Run, table: _Steps, workers: int) -> tuple[Whole, Others
 
 
 def _others(run: Run, rows: Collectives, table: _Steps) -> Others:
-    rows = rows.rows(rows.rank == table.ranks[0])
-    if not len(rows):
-        return Others()
     middle = len(table.numbers) // 2
     looked_at = table.numbers[max(0, middle - _LOOKED_AT // 2) : middle + _LOOKED_AT // 2 + 1]
+    busy_ranks = run.spans.rank[run.spans.lane == "compute"]  # all, or some that stand for all
+    known = table.ranks[np.isin(table.ranks, busy_ranks)]
+    rank = known[0] if len(known) else table.ranks[0]
+    rows = rows.rows(rows.rank == rank)
+    if not len(rows):
+        return Others()
+    spans = run.spans.rows(run.spans.rank == rank)
     usual = rows.rows(rows.step == table.numbers[middle])
-    spans = run.spans.rows(run.spans.rank == table.ranks[0])
     exposed, total = [], []
     for number in looked_at:
         here = rows.rows(rows.step == number)
@@ -256,8 +259,7 @@ def _spans_named(run: Run, lane: str, name: str) -> Spans:
     if not len(rows):
         _refuse(
             run,
-            f"a what-if needs a {lane} span named {name!r}, "
-            f"and this run has none among its {len(run.spans)} spans",
+            f"a what-if needs a {lane} span named {name!r}, and this run has none",
         )
     return rows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,40 @@ def read(
     from fullwire.store import read_run
 
     return read_run(place)
+
+
+def import_run(
+    output: str | Path,
+    path: str | Path,
+    *more: str | Path,
+    format: str | None = None,
+    step_time: str | float | None = None,
+    reduce_cost: str | Path | None = None,
+    communication: str | None = None,
+    processes: int | None = None,
+    replace: bool = False,
+    told: Callable[[int, int], None] = lambda done, of: None,
+) -> Path:
+    """Read a foreign trace and write it as a run; ranks of a job side by side, in bounded memory.
+
+    `processes` read at once; `told` hears how many of how many traces are read.
+    """
+    place = path_of(path, "import")
+    kind = _recognised(place) if format is None else format
+    if kind == "kineto":
+        from fullwire.sources.kineto import import_kineto
+
+        _refuse_others(place, kind, more, step_time, reduce_cost, communication)
+        places = [place, *(path_of(each, "import") for each in more)]
+        return import_kineto(places, output, communication=communication, processes=processes,
+                             replace=replace, told=told)  # fmt: skip
+    if processes is not None:
+        raise UsageError(f"{place}: --processes belongs to profiler traces, not to a {kind}")
+    from fullwire.store import write
+
+    run = read(place, *more, format=kind, step_time=step_time, reduce_cost=reduce_cost,
+               communication=communication)  # fmt: skip
+    return write(run, output, replace=replace)
 
 
 def _refuse_others(

@@ -1,6 +1,7 @@
 """Traces of the PyTorch profiler (Kineto): CUDA, ROCm or CPU only, one rank or thousands."""
 
 from fullwire.sources.kineto.assemble import read_kineto, traces_in
+from fullwire.sources.kineto.fleet import import_kineto
 from fullwire.sources.kineto.scan import looks_like
 
-__all__ = ["looks_like", "read_kineto", "traces_in"]
+__all__ = ["import_kineto", "looks_like", "read_kineto", "traces_in"]

@@ -20,7 +20,7 @@ _HANDED_OVER_NS = 5_000_000  # after the last operator, at the latest: the last 
 
 
 def on_device(
-    rank: int, trace: Trace, steps: Steps, launched: Launched, computes: NDArray[np.bool_],
+    trace: Trace, steps: Steps, launched: Launched, computes: NDArray[np.bool_],
     found: Found, issued_ns: Whole,
 ) -> tuple[Spans, Gradients]:  # fmt: skip
     """Find each step's backward pass; `issued_ns` is when each collective was launched."""
@@ -36,16 +36,16 @@ def on_device(
     launches = _extent(steps, step, launched.time_ns[mine], launched.time_ns[mine])
     ready_ns = _ended_before(trace, launched, computes, issued_ns)
     ready_ns = np.minimum(np.maximum(ready_ns, issued_ns), found.issue_ns)
-    return _tables(rank, steps, extent, launches, found, issued_ns, ready_ns)
+    return _tables(steps, extent, launches, found, issued_ns, ready_ns)
 
 
-def on_processor(rank: int, trace: Trace, steps: Steps, found: Found) -> tuple[Spans, Gradients]:
+def on_processor(trace: Trace, steps: Steps, found: Found) -> tuple[Spans, Gradients]:
     """Find each step's backward pass among operators."""
     operators = trace.operators
     step = steps.of(operators["start_ns"])
     mine = (operators["is_backward"] == 1) & (step >= 0)
     extent = _extent(steps, step[mine], operators["start_ns"][mine], operators["end_ns"][mine])
-    return _tables(rank, steps, extent, extent, found, found.issue_ns, found.issue_ns)
+    return _tables(steps, extent, extent, found, found.issue_ns, found.issue_ns)
 
 
 def _extent(steps: Steps, step: Whole, start_ns: Whole, end_ns: Whole) -> tuple[Whole, Whole]:
@@ -69,14 +69,14 @@ def _ended_before(
 
 
 def _tables(
-    rank: int, steps: Steps, extent: tuple[Whole, Whole], launches: tuple[Whole, Whole],
+    steps: Steps, extent: tuple[Whole, Whole], launches: tuple[Whole, Whole],
     found: Found, issued_ns: Whole, ready_ns: Whole,
 ) -> tuple[Spans, Gradients]:  # fmt: skip
     start_ns, end_ns = extent
     kept = end_ns > start_ns
     count = int(kept.sum())
     marks = Spans(
-        rank=np.full(count, rank), step=steps.number[kept],
+        rank=np.zeros(count, np.int64), step=steps.number[kept],
         lane=np.full(count, "host", object), name=np.full(count, "backward", object),
         start_ns=start_ns[kept], end_ns=end_ns[kept],
     )  # fmt: skip
@@ -90,7 +90,7 @@ def _tables(
     rows = np.flatnonzero(is_bucket)
     rows = rows[np.lexsort((ready_ns[rows], found.step[rows]))]
     return marks, Gradients(
-        rank=np.full(len(rows), rank), step=found.step[rows],
+        rank=np.zeros(len(rows), np.int64), step=found.step[rows],
         order=np.arange(len(rows)) - np.searchsorted(found.step[rows], found.step[rows]),
         bytes=found.bytes[rows], ready_ns=ready_ns[rows],
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,23 +69,33 @@ def of_marks(trace: Trace, steps: Steps) -> Found:
     )  # fmt: skip
 
 
-def numbered(found: Found, rank: int, uses_own: frozenset[str]) -> Collectives:
-    """Number the collectives of each group by step; those of `uses_own` have their own numbers."""
-    by_group: dict[tuple[str, str, int], int] = {}
-    sequence = []
-    own = found.sequence.tolist()
-    for row, key in enumerate(
-        zip(found.group.tolist(), found.op.tolist(), found.step.tolist(), strict=True)
-    ):
-        count = by_group.get(key, 0)
-        by_group[key] = count + 1
-        is_own = key[0] in uses_own
-        sequence.append(own[row] if is_own else (key[2] + 1) * _STEP_SEQUENCE + count)
+def numbered(found: Found, uses_own: frozenset[str], ambiguous: frozenset[str]) -> Collectives:
+    """Number the collectives of each group by step; those of `uses_own` have their own numbers.
+
+    Groups of an `ambiguous` name, which has several lists of members, are named with their members.
+    """
+    group = [
+        f"{name} {members}" if name in ambiguous else name
+        for name, members in zip(found.group.tolist(), found.members.tolist(), strict=True)
+    ]
+    count: Counter[tuple[str, str, int]] = Counter()
+    sequence = found.sequence.tolist()
+    keys = zip(group, found.op.tolist(), found.step.tolist(), strict=True)
+    for row, (name, key) in enumerate(zip(found.group.tolist(), keys, strict=True)):
+        if name not in uses_own:
+            sequence[row] = (key[2] + 1) * _STEP_SEQUENCE + count[key]
+        count[key] += 1
     return Collectives(
-        rank=np.full(len(found.op), rank), step=found.step, sequence=np.array(sequence, np.int64),
-        group=found.group, op=found.op, dtype=found.dtype, bytes=found.bytes,
-        issue_ns=found.issue_ns, start_ns=found.issue_ns, end_ns=found.end_ns,
+        rank=np.zeros(len(found.op), np.int64), step=found.step,
+        sequence=np.array(sequence, np.int64), group=_texts(group), op=found.op, dtype=found.dtype,
+        bytes=found.bytes, issue_ns=found.issue_ns, start_ns=found.issue_ns, end_ns=found.end_ns,
     )  # fmt: skip
+
+
+def is_inside_a_mark(trace: Trace, launched: Launched, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Say which kernels were launched by a collective, as a library or the arguments mark it."""
+    is_chosen = _is_of_a_library(trace) | _tells_an_operation(trace)
+    return np.asarray(_marks_around(trace, launched, rows, is_chosen) >= 0)
 
 
 def _chosen(found: Found, order: NDArray[np.intp]) -> Found:

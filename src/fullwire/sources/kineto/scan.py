@@ -103,8 +103,9 @@ def scanned(path: Path) -> Trace:
             if scanner.is_whole or scanner.damage:
                 break
     problems += _about_end(scanner)
-    if not scanner.events and not scanner.is_whole:
-        why = scanner.damage or "the file ends before its first event"
+    if not scanner.events:
+        is_cut = not scanner.is_whole
+        why = scanner.damage or f"{'it ends before its first' if is_cut else 'there is no'} event"
         raise DamagedInput(path, f"not a profiler trace: {problems[0] if problems else why}")
     return _trace(path, scanner, problems)
 

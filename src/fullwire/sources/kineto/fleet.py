@@ -1,0 +1,189 @@
+"""Traces of many ranks, read side by side and written rank by rank: memory does not grow with them.
+
+    scan      each trace becomes tables, which wait in a file, and an outline
+    compare   once all outlines are known, each rank's collectives are numbered, and give their ends
+    place     once all clocks are known, each rank's tables become a piece of the run
+
+Each is done by processes of a pool, one trace at a time in each. What is in memory of all ranks is
+their outlines and the ends of at most 20,000 collectives each, 16 bytes an end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.sources.kineto.assemble import Job, Naming, placed, trace_files
+from fullwire.sources.kineto.clocks import Ends, ends_of
+from fullwire.sources.kineto.rank import Outline, Tables, read_rank
+from fullwire.sources.kineto.recognise import asked_for
+from fullwire.sources.kineto.scan import scanned
+from fullwire.store import Piece, RunWriter
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+_MOST_PROCESSES = 16  # unless asked for: each takes some 100 MB
+_WORTH_A_POOL_BYTES = 16 * 2**20  # of files: less is read before a pool has started
+
+
+def import_kineto(
+    paths: Sequence[Path], place: str | Path, *, communication: str | None = None,
+    processes: int | None = None, replace: bool = False,
+    told: Callable[[int, int], None] = lambda done, of: None,
+) -> Path:  # fmt: skip
+    """Write the run of many ranks' traces; `told` hears how many of how many are read."""
+    asked_for(communication)  # refused before anything is read
+    files = list(trace_files(paths))
+    job = Job()
+    waiting: dict[int, Path] = {}
+    with RunWriter(place, replace=replace) as writer, _Readers(processes, files) as readers:
+        scratch = writer.scratch
+        scans = [(path, scratch / str(number)) for number, path in enumerate(files)]
+        found = readers.each(partial(_scan, communication), scans)
+        for number, outline in enumerate(found):
+            told(number + 1, len(files))
+            if isinstance(outline, str):
+                job.missing.append(outline)
+                continue
+            rank = job.take(outline)
+            if rank is not None:
+                waiting[rank] = scratch / str(number)
+        job.refuse_nothing(paths)
+        order = sorted(waiting)
+        tables = [waiting[rank] for rank in order]
+        naming = job.naming()
+        ends = readers.each(partial(_ends, naming), tables)
+        places = job.places(dict(zip(order, ends, strict=True)))
+        tasks = [
+            _Place(rank, waiting[rank], places.shift_ns[rank], writer.piece()) for rank in order
+        ]
+        try:
+            for rows in readers.each(partial(_place, naming), tasks):
+                writer.took(rows)
+        except OSError as error:
+            raise writer.refusal(error) from None
+        outline_of_all = job.outline(paths, places.clocks)
+        return writer.finish(
+            outline_of_all.provenance, outline_of_all.facts, outline_of_all.missing
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One rank that is to be written."""
+
+    rank: int
+    waiting: Path
+    shift_ns: int
+    piece: Piece
+
+
+def _scan(communication: str | None, task: tuple[Path, Path]) -> Outline | str:
+    """Make tables of a trace, which wait in a file; or say why there are none."""
+    path, waiting = task
+    try:
+        outline, tables = read_rank(scanned(path), asked_for(communication))
+    except DamagedInput as error:
+        return str(error)
+    waiting.write_bytes(pickle.dumps(tables, protocol=5))
+    return outline
+
+
+def _ends(naming: Naming, waiting: Path) -> Ends:
+    return ends_of(naming.of(_waiting(waiting)))
+
+
+def _place(naming: Naming, task: _Place) -> dict[str, int]:
+    tables = _waiting(task.waiting)
+    found = placed(task.rank, tables, naming.of(tables), task.shift_ns)
+    rows = task.piece.write(
+        {"spans": found.spans, "gradients": found.gradients, "collectives": found.collectives}
+    )
+    task.waiting.unlink()
+    return rows
+
+
+def _waiting(path: Path) -> Tables:
+    tables = pickle.loads(path.read_bytes())  # `_scan` wrote it a moment ago
+    assert isinstance(tables, Tables)
+    return tables
+
+
+class _Readers:
+    """Processes that each do one task at a time; none but this one, if one is enough."""
+
+    def __init__(self, processes: int | None, files: Sequence[Path]) -> None:
+        if processes is None:
+            processes = 1 if _bytes_of(files) < _WORTH_A_POOL_BYTES else _usable_processors()
+        self._count = min(processes, max(len(files), 1))
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> _Readers:
+        if self._count > 1:
+            # Started anew: a fork would copy locks that other threads of this process hold.
+            self._pool = ProcessPoolExecutor(
+                self._count, multiprocessing.get_context("spawn"), _end_with_the_parent
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def each(
+        self, function: Callable[[_Task], _Result], tasks: Iterable[_Task]
+    ) -> Iterator[_Result]:
+        """Do tasks, and return what they give in their order."""
+        if self._pool is None:
+            yield from map(function, tasks)
+            return
+        try:
+            yield from self._pool.map(function, tasks)
+        except BrokenProcessPool:
+            raise UsageError(
+                f"import: one of {self._count} reading processes was killed, as happens where "
+                "memory is short; --processes 1 takes the least"
+            ) from None
+
+
+def _usable_processors() -> int:
+    return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+
+
+def _bytes_of(files: Iterable[Path]) -> int:
+    total = 0
+    for path in files:
+        with contextlib.suppress(OSError):  # said when it is read
+            total += path.stat().st_size
+    return total
+
+
+def _end_with_the_parent() -> None:
+    """Let a reading process end when the one that started it does, whichever way that is."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is told to end by the parent
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

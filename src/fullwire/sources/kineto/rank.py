@@ -1,0 +1,273 @@
+"""One trace becomes tables, in its own clock and without the number of its rank.
+
+    compute         kernels, by name; on the processor alone, operators (where they lie side by side
+                    or inside each other, one span)
+    communication   kernels that communicate but name no operation, as those of DeepEP or NVSHMEM
+                    do, as spans: nothing is known of other ranks' part; all others are collectives
+    host            copies and fills of device memory, and the marks of steps and backward passes
+    input           waiting for a DataLoader, as far as it lies within what the devices did
+
+A collective is issued when its kernel begins: the device has come to it, and waits for others from
+then on. What must be known of a rank before its tables can stand beside others' is its outline.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.model.run import SIZE_UNKNOWN, Gradients, Spans, Text, Whole
+from fullwire.sources.kineto import backward
+from fullwire.sources.kineto import collectives as found_collectives
+from fullwire.sources.kineto.collectives import Found
+from fullwire.sources.kineto.recognise import Known, kinds_of
+from fullwire.sources.kineto.scan import ABSENT, MOST_RANKS, Trace
+from fullwire.sources.kineto.steps import Launched, Steps, found_steps, launched, on_device
+
+LONG = 0.02  # of the span: unknown kernels that together take less change no answer
+_LONGEST_NAME = 300  # characters of a kernel's name; templates can fill a page
+_LOADING = "enumerate(DataLoader)#"
+_MEANT = ("step", "wait", "codec", "forward", "backward")  # names that mean something in a Run
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Outline:
+    """What must be known of every rank before the tables of any can stand beside the others'."""
+
+    path: Path
+    rank: int | None  # as the trace says
+    world: int | None
+    largest_group: int
+    backend: str
+    device: str
+    host: str
+    is_distributed: bool
+    base_ns: int | None
+    first_ns: int | None  # what begins first, in the trace's own clock
+    has_gradients: bool
+    collectives: int
+    without_size: int  # of the collectives
+    members: Mapping[str, frozenset[str]]  # of each group: the lists of ranks that bear its name
+    miscounted: frozenset[str]  # groups whose collectives the trace does not number itself
+    unknown: Mapping[str, float]  # long kernels that nobody recognises: share of the span
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Tables:
+    """The tables of one rank, which is not told yet which: it is 0 in them."""
+
+    spans: Spans
+    gradients: Gradients
+    found: Found
+
+
+def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, Tables]:
+    """Make tables of a trace; `pattern` finds names of kernels that communicate."""
+    steps = found_steps(trace)
+    by_launch = launched(trace, steps)
+    kinds = _kinds(trace, by_launch, pattern)
+    if len(kinds):
+        tables = _device_tables(trace, steps, by_launch, kinds)
+    else:
+        found = found_collectives.of_marks(trace, steps)
+        passes, gradients = backward.on_processor(trace, steps, found)
+        spans = Spans.joined([_processor_spans(trace, steps), passes])
+        tables = Tables(spans=spans, gradients=gradients, found=found)
+    return _outline(trace, tables, _long_unknown(trace, kinds), _remarks(trace, by_launch)), tables
+
+
+def _outline(
+    trace: Trace, tables: Tables, unknown: Mapping[str, float], remarks: Iterator[str]
+) -> Outline:
+    found = tables.found
+    begins = [
+        int(column.min()) for column in (tables.spans.start_ns, found.issue_ns) if len(column)
+    ]
+    group_size = trace.notes["group_size"]
+    return Outline(
+        path=trace.path, rank=trace.rank, world=trace.world,
+        largest_group=int(group_size[group_size <= MOST_RANKS].max(initial=0)),
+        backend=trace.backend, device=trace.device, host=trace.host,
+        is_distributed=bool(trace.libraries), base_ns=trace.base_ns,
+        first_ns=min(begins, default=None), has_gradients=bool(len(tables.gradients)),
+        collectives=len(found.op), without_size=int((found.dtype == SIZE_UNKNOWN).sum()),
+        members=_members(found), miscounted=_miscounted(found), unknown=unknown,
+        problems=trace.problems, remarks=tuple(remarks),
+    )  # fmt: skip
+
+
+def _members(found: Found) -> Mapping[str, frozenset[str]]:
+    pairs = set(zip(found.group.tolist(), found.members.tolist(), strict=True))
+    return {
+        group: frozenset(members for name, members in pairs if name == group)
+        for group in {name for name, _ in pairs}
+    }
+
+
+def _miscounted(found: Found) -> frozenset[str]:
+    keys = Counter(zip(found.group.tolist(), found.members.tolist(), found.op.tolist(),
+                       found.sequence.tolist(), strict=True))  # fmt: skip
+    return frozenset(key[0] for key, count in keys.items() if count > 1 or key[3] == ABSENT)
+
+
+def _kinds(trace: Trace, by_launch: Launched, pattern: re.Pattern[str] | None) -> NDArray[np.int8]:
+    """Say for each work of a device what is known of it; copies and fills compute nothing."""
+    by_name = kinds_of(trace.names, pattern)
+    kinds = by_name[trace.work["name"]]
+    is_kernel = trace.work["kind"] == 0
+    kinds[is_kernel & (trace.work["note"] >= 0)] = Known.COMMUNICATES
+    unknown = np.flatnonzero(is_kernel & (kinds == Known.NOTHING))
+    kinds[unknown[found_collectives.is_inside_a_mark(trace, by_launch, unknown)]] = (
+        Known.COMMUNICATES
+    )
+    kinds[_is_on_communication_stream(trace, kinds) & is_kernel & (kinds == Known.NOTHING)] = (
+        Known.COMMUNICATES
+    )
+    kinds[~is_kernel & (kinds != Known.COMMUNICATES)] = Known.NOTHING
+    return kinds
+
+
+def _is_on_communication_stream(trace: Trace, kinds: NDArray[np.int8]) -> NDArray[np.bool_]:
+    """Say what ran on streams that do nothing but communicate, as far as names tell."""
+    lanes = np.column_stack([trace.work["device"], trace.work["stream"]])
+    _, lane = np.unique(lanes, axis=0, return_inverse=True)
+    lane = lane.reshape(-1)
+    computes = np.bincount(lane, kinds == Known.COMPUTES)
+    communicates = np.bincount(lane, kinds == Known.COMMUNICATES)
+    return np.asarray((communicates > 0) & (computes == 0))[lane]
+
+
+def _device_tables(
+    trace: Trace, steps: Steps, by_launch: Launched, kinds: NDArray[np.int8]
+) -> Tables:
+    work = trace.work
+    is_kernel = work["kind"] == 0
+    sending = np.flatnonzero(kinds == Known.COMMUNICATES)
+    found, is_named = found_collectives.of_kernels(trace, steps, by_launch, sending)
+    lane = np.where(is_kernel, "compute", "host").astype(object)
+    lane[sending] = "communication"
+    in_spans = np.ones(len(kinds), bool)
+    in_spans[sending[is_named]] = False
+    rows = np.flatnonzero(in_spans)
+    names = _span_names(trace)
+    end_ns = work["start_ns"] + work["duration_ns"]
+    spans = _spans(
+        steps.numbered(by_launch.step[rows]), lane[rows], names[work["name"][rows]],
+        work["start_ns"][rows], end_ns[rows],
+    )  # fmt: skip
+    marks = _marked(steps, *on_device(trace, steps, by_launch.step))
+    window = (int(work["start_ns"].min()), int(end_ns.max()))
+    named = _only(found, is_named)
+    computes = is_kernel & (kinds != Known.COMMUNICATES)
+    passes, gradients = backward.on_device(
+        trace, steps, by_launch, computes, named, by_launch.time_ns[sending[is_named]]
+    )
+    spans = Spans.joined([spans, marks, passes, _loading(trace, steps, window)])
+    return Tables(spans=spans, gradients=gradients, found=named)
+
+
+def _processor_spans(trace: Trace, steps: Steps) -> Spans:
+    """Take operators for computation, in a job whose trace holds no device."""
+    lane = "host" if _lacks_its_devices(trace) else "compute"
+    start_ns, end_ns = _united(trace.operators["start_ns"], trace.operators["end_ns"])
+    count = len(start_ns)
+    spans = _spans(
+        steps.numbered(steps.of(start_ns)), np.full(count, lane, object),
+        np.full(count, "operators", object), start_ns, end_ns,
+    )  # fmt: skip
+    marks = _marked(steps, steps.start_ns, steps.end_ns)
+    window = (-(2**62), 2**62)
+    return Spans.joined([spans, marks, _loading(trace, steps, window)])
+
+
+def _lacks_its_devices(trace: Trace) -> bool:
+    """Say whether a job of devices was traced without them: its operators are launches, no more."""
+    is_of_devices = bool({trace.backend, *trace.libraries} & {"nccl", "rccl"})
+    return is_of_devices and not len(trace.work["kind"])
+
+
+def _united(start_ns: Whole, end_ns: Whole) -> tuple[Whole, Whole]:
+    order = np.argsort(start_ns, kind="stable")
+    start, reached = start_ns[order], np.maximum.accumulate(end_ns[order])
+    first = np.flatnonzero(np.append([True], start[1:] > reached[:-1])[: len(start)])
+    last = np.append(first[1:], len(start)) - 1 if len(start) else first
+    return start[first], reached[last]
+
+
+def _marked(steps: Steps, start_ns: Whole, end_ns: Whole) -> Spans:
+    kept = end_ns > start_ns
+    count = int(kept.sum())
+    return _spans(
+        steps.number[kept], np.full(count, "host", object), np.full(count, "step", object),
+        start_ns[kept], end_ns[kept],
+    )  # fmt: skip
+
+
+def _loading(trace: Trace, steps: Steps, window: tuple[int, int]) -> Spans:
+    is_loading = np.array([name.startswith(_LOADING) for name in trace.names])
+    rows = np.flatnonzero(is_loading[trace.marks["name"]])
+    begin_ns = trace.marks["start_ns"][rows]
+    start_ns = np.maximum(begin_ns, window[0])
+    end_ns = np.minimum(begin_ns + trace.marks["duration_ns"][rows], window[1])
+    kept = end_ns > start_ns
+    count = int(kept.sum())
+    return _spans(
+        steps.numbered(steps.of(begin_ns[kept])), np.full(count, "input", object),
+        np.full(count, "DataLoader", object), start_ns[kept], end_ns[kept],
+    )  # fmt: skip
+
+
+def _spans(step: Whole, lane: Text, name: Text, start_ns: Whole, end_ns: Whole) -> Spans:
+    return Spans(
+        rank=np.zeros(len(step), np.int64), step=step, lane=lane, name=name, start_ns=start_ns,
+        end_ns=end_ns,
+    )  # fmt: skip
+
+
+def _span_names(trace: Trace) -> Text:
+    """Return the names as spans bear them: short, and none that means something else there."""
+    names = np.empty(len(trace.names), object)
+    names[:] = [
+        f"{name} (kernel)" if name in _MEANT else name[:_LONGEST_NAME] for name in trace.names
+    ]
+    return names
+
+
+def _only(found: Found, chosen: NDArray[np.bool_]) -> Found:
+    return Found(**{name: getattr(found, name)[chosen] for name in Found.__slots__})
+
+
+def _long_unknown(trace: Trace, kinds: NDArray[np.int8]) -> Mapping[str, float]:
+    work = trace.work
+    rows = np.flatnonzero((kinds == Known.NOTHING) & (work["kind"] == 0))
+    if not len(rows):
+        return {}
+    span_ns = int((work["start_ns"] + work["duration_ns"]).max() - work["start_ns"].min())
+    total_ns = np.bincount(work["name"][rows], work["duration_ns"][rows])
+    long = np.flatnonzero(total_ns >= LONG * max(span_ns, 1))
+    return {trace.names[number]: float(total_ns[number] / max(span_ns, 1)) for number in long}
+
+
+def _remarks(trace: Trace, by_launch: Launched) -> Iterator[str]:
+    work = trace.work
+    if _lacks_its_devices(trace):
+        yield (
+            "the job communicates by NCCL, and its trace holds nothing of devices: "
+            "neither their computation nor their communication can be told"
+        )
+    if len(work["kind"]) and not by_launch.is_by_launch:
+        yield (
+            "no launch is in the trace, so the device's work is cut at the "
+            "processor's marks of steps, which it may lag behind"
+        )
+    devices = np.unique(work["device"])
+    if len(devices) > 1:
+        yield f"it used {len(devices)} devices, which are taken for one"
