@@ -562,3 +562,73 @@ def test_the_commands_take_traces(tmp_path: Path, cli: Cli) -> None:
     bad = cli("import", folder / "trace-0.json", "--communication", "(", "-o", tmp_path / "x.run")
     assert bad.returncode == 2
     assert "Traceback" not in bad.stderr
+
+
+def many_ranks(where: Path, ranks: list[int], *, transfer_us: int, host_us: int = 0,
+               late_us: int = 0, steps: bool = True) -> Path:  # fmt: skip
+    """Make the traces of some of four ranks, of which rank 2 is late; clocks are seconds apart."""
+    length = 600 + late_us + transfer_us + host_us
+    for rank in ranks:
+        job = Job(rank, world=4, baseTimeNanoseconds=10**15 + 10**9 * rank * rank)
+        for number in range(6):
+            begin = 1_000 + length * number
+            issue = begin + 500 + late_us * (rank == 2)
+            if steps:
+                job.step(number, begin, begin + length)
+            job.kernel(GEMM, begin, issue, launch=begin)
+            job.kernel(ALL_REDUCE, issue, begin + 500 + late_us + transfer_us, launch=begin + 5,
+                       stream=9, **reduced(1_000_000, members="[0, 1, 2, 3]"))  # fmt: skip
+        job.write(where / f"{rank}.json")
+    return where
+
+
+def test_transfer_of_all_ranks_is_the_network_even_without_a_line_rate(tmp_path: Path) -> None:
+    traces = many_ranks(tmp_path, [0, 1, 2, 3], transfer_us=900)
+    verdict = fullwire.explain(read(traces)).verdict
+    assert verdict.kind == "unknown"
+    assert "it is the network, not a late rank" in verdict.sentence
+    assert verdict.missing == ("the line rate of the links: --bandwidth",)
+    assert fullwire.explain(read(traces), bandwidth="60Gbps").verdict.kind == "line_rate"
+    assert fullwire.explain(read(traces), bandwidth="400Gbps").verdict.kind == "transport"
+
+
+def test_one_rank_of_many_does_not_pretend_to_know_why(tmp_path: Path) -> None:
+    alone = fullwire.explain(read(many_ranks(tmp_path, [1], transfer_us=900))).verdict
+    assert alone.kind == "unknown"
+    assert "Communication is exposed for 900 us of every 1.5 ms step (60.0%)" in alone.sentence
+    assert "the other ranks' traces: 1 of 4 ranks are here" in alone.sentence
+    busy = fullwire.explain(read(many_ranks(tmp_path, [1], transfer_us=900, host_us=2_000))).verdict
+    assert busy.kind == "host"
+    assert busy.sentence.endswith("(25.7%), and this run cannot tell why.")
+    three = many_ranks(tmp_path, [0, 1, 3], transfer_us=900)
+    assert fullwire.explain(read(three)).verdict.kind == "unknown"
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_who_is_late_is_said_with_and_without_steps(tmp_path: Path, steps: bool) -> None:
+    traces = many_ranks(tmp_path, [0, 1, 2, 3], transfer_us=100, late_us=400, steps=steps)
+    found = fullwire.explain(read(traces))
+    assert found.verdict.kind == ("straggler" if steps else "unknown")
+    said = "Rank 2 is late" if steps else "100% of it for rank 2"
+    assert said in found.verdict.sentence
+    assert [round(rank.waiting_s * 1e6) for rank in found.ranks if rank.waiting_s is not None] == [
+        2_400, 2_400, 0, 2_400,
+    ]  # fmt: skip
+
+
+def test_a_launch_inside_a_collective_s_mark_tells_what_an_unknown_kernel_is(
+    tmp_path: Path,
+) -> None:
+    job = Job().step(0, 0, 100).kernel(GEMM, 0, 10, launch=1).kernel("zyx", 20, 50, launch=32)
+    job.event("cpu_op", "record_param_comms", 30, 40, tid=1, **reduced(1_000))
+    table = read(job.write(tmp_path / "marked.json")).collectives
+    assert (table.op.tolist(), table.bytes.tolist()) == (["allreduce"], [4_000])
+    assert (table.issue_ns.tolist(), table.end_ns.tolist()) == ([20_000], [50_000])
+
+
+def test_other_files_of_a_folder_are_no_ranks(tmp_path: Path) -> None:
+    traces = two_ranks(tmp_path)
+    (traces / "config.json").write_text('{"lr": 0.1}')
+    run = read(traces)
+    assert set(run.spans.rank) == {0, 1}
+    assert any("config.json: not a profiler trace: there is no event" in s for s in run.missing)

@@ -116,7 +116,7 @@ def account(
     in memory at a time, and no timelines are kept.
     """
     marks = _whole_trace(run)
-    marked = run if marks is None else replace(run, spans=Spans.joined([run.spans, marks]))
+    marked = run if marks is None else _as_one_step(run, marks)
     transfers = transfers_of(marked, rate_bps)
     everyone, lines = [], []
     for line in timelines(marked, transfers, _with_marks(parts, marks)):
@@ -179,6 +179,11 @@ def _whole_trace(run: Run) -> Spans | None:
         lane=np.full(len(ranks), "host", object), name=np.full(len(ranks), "step", object),
         start_ns=start, end_ns=np.maximum(start, end),
     )  # fmt: skip
+
+
+def _as_one_step(run: Run, marks: Spans) -> Run:
+    collectives = replace(run.collectives, step=np.zeros(len(run.collectives), np.int64))
+    return replace(run, spans=Spans.joined([run.spans, marks]), collectives=collectives)
 
 
 def _with_marks(parts: Iterable[Spans] | None, marks: Spans | None) -> Iterable[Spans] | None:

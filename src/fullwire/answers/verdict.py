@@ -84,8 +84,9 @@ def judged(case: Case) -> Verdict:
     """Judge a case."""
     kind, reasons = _kind(case)
     missing = tuple(_missing(case)) if kind == "unknown" else ()
+    sentence = f"{_sentence(case, kind, missing)}{_besides(case, kind)}"
     return Verdict(
-        kind=kind, sentence=_sentence(case, kind, missing), threshold=THRESHOLD, reasons=reasons,
+        kind=kind, sentence=sentence, threshold=THRESHOLD, reasons=reasons,
         missing=missing,
     )  # fmt: skip
 
@@ -101,6 +102,12 @@ def computes(case: Case) -> bool:
     """Say whether any computation was recorded."""
     is_told = any(each.compute_s for each in case.account.breakdowns)
     return is_told or bool((case.run.spans.lane == "compute").any())
+
+
+def is_transfer_alone(case: Case) -> bool:
+    """Say whether all that could not be attributed is transfer that no rank was waited for in."""
+    is_told = all(each.waiting_s is not None for each in case.account.breakdowns)
+    return is_told and computes(case) and case.account.parts_s[Part.UNEXPLAINED.key] > 0
 
 
 def unhidden_compute_s(account: Account) -> float:
@@ -220,6 +227,13 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
         for part in (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
     )
     wanted = "; ".join(missing) or "more than this run holds"
+    if not _too_few_steps(case) and is_transfer_alone(case):
+        return (
+            f"Transfers that nothing hides take {case.of_step(exposed_s)} "
+            f"({case.share(exposed_s)}), and every rank had come: it is the network, not a late "
+            "rank. Whether bandwidth, transport or overlap is short, this run cannot tell. "
+            f"Missing: {wanted}."
+        )
     if world(case.run) == 1:
         return (
             "This job had one worker, and a network has no part in that: "
@@ -232,6 +246,24 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
         f"Communication is exposed for {case.of_step(exposed_s)} ({case.share(exposed_s)}), but "
         f"this run cannot tell why. Missing: {wanted}."
     )
+
+
+def _besides(case: Case, kind: Kind) -> str:
+    """Say what a verdict of something else, or of nothing, would leave unsaid."""
+    parts = case.account.parts_s
+    late, waited_s = latest_rank(case.account), parts[Part.STRAGGLER.key]
+    if kind == "unknown" and late is not None and waited_s >= THRESHOLD * case.step_s:
+        return (
+            f" Ranks wait for each other for {show_time(waited_s)} besides "
+            f"({case.share(waited_s)}), {late[1]:.0%} of it for rank {late[0]}."
+        )
+    untold_s = parts[Part.UNEXPLAINED.key]
+    if kind != "unknown" and untold_s >= THRESHOLD * case.step_s and not is_transfer_alone(case):
+        return (
+            f" Communication is exposed for {show_time(untold_s)} besides "
+            f"({case.share(untold_s)}), and this run cannot tell why."
+        )
+    return ""
 
 
 def _line_rate_sentence(case: Case, time_s: float) -> str:

@@ -245,7 +245,7 @@ def _events(text: bytes, *, is_last: bool) -> tuple[list[_Event], str]:
         text = text.removesuffix(b"]").rstrip(b", \t\r\n")
     try:
         return msgspec.json.decode(b"[" + text + b"]", type=list[_Event]), ""
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _one_by_one(text.decode(errors="replace"))
 
 
@@ -261,7 +261,7 @@ def _one_by_one(text: str) -> tuple[list[_Event], str]:
             return events, f"it is cut or damaged at {where}"
         try:
             events.append(msgspec.convert(found, _Event))
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):  # half a surrogate pair
             events.append(_Event(ph="?"))  # counted as one that does not fit
         while place < len(text) and text[place] in ", \t\r\n":
             place += 1
@@ -275,7 +275,7 @@ def _is_rank(name: str) -> bool:
 def _bytes(args: _Args) -> int:
     """Return the size of a tensor; below 0 where it is not told."""
     item = _ITEM_BYTES.get(args.dtype, 0)
-    lengths = re.fullmatch(r"\[((?:\d{1,15}(?:, ?)?)*)\]", args.shape[:2000])
+    lengths = re.fullmatch(r"\[((?:\d{1,15}(?:, ?\d{1,15})*)?),?\]", args.shape[:2000])
     if not item or lengths is None:
         return -1
     size = item * math.prod(map(int, re.findall(r"\d+", lengths[1])))

@@ -1,0 +1,236 @@
+"""Damaged traces of every kind: does each give a run, or a refusal in one line?
+
+    .venv/bin/python -m validation.fuzz kineto|horovod [CASES] [SEED]
+
+A case is a small valid trace in which some of the following was done: cut, a piece taken out,
+doubled or moved, bytes changed, a number replaced by one that cannot be, a value replaced by a
+hostile one, keys taken away or repeated, nesting; and a part of them is compressed, whole or
+damaged once more. Each is read and, if it is a run, explained. The first case that ends in anything
+else ends all, and is left as `fuzz-SEED-NUMBER`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fullwire
+from fullwire.errors import FullwireError
+from fullwire.sources import read
+
+CASES = 100_000
+_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
+_STRING = re.compile(rb'"[^"\\]*"')
+_NUMBERS = (
+    b"-1", b"0", b"1e999", b"-1e999", b"NaN", b"Infinity", b"-Infinity", b"9" * 19, b"9" * 400,
+    b"-" + b"9" * 19, b"1e15", b"2e15", b"-2e15", b"0.5", b"1e-400", b"007", b"+1", b"0x10", b'"5"',
+    b"1.2.3", b"--1", b"null", b"true", b"[]", b"{}", b"9223372036854775807",
+    b"-9223372036854775808", b"2147483648", b"1_000", b"",
+)  # fmt: skip
+_TEXTS = (
+    b'""', b'"\\ud800"', b'"\\u0000"', b'"\\"', b'"<script>alert(1)</script>"', b'"../../etc/x"',
+    b'"' + b"n" * 5_000 + b'"', b'"\xff\xfe"', b'"\x1b[2J"', b"null", b"5", b"[[[[]]]]", b'{"a":',
+    b'"nccl:all_reduce"', b'"kernel"', b'"ProfilerStep#7"', b'"ProfilerStep#999999999"', b'"step"',
+    b'"X"', b'"NEGOTIATE_ALLREDUCE"', b'"record_param_comms"', b'"[4, -1]"', b"'a'",
+)  # fmt: skip
+_PIECES = (b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\0", b"\xef\xbb\xbf", b"\n", b"/*")
+
+
+def _replaced(pattern: re.Pattern[bytes], by: tuple[bytes, ...]) -> Callable[..., bytes]:
+    def change(content: bytes, source: random.Random) -> bytes:
+        place = source.randrange(len(content) + 1)
+        found = pattern.search(content, place) or pattern.search(content)
+        if found is None:
+            return content
+        return content[: found.start()] + source.choice(by) + content[found.end() :]
+
+    return change
+
+
+def _cut(content: bytes, source: random.Random) -> bytes:
+    return content[: source.randrange(len(content) + 1)]
+
+
+def _without(content: bytes, source: random.Random) -> bytes:
+    place = source.randrange(len(content) + 1)
+    return content[:place] + content[place + source.randrange(1, 200) :]
+
+
+def _moved(content: bytes, source: random.Random) -> bytes:
+    begin = source.randrange(len(content) + 1)
+    piece = content[begin : begin + source.randrange(1, 300)]
+    place = source.randrange(len(content) + 1)
+    return content[:place] + piece * source.choice((1, 1, 2, 50)) + content[place:]
+
+
+def _spliced(content: bytes, source: random.Random) -> bytes:
+    place = source.randrange(len(content) + 1)
+    piece = source.choice(_PIECES) * source.choice((1, 1, 1, 3, 2_000))
+    return content[:place] + piece + content[place + source.randrange(4) :]
+
+
+def _flipped(content: bytes, source: random.Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(source.randrange(1, 9)):
+        if changed:
+            changed[source.randrange(len(changed))] = source.randrange(256)
+    return bytes(changed)
+
+
+CHANGES = (
+    _cut, _without, _moved, _spliced, _flipped, _replaced(_NUMBER, _NUMBERS),
+    _replaced(_NUMBER, _NUMBERS), _replaced(_STRING, _TEXTS), _replaced(_STRING, _TEXTS),
+)  # fmt: skip
+
+
+def damaged(content: bytes, source: random.Random, *, is_ever_compressed: bool) -> bytes:
+    """Damage a trace."""
+    for _ in range(source.randrange(1, 5)):
+        content = source.choice(CHANGES)(content, source)
+    if is_ever_compressed and source.random() < 0.15:
+        content = gzip.compress(content, 1)
+        if source.random() < 0.5:
+            content = source.choice((_cut, _without, _flipped))(content, source)
+    return content
+
+
+def outcome(content: bytes, reader: str, path: Path) -> str:
+    """Read a trace and explain it; say how that ended, or raise what should never be."""
+    path.write_bytes(content)
+    said: list[str] = []
+    ending = _read_and_explained(path, reader, said)
+    if any("\n" in sentence for sentence in said):
+        raise AssertionError(f"several lines: {said}")
+    return ending
+
+
+def _read_and_explained(path: Path, reader: str, said: list[str]) -> str:
+    try:
+        run = read(path, format=reader)
+        said += [*run.missing, str(run.facts.get("remarks", ""))]
+    except FullwireError as error:
+        said.append(str(error))
+        return "refused"
+    try:
+        said.append(fullwire.explain(run).verdict.sentence)
+    except FullwireError as error:
+        said.append(str(error))
+        return "explaining nothing"
+    return "partial" if run.missing else "whole"
+
+
+def kineto_seeds() -> list[bytes]:
+    """Make small traces: of a GPU with arguments, marks and loading; of a CPU job with Gloo."""
+    told = {"Collective name": "allreduce", "In msg nelems": 250, "Out msg nelems": 250,
+            "dtype": "Float", "Group size": 2, "Process Group Name": "0",
+            "Process Group Ranks": "[0, 1]", "Seq": 3}  # fmt: skip
+    sent = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)"
+    device, processor = [], []
+    for step in range(4):
+        begin = 1_000 * step
+        launches = [(begin + 5 + each, 10 * step + each) for each in range(3)]
+        mark = ("user_annotation", f"ProfilerStep#{step}", begin, 990, 1, {})
+        device += [
+            _event(*mark),
+            _event("cpu_op", "autograd::engine::evaluate_function: M", begin + 4, 20, 1, {}),
+            _event("user_annotation", "enumerate(DataLoader)#_S.__next__", begin + 1, 3, 1, {}),
+            *(_event("cuda_runtime", "cudaLaunchKernel", at, 1, 1, {"correlation": n})
+              for at, n in launches),
+            _event("kernel", "ampere_sgemm", begin + 20, 300, 7, _on(7, launches[0][1])),
+            _event("gpu_memcpy", "Memcpy HtoD", begin + 350, 9, 8, _on(8, launches[1][1])),
+            _event("kernel", sent, begin + 300, 200, 9, _on(9, launches[2][1]) | told),
+            _event("user_annotation", "Optimizer.step#SGD.step", begin + 900, 20, 1, {}),
+        ]  # fmt: skip
+        processor += [
+            _event(*mark),
+            _event("cpu_op", "aten::addmm", begin + 10, 400, 1, {"Input Dims": [[3, 4], []]}),
+            _event("user_annotation", "gloo:all_reduce", begin + 420, 300, 2,
+                   {"Input Dims": [[3, 4]], "Input type": ["float"]}),
+        ]  # fmt: skip
+    header = {"schemaVersion": 1, "baseTimeNanoseconds": 10**18, "host_name": "h"}
+    info = {"distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2}}
+    return [
+        json.dumps(header | info | {"traceEvents": events}).encode()
+        for events in (device, processor)
+    ]
+
+
+def _on(stream: int, correlation: int) -> dict[str, Any]:
+    return {"device": 0, "stream": stream, "correlation": correlation}
+
+
+def _event(
+    category: str, name: str, start: float, length: float, thread: int, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start,
+            "dur": length, "args": arguments}  # fmt: skip
+
+
+def horovod_seeds() -> list[bytes]:
+    """Make a small timeline of two tensors and two ranks."""
+    events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": tensor, "args": {"name": f"t{tensor}"}}
+        for tensor in (1, 2)
+    ]
+    for step in range(4):
+        for tensor in (1, 2):
+            begin = 1_000 * step + 100 * tensor
+            events += [
+                {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": begin, "pid": tensor},
+                {"ph": "X", "name": "0", "ts": begin, "pid": tensor, "dur": 0},
+                {"ph": "X", "name": "1", "ts": begin + 20, "pid": tensor, "dur": 0},
+                {"ph": "E", "ts": begin + 25, "pid": tensor},
+                {"ph": "B", "name": "ALLREDUCE", "ts": begin + 30, "pid": tensor},
+                {"ph": "B", "name": "NCCL_ALLREDUCE", "ts": begin + 31, "pid": tensor},
+                {"ph": "E", "ts": begin + 90, "pid": tensor},
+                {"ph": "E", "ts": begin + 91, "pid": tensor,
+                 "args": {"dtype": "float32", "shape": "[10, 20]"}},
+            ]  # fmt: skip
+    text = json.dumps(events).replace("}, {", "},\n{")
+    return [text.encode(), text[:-1].encode() + b",\n"]
+
+
+SEEDS: dict[str, Callable[[], list[bytes]]] = {"kineto": kineto_seeds, "horovod": horovod_seeds}
+
+
+def outcomes(reader: str, cases: int, seed: int) -> Counter[str]:
+    """Try so many cases and count how they ended."""
+    source, seeds = random.Random(seed), SEEDS[reader]()
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        for number in range(cases):
+            content = damaged(source.choice(seeds), source, is_ever_compressed=reader == "kineto")
+            try:
+                counts[outcome(content, reader, path)] += 1
+            except BaseException:
+                Path(f"fuzz-{seed}-{number}").write_bytes(content)
+                raise
+    return counts
+
+
+def main(reader: str, cases: int, seed: int) -> int:
+    """Print how the cases ended."""
+    warnings.simplefilter("error")
+    begin_s = time.perf_counter()
+    counts = outcomes(reader, cases, seed)
+    said = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+    print(
+        f"{reader}, seed {seed}: {cases:,} cases in {time.perf_counter() - begin_s:.0f} s: {said}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    given = [*sys.argv[2:], *[str(CASES), "0"][len(sys.argv) - 2 :]]
+    sys.exit(main(sys.argv[1], int(given[0]), int(given[1])))
