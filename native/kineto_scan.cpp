@@ -1,6 +1,7 @@
 #include "kineto_scan.hpp"
 
 #include <array>
+#include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -18,6 +19,50 @@ constexpr std::size_t kMostThreads = 100'000;
 
 bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
+// The high bit of each byte of a word that is zero; right up to the first one, which is all that is
+// looked at.
+std::uint64_t zero_bytes(std::uint64_t word) {
+    return (word - 0x0101010101010101) & ~word & 0x8080808080808080;
+}
+
+std::uint64_t bytes_that_are(char wanted, std::uint64_t word) {
+    return zero_bytes(word ^ (0x0101010101010101 * static_cast<unsigned char>(wanted)));
+}
+
+// The first of [at, end) for which `is_found` says so; `marks` says it of eight bytes at once, and
+// where they are in the other order of bytes it is not asked.
+template <typename Marks, typename IsFound>
+const char* first_of(const char* at, const char* end, Marks marks, IsFound is_found) {
+    if constexpr (std::endian::native == std::endian::little) {
+        for (; end - at >= 8; at += 8) {
+            std::uint64_t word;
+            std::memcpy(&word, at, 8);
+            if (const std::uint64_t found = marks(word)) return at + std::countr_zero(found) / 8;
+        }
+    }
+    while (at < end && !is_found(*at)) ++at;
+    return at;
+}
+
+const char* first_in_text(const char* at, const char* end) {
+    return first_of(
+        at, end,
+        [](std::uint64_t word) { return bytes_that_are('"', word) | bytes_that_are('\\', word); },
+        [](char c) { return c == '"' || c == '\\'; });
+}
+
+// A quote or a bracket. The two brackets of a kind differ in one bit from those of the other.
+const char* first_in_nested(const char* at, const char* end) {
+    return first_of(
+        at, end,
+        [](std::uint64_t word) {
+            const std::uint64_t folded = word | 0x2020202020202020;
+            return bytes_that_are('"', word) | bytes_that_are('{', folded) |
+                   bytes_that_are('}', folded);
+        },
+        [](char c) { return c == '"' || (c | 0x20) == '{' || (c | 0x20) == '}'; });
+}
+
 // Reads within [at, end). Each function returns false where the bytes end before the value does,
 // or where it is broken; `is_broken` tells which.
 struct Cursor {
@@ -34,8 +79,7 @@ struct Cursor {
     bool text(std::string_view& found) {
         const char* from = ++at;
         while (true) {
-            const char* quote = from;
-            while (quote < end && *quote != '"' && *quote != '\\') ++quote;
+            const char* quote = first_in_text(from, end);
             if (quote >= end) return false;
             if (*quote == '"') {
                 found = {at, static_cast<std::size_t>(quote - at)};
@@ -76,7 +120,7 @@ struct Cursor {
 
     bool nested() {
         std::int64_t depth = 0;
-        while (at < end) {
+        while ((at = first_in_nested(at, end)) < end) {
             const char c = *at;
             if (c == '"') {
                 std::string_view inner;

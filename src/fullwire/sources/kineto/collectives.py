@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,8 +146,8 @@ def _found(
     trace: Trace, note: Whole, ops: list[Text], unnamed: Text, step: Whole, start_ns: Whole,
     duration_ns: Whole,
 ) -> Found:  # fmt: skip
-    rows = [_described(trace, row) for row in note.tolist()]
-    op, group, members, dtype, size, sequence = [], [], [], [], [], []
+    rows = _described(trace, note)
+    op, group, members, dtype, size = [], [], [], [], []
     for place, row in enumerate(rows):
         named = row.op or next((str(each[place]) for each in ops if each[place]), "")
         op.append(named)
@@ -155,10 +156,11 @@ def _found(
         amount = row.bytes(named)
         size.append(max(amount, 0))
         dtype.append(row.dtype if amount >= 0 or named == "barrier" else SIZE_UNKNOWN)
-        sequence.append(row.sequence)
+    sequence = trace.notes["sequence"]
+    told = np.where(note >= 0, _at(sequence, note), ABSENT)
     return Found(
         op=_texts(op), group=_texts(group), members=_texts(members), dtype=_texts(dtype),
-        bytes=np.array(size, np.int64), sequence=np.array(sequence, np.int64), step=step,
+        bytes=np.array(size, np.int64), sequence=told, step=step,
         issue_ns=start_ns, end_ns=start_ns + duration_ns,
     )  # fmt: skip
 
@@ -174,7 +176,6 @@ class _Described:
     item_bytes: int = 0
     elements: int = -1  # of its larger side
     first_elements: int = -1  # of its first input, where nothing else is told
-    sequence: int = ABSENT
 
     def bytes(self, op: str) -> int:
         """Return the bytes of the larger side; below 0 if they are not known."""
@@ -187,20 +188,36 @@ class _Described:
         return size if 0 <= size <= _MOST_BYTES else -1
 
 
-def _described(trace: Trace, row: int) -> _Described:
-    if row < 0:
-        return _Described()
-    notes, names = trace.notes, trace.names
-    told = names[notes["dtype"][row]] or names[notes["first_input_type"][row]]
-    dtype, item_bytes = dtype_of(told)
-    op = op_of(names[notes["op"][row]])
-    group = names[notes["group"][row]]
-    if op in ("send", "recv") and min(notes["source"][row], notes["target"][row]) >= 0:
-        group += f" {notes['source'][row]}>{notes['target'][row]}"
+_TOLD = ("op", "dtype", "first_input_type", "group", "ranks", "in_elements", "out_elements",
+         "first_input_elements", "source", "target")  # fmt: skip
+
+
+def _described(trace: Trace, note: Whole) -> list[_Described]:
+    """Describe what notes say; steps repeat each other, so each is worked out once."""
+    known: dict[tuple[int, ...], _Described] = {}
+    found = []
+    columns = [_at(trace.notes[name], note).tolist() for name in _TOLD]
+    for row, told in zip(note.tolist(), zip(*columns, strict=True), strict=True):
+        if row < 0:
+            found.append(_Described())
+            continue
+        if told not in known:
+            known[told] = _description(trace.names, *told)
+        found.append(known[told])
+    return found
+
+
+def _description(
+    names: Sequence[str], op: int, dtype: int, first_type: int, group: int, ranks: int,
+    in_elements: int, out_elements: int, first_elements: int, source: int, target: int,
+) -> _Described:  # fmt: skip
+    type_name, item_bytes = dtype_of(names[dtype] or names[first_type])
+    op_name, group_name = op_of(names[op]), names[group]
+    if op_name in ("send", "recv") and min(source, target) >= 0:
+        group_name += f" {source}>{target}"
     return _Described(
-        op, group, names[notes["ranks"][row]], dtype, item_bytes,
-        max(int(notes["in_elements"][row]), int(notes["out_elements"][row]), -1),
-        max(int(notes["first_input_elements"][row]), -1), int(notes["sequence"][row]),
+        op_name, group_name, names[ranks], type_name, item_bytes,
+        max(in_elements, out_elements, -1), max(first_elements, -1),
     )  # fmt: skip
 
 

@@ -137,9 +137,8 @@ def _kinds(trace: Trace, by_launch: Launched, pattern: re.Pattern[str] | None) -
 
 def _is_on_communication_stream(trace: Trace, kinds: NDArray[np.int8]) -> NDArray[np.bool_]:
     """Say what ran on streams that do nothing but communicate, as far as names tell."""
-    lanes = np.column_stack([trace.work["device"], trace.work["stream"]])
-    _, lane = np.unique(lanes, axis=0, return_inverse=True)
-    lane = lane.reshape(-1)
+    # Both have 32 bits; numpy's own way over rows took a third of all that is done with a trace.
+    _, lane = np.unique((trace.work["device"] << 32) + trace.work["stream"], return_inverse=True)
     computes = np.bincount(lane, kinds == Known.COMPUTES)
     communicates = np.bincount(lane, kinds == Known.COMMUNICATES)
     return np.asarray((communicates > 0) & (computes == 0))[lane]
