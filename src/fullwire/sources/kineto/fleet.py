@@ -11,19 +11,16 @@ their outlines and the ends of at most 20,000 collectives each, 16 bytes an end.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.kineto.assemble import Job, Naming, placed, trace_files
@@ -32,6 +29,9 @@ from fullwire.sources.kineto.rank import Outline, Tables, read_rank
 from fullwire.sources.kineto.recognise import asked_for
 from fullwire.sources.kineto.scan import scanned
 from fullwire.store import Piece, RunWriter
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -133,6 +133,9 @@ class _Readers:
 
     def __enter__(self) -> _Readers:
         if self._count > 1:
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor
+
             # Started anew: a fork would copy locks that other threads of this process hold.
             self._pool = ProcessPoolExecutor(
                 self._count, multiprocessing.get_context("spawn"), _end_with_the_parent
@@ -155,6 +158,8 @@ class _Readers:
         if self._pool is None:
             yield from map(function, tasks)
             return
+        from concurrent.futures.process import BrokenProcessPool
+
         try:
             yield from self._pool.map(function, tasks)
         except BrokenProcessPool:
@@ -178,6 +183,8 @@ def _bytes_of(files: Iterable[Path]) -> int:
 
 def _end_with_the_parent() -> None:
     """Let a reading process end when the one that started it does, whichever way that is."""
+    import multiprocessing
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is told to end by the parent
     parent = multiprocessing.parent_process()
     assert parent is not None
