@@ -18,7 +18,7 @@ import fullwire
 from fullwire.answers import explain as explaining
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.report.as_data import explanation_object
-from fullwire.sources import import_run, read
+from fullwire.sources import contents, import_run, read
 from fullwire.store import by_ranks, read_run
 from tests.conftest import Cli
 from tests.test_kineto import ALL_REDUCE, GEMM, Job, a_ddp_step, reduced
@@ -92,6 +92,20 @@ def test_a_damaged_rank_is_missing_from_an_explanation_rank_by_rank(
     monkeypatch.setattr(explaining, "_LARGE", 0)
     assert explanation_object(fullwire.explain(place)) == whole
     assert any("spans/000002.parquet: damaged" in each for each in whole["warnings"])
+
+
+def test_what_is_in_a_run_is_counted_a_file_at_a_time(tmp_path: Path, cli: Cli) -> None:
+    place = import_run(tmp_path / "job.run", five_ranks(tmp_path / "traces"))
+    run = read_run(place)
+    told = json.loads(cli("show", place, "--json").stdout)
+    assert told["tables"] == {name: len(table) for name, table in run.tables() if len(table)}
+    assert told["missing"] == list(run.missing)
+    rows = len(run.spans.rows(run.spans.rank == 2))
+    (place / "spans/000002.parquet").write_bytes(b"PAR1 but nothing else")
+    found, counts = contents(place)
+    assert counts["spans"] == len(run.spans) - rows
+    assert found.missing == read_run(place).missing
+    assert any("spans/000002.parquet: damaged" in sentence for sentence in found.missing)
 
 
 def test_ranks_that_share_a_file_are_read_together(tmp_path: Path) -> None:

@@ -228,6 +228,20 @@ def read_run(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> Run:
     return _run_of(place, stored, tables, missing)
 
 
+def counted(path: str | Path) -> tuple[Run, Mapping[str, int]]:
+    """Open a run without its rows, and count those that can be read, a file at a time."""
+    place = Path(path)
+    stored = _read_description(place)
+    missing = [*stored.missing, *_edited(stored), *_unknown_tables(stored)]
+    found: dict[str, int] = {}
+    for name, kind in TABLES.items():
+        rows, files = stored.rows.get(name, 0), table_files(place, name)
+        found[name] = sum(map(len, _pieces(place, files, kind, stored, rows, missing)))
+        missing += _about_rows(name, rows, files, found[name])
+    outline = _run_of(place, stored, {}, missing)
+    return outline, {name: count for name, count in found.items() if count}
+
+
 def read_parts(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> Iterator[Run]:
     """Open a run a piece at a time, where it was written so; a step of a rank is in one piece.
 
@@ -557,15 +571,16 @@ def _read_table(
     place: Path, name: str, kind: type[Table], stored: _StoredRun, missing: list[str]
 ) -> Table | None:
     rows, files = stored.rows.get(name, 0), table_files(place, name)
-    if not files and rows:
-        missing.append(f"{name}: {rows} rows were written, the file is gone")
     pieces = list(_pieces(place, files, kind, stored, rows, missing))
-    if not pieces:
-        return None
-    table = kind.joined(pieces)
-    if len(table) != rows:
-        missing.append(f"{name}: {rows} rows were written, {len(table)} can be read")
-    return table
+    missing += _about_rows(name, rows, files, sum(map(len, pieces)))
+    return kind.joined(pieces) if pieces else None
+
+
+def _about_rows(name: str, rows: int, files: Sequence[Path], found: int) -> Iterator[str]:
+    if rows and not files:
+        yield f"{name}: {rows} rows were written, the file is gone"
+    elif found and found != rows:
+        yield f"{name}: {rows} rows were written, {found} can be read"
 
 
 def _pieces(

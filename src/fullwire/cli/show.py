@@ -16,10 +16,10 @@ def show(
     """Print what is in a run: its origin, facts and tables, and what is missing."""
     from fullwire.report.as_data import run_object
     from fullwire.report.terminal import print_run
-    from fullwire.sources import read
+    from fullwire.sources import contents
 
-    opened = read(run)
+    outline, rows = contents(run)
     if json:
-        print_json(run_object(opened))
+        print_json(run_object(outline, rows))
     else:
-        print_run(opened, run)
+        print_run(outline, rows, run)

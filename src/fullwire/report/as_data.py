@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO
@@ -75,7 +75,7 @@ def write_whatif_csv(result: WhatIf, file: TextIO) -> None:
     writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
 
 
-def run_object(run: Run) -> dict[str, Any]:
+def run_object(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
     """Return the contents of a run: everything but the rows."""
     return {
         "origin": run.provenance.origin,
@@ -84,7 +84,7 @@ def run_object(run: Run) -> dict[str, Any]:
         "complete": run.complete,
         "missing": list(run.missing),
         "facts": dict(run.facts),
-        "tables": {name: len(table) for name, table in run.tables() if len(table)},
+        "tables": dict(rows),
     }
 
 

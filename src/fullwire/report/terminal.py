@@ -7,7 +7,7 @@ rather than sent to the terminal.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from typing import TYPE_CHECKING
 
@@ -86,7 +86,7 @@ def print_workloads(loads: Sequence[Workload]) -> None:
         say(f"  {title}: {matrix:.0%} in matrix work, {memory:.0%} where memory is the limit")
 
 
-def print_run(run: Run, name: str) -> None:
+def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
     """Print what is in a run: where it comes from, facts, tables, completeness."""
     origin, basis = run.provenance.origin, run.provenance.basis
     rests = "" if basis == "measured" or origin == "modelled" else f", resting on {basis} times"
@@ -96,7 +96,7 @@ def print_run(run: Run, name: str) -> None:
         say(f"  {sentence}")
     say("")
     print_table(["fact", "value", "meaning"], fact_rows(run), texts={"fact", "value", "meaning"})
-    print_table(["table", "rows", "columns"], _table_rows(run), texts={"table", "columns"})
+    print_table(["table", "rows", "columns"], _table_rows(rows), texts={"table", "columns"})
 
 
 def print_collective(result: CollectiveTime) -> None:
@@ -238,11 +238,11 @@ def fact_rows(run: Run) -> list[list[str]]:
     return rows
 
 
-def _table_rows(run: Run) -> list[list[str]]:
+def _table_rows(rows: Mapping[str, int]) -> list[list[str]]:
+    from fullwire.model.run import TABLES  # here: other tables are printed without numpy
+
     return [
-        [name, f"{len(table):,}", ", ".join(table.columns())]
-        for name, table in run.tables()
-        if len(table)
+        [name, f"{count:,}", ", ".join(TABLES[name].column_types())] for name, count in rows.items()
     ]
 
 

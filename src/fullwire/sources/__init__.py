@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,17 @@ def read(
     from fullwire.store import read_run
 
     return read_run(place)
+
+
+def contents(path: str | Path) -> tuple[Run, Mapping[str, int]]:
+    """Return what a run says besides its rows, and how many of them each table has."""
+    from fullwire.store import counted, is_run
+
+    place = path_of(path, "show")
+    if _recognised(place) == "run" and is_run(place):
+        return counted(place)
+    run = read(path)
+    return run, {name: len(table) for name, table in run.tables() if len(table)}
 
 
 def import_run(
