@@ -26,15 +26,18 @@ _CHUNK_BYTES = 2**20
 def times_over(text: bytes, times: int) -> bytes:
     """Repeat the events of a trace, each time 10 s later, under other numbers of launches."""
     begin, end = text.index(b'"traceEvents": [') + 16, text.rindex(b"]")
-    parts = []
-    for number in range(times):
-        moved = _TIME.sub(
-            lambda found, by=number * _LATER_US: found[1] + b"%d" % (int(found[2]) + by),
-            text[begin:end],
-        )
-        moved = moved.replace(b'"correlation": ', b'"correlation": %d' % (number + 1))
-        parts.append(moved.replace(b"ProfilerStep#", b"ProfilerStep#%d" % (number + 1)))
-    return text[:begin] + b",".join(parts) + text[end:]
+    return text[:begin] + b",".join(later(text[begin:end], n) for n in range(times)) + text[end:]
+
+
+def later(events: bytes, number: int) -> bytes:
+    """Move events, whose microseconds are whole, and number what they number anew."""
+
+    def moved(found: re.Match[bytes]) -> bytes:
+        return found[1] + b"%d" % (int(found[2]) + number * _LATER_US)
+
+    events = _TIME.sub(moved, events)
+    events = events.replace(b'"correlation": ', b'"correlation": %d' % (number + 1))
+    return events.replace(b"ProfilerStep#", b"ProfilerStep#%d" % (number + 1))
 
 
 def used(command: list[str | Path]) -> tuple[float, int]:

@@ -71,7 +71,7 @@ def jobs(draw: st.DrawFn) -> tuple[Rank, ...]:
     return tuple(ranks)
 
 
-def reference(job: tuple[Rank, ...]) -> list[dict[str, float | None]]:
+def reference(job: tuple[Rank, ...]) -> list[dict[str, int | None]]:
     """Go through each rank's microseconds."""
     count = len(job[0].collectives)
     latest = [max(rank.collectives[number][0] for rank in job) for number in range(count)]

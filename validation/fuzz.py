@@ -139,9 +139,9 @@ def kineto_seeds() -> list[bytes]:
     for step in range(4):
         begin = 1_000 * step
         launches = [(begin + 5 + each, 10 * step + each) for each in range(3)]
-        mark = ("user_annotation", f"ProfilerStep#{step}", begin, 990, 1, {})
+        mark = _event("user_annotation", f"ProfilerStep#{step}", begin, 990, 1, {})
         device += [
-            _event(*mark),
+            mark,
             _event("cpu_op", "autograd::engine::evaluate_function: M", begin + 4, 20, 1, {}),
             _event("user_annotation", "enumerate(DataLoader)#_S.__next__", begin + 1, 3, 1, {}),
             *(_event("cuda_runtime", "cudaLaunchKernel", at, 1, 1, {"correlation": n})
@@ -152,7 +152,7 @@ def kineto_seeds() -> list[bytes]:
             _event("user_annotation", "Optimizer.step#SGD.step", begin + 900, 20, 1, {}),
         ]  # fmt: skip
         processor += [
-            _event(*mark),
+            mark,
             _event("cpu_op", "aten::addmm", begin + 10, 400, 1, {"Input Dims": [[3, 4], []]}),
             _event("user_annotation", "gloo:all_reduce", begin + 420, 300, 2,
                    {"Input Dims": [[3, 4]], "Input type": ["float"]}),
