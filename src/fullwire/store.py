@@ -292,10 +292,12 @@ def by_ranks(path: str | Path, least_rows: int) -> ByRanks | None:
     if len(groups) < 2:
         return None
     missing: list[str] = []
-    found = [
-        _telling(_spans_in(place, files, stored, missing), is_first=not number)
-        for number, files in enumerate(groups)
-    ]
+    found, count = [], 0
+    for files in groups:
+        spans = _spans_in(place, files, stored, missing)
+        found.append(_telling(spans, is_first=not count))
+        count += len(spans)
+    missing += _about_rows("spans", stored.rows["spans"], groups[0], count)
     rest = read_run(place, only=[name for name in TABLES if name != "spans"])
     tables = dict(rest.tables()) | {"spans": Spans.joined(found)}
     outline = _run_of(place, stored, tables, [*rest.missing, *missing])
@@ -303,39 +305,44 @@ def by_ranks(path: str | Path, least_rows: int) -> ByRanks | None:
 
 
 def _rank_groups(place: Path) -> tuple[tuple[Path, ...], ...]:
-    """Put the files of spans together that share ranks, as what Parquet notes of them tells."""
-    ranges = []
+    """Put the files of spans together that share ranks, as what Parquet notes of them tells.
+
+    Damaged files come last, for somebody to say so; there is no group where a file notes nothing.
+    """
+    import pyarrow as pa
+
+    ranges: list[tuple[int, int, Path]] = []
+    damaged: list[Path] = []
     for path in table_files(place, "spans"):
-        found = _ranks_in(path)
-        if found is None:
+        try:
+            ranges.append((*_ranks_in(path), path))
+        except (pa.ArrowException, OSError):
+            damaged.append(path)
+        except (AttributeError, IndexError, TypeError, ValueError):
             return ()
-        ranges.append((*found, path))
     groups: list[list[Path]] = []
-    reached = -1
+    reached = 0
     for first, last, path in sorted(ranges):
-        if first > reached:
+        if not groups or first > reached:
             groups.append([])
         groups[-1].append(path)
         reached = max(reached, last)
-    return tuple(tuple(sorted(group)) for group in groups)
+    return (*(tuple(sorted(group)) for group in groups), *((path,) for path in damaged))
 
 
-def _ranks_in(path: Path) -> tuple[int, int] | None:
-    """Return the first and the last rank in a file, where that is noted."""
+def _ranks_in(path: Path) -> tuple[int, int]:
+    """Return the first and the last rank in a file; what it lacks is an error of Python's."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with pa.OSFile(os.fsencode(path)) as file:
-            parquet = pq.ParquetFile(file)
-            column = parquet.schema_arrow.get_field_index("rank")
-            groups = [
-                parquet.metadata.row_group(number).column(column).statistics
-                for number in range(parquet.metadata.num_row_groups)
-            ]
-        return min(each.min for each in groups), max(each.max for each in groups)
-    except (pa.ArrowException, OSError, ValueError, AttributeError, IndexError, TypeError):
-        return None
+    with pa.OSFile(os.fsencode(path)) as file:
+        parquet = pq.ParquetFile(file)
+        column = parquet.schema_arrow.get_field_index("rank")
+        noted = [
+            parquet.metadata.row_group(number).column(column).statistics
+            for number in range(parquet.metadata.num_row_groups)
+        ]
+    return int(min(each.min for each in noted)), int(max(each.max for each in noted))
 
 
 def _spans_in(
@@ -576,7 +583,7 @@ def _read_table(
     return kind.joined(pieces) if pieces else None
 
 
-def _about_rows(name: str, rows: int, files: Sequence[Path], found: int) -> Iterator[str]:
+def _about_rows(name: str, rows: int, files: Collection[Path], found: int) -> Iterator[str]:
     if rows and not files:
         yield f"{name}: {rows} rows were written, the file is gone"
     elif found and found != rows:
