@@ -267,6 +267,6 @@ def _remarks(trace: Trace, by_launch: Launched) -> Iterator[str]:
             "no launch is in the trace, so the device's work is cut at the "
             "processor's marks of steps, which it may lag behind"
         )
-    devices = np.unique(work["device"])
+    devices = set(work["device"].tolist())
     if len(devices) > 1:
         yield f"it used {len(devices)} devices, which are taken for one"
