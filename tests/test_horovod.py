@@ -172,6 +172,25 @@ def test_times_that_cannot_be_and_shapes_that_lie_are_left_out(tmp_path: Path) -
     assert any("3 events do not fit" in sentence for sentence in run.missing)
 
 
+def test_a_shape_made_to_stop_a_regular_expression_does_not(tmp_path: Path) -> None:
+    timeline = Timeline().reduce("t", {0: 1, 1: 2}, 3, 20, shape="[" + "1" * 1_900 + "x]")
+    run = read(timeline.write(tmp_path / "shape.json"))
+    assert set(run.collectives.dtype) == {"unknown"}
+
+
+def test_text_that_is_none_ends_what_can_be_read(tmp_path: Path) -> None:
+    content = a_job().text().encode()
+    place = content.rindex(b'"name"')
+    (tmp_path / "bytes.json").write_bytes(
+        content[:place] + b'"\xe6\xff": "\xe6", ' + content[place:]
+    )
+    run = read(tmp_path / "bytes.json")
+    assert len(run.collectives)
+    half = content.rstrip(b"], \n") + b', {"ph": "X", "name": "\\ud800", "ts": 1, "pid": 1}]'
+    (tmp_path / "half.json").write_bytes(half)
+    assert any("1 events do not fit" in each for each in read(tmp_path / "half.json").missing)
+
+
 _TEXT = a_job(steps=3).text()
 
 
