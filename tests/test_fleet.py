@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -149,6 +150,21 @@ def test_what_cannot_be_imported_is_refused_in_one_line(tmp_path: Path, cli: Cli
     with pytest.raises(UsageError, match="--processes belongs to profiler traces"):
         import_run(tmp_path / "x.run", "vgg16@v100", processes=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["traces"]
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("most_bytes", [500, 2_500])
+def test_a_disk_without_room_is_one_line_and_leaves_nothing(
+    tmp_path: Path, cli: Cli, processes: str, most_bytes: int
+) -> None:
+    traces = five_ranks(tmp_path / "traces")
+    done = cli(
+        "import", traces, "-o", tmp_path / "x.run", "--processes", processes,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
+    )  # fmt: skip
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "x.run: cannot be written: File too large" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["traces"]
 
 
 def importing(traces: Path, place: Path) -> subprocess.Popen[bytes]:

@@ -15,7 +15,7 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.kineto.assemble import Job, Naming, placed, trace_files
-from fullwire.sources.kineto.clocks import Ends, ends_of
+from fullwire.sources.kineto.clocks import Clocks, Ends, ends_of
 from fullwire.sources.kineto.rank import Outline, Tables, read_rank
 from fullwire.sources.kineto.recognise import asked_for
 from fullwire.sources.kineto.scan import scanned
@@ -48,37 +48,51 @@ def import_kineto(
     asked_for(communication)  # refused before anything is read
     files = list(trace_files(paths))
     job = Job()
-    waiting: dict[int, Path] = {}
     with RunWriter(place, replace=replace) as writer, _Readers(processes, files) as readers:
-        scratch = writer.scratch
-        scans = [(path, scratch / str(number)) for number, path in enumerate(files)]
-        found = readers.each(partial(_scan, communication), scans)
-        for number, outline in enumerate(found):
-            told(number + 1, len(files))
-            if isinstance(outline, str):
-                job.missing.append(outline)
-                continue
-            rank = job.take(outline)
-            if rank is not None:
-                waiting[rank] = scratch / str(number)
-        job.refuse_nothing(paths)
-        order = sorted(waiting)
-        tables = [waiting[rank] for rank in order]
-        naming = job.naming()
-        ends = readers.each(partial(_ends, naming), tables)
-        places = job.places(dict(zip(order, ends, strict=True)))
-        tasks = [
-            _Place(rank, waiting[rank], places.shift_ns[rank], writer.piece()) for rank in order
-        ]
         try:
-            for rows in readers.each(partial(_place, naming), tasks):
-                writer.took(rows)
+            waiting = _scan_all(job, files, communication, writer, readers, told)
+            job.refuse_nothing(paths)
+            run = job.outline(paths, _place_all(job, waiting, writer, readers))
         except OSError as error:
             raise writer.refusal(error) from None
-        outline_of_all = job.outline(paths, places.clocks)
-        return writer.finish(
-            outline_of_all.provenance, outline_of_all.facts, outline_of_all.missing
-        )
+        return writer.finish(run.provenance, run.facts, run.missing)
+
+
+def _scan_all(
+    job: Job, files: Sequence[Path], communication: str | None, writer: RunWriter,
+    readers: _Readers, told: Callable[[int, int], None],
+) -> dict[int, Path]:  # fmt: skip
+    """Take all traces for ranks of the job, and return where the tables of each wait."""
+    scans = [(path, writer.scratch / str(number)) for number, path in enumerate(files)]
+    found = readers.each(partial(_scan, communication), scans)
+    waiting: dict[int, Path] = {}
+    for number, (outline, (_, tables)) in enumerate(zip(found, scans, strict=True)):
+        told(number + 1, len(files))
+        rank = _taken(job, outline)
+        if rank is not None:
+            waiting[rank] = tables
+    return waiting
+
+
+def _taken(job: Job, outline: Outline | str) -> int | None:
+    """Take what a trace turned out to be; None where it is of no rank of its own."""
+    if isinstance(outline, str):
+        job.missing.append(outline)
+        return None
+    return job.take(outline)
+
+
+def _place_all(
+    job: Job, waiting: Mapping[int, Path], writer: RunWriter, readers: _Readers
+) -> Clocks:
+    """Compare the clocks of all ranks, and write each rank's tables where they belong."""
+    naming, order = job.naming(), sorted(waiting)
+    ends = readers.each(partial(_ends, naming), [waiting[rank] for rank in order])
+    places = job.places(dict(zip(order, ends, strict=True)))
+    tasks = [_Place(rank, waiting[rank], places.shift_ns[rank], writer.piece()) for rank in order]
+    for rows in readers.each(partial(_place, naming), tasks):
+        writer.took(rows)
+    return places.clocks
 
 
 @dataclass(frozen=True, slots=True)
