@@ -134,6 +134,17 @@ def account(run: Run, rate_bps: Mapping[int, float]) -> Account:
     )
 
 
+def nothing() -> Account:
+    """Return the account of a run that holds no times: one step, and nothing in it."""
+    return Account(
+        ranks=(), steps=np.zeros(1, np.int64), is_typical=np.ones(1, bool), is_whole_trace=True,
+        parts_ns=np.zeros((1, 1, len(Part)), np.int64),
+        excess_ns=np.zeros((1, 1, len(_SPENT_BY_ITSELF)), np.int64),
+        overlapped_ns=np.zeros((1, 1), np.int64), caused_ns=np.zeros((1, 1)), breakdowns=(),
+        lines=(), latency="none", beyond_line_rate=0.0, clock_error_ns=0,
+    )  # fmt: skip
+
+
 def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:
     """Choose the steps that the account is over: without warm-up, and without rare exceptions.
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from fullwire.analysis.account import Account, Part, account
+from fullwire.analysis.account import Account, Part, account, nothing
 from fullwire.analysis.breakdown import RankBreakdown
 from fullwire.analysis.compare import refuse_other_work
-from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
+from fullwire.analysis.nccl import nccl_evidence
+from fullwire.analysis.transfers import holds_times, recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import Evidence, evidence, missing_tables
 from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.conditions import rate
@@ -36,7 +37,7 @@ class Explanation:
     step_s: float
     baseline_step_s: float
     is_estimated: bool  # the baseline is what this run spends on its own, not a run of one worker
-    scaling_factor: float
+    scaling_factor: float | None  # None where the run holds no times
     account: Mapping[str, float]  # seconds per step, adding up to step_s
     compute_inflation_s: float | None
     ranks: tuple[RankBreakdown, ...]
@@ -64,12 +65,10 @@ def explain(
     """
     job = _opened(run)
     rate_bps = _line_rates(job, bandwidth)
-    found = account(job, rate_bps)
+    found = account(job, rate_bps) if _is_to_account(job) else nothing()
     parts = found.parts_s
-    if not found.step_s:
-        raise UsageError(f"{job.provenance.source}: its steps take no time at all")
     baseline_s, inflation_s = _baseline(job, found, baseline)
-    samples = evidence(job, found.lines, rate_bps)
+    samples = (*nccl_evidence(job), *evidence(job, found.lines, rate_bps))
     case = Case(
         run=job, account=found, inflation_s=inflation_s, evidence=samples,
         knows_line_rate=bool(rate_bps),
@@ -80,7 +79,7 @@ def explain(
         step_s=found.step_s,
         baseline_step_s=baseline_s,
         is_estimated=baseline is None,
-        scaling_factor=baseline_s / found.step_s,
+        scaling_factor=baseline_s / found.step_s if found.step_s else None,
         account=parts,
         compute_inflation_s=inflation_s,
         ranks=found.breakdowns,
@@ -93,6 +92,18 @@ def explain(
         line_rates_bps=rate_bps,
         predictor=predictor,
     )
+
+
+def _is_to_account(run: Run) -> bool:
+    """Say whether a run has an account; logs and schedules hold no times, which is no fault."""
+    if holds_times(run):
+        return True
+    is_told = bool(len(run.collectives)) or bool(nccl_evidence(run))
+    if run.provenance.origin == "imported" and is_told:
+        return False
+    if len(recorded_ranks(run)):
+        raise UsageError(f"{run.provenance.source}: its steps take no time at all")
+    return True  # which says what is missing
 
 
 def _against(baseline_s: float, found: tuple[Fix, ...]) -> tuple[Fix, ...]:
@@ -167,6 +178,8 @@ def _warnings(case: Case, is_estimated: bool, rate_bps: Mapping[int, float]) -> 
         yield f"Where it was recorded: {run.facts['warnings']}."
     if "remarks" in run.facts:
         yield f"As it was read: {run.facts['remarks']}."
+    if not found.step_s:
+        return
     yield from _steps_left_out(found)
     yield from _ranks_left_out(run, found)
     if is_estimated and world(run) > 1:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.captures import is_capture
-from fullwire.sources.files import opened, path_of
+from fullwire.sources.files import beginning_of, files_in, files_like, path_of
+from fullwire.sources.modelled import modelled_run
 from fullwire.units import seconds, shown
 
-if TYPE_CHECKING:
-    from fullwire.model.run import Run
-
-FORMATS = ("run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests")
+FORMATS = (
+    "run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests", "nccl-log",
+    "flight-recorder", "chakra",
+)  # fmt: skip
+_OF_MANY = ("kineto", "flight-recorder", "chakra", "nccl-log")  # a file for each rank
+_MOST_SNIFFED = 100  # files of a directory, to find out what they are
 
 
 def read(
@@ -27,27 +31,72 @@ def read(
 ) -> Run:
     """Open a run, a foreign trace, or a built-in workload such as `vgg16@v100`.
 
-    Profiler traces may be `more` than one, or directories of them: one for each rank;
-    `communication` is a regular expression for names of kernels that communicate. `step_time` and
-    `reduce_cost` (a file) belong to netx logs, which do not hold them.
+    Where ranks have a file each, there may be `more` of them, or directories of them; NCCL's logs
+    beside another trace of the job are added to it. `communication` is a regular expression for
+    names of kernels that communicate. `step_time` and `reduce_cost` (a file) belong to netx logs,
+    which do not hold them.
     """
-    place = path_of(path, "read")
-    kind = _recognised(place) if format is None else format
-    if not isinstance(kind, str) or kind not in FORMATS:
-        raise UsageError(f"format: expected one of {', '.join(FORMATS)}, got {shown(kind)}")
-    _refuse_others(place, kind, more, step_time, reduce_cost, communication)
-    # Each where it is needed: none loads what another one needs.
+    if format is not None and (not isinstance(format, str) or format not in FORMATS):
+        raise UsageError(f"format: expected one of {', '.join(FORMATS)}, got {shown(format)}")
+    places = [path_of(each, "read") for each in (path, *more)]
+    kinds = [_recognised(place) if format is None else format for place in places]
+    kind = next((each for each in kinds if each != "nccl-log"), "nccl-log")
+    traces = [place for place, each in zip(places, kinds, strict=True) if each == kind]
+    logs = [place for place, each in zip(places, kinds, strict=True) if each == "nccl-log"]
+    _refuse_mixed(places, kinds, kind)
+    _refuse_others(places[0], kind, step_time, reduce_cost, communication)
     if kind == "netx":
         from fullwire.sources import netx
 
         step_time_s = None if step_time is None else seconds(step_time, "step time")
         table = None if reduce_cost is None else path_of(reduce_cost, "reduce cost")
-        return netx.read_netx(place, step_time_s=step_time_s, reduce_cost=table)
+        return netx.read_netx(traces[0], step_time_s=step_time_s, reduce_cost=table)
+    run = _read(kind, traces, communication)
+    return run if kind == "nccl-log" else _with_logs(run, logs, traces)
+
+
+def _with_logs(run: Run, logs: Sequence[Path], traces: Sequence[Path]) -> Run:
+    """Add what NCCL's logs say: those that were given, and those in directories of traces."""
+    is_foreign = run.provenance.origin == "imported"
+    directories = [place for place in traces if is_foreign and place.is_dir()]
+    if not logs and not directories:
+        return run
+    from fullwire.sources import nccl_log
+
+    found = nccl_log.logs_in([*logs, *directories])
+    return nccl_log.with_logs(run, found) if found else run
+
+
+def _read(kind: str, places: Sequence[Path], communication: str | None) -> Run:
+    """Call the reader of a format; each is loaded here, since a built-in workload needs none."""
+    if kind == "workload":
+        return modelled_run(workloads.workload(str(places[0])))
+    if kind == "run":
+        from fullwire.store import read_run
+
+        return read_run(places[0])
     if kind == "kineto":
         from fullwire.sources.kineto import read_kineto
 
-        places = [place, *(path_of(each, "read") for each in more)]
         return read_kineto(places, communication=communication)
+    if kind == "nccl-log":
+        from fullwire.sources import nccl_log
+
+        return nccl_log.read_nccl_logs(nccl_log.logs_in(places) or places)
+    if kind == "flight-recorder":
+        from fullwire.sources import flight_recorder
+
+        found = files_like(places, flight_recorder.looks_like)
+        return flight_recorder.read_flight_recorder(found)
+    if kind == "chakra":
+        from fullwire.sources import chakra
+
+        return chakra.read_chakra(files_like(places, chakra.looks_like))
+    return _read_one(kind, places[0])
+
+
+def _read_one(kind: str, place: Path) -> Run:
+    """Call the reader of a format that has one file for a whole job."""
     if kind == "capture":
         from fullwire.sources.pcap import read_captures
 
@@ -56,24 +105,24 @@ def read(
         from fullwire.sources.horovod import read_horovod
 
         return read_horovod(place)
-    if kind == "nccl-tests":
-        from fullwire.sources.nccl_tests import read_nccl_tests
+    from fullwire.sources.nccl_tests import read_nccl_tests
 
-        return read_nccl_tests(place)
-    if kind == "workload":
-        from fullwire.model import workloads
-        from fullwire.sources.modelled import modelled_run
+    return read_nccl_tests(place)
 
-        return modelled_run(workloads.workload(str(path)))
-    from fullwire.store import read_run
 
-    return read_run(place)
+def _refuse_mixed(places: Sequence[Path], kinds: Sequence[str], kind: str) -> None:
+    """Refuse files that do not make one run together."""
+    for place, each in zip(places, kinds, strict=True):
+        if each not in (kind, "nccl-log"):
+            raise UsageError(f"read: {places[0]} is a {kinds[0]}, and {place} is a {each}")
+    count = sum(each == kind for each in kinds)
+    if kind not in _OF_MANY and count > 1:
+        raise UsageError(f"read: one file makes a run of a {kind}, got {count}")
 
 
 def _refuse_others(
-    path: Path, kind: str, more: Sequence[str | Path], step_time: object, reduce_cost: object,
-    communication: object,
-) -> None:  # fmt: skip
+    path: Path, kind: str, step_time: object, reduce_cost: object, communication: object
+) -> None:
     """Refuse what belongs to another format."""
     if kind != "netx" and (step_time is not None or reduce_cost is not None):
         raise UsageError(
@@ -81,8 +130,6 @@ def _refuse_others(
         )
     if kind != "kineto" and communication is not None:
         raise UsageError(f"{path}: --communication belongs to profiler traces, not to a {kind}")
-    if kind != "kineto" and more:
-        raise UsageError(f"read: one file makes a run of a {kind}, got {1 + len(more)}")
 
 
 def _recognised(path: Path) -> str:
@@ -94,42 +141,53 @@ def _recognised(path: Path) -> str:
     if is_directory:
         return _of_directory(path)
     if is_there:
-        return _by_beginning(path)
+        return _of_file(path)
     if "@" in str(path):
         return "workload"
     raise UsageError(f"{path}: there is no such file, and no built-in workload of this name")
 
 
 def _of_directory(path: Path) -> str:
+    """Return what a directory is of: of several formats, the one that tells most of a job."""
     from fullwire.sources.kineto import traces_in
     from fullwire.store import is_run
 
-    return "kineto" if not is_run(path) and traces_in(path) else "run"
+    if is_run(path):
+        return "run"
+    some = itertools.islice(files_in(path), _MOST_SNIFFED)
+    found = {_by_beginning(beginning_of(file)) for file in some}
+    kind = next((each for each in _OF_MANY if each in found), "run")
+    return "kineto" if kind in ("run", "nccl-log") and traces_in(path) else kind
 
 
-def _by_beginning(path: Path) -> str:
-    from fullwire.sources import (  # here: a built-in workload needs none of it
-        horovod,
-        kineto,
-        nccl_tests,
-        netx,
-    )
-
-    with opened(path) as file:
-        beginning = file.read(4096)
-    if netx.looks_like(beginning):
-        return "netx"
-    if kineto.looks_like(beginning):
-        return "kineto"
-    if is_capture(beginning):
-        return "capture"
-    if nccl_tests.looks_like(beginning):
-        return "nccl-tests"
-    if horovod.looks_like(beginning):
-        return "horovod"
+def _of_file(path: Path) -> str:
+    beginning = beginning_of(path)
+    kind = _by_beginning(beginning)
+    if kind:
+        return kind
     if not beginning:
         raise DamagedInput(path, "the file is empty")
     raise DamagedInput(
-        path, "none of the formats that are read: a run, a profiler trace, a Horovod timeline, "
-        "what nccl-tests print, a packet capture, or a netx backward log"
+        path, "none of the formats that are read: a run, a profiler trace, a Horovod timeline, a "
+        "Flight Recorder dump, a Chakra trace, NCCL's log, what nccl-tests print, a packet "
+        "capture, or a netx backward log"
     )  # fmt: skip
+
+
+def _by_beginning(beginning: bytes) -> str:
+    from fullwire.sources import (  # here: a built-in workload needs none of it
+        chakra,
+        flight_recorder,
+        horovod,
+        kineto,
+        nccl_log,
+        nccl_tests,
+    )
+
+    recognised = (
+        ("netx", netx.looks_like), ("kineto", kineto.looks_like), ("capture", is_capture),
+        ("horovod", horovod.looks_like), ("flight-recorder", flight_recorder.looks_like),
+        ("chakra", chakra.looks_like), ("nccl-tests", nccl_tests.looks_like),
+        ("nccl-log", nccl_log.looks_like),
+    )  # fmt: skip
+    return next((kind for kind, looks_like in recognised if looks_like(beginning)), "")

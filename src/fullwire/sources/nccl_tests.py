@@ -23,6 +23,7 @@ from fullwire.model.cost import bus_factor
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Collectives, Provenance, Run
 from fullwire.sources.files import name_of, opened
+from fullwire.sources.nccl_log import log_facts
 
 _LONGEST_LINE = 64 * 1024
 _MOST_LINES = 20_000_000
@@ -116,13 +117,14 @@ def read_nccl_tests(path: Path) -> Run:
     ranks, count = table.workers, len(table.rows)
     length_ns = np.array([round(row.time_us * 1e3) for row in table.rows], np.int64)
     end_ns = np.cumsum(length_ns)
-    facts: dict[str, FactValue] = {"workers": ranks, "backend": "nccl"}
+    said, problems = log_facts([path])
+    facts: dict[str, FactValue] = {**said, "workers": ranks, "backend": "nccl"}
     if table.device:
         facts["device"] = table.device.encode(errors="backslashreplace").decode()
     return Run(
         provenance=Provenance(origin="imported", source=name_of(path)),
         facts=facts,
-        missing=table.problems,
+        missing=(*table.problems, *problems),
         collectives=Collectives(
             rank=np.repeat(np.arange(ranks), count),
             step=np.full(ranks * count, -1),
