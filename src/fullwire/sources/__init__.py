@@ -15,7 +15,7 @@ from fullwire.units import seconds, shown
 
 FORMATS = (
     "run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests", "nccl-log",
-    "flight-recorder", "chakra",
+    "flight-recorder", "chakra", "chrome",
 )  # fmt: skip
 _OF_MANY = ("kineto", "flight-recorder", "chakra", "nccl-log")  # a file for each rank
 _MOST_SNIFFED = 100  # files of a directory, to find out what they are
@@ -101,6 +101,10 @@ def _read_one(kind: str, place: Path) -> Run:
         from fullwire.sources.pcap import read_captures
 
         return read_captures([place])
+    if kind == "chrome":
+        from fullwire.sources.chrome import read_chrome
+
+        return read_chrome(place)
     if kind == "horovod":
         from fullwire.sources.horovod import read_horovod
 
@@ -177,6 +181,7 @@ def _of_file(path: Path) -> str:
 def _by_beginning(beginning: bytes) -> str:
     from fullwire.sources import (  # here: a built-in workload needs none of it
         chakra,
+        chrome,
         flight_recorder,
         horovod,
         kineto,
@@ -185,7 +190,8 @@ def _by_beginning(beginning: bytes) -> str:
     )
 
     recognised = (
-        ("netx", netx.looks_like), ("kineto", kineto.looks_like), ("capture", is_capture),
+        ("netx", netx.looks_like), ("chrome", chrome.looks_like), ("kineto", kineto.looks_like),
+        ("capture", is_capture),
         ("horovod", horovod.looks_like), ("flight-recorder", flight_recorder.looks_like),
         ("chakra", chakra.looks_like), ("nccl-tests", nccl_tests.looks_like),
         ("nccl-log", nccl_log.looks_like),

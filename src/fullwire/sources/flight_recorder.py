@@ -101,7 +101,8 @@ def read_flight_recorder(paths: Sequence[Path]) -> Run:
         dumps[rank] = dump
         missing += [f"{name_of(path)}: {problem}" for problem in dump.problems]
     if not any(dump.entries for dump in dumps.values()):
-        raise DamagedInput(paths[0], missing[0] if missing else "no collective is in this dump")
+        why = missing[0].removeprefix(f"{name_of(paths[0])}: ") if missing else "it has no entries"
+        raise DamagedInput(paths[0], why)
     return _run(paths, dict(sorted(dumps.items())), missing)
 
 
@@ -271,7 +272,7 @@ class _Work:
     """What may be spent on sizes: shared lists can look larger than the file that holds them."""
 
     def __init__(self) -> None:
-        self.left = 20_000_000
+        self.left = 10_000_000
 
 
 def _entry(
