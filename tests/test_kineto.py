@@ -562,3 +562,15 @@ def test_the_commands_take_traces(tmp_path: Path, cli: Cli) -> None:
     bad = cli("import", folder / "trace-0.json", "--communication", "(", "-o", tmp_path / "x.run")
     assert bad.returncode == 2
     assert "Traceback" not in bad.stderr
+
+
+def test_one_rank_of_many_says_what_it_leaves_open(shared_data: Path) -> None:
+    run = read(shared_data / "kineto/negqueue_rank0_of_16.json.gz")
+    found = fullwire.explain(run)
+    assert found.verdict.kind == "host"
+    assert "exposed for another 15.1%" in found.verdict.sentence
+    assert "1 of 16 ranks cannot tell" in found.verdict.sentence
+    [copies] = [each for each in found.evidence if each.name == "device_copies"]
+    assert 0 < copies.value < found.account["host"] / found.step_s
+    predicted = fullwire.whatif(run, bandwidth="100Gbps")
+    assert any("may be later than those that are" in each for each in predicted.warnings)

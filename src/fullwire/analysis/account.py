@@ -99,6 +99,17 @@ class Account:
         """Return the job's parts in seconds per step."""
         return _seconds(self.parts_ns[:, self.is_typical].mean(axis=(0, 1)))
 
+    @property
+    def copies_s(self) -> float:
+        """Return what of the host's part devices spent copying and filling their memory."""
+        typical = self.steps[self.is_typical]
+        copied_ns = 0
+        for line in (line for line in self.lines if line.rank in self.ranks):
+            number = np.append(line.step_number, -1)[line.step]  # the last for pieces in no step
+            copies = (line.doing == Doing.REST) & line.is_busy & (line.step >= 0)
+            copied_ns += int(line.length_ns[copies & np.isin(number, typical)].sum())
+        return copied_ns * 1e-9 / max(len(self.ranks) * len(typical), 1)
+
     def rank_parts_s(self) -> list[dict[str, float]]:
         """Return each rank's own seconds per step: `straggler` is then its waiting alone."""
         own_ns = self.parts_ns.copy()

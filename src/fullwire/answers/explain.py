@@ -25,6 +25,7 @@ from fullwire.units import show_rate, show_time
 
 RunLike: TypeAlias = Run | str | Path  # a run, or where one is
 
+NOTABLE = 0.01  # of the step: copies of less are not mentioned
 CLOCKS_DIFFER = 0.01  # of the step: clocks that are known better than this change no answer
 BEYOND_LINE_RATE = 1.05  # transfers faster than this many line rates: it is not the right rate
 
@@ -68,7 +69,7 @@ def explain(
     found = account(job, rate_bps) if _is_to_account(job) else nothing()
     parts = found.parts_s
     baseline_s, inflation_s = _baseline(job, found, baseline)
-    samples = (*nccl_evidence(job), *evidence(job, found.lines, rate_bps))
+    samples = (*nccl_evidence(job), *evidence(job, found.lines, rate_bps), *_of_copies(found))
     case = Case(
         run=job, account=found, inflation_s=inflation_s, evidence=samples,
         knows_line_rate=bool(rate_bps),
@@ -92,6 +93,17 @@ def explain(
         line_rates_bps=rate_bps,
         predictor=predictor,
     )
+
+
+def _of_copies(found: Account) -> Iterator[Evidence]:
+    """Say what of the host's part is no idle device, but one that copies."""
+    copies_s = found.copies_s
+    if copies_s > NOTABLE * found.step_s:
+        yield Evidence(
+            name="device_copies", value=copies_s / found.step_s,
+            sentence=f"Devices copied or filled memory, and computed nothing meanwhile, for "
+            f"{show_time(copies_s)} of a step; that is counted to the host.",
+        )  # fmt: skip
 
 
 def _is_to_account(run: Run) -> bool:

@@ -187,6 +187,22 @@ def _missing(case: Case) -> Iterator[str]:
 
 
 def _sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
+    return f"{_first_sentence(case, kind, missing)}{_untold(case, kind)}"
+
+
+def _untold(case: Case, kind: Kind) -> str:
+    """Return what absent ranks leave open, where the verdict is about something else."""
+    exposed_s = case.account.parts_s[Part.UNEXPLAINED.key]
+    recorded = len(recorded_ranks(case.run))
+    if kind == "unknown" or not exposed_s or recorded >= world(case.run):
+        return ""
+    return (
+        f" Communication is exposed for another {case.share(exposed_s)}; whether that is waiting "
+        f"or transfer, {recorded} of {world(case.run)} ranks cannot tell."
+    )
+
+
+def _first_sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
     parts = case.account.parts_s
     time_s = parts.get(kind, 0.0)
     if kind == "scales":
