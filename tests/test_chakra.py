@@ -77,8 +77,14 @@ def test_a_trace_without_times_is_a_schedule(tmp_path: Path) -> None:
     assert mine.group.tolist() == ["default_pg", "group 3", "default_pg", "default_pg"]
     assert mine.sequence.tolist() == [0, 0, 0, 1]
     assert not len(run.spans)
-    assert "the trace does not hold when they were" in str(run.facts["remarks"])
-    assert fullwire.explain(run).verdict.kind == "unknown"
+    assert "when 8 of 8 collectives were, it does not hold" in str(run.facts["remarks"])
+    found = fullwire.explain(run)
+    assert found.verdict.kind == "unknown"
+    [schedule] = [each.sentence for each in found.evidence if each.name == "schedule"]
+    assert schedule == (
+        "A rank has 4 collectives: allreduce 2 with 1.049 MB, some sizes unknown; allgather 1 with "
+        "64 B; barrier 1."
+    )
 
 
 def test_times_are_taken_where_they_are(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_sockets_on_a_host_with_infiniband_are_a_fallback(tmp_path: Path) -> Non
         ("NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB ; OOB eth0:10.0.0.1<0>", "mlx5_0:1/IB"),
         ("NET/OFI Selected Provider is efa (found 4 nics)", "efa x4"),
         ("Failed to open libibverbs.so[.1]", "libibverbs"),
+        ("P2P plugin IBext_v8", "the plugin IBext_v8"),
     ],
 )
 def test_why_rdma_is_not_used_is_said(tmp_path: Path, message: str, why: str) -> None:
@@ -192,6 +193,34 @@ def test_of_several_communicators_the_largest_is_the_jobs(tmp_path: Path) -> Non
         "16 coll channels, 0 nvls channels", "comm 0x2 rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
     )  # fmt: skip
     assert (facts_of(log)["nccl_channels"], facts_of(log)["workers"]) == (16, 8)
+
+
+def test_each_communicator_has_widths_of_its_own(tmp_path: Path) -> None:
+    wide = (
+        "Pattern 4, crossNic 0, nChannels {}, bw 20.000000/20.000000, type {}/PIX, sameChannels 1"
+    )
+    small = (
+        "=== System : maxBw 240.0 totalBw 240.0 ===", wide.format(12, "NVL"),
+        "24 coll channels, 0 nvls", "comm 0x1 rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
+    )  # fmt: skip
+    large = (
+        "=== System : maxBw 20.0 totalBw 240.0 ===", wide.format(1, "NVL"),
+        "2 coll channels, 0 nvls", "comm 0x2 rank 0 nranks 64 cudaDev 0 - Init COMPLETE",
+    )  # fmt: skip
+    for messages in ((*small, *large), (*large, *small)):
+        said = said_of(a_log(tmp_path, "Using network IB", *messages))
+        assert said["nccl_channels"] == "NCCL uses 2 channels."
+    rings = (wide.format(1, "PHB") if "Pattern" in each else each for each in small)
+    said = said_of(a_log(tmp_path, *rings))
+    assert "by PHB and take 20 GB/s, where the widest path" in said["nccl_rings_leave_nvlink"]
+
+
+def test_libfabric_over_tcp_is_sockets(tmp_path: Path) -> None:
+    log = a_log(
+        tmp_path, "NET/OFI Selected Provider is tcp (found 1 nics)", "Using network Libfabric",
+        *TWO_NODES,
+    )  # fmt: skip
+    assert "Socket (libfabric's tcp)" in said_of(log)["nccl_socket_fallback"]
 
 
 def test_ranks_that_differ_are_named(tmp_path: Path) -> None:

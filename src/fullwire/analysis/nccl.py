@@ -32,7 +32,7 @@ def _of_network(run: Run) -> Iterator[Evidence]:
         if network and not is_on_one_host:
             yield Evidence(name="nccl_network", value=0.0, sentence=f"NCCL sends over {network}.")
         return
-    if network != "Socket":
+    if ", " in network:
         yield _fallback(f"some ranks use NET/Socket and others do not ({network})")
         return
     why = "; ".join(_of_rdma(run))
@@ -55,9 +55,11 @@ def _fallback(what: str) -> Evidence:
 def _of_rdma(run: Run) -> Iterator[str]:
     """Say how it is known that hosts have RDMA, or were told not to use it."""
     settings, said = _settings(run), _said(run)
-    adapters = _text(run, "nccl_adapters")
+    adapters, plugins = _text(run, "nccl_adapters"), _text(run, "nccl_plugins")
     if adapters:
         yield f"it found {adapters}"
+    if plugins:
+        yield f"it loaded the plugin {plugins}"
     if "NCCL_IB_DISABLE" in settings and settings["NCCL_IB_DISABLE"] not in ("", "0"):
         yield "NCCL_IB_DISABLE turns RDMA off"
     if settings.get("NCCL_NET", "").lower() == "socket":
@@ -79,7 +81,14 @@ def _of_channels(run: Run) -> Iterator[Evidence]:
     limits = [f"{name}={value}" for name, value in _settings(run).items()
               if name in _SETTING_THAT_LIMITS]  # fmt: skip
     because = _because(run, limits)
-    if 0 < layout < _HALF * reach:
+    stays_on_nvlink = _text(run, "nccl_ring_type") in ("NVL", "")
+    if 0 < layout < _HALF * reach and not stays_on_nvlink:
+        yield Evidence(
+            name="nccl_rings_leave_nvlink", value=layout / reach,
+            sentence=f"Rings go by {_text(run, 'nccl_ring_type')} and take {layout / 8e9:g} GB/s, "
+            f"where the widest path that NCCL saw has {reach / 8e9:g} GB/s.",
+        )  # fmt: skip
+    elif 0 < layout < _HALF * reach:
         usual = round(channels * reach / layout)
         yield _few(
             channels,

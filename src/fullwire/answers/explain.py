@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 from fullwire.analysis.account import Account, Part, account, nothing
 from fullwire.analysis.breakdown import RankBreakdown
 from fullwire.analysis.compare import refuse_other_work
@@ -19,9 +21,9 @@ from fullwire.answers.fixes import Fix, fixes
 from fullwire.answers.forecast import Forecast, Forecaster, forecaster
 from fullwire.answers.verdict import THRESHOLD, Case, Verdict, judged
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.run import Run
+from fullwire.model.run import SIZE_UNKNOWN, Run
 from fullwire.sources import read
-from fullwire.units import show_rate, show_time
+from fullwire.units import show_bytes, show_rate, show_time
 
 RunLike: TypeAlias = Run | str | Path  # a run, or where one is
 
@@ -70,6 +72,8 @@ def explain(
     parts = found.parts_s
     baseline_s, inflation_s = _baseline(job, found, baseline)
     samples = (*nccl_evidence(job), *evidence(job, found.lines, rate_bps), *_of_copies(found))
+    if not found.step_s:
+        samples += tuple(_of_schedule(job))
     case = Case(
         run=job, account=found, inflation_s=inflation_s, evidence=samples,
         knows_line_rate=bool(rate_bps),
@@ -103,6 +107,23 @@ def _of_copies(found: Account) -> Iterator[Evidence]:
             name="device_copies", value=copies_s / found.step_s,
             sentence=f"Devices copied or filled memory, and computed nothing meanwhile, for "
             f"{show_time(copies_s)} of a step; that is counted to the host.",
+        )  # fmt: skip
+
+
+def _of_schedule(run: Run) -> Iterator[Evidence]:
+    """Say what a schedule holds, all that there is where nothing lasts."""
+    table, ranks = run.collectives, len(np.unique(run.collectives.rank))
+    said = []
+    for op in dict.fromkeys(table.op.tolist()):
+        mine = table.rows(table.op == op)
+        size = int(mine.bytes.sum()) // ranks
+        amount = f" with {show_bytes(size)}" if size else ""
+        unknown = ", some sizes unknown" if (mine.dtype == SIZE_UNKNOWN).any() else ""
+        said.append(f"{op} {len(mine) / ranks:,.0f}{amount}{unknown}")
+    if said:
+        yield Evidence(
+            name="schedule", value=len(table) / ranks,
+            sentence=f"A rank has {len(table) / ranks:,.0f} collectives: {'; '.join(said)}.",
         )  # fmt: skip
 
 

@@ -20,7 +20,8 @@ def import_(
         str | None,
         typer.Option(
             "--format",
-            help="kineto, horovod, nccl-tests or netx, if the content does not tell",
+            help="What it is, if the content does not tell: kineto, horovod, nccl-tests, nccl-log, "
+            "flight-recorder, chakra, chrome or netx",
         ),
     ] = None,
     step_time: Annotated[

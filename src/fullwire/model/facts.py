@@ -91,6 +91,8 @@ _REGISTERED = (
     Fact("nccl_trees", int, "", False, "trees of the largest communicator"),
     Fact("nccl_channels", int, "", False, "channels of the largest communicator"),
     Fact("nccl_nodes", int, "", False, "hosts of the largest communicator"),
+    Fact("nccl_plugins", str, "", False, "network plugins that NCCL loaded"),
+    Fact("nccl_ring_type", str, "", False, "the farthest path that a ring takes within a host"),
     Fact("nccl_reach_bps", float, "bit/s", False, "the widest path from a device that NCCL saw"),
     Fact("nccl_layout_bps", float, "bit/s", False, "what NCCL laid its rings out for"),
     Fact("torch", str, "", False, "version of PyTorch in the job"),

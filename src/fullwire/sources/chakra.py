@@ -155,8 +155,8 @@ def _facts(world: int, traces: Mapping[int, _Trace]) -> dict[str, FactValue]:
     remarks = []
     if timed < collectives:
         remarks.append(
-            f"of {collectives - timed:,} of {collectives:,} collectives the trace does not hold "
-            "when they were: they stand at its beginning, in its order"
+            f"when {collectives - timed:,} of {collectives:,} collectives were, it does not hold: "
+            "they stand at its beginning, in its order"
         )
     if not any(trace.computations for trace in traces.values()):
         remarks.append("no computation has times in it")

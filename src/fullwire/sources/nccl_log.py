@@ -41,6 +41,7 @@ _USING = re.compile(r"NET/(IB|Socket|OFI) ?: Using (.*)")
 _ADAPTER = re.compile(r"\[\d+\]\s?(\S+?:\d+/\w+)")
 _INTERFACE = re.compile(r"\[\d+\]\s?([\w.-]+):")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+).*?(?:found (\d+) nics)")
+_PLUGIN = re.compile(r"(?:P2P plugin|Loaded net plugin) (\S.{0,60})")
 _SETTING = re.compile(r"\b((?:NCCL|RCCL)_[A-Z0-9_]+) set by environment to (\S.*)")
 _COLL_CHANNELS = re.compile(r"\b(\d{1,4}) coll channels, ")
 _RING = re.compile(r"Channel (\d{1,4})(?:/(\d{1,4}))? :((?: +\d{1,8})+)\s*$")
@@ -55,10 +56,12 @@ _NODES = re.compile(r"\bnNodes (\d{1,8}) ")
 _CALLS = (
     "AllReduce: ", "AllGather: ", "ReduceScatter: ", "Broadcast: ", "Reduce: ", "Send: ", "Recv: ",
 )  # fmt: skip
-_OF_A_COMMUNICATOR = re.compile(r"Channel |Trees |comm |ncclComm|\d+ coll channels, ")
+_OF_A_COMMUNICATOR = re.compile(
+    r"Channel |Trees |comm |ncclComm|=== System|Pattern 4|\d+ coll channels, "
+)
 _SYSTEM = re.compile(r"=== System : max(?:Bw|Width|Speed) (\d{1,6}(?:\.\d{1,6})?) total")
 _RINGS_SEARCHED = re.compile(
-    r"Pattern 4, crossNic \d+, nChannels (\d{1,4}), (?:bw|speed) (\d{1,6}\.\d{1,6})/"
+    r"Pattern 4, crossNic \d+, nChannels (\d{1,4}), (?:bw|speed) (\d{1,6}\.\d{1,6})/.*, type (\w+)/"
 )
 _SEEN_FROM = re.compile(r"((?:GPU|NIC|NET)/\S+) :")
 _SEEN = re.compile(r"(GPU/\S+) \(\d+/(\d{1,6}\.\d{1,6})/(?:NVL|NVB)\)")
@@ -111,6 +114,9 @@ class _Communicator:
     channels: int = 0
     trees: int = 0
     rings: dict[int, str] = field(default_factory=dict)
+    reach_gb_s: float = 0.0  # the widest path of a device
+    layout_gb_s: float = 0.0  # what all rings together were laid out for
+    ring_type: str = ""  # NVL where rings stay on NVLink
 
 
 class _Log:
@@ -120,16 +126,15 @@ class _Log:
         self._versions: Counter[str] = Counter()
         self._networks: Counter[str] = Counter()
         self._adapters: Counter[str] = Counter()
+        self._plugins: Counter[str] = Counter()
         self._interfaces: Counter[str] = Counter()
         self._settings: Counter[str] = Counter()
         self._paths: Counter[str] = Counter()
         self._said: Counter[str] = Counter()
         self._hosts: Counter[str] = Counter()
-        self._uneven: dict[tuple[str, str], float] = {}
+        self._links: dict[tuple[str, str], float] = {}
         self._under_way: dict[tuple[str, str, str], _Communicator] = {}
         self._largest = _Communicator()
-        self._reach_gb_s = 0.0
-        self._layout_gb_s = 0.0
 
     def take(self, line: str) -> None:
         """Take a line, which may hold several messages, or none."""
@@ -159,10 +164,13 @@ class _Log:
         if text.startswith(_CALLS):  # by far the most, and they tell nothing of the set-up
             return
         self._network(text)
-        self._graph(text)
         path = _PATH.match(text)
         if path is not None:
             _count(self._paths, _words(path[1].partition(" comm ")[0].rstrip()))
+        elif (seen_from := _SEEN_FROM.match(text)) is not None:
+            for device, gb_s in _SEEN.findall(text):
+                if len(self._links) < _MOST_KEPT:
+                    self._links[seen_from[1], device] = float(gb_s)
         elif _OF_A_COMMUNICATOR.match(text) and "Destroy" not in text and "Abort" not in text:
             self._communicator(text, thread)
 
@@ -172,7 +180,12 @@ class _Log:
         elif (setting := _SETTING.search(text)) is not None:
             _count(self._settings, _words(f"{setting[1]}={setting[2].rstrip(' .')}"))
         elif (provider := _PROVIDER.search(text)) is not None:
-            _count(self._adapters, f"{provider[1]} x{provider[2]}")
+            is_tcp = provider[1] in ("tcp", "sockets")
+            into = self._networks if is_tcp else self._adapters
+            _count(into, f"Socket (libfabric's {provider[1]})" if is_tcp else
+                   f"{provider[1]} x{provider[2]}")  # fmt: skip
+        elif (plugin := _PLUGIN.search(text)) is not None:
+            _count(self._plugins, _words(plugin[1]))
         elif (using := _USING.search(text)) is not None:
             is_socket = using[1] == "Socket"
             found = (_INTERFACE if is_socket else _ADAPTER).findall(using[2].partition(";")[0])
@@ -180,18 +193,6 @@ class _Log:
                 _count(self._interfaces if is_socket else self._adapters, _words(name))
         elif "No device found" in text or "libibverbs" in text or "Direct RDMA Disabled" in text:
             _count(self._said, _words(text))
-
-    def _graph(self, text: str) -> None:
-        """Take what NCCL saw of the machine, and what it laid out in it."""
-        if (system := _SYSTEM.search(text)) is not None:
-            self._reach_gb_s = max(self._reach_gb_s, float(system[1]))
-        elif (rings := _RINGS_SEARCHED.search(text)) is not None:
-            found = int(rings[1]) * float(rings[2])
-            self._layout_gb_s = min(self._layout_gb_s or found, found)
-        elif (seen_from := _SEEN_FROM.match(text)) is not None:
-            for device, gb_s in _SEEN.findall(text):
-                if len(self._uneven) < _MOST_KEPT:
-                    self._uneven[seen_from[1], device] = float(gb_s)
 
     def _communicator(self, text: str, thread: tuple[str, str, str]) -> None:
         if thread not in self._under_way and len(self._under_way) >= _MOST_KEPT:
@@ -209,6 +210,11 @@ class _Log:
             each.channels = max(each.channels, int(ring[2] or 0))
         elif (trees := _TREES.match(text)) is not None:
             each.trees = len(_TREE.findall(trees[1]))
+        elif (system := _SYSTEM.match(text)) is not None:
+            each.reach_gb_s = float(system[1])
+        elif (rings := _RINGS_SEARCHED.match(text)) is not None:
+            each.layout_gb_s = int(rings[1]) * float(rings[2])
+            each.ring_type = rings[3]
         if "Init COMPLETE" in text:
             self._finish(self._under_way.pop(thread))
 
@@ -224,6 +230,9 @@ class _Log:
             best.nodes = max(best.nodes, each.nodes)
             best.trees = best.trees or each.trees
             best.rings = best.rings or each.rings
+            best.reach_gb_s = max(best.reach_gb_s, each.reach_gb_s)
+            if each.layout_gb_s and each.layout_gb_s <= (best.layout_gb_s or each.layout_gb_s):
+                best.layout_gb_s, best.ring_type = each.layout_gb_s, each.ring_type
 
     def problems(self) -> Iterator[str]:
         """Say what is missing from the logs."""
@@ -247,8 +256,9 @@ class _Log:
             "nccl_rings": _rings(largest.rings), "nccl_trees": largest.trees,
             "nccl_channels": largest.channels, "workers": largest.ranks,
             "nccl_nodes": largest.nodes or (len(self._hosts) if len(self._hosts) > 1 else 0),
-            "nccl_reach_bps": self._reach_gb_s * 8e9,
-            "nccl_layout_bps": self._layout_gb_s * 8e9,
+            "nccl_reach_bps": largest.reach_gb_s * 8e9,
+            "nccl_layout_bps": largest.layout_gb_s * 8e9, "nccl_ring_type": largest.ring_type,
+            "nccl_plugins": _listed(self._plugins),
         }  # fmt: skip
         return {name: value for name, value in facts.items() if value}
 
@@ -268,8 +278,8 @@ class _Log:
         """Name pairs of devices whose link has less in one direction than in the other."""
         uneven = [
             f"{one} to {other} {gb_s:g} GB/s, back {back:g} GB/s"
-            for (one, other), gb_s in self._uneven.items()
-            if (back := self._uneven.get((other, one), gb_s)) > gb_s
+            for (one, other), gb_s in self._links.items()
+            if (back := self._links.get((other, one), gb_s)) > gb_s
         ]
         return "; ".join(uneven[:_SHOWN])
 
