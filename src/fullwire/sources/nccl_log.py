@@ -32,16 +32,18 @@ _MOST_RANKS = 10_000_000
 _SHOWN = 8  # of a kind, in a fact
 _LONGEST_WORDS = 200
 
+# A hostile line must not take long, so nothing here looks for an end that may be far away.
 _MESSAGE = re.compile(
-    r"([^\s:]*):(\d+):(\d+) \[(-?\d+)\] (?:\S{1,80} ){0,2}?NCCL (INFO|WARN) ", re.ASCII
+    r":(\d{1,10}):(\d{1,10}) \[-?\d{1,5}\] (?:\S{1,80} ){0,2}?NCCL (INFO|WARN) ", re.ASCII
 )
+_LONGEST_HOST = 255
 _VERSION = re.compile(r"\b([NR]CCL) version\s*:?\s*(\d{1,3}\.\d{1,3}[\w.+-]*)", re.ASCII)
 _NETWORK = re.compile(r"Using network (\S.{0,60})")
 _USING = re.compile(r"NET/(IB|Socket|OFI) ?: Using (.*)")
-_ADAPTER = re.compile(r"\[\d+\]\s?(\S+?:\d+/\w+)")
-_INTERFACE = re.compile(r"\[\d+\]\s?([\w.-]+):")
+_ADAPTER = re.compile(r"\[\d{1,4}\]\s?([^\s:]{1,64}:\d{1,4}/\w{1,16})")
+_INTERFACE = re.compile(r"\[\d{1,4}\]\s?([\w.-]{1,64}):")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+).*?(?:found (\d+) nics)")
-_PLUGIN = re.compile(r"(?:P2P plugin|Loaded net plugin) (\S.{0,60})")
+_PLUGIN = re.compile(r"(?:NET/Plugin ?: )?(?:P2P plugin|Loaded net plugin) (\S.{0,60})")
 _SETTING = re.compile(r"\b((?:NCCL|RCCL)_[A-Z0-9_]+) set by environment to (\S.*)")
 _COLL_CHANNELS = re.compile(r"\b(\d{1,4}) coll channels, ")
 _RING = re.compile(r"Channel (\d{1,4})(?:/(\d{1,4}))? :((?: +\d{1,8})+)\s*$")
@@ -64,7 +66,7 @@ _RINGS_SEARCHED = re.compile(
     r"Pattern 4, crossNic \d+, nChannels (\d{1,4}), (?:bw|speed) (\d{1,6}\.\d{1,6})/.*, type (\w+)/"
 )
 _SEEN_FROM = re.compile(r"((?:GPU|NIC|NET)/\S+) :")
-_SEEN = re.compile(r"(GPU/\S+) \(\d+/(\d{1,6}\.\d{1,6})/(?:NVL|NVB)\)")
+_SEEN = re.compile(r"(GPU/[\w-]{1,32}) \(\d+/(\d{1,6}\.\d{1,6})/(?:NVL|NVB)\)")
 
 
 def looks_like(beginning: bytes) -> bool:
@@ -138,25 +140,26 @@ class _Log:
 
     def take(self, line: str) -> None:
         """Take a line, which may hold several messages, or none."""
+        if "CCL" not in line:
+            return
         version = _VERSION.search(line)
         if version is not None:
             _count(self._versions, f"{version[1]} {version[2]}")
-        if "NCCL" not in line:
-            return
         found = [(self._host(each), each) for each in _MESSAGE.finditer(line)]
-        begins = [each.end(1) - len(host) for host, each in found] + [len(line)]
+        begins = [each.start() - len(host) for host, each in found] + [len(line)]
         for (host, each), end in zip(found, begins[1:], strict=True):
             text = line[each.end() : end].rstrip("\r\n")
-            if each[5] == "WARN":
+            if each[3] == "WARN":
                 _count(self._said, _words(text))
                 continue
             _count(self._hosts, host)
-            self._take(text, (host, each[2], each[3]))
+            self._take(text, (host, each[1], each[2]))
 
     def _host(self, message: re.Match[str]) -> str:
         """Return the host of a message, without words that stand right before it."""
-        name = message[1]
-        if message.start() == 0 or name in self._hosts:
+        before = message.string[max(message.start() - _LONGEST_HOST, 0) : message.start()]
+        name = before[max(before.rfind(gap) for gap in " \t:") + 1 :]
+        if len(name) == message.start() or name in self._hosts:
             return name
         return max((host for host in self._hosts if name.endswith(host)), key=len, default=name)
 
@@ -175,18 +178,18 @@ class _Log:
             self._communicator(text, thread)
 
     def _network(self, text: str) -> None:
-        if (network := _NETWORK.search(text)) is not None:
+        if (network := _NETWORK.match(text)) is not None:
             _count(self._networks, _words(network[1].rstrip()))
-        elif (setting := _SETTING.search(text)) is not None:
+        elif (setting := _SETTING.match(text)) is not None:
             _count(self._settings, _words(f"{setting[1]}={setting[2].rstrip(' .')}"))
-        elif (provider := _PROVIDER.search(text)) is not None:
+        elif (provider := _PROVIDER.match(text)) is not None:
             is_tcp = provider[1] in ("tcp", "sockets")
             into = self._networks if is_tcp else self._adapters
             _count(into, f"Socket (libfabric's {provider[1]})" if is_tcp else
                    f"{provider[1]} x{provider[2]}")  # fmt: skip
-        elif (plugin := _PLUGIN.search(text)) is not None:
+        elif (plugin := _PLUGIN.match(text)) is not None:
             _count(self._plugins, _words(plugin[1]))
-        elif (using := _USING.search(text)) is not None:
+        elif (using := _USING.match(text)) is not None:
             is_socket = using[1] == "Socket"
             found = (_INTERFACE if is_socket else _ADAPTER).findall(using[2].partition(";")[0])
             for name in found[:_SHOWN]:
@@ -202,7 +205,7 @@ class _Log:
             each.ranks = int(rank[2])
             nodes = _NODES.search(text)
             each.nodes = int(nodes[1]) if nodes is not None else each.nodes
-        if (told := _COLL_CHANNELS.search(text)) is not None:
+        if (told := _COLL_CHANNELS.match(text)) is not None:
             each.channels = int(told[1])
         elif (ring := _RING.match(text)) is not None:
             if len(each.rings) < _MOST_KEPT:
