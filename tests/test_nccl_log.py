@@ -261,6 +261,16 @@ def test_files_of_two_formats_do_not_make_one_run(shared_data: Path) -> None:
              shared_data / "nccl/nccl_reduce.log")  # fmt: skip
 
 
+def test_each_folder_of_real_logs_opens_with_one_command(shared_data: Path) -> None:
+    run = read(shared_data / "nccl")
+    assert set(run.collectives.op.tolist()) == {
+        "allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "reduce",
+    }  # fmt: skip
+    assert run.facts["workers"] == 8
+    assert run.facts["nccl_channels"] == 2  # the fewest of the two jobs in it
+    assert fullwire.explain(run).verdict.kind == "unknown"
+
+
 def test_a_log_that_ends_while_a_communicator_is_set_up_says_so(tmp_path: Path) -> None:
     log = a_log(tmp_path, "comm 0x1 rank 3 nranks 32 cudaDev 1 - Init START", "Channel 00/08 : 0 1")
     facts, problems = log_facts([log])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,12 @@ FORMATS = (
     "run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests", "nccl-log",
     "flight-recorder", "chakra", "chrome",
 )  # fmt: skip
-_OF_MANY = ("kineto", "flight-recorder", "chakra", "nccl-log")  # a file for each rank
+# Of these many files make a run: of each rank, host or test. Of several in a directory, the first.
+_OF_MANY = ("kineto", "flight-recorder", "chakra", "capture", "nccl-tests", "nccl-log")
+_FORMATS_IN_WORDS = (
+    "profiler traces, Horovod timelines, Flight Recorder dumps, Chakra traces, NCCL's logs, what "
+    "nccl-tests print, packet captures, exports of a run, or netx backward logs"
+)
 _MOST_SNIFFED = 100  # files of a directory, to find out what they are
 
 
@@ -51,14 +57,19 @@ def read(
         step_time_s = None if step_time is None else seconds(step_time, "step time")
         table = None if reduce_cost is None else path_of(reduce_cost, "reduce cost")
         return netx.read_netx(traces[0], step_time_s=step_time_s, reduce_cost=table)
+    if kind == "workload":
+        return modelled_run(workloads.workload(str(path)))
+    if kind == "run":
+        from fullwire.store import read_run  # here, because a built-in workload needs no storage
+
+        return read_run(traces[0])
     run = _read(kind, traces, communication)
     return run if kind == "nccl-log" else _with_logs(run, logs, traces)
 
 
 def _with_logs(run: Run, logs: Sequence[Path], traces: Sequence[Path]) -> Run:
     """Add what NCCL's logs say: those that were given, and those in directories of traces."""
-    is_foreign = run.provenance.origin == "imported"
-    directories = [place for place in traces if is_foreign and place.is_dir()]
+    directories = [place for place in traces if place.is_dir()]
     if not logs and not directories:
         return run
     from fullwire.sources import nccl_log
@@ -68,50 +79,41 @@ def _with_logs(run: Run, logs: Sequence[Path], traces: Sequence[Path]) -> Run:
 
 
 def _read(kind: str, places: Sequence[Path], communication: str | None) -> Run:
-    """Call the reader of a format; each is loaded here, since a built-in workload needs none."""
-    if kind == "workload":
-        return modelled_run(workloads.workload(str(places[0])))
-    if kind == "run":
-        from fullwire.store import read_run
-
-        return read_run(places[0])
+    """Call the reader of a foreign format with its files; each is loaded when it is called."""
     if kind == "kineto":
         from fullwire.sources.kineto import read_kineto
 
         return read_kineto(places, communication=communication)
+    files = files_like(places, _looks_like()[kind])
+    if kind not in _OF_MANY and len(files) != 1:
+        raise UsageError(f"read: one file makes a run of a {kind}, {places[0]} has {len(files)}")
     if kind == "nccl-log":
-        from fullwire.sources import nccl_log
+        from fullwire.sources.nccl_log import read_nccl_logs
 
-        return nccl_log.read_nccl_logs(nccl_log.logs_in(places) or places)
+        return read_nccl_logs(files)
     if kind == "flight-recorder":
-        from fullwire.sources import flight_recorder
+        from fullwire.sources.flight_recorder import read_flight_recorder
 
-        found = files_like(places, flight_recorder.looks_like)
-        return flight_recorder.read_flight_recorder(found)
+        return read_flight_recorder(files)
     if kind == "chakra":
-        from fullwire.sources import chakra
+        from fullwire.sources.chakra import read_chakra
 
-        return chakra.read_chakra(files_like(places, chakra.looks_like))
-    return _read_one(kind, places[0])
-
-
-def _read_one(kind: str, place: Path) -> Run:
-    """Call the reader of a format that has one file for a whole job."""
+        return read_chakra(files)
     if kind == "capture":
         from fullwire.sources.pcap import read_captures
 
-        return read_captures([place])
+        return read_captures(files)
+    if kind == "nccl-tests":
+        from fullwire.sources.nccl_tests import read_nccl_tests
+
+        return read_nccl_tests(files)
     if kind == "chrome":
         from fullwire.sources.chrome import read_chrome
 
-        return read_chrome(place)
-    if kind == "horovod":
-        from fullwire.sources.horovod import read_horovod
+        return read_chrome(files[0])
+    from fullwire.sources.horovod import read_horovod
 
-        return read_horovod(place)
-    from fullwire.sources.nccl_tests import read_nccl_tests
-
-    return read_nccl_tests(place)
+    return read_horovod(files[0])
 
 
 def _refuse_mixed(places: Sequence[Path], kinds: Sequence[str], kind: str) -> None:
@@ -153,15 +155,16 @@ def _recognised(path: Path) -> str:
 
 def _of_directory(path: Path) -> str:
     """Return what a directory is of: of several formats, the one that tells most of a job."""
-    from fullwire.sources.kineto import traces_in
     from fullwire.store import is_run
 
     if is_run(path):
         return "run"
     some = itertools.islice(files_in(path), _MOST_SNIFFED)
-    found = {_by_beginning(beginning_of(file)) for file in some}
-    kind = next((each for each in _OF_MANY if each in found), "run")
-    return "kineto" if kind in ("run", "nccl-log") and traces_in(path) else kind
+    found = {_by_beginning(beginning_of(file)) for file in some} - {""}
+    kind = next((each for each in (*_OF_MANY, *sorted(found)) if each in found), "")
+    if not kind:
+        raise DamagedInput(path, f"neither a run nor a folder of {_FORMATS_IN_WORDS}")
+    return kind
 
 
 def _of_file(path: Path) -> str:
@@ -171,14 +174,17 @@ def _of_file(path: Path) -> str:
         return kind
     if not beginning:
         raise DamagedInput(path, "the file is empty")
-    raise DamagedInput(
-        path, "none of the formats that are read: a run, a profiler trace, a Horovod timeline, a "
-        "Flight Recorder dump, a Chakra trace, NCCL's log, what nccl-tests print, a packet "
-        "capture, or a netx backward log"
-    )  # fmt: skip
+    raise DamagedInput(path, f"none of the formats that are read: a run, {_FORMATS_IN_WORDS}")
 
 
 def _by_beginning(beginning: bytes) -> str:
+    recognised = _looks_like().items()
+    return next((kind for kind, looks_like in recognised if looks_like(beginning)), "")
+
+
+@cache
+def _looks_like() -> Mapping[str, Callable[[bytes], bool]]:
+    """Return by format what tells from a file's beginning; of two that do, the first is right."""
     from fullwire.sources import (  # here: a built-in workload needs none of it
         chakra,
         chrome,
@@ -189,11 +195,9 @@ def _by_beginning(beginning: bytes) -> str:
         nccl_tests,
     )
 
-    recognised = (
-        ("netx", netx.looks_like), ("chrome", chrome.looks_like), ("kineto", kineto.looks_like),
-        ("capture", is_capture),
-        ("horovod", horovod.looks_like), ("flight-recorder", flight_recorder.looks_like),
-        ("chakra", chakra.looks_like), ("nccl-tests", nccl_tests.looks_like),
-        ("nccl-log", nccl_log.looks_like),
-    )  # fmt: skip
-    return next((kind for kind, looks_like in recognised if looks_like(beginning)), "")
+    return {
+        "netx": netx.looks_like, "chrome": chrome.looks_like, "kineto": kineto.looks_like,
+        "capture": is_capture, "horovod": horovod.looks_like,
+        "flight-recorder": flight_recorder.looks_like, "chakra": chakra.looks_like,
+        "nccl-tests": nccl_tests.looks_like, "nccl-log": nccl_log.looks_like,
+    }  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,33 +151,45 @@ class _Reading:
             )  # fmt: skip
 
 
-def read_nccl_tests(path: Path) -> Run:
+def read_nccl_tests(paths: Sequence[Path]) -> Run:
     """Read the output of nccl-tests as a run: a collective for each size, one after another."""
-    tables = read_tables(path)
-    rows = [(table.op or "unknown", row) for table in tables for row in table.rows]
-    ranks, count = max(table.workers for table in tables), len(rows)
-    length_ns = np.array([round(row.time_us * 1e3) for _, row in rows], np.int64)
-    end_ns = np.cumsum(length_ns)
-    said, problems = log_facts([path])
-    facts: dict[str, FactValue] = {**said, "workers": ranks, "backend": "nccl"}
-    if tables[0].device:
-        facts["device"] = tables[0].device.encode(errors="backslashreplace").decode()
+    tables = [table for path in paths for table in read_tables(path)]
+    said, problems = log_facts(paths)
+    facts: dict[str, FactValue] = {
+        **said, "workers": max(table.workers for table in tables), "backend": "nccl",
+    }  # fmt: skip
+    devices = dict.fromkeys(table.device for table in tables if table.device)
+    if devices:
+        facts["device"] = ", ".join(devices).encode(errors="backslashreplace").decode()
+    begin_ns = 0
+    parts = []
+    for number, table in enumerate(tables):
+        parts.append(_collectives(table, number, begin_ns))
+        begin_ns = int(parts[-1].end_ns.max())
     return Run(
-        provenance=Provenance(origin="imported", source=name_of(path)),
+        provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths))),
         facts=facts,
         missing=(*(each for table in tables for each in table.problems), *problems),
-        collectives=Collectives(
-            rank=np.repeat(np.arange(ranks), count),
-            step=np.full(ranks * count, -1),
-            sequence=np.tile(np.arange(count), ranks),
-            group=np.full(ranks * count, "nccl-tests", object),
-            op=np.array([op for op, _ in rows] * ranks, object),
-            dtype=np.array([row.dtype for _, row in rows] * ranks, object),
-            bytes=np.tile([row.bytes for _, row in rows], ranks),
-            issue_ns=np.tile(end_ns - length_ns, ranks),
-            start_ns=np.tile(end_ns - length_ns, ranks),
-            end_ns=np.tile(end_ns, ranks),
-        ),
+        collectives=Collectives.joined(parts),
+    )
+
+
+def _collectives(table: Table, number: int, begin_ns: int) -> Collectives:
+    """Return a table as collectives of all its ranks, from a moment on."""
+    ranks, count = table.workers, len(table.rows)
+    length_ns = np.array([round(row.time_us * 1e3) for row in table.rows], np.int64)
+    end_ns = begin_ns + np.cumsum(length_ns)
+    return Collectives(
+        rank=np.repeat(np.arange(ranks), count),
+        step=np.full(ranks * count, -1),
+        sequence=np.tile(np.arange(count), ranks),
+        group=np.full(ranks * count, f"nccl-tests {number}", object),
+        op=np.full(ranks * count, table.op or "unknown", object),
+        dtype=np.array([row.dtype for row in table.rows] * ranks, object),
+        bytes=np.tile([row.bytes for row in table.rows], ranks),
+        issue_ns=np.tile(end_ns - length_ns, ranks),
+        start_ns=np.tile(end_ns - length_ns, ranks),
+        end_ns=np.tile(end_ns, ranks),
     )
 
 
