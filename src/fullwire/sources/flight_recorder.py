@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,8 @@ from fullwire.sources import pickles
 from fullwire.sources.files import name_of, opened
 from fullwire.sources.kineto.recognise import dtype_of, op_of
 
-_MOST_FILE_BYTES = 512 * 2**20
+_MOST_FILE_BYTES = 512 * 2**20  # pickled: what is kept of it is bounded by itself
+_MOST_JSON_BYTES = 64 * 2**20  # 100,000 entries, without the stacks that JSON dumps do not have
 _MOST_ENTRIES = 1_000_000
 _MOST_TENSORS = 10_000  # of one collective
 _MOST_DIMENSIONS = 64
@@ -171,14 +173,15 @@ def _behind(dumps: Mapping[int, _Dump]) -> Iterator[str]:
 
 def _dump(path: Path) -> _Dump:
     with opened(path) as file:
-        if path.stat().st_size > _MOST_FILE_BYTES:
-            raise DamagedInput(path, f"larger than {_MOST_FILE_BYTES:,} bytes, as no dump is")
-        if file.read(1) == b"\x80":
-            file.seek(0)
+        is_pickle = file.read(1) == b"\x80"
+        most_bytes = _MOST_FILE_BYTES if is_pickle else _MOST_JSON_BYTES
+        if file.seek(0, os.SEEK_END) > most_bytes:
+            raise DamagedInput(path, f"larger than {most_bytes:,} bytes, as no dump is")
+        file.seek(0)
+        if is_pickle:
             found = pickles.read_pickle(path, file)
             value, unfinished, problem = found.value, found.unfinished, found.problem
         else:
-            file.seek(0)
             value, unfinished, problem = _from_json(path, file.read())
     whole: dict[Any, Any] = value if isinstance(value, dict) else {"entries": value}
     if problem:
