@@ -97,20 +97,54 @@ def test_sockets_on_a_host_with_infiniband_are_a_fallback(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ("NCCL_IB_DISABLE set by environment to 1.", "NCCL_IB_DISABLE"),
-        ("NCCL_NET set by environment to Socket.", "NCCL_NET asks for sockets"),
         ("NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB ; OOB eth0:10.0.0.1<0>", "mlx5_0:1/IB"),
         ("NET/OFI Selected Provider is efa (found 4 nics)", "efa x4"),
-        ("Failed to open libibverbs.so[.1]", "libibverbs"),
-        ("P2P plugin IBext_v8", "the plugin IBext_v8"),
+        ("NET/Socket : Using [0]hsn0:10.0.0.1<0>", "hsn0 is Slingshot"),
     ],
 )
-def test_why_rdma_is_not_used_is_said(tmp_path: Path, message: str, why: str) -> None:
+def test_what_shows_that_a_host_has_rdma_is_said(tmp_path: Path, message: str, why: str) -> None:
     log = a_log(
         tmp_path, message, "NET/Socket : Using [0]eth0:10.0.0.1<0>", "Using network Socket",
         *TWO_NODES,
     )  # fmt: skip
     assert why in said_of(log)["nccl_socket_fallback"]
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ("NCCL_IB_DISABLE set by environment to 1.", "NCCL_IB_DISABLE turns RDMA off"),
+        ("NCCL_NET set by environment to Socket.", "NCCL_NET asks for sockets"),
+        ("Failed to open libibverbs.so[.1]", "libibverbs could not be opened"),
+        ("P2P plugin IBext_v8", "the plugin IBext_v8 was loaded, and not used"),
+    ],
+)
+def test_what_is_no_sign_of_rdma_is_a_reason_and_no_fallback(
+    tmp_path: Path, message: str, why: str
+) -> None:
+    log = a_log(tmp_path, message, "Using network Socket", *TWO_NODES)
+    said = said_of(log)
+    assert why in said["nccl_sockets"]
+    assert "nccl_socket_fallback" not in said
+
+
+def test_lines_without_their_beginning_are_read(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text(
+        "NCCL INFO Using network FastSocket\nNCCL INFO 12 coll channels, 0 nvls channels\n"
+        "NCCL INFO comm 0x1 rank 0 nRanks 24 nNodes 3 localRanks 8 localRank 0 MNNVL 0\n"
+    )
+    facts = read(tmp_path / "x.log").facts
+    assert (facts["nccl_channels"], facts["workers"]) == (12, 24)
+    assert said_of(tmp_path / "x.log")["nccl_network"] == "NCCL sends over FastSocket."
+
+
+def test_a_communicator_of_one_rank_has_no_usual_channels(tmp_path: Path) -> None:
+    said = said_of(a_log(
+        tmp_path, "=== System : maxBw 5000.0 totalBw 0.0 ===",
+        "Pattern 4, crossNic 0, nChannels 16, bw 40.0/40.0, type LOC/PIX, sameChannels 1",
+        "32 coll channels, 0 nvls", "comm 0x1 rank 0 nranks 1 cudaDev 0 - Init COMPLETE",
+    ))  # fmt: skip
+    assert said == {}
 
 
 def test_sockets_without_a_sign_of_rdma_are_no_fallback(tmp_path: Path) -> None:
@@ -120,8 +154,8 @@ def test_sockets_without_a_sign_of_rdma_are_no_fallback(tmp_path: Path) -> None:
     )  # fmt: skip
     said = said_of(log)
     assert "nccl_socket_fallback" not in said
-    assert "TCP sockets over eth0" in said["nccl_network"]
-    assert "no RDMA adapter" in said["nccl_network"]
+    assert "TCP sockets over eth0" in said["nccl_sockets"]
+    assert "found no adapter" in said["nccl_sockets"]
 
 
 def test_on_one_host_the_network_does_not_matter(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from fullwire.analysis.transfers import world
 from fullwire.analysis.utilization import Evidence
 from fullwire.model.run import Run
 
 _HALF = 0.5  # of the widest path: rings that take less leave more unused than they use
-_FEW = 4  # channels: what there are without NVLink
-_OVER_INFINIBAND = re.compile(r"(?:^|, )(ib\w*\d\w*)")
 _SETTING_THAT_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS", "NCCL_MAX_RINGS")
 _SETTING_WITHOUT_P2P = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
 
@@ -26,56 +25,64 @@ def nccl_evidence(run: Run) -> tuple[Evidence, ...]:
 
 
 def _of_network(run: Run) -> Iterator[Evidence]:
-    network = _text(run, "nccl_network")
-    is_on_one_host = _is_on_one_host(run)
-    if "Socket" not in network or is_on_one_host:
-        if network and not is_on_one_host:
-            yield Evidence(name="nccl_network", value=0.0, sentence=f"NCCL sends over {network}.")
+    networks = [each for each in _text(run, "nccl_network").split(", ") if each]
+    if not networks or _is_on_one_host(run):
         return
-    if ", " in network:
-        yield _fallback(f"some ranks use NET/Socket and others do not ({network})")
-        return
-    why = "; ".join(_of_rdma(run))
-    if why:
-        yield _fallback(f"NET/Socket on a host with RDMA: {why}")
-        return
-    found = " and NCCL found no RDMA adapter" if "No device found" in _said(run) else ""
-    interfaces = _text(run, "nccl_interfaces")
-    over = f" over {interfaces}" if interfaces else ""
-    yield Evidence(
-        name="nccl_network", value=1.0, sentence=f"NCCL sends by TCP sockets{over},{found} "
-        "so if the hosts have RDMA adapters, they are not used.".replace(",  so", ", so"),
-    )  # fmt: skip
+    by_sockets = [each for each in networks if each.split(" (")[0] == "Socket"]
+    signs, reasons = list(_signs_of_rdma(run)), list(_reasons(run))
+    if not by_sockets:
+        sentence = f"NCCL sends over {' and '.join(networks)}."
+        yield Evidence(name="nccl_network", value=0.0, sentence=sentence)
+    elif len(by_sockets) < len(networks):
+        yield _fallback(f"some ranks use NET/Socket and others do not ({', '.join(networks)})")
+    elif signs:
+        yield _fallback(f"NET/Socket on a host with RDMA: {'; '.join([*signs, *reasons])}")
+    else:
+        over = _text(run, "nccl_interfaces")
+        why = f"; {'; '.join(reasons)}" if reasons else ""
+        yield Evidence(
+            name="nccl_sockets", value=1.0,
+            sentence=f"NCCL sends by TCP sockets{f' over {over}' if over else ''}: if the hosts "
+            f"have RDMA adapters, they are not used{why}.",
+        )  # fmt: skip
 
 
 def _fallback(what: str) -> Evidence:
     return Evidence(name="nccl_socket_fallback", value=1.0, sentence=f"NCCL fell back: {what}.")
 
 
-def _of_rdma(run: Run) -> Iterator[str]:
-    """Say how it is known that hosts have RDMA, or were told not to use it."""
-    settings, said = _settings(run), _said(run)
-    adapters, plugins = _text(run, "nccl_adapters"), _text(run, "nccl_plugins")
+def _signs_of_rdma(run: Run) -> Iterator[str]:
+    """Say how the log shows that a host has RDMA."""
+    adapters = _text(run, "nccl_adapters")
     if adapters:
         yield f"it found {adapters}"
-    if plugins:
-        yield f"it loaded the plugin {plugins}"
-    if "NCCL_IB_DISABLE" in settings and settings["NCCL_IB_DISABLE"] not in ("", "0"):
+    for name in _text(run, "nccl_interfaces").split(", "):
+        if re.fullmatch(r"ib\w*\d\w*|hsn\d+", name):
+            kind = "Slingshot" if name.startswith("hsn") else "InfiniBand"
+            yield f"the sockets' interface {name} is {kind}"
+            return
+    if "libfabric" in _text(run, "nccl_network"):
+        yield "libfabric was loaded, and chose TCP"
+
+
+def _reasons(run: Run) -> Iterator[str]:
+    """Say why RDMA is not used, as far as the log tells."""
+    settings, said, plugins = _settings(run), _said(run), _text(run, "nccl_plugins")
+    if settings.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         yield "NCCL_IB_DISABLE turns RDMA off"
     if settings.get("NCCL_NET", "").lower() == "socket":
         yield "NCCL_NET asks for sockets"
-    infiniband = _OVER_INFINIBAND.search(_text(run, "nccl_interfaces"))
-    if infiniband is not None:
-        yield f"the sockets' interface {infiniband[1]} is InfiniBand"
+    if plugins:
+        yield f"the plugin {plugins} was loaded, and not used"
     if "libibverbs" in said:
         yield "libibverbs could not be opened"
-    elif infiniband is not None and "No device found" in said:
-        yield "NCCL found no adapter there, as in a container without /dev/infiniband"
+    elif "No device found" in said:
+        yield "NCCL found no adapter, as in a container without /dev/infiniband"
 
 
 def _of_channels(run: Run) -> Iterator[Evidence]:
     channels = _number(run, "nccl_channels")
-    if channels < 1:
+    if channels < 1 or world(run) < 2:
         return
     reach, layout = _number(run, "nccl_reach_bps"), _number(run, "nccl_layout_bps")
     limits = [f"{name}={value}" for name, value in _settings(run).items()
@@ -98,16 +105,12 @@ def _of_channels(run: Run) -> Iterator[Evidence]:
         )
     elif limits:
         yield _few(channels, f"{channels:g} channels, limited by {', '.join(limits)}")
-    elif channels <= _FEW and not layout and _is_by_nvlink(run):
-        yield _few(
-            channels,
-            f"{channels:g} channels, as without NVLink, though devices read each other's memory "
-            "directly; NCCL_DEBUG_SUBSYS=INIT,GRAPH would tell what NCCL saw of their links",
-        )
     else:
+        unknown = "" if layout else "; how many are usual, NCCL_DEBUG_SUBSYS=INIT,GRAPH would tell"
         yield Evidence(
-            name="nccl_channels", value=channels, sentence=f"NCCL uses {channels:g} channels."
-        )
+            name="nccl_channels", value=channels,
+            sentence=f"NCCL uses {channels:g} channels{unknown}.",
+        )  # fmt: skip
 
 
 def _few(channels: float, what: str) -> Evidence:
@@ -124,12 +127,6 @@ def _because(run: Run, limits: list[str]) -> str:
     return f"; its topology was read from {topology}" if topology else ""
 
 
-def _is_by_nvlink(run: Run) -> bool:
-    """Say whether all paths go directly between the devices of one host."""
-    paths = _text(run, "nccl_paths")
-    return _is_on_one_host(run) and "P2P/direct pointer" in paths and "SHM" not in paths
-
-
 def _is_on_one_host(run: Run) -> bool:
     """Say whether no network takes part: as told, or as the paths that were opened show."""
     nodes, paths = _number(run, "nccl_nodes"), _text(run, "nccl_paths")
@@ -138,7 +135,9 @@ def _is_on_one_host(run: Run) -> bool:
 
 def _of_paths(run: Run) -> Iterator[Evidence]:
     paths, settings = _text(run, "nccl_paths"), _settings(run)
-    by_rdma = [each for each in paths.split(", ") if re.search(r"NET/(?!Socket)", each)]
+    by_rdma = [
+        each for each in paths.split(", ") if re.search(r"NET/(?:IB|AWS|Libfabric|OFI)", each)
+    ]
     if by_rdma and not any("GDRDMA" in each for each in by_rdma):
         why = "; NCCL says that it is disabled" if "Direct RDMA Disabled" in _said(run) else ""
         yield Evidence(

@@ -34,6 +34,7 @@ CULPRIT = 0.5  # of all waiting: one rank that causes more is named
 
 _SET_UP = (
     "nccl_socket_fallback", "nccl_few_channels", "nccl_without_gdr", "nccl_shared_memory",
+    "nccl_sockets",
 )  # fmt: skip
 _SAID_ALIKE: Mapping[str, str] = {
     "codec": "Packing and unpacking gradients is the bottleneck, not the network: it takes",

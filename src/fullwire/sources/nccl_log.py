@@ -37,6 +37,7 @@ _MESSAGE = re.compile(
     r":(\d{1,10}):(\d{1,10}) \[-?\d{1,5}\] (?:\S{1,80} ){0,2}?NCCL (INFO|WARN) ", re.ASCII
 )
 _LONGEST_HOST = 255
+_PLAIN = "NCCL INFO "
 _VERSION = re.compile(r"\b([NR]CCL) version\s*:?\s*(\d{1,3}\.\d{1,3}[\w.+-]*)", re.ASCII)
 _NETWORK = re.compile(r"Using network (\S.{0,60})")
 _USING = re.compile(r"NET/(IB|Socket|OFI) ?: Using (.*)")
@@ -71,7 +72,7 @@ _SEEN = re.compile(r"(GPU/[\w-]{1,32}) \(\d+/(\d{1,6}\.\d{1,6})/(?:NVL|NVB)\)")
 
 def looks_like(beginning: bytes) -> bool:
     """Say whether a file with this beginning holds such lines."""
-    return b" NCCL INFO " in beginning and bool(_MESSAGE.search(beginning.decode(errors="replace")))
+    return re.search(rb"(?:^|\s)NCCL INFO [\x20-\x7e]", beginning) is not None
 
 
 def logs_in(places: Sequence[Path]) -> list[Path]:
@@ -146,6 +147,9 @@ class _Log:
         if version is not None:
             _count(self._versions, f"{version[1]} {version[2]}")
         found = [(self._host(each), each) for each in _MESSAGE.finditer(line)]
+        place = line.find(_PLAIN) if not found else -1
+        if place >= 0:  # without its beginning, as some collectors of logs leave it
+            self._take(line[place + len(_PLAIN) :].rstrip("\r\n"), ("", "", ""))
         begins = [each.start() - len(host) for host, each in found] + [len(line)]
         for (host, each), end in zip(found, begins[1:], strict=True):
             text = line[each.end() : end].rstrip("\r\n")
@@ -245,8 +249,6 @@ class _Log:
 
     def facts(self) -> dict[str, FactValue]:
         """Return all that is known; nothing where no message was whole."""
-        if not self._hosts and not self._versions:
-            return {}
         for each in self._under_way.values():  # of a log that was cut, what it says all the same
             if each.ranks or each.channels:
                 self._finish(replace(each, rings=dict(each.rings)))
