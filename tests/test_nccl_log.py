@@ -220,6 +220,14 @@ def test_launchers_words_and_ranks_within_a_line_do_not_matter(tmp_path: Path) -
     assert "limited by NCCL_MAX_NCHANNELS=2" in said_of(tmp_path / "all.log")["nccl_few_channels"]
 
 
+def test_a_limit_that_is_not_reached_limits_nothing(tmp_path: Path) -> None:
+    said = said_of(a_log(
+        tmp_path, "NCCL_MAX_NCHANNELS set by environment to 32.", "24 coll channels, 0 nvls",
+        "comm 0x1 rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
+    ))  # fmt: skip
+    assert set(said) == {"nccl_channels"}
+
+
 def test_of_several_communicators_the_largest_is_the_jobs(tmp_path: Path) -> None:
     log = a_log(
         tmp_path,

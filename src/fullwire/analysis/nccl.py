@@ -85,8 +85,11 @@ def _of_channels(run: Run) -> Iterator[Evidence]:
     if channels < 1 or world(run) < 2:
         return
     reach, layout = _number(run, "nccl_reach_bps"), _number(run, "nccl_layout_bps")
-    limits = [f"{name}={value}" for name, value in _settings(run).items()
-              if name in _SETTING_THAT_LIMITS]  # fmt: skip
+    limits = [
+        f"{name}={value}"
+        for name, value in _settings(run).items()
+        if name in _SETTING_THAT_LIMITS and value.isdecimal() and int(value[:9]) <= channels
+    ]
     because = _because(run, limits)
     stays_on_nvlink = _text(run, "nccl_ring_type") in ("NVL", "")
     if 0 < layout < _HALF * reach and not stays_on_nvlink:
