@@ -232,8 +232,7 @@ def _is_entry(value: object) -> bool:
 
 
 def _of_values(path: Path, whole: Mapping[Any, Any], problems: list[str]) -> _Dump:
-    given = whole.get("entries")
-    listed = given if isinstance(given, list | tuple) else []
+    listed = _list(whole.get("entries"))
     members = _members(whole.get("pg_config"))
     work = _Work()
     entries = []
@@ -264,8 +263,8 @@ def _members(config: object) -> dict[str, tuple[int, ...]]:
 
 
 def _rank_of(path: Path, whole: Mapping[Any, Any]) -> int | None:
-    rank = whole.get("rank")
-    if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= _MOST_RANK:
+    rank = _whole(whole.get("rank"), _MOST_RANK)
+    if rank is not None:
         return rank
     named = _RANK_IN_NAME.search(path.name.removesuffix(".json"))
     return int(named[1] or named[2]) if named else None
@@ -282,25 +281,21 @@ def _entry(
     given: Mapping[Any, Any], members: Mapping[str, tuple[int, ...]], work: _Work
 ) -> _Entry | None:
     """Take an entry for what it says, or for nothing if that cannot be."""
-    name, issued = given.get("profiling_name"), given.get("time_created_ns")
-    if not isinstance(name, str) or not _is_whole(issued, _LATEST_NS):
+    name, issued = given.get("profiling_name"), _whole(given.get("time_created_ns"), _LATEST_NS)
+    own = given.get("p2p_seq_id" if given.get("is_p2p") is True else "collective_seq_id")
+    sequence = _whole(given.get("seq_id") if own is None else own, _LATEST_NS)
+    if not isinstance(name, str) or issued is None or sequence is None:
         return None
     plain = name.partition(":")[2] or name
-    op = op_of(plain)
-    group = _group(given.get("process_group"), members)
-    sequence = given.get("p2p_seq_id" if given.get("is_p2p") is True else "collective_seq_id")
-    if not _is_whole(sequence, _LATEST_NS):  # older dumps have one number for both
-        sequence = given.get("seq_id")
-    if not _is_whole(sequence, _LATEST_NS):
-        return None
+    op, group = op_of(plain), _group(given.get("process_group"), members)
     peers = _PEERS.search(plain)
     if peers is not None:
         sender, receiver = (peers[2], peers[4]) if peers[3] == "->" else (peers[4], peers[2])
-        group, op = f"{group} {sender}>{receiver}", "sendrecv"
+        op, group = "sendrecv", f"{group} {sender}>{receiver}"
     size, dtype = _size(given, op, work)
     return _Entry(
-        group=_storable(group), op=op or _storable(plain) or "unknown",
-        sequence=int(sequence or 0), dtype=dtype, bytes=size, issue_ns=int(issued or 0),
+        group=_storable(group), op=op or _storable(plain) or "unknown", sequence=sequence,
+        dtype=dtype, bytes=size, issue_ns=issued,
         duration_ns=_duration_ns(given.get("duration_ms")),
         has_ended=given.get("state") == "completed" or given.get("retired") is True,
     )  # fmt: skip
@@ -308,61 +303,54 @@ def _entry(
 
 def _group(given: object, members: Mapping[str, tuple[int, ...]]) -> str:
     """Name a process group as all its ranks would, with its ranks where it is not of all."""
-    parts = [str(each)[:_LONGEST_NAME] for each in given[:2]] if _is_list(given) else []  # type: ignore[index]  # a list
+    parts = [str(each)[:_LONGEST_NAME] for each in _list(given)[:2] if isinstance(each, str | int)]
     if not parts:
         return str(given)[:_LONGEST_NAME] if isinstance(given, str | int) else "default_pg"
     name, described = parts[0], parts[-1]
     ranks = members.get(name, ())
     is_of_all = len(ranks) == max(map(len, members.values()), default=0)
-    of = "" if not ranks or is_of_all else f" {','.join(map(str, ranks))}"
-    is_told = described not in ("", "undefined")
-    return f"{described if is_told else name}{of}"
+    of = "" if is_of_all else f" {','.join(map(str, ranks))}".rstrip()
+    return f"{described if described not in ('', 'undefined') else name}{of}"
 
 
 def _size(given: Mapping[Any, Any], op: str, work: _Work) -> tuple[int, str]:
     """Return the bytes of the larger side and its type; 0 and unknown where that is not told."""
     if op == "barrier":
         return 0, ""
-    sides = [
-        _bytes(given.get(f"{side}_sizes"), given.get(f"{side}_dtypes"), work)
+    size, dtype = max(
+        _bytes(_list(given.get(f"{side}_sizes")), _list(given.get(f"{side}_dtypes")), work)
         for side in ("input", "output")
-    ]
-    size, dtype = max(sides)
+    )
     return (size, dtype) if 0 <= size <= _MOST_BYTES else (0, SIZE_UNKNOWN)
 
 
-def _bytes(sizes: object, dtypes: object, work: _Work) -> tuple[int, str]:
-    if not _is_list(sizes) or not _is_list(dtypes) or not sizes or len(sizes) != len(dtypes):  # type: ignore[arg-type]  # lists
+def _bytes(shapes: Sequence[Any], dtypes: Sequence[Any], work: _Work) -> tuple[int, str]:
+    """Return the bytes of some tensors and the last one's type; below 0 if they are not told."""
+    if not shapes or len(shapes) != len(dtypes) or len(shapes) > _MOST_TENSORS:
         return -1, ""
     total, named = 0, ""
-    for shape, dtype in zip(sizes[:_MOST_TENSORS], dtypes[:_MOST_TENSORS], strict=True):  # type: ignore[index]  # lists
-        work.left -= 1 + (len(shape) if _is_list(shape) else 0)
+    for given, dtype in zip(shapes, dtypes, strict=True):
+        shape = [_whole(each, _MOST_BYTES) for each in _list(given)[:_MOST_DIMENSIONS]]
         named, item_bytes = dtype_of(dtype) if isinstance(dtype, str) else ("", 0)
-        if work.left < 0 or not item_bytes or not _is_shape(shape):
+        work.left -= 1 + len(shape)
+        if work.left < 0 or not item_bytes or None in shape:
             return -1, ""
-        total += item_bytes * math.prod(shape)
+        total += item_bytes * math.prod(each or 0 for each in shape)
     return total, named
 
 
-def _is_shape(value: object) -> bool:
-    return (
-        _is_list(value)
-        and len(value) <= _MOST_DIMENSIONS  # type: ignore[arg-type]  # a list
-        and all(_is_whole(each, _MOST_BYTES) for each in value)  # type: ignore[attr-defined]  # a list
-    )
+def _list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)
-
-
-def _is_whole(value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+def _whole(value: object, most: int) -> int | None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_whole and 0 <= value <= most else None  # type: ignore[operator, return-value]  # an int, by the line above
 
 
 def _duration_ns(given: object) -> int:
     is_told = isinstance(given, int | float) and 0 <= given <= _LONGEST_MS
-    return round(given * 1e6) if is_told else 0  # type: ignore[operator]  # a number
+    return round(given * 1e6) if is_told else 0  # type: ignore[operator]  # a number, likewise
 
 
 def _storable(text: str) -> str:
