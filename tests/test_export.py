@@ -107,6 +107,14 @@ def test_names_stay_names(tmp_path: Path) -> None:
     assert set(read(tmp_path / "x.json").spans.name.tolist()) == {name}
 
 
+def test_lanes_that_nobody_knows_have_threads_of_their_own() -> None:
+    run = a_run()
+    lanes = np.array([f"lane {number}" for number in range(len(run.spans))], object)
+    odd = Run(provenance=run.provenance, spans=Spans(**{**run.spans.columns(), "lane": lanes}))
+    slices = [each for each in exported(odd)["traceEvents"] if each["ph"] == "X"]
+    assert len({each["tid"] for each in slices}) == len(lanes)
+
+
 def test_an_export_that_is_cut_is_partial(tmp_path: Path) -> None:
     fullwire.export(a_trained_job(), tmp_path / "x.json")
     whole = (tmp_path / "x.json").read_bytes()

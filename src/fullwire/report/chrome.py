@@ -78,6 +78,7 @@ class _Threads:
     """Which threads there are, and until when each is taken."""
 
     def __init__(self) -> None:
+        self._lanes = {lane: place for place, lane in enumerate(_LANES)}
         self._taken_until_ns: dict[tuple[int, str], list[int]] = {}
 
     def of(self, rank: int, lane: str, start_ns: int, end_ns: int) -> tuple[int, list[_Event]]:
@@ -85,7 +86,7 @@ class _Threads:
         taken = self._taken_until_ns.setdefault((rank, lane), [])
         place = next((n for n, until_ns in enumerate(taken) if until_ns <= start_ns), len(taken))
         place = min(place, _MOST_THREADS - 1)
-        first = _LANES.index(lane) * _MOST_THREADS if lane in _LANES else len(_LANES)
+        first = self._lanes.setdefault(lane, len(self._lanes)) * _MOST_THREADS
         if place < len(taken):
             taken[place] = max(taken[place], end_ns)
             return first + place, []
