@@ -41,7 +41,7 @@ def import_(
 ) -> None:
     """Read another tool's trace and write it as a run.
 
-    fullwire import traces/ -o job.run
+    fullwire import traces/ nccl-logs/ -o job.run
 
     fullwire import vgg16.bk.log --step-time 194.5ms --reduce-cost cuda_vec_add.log -o vgg16.run
     """

@@ -24,6 +24,7 @@ _FORMATS_IN_WORDS = (
     "profiler traces, Horovod timelines, Flight Recorder dumps, Chakra traces, NCCL's logs, what "
     "nccl-tests print, packet captures, exports of a run, or netx backward logs"
 )
+_SOON_BYTES = 4096  # in which traces say what they are; logs may begin with what others print
 _MOST_SNIFFED = 100  # files of a directory, to find out what they are
 
 
@@ -196,8 +197,13 @@ def _looks_like() -> Mapping[str, Callable[[bytes], bool]]:
     )
 
     return {
-        "netx": netx.looks_like, "chrome": chrome.looks_like, "kineto": kineto.looks_like,
-        "capture": is_capture, "horovod": horovod.looks_like,
+        "netx": _soon(netx.looks_like), "chrome": chrome.looks_like,
+        "kineto": _soon(kineto.looks_like), "capture": is_capture,
+        "horovod": _soon(horovod.looks_like),
         "flight-recorder": flight_recorder.looks_like, "chakra": chakra.looks_like,
         "nccl-tests": nccl_tests.looks_like, "nccl-log": nccl_log.looks_like,
     }  # fmt: skip
+
+
+def _soon(looks_like: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
+    return lambda beginning: looks_like(beginning[:_SOON_BYTES])

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from fullwire.errors import UsageError
 from fullwire.units import shown
 
-_SNIFFED_BYTES = 128 * 1024  # logs may begin with what others print
+_SNIFFED_BYTES = 128 * 1024
 
 
 def path_of(given: object, what: str) -> Path:
