@@ -262,7 +262,8 @@ def test_libfabric_over_tcp_is_sockets(tmp_path: Path) -> None:
         tmp_path, "NET/OFI Selected Provider is tcp (found 1 nics)", "Using network Libfabric",
         *TWO_NODES,
     )  # fmt: skip
-    assert "Socket (libfabric's tcp)" in said_of(log)["nccl_socket_fallback"]
+    assert facts_of(log)["nccl_network"] == "Socket (libfabric's tcp)"
+    assert "libfabric was loaded, and chose TCP" in said_of(log)["nccl_socket_fallback"]
 
 
 def test_ranks_that_differ_are_named(tmp_path: Path) -> None:

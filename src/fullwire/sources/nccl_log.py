@@ -27,7 +27,8 @@ from fullwire.model.run import Provenance, Run
 from fullwire.sources.files import files_like, name_of, opened
 
 _LONGEST_LINE = 64 * 1024
-_MOST_KEPT = 10_000  # names, threads, or paths of a kind: real logs have fewer by far
+_MOST_KEPT = 10_000  # names, rings or paths of a kind: real logs have fewer by far
+_MOST_UNDER_WAY = 100_000  # communicators at a time, one for each rank
 _MOST_RANKS = 10_000_000
 _SHOWN = 8  # of a kind, in a fact
 _LONGEST_WORDS = 200
@@ -138,6 +139,7 @@ class _Log:
         self._links: dict[tuple[str, str], float] = {}
         self._under_way: dict[tuple[str, str, str], _Communicator] = {}
         self._largest = _Communicator()
+        self._sockets_of_libfabric = ""  # which of its providers that send by TCP was chosen
 
     def take(self, line: str) -> None:
         """Take a line, which may hold several messages, or none."""
@@ -187,10 +189,10 @@ class _Log:
         elif (setting := _SETTING.match(text)) is not None:
             _count(self._settings, _words(f"{setting[1]}={setting[2].rstrip(' .')}"))
         elif (provider := _PROVIDER.match(text)) is not None:
-            is_tcp = provider[1] in ("tcp", "sockets")
-            into = self._networks if is_tcp else self._adapters
-            _count(into, f"Socket (libfabric's {provider[1]})" if is_tcp else
-                   f"{provider[1]} x{provider[2]}")  # fmt: skip
+            if provider[1] in ("tcp", "sockets"):
+                self._sockets_of_libfabric = provider[1]
+            else:
+                _count(self._adapters, f"{provider[1]} x{provider[2]}")
         elif (plugin := _PLUGIN.match(text)) is not None:
             _count(self._plugins, _words(plugin[1]))
         elif (using := _USING.match(text)) is not None:
@@ -202,7 +204,7 @@ class _Log:
             _count(self._said, _words(text))
 
     def _communicator(self, text: str, thread: tuple[str, str, str]) -> None:
-        if thread not in self._under_way and len(self._under_way) >= _MOST_KEPT:
+        if thread not in self._under_way and len(self._under_way) >= _MOST_UNDER_WAY:
             return
         each = self._under_way.setdefault(thread, _Communicator())
         if (rank := _RANK.search(text)) is not None and int(rank[2]) <= _MOST_RANKS:
@@ -269,6 +271,8 @@ class _Log:
 
     def _network_used(self) -> str:
         """Name the network: as it is said, else as paths show it, else what was found first."""
+        if self._sockets_of_libfabric and all("Libfabric" in each for each in self._networks):
+            return f"Socket (libfabric's {self._sockets_of_libfabric})"
         if self._networks:
             return _listed(self._networks)
         used = Counter[str]()
