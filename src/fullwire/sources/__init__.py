@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.captures import is_capture
 from fullwire.sources.files import beginning_of, files_in, files_like, path_of
-from fullwire.sources.modelled import modelled_run
 from fullwire.units import seconds, shown
+
+if TYPE_CHECKING:
+    from fullwire.model.run import Run
 
 FORMATS = (
     "run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests", "nccl-log",
@@ -52,6 +54,7 @@ def read(
     logs = [place for place, each in zip(places, kinds, strict=True) if each == "nccl-log"]
     _refuse_mixed(places, kinds, kind)
     _refuse_others(places[0], kind, step_time, reduce_cost, communication)
+    # Each where it is needed: none loads what another one needs.
     if kind == "netx":
         from fullwire.sources import netx
 
@@ -59,9 +62,12 @@ def read(
         table = None if reduce_cost is None else path_of(reduce_cost, "reduce cost")
         return netx.read_netx(traces[0], step_time_s=step_time_s, reduce_cost=table)
     if kind == "workload":
+        from fullwire.model import workloads
+        from fullwire.sources.modelled import modelled_run
+
         return modelled_run(workloads.workload(str(path)))
     if kind == "run":
-        from fullwire.store import read_run  # here, because a built-in workload needs no storage
+        from fullwire.store import read_run
 
         return read_run(traces[0])
     run = _read(kind, traces, communication)
@@ -194,6 +200,7 @@ def _looks_like() -> Mapping[str, Callable[[bytes], bool]]:
         kineto,
         nccl_log,
         nccl_tests,
+        netx,
     )
 
     return {
