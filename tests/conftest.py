@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,3 +55,22 @@ def namespaces() -> None:
         if "the lab needs namespaces" not in str(error):
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def real_dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Dump the Flight Recorder of two ranks that train with DDP over Gloo."""
+    pytest.importorskip("torch")
+    where = tmp_path_factory.mktemp("dumps")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("jobs") / "flight_recorder.py", where],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port,
+                 "MASTER_ADDR": "127.0.0.1", "TORCH_FR_BUFFER_SIZE": "1000"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
+    return where

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from fullwire.cli.app import app
+from fullwire.store import write
 from tests.conftest import Cli
+from tests.jobs_by_hand import a_trained_job
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -32,13 +35,21 @@ def test_a_console_block_shows_how_the_commands_output_begins(
 
 
 def test_the_pythons_of_the_readme_run(tmp_path: Path) -> None:
-    first, second = blocks("python")
+    first, *others = blocks("python")
     done = subprocess.run(
         [sys.executable, "-c", first], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert 0.99 < float(done.stdout) <= 1
-    assert "read_parquet" in second  # pandas is not ours to install; the store's tests read Parquet
+    # pandas and DuckDB are not ours to install; that they name what a run holds is checked here.
+    assert ["pandas" in each or "duckdb" in each for each in others] == [True, True]
+    write(a_trained_job(), tmp_path / "job.run")
+    for each in others:
+        [table] = re.findall(r"\.run/(\w+)\.parquet", each)
+        columns = pq.read_schema(tmp_path / f"job.run/{table}.parquet").names
+        named = re.findall(r"SELECT (\w+)|sum\((\w+)\)|\)\.(\w+)\.", each)
+        assert named
+        assert {name for names in named for name in names if name} <= set(columns)
 
 
 def test_every_command_of_the_readme_exists_with_its_options(cli: Cli) -> None:

@@ -632,3 +632,15 @@ def test_other_files_of_a_folder_are_no_ranks(tmp_path: Path) -> None:
     run = read(traces)
     assert set(run.spans.rank) == {0, 1}
     assert any("config.json: not a profiler trace: there is no event" in s for s in run.missing)
+
+
+def test_one_rank_of_many_says_what_it_leaves_open(shared_data: Path) -> None:
+    run = read(shared_data / "kineto/negqueue_rank0_of_16.json.gz")
+    found = fullwire.explain(run)
+    assert found.verdict.kind == "host"
+    assert "exposed for another 15.1%" in found.verdict.sentence
+    assert "1 of 16 ranks cannot tell" in found.verdict.sentence
+    [copies] = [each for each in found.evidence if each.name == "device_copies"]
+    assert 0 < copies.value < found.account["host"] / found.step_s
+    predicted = fullwire.whatif(run, bandwidth="100Gbps")
+    assert any("may be later than those that are" in each for each in predicted.warnings)

@@ -61,6 +61,38 @@ def test_each_test_has_columns_of_its_own(
     assert sent / time_s / 1e9 == pytest.approx(table.rows[-1].bus_gb_s, rel=1e-3)
 
 
+def test_several_tests_in_one_file_are_told_apart(tmp_path: Path) -> None:
+    row = "        1024     256   float     sum      -1    {}    0.10    0.10      0    9.0 0 0 0\n"
+    begins = "# Collective test starting: {}_perf\n"
+    (tmp_path / "all.log").write_text("".join([
+        begins.format("all_gather"), HEAD, row.format("10.5"), TAIL,
+        "======== reduce_scatter_perf\n", HEAD, row.format("20.5"), TAIL,
+        begins.format("all_reduce"), HEAD, row.format("30.5"), TAIL,
+    ]))  # fmt: skip
+    run = read(tmp_path / "all.log")
+    first = run.collectives.rows(run.collectives.rank == 0)
+    assert first.op.tolist() == ["allgather", "reducescatter", "allreduce"]
+    assert (first.end_ns - first.start_ns).tolist() == [10_500, 20_500, 30_500]
+    assert run.complete
+    table = read_table(tmp_path / "all.log")
+    assert (table.op, [row.time_us for row in table.rows]) == ("allreduce", [30.5])
+
+
+def test_launchers_tags_do_not_matter_even_within_a_row(tmp_path: Path) -> None:
+    tagged = "".join(f"[1,0]<stdout>:{line}" for line in HEAD.splitlines(True))
+    (tmp_path / "all_reduce.log").write_text(
+        tagged
+        + "[0]        1024     256   float     sum      -1[0]     9.41    0.10    0.20   0[0]\n"
+        "0:   2048   512   float   sum   -1   10.52   0.19   0.20  N/A  10.33  0.2  0.21 N/A\n"
+        + TAIL
+    )
+    table = read_table(tmp_path / "all_reduce.log")
+    assert [(row.bytes, row.time_us, row.in_place_us) for row in table.rows] == [
+        (1024, 9.41, None), (2048, 10.52, 10.33),
+    ]  # fmt: skip
+    assert table.workers == 2
+
+
 @pytest.mark.parametrize(
     ("name", "bus_gb_s"), [("healthy_24_channels", 216.61), ("fault_2_channels", 28.47)]
 )

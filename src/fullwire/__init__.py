@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fullwire.errors import UsageError as UsageError
     from fullwire.model import workloads as workloads
     from fullwire.model.run import Run as Run
+    from fullwire.report.chrome import export as export
     from fullwire.report.page import write_page as write_page
     from fullwire.sources import read as read
     from fullwire.sources.live.record import record as record
@@ -52,6 +53,7 @@ _PLACES = {
     "collective": "fullwire.answers.collective:collective",
     "compare": "fullwire.analysis.compare:compare",
     "explain": "fullwire.answers.explain:explain",
+    "export": "fullwire.report.chrome:export",
     "flows": "fullwire.answers.traffic:flows",
     "read": "fullwire.sources:read",
     "record": "fullwire.sources.live.record:record",

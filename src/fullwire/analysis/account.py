@@ -99,6 +99,17 @@ class Account:
         """Return the job's parts in seconds per step."""
         return _seconds(self.parts_ns[:, self.is_typical].mean(axis=(0, 1)))
 
+    @property
+    def copies_s(self) -> float:
+        """Return what of the host's part devices spent copying and filling their memory."""
+        typical = self.steps[self.is_typical]
+        copied_ns = 0
+        for line in (line for line in self.lines if line.rank in self.ranks):
+            number = np.append(line.step_number, -1)[line.step]  # the last for pieces in no step
+            copies = (line.doing == Doing.REST) & line.is_busy & (line.step >= 0)
+            copied_ns += int(line.length_ns[copies & np.isin(number, typical)].sum())
+        return copied_ns * 1e-9 / max(len(self.ranks) * len(typical), 1)
+
     def rank_parts_s(self) -> list[dict[str, float]]:
         """Return each rank's own seconds per step: `straggler` is then its waiting alone."""
         own_ns = self.parts_ns.copy()
@@ -143,6 +154,17 @@ def account(
         beyond_line_rate=_beyond_line_rate(ranks),
         clock_error_ns=transfers.clock_error_ns,
     )
+
+
+def nothing() -> Account:
+    """Return the account of a run that holds no times: one step, and nothing in it."""
+    return Account(
+        ranks=(), steps=np.zeros(1, np.int64), is_typical=np.ones(1, bool), is_whole_trace=True,
+        parts_ns=np.zeros((1, 1, len(Part)), np.int64),
+        excess_ns=np.zeros((1, 1, len(_SPENT_BY_ITSELF)), np.int64),
+        overlapped_ns=np.zeros((1, 1), np.int64), caused_ns=np.zeros((1, 1)), breakdowns=(),
+        lines=(), latency="none", beyond_line_rate=0.0, clock_error_ns=0,
+    )  # fmt: skip
 
 
 def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:

@@ -77,6 +77,12 @@ def recorded_ranks(run: Run) -> Whole:
     return np.unique(np.concatenate([run.spans.rank, run.collectives.rank]))
 
 
+def holds_times(run: Run) -> bool:
+    """Say whether anything in the run lasts: logs and schedules say what, but not when."""
+    spans, table = run.spans, run.collectives
+    return bool((spans.end_ns > spans.start_ns).any() or (table.end_ns > table.issue_ns).any())
+
+
 def stands_for_all(run: Run) -> bool:
     """Say whether one rank of the run stands for every rank, as in a simulation."""
     return run.provenance.origin == "simulated" and len(recorded_ranks(run)) == 1

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from fullwire.analysis.account import Account, Part, account
+import numpy as np
+
+from fullwire.analysis.account import Account, Part, account, nothing
 from fullwire.analysis.breakdown import RankBreakdown
 from fullwire.analysis.compare import refuse_other_work
-from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
+from fullwire.analysis.nccl import nccl_evidence
+from fullwire.analysis.transfers import holds_times, recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import Evidence, evidence, missing_tables
 from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.conditions import rate
@@ -18,14 +21,15 @@ from fullwire.answers.fixes import Fix, fixes
 from fullwire.answers.forecast import Forecast, Forecaster, forecaster
 from fullwire.answers.verdict import THRESHOLD, Case, Verdict, judged
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.run import Run, Spans
+from fullwire.model.run import SIZE_UNKNOWN, Run, Spans
 from fullwire.sources import read
 from fullwire.sources.files import path_of
 from fullwire.store import by_ranks, is_run
-from fullwire.units import show_rate, show_time
+from fullwire.units import show_bytes, show_rate, show_time
 
 RunLike: TypeAlias = Run | str | Path  # a run, or where one is
 
+NOTABLE = 0.01  # of the step: copies of less are not mentioned
 CLOCKS_DIFFER = 0.01  # of the step: clocks that are known better than this change no answer
 _LARGE = 250_000  # spans: some 100 MB with their timelines
 BEYOND_LINE_RATE = 1.05  # transfers faster than this many line rates: it is not the right rate
@@ -39,7 +43,7 @@ class Explanation:
     step_s: float
     baseline_step_s: float
     is_estimated: bool  # the baseline is what this run spends on its own, not a run of one worker
-    scaling_factor: float
+    scaling_factor: float | None  # None where the run holds no times
     account: Mapping[str, float]  # seconds per step, adding up to step_s
     compute_inflation_s: float | None
     ranks: tuple[RankBreakdown, ...]
@@ -67,12 +71,12 @@ def explain(
     """
     job, parts_of = _opened_by_ranks(run)
     rate_bps = _line_rates(job, bandwidth)
-    found = account(job, rate_bps, parts_of)
+    found = account(job, rate_bps, parts_of) if _is_to_account(job) else nothing()
     parts = found.parts_s
-    if not found.step_s:
-        raise UsageError(f"{job.provenance.source}: its steps take no time at all")
     baseline_s, inflation_s = _baseline(job, found, baseline)
-    samples = evidence(job, found.lines, rate_bps)
+    samples = (*nccl_evidence(job), *evidence(job, found.lines, rate_bps), *_of_copies(found))
+    if not found.step_s:
+        samples += tuple(_of_schedule(job))
     case = Case(
         run=job, account=found, inflation_s=inflation_s, evidence=samples,
         knows_line_rate=bool(rate_bps),
@@ -83,7 +87,7 @@ def explain(
         step_s=found.step_s,
         baseline_step_s=baseline_s,
         is_estimated=baseline is None,
-        scaling_factor=baseline_s / found.step_s,
+        scaling_factor=baseline_s / found.step_s if found.step_s else None,
         account=parts,
         compute_inflation_s=inflation_s,
         ranks=found.breakdowns,
@@ -96,6 +100,46 @@ def explain(
         line_rates_bps=rate_bps,
         predictor=predictor,
     )
+
+
+def _of_copies(found: Account) -> Iterator[Evidence]:
+    """Say what of the host's part is no idle device, but one that copies."""
+    copies_s = found.copies_s
+    if copies_s > NOTABLE * found.step_s:
+        yield Evidence(
+            name="device_copies", value=copies_s / found.step_s,
+            sentence=f"Devices copied or filled memory, and computed nothing meanwhile, for "
+            f"{show_time(copies_s)} of a step; that is counted to the host.",
+        )  # fmt: skip
+
+
+def _of_schedule(run: Run) -> Iterator[Evidence]:
+    """Say what a schedule holds, all that there is where nothing lasts."""
+    table, ranks = run.collectives, len(np.unique(run.collectives.rank))
+    said = []
+    for op in dict.fromkeys(table.op.tolist()):
+        mine = table.rows(table.op == op)
+        size = int(mine.bytes.sum()) // ranks
+        amount = f" with {show_bytes(size)}" if size else ""
+        unknown = ", some sizes unknown" if (mine.dtype == SIZE_UNKNOWN).any() else ""
+        said.append(f"{op} {len(mine) / ranks:,.0f}{amount}{unknown}")
+    if said:
+        yield Evidence(
+            name="schedule", value=len(table) / ranks,
+            sentence=f"A rank has {len(table) / ranks:,.0f} collectives: {'; '.join(said)}.",
+        )  # fmt: skip
+
+
+def _is_to_account(run: Run) -> bool:
+    """Say whether a run has an account; logs and schedules hold no times, which is no fault."""
+    if holds_times(run):
+        return True
+    is_told = bool(len(run.collectives)) or bool(nccl_evidence(run))
+    if run.provenance.origin == "imported" and is_told:
+        return False
+    if len(recorded_ranks(run)):
+        raise UsageError(f"{run.provenance.source}: its steps take no time at all")
+    return True  # which says what is missing
 
 
 def _against(baseline_s: float, found: tuple[Fix, ...]) -> tuple[Fix, ...]:
@@ -183,6 +227,8 @@ def _warnings(case: Case, is_estimated: bool, rate_bps: Mapping[int, float]) -> 
         yield f"Where it was recorded: {run.facts['warnings']}."
     if "remarks" in run.facts:
         yield f"As it was read: {run.facts['remarks']}."
+    if not found.step_s:
+        return
     yield from _steps_left_out(found)
     yield from _ranks_left_out(run, found)
     if is_estimated and world(run) > 1:

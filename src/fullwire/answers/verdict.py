@@ -32,6 +32,10 @@ THRESHOLD = 0.10  # of the step: what a part must reach to be the verdict
 FEWEST_STEPS = 3  # of a measured job after its warm-up, to tell what a step usually is
 CULPRIT = 0.5  # of all waiting: one rank that causes more is named
 
+_SET_UP = (
+    "nccl_socket_fallback", "nccl_few_channels", "nccl_without_gdr", "nccl_shared_memory",
+    "nccl_sockets",
+)  # fmt: skip
 _SAID_ALIKE: Mapping[str, str] = {
     "codec": "Packing and unpacking gradients is the bottleneck, not the network: it takes",
     "input": "The input is the bottleneck, not the network: ranks wait for data for",
@@ -120,6 +124,8 @@ def unhidden_compute_s(account: Account) -> float:
 
 
 def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
+    if not case.step_s:
+        return "unknown", ("nothing in the run lasts: it tells what happened, but not when",)
     if _too_few_steps(case):
         return "unknown", (f"{_typical_count(case)} to judge by",)
     if world(case.run) > 1 and not communicates(case):
@@ -169,6 +175,9 @@ def _typical_count(case: Case) -> str:
 
 def _missing(case: Case) -> Iterator[str]:
     run, account = case.run, case.account
+    if not case.step_s:
+        yield "times: profiler traces of the job, or a recording"
+        return
     if account.is_whole_trace:
         yield "marks of where each step begins and ends"
     elif _too_few_steps(case):
@@ -189,6 +198,22 @@ def _missing(case: Case) -> Iterator[str]:
 
 
 def _sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
+    return f"{_first_sentence(case, kind, missing)}{_untold(case, kind)}"
+
+
+def _untold(case: Case, kind: Kind) -> str:
+    """Return what absent ranks leave open, where the verdict is about something else."""
+    exposed_s = case.account.parts_s[Part.UNEXPLAINED.key]
+    recorded = len(recorded_ranks(case.run))
+    if kind == "unknown" or not exposed_s or recorded >= world(case.run):
+        return ""
+    return (
+        f" Communication is exposed for another {case.share(exposed_s)}; whether that is waiting "
+        f"or transfer, {recorded} of {world(case.run)} ranks cannot tell."
+    )
+
+
+def _first_sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
     parts = case.account.parts_s
     time_s = parts.get(kind, 0.0)
     if kind == "scales":
@@ -227,6 +252,9 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
         for part in (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
     )
     wanted = "; ".join(missing) or "more than this run holds"
+    falls_short = _falls_short(case.evidence)
+    if not case.step_s:
+        return f"{falls_short}What limits the job is not told. Missing: {wanted}."
     if not _too_few_steps(case) and is_transfer_alone(case):
         return (
             f"Transfers that nothing hides take {case.of_step(exposed_s)} "
@@ -241,10 +269,10 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
             f"Missing: {wanted}."
         )
     if exposed_s == 0:
-        return f"This run cannot tell what limits the job. Missing: {wanted}."
+        return f"{falls_short}This run cannot tell what limits the job. Missing: {wanted}."
     return (
-        f"Communication is exposed for {case.of_step(exposed_s)} ({case.share(exposed_s)}), but "
-        f"this run cannot tell why. Missing: {wanted}."
+        f"{falls_short}Communication is exposed for {case.of_step(exposed_s)} "
+        f"({case.share(exposed_s)}), but this run cannot tell why. Missing: {wanted}."
     )
 
 
@@ -339,8 +367,16 @@ def _collectives_per_step(case: Case) -> float:
     return float(np.isin(table.step, steps).sum()) / len(steps) / ranks
 
 
+def _falls_short(evidence: Sequence[Evidence]) -> str:
+    """Return what falls short in how communication was set up, whatever that costs."""
+    return next((f"{each.sentence} " for each in evidence if each.name in _SET_UP), "")
+
+
 def _what_held_transport(evidence: Sequence[Evidence]) -> str:
-    """Name what the samples show to have held the transport back, the surest first."""
+    """Name what logs and samples show to have held the transport back, the surest first."""
+    falls_short = _falls_short(evidence).rstrip(" .")
+    if falls_short:
+        return falls_short
     for name, least, words in (
         ("send_buffer_limited", LIMITED, "the transport was limited by its send buffers"),
         ("receive_window_limited", LIMITED, "the transport was limited by the receiver's window"),

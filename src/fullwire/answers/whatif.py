@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.answers.conditions import OneOrMany, compressors, latency, rate, several, worker_count
 from fullwire.answers.subjects import RunLike, Transports, named, subject_of
 from fullwire.errors import UsageError
@@ -217,6 +218,11 @@ def _warnings(
             yield f"{name}: T1 is estimated from the computation of a job of several workers."
         for sentence in run.missing:
             yield f"{name} is partial: {sentence}."
+        if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):
+            yield (
+                f"{name}: ranks that are not here may be later than those that are, and then every "
+                "step is longer than predicted."
+            )
     if "tree" in grid.algorithms and max(grid.workers) > 2:
         yield (
             "tree: the time at full utilization; played transfer by transfer, with links shared, "

@@ -14,6 +14,7 @@ from fullwire.cli import (
     collective,
     compare,
     explain,
+    export,
     flows,
     import_,
     lab,
@@ -41,6 +42,7 @@ app.command("whatif")(whatif.whatif)
 app.command("study")(study.study)
 app.command("collective")(collective.collective)
 app.command("import")(import_.import_)
+app.command("export")(export.export)
 app.command("flows")(flows.flows)
 app.command("show")(show.show)
 app.command("compare")(compare.compare)

@@ -22,7 +22,8 @@ def import_(
         str | None,
         typer.Option(
             "--format",
-            help="kineto, horovod, nccl-tests or netx, if the content does not tell",
+            help="What it is, if the content does not tell: kineto, horovod, nccl-tests, nccl-log, "
+            "flight-recorder, chakra, chrome or netx",
         ),
     ] = None,
     step_time: Annotated[
@@ -46,7 +47,7 @@ def import_(
 ) -> None:
     """Read another tool's trace and write it as a run.
 
-    fullwire import traces/ -o job.run
+    fullwire import traces/ nccl-logs/ -o job.run
 
     fullwire import vgg16.bk.log --step-time 194.5ms --reduce-cost cuda_vec_add.log -o vgg16.run
     """

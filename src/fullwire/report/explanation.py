@@ -33,10 +33,11 @@ def print_explanation(result: Explanation) -> None:
     for line in wrap(result.verdict.sentence, min(shutil.get_terminal_size().columns, 100)):
         say(line)
     say("")
-    for line in _account_lines(result):
-        say(line)
-    say("")
-    say(_scaling(result))
+    if result.step_s:
+        for line in _account_lines(result):
+            say(line)
+        say("")
+        say(_scaling(result, result.scaling_factor or 0.0))
     for reason in result.verdict.reasons:
         say(f"  because {reason}")
     for each in result.evidence:
@@ -82,10 +83,10 @@ def blamed(result: Explanation) -> str:
     return {"overlap": "line_rate", "unknown": "unexplained"}.get(kind, kind)
 
 
-def _scaling(result: Explanation) -> str:
+def _scaling(result: Explanation, scaling_factor: float) -> str:
     how = " (estimated)" if result.is_estimated else ""
     text = (
-        f"Scaling factor {result.scaling_factor:.3f}: a step alone would take "
+        f"Scaling factor {scaling_factor:.3f}: a step alone would take "
         f"{show_time(result.baseline_step_s)}{how}, it takes {show_time(result.step_s)}."
     )
     if result.full is not None:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.captures import is_capture
-from fullwire.sources.files import opened, path_of
+from fullwire.sources.files import beginning_of, files_in, files_like, path_of
 from fullwire.units import seconds, shown
 
 if TYPE_CHECKING:
     from fullwire.model.run import Run
 
-FORMATS = ("run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests")
+FORMATS = (
+    "run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests", "nccl-log",
+    "flight-recorder", "chakra", "chrome",
+)  # fmt: skip
+# Of these many files make a run: of each rank, host or test. Of several in a directory, the first.
+_OF_MANY = ("kineto", "flight-recorder", "chakra", "capture", "nccl-tests", "nccl-log")
+_FORMATS_IN_WORDS = (
+    "profiler traces, Horovod timelines, Flight Recorder dumps, Chakra traces, NCCL's logs, what "
+    "nccl-tests print, packet captures, exports of a run, or netx backward logs"
+)
+_SOON_BYTES = 4096  # in which traces say what they are; logs may begin with what others print
+_MOST_SNIFFED = 100  # files of a directory, to find out what they are
 
 
 def read(
@@ -27,47 +40,112 @@ def read(
 ) -> Run:
     """Open a run, a foreign trace, or a built-in workload such as `vgg16@v100`.
 
-    Profiler traces may be `more` than one, or directories of them: one for each rank;
-    `communication` is a regular expression for names of kernels that communicate. `step_time` and
-    `reduce_cost` (a file) belong to netx logs, which do not hold them.
+    Where ranks have a file each, there may be `more` of them, or directories of them; NCCL's logs
+    beside another trace of the job are added to it. `communication` is a regular expression for
+    names of kernels that communicate. `step_time` and `reduce_cost` (a file) belong to netx logs,
+    which do not hold them.
     """
-    place = path_of(path, "read")
-    kind = _recognised(place) if format is None else format
-    if not isinstance(kind, str) or kind not in FORMATS:
-        raise UsageError(f"format: expected one of {', '.join(FORMATS)}, got {shown(kind)}")
-    _refuse_others(place, kind, more, step_time, reduce_cost, communication)
+    kind, traces, logs = _sorted_out("read", (path, *more), format)
+    _refuse_others(traces[0], kind, step_time, reduce_cost, communication)
     # Each where it is needed: none loads what another one needs.
     if kind == "netx":
         from fullwire.sources import netx
 
         step_time_s = None if step_time is None else seconds(step_time, "step time")
         table = None if reduce_cost is None else path_of(reduce_cost, "reduce cost")
-        return netx.read_netx(place, step_time_s=step_time_s, reduce_cost=table)
-    if kind == "kineto":
-        from fullwire.sources.kineto import read_kineto
-
-        places = [place, *(path_of(each, "read") for each in more)]
-        return read_kineto(places, communication=communication)
-    if kind == "capture":
-        from fullwire.sources.pcap import read_captures
-
-        return read_captures([place])
-    if kind == "horovod":
-        from fullwire.sources.horovod import read_horovod
-
-        return read_horovod(place)
-    if kind == "nccl-tests":
-        from fullwire.sources.nccl_tests import read_nccl_tests
-
-        return read_nccl_tests(place)
+        return netx.read_netx(traces[0], step_time_s=step_time_s, reduce_cost=table)
     if kind == "workload":
         from fullwire.model import workloads
         from fullwire.sources.modelled import modelled_run
 
         return modelled_run(workloads.workload(str(path)))
-    from fullwire.store import read_run
+    if kind == "run":
+        from fullwire.store import read_run
 
-    return read_run(place)
+        return read_run(traces[0])
+    run = _read(kind, traces, communication)
+    return run if kind == "nccl-log" else _with_logs(run, logs, traces)
+
+
+def _sorted_out(
+    where: str, paths: Sequence[str | Path], format: str | None
+) -> tuple[str, list[Path], list[Path]]:
+    """Return what the paths are, those that hold it, and NCCL's logs beside them."""
+    if format is not None and (not isinstance(format, str) or format not in FORMATS):
+        raise UsageError(f"format: expected one of {', '.join(FORMATS)}, got {shown(format)}")
+    places = [path_of(each, where) for each in paths]
+    kinds = [_recognised(place) if format is None else format for place in places]
+    kind = next((each for each in kinds if each != "nccl-log"), "nccl-log")
+    _refuse_mixed(places, kinds, kind)
+    traces = [place for place, each in zip(places, kinds, strict=True) if each == kind]
+    return kind, traces, [place for place in places if place not in traces]
+
+
+def _with_logs(run: Run, logs: Sequence[Path], traces: Sequence[Path]) -> Run:
+    """Add what NCCL's logs say."""
+    if not (found := _all_logs(logs, traces)):
+        return run
+    from fullwire.sources.nccl_log import with_logs
+
+    return with_logs(run, found)
+
+
+def _all_logs(logs: Sequence[Path], traces: Sequence[Path]) -> list[Path]:
+    """Return NCCL's logs: those that were given, and those in directories of traces."""
+    directories = [place for place in traces if place.is_dir()]
+    if not logs and not directories:
+        return []
+    from fullwire.sources.nccl_log import logs_in
+
+    return list(logs_in([*logs, *directories]))
+
+
+def _read(kind: str, places: Sequence[Path], communication: str | None) -> Run:
+    """Call the reader of a foreign format with its files; each is loaded when it is called."""
+    if kind == "kineto":
+        from fullwire.sources.kineto import read_kineto
+
+        return read_kineto(places, communication=communication)
+    files = files_like(places, _looks_like()[kind])
+    if kind not in _OF_MANY and len(files) != 1:
+        raise UsageError(f"read: one file makes a run of a {kind}, {places[0]} has {len(files)}")
+    if kind == "nccl-log":
+        from fullwire.sources.nccl_log import read_nccl_logs
+
+        return read_nccl_logs(files)
+    if kind == "flight-recorder":
+        from fullwire.sources.flight_recorder import read_flight_recorder
+
+        return read_flight_recorder(files)
+    if kind == "chakra":
+        from fullwire.sources.chakra import read_chakra
+
+        return read_chakra(files)
+    if kind == "capture":
+        from fullwire.sources.pcap import read_captures
+
+        return read_captures(files)
+    if kind == "nccl-tests":
+        from fullwire.sources.nccl_tests import read_nccl_tests
+
+        return read_nccl_tests(files)
+    if kind == "chrome":
+        from fullwire.sources.chrome import read_chrome
+
+        return read_chrome(files[0])
+    from fullwire.sources.horovod import read_horovod
+
+    return read_horovod(files[0])
+
+
+def _refuse_mixed(places: Sequence[Path], kinds: Sequence[str], kind: str) -> None:
+    """Refuse files that do not make one run together."""
+    for place, each in zip(places, kinds, strict=True):
+        if each not in (kind, "nccl-log"):
+            raise UsageError(f"read: {places[0]} is a {kinds[0]}, and {place} is a {each}")
+    count = sum(each == kind for each in kinds)
+    if kind not in _OF_MANY and count > 1:
+        raise UsageError(f"read: one file makes a run of a {kind}, got {count}")
 
 
 def contents(path: str | Path) -> tuple[Run, Mapping[str, int]]:
@@ -97,28 +175,27 @@ def import_run(
 
     `processes` read at once; `told` hears how many of how many traces are read.
     """
-    place = path_of(path, "import")
-    kind = _recognised(place) if format is None else format
+    kind, traces, logs = _sorted_out("import", (path, *more), format)
     if kind == "kineto":
         from fullwire.sources.kineto import import_kineto
 
-        _refuse_others(place, kind, more, step_time, reduce_cost, communication)
-        places = [place, *(path_of(each, "import") for each in more)]
-        return import_kineto(places, output, communication=communication, processes=processes,
-                             replace=replace, told=told)  # fmt: skip
+        _refuse_others(traces[0], kind, step_time, reduce_cost, communication)
+        return import_kineto(
+            traces, output, communication=communication, logs=_all_logs(logs, traces),
+            processes=processes, replace=replace, told=told,
+        )  # fmt: skip
     if processes is not None:
-        raise UsageError(f"{place}: --processes belongs to profiler traces, not to a {kind}")
+        raise UsageError(f"{path}: --processes belongs to profiler traces, not to a {kind}")
     from fullwire.store import write
 
-    run = read(place, *more, format=kind, step_time=step_time, reduce_cost=reduce_cost,
+    run = read(path, *more, format=format, step_time=step_time, reduce_cost=reduce_cost,
                communication=communication)  # fmt: skip
     return write(run, output, replace=replace)
 
 
 def _refuse_others(
-    path: Path, kind: str, more: Sequence[str | Path], step_time: object, reduce_cost: object,
-    communication: object,
-) -> None:  # fmt: skip
+    path: Path, kind: str, step_time: object, reduce_cost: object, communication: object
+) -> None:
     """Refuse what belongs to another format."""
     if kind != "netx" and (step_time is not None or reduce_cost is not None):
         raise UsageError(
@@ -126,8 +203,6 @@ def _refuse_others(
         )
     if kind != "kineto" and communication is not None:
         raise UsageError(f"{path}: --communication belongs to profiler traces, not to a {kind}")
-    if kind != "kineto" and more:
-        raise UsageError(f"read: one file makes a run of a {kind}, got {1 + len(more)}")
 
 
 def _recognised(path: Path) -> str:
@@ -139,42 +214,63 @@ def _recognised(path: Path) -> str:
     if is_directory:
         return _of_directory(path)
     if is_there:
-        return _by_beginning(path)
+        return _of_file(path)
     if "@" in str(path):
         return "workload"
     raise UsageError(f"{path}: there is no such file, and no built-in workload of this name")
 
 
 def _of_directory(path: Path) -> str:
-    from fullwire.sources.kineto import traces_in
+    """Return what a directory is of: of several formats, the one that tells most of a job."""
     from fullwire.store import is_run
 
-    return "kineto" if not is_run(path) and traces_in(path) else "run"
+    if is_run(path):
+        return "run"
+    some = itertools.islice(files_in(path), _MOST_SNIFFED)
+    found = {_by_beginning(beginning_of(file)) for file in some} - {""}
+    kind = next((each for each in (*_OF_MANY, *sorted(found)) if each in found), "")
+    if not kind:
+        raise DamagedInput(path, f"neither a run nor a folder of {_FORMATS_IN_WORDS}")
+    return kind
 
 
-def _by_beginning(path: Path) -> str:
+def _of_file(path: Path) -> str:
+    beginning = beginning_of(path)
+    kind = _by_beginning(beginning)
+    if kind:
+        return kind
+    if not beginning:
+        raise DamagedInput(path, "the file is empty")
+    raise DamagedInput(path, f"none of the formats that are read: a run, {_FORMATS_IN_WORDS}")
+
+
+def _by_beginning(beginning: bytes) -> str:
+    recognised = _looks_like().items()
+    return next((kind for kind, looks_like in recognised if looks_like(beginning)), "")
+
+
+@cache
+def _looks_like() -> Mapping[str, Callable[[bytes], bool]]:
+    """Return by format what tells from a file's beginning; of two that do, the first is right."""
     from fullwire.sources import (  # here: a built-in workload needs none of it
+        chakra,
+        chrome,
+        flight_recorder,
         horovod,
         kineto,
+        nccl_log,
         nccl_tests,
         netx,
     )
 
-    with opened(path) as file:
-        beginning = file.read(4096)
-    if netx.looks_like(beginning):
-        return "netx"
-    if kineto.looks_like(beginning):
-        return "kineto"
-    if is_capture(beginning):
-        return "capture"
-    if nccl_tests.looks_like(beginning):
-        return "nccl-tests"
-    if horovod.looks_like(beginning):
-        return "horovod"
-    if not beginning:
-        raise DamagedInput(path, "the file is empty")
-    raise DamagedInput(
-        path, "none of the formats that are read: a run, a profiler trace, a Horovod timeline, "
-        "what nccl-tests print, a packet capture, or a netx backward log"
-    )  # fmt: skip
+    return {
+        "netx": _soon(netx.looks_like), "chrome": chrome.looks_like,
+        "kineto": _soon(kineto.looks_like), "capture": is_capture,
+        "horovod": _soon(horovod.looks_like),
+        "flight-recorder": flight_recorder.looks_like, "chakra": chakra.looks_like,
+        "nccl-tests": nccl_tests.looks_like, "nccl-log": nccl_log.looks_like,
+    }  # fmt: skip
+
+
+def _soon(looks_like: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
+    return lambda beginning: looks_like(beginning[:_SOON_BYTES])

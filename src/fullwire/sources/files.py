@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from fullwire.errors import UsageError
 from fullwire.units import shown
+
+_SNIFFED_BYTES = 128 * 1024
 
 
 def path_of(given: object, what: str) -> Path:
@@ -24,6 +26,31 @@ def path_of(given: object, what: str) -> Path:
 def name_of(path: str | Path) -> str:
     """Return a path as text that any file and any terminal can hold."""
     return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def files_in(directory: Path) -> Iterator[Path]:
+    """Go through the files of a directory and below, in order; links to elsewhere are followed."""
+    try:
+        found = sorted(directory.rglob("*"))
+        yield from (path for path in found if path.is_file())
+    except OSError as error:
+        raise UsageError(f"{directory}: cannot be read: {error.strerror or error}") from None
+
+
+def files_like(places: Sequence[Path], looks_like: Callable[[bytes], bool]) -> list[Path]:
+    """Return the files among places, and those in directories that look like what is wanted."""
+    return [
+        path
+        for place in places
+        for path in (files_in(place) if place.is_dir() else [place])
+        if path == place or looks_like(beginning_of(path))
+    ]
+
+
+def beginning_of(path: Path) -> bytes:
+    """Return what a file begins with, to find out what it is."""
+    with opened(path) as file:
+        return file.read(_SNIFFED_BYTES)
 
 
 @contextmanager

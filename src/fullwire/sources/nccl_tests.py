@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from fullwire.model.cost import bus_factor
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Collectives, Provenance, Run
 from fullwire.sources.files import name_of, opened
+from fullwire.sources.nccl_log import log_facts
 
 _LONGEST_LINE = 64 * 1024
 _MOST_LINES = 20_000_000
@@ -33,9 +34,13 @@ _LONGEST_US = 3.6e9
 _OF_NCCL = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] ")
 _RANK = re.compile(r"#\s+Rank\s+(\d{1,6})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+)")
 _PERF = re.compile(r"\b(\w+)_perf\b")
+_BEGINS_TABLE = re.compile(r"#\s+(?:nThread |Collective test starting)")
+# mpirun and srun put the rank before what it prints, even within a row.
+_TAGS = re.compile(r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^\d{1,6}:) ?")
 _OPS = {
     "allreduce": "allreduce", "allgather": "allgather", "reducescatter": "reducescatter",
     "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce", "sendrecv": "sendrecv",
+    "gather": "gather", "scatter": "scatter",
 }  # fmt: skip
 
 
@@ -80,61 +85,111 @@ def looks_like(beginning: bytes) -> bool:
 
 
 def read_table(path: Path) -> Table:
-    """Read the output of one of nccl-tests."""
-    columns, row, rows = list[str](), list[str](), list[Row]()
-    hosts: dict[int, str] = {}
-    op, has_end, broken = "", False, 0
+    """Read the table of a file; of several, that of all-reduces, or else the first."""
+    tables = read_tables(path)
+    return next((table for table in tables if table.op == "allreduce"), tables[0])
+
+
+def read_tables(path: Path) -> list[Table]:
+    """Read what one or more of nccl-tests printed into a file."""
+    tables, reading = list[Table](), _Reading()
     for line in _lines(path):
-        if line.startswith("#"):
-            columns = _columns(line) or columns
-            rank = _RANK.match(line)
-            if rank is not None and len(hosts) < _MOST_RANKS:
-                hosts[int(rank[1])] = rank[3].strip()
-            perf = _PERF.search(line)
-            op = op or (_op(perf[1]) if perf else "")
-            has_end = has_end or "Avg bus bandwidth" in line
-            continue
-        words = _OF_NCCL.split(line, maxsplit=1)[0].split()
-        if columns and _begins_row(words):
-            broken += not _keep(rows, row, columns)
-            row = words
-        elif row and len(row) < len(columns) + 8 and _are_numbers(words):
-            row += words
-    broken += not _keep(rows, row, columns)
-    if not rows:
+        said = _OF_NCCL.split(line, maxsplit=1)[0]
+        text = _TAGS.sub("", said)
+        if _BEGINS_TABLE.search(text) and reading.has_rows:
+            tables += reading.tables(path)
+            reading = _Reading(op=reading.mentioned)
+        reading.take(text)
+    tables += reading.tables(path)
+    if not tables:
         raise DamagedInput(path, "expected a table of nccl-tests, and no whole row is in it")
-    return Table(
-        op=op or _op(path.stem), workers=max(len(hosts), 1),
-        device=", ".join(sorted(set(hosts.values()))[:8]), rows=tuple(rows),
-        problems=tuple(f"{name_of(path)}: {each}" for each in _problems(broken, has_end)),
-    )  # fmt: skip
+    return tables
 
 
-def read_nccl_tests(path: Path) -> Run:
+class _Reading:
+    """One table, as far as it has come."""
+
+    def __init__(self, op: str = "") -> None:
+        self.mentioned = ""  # since the table's end: the next one's
+        self._op, self._has_end, self._broken = op, False, 0
+        self._columns, self._row, self._rows = list[str](), list[str](), list[Row]()
+        self._hosts: dict[int, str] = {}
+
+    @property
+    def has_rows(self) -> bool:
+        """Say whether any row has begun."""
+        return bool(self._row or self._rows)
+
+    def take(self, text: str) -> None:
+        """Take a line without what others wrote into it."""
+        if (perf := _PERF.search(text)) is not None and (op := _op(perf[1])):
+            self._op = self._op or op
+            self.mentioned = op if self._has_end else self.mentioned
+        if text.startswith("#"):
+            self._columns = _columns(text) or self._columns
+            rank = _RANK.match(text)
+            if rank is not None and len(self._hosts) < _MOST_RANKS:
+                self._hosts[int(rank[1])] = rank[3].strip()
+            self._has_end = self._has_end or "Avg bus bandwidth" in text
+            return
+        words = text.split()
+        if self._columns and _begins_row(words):
+            self._broken += not _keep(self._rows, self._row, self._columns)
+            self._row = words
+        elif self._row and len(self._row) < len(self._columns) + 8 and _are_numbers(words):
+            self._row += words
+
+    def tables(self, path: Path) -> Iterator[Table]:
+        """Return what was read, if any row is whole."""
+        self._broken += not _keep(self._rows, self._row, self._columns)
+        problems = _problems(self._broken, self._has_end)
+        if self._rows:
+            yield Table(
+                op=self._op or _op(path.stem), workers=max(len(self._hosts), 1),
+                device=", ".join(sorted(set(self._hosts.values()))[:8]), rows=tuple(self._rows),
+                problems=tuple(f"{name_of(path)}: {each}" for each in problems),
+            )  # fmt: skip
+
+
+def read_nccl_tests(paths: Sequence[Path]) -> Run:
     """Read the output of nccl-tests as a run: a collective for each size, one after another."""
-    table = read_table(path)
+    tables = [table for path in paths for table in read_tables(path)]
+    said, problems = log_facts(paths)
+    facts: dict[str, FactValue] = {
+        **said, "workers": max(table.workers for table in tables), "backend": "nccl",
+    }  # fmt: skip
+    devices = dict.fromkeys(table.device for table in tables if table.device)
+    if devices:
+        facts["device"] = ", ".join(devices).encode(errors="backslashreplace").decode()
+    begin_ns = 0
+    parts = []
+    for number, table in enumerate(tables):
+        parts.append(_collectives(table, number, begin_ns))
+        begin_ns = int(parts[-1].end_ns.max())
+    return Run(
+        provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths))),
+        facts=facts,
+        missing=(*(each for table in tables for each in table.problems), *problems),
+        collectives=Collectives.joined(parts),
+    )
+
+
+def _collectives(table: Table, number: int, begin_ns: int) -> Collectives:
+    """Return a table as collectives of all its ranks, from a moment on."""
     ranks, count = table.workers, len(table.rows)
     length_ns = np.array([round(row.time_us * 1e3) for row in table.rows], np.int64)
-    end_ns = np.cumsum(length_ns)
-    facts: dict[str, FactValue] = {"workers": ranks, "backend": "nccl"}
-    if table.device:
-        facts["device"] = table.device.encode(errors="backslashreplace").decode()
-    return Run(
-        provenance=Provenance(origin="imported", source=name_of(path)),
-        facts=facts,
-        missing=table.problems,
-        collectives=Collectives(
-            rank=np.repeat(np.arange(ranks), count),
-            step=np.full(ranks * count, -1),
-            sequence=np.tile(np.arange(count), ranks),
-            group=np.full(ranks * count, "nccl-tests", object),
-            op=np.full(ranks * count, table.op or "unknown", object),
-            dtype=np.array([row.dtype for row in table.rows] * ranks, object),
-            bytes=np.tile([row.bytes for row in table.rows], ranks),
-            issue_ns=np.tile(end_ns - length_ns, ranks),
-            start_ns=np.tile(end_ns - length_ns, ranks),
-            end_ns=np.tile(end_ns, ranks),
-        ),
+    end_ns = begin_ns + np.cumsum(length_ns)
+    return Collectives(
+        rank=np.repeat(np.arange(ranks), count),
+        step=np.full(ranks * count, -1),
+        sequence=np.tile(np.arange(count), ranks),
+        group=np.full(ranks * count, f"nccl-tests {number}", object),
+        op=np.full(ranks * count, table.op or "unknown", object),
+        dtype=np.array([row.dtype for row in table.rows] * ranks, object),
+        bytes=np.tile([row.bytes for row in table.rows], ranks),
+        issue_ns=np.tile(end_ns - length_ns, ranks),
+        start_ns=np.tile(end_ns - length_ns, ranks),
+        end_ns=np.tile(end_ns, ranks),
     )
 
 

@@ -18,7 +18,7 @@ from fullwire.analysis.usage import UsageOverTime, usage_over_time
 from fullwire.answers.explain import Explanation, RunLike, explain
 from fullwire.answers.explorer import Explorer, explorer
 from fullwire.answers.verification import verify
-from fullwire.errors import FullwireError
+from fullwire.errors import FullwireError, UsageError
 from fullwire.model.run import Run
 from fullwire.report.as_data import explanation_object, verification_object
 from fullwire.report.explanation import SHOWN_AS, blamed
@@ -45,6 +45,9 @@ def contents(
         explain(run, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
         for _, run in opened
     ]
+    for (name, _), each in zip(opened, found, strict=True):
+        if not each.step_s:
+            raise UsageError(f"{name}: it holds no times, so there is nothing to draw")
     return {
         "title": f"{opened[0][0]}: is the network the bottleneck?",
         "version": fullwire.__version__,

@@ -28,6 +28,7 @@ from fullwire.sources.kineto.clocks import Clocks, Ends, ends_of
 from fullwire.sources.kineto.rank import Outline, Tables, read_rank
 from fullwire.sources.kineto.recognise import asked_for
 from fullwire.sources.kineto.scan import scanned
+from fullwire.sources.nccl_log import with_logs
 from fullwire.store import Piece, RunWriter
 
 if TYPE_CHECKING:
@@ -41,10 +42,14 @@ _WORTH_A_POOL_BYTES = 16 * 2**20  # of files: less is read before a pool has sta
 
 def import_kineto(
     paths: Sequence[Path], place: str | Path, *, communication: str | None = None,
+    logs: Sequence[Path] = (),
     processes: int | None = None, replace: bool = False,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Path:  # fmt: skip
-    """Write the run of many ranks' traces; `told` hears how many of how many are read."""
+    """Write the run of many ranks' traces and NCCL's `logs`.
+
+    `told` hears how many of how many traces are read.
+    """
     asked_for(communication)  # refused before anything is read
     files = list(trace_files(paths))
     job = Job()
@@ -53,6 +58,7 @@ def import_kineto(
             waiting = _scan_all(job, files, communication, writer, readers, told)
             job.refuse_nothing(paths)
             run = job.outline(paths, _place_all(job, waiting, writer, readers))
+            run = with_logs(run, logs) if logs else run
         except OSError as error:
             raise writer.refusal(error) from None
         return writer.finish(run.provenance, run.facts, run.missing)

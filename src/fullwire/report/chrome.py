@@ -1,0 +1,158 @@
+"""A run as a Chrome trace, which Perfetto opens: a process for each rank, lanes as threads.
+
+One event a line, a few rows at a time, so memory does not grow with the run. Viewers want slices of
+a thread beside each other: what overlaps goes to another thread of its lane. Times are microseconds
+with three decimals, which are whole nanoseconds; with the facts at the end, `fullwire import` makes
+the same run of it (`sources/chrome.py`), but for samples and packets, which are left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import msgspec
+import numpy as np
+
+from fullwire.errors import UsageError
+from fullwire.model.run import Collectives, Gradients, Run, Spans, Table, Whole
+from fullwire.sources import read
+from fullwire.store import is_run, read_rows, read_run
+
+_ROWS = 50_000  # at a time
+_MOST_THREADS = 100  # of a lane; what overlaps more is drawn over each other
+_LANES = ("steps", "compute", "communication", "collectives", "gradients", "input", "host")
+_ENCODER = msgspec.json.Encoder()
+_Event: TypeAlias = "dict[str, object]"
+
+
+def export(run: Run | str | Path, output: str | Path) -> None:
+    """Write a run as a Chrome trace, for Perfetto; the file is there when it is whole."""
+    place = Path(output)
+    building = place.with_name(f".{place.name}.writing-{os.getpid()}")
+    try:
+        with building.open("wb") as file:
+            write_chrome(run, file)
+        building.replace(place)
+    except OSError as error:
+        raise UsageError(f"{place}: cannot be written: {error.strerror or error}") from None
+    finally:
+        building.unlink(missing_ok=True)
+
+
+def write_chrome(run: Run | str | Path, file: BinaryIO) -> None:
+    """Write a run as a Chrome trace into an open file."""
+    place = None if isinstance(run, Run) or not is_run(Path(run)) else Path(run)
+    described = read_run(place, only=()) if place else run if isinstance(run, Run) else read(run)
+    missing = list(described.missing)
+    file.write(b'{"fullwire": 1, "displayTimeUnit": "ms", "traceEvents": [')
+    gap = b"\n"
+    for event in _events(described, place, missing):
+        file.write(gap + _ENCODER.encode(event))
+        gap = b",\n"
+    about = {
+        "provenance": {name: getattr(described.provenance, name)
+                       for name in ("origin", "source", "basis")},
+        "facts": dict(described.facts), "missing": missing,
+    }  # fmt: skip
+    file.write(b'\n], "otherData": ' + _ENCODER.encode(about) + b"}\n")
+
+
+def _events(run: Run, place: Path | None, missing: list[str]) -> Iterator[_Event]:
+    """Go through all events; what of a stored run cannot be read is noted."""
+    threads = _Threads()
+    for name, table in run.tables():
+        if name in _EVENTS:
+            for rows in read_rows(place, name, missing) if place else _slices(table):
+                yield from _EVENTS[name](rows, threads)
+
+
+def _slices(table: Table) -> Iterator[Table]:
+    for first in range(0, len(table), _ROWS):
+        yield table.rows(np.arange(first, min(first + _ROWS, len(table))))
+
+
+class _Threads:
+    """Which threads there are, and until when each is taken."""
+
+    def __init__(self) -> None:
+        self._lanes = {lane: place for place, lane in enumerate(_LANES)}
+        self._taken_until_ns: dict[tuple[int, str], list[int]] = {}
+
+    def of(self, rank: int, lane: str, start_ns: int, end_ns: int) -> tuple[int, list[_Event]]:
+        """Return the first thread of a lane that is free by then, and, if it is new, its names."""
+        taken = self._taken_until_ns.setdefault((rank, lane), [])
+        place = next((n for n, until_ns in enumerate(taken) if until_ns <= start_ns), len(taken))
+        place = min(place, _MOST_THREADS - 1)
+        first = self._lanes.setdefault(lane, len(self._lanes)) * _MOST_THREADS
+        if place < len(taken):
+            taken[place] = max(taken[place], end_ns)
+            return first + place, []
+        taken.append(end_ns)
+        named = lane if place == 0 else f"{lane} {place + 1}"
+        return first + place, [
+            _naming("process_name", rank, 0, f"rank {rank}"),
+            _naming("thread_name", rank, first + place, named),
+        ]
+
+
+def _naming(what: str, rank: int, thread: int, name: str) -> _Event:
+    return {"ph": "M", "name": what, "pid": rank, "tid": thread, "args": {"name": name}}
+
+
+def _spans(table: Table, threads: _Threads) -> Iterator[_Event]:
+    assert isinstance(table, Spans)
+    for rank, step, lane, name, start_ns, end_ns in _in_order(table, table.start_ns):
+        shown_in = "steps" if (lane, name) == ("host", "step") else lane
+        thread, named = threads.of(rank, shown_in, start_ns, end_ns)
+        yield from named
+        yield {
+            "ph": "X", "cat": "span", "name": name, "pid": rank, "tid": thread,
+            "ts": _us(start_ns), "dur": _us(end_ns - start_ns),
+            "args": {"step": step, "lane": lane},
+        }  # fmt: skip
+
+
+def _collectives(table: Table, threads: _Threads) -> Iterator[_Event]:
+    assert isinstance(table, Collectives)
+    for rank, step, number, group, op, dtype, size, issue_ns, start_ns, end_ns in _in_order(
+        table, table.issue_ns
+    ):
+        thread, named = threads.of(rank, "collectives", issue_ns, end_ns)
+        yield from named
+        yield {
+            "ph": "X", "cat": "collective", "name": op, "pid": rank, "tid": thread,
+            "ts": _us(issue_ns), "dur": _us(end_ns - issue_ns),
+            "args": {"step": step, "sequence": number, "group": group, "dtype": dtype,
+                     "bytes": size, "queued_us": _us(start_ns - issue_ns)},
+        }  # fmt: skip
+
+
+def _gradients(table: Table, threads: _Threads) -> Iterator[_Event]:
+    assert isinstance(table, Gradients)
+    for rank, step, order, size, ready_ns in _in_order(table, table.ready_ns):
+        thread, named = threads.of(rank, "gradients", ready_ns, ready_ns)
+        yield from named
+        yield {
+            "ph": "i", "s": "t", "cat": "gradient", "name": "gradient", "pid": rank, "tid": thread,
+            "ts": _us(ready_ns), "args": {"step": step, "order": order, "bytes": size},
+        }  # fmt: skip
+
+
+_EVENTS: Mapping[str, Callable[[Table, _Threads], Iterator[_Event]]] = {
+    "spans": _spans, "gradients": _gradients, "collectives": _collectives,
+}  # fmt: skip
+
+
+def _in_order(table: Table, time_ns: Whole) -> Iterator[tuple[Any, ...]]:
+    """Go through rows by time, as values of Python."""
+    ordered = table.rows(np.argsort(time_ns, kind="stable"))
+    columns = [column.tolist() for column in ordered.columns().values()]
+    return zip(*columns, strict=True)
+
+
+def _us(time_ns: int) -> msgspec.Raw:
+    whole, rest = divmod(abs(time_ns), 1000)
+    return msgspec.Raw(f"{'-' if time_ns < 0 else ''}{whole}.{rest:03}".encode())

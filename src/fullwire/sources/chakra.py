@@ -1,0 +1,445 @@
+"""Chakra execution traces, one for each rank: protobuf (.et), its JSON, or PyTorch's own JSON.
+
+    .et                  messages behind their lengths: GlobalMetadata, then a Node each
+                         (mlcommons/chakra, schema/protobuf/et_def.proto, version 0.0.4)
+    its JSON             the same messages as JSON objects, one after another
+    PyTorch's observer   {"schema": "1.1.1-chakra.0.0.4", "nodes": [{"name": "c10d::allreduce_"}]}
+
+What a job does and what depends on what; when, only where whoever wrote it filled the times in. So
+collectives come in the order of the file, with their sizes; computation is taken where it has a
+beginning and a length. A collective without times stands at 0 and has no length, and that is said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fullwire.errors import DamagedInput
+from fullwire.model.facts import FactValue
+from fullwire.model.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans
+from fullwire.sources.files import name_of, opened
+from fullwire.sources.kineto.recognise import dtype_of, op_of
+from fullwire.sources.protobuf import BrokenMessageError, Field, fields, messages, signed
+
+_MOST_MESSAGE_BYTES = 64 * 2**20
+_MOST_NODES = 100_000_000
+_MOST_KEPT = 5_000_000  # collectives, or computations, of one rank
+_MOST_BYTES = 2**50
+_MOST_RANK = 100_000_000
+_LATEST_US = 2**53  # 285 years after zero
+_CHUNK = 2**20  # characters
+_LONGEST_OBJECT = 64 * 2**20
+_LONGEST_NAME = 200
+_SHOWN = 5
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})|[._-](\d{1,9})(?:\.et|\.json)", re.IGNORECASE)
+_NODES_LISTED = re.compile(r'\s*\{[^{}\[\]]*"nodes"\s*:\s*\[')
+_GAP = re.compile(r"[\s,]*")
+_TENSOR_OF = re.compile(r"Tensor\(([\w ]{1,40})\)")
+_TENSOR_FIELDS = 6  # id, storage, offset, elements, bytes of one, device
+_DEEPEST = 4  # lists of lists of tensors
+
+_CALL = "c10d::"
+
+_COMPUTES, _SENDS, _RECEIVES, _COLLECTIVE = 4, 5, 6, 7
+_TYPES: Mapping[str, int] = {
+    "COMP_NODE": _COMPUTES, "COMM_SEND_NODE": _SENDS, "COMM_RECV_NODE": _RECEIVES,
+    "COMM_COLL_NODE": _COLLECTIVE,
+}  # fmt: skip
+_OPS = (
+    "allreduce", "reduce", "allgather", "gather", "scatter", "broadcast", "alltoall",
+    "reducescatter", "reducescatter", "barrier",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Node:
+    """What one node says, in whichever form."""
+
+    name: str = ""
+    type: int = 0
+    start_us: int = 0
+    duration_us: int = 0
+    attributes: dict[str, int | str] = field(default_factory=dict)
+    arguments: tuple[int, str] = (-1, "")  # bytes and type of the largest, in PyTorch's form
+
+
+@dataclass(frozen=True, slots=True)
+class _Collective:
+    op: str
+    group: str
+    dtype: str
+    bytes: int
+    start_ns: int
+    duration_ns: int
+
+
+@dataclass(slots=True)
+class _Trace:
+    """What one file amounts to."""
+
+    collectives: list[_Collective] = field(default_factory=list)
+    calls: list[_Collective] = field(default_factory=list)  # of PyTorch's c10d, around them
+    computations: list[tuple[str, int, int]] = field(default_factory=list)
+    has_starts: bool = False
+    nodes: int = 0
+    world: int = 0
+    problem: str = ""
+
+
+def looks_like(beginning: bytes) -> bool:
+    """Say whether a file with this beginning is such a trace."""
+    text = beginning.lstrip()
+    if text[:1] == b"{":
+        keys = (b"-chakra.", b"COMM_COLL_NODE", b"COMP_NODE", b"METADATA_NODE")
+        is_metadata = re.match(rb'\{\s*"version"\s*:\s*"[^"]*"\s*\}\s*\{', text) is not None
+        return any(key in text for key in keys) or is_metadata
+    # GlobalMetadata begins with its version, after the length of both.
+    return re.match(rb"[\x05-\x7f]\x0a[\x03-\x14]\d+\.\d+", beginning) is not None
+
+
+def read_chakra(paths: Sequence[Path]) -> Run:
+    """Read the traces of a job's ranks."""
+    missing: list[str] = []
+    traces: dict[int, _Trace] = {}
+    for path in paths:
+        trace = _traced(path)
+        if trace.problem:
+            missing.append(f"{name_of(path)}: {trace.problem}")
+        named = _RANK_IN_NAME.search(path.name)
+        rank = int(named[1] or named[2]) if named else len(traces)
+        if rank in traces:
+            missing.append(f"{name_of(path)}: rank {rank} is there already, so this is left out")
+            continue
+        traces[rank] = trace
+    if not any(trace.collectives or trace.computations for trace in traces.values()):
+        raise DamagedInput(paths[0], missing[0].partition(": ")[2] if missing else
+                           "no collective and no timed computation is in this trace")  # fmt: skip
+    return _run(paths, dict(sorted(traces.items())), missing)
+
+
+def _run(paths: Sequence[Path], traces: Mapping[int, _Trace], missing: list[str]) -> Run:
+    world = max(max(traces) + 1, *(trace.world for trace in traces.values()))
+    if len(traces) < world:
+        missing.append(f"{len(traces)} of {world} ranks are here")
+    starts = [
+        *(each.start_ns for trace in traces.values() for each in trace.collectives
+          if each.duration_ns),
+        *(start_ns for trace in traces.values() for _, start_ns, _ in trace.computations),
+    ]  # fmt: skip
+    zero_ns = min(starts, default=0)
+    return Run(
+        provenance=Provenance(
+            origin="imported", source=", ".join(name_of(path) for path in paths[:_SHOWN])
+        ),
+        facts=_facts(world, traces),
+        missing=tuple(missing),
+        spans=Spans.joined([_spans(rank, trace, zero_ns) for rank, trace in traces.items()]),
+        collectives=Collectives.joined(
+            [_table(rank, trace, zero_ns) for rank, trace in traces.items()]
+        ),
+    )
+
+
+def _facts(world: int, traces: Mapping[int, _Trace]) -> dict[str, FactValue]:
+    facts: dict[str, FactValue] = {"workers": world}
+    collectives = sum(len(trace.collectives) for trace in traces.values())
+    timed = sum(bool(each.duration_ns) for trace in traces.values() for each in trace.collectives)
+    remarks = []
+    if timed < collectives:
+        remarks.append(
+            f"when {collectives - timed:,} of {collectives:,} collectives were, it does not hold: "
+            "they stand at its beginning, in its order"
+        )
+    if not any(trace.computations for trace in traces.values()):
+        remarks.append("no computation has times in it")
+    if remarks:
+        facts["remarks"] = "; ".join(remarks)
+    return facts
+
+
+def _table(rank: int, trace: _Trace, zero_ns: int) -> Collectives:
+    rows = trace.collectives
+    counted = Counter[tuple[str, str]]()
+    sequence = []
+    for each in rows:
+        sequence.append(counted[each.group, each.op])
+        counted[each.group, each.op] += 1
+    start_ns = np.array(
+        [each.start_ns - zero_ns if each.duration_ns else 0 for each in rows], np.int64
+    )
+    return Collectives(
+        rank=np.full(len(rows), rank), step=np.full(len(rows), -1),
+        sequence=np.array(sequence, np.int64),
+        group=np.array([each.group for each in rows], object),
+        op=np.array([each.op for each in rows], object),
+        dtype=np.array([each.dtype for each in rows], object),
+        bytes=np.array([each.bytes for each in rows], np.int64),
+        issue_ns=start_ns, start_ns=start_ns,
+        end_ns=start_ns + np.array([each.duration_ns for each in rows], np.int64),
+    )  # fmt: skip
+
+
+def _spans(rank: int, trace: _Trace, zero_ns: int) -> Spans:
+    rows = trace.computations
+    start_ns = np.array([start for _, start, _ in rows], np.int64) - zero_ns
+    return Spans(
+        rank=np.full(len(rows), rank), step=np.full(len(rows), -1),
+        lane=np.full(len(rows), "compute", object),
+        name=np.array([name for name, _, _ in rows], object), start_ns=start_ns,
+        end_ns=start_ns + np.array([length for _, _, length in rows], np.int64),
+    )  # fmt: skip
+
+
+def _traced(path: Path) -> _Trace:
+    trace = _Trace()
+    with opened(path) as file:
+        is_text = file.read(1) == b"{"
+        file.seek(0)
+        try:
+            for node in _of_json(file) if is_text else _of_protobuf(file):
+                trace.nodes += 1
+                if trace.nodes > _MOST_NODES:
+                    trace.problem = f"more than {_MOST_NODES:,} nodes; those before are read"
+                    break
+                _take(trace, node)
+        except BrokenMessageError as error:
+            if not trace.nodes:
+                raise DamagedInput(path, f"not a Chakra trace: {error}") from None
+            trace.problem = f"damaged or cut ({error}); the {trace.nodes:,} nodes before are read"
+    trace.collectives = trace.collectives or trace.calls
+    if not trace.has_starts:  # lengths without beginnings tell nothing of what runs beside what
+        trace.computations.clear()
+        trace.collectives = [replace(each, duration_ns=0) for each in trace.collectives]
+    return trace
+
+
+def _take(trace: _Trace, node: _Node) -> None:
+    start_us, duration_us = node.start_us, node.duration_us
+    if not (0 <= start_us <= _LATEST_US and 0 <= duration_us <= _LATEST_US):
+        start_us = duration_us = 0
+    trace.has_starts |= start_us > 0
+    if node.type == _COMPUTES:
+        is_on_device = node.attributes.get("is_cpu_op", 0) == 0
+        if duration_us and is_on_device and len(trace.computations) < _MOST_KEPT:
+            trace.computations.append(
+                (_storable(node.name) or "computation", start_us * 1000, duration_us * 1000)
+            )
+    elif node.type in (_SENDS, _RECEIVES, _COLLECTIVE) and len(trace.collectives) < _MOST_KEPT:
+        size, dtype = _size(node)
+        size_of_group = node.attributes.get("group_size", 0)
+        if isinstance(size_of_group, int) and 0 < size_of_group <= _MOST_RANK:
+            trace.world = max(trace.world, size_of_group)
+        into = trace.calls if node.name.startswith(_CALL) else trace.collectives
+        into.append(_Collective(
+            op=_op(node), group=_group(node), dtype=dtype, bytes=size, start_ns=start_us * 1000,
+            duration_ns=duration_us * 1000,
+        ))  # fmt: skip
+
+
+def _op(node: _Node) -> str:
+    if node.type != _COLLECTIVE:
+        return "sendrecv"
+    told = node.attributes.get("comm_type")
+    if isinstance(told, int) and 0 <= told < len(_OPS):
+        return _OPS[told]
+    named = str(node.attributes.get("collective_name", "")) or str(told or "") or node.name
+    return op_of(named.removesuffix("_")) or _storable(named) or "unknown"
+
+
+def _group(node: _Node) -> str:
+    told = node.attributes.get("pg_name", node.attributes.get("comm_group", ""))
+    group = f"group {told}" if told != "" else "default_pg"
+    sender, receiver = node.attributes.get("comm_src"), node.attributes.get("comm_dst")
+    if node.type != _COLLECTIVE and sender is not None and receiver is not None:
+        group += f" {sender}>{receiver}"
+    return _storable(group)
+
+
+def _size(node: _Node) -> tuple[int, str]:
+    """Return the bytes of the larger side; 0 and unknown where they are not told."""
+    told = node.attributes.get("comm_size")
+    if _op(node) == "barrier":
+        return 0, ""
+    if isinstance(told, int) and 0 <= told <= _MOST_BYTES:
+        return told, ""
+    dtype, item_bytes = dtype_of(str(node.attributes.get("dtype", "")))
+    elements = [node.attributes.get(f"{side}_msg_nelems") for side in ("in", "out")]
+    known = [each for each in elements if isinstance(each, int) and each >= 0]
+    if item_bytes and known and max(known) * item_bytes <= _MOST_BYTES:
+        return max(known) * item_bytes, dtype
+    size, named = node.arguments
+    if 0 <= size <= _MOST_BYTES:
+        return size, named
+    return 0, SIZE_UNKNOWN
+
+
+def _of_protobuf(file: BinaryIO) -> Iterator[_Node]:
+    for number, message in enumerate(messages(file, _MOST_MESSAGE_BYTES)):
+        if number:  # the first is GlobalMetadata
+            yield _node(message)
+
+
+def _node(message: bytes) -> _Node:
+    node = _Node()
+    for number, value in fields(message):
+        if number == 2 and isinstance(value, bytes):
+            node.name = value[:_LONGEST_NAME].decode(errors="replace")
+        elif number == 3 and isinstance(value, int):
+            node.type = value
+        elif number == 6 and isinstance(value, int):
+            node.start_us = value
+        elif number == 7 and isinstance(value, int):
+            node.duration_us = value
+        elif number == 10 and isinstance(value, bytes):
+            name, told = _attribute(value)
+            if name and told is not None:
+                node.attributes[name] = told
+    return node
+
+
+# Numbers of AttributeProto's fields: those that are as they were written, and text.
+_AS_WRITTEN = (7, 9, 11, 13, 19, 21, 23, 25, 27)
+_ZIGZAG = (15, 17)
+_TEXT = 29
+
+
+def _attribute(message: bytes) -> tuple[str, int | str | None]:
+    name, told = "", None
+    for number, value in fields(message):
+        told = _value(number, value) if number > 2 else told
+        if number == 1 and isinstance(value, bytes):
+            name = value[:_LONGEST_NAME].decode(errors="replace")
+    return name, told
+
+
+def _value(number: int, value: Field) -> int | str | None:
+    if number == _TEXT and isinstance(value, bytes):
+        return value[:_LONGEST_NAME].decode(errors="replace")
+    if number in _AS_WRITTEN and isinstance(value, int):
+        return signed(value)
+    if number in _ZIGZAG and isinstance(value, int):
+        return (value >> 1) ^ -(value & 1)
+    return None
+
+
+def _of_json(file: BinaryIO) -> Iterator[_Node]:
+    """Go through the nodes of either JSON form, holding one at a time."""
+    for given in _objects(file):
+        if "name" not in given and "type" not in given:
+            continue  # the metadata
+        yield _json_node(given)
+
+
+def _objects(file: BinaryIO) -> Iterator[dict[str, Any]]:
+    """Go through JSON objects that follow each other, or are listed as "nodes"."""
+    decoder, text, place, is_first = json.JSONDecoder(), "", 0, True
+    while True:
+        chunk = file.read(_CHUNK)
+        text, place = text[place:] + chunk.decode(errors="replace"), 0
+        if is_first and (listed := _NODES_LISTED.match(text)) is not None:
+            place = listed.end()
+        is_first = False
+        place = _after_gap(text, place)
+        while text[place : place + 1] == "{":
+            try:
+                found, end = decoder.raw_decode(text, place)
+            except (ValueError, RecursionError):
+                break
+            place = _after_gap(text, end)
+            yield found
+        if not chunk:
+            break
+        if len(text) - place > _LONGEST_OBJECT:
+            raise BrokenMessageError(f"an object of more than {_LONGEST_OBJECT:,} characters")
+        if text[place : place + 1] not in ("", "{"):
+            return  # the end of the list of nodes
+    if text[place : place + 1] == "{":
+        raise BrokenMessageError("it ends within an object")
+
+
+def _after_gap(text: str, place: int) -> int:
+    gap = _GAP.match(text, place)
+    return place if gap is None else gap.end()
+
+
+def _json_node(given: Mapping[str, Any]) -> _Node:
+    told = given.get("type")
+    node = _Node(name=str(given.get("name", ""))[:_LONGEST_NAME])
+    node.start_us = _whole(given.get("startTimeMicros", given.get("start_time_micros")))
+    node.duration_us = _whole(given.get("durationMicros", given.get("duration_micros")))
+    listed = given.get("attr", given.get("attrs"))
+    for each in listed if isinstance(listed, list) else []:
+        if isinstance(each, dict) and isinstance(each.get("name"), str):
+            value = _json_value(each)
+            if value is not None:
+                node.attributes[each["name"][:_LONGEST_NAME]] = value
+    node.type = _TYPES.get(told, 0) if isinstance(told, str) else _type_of(node)
+    if "inputs" in given and told is None:
+        node.arguments = _arguments(given["inputs"])
+    return node
+
+
+def _type_of(node: _Node) -> int:
+    """Return what a node of PyTorch's form is; of nested names of one collective, one counts."""
+    if node.name == "record_param_comms":
+        is_named = node.attributes.get("collective_name", "") not in ("", "wait", "init")
+        return _COLLECTIVE if is_named else 0
+    if node.name.startswith(_CALL):
+        plain = node.name.removeprefix(_CALL)
+        if plain.startswith(("send", "recv")):
+            return _SENDS
+        return _COLLECTIVE if op_of(plain.removesuffix("_")) else 0
+    return 0
+
+
+def _json_value(given: Mapping[str, Any]) -> int | str | None:
+    for key, value in given.items():
+        if key in ("name", "type", "docString", "doc_string"):
+            continue
+        if isinstance(value, bool | int):
+            return int(value)
+        if isinstance(value, str):
+            is_number = "str" not in key.lower() and re.fullmatch(r"-?\d{1,18}", value)
+            return int(value) if is_number else value[:_LONGEST_NAME]
+    return None
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _arguments(inputs: object) -> tuple[int, str]:
+    """Return the bytes of the largest argument, with its type, in PyTorch's form."""
+    if not isinstance(inputs, dict):
+        return -1, ""
+    values, types = inputs.get("values"), inputs.get("types")
+    if not isinstance(values, list) or not isinstance(types, list):
+        return -1, ""
+    found = [(_tensor_bytes(value, 0), kind) for value, kind in zip(values, types, strict=False)]
+    size, kind = max(found, default=(0, ""), key=lambda each: each[0])
+    named = _TENSOR_OF.search(kind) if isinstance(kind, str) else None
+    return (size, dtype_of(named[1])[0]) if size and named else (-1, "")
+
+
+def _tensor_bytes(value: object, depth: int) -> int:
+    if not isinstance(value, list) or depth > _DEEPEST:
+        return 0
+    if len(value) >= _TENSOR_FIELDS and isinstance(value[-1], str):
+        elements, item_bytes = value[3:5]
+        is_told = isinstance(elements, int) and isinstance(item_bytes, int)
+        return elements * item_bytes if is_told and elements > 0 < item_bytes else 0
+    return sum(_tensor_bytes(each, depth + 1) for each in value)
+
+
+def _storable(text: str) -> str:
+    return text[:_LONGEST_NAME].encode(errors="backslashreplace").decode()

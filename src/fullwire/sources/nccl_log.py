@@ -1,0 +1,319 @@
+"""What NCCL and RCCL say with NCCL_DEBUG=INFO: which network, how many channels, and why.
+
+    host:pid:thread [device] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
+    host:pid:thread [device] NCCL INFO Using network IB                     not before 2.5
+    host:pid:thread [device] NCCL INFO Channel 00/24 :    0   1             its ring, from rank 0
+    host:pid:thread [device] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] ...
+    host:pid:thread [device] NCCL INFO 24 coll channels, ...                not before 2.8
+    host:pid:thread [device] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/direct pointer
+    host:pid:thread [device] NCCL INFO comm 0x55 rank 0 nranks 2 ... - Init COMPLETE
+
+Launchers put their own words before a line, and ranks write into each other's. So a message is what
+follows such a beginning, wherever it stands; a number counts only if what follows it is there too,
+since lines may be cut. Of several communicators the largest is the job's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fullwire.errors import DamagedInput
+from fullwire.model.facts import FactValue
+from fullwire.model.run import Provenance, Run
+from fullwire.sources.files import files_like, name_of, opened
+
+_LONGEST_LINE = 64 * 1024
+_MOST_KEPT = 10_000  # names, rings or paths of a kind: real logs have fewer by far
+_MOST_UNDER_WAY = 100_000  # communicators at a time, one for each rank
+_MOST_RANKS = 10_000_000
+_SHOWN = 8  # of a kind, in a fact
+_LONGEST_WORDS = 200
+
+# A hostile line must not take long, so nothing here looks for an end that may be far away.
+_MESSAGE = re.compile(
+    r":(\d{1,10}):(\d{1,10}) \[-?\d{1,5}\] (?:\S{1,80} ){0,2}?NCCL (INFO|WARN) ", re.ASCII
+)
+_LONGEST_HOST = 255
+_PLAIN = "NCCL INFO "
+_VERSION = re.compile(r"\b([NR]CCL) version\s*:?\s*(\d{1,3}\.\d{1,3}[\w.+-]*)", re.ASCII)
+_NETWORK = re.compile(r"Using network (\S.{0,60})")
+_USING = re.compile(r"NET/(IB|Socket|OFI) ?: Using (.*)")
+_ADAPTER = re.compile(r"\[\d{1,4}\]\s?([^\s:]{1,64}:\d{1,4}/\w{1,16})")
+_INTERFACE = re.compile(r"\[\d{1,4}\]\s?([\w.-]{1,64}):")
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+).*?(?:found (\d+) nics)")
+_PLUGIN = re.compile(r"(?:NET/Plugin ?: )?(?:P2P plugin|Loaded net plugin) (\S.{0,60})")
+_SETTING = re.compile(r"\b((?:NCCL|RCCL)_[A-Z0-9_]+) set by environment to (\S.*)")
+_COLL_CHANNELS = re.compile(r"\b(\d{1,4}) coll channels, ")
+_RING = re.compile(r"Channel (\d{1,4})(?:/(\d{1,4}))? :((?: +\d{1,8})+)\s*$")
+_TREES = re.compile(r"Trees (?=\[0\] )(.*)")
+_TREE = re.compile(r"\[(\d{1,4})\] (\S*->\S*)")
+_PATH = re.compile(
+    r"(?:Channel|Ring) \d{1,4}(?:/\d{1,4})? : \d+(?:\[\w+\])? -> \d+(?:\[\w+\])? "
+    r"(?:\[(?:send|receive)\] )?via (\S.*)"
+)
+_RANK = re.compile(r"\brank (\d{1,8}) n[rR]anks (\d{1,8}) ")
+_NODES = re.compile(r"\bnNodes (\d{1,8}) ")
+_CALLS = (
+    "AllReduce: ", "AllGather: ", "ReduceScatter: ", "Broadcast: ", "Reduce: ", "Send: ", "Recv: ",
+)  # fmt: skip
+_OF_A_COMMUNICATOR = re.compile(
+    r"Channel |Trees |comm |ncclComm|=== System|Pattern 4|\d+ coll channels, "
+)
+_SYSTEM = re.compile(r"=== System : max(?:Bw|Width|Speed) (\d{1,6}(?:\.\d{1,6})?) total")
+_RINGS_SEARCHED = re.compile(
+    r"Pattern 4, crossNic \d+, nChannels (\d{1,4}), (?:bw|speed) (\d{1,6}\.\d{1,6})/.*, type (\w+)/"
+)
+_SEEN_FROM = re.compile(r"((?:GPU|NIC|NET)/\S+) :")
+_SEEN = re.compile(r"(GPU/[\w-]{1,32}) \(\d+/(\d{1,6}\.\d{1,6})/(?:NVL|NVB)\)")
+
+
+def looks_like(beginning: bytes) -> bool:
+    """Say whether a file with this beginning holds such lines."""
+    return re.search(rb"(?:^|\s)NCCL INFO [\x20-\x7e]", beginning) is not None
+
+
+def logs_in(places: Sequence[Path]) -> list[Path]:
+    """Return the files among places, and those in directories that are such logs."""
+    return files_like(places, looks_like)
+
+
+def read_nccl_logs(paths: Sequence[Path]) -> Run:
+    """Read what the ranks of a job wrote, into one file or many, as the facts of a run."""
+    facts, missing = log_facts(paths)
+    if not facts:
+        raise DamagedInput(paths[0], "expected lines of NCCL_DEBUG=INFO, and none is whole")
+    return Run(
+        provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths[:_SHOWN]))),
+        facts={**facts, "remarks": "NCCL's log says how a job was set up, not how it ran"},
+        missing=missing,
+    )
+
+
+def with_logs(run: Run, paths: Sequence[Path]) -> Run:
+    """Add to the run of a job what its logs say; what the run knows itself stays."""
+    facts, missing = log_facts(paths)
+    return replace(run, facts={**facts, **run.facts}, missing=(*run.missing, *missing))
+
+
+def log_facts(paths: Iterable[Path]) -> tuple[dict[str, FactValue], tuple[str, ...]]:
+    """Return what logs say, and what is wrong with them."""
+    log = _Log()
+    for path in paths:
+        with opened(path) as file:
+            while line := file.readline(_LONGEST_LINE):
+                log.take(line.decode(errors="replace"))
+    return log.facts(), tuple(log.problems())
+
+
+@dataclass(slots=True)
+class _Communicator:
+    """What one rank says of one communicator, while it is being set up."""
+
+    ranks: int = 0
+    nodes: int = 0
+    channels: int = 0
+    trees: int = 0
+    rings: dict[int, str] = field(default_factory=dict)
+    reach_gb_s: float = 0.0  # the widest path of a device
+    layout_gb_s: float = 0.0  # what all rings together were laid out for
+    ring_type: str = ""  # NVL where rings stay on NVLink
+
+
+class _Log:
+    """Gathers what messages say."""
+
+    def __init__(self) -> None:
+        self._versions: Counter[str] = Counter()
+        self._networks: Counter[str] = Counter()
+        self._adapters: Counter[str] = Counter()
+        self._plugins: Counter[str] = Counter()
+        self._interfaces: Counter[str] = Counter()
+        self._settings: Counter[str] = Counter()
+        self._paths: Counter[str] = Counter()
+        self._said: Counter[str] = Counter()
+        self._hosts: Counter[str] = Counter()
+        self._links: dict[tuple[str, str], float] = {}
+        self._under_way: dict[tuple[str, str, str], _Communicator] = {}
+        self._largest = _Communicator()
+        self._sockets_of_libfabric = ""  # which of its providers that send by TCP was chosen
+
+    def take(self, line: str) -> None:
+        """Take a line, which may hold several messages, or none."""
+        if "CCL" not in line:
+            return
+        version = _VERSION.search(line)
+        if version is not None:
+            _count(self._versions, f"{version[1]} {version[2]}")
+        found = [(self._host(each), each) for each in _MESSAGE.finditer(line)]
+        place = line.find(_PLAIN) if not found else -1
+        if place >= 0:  # without its beginning, as some collectors of logs leave it
+            self._take(line[place + len(_PLAIN) :].rstrip("\r\n"), ("", "", ""))
+        begins = [each.start() - len(host) for host, each in found] + [len(line)]
+        for (host, each), end in zip(found, begins[1:], strict=True):
+            text = line[each.end() : end].rstrip("\r\n")
+            if each[3] == "WARN":
+                _count(self._said, _words(text))
+                continue
+            _count(self._hosts, host)
+            self._take(text, (host, each[1], each[2]))
+
+    def _host(self, message: re.Match[str]) -> str:
+        """Return the host of a message, without words that stand right before it."""
+        before = message.string[max(message.start() - _LONGEST_HOST, 0) : message.start()]
+        name = before[max(before.rfind(gap) for gap in " \t:") + 1 :]
+        if len(name) == message.start() or name in self._hosts:
+            return name
+        return max((host for host in self._hosts if name.endswith(host)), key=len, default=name)
+
+    def _take(self, text: str, thread: tuple[str, str, str]) -> None:
+        if text.startswith(_CALLS):  # by far the most, and they tell nothing of the set-up
+            return
+        self._network(text)
+        path = _PATH.match(text)
+        if path is not None:
+            _count(self._paths, _words(path[1].partition(" comm ")[0].rstrip()))
+        elif (seen_from := _SEEN_FROM.match(text)) is not None:
+            for device, gb_s in _SEEN.findall(text):
+                if len(self._links) < _MOST_KEPT:
+                    self._links[seen_from[1], device] = float(gb_s)
+        elif _OF_A_COMMUNICATOR.match(text) and "Destroy" not in text and "Abort" not in text:
+            self._communicator(text, thread)
+
+    def _network(self, text: str) -> None:
+        if (network := _NETWORK.match(text)) is not None:
+            _count(self._networks, _words(network[1].rstrip()))
+        elif (setting := _SETTING.match(text)) is not None:
+            _count(self._settings, _words(f"{setting[1]}={setting[2].rstrip(' .')}"))
+        elif (provider := _PROVIDER.match(text)) is not None:
+            if provider[1] in ("tcp", "sockets"):
+                self._sockets_of_libfabric = provider[1]
+            else:
+                _count(self._adapters, f"{provider[1]} x{provider[2]}")
+        elif (plugin := _PLUGIN.match(text)) is not None:
+            _count(self._plugins, _words(plugin[1]))
+        elif (using := _USING.match(text)) is not None:
+            is_socket = using[1] == "Socket"
+            found = (_INTERFACE if is_socket else _ADAPTER).findall(using[2].partition(";")[0])
+            for name in found[:_SHOWN]:
+                _count(self._interfaces if is_socket else self._adapters, _words(name))
+        elif "No device found" in text or "libibverbs" in text or "Direct RDMA Disabled" in text:
+            _count(self._said, _words(text))
+
+    def _communicator(self, text: str, thread: tuple[str, str, str]) -> None:
+        if thread not in self._under_way and len(self._under_way) >= _MOST_UNDER_WAY:
+            return
+        each = self._under_way.setdefault(thread, _Communicator())
+        if (rank := _RANK.search(text)) is not None and int(rank[2]) <= _MOST_RANKS:
+            each.ranks = int(rank[2])
+            nodes = _NODES.search(text)
+            each.nodes = int(nodes[1]) if nodes is not None else each.nodes
+        if (told := _COLL_CHANNELS.match(text)) is not None:
+            each.channels = int(told[1])
+        elif (ring := _RING.match(text)) is not None:
+            if len(each.rings) < _MOST_KEPT:
+                each.rings[int(ring[1])] = " ".join(ring[3].split())
+            each.channels = max(each.channels, int(ring[2] or 0))
+        elif (trees := _TREES.match(text)) is not None:
+            each.trees = len(_TREE.findall(trees[1]))
+        elif (system := _SYSTEM.match(text)) is not None:
+            each.reach_gb_s = float(system[1])
+        elif (rings := _RINGS_SEARCHED.match(text)) is not None:
+            each.layout_gb_s = int(rings[1]) * float(rings[2])
+            each.ring_type = rings[3]
+        if "Init COMPLETE" in text:
+            self._finish(self._under_way.pop(thread))
+
+    def _finish(self, each: _Communicator) -> None:
+        """Keep what is known of the largest communicator, on the rank with the fewest channels."""
+        best = self._largest
+        each.channels = each.channels or len(each.rings) or each.trees
+        if each.ranks > best.ranks:
+            self._largest = each
+        elif each.ranks == best.ranks:
+            known = [count for count in (each.channels, best.channels) if count]
+            best.channels = min(known, default=0)
+            best.nodes = max(best.nodes, each.nodes)
+            best.trees = best.trees or each.trees
+            best.rings = best.rings or each.rings
+            best.reach_gb_s = max(best.reach_gb_s, each.reach_gb_s)
+            if each.layout_gb_s and each.layout_gb_s <= (best.layout_gb_s or each.layout_gb_s):
+                best.layout_gb_s, best.ring_type = each.layout_gb_s, each.ring_type
+
+    def problems(self) -> Iterator[str]:
+        """Say what is missing from the logs."""
+        cut = sum(1 for each in self._under_way.values() if each.ranks or each.channels)
+        if cut:
+            yield f"NCCL's log ends while {cut} of its communicators were being set up"
+
+    def facts(self) -> dict[str, FactValue]:
+        """Return all that is known; nothing where no message was whole."""
+        for each in self._under_way.values():  # of a log that was cut, what it says all the same
+            if each.ranks or each.channels:
+                self._finish(replace(each, rings=dict(each.rings)))
+        largest = self._largest
+        facts: dict[str, FactValue] = {
+            "nccl_version": _listed(self._versions), "nccl_network": self._network_used(),
+            "nccl_adapters": _listed(self._adapters), "nccl_interfaces": _listed(self._interfaces),
+            "nccl_settings": _listed(self._settings), "nccl_paths": _counted(self._paths),
+            "nccl_said": _counted(self._said), "nccl_uneven_links": self._uneven_links(),
+            "nccl_rings": _rings(largest.rings), "nccl_trees": largest.trees,
+            "nccl_channels": largest.channels, "workers": largest.ranks,
+            "nccl_nodes": largest.nodes or (len(self._hosts) if len(self._hosts) > 1 else 0),
+            "nccl_reach_bps": largest.reach_gb_s * 8e9,
+            "nccl_layout_bps": largest.layout_gb_s * 8e9, "nccl_ring_type": largest.ring_type,
+            "nccl_plugins": _listed(self._plugins),
+        }  # fmt: skip
+        return {name: value for name, value in facts.items() if value}
+
+    def _network_used(self) -> str:
+        """Name the network: as it is said, else as paths show it, else what was found first."""
+        if self._sockets_of_libfabric and all("Libfabric" in each for each in self._networks):
+            return f"Socket (libfabric's {self._sockets_of_libfabric})"
+        if self._networks:
+            return _listed(self._networks)
+        used = Counter[str]()
+        for path, count in self._paths.items():
+            if path.startswith("NET/"):
+                used[path.split("/")[1]] += count
+        if used:
+            return _listed(used)
+        return "IB" if self._adapters else "Socket" if self._interfaces else ""
+
+    def _uneven_links(self) -> str:
+        """Name pairs of devices whose link has less in one direction than in the other."""
+        uneven = [
+            f"{one} to {other} {gb_s:g} GB/s, back {back:g} GB/s"
+            for (one, other), gb_s in self._links.items()
+            if (back := self._links.get((other, one), gb_s)) > gb_s
+        ]
+        return "; ".join(uneven[:_SHOWN])
+
+
+def _count(counter: Counter[str], name: str) -> None:
+    if name and (name in counter or len(counter) < _MOST_KEPT):
+        counter[name] += 1
+
+
+def _words(text: str) -> str:
+    """Return text as facts hold it: short, without what takes part in lists, and storable."""
+    plain = " ".join(text.replace(",", " ").replace(";", " ").split())
+    return plain[:_LONGEST_WORDS].encode(errors="backslashreplace").decode()
+
+
+def _listed(counter: Mapping[str, int]) -> str:
+    """List the most frequent, in the order in which they were first seen."""
+    most = sorted(counter, key=lambda name: -counter[name])[:_SHOWN]
+    return ", ".join(name for name in counter if name in most)
+
+
+def _counted(counter: Counter[str]) -> str:
+    return ", ".join(f"{count:,} x {name}" for name, count in counter.most_common(_SHOWN))
+
+
+def _rings(rings: Mapping[int, str]) -> str:
+    """Return the orders in which rings go through the ranks, with how many go so."""
+    return _counted(Counter(order[:_LONGEST_WORDS] for order in rings.values()))

@@ -1,0 +1,180 @@
+"""Damage what other tools write, a hundred thousand times a reader: a run, or one line of refusal.
+
+    python -m validation.fuzz_formats [--cases 100000] [--reader chakra] [--seed 1]
+
+Each case changes a small whole input: bytes are flipped, cut, doubled, or replaced by words that
+mean something to the format. Whatever is neither a run nor a FullwireError is printed with the
+command that repeats it, and ends the script with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import pickle
+import random
+import resource
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullwire import explain
+from fullwire.errors import FullwireError
+from fullwire.report.chrome import write_chrome
+from fullwire.sources import read
+from tests.builders import a_run
+from tests.test_chakra import COLLECTIVE, COMPUTES, a_node, attribute, text, varint
+from tests.test_flight_recorder import a_dump, an_entry
+
+_NUMBERS = (b"0", b"-1", b"9" * 20, b"9" * 400, b"1e999", b"NaN", b"2147483648", b"null")
+_EXPLAINED = 0.05  # of the cases that are read are explained, too
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A format with whole inputs to damage, and words that mean something to it."""
+
+    format: str
+    inputs: Sequence[bytes]
+    words: Sequence[bytes]
+
+
+def readers() -> Mapping[str, Reader]:
+    """Return what is damaged, by name."""
+    log = (
+        b"NCCL version 2.27.7+cuda13.0\n"
+        b"a:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.3<0>\n"
+        b"a:1:2 [0] NCCL INFO Using network Socket\n"
+        b"a:1:2 [0] NCCL INFO === System : maxBw 240.0 totalBw 240.0 ===\n"
+        b"a:1:2 [0] NCCL INFO GPU/0-1 :GPU/0-1 (0/5000.0/LOC) GPU/0-2 (1/20.0/NVL)\n"
+        b"a:1:2 [0] NCCL INFO Pattern 4, crossNic 0, nChannels 1, bw 20.0/20.0, type NVL/PIX\n"
+        b"a:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0 MNNVL 0\n"
+        b"a:1:2 [0] NCCL INFO Channel 00/02 :    0   1\n"
+        b"a:1:2 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1\n"
+        b"a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via NET/IB/0/GDRDMA\n"
+        b"a:1:2 [0] NCCL INFO 2 coll channels, 2 collnet channels, 0 nvls channels\n"
+        b"a:1:2 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 busId 17000 - Init COMPLETE\n"
+    )
+    table = (
+        b"# nThread 1 nGpus 2 minBytes 8 maxBytes 2048\n"
+        b"#  Rank  0 Group  0 Pid  64904 on  mew0 device  0 [0000:17:00] NVIDIA A100\n"
+        b"#       size   count   type   redop    root     time   algbw   busbw #wrong     time\n"
+        b"           8       2   float     sum      -1     9.41  0.00  0.00      0    9.33  0 0\n"
+        b"a:1:2 [0] NCCL INFO Using network IB\n"
+        b"        1024     256   float     sum      -1    10.52  0.10  0.10      0   10.33  0 0\n"
+        b"# Avg bus bandwidth    : 0.05\n"
+    )
+    dump = a_dump(an_entry(1), an_entry(2, duration_ms=1.5), an_entry(3, state="started"))
+    parts = (
+        text(1, "0.0.4"),
+        a_node(1, COMPUTES, attribute("is_cpu_op", 0), start_us=5, length_us=70),
+        a_node(2, COLLECTIVE, attribute("comm_type", 0), attribute("comm_size", 1 << 20)),
+        a_node(3, COLLECTIVE, attribute("comm_type", 2), attribute("pg_name", "3"), start_us=90),
+    )
+    objects = [
+        {"version": "0.0.4"},
+        {"id": "1", "name": "x", "type": "COMM_COLL_NODE", "startTimeMicros": "5",
+         "durationMicros": "7", "attr": [{"name": "comm_size", "int64Val": "4096"}]},
+    ]  # fmt: skip
+    observed = {"schema": "1.1.1-chakra.0.0.4", "nodes": [
+        {"id": 3, "name": "c10d::allreduce_", "attrs": [{"name": "pg_name", "value": "0"}],
+         "inputs": {"values": [[[1, 2, 0, 2080, 4, "cpu"]]], "types": ["Tensor(float)"]}},
+    ]}  # fmt: skip
+    trace = io.BytesIO()
+    write_chrome(a_run(), trace)
+    return {
+        "nccl-log": Reader("nccl-log", [log], [b" NCCL INFO ", b"\n", b" : ", b", ", b"->", b"["]),
+        "nccl-tests": Reader("nccl-tests", [table], [b"#", b"\n", b" float ", b"N/A", b" sum "]),
+        "flight-recorder": Reader(
+            "flight-recorder",
+            [pickle.dumps(dump, protocol) for protocol in (2, 4)] + [json.dumps(dump).encode()],
+            [b"q\x00", b"h\x05", b"(", b"e", b"u", b"R", b"\x94", b"cos\nsystem\n", b"]", b"}"],
+        ),
+        "chakra": Reader(
+            "chakra",
+            [b"".join(varint(len(each)) + each for each in parts),
+             b"\n".join(json.dumps(each).encode() for each in objects),
+             json.dumps(observed).encode()],
+            [b"\xff" * 9, b"\x0a", b"\x52", b"{", b"}", b'"type"', b"[", b'"nodes": [', b"\x80"],
+        ),
+        "chrome": Reader(
+            "chrome", [trace.getvalue()],
+            [b"\n", b'"X"', b'"C"', b"{", b"}", b"], ", b'"ts":', b'"'],
+        ),
+    }  # fmt: skip
+
+
+def damaged(reader: Reader, chance: random.Random) -> bytes:
+    """Change one of a reader's inputs, in up to eight places."""
+    content = bytearray(chance.choice(reader.inputs))
+    for _ in range(chance.randint(1, 8)):
+        at = chance.randrange(len(content) + 1)
+        match chance.randrange(6):
+            case 0:
+                content[at : at + chance.randint(0, 4)] = chance.randbytes(chance.randint(0, 4))
+            case 1:
+                del content[at : at + chance.randint(1, 200)]
+            case 2:
+                other = chance.randrange(len(content) + 1)
+                content[at:at] = content[other : other + chance.randint(1, 300)]
+            case 3:
+                content[at:at] = chance.choice(reader.words)
+            case 4:
+                content[at : at + 1] = chance.choice(_NUMBERS)
+            case _:
+                del content[at:]
+        if not content:
+            break
+    return bytes(content)
+
+
+def fuzzed(name: str, reader: Reader, cases: int, seed: int, where: Path) -> int:
+    """Try so many cases; return how many were neither read nor refused."""
+    began, read_, bad = time.monotonic(), 0, 0
+    path = where / "rank_0.json"
+    for case in range(cases):
+        chance = random.Random(f"{name} {seed} {case}")
+        path.write_bytes(damaged(reader, chance))
+        try:
+            run = read(path, format=reader.format)
+            read_ += 1
+            if chance.random() < _EXPLAINED:
+                explain(run)
+        except FullwireError as error:
+            bad += "\n" in str(error)
+        except Exception:
+            bad += 1
+            traceback.print_exc()
+            print(f"case {case} of {name}, seed {seed}: {path.read_bytes()[:300]!r}")
+    took_s = time.monotonic() - began
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(
+        f"{name:<16} {cases:>9,} cases, {read_:>9,} read, {cases - read_ - bad:>9,} refused, "
+        f"{bad} neither; {took_s:.0f} s, {largest} MB resident",
+        flush=True,
+    )
+    return bad
+
+
+def main() -> int:
+    """Fuzz the readers that are asked for."""
+    known = readers()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--reader", choices=sorted(known), action="append")
+    asked = parser.parse_args()
+    bad = 0
+    with tempfile.TemporaryDirectory() as where:
+        for name in asked.reader or sorted(known):
+            bad += fuzzed(name, known[name], asked.cases, asked.seed, Path(where))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
