@@ -219,6 +219,18 @@ nb::dict totals_of(const fullwire::PacketScan& scan) {
     totals["lost_bytes"] = column(&Flow::lost_bytes);
     totals["missed_bytes"] = column(&Flow::missed_bytes);
     totals["supposed_packets"] = column(&Flow::supposed_packets);
+    totals["direction"] = column(&Flow::direction);
+    const auto round_trip = [&](auto take) {
+        return column_of<std::int64_t>(
+            scan.flows(), [=](const Flow& flow) { return take(flow.round_trips); });
+    };
+    using fullwire::RoundTrips;
+    totals["rtt_samples"] = round_trip([](const RoundTrips& each) { return each.samples(); });
+    totals["rtt_least_ns"] = round_trip([](const RoundTrips& each) { return each.least_ns(); });
+    totals["rtt_median_ns"] =
+        round_trip([](const RoundTrips& each) { return each.quantile_ns(0.5); });
+    totals["rtt_long_ns"] =
+        round_trip([](const RoundTrips& each) { return each.quantile_ns(0.95); });
     return totals;
 }
 
@@ -235,6 +247,38 @@ nb::dict bins_of(const fullwire::PacketScan& scan) {
     bins["packets"] = column(&Bin::packets);
     bins["retransmits"] = column(&Bin::retransmits);
     return bins;
+}
+
+nb::dict gloo_traffic_of(const fullwire::PacketScan& scan) {
+    using fullwire::GlooTraffic;
+    const auto column = [&](auto take) {
+        return column_of<std::int64_t>(scan.gloo_traffic(), take);
+    };
+    nb::dict traffic;
+    traffic["flow"] = column([](const GlooTraffic& each) { return each.flow; });
+    traffic["collective"] = column([](const GlooTraffic& each) { return each.slot >> 56; });
+    traffic["tag"] = column([](const GlooTraffic& each) { return each.slot >> 24 & 0xffffffff; });
+    traffic["asked_ns"] = column([](const GlooTraffic& each) { return each.asked_ns; });
+    traffic["first_ns"] = column([](const GlooTraffic& each) { return each.first_ns; });
+    traffic["last_ns"] = column([](const GlooTraffic& each) { return each.last_ns; });
+    traffic["payload_bytes"] = column([](const GlooTraffic& each) { return each.payload_bytes; });
+    traffic["unread_bytes"] = column([](const GlooTraffic& each) { return each.unread_bytes; });
+    traffic["messages"] = column([](const GlooTraffic& each) { return each.messages; });
+    return traffic;
+}
+
+nb::dict passages_of(const fullwire::PacketScan& scan) {
+    using fullwire::Passage;
+    const auto column = [&](auto member) {
+        return column_of<std::int64_t>(scan.passages(),
+                                       [=](const Passage& each) { return each.*member; });
+    };
+    nb::dict passages;
+    passages["flow"] = column(&Passage::flow);
+    passages["sequence"] = column(&Passage::sequence);
+    passages["is_acknowledgement"] = column(&Passage::is_acknowledgement);
+    passages["time_ns"] = column(&Passage::time_ns);
+    return passages;
 }
 
 nb::dict counts_of(const fullwire::PacketScan& scan) {
@@ -422,5 +466,7 @@ NB_MODULE(_native, module) {
         .def("counts", &counts_of)
         .def("endpoints", &keys_of)
         .def("totals", &totals_of)
-        .def("bins", &bins_of);
+        .def("bins", &bins_of)
+        .def("gloo_traffic", &gloo_traffic_of)
+        .def("passages", &passages_of);
 }

@@ -93,6 +93,11 @@ const std::uint64_t kSecret = std::uint64_t{std::random_device{}()} << 32 | 0x9e
 
 }  // namespace
 
+// Linux cooked captures say how a packet came: 0 is to this host, 4 is from it.
+Direction direction_of(unsigned kind) {
+    return kind == 4 ? Direction::sent : kind == 0 ? Direction::received : Direction::unknown;
+}
+
 // Reads one batch. `end` is where the layer above says that its contents end; what was captured may
 // end before, and padding may follow.
 class Reader {
@@ -109,6 +114,7 @@ class Reader {
         std::int64_t link_bytes;  // what a wire carries more than `length`; may be below zero
         std::int64_t time_ns;
         std::uint32_t point;
+        Direction direction = Direction::unknown;
     };
 
     struct Fragment {
@@ -202,11 +208,13 @@ void Reader::take(std::uint32_t link, Frame& frame) {
         case 113: {  // Linux cooked: it stands for an Ethernet header
             if (size < 16) break;
             frame.link_bytes = kEthernetHeader - 16;
+            frame.direction = direction_of(big16(data));
             return network(frame, 16, end, big16(data + 14), 0);
         }
         case 276: {  // its second version, which names the interface
             if (size < 20) break;
             frame.link_bytes = kEthernetHeader - 20;
+            frame.direction = direction_of(data[10]);
             frame.point = big32(data + 4);
             return network(frame, 20, end, big16(data), 0);
         }
@@ -354,6 +362,10 @@ void Reader::tcp(const Frame& frame, std::size_t at, std::size_t end,
         const std::size_t seen = std::min(frame.data.size() - at, size);
         if (seen > 20) segment.announced = announced_in(frame.data.subspan(at + 20, seen - 20));
     }
+    const std::size_t captured = std::min(frame.data.size(), end);
+    if (captured <= at + size) return;
+    const GlooBeginning gloo = gloo_beginning(frame.data.subspan(at + size, captured - at - size));
+    if (gloo.is_possible()) found_.beginnings.push_back({found_.count_ - 1, gloo});
 }
 
 void Reader::udp(const Frame& frame, std::size_t at, std::size_t end,
@@ -414,6 +426,10 @@ Segment& Reader::add(const Frame& frame, FlowKey& key) {
     segment.payload = segment.sequence = segment.acknowledged = 0;
     segment.announced = 0;
     segment.flags = segment.options = 0;
+    if (frame.direction != Direction::unknown) {
+        found_.directions.resize(found_.flows.keys().size());
+        found_.directions[segment.flow] = frame.direction;
+    }
     return segment;
 }
 
@@ -422,6 +438,8 @@ void Segments::read(const Batch& batch) {
     if (segments_.size() < most) segments_.resize(most);
     count_ = 0;
     flows.clear();
+    beginnings.clear();
+    directions.clear();
     counts = {};
     counts.packets = batch.packets.size() + batch.untimed;
     counts.untimed = batch.untimed;

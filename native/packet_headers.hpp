@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "capture_file.hpp"
+#include "gloo_messages.hpp"
 
 namespace fullwire {
 
@@ -56,6 +57,9 @@ struct Segment {
     std::uint8_t flags = 0;
     std::uint8_t options = 0;  // bytes of TCP options
 };
+
+// Whether the host that captured sent a packet or received it, where the capture says so.
+enum class Direction : std::uint8_t { unknown, sent, received };
 
 struct Counts {
     std::uint64_t packets = 0;
@@ -106,8 +110,16 @@ class Segments {
     void read(const Batch& batch);
     std::span<const Segment> all() const { return {segments_.data(), count_}; }
 
+    // What a payload begins with, if that may be a message of Gloo's.
+    struct Beginning {
+        std::size_t segment;
+        GlooBeginning gloo;
+    };
+
     FlowNumbers flows;
     Counts counts;
+    std::vector<Beginning> beginnings;   // in the order of segments
+    std::vector<Direction> directions;  // of the first flows; unknown for others
 
   private:
     friend class Reader;

@@ -150,7 +150,11 @@ void PacketScan::take(const Segments& segments) {
     const std::vector<FlowKey>& keys = segments.flows.keys();
     of_batch_.assign(keys.size(), FlowNumbers::kNone);
     const Segment* before = nullptr;
+    auto beginning = segments.beginnings.begin();
     for (const Segment& segment : segments.all()) {
+        const auto place = static_cast<std::size_t>(&segment - segments.all().data());
+        const bool begins = beginning != segments.beginnings.end() && beginning->segment == place;
+        const GlooBeginning gloo = begins ? (beginning++)->gloo : GlooBeginning{};
         if (keys[segment.flow].protocol >= kFragment) {
             if (segment.payload > 0) {
                 take_fragment(keys[segment.flow], segment);
@@ -167,22 +171,23 @@ void PacketScan::take(const Segments& segments) {
             continue;
         }
         switch (keys[segment.flow].protocol) {
-            case kTcp: take_tcp(flow, segment); break;
+            case kTcp: take_tcp(flow, segment, gloo); break;
             case kRoce: take_roce(flows_[flow], segment); break;
             default: count(flows_[flow], segment, segment.payload, 0, 1);
         }
     }
+    for (std::size_t each = 0; each < segments.directions.size(); ++each) {
+        if (segments.directions[each] == Direction::unknown) continue;
+        if (of_batch_[each] == FlowNumbers::kNone) continue;
+        flows_[of_batch_[each]].direction = segments.directions[each];
+    }
 }
 
-void PacketScan::take_tcp(std::uint32_t number, const Segment& segment) {
+void PacketScan::take_tcp(std::uint32_t number, const Segment& segment,
+                          const GlooBeginning& beginning) {
     if (segment.flags & kSyn) open_connection(number, segment);
     Flow& flow = flows_[number];
-    if (segment.flags & kAck) {
-        const std::uint32_t further = segment.acknowledged - flow.acknowledged;
-        const bool is_further = static_cast<std::int32_t>(further) > 0;
-        if (is_further || !flow.has_acknowledged) flow.acknowledged = segment.acknowledged;
-        flow.has_acknowledged = true;
-    }
+    if (segment.flags & kAck) acknowledge(number, segment);
     if (segment.flags & kNoData) return count(flow, segment, 0, 0, 1);
     const std::uint32_t first = segment.sequence + (segment.flags & kSyn ? 1 : 0);  // SYN has one
     if (!flow.stream.has_begun()) flow.stream.begin(kStreamBase + first);
@@ -192,13 +197,44 @@ void PacketScan::take_tcp(std::uint32_t number, const Segment& segment) {
         const std::uint64_t there = unwrapped(near, first);
         if (std::max(near, there) - std::min(near, there) > kLargestWindow) {
             flow.stream.begin(kStreamBase + first);
+            gloo_.restart(number);
         }
         const std::uint64_t begin = unwrapped(flow.stream.furthest(), first);
         const bool is_probe = segment.payload == 1 && begin + 1 == flow.stream.next();  // keep-alive
         if (!is_probe) share = flow.stream.add(begin, begin + segment.payload, segment.time_ns);
+        take_data(number, segment, begin, share, beginning);
     }
     flow.reordered_bytes += share.reordered;
     count(flow, segment, share.fresh, share.again, cut_by_offload(flow, segment));
+}
+
+void PacketScan::take_data(std::uint32_t number, const Segment& segment, std::uint64_t begin,
+                           const Share& share, const GlooBeginning& beginning) {
+    const std::uint64_t end = begin + segment.payload;
+    const auto from = static_cast<std::uint32_t>(begin);
+    const auto to = static_cast<std::uint32_t>(end);
+    if (share.again > 0 || share.fresh == 0) {
+        flows_[number].round_trips.sent_again();
+    } else {
+        flows_[number].round_trips.sent(to, segment.time_ns);
+    }
+    if (share.fresh < segment.payload) return;
+    gloo_.take(number, begin, end, beginning, segment.time_ns);
+    passages_.passed(number, from, to, false, segment.time_ns);
+}
+
+void PacketScan::acknowledge(std::uint32_t number, const Segment& segment) {
+    Flow& flow = flows_[number];
+    const std::uint32_t upto = segment.acknowledged;
+    const bool is_further = static_cast<std::int32_t>(upto - flow.acknowledged) > 0;
+    if (is_further && flow.has_acknowledged) {
+        passages_.passed(number, flow.acknowledged, upto, true, segment.time_ns);
+    }
+    if (is_further || !flow.has_acknowledged) flow.acknowledged = upto;
+    flow.has_acknowledged = true;
+    if (flow.back != FlowNumbers::kNone) {
+        flows_[flow.back].round_trips.acknowledged(upto, segment.time_ns);
+    }
 }
 
 void PacketScan::take_roce(Flow& flow, const Segment& segment) {
@@ -249,6 +285,7 @@ void PacketScan::open_connection(std::uint32_t number, const Segment& segment) {
         flow.segment_limit = 0;
         flow.has_acknowledged = false;
         flow.stream.begin(kStreamBase + segment.sequence + 1);
+        gloo_.restart(number);
     }
     // Less than 48 is below what IP guarantees: nobody means it.
     if (segment.announced >= 48) agree_segments(number, segment.announced);
@@ -310,7 +347,13 @@ std::uint32_t PacketScan::flow_of(const FlowKey& key) {
     const std::uint32_t known = numbers_.known(key);
     if (known != FlowNumbers::kNone || flows_.size() == kMostFlows) return known;
     flows_.emplace_back();
-    return numbers_.number(key);
+    const std::uint32_t number = numbers_.number(key);
+    const std::uint32_t back = key.queue_pair ? FlowNumbers::kNone : numbers_.known(key.turned());
+    if (back != FlowNumbers::kNone) {
+        flows_[number].back = back;
+        flows_[back].back = number;
+    }
+    return number;
 }
 
 // ---------------------------------------------------------------------------------------------

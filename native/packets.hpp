@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "capture_file.hpp"
+#include "gloo_messages.hpp"
 #include "packet_headers.hpp"
+#include "passing.hpp"
 #include "stream.hpp"
 
 namespace fullwire {
@@ -49,6 +51,9 @@ struct Flow {
     std::uint16_t segment_limit = 0;  // agreed when the connection opened, TCP options included
     std::uint16_t segment_guess = 0;  // what frames divide by, where no opening was seen
     bool has_acknowledged = false;
+    Direction direction = Direction::unknown;
+    std::uint32_t back = FlowNumbers::kNone;  // the other direction of the connection
+    RoundTrips round_trips;
 };
 
 class PacketScan {
@@ -67,12 +72,17 @@ class PacketScan {
     const std::vector<Flow>& flows() const { return flows_; }
     const std::vector<Bin>& bins() const { return bins_; }
     int shift() const { return shift_; }
+    const std::vector<GlooTraffic>& gloo_traffic() const { return gloo_.traffic(); }
+    const std::vector<Passage>& passages() const { return passages_.all(); }
 
   private:
     friend class Readers;
 
     void take(const Segments& segments);
-    void take_tcp(std::uint32_t flow, const Segment& segment);
+    void take_tcp(std::uint32_t flow, const Segment& segment, const GlooBeginning& beginning);
+    void take_data(std::uint32_t flow, const Segment& segment, std::uint64_t begin,
+                   const Share& share, const GlooBeginning& beginning);
+    void acknowledge(std::uint32_t flow, const Segment& segment);
     void take_roce(Flow& flow, const Segment& segment);
     void take_fragment(const FlowKey& key, const Segment& segment);
     void begin_fragments(const FlowKey& key, std::uint32_t flow, const Segment& first);
@@ -107,6 +117,8 @@ class PacketScan {
     std::vector<Fragmented> fragmented_;
     std::vector<Bin> bins_;
     int shift_ = 17;  // 131 us
+    GlooMessages gloo_;
+    Passages passages_;
 };
 
 }  // namespace fullwire

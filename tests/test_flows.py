@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,53 +15,10 @@ import fullwire as fw
 from fullwire.analysis.flows import Traffic, analyse_flows
 from fullwire.analysis.pattern import find_pattern
 from fullwire.errors import UsageError
-from fullwire.model.run import Flows, Provenance, Run
 from tests import packets as p
 from tests.conftest import Cli
 from tests.strategies import cases
-
-MS = 10**6
-Sent = tuple[int, int, int, float, float]  # source, target, bytes, from ms, to ms
-
-
-def traffic(sent: Iterable[Sent]) -> Run:
-    """Make the run of a capture in which each amount is spread evenly over its time."""
-    rows = []
-    for source, target, size, start_ms, end_ms in sent:
-        slots = np.arange(round(start_ms), max(round(end_ms), round(start_ms) + 1))
-        share = np.diff(np.linspace(0, size, len(slots) + 1).astype(np.int64))
-        rows += [(source, target, slot, part) for slot, part in zip(slots, share, strict=True)]
-    source, target, slot, payload = np.array(rows, np.int64).T
-    names = np.array([f"10.0.0.{host + 1}:29500" for host in range(64)], object)
-    return Run(
-        provenance=Provenance(origin="imported", source="made up"),
-        flows=Flows(
-            source=names[source], destination=names[target], start_ns=slot * MS,
-            end_ns=(slot + 1) * MS, payload_bytes=payload, wire_bytes=payload * 105 // 100,
-            packets=payload // 1448 + 1, retransmits=payload * 0,
-        ),
-    )  # fmt: skip
-
-
-def ring(
-    hosts: int, iterations: int, *, gradient: int = 8_000_000, compute_ms: float = 60,
-    send_ms: float = 100, buckets: Sequence[float] = (1,), bucket_gap_ms: float = 0,
-    pause_every: int = 0, startup: bool = True, ranks: int | None = None,
-) -> list[Sent]:  # fmt: skip
-    """Return a training over a ring in which each host sends to the one before it."""
-    n = ranks or hosts
-    per_edge = 2 * (n - 1) / n * gradient
-    sent: list[Sent] = [(0, 1, gradient, 0, 80)] if startup else []
-    now = 300.0
-    for iteration in range(iterations):
-        if pause_every and iteration and iteration % pause_every == 0:
-            now += 700
-        for part in buckets:
-            size, length = round(part * per_edge), part * send_ms
-            sent += [(host, (host - 1) % hosts, size, now, now + length) for host in range(hosts)]
-            now += length + bucket_gap_ms
-        now += compute_ms
-    return sent
+from tests.traffic_by_hand import MS, Sent, ring, traffic
 
 
 def analysed(sent: Iterable[Sent]) -> Traffic:
@@ -241,7 +198,11 @@ def test_shapes_are_told_apart() -> None:
     everyone = {(a, b): 1.0 for a in range(5) for b in range(5) if a != b}
     assert shape(5, everyone) == "all-to-all"
     two_rings = {(0, 1): 1.0, (1, 0): 1.0, (2, 3): 1.0, (3, 2): 1.0}
-    assert shape(4, two_rings) == "none"
+    assert shape(4, two_rings) == "2 separate rings"
+    servers = both_ways({(s, w): 1.0 for s in (1, 4) for w in (0, 2, 3, 5)})
+    assert shape(6, servers) == "parameter server"
+    hypercube = {(a, a ^ 1 << k): 1.0 for a in range(8) for k in range(3)}
+    assert shape(8, hypercube) == "recursive doubling"
     assert shape(6, around | {(0, 1): 2.0}) == "none"
 
 

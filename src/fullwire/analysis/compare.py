@@ -11,12 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fullwire.analysis.flows import analyse_flows
 from fullwire.errors import UsageError
 from fullwire.model.cost import Floats
 from fullwire.model.facts import REGISTRY
 from fullwire.model.run import Run
 
 RESAMPLES = 2_000
+_ALWAYS_DIFFER = {
+    "recorder_s", "sampler_share", "capture_clocks", "captured_packets", "supposed_packets",
+}  # fmt: skip
 FEWEST_STEPS = 5  # below this, resampling says nothing about noise
 
 
@@ -33,6 +37,7 @@ class Comparison:
     high: float | None
     is_significant: bool | None
     differing_facts: tuple[tuple[str, str, str], ...]
+    edge_bytes: tuple[float, float] | None  # of an iteration, where both runs have packets
 
 
 def compare(before: Run, after: Run) -> Comparison:
@@ -47,8 +52,17 @@ def compare(before: Run, after: Run) -> Comparison:
         before_s=float(np.median(first)), after_s=float(np.median(second)),
         before_steps=len(first), after_steps=len(second), ratio=ratio, low=low, high=high,
         is_significant=None if low is None or high is None else not low <= 1 <= high,
-        differing_facts=_differing_facts(before, after),
+        differing_facts=_differing_facts(before, after), edge_bytes=_edge_bytes(before, after),
     )  # fmt: skip
+
+
+def _edge_bytes(before: Run, after: Run) -> tuple[float, float] | None:
+    """Return what an edge carries in an iteration of each run, if packets say it of both."""
+    if not len(before.flows) or not len(after.flows):
+        return None
+    first = analyse_flows(before).payload_bytes_per_edge
+    second = analyse_flows(after).payload_bytes_per_edge
+    return None if first is None or second is None else (first, second)
 
 
 def step_lengths_s(run: Run) -> Floats:
@@ -85,6 +99,6 @@ def refuse_other_work(before: Run, after: Run) -> None:
 def _differing_facts(before: Run, after: Run) -> tuple[tuple[str, str, str], ...]:
     # What was measured differs always; how it was set up is what people changed.
     measured = {fact.name for fact in REGISTRY.values() if fact.kind is tuple}
-    names = sorted({*before.facts, *after.facts} - measured - {"recorder_s", "sampler_share"})
+    names = sorted({*before.facts, *after.facts} - measured - _ALWAYS_DIFFER)
     pairs = [(n, str(before.facts.get(n, "-")), str(after.facts.get(n, "-"))) for n in names]
     return tuple((name, old, new) for name, old, new in pairs if old != new)

@@ -9,6 +9,7 @@ other bytes, so they are between iterations and none. Where nothing repeats ther
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,11 @@ _SHORT_SILENCE = 0.08
 _MOST_PARTS = 8
 _MOST_STALLS = 4  # more pieces would add up to an iteration's bytes by chance
 _NEARLY = 0.95  # of the largest share: as good
+_MOST_FOUND = 12  # ways to cut that are looked at
+_LARGE = 0.1  # of an iteration, on an edge before the first: start-up broadcasts
+_FITS = 0.003  # headers of messages make it a little more
+_OTHER_EDGES = 0.5  # of the bytes on others than usual: it is another thing that repeats
+_LEAST_ALIKE = 0.7  # of the iterations use the same edges
 _MAIN_EDGE = 0.05  # of the largest: an edge with less in an iteration proves none
 
 
@@ -52,8 +58,11 @@ class Iterations:
     edge_bytes: Real  # payload of one iteration on each of them
     first_slot: int
     last_slot: int
-    share: float  # of the bytes from the first to the last, in iterations that silence parts
+    begins_ns: Whole  # of those that can be parted from what was around them
+    ends_ns: Whole
+    share: float  # of the bytes from the first to the last, in iterations that can be parted
     confidence: float
+    basis: Literal["silence", "messages", "bytes"]
 
     @property
     def usual_bytes(self) -> float:
@@ -82,17 +91,40 @@ class _Cut:
         return float(np.median(steps[follows] if follows.any() else steps))
 
 
-def find_iterations(series: Series) -> Iterations | None:
-    """Find iterations, or none."""
+def find_iterations(series: Series, hosts: int) -> Iterations | None:
+    """Find iterations of so many hosts, or none."""
     if not len(series.slot) or not series.payload_bytes.any():
         return None
     slots, place = np.unique(series.slot, return_inverse=True)
     payload = np.bincount(place, series.payload_bytes).astype(np.float64)
     busy = slots[payload > _FAINT * _typical(payload)]
     silences = np.diff(busy) - 1
-    cuts = [_cut_at(length, busy, silences, slots, payload) for length in _lengths(silences)]
-    cut = _best([each for each in cuts if each is not None])
-    return None if cut is None else _iterations(series, cut)
+    tried = (_cut_at(length, busy, silences, slots, payload) for length in _lengths(silences))
+    cuts = [each for each in tried if each is not None]
+    found: list[Iterations] = []
+    while cuts and len(found) < _MOST_FOUND:
+        best = _best(cuts)
+        iterations = _iterations(series, best)
+        found += [] if iterations is None else [iterations]
+        cuts.remove(best)
+    fitting = (each for each in found if _fits_broadcast(series, each, hosts))
+    return next(fitting, found[0] if found else None)
+
+
+def _fits_broadcast(series: Series, found: Iterations, hosts: int) -> bool:
+    """Whether an iteration is an all-reduce of what start-up broadcast.
+
+    That tells apart what bytes and silence cannot: five equal buckets, and five iterations between
+    evaluations.
+    """
+    early = series.slot < found.first_slot
+    before = np.bincount(series.edge[early], series.payload_bytes[early])
+    broadcast = before[before > _LARGE * found.usual_bytes]
+    if not len(broadcast) or hosts < 2:
+        return False
+    # With a rank on each host: with several, two iterations may fit what two ranks were sent.
+    wanted = 2 * (hosts - 1) / hosts * float(np.median(broadcast))
+    return abs(found.usual_bytes / wanted - 1) < _FITS
 
 
 def _typical(payload: Real) -> float:
@@ -163,10 +195,8 @@ def _most_alike(total: Real) -> NDArray[np.bool_]:
     return alike
 
 
-def _best(cuts: list[_Cut]) -> _Cut | None:
+def _best(cuts: list[_Cut]) -> _Cut:
     """Choose the clearest silence; equal parts of a longer repetition are that repetition."""
-    if not cuts:
-        return None
     most = max(each.share for each in cuts)
     good = [each for each in cuts if each.share >= _NEARLY * most]
     best = max(good, key=lambda each: each.jump)
@@ -183,10 +213,13 @@ def _is_whole_of(longer: _Cut, part: _Cut) -> bool:
     return bool(1 < parts.min(initial=1) == parts.max(initial=1) <= _MOST_PARTS)
 
 
-def _iterations(series: Series, cut: _Cut) -> Iterations:
+def _iterations(series: Series, cut: _Cut) -> Iterations | None:
     edges, by_burst = _by_edge(series, cut)
     reached = np.concatenate([np.zeros((1, len(edges))), np.cumsum(by_burst, axis=0)])
-    usual = np.median(reached[cut.last + 1] - reached[cut.first], axis=0)
+    each = reached[cut.last + 1] - reached[cut.first]
+    usual = np.median(each, axis=0)
+    if not usual.any() or np.mean(_differs(each, usual) < _OTHER_EDGES) < _LEAST_ALIKE:
+        return None  # as many bytes each time, but not over the same edges
     held = _held_besides(by_burst, usual, cut)
     found = np.concatenate([cut.first, np.flatnonzero(held)])
     lasting = np.median(cut.ends[cut.last] - cut.starts[cut.first] + 1)
@@ -199,9 +232,17 @@ def _iterations(series: Series, cut: _Cut) -> Iterations:
         edge_bytes=usual,
         first_slot=int(cut.starts[found.min()]),
         last_slot=int(cut.ends[np.concatenate([cut.last, found]).max()]),
+        begins_ns=cut.starts[cut.first] * series.width_ns,
+        ends_ns=(cut.ends[cut.last] + 1) * series.width_ns,
         share=cut.share,
         confidence=_confidence(cut),
+        basis="silence",
     )
+
+
+def _differs(each: Real, usual: Real) -> Real:
+    """Return how much of each iteration's bytes are on other edges than usual."""
+    return np.asarray(np.abs(each - usual).sum(axis=1) / usual.sum(), np.float64)
 
 
 def _held_besides(by_burst: Real, usual: Real, cut: _Cut) -> Whole:

@@ -19,7 +19,7 @@ from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.conditions import rate
 from fullwire.answers.fixes import Fix, fixes
 from fullwire.answers.forecast import Forecast, Forecaster, forecaster
-from fullwire.answers.verdict import THRESHOLD, Case, Verdict, judged
+from fullwire.answers.verdict import THRESHOLD, Case, Verdict, communicates, computes, judged
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.run import SIZE_UNKNOWN, Run, Spans
 from fullwire.sources import read
@@ -221,6 +221,8 @@ def _warnings(case: Case, is_estimated: bool, rate_bps: Mapping[int, float]) -> 
     run, found = case.run, case.account
     if run.provenance.basis == "modelled":
         yield "This rests on modelled times, not on measured ones."
+    if communicates(run) and not computes(run):
+        yield "No computation is in this run: T1 is the time without traffic, and may be longer."
     for sentence in run.missing:
         yield f"The run is partial: {sentence}."
     if "warnings" in run.facts:

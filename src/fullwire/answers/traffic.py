@@ -3,29 +3,56 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fullwire.errors import UsageError
 from fullwire.sources.files import path_of
+from fullwire.units import size_bytes
 
 if TYPE_CHECKING:
     from fullwire.analysis.flows import Traffic
     from fullwire.model.run import Run
 
 
-def flows(*captures: str | Path | Run) -> Traffic:
+def flows(
+    *captures: str | Path | Run,
+    hosts: str | Path | None = None,
+    gradient: str | float | None = None,
+) -> Traffic:
     """Say what packets say: of captures of one job, or of a run that was made of them.
+
+    `hosts` is a file of lines such as `node0 10.0.0.1 10.0.1.1 ranks=0-7`; `gradient` is how large
+    the model's gradients are, against which bytes are then held.
 
     fw.flows("rank0.pcap", "rank1.pcap").pattern.kind
     """
-    run = traffic_run(*captures)
-    from fullwire.analysis.flows import analyse_flows  # which begins when captures have been read
-
-    return analyse_flows(run)
+    return flows_and_run(*captures, hosts=hosts, gradient=gradient)[0]
 
 
-def traffic_run(*captures: str | Path | Run) -> Run:
+def flows_and_run(
+    *captures: str | Path | Run,
+    hosts: str | Path | None = None,
+    gradient: str | float | None = None,
+) -> tuple[Traffic, Run]:
+    """Say it, and return the run that it is said of, with iterations as its steps."""
+    model_bytes = None if gradient is None else float(size_bytes(gradient, "gradient"))
+    if model_bytes is not None and model_bytes <= 0:
+        raise UsageError("gradient: expected a size above 0")
+    run = _traffic_run(*captures)
+    if hosts is not None:
+        from fullwire.sources.hosts_file import read_hosts
+
+        run = replace(run, facts={**run.facts, **read_hosts(path_of(hosts, "hosts"))})
+    from fullwire.analysis.flows import analyse_flows  # which begin when captures have been read
+    from fullwire.analysis.wire_steps import with_steps
+
+    found = analyse_flows(run, model_bytes=model_bytes)
+    return found, with_steps(run, found)
+
+
+def _traffic_run(*captures: str | Path | Run) -> Run:
     """Read captures of one job as a run, or take the one that is given."""
     if not captures:
         raise UsageError("flows: expected packet captures, or a run made of them")

@@ -21,6 +21,13 @@ def flows(
     plot: Annotated[
         Path | None, typer.Option(metavar="PICTURE", help="Draw traffic: .png, .svg or .html")
     ] = None,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Lines such as: node0 10.0.0.1 10.0.1.1 ranks=0-7"),
+    ] = None,
+    gradient: Annotated[
+        str | None, typer.Option(help="How large the gradients are, to hold bytes against: 102MB")
+    ] = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -28,23 +35,23 @@ def flows(
 
     fullwire flows rank0.pcap rank1.pcap.zst
     """
-    from fullwire.answers.traffic import traffic_run
+    from fullwire.answers.traffic import flows_and_run
 
     if plot is not None:
         from fullwire.report.charts import check_plot_path
 
         check_plot_path(plot)
-    run = traffic_run(*captures)
-    # Not before captures are being read: loading these takes a while.
-    from fullwire.analysis.flows import analyse_flows
-    from fullwire.report.traffic import plot_traffic, print_traffic, traffic_object
+    result, run = flows_and_run(*captures, hosts=hosts, gradient=gradient)
+    # Not before captures have been read: loading this takes a while.
+    from fullwire.report.traffic import print_traffic, traffic_object
 
-    result = analyse_flows(run)
     if json:
         print_json(traffic_object(result))
     else:
         print_traffic(result)
     if plot is not None:
+        from fullwire.report.traffic_picture import plot_traffic
+
         plot_traffic(run, result, plot)
     if output is not None:
         from fullwire.store import write

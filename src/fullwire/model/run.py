@@ -187,6 +187,48 @@ class Flows(Table):
     retransmits: Whole
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Connections(Table):
+    """What packets say of each direction of a connection: totals, and round trips.
+
+    A round trip is from where it was captured to the receiver and back; 0 where none was timed.
+    `rtt_long_ns` is one that 95 % do not exceed.
+    """
+
+    source: Text
+    destination: Text
+    start_ns: Whole
+    end_ns: Whole
+    payload_bytes: Whole
+    wire_bytes: Whole
+    packets: Whole
+    retransmitted_bytes: Whole
+    rtt_samples: Whole
+    rtt_least_ns: Whole
+    rtt_median_ns: Whole
+    rtt_long_ns: Whole
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Messages(Table):
+    """What a connection's direction carried of one collective, as a library's headers say.
+
+    It began with a packet that asked for data or announced it; data followed from `first_ns` to
+    `last_ns`, both 0 where there was none. `unread_bytes` came where no header could be read.
+    """
+
+    source: Text
+    destination: Text
+    op: Text
+    sequence: Whole
+    begin_ns: Whole
+    first_ns: Whole
+    last_ns: Whole
+    payload_bytes: Whole
+    unread_bytes: Whole
+    messages: Whole
+
+
 TABLES: Mapping[str, type[Table]] = {
     "spans": Spans,
     "gradients": Gradients,
@@ -195,6 +237,8 @@ TABLES: Mapping[str, type[Table]] = {
     "sockets": Sockets,
     "hosts": Hosts,
     "flows": Flows,
+    "connections": Connections,
+    "messages": Messages,
 }
 
 
@@ -230,6 +274,8 @@ class Run:
     sockets: Sockets = field(default_factory=Sockets.empty)
     hosts: Hosts = field(default_factory=Hosts.empty)
     flows: Flows = field(default_factory=Flows.empty)
+    connections: Connections = field(default_factory=Connections.empty)
+    messages: Messages = field(default_factory=Messages.empty)
 
     def __post_init__(self) -> None:
         if not isinstance(self.provenance, Provenance):

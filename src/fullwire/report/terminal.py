@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 400  # a terminal scrolls; beyond this a file serves better
 _BAR = 10
+_MUCH = 0.05  # more bytes, or longer steps, by as much are worth a sentence
 
 
 def print_whatif(result: WhatIf) -> None:
@@ -116,6 +117,8 @@ def print_comparison(
 ) -> None:
     """Print whether the second run is better than the first, and whether that was predicted."""
     say(comparison_sentence(result))
+    if result.edge_bytes is not None:
+        say(bytes_sentence(result))
     if verification is not None:
         say(verification_sentence(verification))
     say("")
@@ -142,6 +145,20 @@ def comparison_sentence(result: Comparison) -> str:
     if not result.is_significant:
         return f"No difference beyond noise: steps are {change} {direction} ({interval})."
     return f"Steps are {change} {direction}, more than noise ({interval})."
+
+
+def bytes_sentence(result: Comparison) -> str:
+    """Say whether the length of iterations follows their bytes, as packets show them."""
+    assert result.edge_bytes is not None
+    before, after = result.edge_bytes
+    times = after / before
+    moved = (
+        f"An iteration moves {times:.2f} times the bytes ({show_bytes(after)} per edge against "
+        f"{show_bytes(before)}) and takes {result.ratio:.2f} times as long"
+    )
+    if abs(times - 1) > _MUCH and (times - 1) * (result.ratio - 1) < -(_MUCH**2):
+        return f"{moved}: bytes alone do not set its time."
+    return f"{moved}."
 
 
 def verification_sentence(result: Verification) -> str:

@@ -1,35 +1,37 @@
-"""What packets say: the sentences, the matrix, the JSON, and the picture."""
+"""What packets say: the sentences, the tables, and the JSON."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-import numpy as np
-
 from fullwire.analysis.flows import Traffic
-from fullwire.model.endpoint import host_of
-from fullwire.model.run import Run
+from fullwire.analysis.usual_iteration import CollectiveSeen, UsualIteration, usual_iteration
 from fullwire.report.terminal import print_notes, print_table, say
 from fullwire.units import show_bytes, show_time
 
 _MOST_HOSTS = 16  # a matrix of more does not fit a terminal; the JSON has it
-_SLOTS = 600  # of a picture, from left to right
+_MOST_EDGES = 12
+_MOST_COLLECTIVES = 24
 
 
 def print_traffic(result: Traffic) -> None:
-    """Print what packets say, the matrix, and the audit."""
+    """Print what packets say, who sent what, one iteration, and the audit."""
     width = min(shutil.get_terminal_size().columns, 100)
     for line in wrap(" ".join(traffic_sentences(result)), width):
         say(line)
     say("")
     if len(result.hosts) <= _MOST_HOSTS:
         _print_matrix(result)
+    _print_edges(result)
+    usual = usual_iteration(result)
+    if usual is not None:
+        _print_iteration(usual, result)
     for sentence in result.audit:
-        say(f"  {sentence}")
+        for number, line in enumerate(wrap(sentence, width - 4)):
+            say(f"  {'  ' if number else ''}{line}")
     print_notes(f"PARTIAL: {sentence}" for sentence in result.warnings)
 
 
@@ -46,28 +48,58 @@ def traffic_sentences(result: Traffic) -> Iterator[str]:
             f"confidence {found.confidence:.2f}."
         )
     if result.payload_bytes_per_edge is not None:
-        yield f"{show_bytes(result.payload_bytes_per_edge)} per edge and iteration" + (
-            "."
-            if result.gradient_bytes is None
-            else f", so the gradient is {show_bytes(result.gradient_bytes)} "
-            f"at N={result.ranks or len(result.pattern.order)}, if it is one all-reduce."
+        yield f"{show_bytes(result.payload_bytes_per_edge)} per edge and iteration{_moved(result)}"
+    yield _slow_link(result)
+
+
+def _moved(result: Traffic) -> str:
+    if result.gradient_bytes is None:
+        return "."
+    if result.gathered_bytes:
+        return (
+            f": {show_bytes(result.gathered_bytes)} of parameters are gathered and "
+            f"{show_bytes(result.gradient_bytes)} of gradients reduced."
         )
+    return (
+        f", so the gradient is {show_bytes(result.gradient_bytes)} "
+        f"at N={result.ranks or len(result.pattern.order) or len(result.hosts)}"
+        + ("." if result.collectives is not None else ", if it is one all-reduce.")
+    )
+
+
+def _slow_link(result: Traffic) -> str:
     slow = result.slow_link
-    if slow is None:
-        yield "No slow link."
-    else:
+    if slow is not None:
         least, most = slow.others_busy
-        yield (
+        return (
             f"Host {slow.host} sends over the slow link: busy {slow.busy_fraction:.0%} of the time "
             f"against {least:.0%} to {most:.0%}."
         )
+    if result.iterations is None:
+        return "Without iterations no link can be called slow."
+    if len(result.hosts) == 2 and result.busy_fractions.min(initial=1.0) > 0:
+        return "No slow link, as far as two hosts can show one."
+    return "No slow link."
 
 
 def _shape(result: Traffic) -> str:
-    if result.pattern.kind == "none":
+    kind, parts = result.pattern.kind, result.pattern.parts
+    named = [[result.hosts[each] for each in part] for part in parts]
+    if kind == "none":
         return "in no pattern that is known"
-    article = "an" if result.pattern.kind[0] == "a" else "a"
-    return f"{article} {result.pattern.kind} {' -> '.join(result.order)}"
+    if kind == "parameter server":
+        return f"a parameter server at {', '.join(named[0])}"
+    if kind == "hierarchical":
+        return f"a hierarchy of {'; '.join(', '.join(group) for group in named)}"
+    if kind == "double tree":
+        return f"a double tree around {named[0][0]} and {named[1][0]}"
+    if kind == "tree":
+        return f"a tree around {result.order[0]}"
+    if parts:
+        return f"{kind}: {'; '.join(' -> '.join(ring) for ring in named)}"
+    if kind.endswith("ring"):
+        return f"a {kind} {' -> '.join(result.order)}"
+    return "everyone with everyone alike (all-to-all)" if kind == "all-to-all" else f"in {kind}"
 
 
 def _print_matrix(result: Traffic) -> None:
@@ -84,6 +116,40 @@ def _print_matrix(result: Traffic) -> None:
                 texts={"payload from \\ to"})  # fmt: skip
 
 
+def _print_edges(result: Traffic) -> None:
+    def time(time_s: float | None) -> str:
+        return "" if time_s is None else show_time(time_s)
+
+    busy = dict(zip(result.hosts, result.busy_fractions.tolist(), strict=True))
+    rows = [
+        [f"{each.source} -> {each.target}", str(each.connections), f"{busy[each.source]:.0%}",
+         time(each.rtt_least_s), time(each.rtt_median_s), time(each.rtt_long_s),
+         f"{each.bursts}", show_bytes(each.burst_bytes), f"{each.sent_again:.2%}"]
+        for each in result.edges[:_MOST_EDGES]
+    ]  # fmt: skip
+    headings = ["edge", "flows", "sender busy", "rtt least", "median", "95%", "bursts", "of",
+                "sent again"]  # fmt: skip
+    print_table(headings, rows, texts={"edge"})
+
+
+def _print_iteration(usual: UsualIteration, result: Traffic) -> None:
+    say(f"iteration {usual.number}, as its collectives:")
+    rows = [
+        [each.op, str(each.sequence), "" if each.bytes is None else show_bytes(each.bytes),
+         f"{each.data_s * 1e3:.2f}", f"{each.end_s * 1e3:.2f}", _last(each, result)]
+        for each in usual.collectives[:_MOST_COLLECTIVES]
+    ]  # fmt: skip
+    headings = ["collective", "number", "bytes", "data from (ms)", "to", "last to come"]
+    print_table(headings, rows, texts={"collective", "last to come"})
+
+
+def _last(each: CollectiveSeen, result: Traffic) -> str:
+    if each.last_to_come is None:
+        return ""
+    came_s = each.came_s[each.last_to_come]
+    return f"{result.hosts[each.last_to_come]} at {(came_s or 0.0) * 1e3:.2f}"
+
+
 def traffic_object(result: Traffic) -> dict[str, Any]:
     """Return what packets say as JSON takes it."""
     found = result.iterations
@@ -92,65 +158,44 @@ def traffic_object(result: Traffic) -> dict[str, Any]:
         "hosts": list(result.hosts),
         "matrix_payload_bytes": result.matrix_payload_bytes.tolist(),
         "matrix_wire_bytes": result.matrix_wire_bytes.tolist(),
-        "pattern": {"kind": result.pattern.kind, "order": list(result.order)},
+        "pattern": _pattern_object(result),
         "iterations": {
             "count": 0 if found is None else found.count,
             "period_s": None if found is None else found.period_s,
             "communicating_s": None if found is None else found.communicating_s,
             "payload_bytes_per_edge": result.payload_bytes_per_edge,
             "confidence": 0.0 if found is None else found.confidence,
+            "basis": None if found is None else found.basis,
         },
         "gradient_bytes": result.gradient_bytes,
+        "gathered_bytes": result.gathered_bytes,
         "ranks": result.ranks,
         "busy_fractions": result.busy_fractions.tolist(),
         "slow_link": None
         if slow is None
         else {"host": slow.host, "busy_fraction": slow.busy_fraction},
+        "edges": [_edge_object(each) for each in result.edges],
+        "iteration": _iteration_object(usual_iteration(result)),
         "audit": list(result.audit),
         "warnings": list(result.warnings),
     }
 
 
-def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
-    """Draw the traffic matrix, and what each host sends over time."""
-    import altair as alt
-
-    from fullwire.report.charts import save
-
-    matrix = alt.Chart(alt.Data(values=_cells(result))).mark_rect().encode(
-        x=alt.X("to:N", sort=None, title="to"), y=alt.Y("from:N", sort=None, title="from"),
-        color=alt.Color("bytes:Q", title="payload (MB)", scale=alt.Scale(scheme="blues")),
-    ).properties(width=240, height=240)  # fmt: skip
-    over_time = alt.Chart(alt.Data(values=_rates(run, result))).mark_area().encode(
-        x=alt.X("time:Q", title="time (s)"),
-        y=alt.Y("rate:Q", title="Gbps"),
-        row=alt.Row("host:N", sort=None, title=None),
-    ).properties(width=620, height=60)  # fmt: skip
-    title = alt.Title(" ".join(list(traffic_sentences(result))[:2]), anchor="start")
-    save(alt.hconcat(matrix, over_time).properties(title=title, padding=18), path)
+def _pattern_object(result: Traffic) -> dict[str, Any]:
+    pattern: dict[str, Any] = {"kind": result.pattern.kind, "order": list(result.order)}
+    if result.pattern.parts:
+        pattern["parts"] = [[result.hosts[each] for each in part] for part in result.pattern.parts]
+    return pattern
 
 
-def _cells(result: Traffic) -> list[dict[str, Any]]:
-    return [
-        {"from": source, "to": target, "bytes": int(size) / 1e6}
-        for source, row in zip(result.hosts, result.matrix_payload_bytes, strict=True)
-        for target, size in zip(result.hosts, row, strict=True)
+def _edge_object(edge: Any) -> dict[str, Any]:
+    return {name: getattr(edge, name) for name in edge.__slots__}
+
+
+def _iteration_object(usual: UsualIteration | None) -> dict[str, Any] | None:
+    if usual is None:
+        return None
+    collectives = [
+        {name: getattr(each, name) for name in each.__slots__} for each in usual.collectives
     ]
-
-
-def _rates(run: Run, result: Traffic) -> list[dict[str, Any]]:
-    """Return each host's rate over time, in slots as wide as a picture can show."""
-    flows = run.flows
-    first = int(flows.start_ns.min())
-    width_ns = max(-(-int(flows.end_ns.max() - first) // _SLOTS), int(1e6))
-    slot = (flows.start_ns - first) // width_ns
-    senders = np.array([host_of(end) for end in flows.source.tolist()], object)
-    shown = []
-    for host in result.hosts:
-        chosen = senders == host
-        sent = np.bincount(slot[chosen], flows.wire_bytes[chosen], int(slot.max()) + 1)
-        shown += [
-            {"host": host, "time": place * width_ns * 1e-9, "rate": size * 8 / width_ns}
-            for place, size in enumerate(sent.tolist())
-        ]
-    return shown
+    return {"number": usual.number, "collectives": collectives}

@@ -2,14 +2,17 @@
 
 What several of them saw of one flow is reconciled: of a connection captured at both ends, the end
 that saw more counts, and where both saw the same, the sender's. Captures that follow each other in
-time, as `tcpdump -C` writes them, are one.
+time, as `tcpdump -C` writes them, are one. Where captures of several hosts have clocks that differ
+for certain, times are told by the first one's.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,7 +21,8 @@ import numpy as np
 from fullwire._native import PacketScan
 from fullwire.model.endpoint import address_of, endpoint, host_of
 from fullwire.model.facts import FactValue
-from fullwire.model.run import Flows, Provenance, Run, Whole
+from fullwire.model.run import AnyTable, Connections, Flows, Messages, Provenance, Run, Whole
+from fullwire.sources.capture_clocks import ClockOffset, Passed, clock_offsets
 from fullwire.sources.files import name_of
 from fullwire.sources.pcap import Scanned
 
@@ -26,25 +30,35 @@ _ROCE = 256  # as native/packet_headers.hpp numbers it
 Columns: TypeAlias = Mapping[str, Whole]
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _Capture:
     """What one file says, flow by flow."""
 
     name: str
+    file_name: str
     ends: Sequence[tuple[str, str]]
     protocols: Sequence[int]
     totals: Columns
     bins: Columns
     shift: int
+    gloo_traffic: Columns
+    passages: Columns
     counts: Mapping[str, int]
     problem: str
 
-    @property
+    @cached_property
     def local(self) -> str | None:
         """The host that takes part in every flow, if there is one: here the capture was made."""
         hosts = [{host_of(source), host_of(target)} for source, target in self.ends]
         common = set.intersection(*hosts) if hosts else set()
         return common.pop() if len(common) == 1 else None
+
+    @property
+    def own_addresses(self) -> list[str]:
+        """The addresses of the host that captured, where its packets say which way they went."""
+        sides = zip(self.ends, self.totals["direction"].tolist(), strict=True)
+        own = {host_of(ends[direction - 1]) for ends, direction in sides if direction}
+        return sorted(own, key=lambda each: int(ip_address(each)))
 
 
 class _Seen(NamedTuple):
@@ -62,19 +76,26 @@ def run_of(scans: Sequence[Scanned]) -> Run:
     """Return the run of what was scanned."""
     captures = [_capture(*each) for each in scans]
     chosen = _reconciled(captures)
+    clocks = clock_offsets([_passed(capture) for capture in captures])
+    ahead_ns = [each.offset_ns if each and each.is_proven else 0 for each in clocks]
+    told = dict(_clock_facts(captures, clocks)) | _host_facts(captures)
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(each.name for each in captures)),
-        facts=_facts(captures, chosen),
+        facts=_facts(captures, chosen) | told,
         missing=tuple(_missing(captures)),
-        flows=_flows(captures, chosen),
+        flows=_flows(captures, chosen, ahead_ns),
+        connections=_connections(captures, chosen, ahead_ns),
+        messages=_messages(captures, chosen, ahead_ns),
     )
 
 
 def _capture(path: Path, scan: PacketScan, problem: str) -> _Capture:
     keys = scan.endpoints()
     return _Capture(
-        name=name_of(path), ends=[_ends(*key) for key in keys], protocols=[key[3] for key in keys],
-        totals=scan.totals(), bins=scan.bins(), shift=scan.shift(), counts=scan.counts(),
+        name=name_of(path), file_name=path.name, ends=[_ends(*key) for key in keys],
+        protocols=[key[3] for key in keys],
+        totals=scan.totals(), bins=scan.bins(), shift=scan.shift(),
+        gloo_traffic=scan.gloo_traffic(), passages=scan.passages(), counts=scan.counts(),
         problem=problem,
     )  # fmt: skip
 
@@ -120,31 +141,114 @@ def _fullest(observations: list[_Seen]) -> list[_Seen]:
     )
 
 
-def _flows(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> Flows:
+def _passed(capture: _Capture) -> Passed | None:
+    if capture.local is None:
+        return None
+    return Passed(local=capture.local, ends=capture.ends, columns=capture.passages)
+
+
+def _flows(captures: Sequence[_Capture], chosen: Iterable[_Seen], ahead_ns: Sequence[int]) -> Flows:
     shift = max(capture.shift for capture in captures)
+
+    def columns(capture: _Capture, bins: Columns, ahead: int) -> dict[str, Any]:
+        start = (bins["number"] << capture.shift) - ahead >> shift << shift
+        names = ("payload_bytes", "wire_bytes", "packets", "retransmits")
+        times = {"start_ns": start, "end_ns": start + (1 << shift)}
+        return times | {name: bins[name] for name in names}
+
+    return _joined(Flows, captures, chosen, ahead_ns, lambda capture: capture.bins, columns)
+
+
+def _connections(
+    captures: Sequence[_Capture], chosen: Iterable[_Seen], ahead_ns: Sequence[int]
+) -> Connections:
+    def columns(_: _Capture, totals: Columns, ahead: int) -> dict[str, Any]:
+        names = ("payload_bytes", "wire_bytes", "packets", "retransmitted_bytes", "rtt_samples",
+                 "rtt_least_ns", "rtt_median_ns", "rtt_long_ns")  # fmt: skip
+        return {
+            "start_ns": totals["first_ns"] - ahead, "end_ns": totals["last_ns"] - ahead,
+            **{name: totals[name] for name in names},
+        }  # fmt: skip
+
+    def totals(capture: _Capture) -> Columns:
+        return {**capture.totals, "flow": np.arange(len(capture.ends))}
+
+    return _joined(Connections, captures, chosen, ahead_ns, totals, columns)
+
+
+def _messages(
+    captures: Sequence[_Capture], chosen: Iterable[_Seen], ahead_ns: Sequence[int]
+) -> Messages:
+    def columns(_: _Capture, traffic: Columns, ahead: int) -> dict[str, Any]:
+        has_data = traffic["first_ns"] > 0
+        names = ("payload_bytes", "unread_bytes", "messages")
+        return {
+            "op": _GLOO_OPS[np.clip(traffic["collective"], 0, len(_GLOO_OPS) - 1)],
+            "sequence": traffic["tag"],
+            "begin_ns": traffic["asked_ns"] - ahead,
+            "first_ns": np.where(has_data, traffic["first_ns"] - ahead, 0),
+            "last_ns": np.where(has_data, traffic["last_ns"] - ahead, 0),
+            **{name: traffic[name] for name in names},
+        }
+
+    return _joined(
+        Messages, captures, chosen, ahead_ns, lambda capture: capture.gloo_traffic, columns
+    )
+
+
+def _joined(
+    kind: type[AnyTable],
+    captures: Sequence[_Capture],
+    chosen: Iterable[_Seen],
+    ahead_ns: Sequence[int],
+    rows_of: Callable[[_Capture], Columns],
+    columns: Callable[[_Capture, Columns, int], dict[str, Any]],
+) -> AnyTable:
+    """Make a table of the rows of chosen flows, in order of time by the first capture's clock."""
     taken: dict[int, list[int]] = defaultdict(list)
     for each in chosen:
         taken[each.capture].append(each.flow)
-    parts = [_rows(captures[number], flows, shift) for number, flows in sorted(taken.items())]
-    if not parts:
-        return Flows.empty()
-    table = Flows(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-    return table.rows(np.argsort(table.start_ns, kind="stable"))
+    parts = []
+    for number, flows in sorted(taken.items()):
+        capture = captures[number]
+        is_taken = np.zeros(len(capture.ends), bool)
+        is_taken[flows] = True
+        rows = rows_of(capture)
+        rows = {name: column[is_taken[rows["flow"]]] for name, column in rows.items()}
+        sources, targets = (np.array(ends, object) for ends in zip(*capture.ends, strict=True))
+        ends = {"source": sources[rows["flow"]], "destination": targets[rows["flow"]]}
+        parts.append(kind(**ends, **columns(capture, rows, ahead_ns[number])))
+    table = kind.joined(parts)
+    begins = table.columns()["begin_ns" if kind is Messages else "start_ns"]
+    return table.rows(np.argsort(begins, kind="stable"))
 
 
-def _rows(capture: _Capture, flows: list[int], shift: int) -> dict[str, Any]:
-    is_taken = np.zeros(len(capture.ends), bool)
-    is_taken[flows] = True
-    bins = {name: column[is_taken[capture.bins["flow"]]] for name, column in capture.bins.items()}
-    sources, targets = (np.array(ends, object) for ends in zip(*capture.ends, strict=True))
-    start = (bins["number"] >> (shift - capture.shift)) << shift
-    return {
-        "source": sources[bins["flow"]],
-        "destination": targets[bins["flow"]],
-        "start_ns": start,
-        "end_ns": start + (1 << shift),
-        **{name: bins[name] for name in ("payload_bytes", "wire_bytes", "packets", "retransmits")},
-    }
+# As gloo/types.h numbers them; whoever sends by hand uses tags of their own.
+_GLOO_OPS = np.array(
+    ["send", "gather", "allgather", "reduce", "allreduce", "scatter", "broadcast", "barrier",
+     "alltoall", "reducescatter", "other"], object,
+)  # fmt: skip
+
+
+def _clock_facts(
+    captures: Sequence[_Capture], clocks: Sequence[ClockOffset | None]
+) -> Iterator[tuple[str, FactValue]]:
+    said = [
+        f"{capture.file_name} {clock.offset_ns * 1e-3:+.0f} us "
+        f"(+- {clock.uncertainty_ns * 1e-3:.0f} us{'' if clock.is_proven else ', so unchanged'})"
+        for capture, clock in list(zip(captures, clocks, strict=True))[1:]
+        if clock is not None
+    ]
+    if said:
+        yield "capture_clocks", ", ".join(said)
+
+
+def _host_facts(captures: Iterable[_Capture]) -> dict[str, FactValue]:
+    """Say which addresses are one host's, where a capture shows that."""
+    several = [own for capture in captures if len(own := capture.own_addresses) > 1]
+    if not several:
+        return {}
+    return {"addresses": ",".join(f"{own[0]}={'+'.join(own)}" for own in several)}
 
 
 def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> dict[str, FactValue]:

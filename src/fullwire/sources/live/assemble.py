@@ -108,7 +108,8 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     if captured is not None:
         missing += captured.missing
         found |= captured.facts
-        writer.add(flows=known.undilated(captured).flows)
+        seen = known.undilated(captured)
+        writer.add(flows=seen.flows, connections=seen.connections, messages=seen.messages)
     outline = known.undilated(Run(provenance=known.provenance, facts=found))
     facts = _together(outline.facts, known.facts)
     return writer.finish(known.provenance, facts, [*missing, *known.missing])

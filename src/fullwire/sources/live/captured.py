@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.run import Run
+from fullwire.model.run import AnyTable, Run
 from fullwire.sources.live.journals import files_in
 from fullwire.sources.live.sampler import CAPTURE_SUFFIX, CAPTURING_SUFFIX
 from fullwire.sources.pcap import read_captures
@@ -28,10 +30,20 @@ def read_captured(directories: Sequence[Path], zero_ns: int) -> tuple[Run | None
         run = read_captures(captures)
     except DamagedInput as error:  # killed before it wrote anything
         return None, [*missing, str(error)]
-    flows = dataclasses.replace(
-        run.flows, start_ns=run.flows.start_ns - zero_ns, end_ns=run.flows.end_ns - zero_ns
-    )
-    return dataclasses.replace(run, flows=flows), missing
+    return dataclasses.replace(
+        run,
+        flows=_since(run.flows, zero_ns),
+        connections=_since(run.connections, zero_ns),
+        messages=_since(run.messages, zero_ns),
+    ), missing
+
+
+def _since(table: AnyTable, zero_ns: int) -> AnyTable:
+    """Return a table whose times count from then; 0 stays what never was."""
+    columns = table.columns()
+    for name in columns.keys() & {"start_ns", "end_ns", "begin_ns", "first_ns", "last_ns"}:
+        columns[name] = np.where(columns[name] > 0, columns[name] - zero_ns, 0)
+    return type(table)(**columns)
 
 
 def put_captures(directory: Path, run: Path) -> None:

@@ -1,0 +1,147 @@
+"""Traffic between hosts: which addresses are whose, which ranks are where, who sent when to whom.
+
+Addresses are one host's where the run says so: a hosts file, a capture that knows its own host, or
+the sockets of a recorded job. Ranks are counted where the run knows its hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.model.endpoint import host_of
+from fullwire.model.run import Real, Run, Text, Whole
+
+_LEAST_HOST = 1e-3  # of all payload: a host with less has no part in the training
+_LEAST_EDGE = 0.01  # of the largest edge: what sends less breaks no silence
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Edges:
+    """The flows between the hosts that matter, hosts as numbers, in time slots of one width."""
+
+    hosts: tuple[str, ...]
+    source: Whole
+    target: Whole
+    connection: Whole  # a number for each pair of endpoints
+    slot: Whole
+    payload_bytes: Whole
+    wire_bytes: Whole
+    packets: Whole
+    retransmits: Whole
+    width_ns: int
+    strangers_bytes: int  # of payload that other hosts had a part in
+
+    def matrix(self, values: Whole | Real) -> Whole:
+        """Add values up by who sends to whom."""
+        count = len(self.hosts)
+        cells = np.bincount(self.source * count + self.target, values, count * count)
+        return cells.reshape(count, count).astype(np.int64)
+
+    @property
+    def edge(self) -> Whole:
+        """Return each row's edge as a number."""
+        return self.source * len(self.hosts) + self.target
+
+    def main(self) -> NDArray[np.bool_]:
+        """Choose the rows with payload of the edges that carry most."""
+        payload = self.matrix(self.payload_bytes)
+        main = np.flatnonzero(payload >= _LEAST_EDGE * payload.max(initial=1))
+        return np.isin(self.edge, main) & (self.payload_bytes > 0)
+
+
+def edges_of(run: Run) -> Edges:
+    """Number the hosts in order of address, and leave out those that have no part."""
+    flows, names = run.flows, host_names(run)
+    sources, source = _numbered(flows.source, names)
+    targets, target = _numbered(flows.destination, names)
+    everyone = sorted({*sources, *targets}, key=_place)
+    number = {host: place for place, host in enumerate(everyone)}
+    source = np.array([number[host] for host in sources], np.int64)[source]
+    target = np.array([number[host] for host in targets], np.int64)[target]
+    touched = np.bincount(source, flows.payload_bytes, len(everyone))
+    touched += np.bincount(target, flows.payload_bytes, len(everyone))
+    chosen = touched >= _LEAST_HOST * max(int(flows.payload_bytes.sum()), 1)
+    chosen &= [not _is_loopback(host) for host in everyone]
+    kept = chosen[source] & chosen[target] & (source != target)
+    renumbered = np.cumsum(chosen) - 1
+    width_ns = int((flows.end_ns - flows.start_ns).max())
+    return Edges(
+        hosts=tuple(host for host, is_chosen in zip(everyone, chosen, strict=True) if is_chosen),
+        source=renumbered[source[kept]], target=renumbered[target[kept]],
+        connection=_connections(flows.source[kept], flows.destination[kept]),
+        slot=flows.start_ns[kept] // max(width_ns, 1), width_ns=max(width_ns, 1),
+        payload_bytes=flows.payload_bytes[kept], wire_bytes=flows.wire_bytes[kept],
+        packets=flows.packets[kept], retransmits=flows.retransmits[kept],
+        strangers_bytes=int(flows.payload_bytes[~kept].sum()),
+    )  # fmt: skip
+
+
+def host_names(run: Run) -> dict[str, str]:
+    """Return the host of each address that is known to be of one with other addresses, or a name.
+
+    Sockets belong to hosts by name; addresses to hosts by a fact, which knows better.
+    """
+    names: dict[str, str] = {}
+    if len(run.sockets):
+        ends = dict.fromkeys(zip(run.sockets.host.tolist(), run.sockets.flow.tolist(), strict=True))
+        for host, flow in ends:
+            local = host_of(flow.partition(">")[0])
+            if not _is_loopback(local):
+                names.setdefault(local, host)
+    for each in filter(None, str(run.facts.get("addresses", "")).split(",")):
+        host, _, addresses = each.partition("=")
+        names |= dict.fromkeys(addresses.split("+"), host)
+    return names
+
+
+def ranks_by_host(run: Run, hosts: tuple[str, ...]) -> Mapping[str, list[int]] | None:
+    """Return the ranks on each of these hosts, where the run says it for every one of them."""
+    names = host_names(run)
+    ranks: dict[str, list[int]] = {}
+    for rank, host in enumerate(filter(None, str(run.facts.get("hosts", "")).split(","))):
+        ranks.setdefault(names.get(host, host), []).append(rank)
+    return {host: ranks[host] for host in hosts} if hosts and set(hosts) <= set(ranks) else None
+
+
+def hosts_of(ends: Text, hosts: tuple[str, ...], names: Mapping[str, str]) -> Whole:
+    """Return the number of each endpoint's host, or -1 for another."""
+    number = {host: place for place, host in enumerate(hosts)}
+    addresses, place = _numbered(ends, names)
+    return np.array([number.get(each, -1) for each in addresses], np.int64)[place]
+
+
+def _numbered(ends: Text, names: Mapping[str, str]) -> tuple[list[str], Whole]:
+    """Return the hosts of a column, and for each row which one it is."""
+    hosts: dict[str, int] = {}
+    known: dict[str, int] = {}
+    for end in dict.fromkeys(ends.tolist()):
+        address = host_of(end)
+        known[end] = hosts.setdefault(names.get(address, address), len(hosts))
+    return list(hosts), np.fromiter(map(known.__getitem__, ends.tolist()), np.int64, len(ends))
+
+
+def _connections(sources: Text, targets: Text) -> Whole:
+    """Number the pairs of endpoints."""
+    known: dict[tuple[str, str], int] = {}
+    pairs = zip(sources.tolist(), targets.tolist(), strict=True)
+    return np.array([known.setdefault(pair, len(known)) for pair in pairs], np.int64)
+
+
+def _place(host: str) -> tuple[int, int, str]:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return 0, 0, host
+    return address.version, int(address), host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

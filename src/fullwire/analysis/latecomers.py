@@ -1,0 +1,42 @@
+"""Whom the others wait for, where a library's headers tell when each host came to a collective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fullwire.analysis.iterations import Iterations
+from fullwire.analysis.messages import SeenCollectives
+from fullwire.units import show_time
+
+_LEAST_WAIT = 0.1  # of the period: less is nobody's fault
+_MOSTLY = 0.5  # of the waiting is for one host
+
+
+def latecomer(
+    hosts: tuple[str, ...], iterations: Iterations | None, seen: SeenCollectives | None
+) -> Iterator[str]:
+    """Name the host that comes late to most collectives, if waiting for it is worth a sentence."""
+    if seen is None or iterations is None or iterations.basis != "messages" or len(hosts) < 2:
+        return
+    of = np.searchsorted(iterations.begins_ns, seen.first_ns, "right") - 1
+    inside = (of >= 0) & (seen.first_ns <= iterations.ends_ns[of.clip(0)])
+    never = np.iinfo(np.int64).max
+    came_ns = np.full((len(seen), len(hosts)), never)
+    np.minimum.at(came_ns, (seen.part, seen.source), seen.part_begin_ns)
+    whole = inside & (came_ns < never).all(axis=1)
+    if not whole.any():
+        return
+    came_ns = came_ns[whole]
+    last = np.argmax(came_ns, axis=1)
+    waited_s = (came_ns.max(axis=1) - np.median(came_ns, axis=1)) * 1e-9
+    by_host = np.bincount(last, waited_s, len(hosts))
+    worst = int(np.argmax(by_host))
+    each_s = float(by_host[worst]) / len(iterations.begins_ns)
+    if by_host[worst] < _MOSTLY * waited_s.sum() or each_s < _LEAST_WAIT * iterations.period_s:
+        return
+    yield (
+        f"{hosts[worst]} comes last to {np.mean(last == worst):.0%} of the collectives, "
+        f"{show_time(each_s)} an iteration after the others: they wait for it, not for the network"
+    )

@@ -1,0 +1,291 @@
+"""Collectives that a library's own message headers tell, put together over connections.
+
+Each direction of each connection carries a part of a collective; the parts of one have its
+operation and number, and overlap in time. How large its tensor is follows from what
+a connection carries of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.analysis.iterations import Iterations
+from fullwire.analysis.repetition import Repetition, Sequence, find_repetition
+from fullwire.model.cost import bus_factor
+from fullwire.model.run import Messages, Real, Text, Whole
+
+_LEAST_PART = 0.005  # of the largest collective: a smaller one, like a metric's, proves nothing
+_SAME_BYTES = 0.002
+_HEADERS = 96  # bytes that Gloo sends with each message: its header, and an offer
+_MAIN_EDGE = 0.05  # of the largest: an edge with less carries control messages
+_TRAINING = ("allreduce", "reducescatter", "allgather", "alltoall")  # others come beside them
+_READ = 0.99  # of the bytes: then it is sure whose they are
+_AT_ONCE_NS = 1_000_000_000  # a tag that comes again later than this is another collective's
+_MOST_TIMED = 200  # iterations, to say how long a usual one communicates
+_LEAST_TOLD = 0.7  # of all payload must be in messages that were read, or they are not the story
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class SeenCollectives:
+    """Collectives in order of time, and the part of each that went from one host to another."""
+
+    op: Text
+    sequence: Whole
+    bytes: Real  # of its tensor, as every rank has it
+    begin_ns: Whole  # when the first rank came
+    first_ns: Whole  # when data began to flow
+    end_ns: Whole
+    part: Whole  # for each row below: which collective it is of
+    source: Whole
+    target: Whole
+    part_bytes: Real
+    part_read_bytes: Real  # of which it is sure that they are this one's
+    part_begin_ns: Whole
+    part_first_ns: Whole
+    part_last_ns: Whole
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    @property
+    def is_sure(self) -> NDArray[np.bool_]:
+        """Whether bytes are surely this one's: read as such, or there were no others."""
+        total = np.bincount(self.part, self.part_bytes, len(self))
+        is_read = np.bincount(self.part, self.part_read_bytes, len(self)) >= _READ * total
+        order = np.flatnonzero(total > 0)
+        order = order[np.argsort(self.first_ns[order], kind="stable")]
+        begin_ns, end_ns = self.first_ns[order], np.maximum.accumulate(self.end_ns[order])
+        is_apart = np.append(True, begin_ns[1:] >= end_ns[:-1])
+        alone = np.ones(len(self), bool)
+        alone[order] = is_apart & np.append(is_apart[1:], True)
+        return np.asarray(is_read | alone, bool)
+
+
+def find_collectives(rows: Messages, source: Whole, target: Whole, ranks: int) -> SeenCollectives:
+    """Put the messages of hosts, given as numbers, together to collectives of so many ranks."""
+    number = _numbered(rows)
+    count = int(number.max(initial=-1)) + 1
+    payload = rows.payload_bytes + rows.unread_bytes * _payload_share(rows, number)
+    carried = _usual_connection(rows, number, payload, count)
+    one = np.zeros(count, np.int64)
+    one[number] = np.arange(len(number))
+    op = rows.op[one]
+    factors = {name: bus_factor(name, ranks) or 1.0 for name in set(op.tolist())}
+    never = np.iinfo(np.int64).max
+    first_ns = np.where(rows.first_ns > 0, rows.first_ns, never)
+    begin_ns, data_ns = np.full(count, never), np.full(count, never)
+    np.minimum.at(begin_ns, number, rows.begin_ns)
+    np.minimum.at(data_ns, number, first_ns)
+    end_ns = np.zeros(count, np.int64)
+    np.maximum.at(end_ns, number, np.maximum(rows.last_ns, rows.begin_ns))
+    order = np.argsort(begin_ns, kind="stable")
+    place = np.empty(count, np.int64)
+    place[order] = np.arange(count)
+    return SeenCollectives(
+        op=op[order], sequence=rows.sequence[one][order],
+        bytes=(carried / np.array([factors[each] for each in op.tolist()] or [1.0]))[order]
+        if count else np.empty(0),
+        begin_ns=begin_ns[order], first_ns=np.minimum(data_ns, end_ns)[order],
+        end_ns=end_ns[order], part=place[number], source=source, target=target,
+        part_bytes=payload, part_read_bytes=rows.payload_bytes.astype(np.float64),
+        part_begin_ns=rows.begin_ns, part_first_ns=rows.first_ns,
+        part_last_ns=rows.last_ns,
+    )  # fmt: skip
+
+
+def _numbered(rows: Messages) -> Whole:
+    """Number the collectives; the same number comes again where a tag is used again."""
+    keys: dict[tuple[str, int], tuple[int, int]] = {}
+    numbers, count = [], 0
+    ends = np.maximum(rows.last_ns, rows.begin_ns).tolist()
+    each = zip(rows.op.tolist(), rows.sequence.tolist(), rows.begin_ns.tolist(), ends, strict=True)
+    for op, sequence, begin_ns, end_ns in each:
+        known, until_ns = keys.get((op, sequence), (-1, -2 * _AT_ONCE_NS))
+        if begin_ns > until_ns + _AT_ONCE_NS:
+            known, until_ns, count = count, end_ns, count + 1
+        keys[op, sequence] = (known, max(until_ns, end_ns))
+        numbers.append(known)
+    return np.array(numbers, np.int64)
+
+
+def _payload_share(rows: Messages, number: Whole) -> Real:
+    """Return, for each row, how much of unread bytes is payload, if messages are as long as others.
+
+    The rest is a header before each message, and one before that which offers it.
+    """
+    messages = np.bincount(number, rows.messages)
+    usual = np.bincount(number, rows.payload_bytes) / np.maximum(messages, 1)
+    share = np.where(usual > _HEADERS, usual / (usual + _HEADERS), 1.0)
+    return np.asarray(share[number], np.float64)
+
+
+def _usual_connection(rows: Messages, number: Whole, payload: Real, count: int) -> Real:
+    """Return what a usual connection that carries data carries of each collective.
+
+    Two hosts have several connections where they have several ranks, and each carries a part.
+    """
+    ends: dict[tuple[str, str], int] = {}
+    pairs = zip(rows.source.tolist(), rows.destination.tolist(), strict=True)
+    way = np.array([ends.setdefault(pair, len(ends)) for pair in pairs], np.int64)
+    parts, place = np.unique(number * max(len(ends), 1) + way, return_inverse=True)
+    carried = np.bincount(place, payload, len(parts))
+    of = parts // max(len(ends), 1)
+    most = np.zeros(count)
+    np.maximum.at(most, of, carried)
+    main = carried > _MAIN_EDGE * most[of]
+    order = np.lexsort((carried[main], of[main]))
+    of, carried = of[main][order], carried[main][order]
+    known, first, times = np.unique(of, return_index=True, return_counts=True)
+    usual = np.zeros(count)
+    usual[known] = (carried[first + (times - 1) // 2] + carried[first + times // 2]) / 2
+    return usual
+
+
+def iterations_of(
+    seen: SeenCollectives,
+    hosts: tuple[str, ...],
+    payload_bytes: float,
+    width_ns: int,
+    model_bytes: float | None,
+) -> Iterations | None:
+    """Find iterations in collectives, where these are most of what was sent."""
+    if not len(seen) or seen.part_bytes.sum() < _LEAST_TOLD * payload_bytes:
+        return None
+    bouts = _bouts(seen)
+    whole_bytes = None if model_bytes is None else _whole_bytes(seen, model_bytes, len(hosts))
+    found = find_repetition(bouts.sequence, whole_bytes)
+    return None if found is None else _iterations(seen, bouts, found, len(hosts), width_ns)
+
+
+def broadcast_bytes(seen: SeenCollectives) -> float | None:
+    """Return what was broadcast before anything was reduced: the model, if that is anything."""
+    reduces = np.flatnonzero(np.isin(seen.op, ["allreduce", "reducescatter"]))
+    if not len(reduces):
+        return None
+    first = int(reduces[0])
+    return float(seen.bytes[:first][seen.op[:first] == "broadcast"].sum()) or None
+
+
+def _whole_bytes(seen: SeenCollectives, model_bytes: float, hosts: int) -> float | None:
+    """Return what the edges that were captured carry when the model is reduced once."""
+    if (seen.op == "reducescatter").any() or not (seen.op == "allreduce").any():
+        return None
+    rows = seen.op[seen.part] == "allreduce"
+    carried = np.bincount(seen.source[rows] * hosts + seen.target[rows], seen.part_bytes[rows])
+    edges = int((carried > _MAIN_EDGE * carried.max()).sum())
+    return edges * bus_factor("allreduce", hosts) * model_bytes
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Bouts:
+    """Collectives that went on at the same time, and cannot be parted surely, taken as one."""
+
+    sequence: Sequence
+    of: Whole  # for each collective: its bout, or -1
+
+
+def _bouts(seen: SeenCollectives) -> _Bouts:
+    total = np.bincount(seen.part, seen.part_bytes, len(seen)).astype(np.float64)
+    is_main = total > _LEAST_PART * total.max()
+    is_training = is_main & np.isin(seen.op, _TRAINING)
+    main = np.flatnonzero(is_training if is_training.any() else is_main)
+    main = main[np.argsort(seen.first_ns[main], kind="stable")]
+    reached = np.maximum.accumulate(seen.end_ns[main])
+    is_new = np.ones(len(main), bool)
+    is_new[1:] = (seen.first_ns[main][1:] >= reached[:-1]) | _are_sure(seen, total)[main][1:]
+    bout = np.cumsum(is_new) - 1
+    of = np.full(len(seen), -1)
+    of[main] = bout
+    first = np.flatnonzero(is_new)
+    ops = {name: 1 << place for place, name in enumerate(dict.fromkeys(seen.op.tolist()))}
+    op = np.array([ops[each] for each in seen.op[main].tolist()])
+    amounts = np.array(
+        [np.bincount(bout, np.where(op == each, total[main], 0.0)) for each in ops.values()]
+    )
+    return _Bouts(
+        of=of,
+        sequence=Sequence(
+            kind=_kinds(np.bitwise_or.reduceat(op, first), amounts.sum(axis=0)), amounts=amounts,
+            begin_ns=np.minimum.reduceat(seen.first_ns[main], first),
+            end_ns=np.maximum.reduceat(seen.end_ns[main], first),
+        ),
+    )  # fmt: skip
+
+
+def _are_sure(seen: SeenCollectives, total: Real) -> NDArray[np.bool_]:
+    """Say of which collectives, and those just before, nearly all bytes were read as theirs."""
+    read = np.bincount(seen.part, seen.part_read_bytes, len(seen))
+    is_read = read >= _READ * total
+    return np.asarray(is_read & np.append(True, is_read[:-1]), bool)
+
+
+def _kinds(group: Whole, size: Real) -> Whole:
+    """Number what is the same: the operations, and bytes that differ by next to nothing."""
+    order = np.lexsort((size, group))
+    ordered = size[order]
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = (group[order][1:] != group[order][:-1]) | (
+        ordered[1:] > ordered[:-1] * (1 + _SAME_BYTES)
+    )
+    kind = np.empty(len(order), np.int64)
+    kind[order] = np.cumsum(is_new)
+    return kind
+
+
+def _iterations(
+    seen: SeenCollectives, bouts: _Bouts, found: Repetition, hosts: int, width_ns: int
+) -> Iterations:
+    begin_ns, end_ns = bouts.sequence.begin_ns[found.first], bouts.sequence.end_ns[found.last]
+    count = len(found.first)
+    iteration = np.full(len(bouts.sequence.kind) + 1, -1)
+    for number, (a, b) in enumerate(zip(found.first, found.last, strict=True)):
+        iteration[a : b + 1] = number
+    of = iteration[bouts.of]  # -1 is the last place, which stays -1
+    cells, edges = _by_edge(seen, of, count, hosts)
+    some = np.unique(np.linspace(0, count - 1, _MOST_TIMED).astype(np.int64)).tolist()
+    busy_ns = [_union_ns(seen.first_ns[of == n], seen.end_ns[of == n]) for n in some]
+    periods_ns = np.diff(begin_ns)[found.first[1:] == found.last[:-1] + 1]
+    period_ns = np.median(periods_ns if len(periods_ns) else np.diff(begin_ns))
+    return Iterations(
+        count=count, period_s=float(period_ns) * 1e-9,
+        communicating_s=float(np.median(busy_ns)) * 1e-9,
+        edges=edges, edge_bytes=np.median(cells, axis=0),
+        first_slot=int(begin_ns[0] // width_ns), last_slot=int(end_ns.max() // width_ns),
+        begins_ns=begin_ns, ends_ns=end_ns, basis="messages", share=found.share,
+        confidence=found.share * (1 - 0.5 ** (count - 1)),
+    )  # fmt: skip
+
+
+def _by_edge(seen: SeenCollectives, of: Whole, count: int, hosts: int) -> tuple[Real, Whole]:
+    """Return what each edge carries in each iteration, and which edges these are."""
+    iteration = of[seen.part]
+    chosen = iteration >= 0
+    edge = seen.source[chosen] * hosts + seen.target[chosen]
+    edges, place = np.unique(edge, return_inverse=True)
+    cells = np.bincount(
+        iteration[chosen] * len(edges) + place, seen.part_bytes[chosen], count * len(edges)
+    )
+    return cells.reshape(count, len(edges)).astype(np.float64), edges
+
+
+def _union_ns(begin_ns: Whole, end_ns: Whole) -> int:
+    order = np.argsort(begin_ns)
+    begin_ns, end_ns = begin_ns[order], np.maximum.accumulate(end_ns[order])
+    reached = np.append(begin_ns[0], end_ns[:-1])
+    return int(np.maximum(end_ns - np.maximum(begin_ns, reached), 0).sum())
+
+
+def bytes_of(
+    seen: SeenCollectives, iterations: Iterations, ops: tuple[str, ...], hosts: int, ranks: int
+) -> float:
+    """Return the tensors of some operations in a usual iteration; 0 where there are none."""
+    of = np.searchsorted(iterations.begins_ns, seen.first_ns, "right") - 1
+    inside = (of >= 0) & (seen.first_ns <= iterations.ends_ns[of.clip(0)]) & np.isin(seen.op, ops)
+    cells, _ = _by_edge(seen, np.where(inside, of, -1), len(iterations.begins_ns), hosts)
+    if not cells.size:
+        return 0.0
+    usual = np.median(cells, axis=0)
+    return float(np.median(usual[usual > _MAIN_EDGE * usual.max()])) / bus_factor(ops[0], ranks)

@@ -1,0 +1,93 @@
+"""What packets say of a training as the steps and collectives of a run.
+
+A step goes from the first bytes of an iteration to those of the next, alike on every host; what was
+computed in it packets cannot say. A collective begins on a host with the first packet by which it
+asks for data or offers it, and lasts as long as its data come and go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fullwire.analysis.edges import ranks_by_host
+from fullwire.analysis.flows import Traffic
+from fullwire.analysis.iterations import Iterations
+from fullwire.analysis.messages import SeenCollectives
+from fullwire.analysis.steps_seen import FROM_PACKETS
+from fullwire.model.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
+
+
+def with_steps(run: Run, traffic: Traffic) -> Run:
+    """Return a run of packets with their iterations as its steps; another run as it is."""
+    found = traffic.iterations
+    if len(run.spans) or found is None or len(found.begins_ns) < 2:
+        return run
+    ranks = _ranks(run, traffic)
+    collectives = Collectives.empty()
+    if traffic.collectives is not None and found.basis == "messages":
+        collectives = _collectives(traffic.collectives, found, ranks)
+    remark = f"{FROM_PACKETS}, from the first bytes of one to the first of the next; "
+    remark += "what was computed in them is not known"
+    return replace(
+        run,
+        facts={
+            **run.facts, "remarks": remark,
+            **({} if traffic.ranks is None else {"workers": traffic.ranks}),
+        },
+        spans=_spans(found, ranks, with_traffic=not len(collectives)), collectives=collectives,
+    )  # fmt: skip
+
+
+def _ranks(run: Run, traffic: Traffic) -> Whole:
+    """Return a rank for each host: the first that is known to be there, or the host's number."""
+    known = ranks_by_host(run, traffic.hosts)
+    if known is None:
+        return np.arange(len(traffic.hosts))
+    return np.array([known[host][0] for host in traffic.hosts])
+
+
+def _spans(found: Iterations, ranks: Whole, *, with_traffic: bool) -> Spans:
+    """Make the steps; where no collectives are known, all the traffic of each is one span."""
+    begins_ns, ends_ns = found.begins_ns[:-1], found.begins_ns[1:]
+    steps = len(begins_ns)
+    kinds = [("host", "step", ends_ns)]
+    if with_traffic:
+        kinds.append(("communication", "traffic", np.minimum(found.ends_ns[:-1], ends_ns)))
+    parts = [
+        Spans(
+            rank=np.full(steps, rank), step=np.arange(steps), lane=np.full(steps, lane, object),
+            name=np.full(steps, name, object), start_ns=begins_ns, end_ns=until_ns,
+        )
+        for rank in ranks.tolist()
+        for lane, name, until_ns in kinds
+    ]  # fmt: skip
+    return Spans.joined(parts)
+
+
+def _collectives(seen: SeenCollectives, found: Iterations, ranks: Whole) -> Collectives:
+    """Make a row for each host that takes part in a collective of a step."""
+    hosts, count = len(ranks), len(seen)
+    cell = seen.part * hosts
+    never = np.iinfo(np.int64).max
+    issue_ns, first_ns = np.full(count * hosts, never), np.full(count * hosts, never)
+    end_ns = np.zeros(count * hosts, np.int64)
+    has_data = seen.part_first_ns > 0
+    np.minimum.at(issue_ns, cell + seen.source, seen.part_begin_ns)
+    for end in (seen.source, seen.target):
+        np.minimum.at(first_ns, (cell + end)[has_data], seen.part_first_ns[has_data])
+        np.maximum.at(end_ns, (cell + end)[has_data], seen.part_last_ns[has_data])
+    step = np.searchsorted(found.begins_ns, seen.first_ns, "right") - 1
+    inside = (step >= 0) & (step < len(found.begins_ns) - 1)
+    chosen = np.flatnonzero((end_ns > 0) & np.repeat(inside, hosts))
+    of = chosen // hosts
+    begin_ns = np.minimum(issue_ns[chosen], first_ns[chosen])
+    return Collectives(
+        rank=ranks[chosen % hosts], step=step[of], sequence=seen.sequence[of],
+        group=np.full(len(chosen), "gloo", object), op=seen.op[of],
+        dtype=np.where(seen.is_sure[of], "bytes", SIZE_UNKNOWN).astype(object),
+        bytes=np.rint(seen.bytes[of]).astype(np.int64),
+        issue_ns=begin_ns, start_ns=np.maximum(first_ns[chosen], begin_ns),
+        end_ns=np.maximum(end_ns[chosen], begin_ns),
+    )  # fmt: skip

@@ -1,0 +1,311 @@
+"""The picture of what packets say: the pattern, the matrix, edges over time, one iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import atan2, cos, degrees, pi, sin
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fullwire.analysis.edges import host_names, hosts_of
+from fullwire.analysis.flows import Traffic
+from fullwire.analysis.usual_iteration import UsualIteration, usual_iteration
+from fullwire.model.run import Run
+from fullwire.report.charts import COLOURS, save, titled
+from fullwire.report.traffic import traffic_sentences
+from fullwire.units import show_bytes
+
+if TYPE_CHECKING:
+    import altair as alt
+
+_INK, _FAINT, _BAND = "#1f2933", "#c3cbd4", "#eef3f7"
+_SLOTS = 700  # of the picture, from left to right
+_MOST_EDGES = 10
+_MOST_ITERATIONS = 30
+_MOST_IN_MATRIX, _MOST_WITH_WORDS = 16, 5
+_SMALL_EDGE = 0.02  # of the largest: not drawn
+_WIDE, _SIDE = 720, 300
+
+
+def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
+    """Draw the pattern and the matrix, and beside them what each edge carries over time."""
+    import altair as alt
+
+    left = [_pattern(result)]
+    if len(result.hosts) <= _MOST_IN_MATRIX:
+        left.append(_matrix(result))
+    right = [_over_time(run, result)]
+    usual = usual_iteration(result)
+    if usual is not None:
+        right.append(_iteration(usual, result))
+    over = alt.vconcat(*right, spacing=28).resolve_scale(color="independent")
+    sentences = list(traffic_sentences(result))
+    chart = alt.hconcat(alt.vconcat(*left, spacing=28), over, spacing=44).resolve_scale(
+        color="independent"
+    )
+    save(titled(chart, sentences[0], wrap(" ".join(sentences[1:]), 150)), path)
+
+
+def _places(result: Traffic) -> dict[int, tuple[float, float]]:
+    """Put the hosts on a circle, in sending order, from the top and clockwise."""
+    order = [*result.pattern.order]
+    order += [host for host in range(len(result.hosts)) if host not in order]
+    turn = 2 * pi / max(len(order), 1)
+    return {host: (sin(n * turn), cos(n * turn)) for n, host in enumerate(order)}
+
+
+def _edge_bytes(result: Traffic) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return what each edge carries in an iteration, or else in all."""
+    sent = result.matrix_payload_bytes.astype(np.float64)
+    if result.iterations is not None:
+        usual = np.zeros(sent.size)
+        usual[result.iterations.edges] = result.iterations.edge_bytes
+        sent = usual.reshape(sent.shape)
+    return sent
+
+
+def _pattern(result: Traffic) -> alt.LayerChart:
+    import altair as alt
+
+    places, sent = _places(result), _edge_bytes(result)
+    drawn = [
+        _arrow(places[source], places[target], float(size / sent.max()), _colour(result, source))
+        for (source, target), size in np.ndenumerate(sent)
+        if size > _SMALL_EDGE * sent.max()
+    ]  # fmt: skip
+    hosts = [
+        {"x": x, "y": y, "lx": x * 1.15, "ly": y * 1.18, "host": result.hosts[host],
+         "colour": _colour(result, host), "align": _align(x)}
+        for host, (x, y) in places.items()
+    ]  # fmt: skip
+    scale = alt.Scale(domain=[-1.7, 1.7], nice=False)
+    plain = {"axis": None, "scale": scale}
+    lines = alt.Chart(alt.Data(values=drawn)).mark_rule(strokeCap="round").encode(
+        x=alt.X("x:Q", **plain), y=alt.Y("y:Q", **plain), x2="x2:Q", y2="y2:Q",
+        strokeWidth=alt.StrokeWidth("width:Q", scale=None), color=alt.Color("colour:N", scale=None),
+    )  # fmt: skip
+    heads = alt.Chart(alt.Data(values=drawn)).mark_point(
+        shape="triangle-up", filled=True, opacity=1
+    ).encode(
+        x=alt.X("hx:Q", **plain), y=alt.Y("hy:Q", **plain), size=alt.Size("head:Q", scale=None),
+        angle=alt.Angle("angle:Q", scale=None), color=alt.Color("colour:N", scale=None),
+    )  # fmt: skip
+    dots = alt.Chart(alt.Data(values=hosts)).mark_circle(size=260, opacity=1).encode(
+        x=alt.X("x:Q", **plain), y=alt.Y("y:Q", **plain), color=alt.Color("colour:N", scale=None),
+    )  # fmt: skip
+    names = [
+        alt.Chart(alt.Data(values=[each for each in hosts if each["align"] == align]))
+        .mark_text(fontSize=12, color=_INK, align=align)
+        .encode(x=alt.X("lx:Q", **plain), y=alt.Y("ly:Q", **plain), text="host:N")
+        for align in ("left", "center", "right")
+    ]
+    title = {"none": "who sends to whom"}.get(result.pattern.kind, result.pattern.kind)
+    return alt.layer(lines, heads, dots, *names).properties(
+        width=_SIDE, height=_SIDE, title=_small(title)
+    )  # fmt: skip
+
+
+def _align(x: float) -> Literal["left", "center", "right"]:
+    """Return how the name of a host at this place stays outside of the circle."""
+    return "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
+
+
+def _small(text: str) -> alt.Title:
+    import altair as alt
+
+    return alt.Title(text, fontSize=13, anchor="start", fontWeight="normal", color=_INK)
+
+
+def _colour(result: Traffic, host: int) -> str:
+    is_slow = result.slow_link is not None and result.hosts[host] == result.slow_link.host
+    return COLOURS[1] if is_slow else COLOURS[0]
+
+
+def _arrow(
+    start: tuple[float, float], end: tuple[float, float], of_most: float, colour: str
+) -> dict[str, Any]:
+    """Draw from host to host, a little to the left, so that both ways are seen."""
+    (x, y), (x2, y2) = start, end
+    long = max(((x2 - x) ** 2 + (y2 - y) ** 2) ** 0.5, 1e-9)
+    dx, dy = (x2 - x) / long, (y2 - y) / long
+    side, cut = 0.05, 0.16
+    x, y = x + dx * cut - dy * side, y + dy * cut + dx * side
+    x2, y2 = x2 - dx * cut - dy * side, y2 - dy * cut + dx * side
+    share = of_most**0.5
+    return {
+        "x": x, "y": y, "x2": x2 - dx * 0.04, "y2": y2 - dy * 0.04, "hx": x2 - dx * 0.02,
+        "hy": y2 - dy * 0.02, "angle": degrees(atan2(dx, dy)), "width": 0.8 + 2.7 * share,
+        "head": 60 + 110 * share, "colour": colour,
+    }  # fmt: skip
+
+
+def _matrix(result: Traffic) -> alt.LayerChart:
+    import altair as alt
+
+    most = max(int(result.matrix_payload_bytes.max()), 1)
+    cells = [
+        {"from": source, "to": target, "share": size / most, "said": show_bytes(size),
+         "ink": "white" if size > 0.55 * most else _INK}
+        for source, row in zip(result.hosts, result.matrix_payload_bytes.tolist(), strict=True)
+        for target, size in zip(result.hosts, row, strict=True)
+        if size
+    ]  # fmt: skip
+    base = alt.Chart(alt.Data(values=cells)).encode(
+        x=alt.X("to:N", sort=list(result.hosts), title="to", axis=alt.Axis(labelAngle=-35)),
+        y=alt.Y("from:N", sort=list(result.hosts), title="from"),
+    )  # fmt: skip
+    scale = alt.Scale(domain=[0, 1], range=["#f2f6f9", COLOURS[0]])
+    squares = base.mark_rect(stroke="white").encode(
+        color=alt.Color("share:Q", scale=scale, legend=None)
+    )
+    words = base.mark_text(fontSize=10).encode(text="said:N", color=alt.Color("ink:N", scale=None))
+    layers = [squares, words] if len(result.hosts) <= _MOST_WITH_WORDS else [squares]
+    return (
+        alt.layer(*layers)
+        .resolve_scale(color="independent")  # words are black or white by their own
+        .properties(width=_SIDE, height=_SIDE * 0.8, title=_small("payload sent, in all"))
+    )
+
+
+def _window_ns(run: Run, result: Traffic) -> tuple[int, int]:
+    """Return what of the capture is drawn: the iterations, the first of them if there are many."""
+    found = result.iterations
+    if found is None or not len(found.begins_ns):
+        return int(run.flows.start_ns.min()), int(run.flows.end_ns.max())
+    begin = int(found.begins_ns[0])
+    end = int(found.ends_ns[min(len(found.ends_ns), _MOST_ITERATIONS) - 1])
+    beside = round((end - begin) * 0.02)
+    return begin - beside, end + beside
+
+
+def _over_time(run: Run, result: Traffic) -> alt.VConcatChart:
+    import altair as alt
+
+    begin, end = _window_ns(run, result)
+    panels = list(_rates(run, result, begin, end))
+    most = max((each["rate"] for _, _, values in panels for each in values), default=1.0)
+    bands = list(_bands(result, begin, end))
+    height = max(26, min(70, 420 // max(len(panels), 1)))
+    charts = []
+    for number, (name, colour, values) in enumerate(panels):
+        is_last = number == len(panels) - 1
+        across = alt.X(
+            "time:Q", title="time (s)" if is_last else None,
+            scale=alt.Scale(domain=[0, (end - begin) * 1e-9], nice=False),
+            axis=alt.Axis(labels=is_last, ticks=is_last, grid=False),
+        )  # fmt: skip
+        up = alt.Y(
+            "rate:Q", title=None, scale=alt.Scale(domain=[0, most], nice=False),
+            axis=alt.Axis(tickCount=2, grid=False, format=".2~g"),
+        )  # fmt: skip
+        area = alt.Chart(alt.Data(values=values)).mark_area(
+            interpolate="step-after", color=colour, opacity=0.9
+        ).encode(x=across, y=up)  # fmt: skip
+        band = alt.Chart(alt.Data(values=bands)).mark_rect(color=_BAND).encode(
+            x=alt.X("time:Q", scale=alt.Scale(domain=[0, (end - begin) * 1e-9], nice=False)),
+            x2="until:Q",
+        )  # fmt: skip
+        layers = [band, area]
+        if number == 0 and bands:
+            layers.append(
+                alt.Chart(alt.Data(values=bands)).mark_text(
+                    y=-7, fontSize=10, color="#52606d"
+                ).encode(x="middle:Q", text="number:N")
+            )  # fmt: skip
+        label = alt.Chart(alt.Data(values=[{"name": name}])).mark_text(
+            align="left", baseline="middle", x=_WIDE + 8, y=height / 2, fontSize=11, color=_INK
+        ).encode(text="name:N")  # fmt: skip
+        charts.append(alt.layer(*layers, label).properties(width=_WIDE, height=height))
+    title = "Gbps on each edge"
+    if bands:
+        title += f"; shaded: iterations {bands[0]['number']} to {bands[-1]['number']}"
+    return alt.vconcat(*charts, spacing=6).properties(title=_small(title))
+
+
+def _bands(result: Traffic, begin: int, end: int) -> Iterator[dict[str, Any]]:
+    found = result.iterations
+    if found is None:
+        return
+    both = zip(found.begins_ns.tolist(), found.ends_ns.tolist(), strict=True)
+    for number, (first, last) in enumerate(both, 1):
+        if first < end:
+            yield {
+                "time": (first - begin) * 1e-9, "until": (last - begin) * 1e-9,
+                "middle": (first + last - 2 * begin) / 2e9, "number": number,
+            }  # fmt: skip
+
+
+def _rates(
+    run: Run, result: Traffic, begin: int, end: int
+) -> Iterator[tuple[str, str, list[dict[str, float]]]]:
+    """Return each edge's rate over time, in slots as wide as a picture can show."""
+    flows, names = run.flows, host_names(run)
+    bin_ns = max(int((flows.end_ns - flows.start_ns).max()), 1)
+    width_ns = bin_ns * max(-(-(end - begin) // (_SLOTS * bin_ns)), 1)  # as many bins in each
+    source = hosts_of(flows.source, result.hosts, names)
+    target = hosts_of(flows.destination, result.hosts, names)
+    slot = (flows.start_ns - begin) // width_ns
+    slots = -(-(end - begin) // width_ns)
+    within = (slot >= 0) & (slot < slots)
+    carried = _edge_bytes(result)
+    for edge in result.edges[:_MOST_EDGES]:
+        a, b = result.hosts.index(edge.source), result.hosts.index(edge.target)
+        if carried[a, b] <= _SMALL_EDGE * carried.max():
+            continue  # it had its part before the iterations
+        rows = within & (source == a) & (target == b)
+        sent = np.bincount(slot[rows], flows.wire_bytes[rows], slots)
+        values = [
+            {"time": place * width_ns * 1e-9, "rate": size * 8 / width_ns}
+            for place, size in enumerate(sent.tolist())
+        ]
+        yield f"{edge.source} → {edge.target}", _colour(result, a), values
+
+
+def _lanes(usual: UsualIteration) -> list[int]:
+    """Return a lane for each collective, such that none hides another at the same time."""
+    until_s: list[float] = []
+    lanes = []
+    for each in usual.collectives:
+        free = [lane for lane, end_s in enumerate(until_s) if end_s <= each.data_s]
+        lane = free[0] if free else len(until_s)
+        until_s[lane : lane + 1] = [each.end_s]
+        lanes.append(lane)
+    return lanes
+
+
+def _iteration(usual: UsualIteration, result: Traffic) -> alt.LayerChart:
+    import altair as alt
+
+    lanes = _lanes(usual)
+    bars = [
+        {"host": result.hosts[host], "came": came_s * 1e3, "data": max(each.data_s, came_s) * 1e3,
+         "end": each.end_s * 1e3, "op": each.op, "lane": lane}
+        for each, lane in zip(usual.collectives, lanes, strict=True)
+        for host, came_s in enumerate(each.came_s)
+        if came_s is not None
+    ]  # fmt: skip
+    base = alt.Chart(alt.Data(values=bars)).encode(
+        y=alt.Y("host:N", sort=list(result.hosts), title=None),
+        yOffset=alt.YOffset("lane:O", scale=alt.Scale(domain=sorted(set(lanes)))),
+    )
+    waits = base.mark_bar(height=3, color=_FAINT, opacity=1).encode(
+        x=alt.X("came:Q", title="time in the iteration (ms)"), x2="data:Q"
+    )
+    ops = list(dict.fromkeys(each["op"] for each in bars))
+    sends = base.mark_bar(height=11, stroke="white").encode(
+        x="data:Q", x2="end:Q",
+        color=alt.Color(
+            "op:N", title=None, scale=alt.Scale(domain=ops, range=COLOURS[: len(ops)]),
+            legend=alt.Legend(orient="top", symbolStrokeWidth=0),
+        ),
+    )  # fmt: skip
+    ticks = base.mark_tick(thickness=2, size=13, color=_INK).encode(x="came:Q")
+    return (waits + sends + ticks).properties(
+        width=_WIDE, height=max(len(result.hosts) * (10 + 14 * len(set(lanes))), 60),
+        title=_small(
+            f"iteration {usual.number} as its collectives; a tick is a host's first packet for one"
+        ),
+    )  # fmt: skip

@@ -1,0 +1,106 @@
+"""By how much the clocks of captures differ, from connections that were captured at both ends.
+
+A packet cannot arrive before it was sent. So what one end's clock shows less the other's is at most
+the offset on the way there and at least the offset on the way back; the packets that waited least
+set the bounds. Both are certain; the offset is taken in the middle, and is that uncertain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from fullwire.model.endpoint import host_of
+from fullwire.model.run import Text, Whole
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Passed:
+    """When flows passed certain sequence numbers, in one capture, made on the host `local`."""
+
+    local: str
+    ends: Sequence[tuple[str, str]]
+    columns: Mapping[str, Whole]  # flow, sequence, is_acknowledgement, time_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """What a capture's clock shows more than the first one's, in nanoseconds."""
+
+    offset_ns: int
+    uncertainty_ns: int
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the clocks differ at all, as far as anyone can say."""
+        return abs(self.offset_ns) > self.uncertainty_ns
+
+
+def clock_offsets(captures: Sequence[Passed | None]) -> list[ClockOffset | None]:
+    """Return each capture's offset from the first, where connections lead from one to the other."""
+    found: list[ClockOffset | None] = [None] * len(captures)
+    if not captures or captures[0] is None:
+        return found
+    found[0] = ClockOffset(offset_ns=0, uncertainty_ns=0)
+    links = _links(captures)
+    while reachable := [
+        (known.uncertainty_ns + link.uncertainty_ns, start, end)
+        for (start, end), link in links.items()
+        if (known := found[start]) is not None and found[end] is None
+    ]:
+        uncertainty_ns, start, end = min(reachable)
+        begin = found[start]
+        assert begin is not None
+        found[end] = ClockOffset(
+            offset_ns=begin.offset_ns + links[start, end].offset_ns, uncertainty_ns=uncertainty_ns
+        )
+    return found
+
+
+def _links(captures: Sequence[Passed | None]) -> dict[tuple[int, int], ClockOffset]:
+    number: dict[tuple[str, str], int] = {}
+    marks = [None if each is None else _marks(each, number) for each in captures]
+    senders = np.array([host_of(source) for source, _ in number], object)
+    links = {}
+    for first, second in combinations(range(len(captures)), 2):
+        one, other = captures[first], captures[second]
+        if one is None or other is None or one.local == other.local:
+            continue
+        link = _link(marks[first], marks[second], senders, one.local, other.local)  # type: ignore[arg-type]
+        if link is not None:
+            links[first, second] = link
+            links[second, first] = ClockOffset(
+                offset_ns=-link.offset_ns, uncertainty_ns=link.uncertainty_ns
+            )
+    return links
+
+
+def _marks(capture: Passed, number: dict[tuple[str, str], int]) -> tuple[Whole, Whole]:
+    """Return what passed as numbers that are the same in every capture, and when; no duplicates.
+
+    A sequence number that passed twice was sent again, or has wrapped.
+    """
+    flows = np.array([number.setdefault(ends, len(number)) for ends in capture.ends], np.int64)
+    columns = capture.columns
+    marks = flows[columns["flow"]] << 33 if len(flows) else np.empty(0, np.int64)
+    marks = marks | columns["sequence"] << 1 | columns["is_acknowledgement"]
+    once, place, count = np.unique(marks, return_index=True, return_counts=True)
+    return once[count == 1], columns["time_ns"][place[count == 1]]
+
+
+def _link(
+    one: tuple[Whole, Whole], other: tuple[Whole, Whole], senders: Text, one_host: str,
+    other_host: str,
+) -> ClockOffset | None:  # fmt: skip
+    both, first, second = np.intersect1d(one[0], other[0], assume_unique=True, return_indices=True)
+    differs_ns = other[1][second] - one[1][first]
+    sender = senders[both >> 33]
+    there, back = differs_ns[sender == one_host], differs_ns[sender == other_host]
+    if not len(there) or not len(back):
+        return None
+    most, least = int(there.min()), int(back.max())
+    # Clocks that drift against each other make the bounds cross; the middle is no worse for that.
+    return ClockOffset(offset_ns=(most + least) // 2, uncertainty_ns=-(-abs(most - least) // 2))

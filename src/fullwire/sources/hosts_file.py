@@ -1,0 +1,78 @@
+"""A file that says which addresses are one host's, and which ranks run there.
+
+# name  addresses                 ranks (optional)
+node0   10.0.0.1 10.0.1.1         ranks=0-7
+node1   10.0.0.2 10.0.1.2         ranks=8-15
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+
+from fullwire.errors import UsageError
+from fullwire.model.facts import FactValue
+from fullwire.units import shown
+
+_MOST_RANKS = 1_000_000
+
+
+def read_hosts(path: Path) -> dict[str, FactValue]:
+    """Read a hosts file as the facts `addresses` and, where it has ranks, `hosts`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    addresses: dict[str, list[str]] = {}
+    host_of_rank: dict[int, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        place = f"{path}, line {number}"
+        name, ranks = words[0], [word for word in words if word.startswith("ranks=")]
+        if name in addresses or "," in name or "=" in name:
+            raise UsageError(f"{place}: expected a new host's name, got {shown(name)}")
+        addresses[name] = [_address(word, place) for word in words[1:] if word not in ranks]
+        for rank in [rank for word in ranks for rank in _ranks(word[6:], place)]:
+            if host_of_rank.setdefault(rank, name) != name:
+                raise UsageError(f"{place}: rank {rank} is on {host_of_rank[rank]} already")
+    _refuse_shared(path, addresses)
+    facts: dict[str, FactValue] = {
+        "addresses": ",".join(f"{name}={'+'.join(each)}" for name, each in addresses.items())
+    }
+    if host_of_rank:
+        if sorted(host_of_rank) != list(range(len(host_of_rank))):
+            raise UsageError(
+                f"{path}: expected ranks from 0 without holes, got {len(host_of_rank)}"
+            )
+        facts["hosts"] = ",".join(host_of_rank[rank] for rank in range(len(host_of_rank)))
+    return facts
+
+
+def _address(word: str, place: str) -> str:
+    try:
+        return str(ip_address(word))
+    except ValueError:
+        raise UsageError(f"{place}: expected an address, got {shown(word)}") from None
+
+
+def _ranks(text: str, place: str) -> range:
+    first, _, last = text.partition("-")
+    if first.isdecimal() and (last or first).isdecimal():
+        ranks = range(int(first), int(last or first) + 1)
+        if 0 < len(ranks) <= _MOST_RANKS:
+            return ranks
+    raise UsageError(f"{place}: expected ranks=0 or ranks=0-7, got {shown(text)}")
+
+
+def _refuse_shared(path: Path, addresses: dict[str, list[str]]) -> None:
+    owner: dict[str, str] = {}
+    for name, own in addresses.items():
+        if not own:
+            raise UsageError(f"{path}: {name} has no address")
+        for address in own:
+            if owner.setdefault(address, name) != name:
+                raise UsageError(f"{path}: {address} belongs to {owner[address]} and to {name}")
+    if not owner:
+        raise UsageError(f"{path}: expected lines like: node0 10.0.0.1 10.0.1.1 ranks=0-7")
