@@ -40,6 +40,7 @@ _SPIN_US = 50  # while a small message is on its way, where processors are not s
 class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check
     """A group whose ranks talk over connections of their own."""
 
+    tells_times = True  # a recorder need not ask for Futures
     supports_splitting = False
     supports_coalescing = False
 

@@ -20,6 +20,8 @@ from fullwire.errors import TransportError
 class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we check
     """One or more tasks of the engine that are one collective to torch."""
 
+    tells_times = True  # `tasks` know when each began and ended
+
     def __init__(
         self, engine: Any, completer: Completer, tasks: Sequence[Any], result: Any,
         kept: Any = None, afterwards: Callable[[], None] | None = None,
