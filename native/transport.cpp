@@ -162,7 +162,7 @@ Engine::Engine(int rank, std::vector<int> sockets, std::vector<std::string> name
                std::string group, double silence_s, int spin_us)
     : rank_(rank), names_(std::move(names)), group_(std::move(group)),
       silence_ns_(static_cast<std::int64_t>(silence_s * 1e9)), spin_ns_(spin_us * 1000LL),
-      scratch_(kScratch) {
+      process_(::getpid()), scratch_(kScratch) {
     for (std::size_t other = 0; other < sockets.size(); ++other) {
         const bool is_self = static_cast<int>(other) == rank;
         connections_.push_back(is_self ? nullptr : std::make_unique<Connection>(
@@ -1214,6 +1214,11 @@ void Engine::abort(const std::string& reason) {
 }
 
 void Engine::close() {
+    if (::getpid() != process_) {
+        // A fork has the descriptors, but neither the thread nor a say; who holds the mutex is past.
+        if (thread_.joinable()) thread_.detach();
+        return;
+    }
     {
         std::unique_lock lock(mutex_);
         if (closing_) return;

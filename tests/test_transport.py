@@ -250,6 +250,10 @@ def test_a_group_made_again_leaves_nothing_open() -> None:
         assert counts[-1] == counts[2]
 
 
+def test_a_forked_child_may_end_without_ending_the_group() -> None:
+    assert in_processes(ranks.forked, 2) == [(0, 20.0)] * 2
+
+
 def test_a_killed_rank_is_named() -> None:
     assert (
         in_processes(ranks.killed, 3, dead=(ranks.VICTIM,))
