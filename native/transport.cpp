@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -273,6 +274,7 @@ void Engine::drive(int wait_ms) {
     const bool spins = found == 0 && wait_ms > 0 && spin_ns_ > 0 && current_ &&
                        current_->is_small;
     for (const std::int64_t since = now_ns(); spins && found == 0 && now_ns() - since < spin_ns_;) {
+        ::sched_yield();  // to the other rank, if it was put on the same processor
         found = ::poll(polled_.data(), polled_.size(), 0);
     }
     if (found == 0 && wait_ms > 0) found = ::poll(polled_.data(), polled_.size(), wait_ms);
