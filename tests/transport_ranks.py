@@ -192,7 +192,7 @@ def stopped(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     joined(rank, size, store, timeout)
     if rank == VICTIM:
         if os.fork() == 0:
-            time.sleep(2 * timeout.total_seconds())
+            time.sleep(1.5 * timeout.total_seconds())
             os.kill(os.getppid(), signal.SIGCONT)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGSTOP)
