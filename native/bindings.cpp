@@ -395,6 +395,7 @@ void define_transport(nb::module_& module) {
             return task.has_failed() ? std::optional<std::string>(task.problem) : std::nullopt;
         })
         .def_prop_ro("sender", [](const Task& task) { return task.from; })
+        .def_prop_ro("ended_ns", [](const Task& task) { return task.times.ended_ns; })
         .def_prop_ro("times", &times_of);
     nb::class_<Engine>(module, "TransportEngine")
         .def(nb::init<int, std::vector<int>, std::vector<std::string>, std::string, double, int>(),

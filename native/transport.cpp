@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -162,7 +163,7 @@ Engine::Engine(int rank, std::vector<int> sockets, std::vector<std::string> name
                std::string group, double silence_s, int spin_us)
     : rank_(rank), names_(std::move(names)), group_(std::move(group)),
       silence_ns_(static_cast<std::int64_t>(silence_s * 1e9)), spin_ns_(spin_us * 1000LL),
-      scratch_(kScratch) {
+      process_(::getpid()), scratch_(kScratch) {
     for (std::size_t other = 0; other < sockets.size(); ++other) {
         const bool is_self = static_cast<int>(other) == rank;
         connections_.push_back(is_self ? nullptr : std::make_unique<Connection>(
@@ -273,6 +274,7 @@ void Engine::drive(int wait_ms) {
     const bool spins = found == 0 && wait_ms > 0 && spin_ns_ > 0 && current_ &&
                        current_->is_small;
     for (const std::int64_t since = now_ns(); spins && found == 0 && now_ns() - since < spin_ns_;) {
+        ::sched_yield();  // to the other rank, if it was put on the same processor
         found = ::poll(polled_.data(), polled_.size(), 0);
     }
     if (found == 0 && wait_ms > 0) found = ::poll(polled_.data(), polled_.size(), wait_ms);
@@ -1214,6 +1216,11 @@ void Engine::abort(const std::string& reason) {
 }
 
 void Engine::close() {
+    if (::getpid() != process_) {
+        // A fork has the descriptors, but neither the thread nor a say; who holds the mutex is past.
+        if (thread_.joinable()) thread_.detach();
+        return;
+    }
     {
         std::unique_lock lock(mutex_);
         if (closing_) return;

@@ -184,6 +184,7 @@ private:
     const std::string group_;
     const std::int64_t silence_ns_;
     const std::int64_t spin_ns_;
+    const int process_;
 
     std::mutex mutex_;
     std::condition_variable changed_;  // the engine is free to be driven, or has something to do

@@ -55,7 +55,7 @@ def both_backends(rank: int, size: int, store: Any, timeout: timedelta) -> list[
 
 def _all_collectives(rank: int, size: int, group: Any) -> list[Any]:
     results = []
-    for count in (0, 1, 5, 1000, 70_001):
+    for count in (0, 1, 5, 1000, 270_001):
         own = torch.arange(count * size, dtype=torch.float32).remainder(13) + rank
         each = list(own.reshape(size, count).unbind()) if count else [own.clone()] * size
         for reduction in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
@@ -162,6 +162,25 @@ def made_again(rank: int, size: int, store: Any, timeout: timedelta) -> list[tup
     return counts
 
 
+def forked(rank: int, size: int, store: Any, timeout: timedelta) -> tuple[int, float]:
+    """Let a child that has the group by inheritance come to its end as any program does."""
+    joined(rank, size, store, timeout)
+    works = [dist.all_reduce(torch.ones(500_000), async_op=True) for _ in range(5)]
+    child = os.fork()
+    if child == 0:
+        dist.distributed_c10d.GroupMember.WORLD.shutdown()
+        del works
+        dist.distributed_c10d.GroupMember.WORLD._engine.close()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    for work in works:
+        work.wait()
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return status, float(tensor.sum())
+
+
 def killed(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     joined(rank, size, store, timeout)
     if rank == VICTIM:
@@ -173,7 +192,7 @@ def stopped(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     joined(rank, size, store, timeout)
     if rank == VICTIM:
         if os.fork() == 0:
-            time.sleep(2 * timeout.total_seconds())
+            time.sleep(1.5 * timeout.total_seconds())
             os.kill(os.getppid(), signal.SIGCONT)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -40,6 +41,7 @@ _SPIN_US = 50  # while a small message is on its way, where processors are not s
 class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check
     """A group whose ranks talk over connections of their own."""
 
+    tells_times = True  # a recorder need not ask for Futures
     supports_splitting = False
     supports_coalescing = False
 
@@ -52,6 +54,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._purpose = ""
         self._members = list(options.global_ranks_in_group) or list(range(size))
         self._in_flight: deque[Work] = deque()
+        self._issuing = threading.Lock()
         met = meet(options.store, rank, size, max(self._timeout_s, SHORTEST_RENDEZVOUS_S))
         self.strangers = met.strangers
         self._engine = _native.TransportEngine(
@@ -372,9 +375,10 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     ) -> Work:  # fmt: skip
         work = Work(self._engine, self._completer, tasks, result, kept, afterwards)
         # Whoever drops the work and the tensor still has the engine read and write it.
-        while self._in_flight and self._in_flight[0].is_completed():
-            self._in_flight.popleft()
-        self._in_flight.append(work)
+        with self._issuing:
+            while self._in_flight and self._in_flight[0].is_completed():
+                self._in_flight.popleft()
+            self._in_flight.append(work)
         return work
 
     def _how(self, tensor: Any, opts: Any) -> tuple[int, int, int]:

@@ -6,7 +6,9 @@ interpreter for it. `wait` needs none, and does the work itself if nobody else i
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,9 +18,13 @@ import torch.distributed as dist
 
 from fullwire.errors import TransportError
 
+_LOOK_UP_S = 0.5
+
 
 class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we check
     """One or more tasks of the engine that are one collective to torch."""
+
+    tells_times = True  # `tasks` know when each began and ended
 
     def __init__(
         self, engine: Any, completer: Completer, tasks: Sequence[Any], result: Any,
@@ -36,10 +42,12 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when the result is there, or raise what went wrong."""
-        limit_s = timeout.total_seconds() if timeout else -1.0
+        until = time.monotonic() + timeout.total_seconds() if timeout else math.inf
         for task in self.tasks:
-            if not self._engine.wait(task, limit_s):
-                raise TransportError(f"the time to wait for it is over: {limit_s:g} s")
+            # Now and then Python looks up, so that Ctrl-C ends it.
+            while not self._engine.wait(task, min(_LOOK_UP_S, until - time.monotonic())):
+                if time.monotonic() >= until:
+                    raise TransportError(f"it did not end within {timeout}")
         self._finish()
         problem = self.problem()
         if problem:

@@ -44,8 +44,8 @@ from fullwire.sources.live.steps import (
 from fullwire.store import RunWriter
 
 # Collectives of a process group that are under way at once: torch's ProcessGroupGloo has so many
-# threads, and ProcessGroupNCCL one stream.
-AT_ONCE = {"gloo": 2, "nccl": 1}
+# threads, ProcessGroupNCCL one stream, and our own transport carries out one after the other.
+AT_ONCE = {"fullwire": 1, "gloo": 2, "nccl": 1}
 SPARSE = (Note.OPTIMIZER, Note.EVALUATION, Note.INFERENCE, Note.PROCESSOR)  # few in a step
 PART_NOTES = 2**14  # of a rank in memory at once
 CLOCK_COLLECTIVES = 20_000  # of a rank; more would tell little more of its machine's clock

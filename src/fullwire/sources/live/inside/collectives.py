@@ -21,6 +21,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,8 +60,34 @@ def watch_collectives(journal: Journal, clock: Clock) -> None:
         if original is not None:  # which of them exist depends on torch's version
             setattr(dist.ProcessGroup, name, collectives.watched(original, op))
     dist.Work.wait = collectives.waiting(dist.Work.wait)
+    _watch_those_to_come(
+        dist.ProcessGroup, lambda name: _COLLECTIVES.get(name), collectives.watched
+    )
+    _watch_those_to_come(
+        dist.Work,
+        lambda name: name if name == "wait" else None,
+        lambda original, _: collectives.waiting(original),
+    )
     _watch_hooks(codec)
     _watch_reducer(journal)
+
+
+def _watch_those_to_come(
+    base: Any, called: Callable[[str], str | None], watched: Callable[[Any, str], Any]
+) -> None:
+    """Watch what classes in Python put in the place of a method, where they tell times themselves.
+
+    Others forward to a group whose methods are watched already.
+    """
+
+    def __init_subclass__(cls: Any, /, **_: Any) -> None:  # noqa: N807  # Python's name for it
+        if vars(cls).get("tells_times"):
+            for name, original in list(vars(cls).items()):
+                word = called(name)
+                if word is not None:
+                    setattr(cls, name, watched(original, word))
+
+    base.__init_subclass__ = classmethod(__init_subclass__)
 
 
 class _Codec:
@@ -150,12 +177,14 @@ class _Collectives:
         self._is_identified = False
         self._without_future = WeakIdKeyDictionary()
         self._under_way: set[int] = set()  # collectives whose end is still to be told to us
+        self._telling: deque[tuple[int, Any]] = deque()  # those that keep their own times
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self._await_the_last)
 
     def _forget(self) -> None:
         self._signatures.clear()
         self._under_way.clear()
+        self._telling.clear()
         self._is_identified = False
 
     def _await_the_last(self) -> None:
@@ -163,6 +192,7 @@ class _Collectives:
         until_ns = _now() + _LONGEST_GOODBYE_NS
         while self._under_way and _now() < until_ns:
             time.sleep(0.001)
+        self._hear_ends()
         if self._signatures:
             time.sleep(_GOODBYE_S)  # what was called has returned; now it is let go of
 
@@ -195,6 +225,10 @@ class _Collectives:
         return number
 
     def _await_end(self, number: int, on_device: bool, work: Any) -> None:
+        if getattr(work, "tells_times", False):
+            self._hear_ends()
+            self._telling.append((number, work.tasks[-1]))
+            return
         try:
             future = work.get_future()
         except RuntimeError:  # some of Gloo's have none: their end is known to who waits for them
@@ -202,6 +236,13 @@ class _Collectives:
         else:
             self._under_way.add(number)
             _when_done(future, functools.partial(self._ended, number, on_device))
+
+    def _hear_ends(self) -> None:
+        """Note the ends that a transport has kept; exact, whenever they are asked for."""
+        while self._telling and self._telling[0][1].is_done:
+            number, task = self._telling.popleft()
+            if task.problem is None:
+                self._journal.note(Note.END, number, task.ended_ns, 0)
 
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap Work.wait, as Python code calls it."""
@@ -215,6 +256,7 @@ class _Collectives:
                 result = wait_apart(work, *args, **kwargs)
             finally:
                 self._journal.note(Note.WAIT, 0, began_ns, _now() - began_ns)
+            self._hear_ends()
             if self._without_future and work in self._without_future:
                 self._journal.note(Note.END, self._without_future.pop(work), _now(), 1)
             return result

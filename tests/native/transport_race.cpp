@@ -1,0 +1,134 @@
+// Engines of one group in one process, driven by many threads at once: built with a sanitizer, which
+// says what is wrong. Ends with status 1 where a sum is.
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transport.hpp"
+
+using namespace fullwire;
+
+namespace {
+
+constexpr int kRanks = 3;
+
+std::shared_ptr<const Program> ring(int rank) {
+    auto program = std::make_shared<Program>();
+    program->blocks = kRanks;
+    program->signals = false;
+    const int next = (rank + 1) % kRanks, before = (rank + kRanks - 1) % kRanks;
+    for (int round = 0; round < 2 * (kRanks - 1); ++round) {
+        const bool reduces = round < kRanks - 1;
+        const int lead = reduces ? rank - 1 - round : rank - (round - (kRanks - 1));
+        const auto sent = static_cast<std::uint32_t>((lead + 2 * kRanks) % kRanks);
+        const auto got = static_cast<std::uint32_t>((lead - 1 + 2 * kRanks) % kRanks);
+        program->sends.push_back({next, sent, 1, round - 1, 0});
+        program->receives.push_back(
+            {before, got, 1, reduces, false, round == kRanks - 2, -1, 0});
+    }
+    return program;
+}
+
+TaskPointer sum_of(std::vector<float>& values, int rank) {
+    auto task = std::make_shared<Task>();
+    const std::size_t count = values.size();
+    task->description = "a sum of " + std::to_string(count);
+    task->program = ring(rank);
+    for (std::size_t block = 0; block < kRanks; ++block) {
+        const std::size_t from = count * block / kRanks, to = count * (block + 1) / kRanks;
+        task->source.push_back({reinterpret_cast<std::uint64_t>(values.data() + from), 4 * (to - from)});
+    }
+    task->work = task->source;
+    task->reduction = Reduction::sum;
+    task->number = Number::float32;
+    task->timeout_s = 60;
+    return task;
+}
+
+std::vector<std::unique_ptr<Engine>> mesh() {
+    std::vector<std::vector<int>> sockets(kRanks, std::vector<int>(kRanks, -1));
+    for (int a = 0; a < kRanks; ++a) {
+        for (int b = 0; b < a; ++b) {
+            int ends[2];
+            if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) std::abort();
+            sockets[a][b] = ends[0];
+            sockets[b][a] = ends[1];
+        }
+    }
+    std::vector<std::unique_ptr<Engine>> engines;
+    const std::vector<std::string> names{"0", "1", "2"};
+    for (int rank = 0; rank < kRanks; ++rank) {
+        engines.push_back(std::make_unique<Engine>(rank, sockets[rank], names, "race", 60.0,
+                                                   rank == 1 ? 20 : 0));
+    }
+    return engines;
+}
+
+// One thread issues, others wait for what it issued, another for any.
+bool add_up(Engine& engine, int rank) {
+    bool is_right = true;
+    std::thread listener([&] { while (engine.wait_for_any()) {} });
+    for (int turn = 0; turn < 30; ++turn) {
+        std::vector<std::vector<float>> values;
+        for (const std::size_t count : {1, 100, 200'000, 7, 30'001}) {
+            values.emplace_back(count, static_cast<float>(rank + turn));
+        }
+        std::vector<TaskPointer> tasks;
+        std::vector<std::thread> waiters;
+        for (auto& each : values) {
+            tasks.push_back(sum_of(each, rank));
+            engine.issue(tasks.back(), turn % 2 == 0);
+            waiters.emplace_back([&engine, task = tasks.back()] { engine.wait(task, -1); });
+        }
+        for (std::thread& waiter : waiters) waiter.join();
+        const float expected = static_cast<float>(3 * turn + 3);
+        for (const TaskPointer& task : tasks) is_right &= !task->has_failed();
+        for (const auto& each : values) {
+            for (const float value : each) is_right &= value == expected;
+        }
+    }
+    std::vector<float> never(1000, 1);
+    const TaskPointer late = sum_of(never, rank);
+    if (rank == 0) {
+        engine.issue(late, false);
+        std::thread waiter([&] { engine.wait(late, -1); });
+        ::usleep(20'000);
+        engine.abort("enough");
+        waiter.join();
+        is_right &= late->problem == "enough";
+    } else {
+        ::usleep(10'000);
+        engine.issue(late, true);
+        if (rank == 1) engine.wait(late, 0.001);
+        ::usleep(30'000);
+        engine.close();
+        engine.wait(late, -1);
+        is_right &= late->is_done();
+    }
+    listener.join();
+    return is_right;
+}
+
+}  // namespace
+
+int main() {
+    auto engines = mesh();
+    std::vector<std::thread> ranks;
+    std::atomic<bool> is_right{true};
+    for (int rank = 0; rank < kRanks; ++rank) {
+        ranks.emplace_back([&, rank] {
+            if (!add_up(*engines[static_cast<std::size_t>(rank)], rank)) is_right = false;
+        });
+    }
+    for (std::thread& rank : ranks) rank.join();
+    engines.clear();
+    if (!is_right) std::puts("a sum is wrong");
+    return is_right ? 0 : 1;
+}
