@@ -221,7 +221,7 @@ def _warnings(case: Case, is_estimated: bool, rate_bps: Mapping[int, float]) -> 
     run, found = case.run, case.account
     if run.provenance.basis == "modelled":
         yield "This rests on modelled times, not on measured ones."
-    if communicates(run) and not computes(run):
+    if communicates(case) and not computes(case):
         yield "No computation is in this run: T1 is the time without traffic, and may be longer."
     for sentence in run.missing:
         yield f"The run is partial: {sentence}."
