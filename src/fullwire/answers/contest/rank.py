@@ -27,7 +27,7 @@ from fullwire.answers.contest.description import (
     Turn,
     check_workers,
 )
-from fullwire.answers.contest.iperf import iperf_is_missing, moved_between
+from fullwire.answers.contest.iperf import STREAMS, iperf_is_missing, moved_between
 from fullwire.answers.contest.mpi_turns import MpiFailed, MpiTurns, mpi_is_missing
 from fullwire.answers.contest.torch_turns import TorchTurns
 from fullwire.errors import FullwireError, UsageError
@@ -99,11 +99,15 @@ class _Held:
         if not elsewhere:
             self._notes.append("all ranks are on one host: iperf3 has no line to measure")
             return []
-        _show("iperf3 measures the line")
-        moved = _from_all(moved_between(0, elsewhere[0], os.environ["MASTER_ADDR"]))[elsewhere[0]]
-        if isinstance(moved, str):
-            self._notes.append(moved)
-            return []
+        moved = []
+        for streams in STREAMS:
+            _show(f"iperf3 measures the line, streams: {streams}")
+            found = moved_between(0, elsewhere[0], os.environ["MASTER_ADDR"], streams)
+            rate_bps = _from_all(found)[elsewhere[0]]
+            if isinstance(rate_bps, float):
+                moved.append(Moved(streams, rate_bps))
+            else:
+                self._notes.append(str(rate_bps))
         return moved
 
     def _takers(self) -> dict[int, Turns]:
