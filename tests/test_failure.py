@@ -158,7 +158,7 @@ def test_a_cable_that_is_back_within_the_time_out_costs_time_and_nothing_else(
 ) -> None:
     cluster.join(timeout_s=20)
     cluster.joined()
-    cluster.reduce(lasting_s=2)
+    cluster.reduce(lasting_s=1.2)
     time.sleep(0.3)
     cluster.disturb("cut", 1)
     time.sleep(0.5)
@@ -208,7 +208,7 @@ def a_stranger(cluster: Cluster) -> Iterator[Callable[[float], int]]:
 
 def test_groups_come_and_go_in_one_process(cluster: Cluster) -> None:
     """What they leave behind is looked at after every test."""
-    for _ in range(5):
+    for _ in range(3):
         cluster.join()
         cluster.joined()
         cluster.reduce(lasting_s=0)
@@ -220,7 +220,7 @@ def test_memory_and_descriptors_stay_flat_while_a_group_works(cluster: Cluster) 
     """The short form; validation/soak.py takes 30 minutes."""
     cluster.join()
     cluster.joined()
-    held = list(soaked(cluster, periods=3, period_s=2))
+    held = list(soaked(cluster, periods=3, period_s=1))
     assert not list(grown(held[0], held[-1]))
 
 

@@ -13,7 +13,7 @@ from tests.programs import GROUPS, KINDS, RANKS, Operation, programs, request
 from tests.rank_processes import OnLoopback, RankProcesses
 from tests.test_record import needs_torch
 
-PROGRAMS = 200  # validation/programs.py takes more
+PROGRAMS = 120  # validation/programs.py takes more
 
 
 class Pool:
