@@ -228,6 +228,8 @@ class Backend:
     def _call(self, operation: Operation) -> Call:
         ranks = GROUPS[operation.group]
         layout = "dense" if self._is_reference else operation.layout
+        if operation.kind == "all_to_all_single":  # of which ranks have different numbers: what
+            layout = "dense"  # has gaps on one may have none on another, and only one would refuse
         return Call(
             count=operation.count, ranks=ranks, place=ranks.index(dist.get_rank()),
             root=ranks[operation.root % len(ranks)],

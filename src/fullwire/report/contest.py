@@ -48,7 +48,7 @@ def contest_lines(outcome: Outcome) -> Iterator[str]:
 
 def _table(outcome: Outcome) -> Iterator[str]:
     yield (
-        f"{'size':>9}  {'':<5}{OURS:>10}{'theirs':>10}  {'faster (95 % sure)':<22}"
+        f"{'size':>9}  {'':<5}{OURS:>10}{'theirs':>10}  {'faster (95 % sure)':<24}"
         f"{'bus bandwidth':>22}{'of the limit':>15}{'CPU s per GB':>14}"
     )
     for size_bytes, peer, ours, theirs in outcome.pairs():
@@ -59,7 +59,7 @@ def _table(outcome: Outcome) -> Iterator[str]:
         yield (
             f"{_size(size_bytes):>9}  {peer:<5}{show_time(our.time_s.value):>10}"
             f"{show_time(their.time_s.value):>10}  "
-            f"{f'{faster.value:.2f}x ({faster.low:.2f} to {faster.high:.2f})':<22}{bus:>22}"
+            f"{f'{faster.value:.2f}x ({faster.low:.2f} to {faster.high:.2f})':<24}{bus:>22}"
             f"{f'{our.limit_share:.1%} / {their.limit_share:.1%}':>15}"
             f"{cpu if size_bytes >= _LEAST_BYTES_FOR_CPU else '-':>14}"
         )
