@@ -66,7 +66,8 @@ class Memory:
         """Return a number that is another one for other bits."""
         digest = 0
         for view in self.views:
-            digest = zlib.crc32(view.contiguous().view(torch.uint8).numpy().tobytes(), digest)
+            dense = view.flatten().clone(memory_format=torch.contiguous_format)
+            digest = zlib.crc32(dense.view(torch.uint8).numpy().tobytes(), digest)
         return digest
 
     def _values(self, count: int) -> torch.Tensor:
