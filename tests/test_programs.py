@@ -64,6 +64,13 @@ def pool() -> Iterator[Pool]:
 @settings(max_examples=PROGRAMS, suppress_health_check=list(HealthCheck))
 @example([Operation(kind=kind, count=70_001) for kind in KINDS])
 @example([Operation(kind="all_reduce", count=999, is_async=True, seed=n) for n in range(64)])
+@example(
+    # The third tensor has gaps and is refused; the others must not have begun by then.
+    [
+        Operation(kind="all_reduce_coalesced", count=0, layout="every second", seed=seed)
+        for seed in range(8)
+    ]
+)
 @given(programs())
 def test_a_program_of_collectives_gives_what_it_gives_with_gloo(
     pool: Pool, program: list[Operation]

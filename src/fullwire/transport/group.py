@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -145,10 +146,10 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             algorithm = self._algorithm(memory[1])
             program = programs.allreduce(algorithm, self._size, self._rank)
             what = f"{name}({_called(opts)}) of {_described(tensor)}"
-            tasks.append(
-                self._issue(what, program, [memory], [memory], opts, reduction, number, divide_by)
-            )
-        return self._work(tasks, list(tensors), tensors)
+            how = (reduction, number, divide_by)
+            tasks.append(partial(self._issue, what, program, [memory], [memory], opts, *how))
+        # Issued when all are known to be good: what is refused half-way nobody would hold.
+        return self._work([issue() for issue in tasks], list(tensors), tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> Work:
         """Copy the root's tensor to all."""
@@ -183,12 +184,12 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         given = _only(inputs)
         lists = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
         task = self._gathering(given, [_memory(each) for each in lists], opts)
-        return self._work([task], [list(lists)], (outputs, inputs))
+        return self._work([task()], [list(lists)], (outputs, inputs))
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor in one, on each rank."""
         task = self._gathering(given, _cut(_memory(output), self._size, given), opts)
-        return self._work([task], [output], (output, given))
+        return self._work([task()], [output], (output, given))
 
     _allgather_base = all_gather_single
 
@@ -200,7 +201,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             self._gathering(given, _cut(_memory(output), self._size, given), opts)
             for output, given in zip(outputs, inputs, strict=True)
         ]
-        return self._work(tasks, list(outputs), (outputs, inputs))
+        return self._work([issue() for issue in tasks], list(outputs), (outputs, inputs))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -212,7 +213,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             self._gathering(given, [_memory(each[index]) for each in outputs], opts)
             for index, given in enumerate(inputs)
         ]
-        return self._work(tasks, list(outputs), (outputs, inputs))
+        return self._work([issue() for issue in tasks], list(outputs), (outputs, inputs))
 
     def _gathering(self, given: Any, places: list[tuple[int, int]], opts: Any) -> Any:
         memory = _memory(given)
@@ -221,19 +222,20 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         source[self._rank] = memory
         small = programs.is_small(memory[1] * self._size, self.links)
         program = programs.allgather(self._size, self._rank, small)
-        return self._issue(f"all_gather of {_described(given)}", program, source, places, opts)
+        what = f"all_gather of {_described(given)}"
+        return partial(self._issue, what, program, source, places, opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
         """Reduce a list of tensors and leave one of the results on each rank."""
         output = _only(outputs)
         parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
         task = self._scattering(output, [_memory(each) for each in parts], opts)
-        return self._work([task], [output], (outputs, inputs))
+        return self._work([task()], [output], (outputs, inputs))
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Reduce a tensor and leave one part of the result on each rank."""
         task = self._scattering(output, _cut(_memory(given), self._size, output), opts)
-        return self._work([task], [output], (output, given))
+        return self._work([task()], [output], (output, given))
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -245,7 +247,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             self._scattering(output, _cut(_memory(given), self._size, output), opts)
             for output, given in zip(outputs, inputs, strict=True)
         ]
-        return self._work(tasks, list(outputs), (outputs, inputs))
+        return self._work([issue() for issue in tasks], list(outputs), (outputs, inputs))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -258,7 +260,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         small = programs.is_small(memory[1] * self._size, self.links)
         program = programs.reducescatter(self._size, self._rank, small)
         what = f"reduce_scatter({_called(opts)}) of {_described(output)} a rank"
-        return self._issue(what, program, parts, work, opts, reduction, number, divide_by)
+        return partial(self._issue, what, program, parts, work, opts, reduction, number, divide_by)
 
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Send a tensor to each rank and get one from each."""
