@@ -970,7 +970,8 @@ void Engine::understand_note(Connection& connection) {
             say(connection, kPong, 0, 0);
             break;
         case kAbort:
-            if (!failed_) fail(connection.note, false);
+            // Passed on, or who hears of our end before the first to know has told him names us.
+            if (!failed_) fail(connection.note, true);
             break;
         case kBye: {
             connection.has_left = true;

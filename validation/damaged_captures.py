@@ -25,7 +25,8 @@ from tests import packets as p
 _HERE = Path(__file__).parent
 _NATIVE = _HERE.parent / "native"
 _READER = [
-    _NATIVE / f"{name}.cpp" for name in ("packets", "packet_headers", "capture_file", "stream")
+    _NATIVE / f"{name}.cpp"
+    for name in ("packets", "packet_headers", "capture_file", "gloo_messages", "stream")
 ]
 SANITIZED = ["-O2", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 

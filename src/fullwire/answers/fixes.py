@@ -81,7 +81,7 @@ def _fuller_transport(run: Run, job: Forecaster) -> Iterator[Fix]:
     setting = (
         "NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4 on sockets; NCCL_DEBUG=INFO says which"
         if is_nccl
-        else "no setting of Gloo's does it; another backend can"
+        else 'init_process_group("fullwire"), or another backend: no setting of Gloo\'s does it'
     )
     yield _fix(
         "transport", f"a transport that fills the {show_rate(job.rate_bps)} there are", setting,

@@ -61,7 +61,8 @@ def train() -> None:
     recorder.take_out()
     try:
         for number, record in enumerate(_asked()):
-            steps = _pair(recorder if record else None, is_swapped=bool(number % 2))
+            # By twos: pairs that are recorded and pairs that are not take turns.
+            steps = _pair(recorder if record else None, is_swapped=bool(number // 2 % 2))
             if dist.get_rank() == 0:
                 sys.stdout.write(json.dumps(steps) + "\n")
                 sys.stdout.flush()
