@@ -142,12 +142,13 @@ def may_capture() -> None:
 @pytest.mark.usefixtures("may_capture")
 def test_packets_that_find_no_room_are_counted_and_said(tmp_path: Path) -> None:
     """While the capture is stopped more comes than its ring holds; loopback shows each twice."""
-    path, sent = tmp_path / "x.pcapng", 60_000
+    path, sent = tmp_path / "x.pcapng", 100_000
     job = subprocess.Popen([sys.executable, "-c", CAPTURES, str(path)], stdout=subprocess.PIPE)
     with job, socket.socket(type=socket.SOCK_DGRAM) as ours, socket.socket(type=ours.type) as sink:
         assert job.stdout is not None
         assert job.stdout.readline() == b"ready\n"
         job.send_signal(signal.SIGSTOP)
+        os.waitpid(job.pid, os.WUNTRACED)  # it has stopped
         sink.bind(("127.0.0.1", 0))
         ours.connect(sink.getsockname())
         for _ in range(sent):
