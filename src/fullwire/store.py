@@ -675,7 +675,9 @@ def _from_arrow(table: pa.Table, name: str, wanted: type[np.generic]) -> np.ndar
     is_taken = pa.types.is_integer if wanted is np.int64 else pa.types.is_floating
     if not is_taken(column.type):
         raise ValueError(f"{name}: expected {np.dtype(wanted)}, got {column.type}")
-    return np.asarray(column.cast(pa.from_numpy_dtype(wanted)).to_numpy(), wanted)
+    if column.type != pa.from_numpy_dtype(wanted):  # a cast, which is rare, loads all of compute
+        column = column.cast(pa.from_numpy_dtype(wanted))
+    return np.asarray(column.to_numpy(), wanted)
 
 
 def _texts(name: str, column: pa.ChunkedArray) -> np.ndarray[Any, Any]:

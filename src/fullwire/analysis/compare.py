@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.analysis.flows import analyse_flows
 from fullwire.errors import UsageError
 from fullwire.model.cost import Floats
 from fullwire.model.facts import REGISTRY
@@ -60,6 +59,8 @@ def _edge_bytes(before: Run, after: Run) -> tuple[float, float] | None:
     """Return what an edge carries in an iteration of each run, if packets say it of both."""
     if not len(before.flows) or not len(after.flows):
         return None
+    from fullwire.analysis.flows import analyse_flows  # here: few runs hold packets
+
     first = analyse_flows(before).payload_bytes_per_edge
     second = analyse_flows(after).payload_bytes_per_edge
     return None if first is None or second is None else (first, second)
