@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,8 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # How long a case takes depends on who else uses the machine; nothing here is a test of that.
 settings.register_profile("fullwire", deadline=None)
 settings.load_profile("fullwire")
+# What a plain shell starts in the background ignores Ctrl-C, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
