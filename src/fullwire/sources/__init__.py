@@ -45,7 +45,15 @@ def read(
     names of kernels that communicate. `step_time` and `reduce_cost` (a file) belong to netx logs,
     which do not hold them.
     """
-    kind, traces, logs = _sorted_out("read", (path, *more), format)
+    given = _sorted_out("read", (path, *more), format)
+    return _read_sorted(*given, step_time, reduce_cost, communication)
+
+
+def _read_sorted(
+    kind: str, traces: Sequence[Path], logs: Sequence[Path], step_time: str | float | None,
+    reduce_cost: str | Path | None, communication: str | None,
+) -> Run:  # fmt: skip
+    """Read what was given, once it is known what it is."""
     _refuse_others(traces[0], kind, step_time, reduce_cost, communication)
     # Each where it is needed: none loads what another one needs.
     if kind == "netx":
@@ -58,7 +66,7 @@ def read(
         from fullwire.model import workloads
         from fullwire.sources.modelled import modelled_run
 
-        return modelled_run(workloads.workload(str(path)))
+        return modelled_run(workloads.workload(str(traces[0])))
     if kind == "run":
         from fullwire.store import read_run
 
@@ -188,8 +196,7 @@ def import_run(
         raise UsageError(f"{path}: --processes belongs to profiler traces, not to a {kind}")
     from fullwire.store import write
 
-    run = read(path, *more, format=format, step_time=step_time, reduce_cost=reduce_cost,
-               communication=communication)  # fmt: skip
+    run = _read_sorted(kind, traces, logs, step_time, reduce_cost, communication)
     return write(run, output, replace=replace)
 
 

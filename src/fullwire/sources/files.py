@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.units import shown
 
 _SNIFFED_BYTES = 128 * 1024
@@ -51,6 +51,19 @@ def beginning_of(path: Path) -> bytes:
     """Return what a file begins with, to find out what it is."""
     with opened(path) as file:
         return file.read(_SNIFFED_BYTES)
+
+
+def lines_of(path: Path, *, most: int, longest: int) -> Iterator[bytes]:
+    """Read line by line in bounded memory: a line without end is refused, not collected."""
+    with opened(path) as file:
+        for number in range(1, most + 1):
+            line = file.readline(longest + 1)
+            if not line:
+                return
+            if len(line) > longest:
+                raise DamagedInput(path, f"longer than {longest} bytes", line=number)
+            yield line
+    raise DamagedInput(path, f"more than {most} lines")
 
 
 @contextmanager

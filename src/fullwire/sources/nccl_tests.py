@@ -22,7 +22,7 @@ from fullwire.errors import DamagedInput
 from fullwire.model.cost import bus_factor
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Collectives, Provenance, Run
-from fullwire.sources.files import name_of, opened
+from fullwire.sources.files import lines_of, name_of
 from fullwire.sources.nccl_log import log_facts
 
 _LONGEST_LINE = 64 * 1024
@@ -93,8 +93,8 @@ def read_table(path: Path) -> Table:
 def read_tables(path: Path) -> list[Table]:
     """Read what one or more of nccl-tests printed into a file."""
     tables, reading = list[Table](), _Reading()
-    for line in _lines(path):
-        said = _OF_NCCL.split(line, maxsplit=1)[0]
+    for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
+        said = _OF_NCCL.split(line.decode(errors="replace"), maxsplit=1)[0]
         text = _TAGS.sub("", said)
         if _BEGINS_TABLE.search(text) and reading.has_rows:
             tables += reading.tables(path)
@@ -191,18 +191,6 @@ def _collectives(table: Table, number: int, begin_ns: int) -> Collectives:
         start_ns=np.tile(end_ns - length_ns, ranks),
         end_ns=np.tile(end_ns, ranks),
     )
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with opened(path) as file:
-        for number in range(1, _MOST_LINES + 1):
-            line = file.readline(_LONGEST_LINE + 1)
-            if not line:
-                return
-            if len(line) > _LONGEST_LINE:
-                raise DamagedInput(path, f"longer than {_LONGEST_LINE} bytes", line=number)
-            yield line.decode(errors="replace")
-    raise DamagedInput(path, f"more than {_MOST_LINES:,} lines")
 
 
 def _columns(line: str) -> list[str]:

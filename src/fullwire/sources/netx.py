@@ -29,7 +29,7 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.cost import AddTimes
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Gradients, Provenance, Real, Run, Spans, Whole
-from fullwire.sources.files import name_of, opened
+from fullwire.sources.files import lines_of, name_of
 from fullwire.units import NUMBER, shown
 
 HEADER = "first line is for"
@@ -168,16 +168,9 @@ def _gradient(path: Path, line: _Line) -> tuple[float, float]:
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    """Read line by line in bounded memory: a line without end is refused, not collected."""
-    with opened(path) as file:
-        for number in range(1, _MOST_LINES + 1):
-            line = file.readline(_LONGEST_LINE + 1)
-            if not line:
-                return
-            if len(line) > _LONGEST_LINE:
-                raise DamagedInput(path, f"longer than {_LONGEST_LINE} bytes", line=number)
-            yield _Line(number, _text(path, number, line), line.endswith(b"\n"))
-    raise DamagedInput(path, f"more than {_MOST_LINES} lines")
+    lines = lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE)
+    for number, line in enumerate(lines, 1):
+        yield _Line(number, _text(path, number, line), line.endswith(b"\n"))
 
 
 def _text(path: Path, number: int, line: bytes) -> str:
