@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -60,20 +60,16 @@ def watch_collectives(journal: Journal, clock: Clock) -> None:
         if original is not None:  # which of them exist depends on torch's version
             setattr(dist.ProcessGroup, name, collectives.watched(original, op))
     dist.Work.wait = collectives.waiting(dist.Work.wait)
+    _watch_those_to_come(dist.ProcessGroup, _COLLECTIVES, collectives.watched)
     _watch_those_to_come(
-        dist.ProcessGroup, lambda name: _COLLECTIVES.get(name), collectives.watched
-    )
-    _watch_those_to_come(
-        dist.Work,
-        lambda name: name if name == "wait" else None,
-        lambda original, _: collectives.waiting(original),
+        dist.Work, {"wait": "wait"}, lambda original, _: collectives.waiting(original)
     )
     _watch_hooks(codec)
     _watch_reducer(journal)
 
 
 def _watch_those_to_come(
-    base: Any, called: Callable[[str], str | None], watched: Callable[[Any, str], Any]
+    base: Any, words: Mapping[str, str], watched: Callable[[Any, str], Any]
 ) -> None:
     """Watch what classes in Python put in the place of a method, where they tell times themselves.
 
@@ -83,9 +79,8 @@ def _watch_those_to_come(
     def __init_subclass__(cls: Any, /, **_: Any) -> None:  # noqa: N807  # Python's name for it
         if vars(cls).get("tells_times"):
             for name, original in list(vars(cls).items()):
-                word = called(name)
-                if word is not None:
-                    setattr(cls, name, watched(original, word))
+                if name in words:
+                    setattr(cls, name, watched(original, words[name]))
 
     base.__init_subclass__ = classmethod(__init_subclass__)
 

@@ -12,14 +12,8 @@ import time
 
 from .journal import Journal, Note
 
-COMMUNICATING = (
-    "fullwire",
-    "gloo",
-    "pt_gloo",
-    "NCCL",
-    "UCX",
-    "mscclpp",
-)  # what their names begin with
+# What their names begin with.
+COMMUNICATING = ("fullwire", "gloo", "pt_gloo", "NCCL", "UCX", "mscclpp")
 _EVERY_NS = 250_000_000
 _OF_A_THREAD = 6  # with the thread's number before it: the clock of what it has run (posix-timers)
 
