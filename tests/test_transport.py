@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import multiprocessing
+import select
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 import fullwire as fw
 from fullwire import _native
-from fullwire.transport import programs
+from fullwire.transport import programs, rendezvous
 from fullwire.transport.programs import Links
 
 from . import transport_ranks as ranks
@@ -300,6 +301,24 @@ def test_strangers_are_turned_away_and_counted() -> None:
     (strangers, total), _ = in_processes(ranks.beleaguered, 2)
     assert strangers >= 5
     assert total == 2000
+
+
+def test_connections_are_never_begun_by_bbr() -> None:
+    if not Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().startswith("bbr"):
+        pytest.skip("this kernel's default is not BBR: there is nothing to replace")
+    with rendezvous._listener(None) as listener:
+        address = listener.getsockname()
+        with rendezvous._unpaced(socket.socket(listener.family)) as connection:
+            connection.connect(address)
+            select.select([listener], [], [], 5)
+            accepted, _ = listener.accept()
+            with accepted:
+                for each in (connection, accepted):
+                    assert _congestion(each) == b"cubic"
+
+
+def _congestion(connection: socket.socket) -> bytes:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
 
 
 def test_torch_finds_the_backend_by_itself_and_loads_nothing_for_it() -> None:

@@ -70,25 +70,24 @@ def meet(store: Any, rank: int, size: int, timeout_s: float) -> Met:
         found |= door.trusted
         machines = [_record(store, other)[2] for other in range(size)]
         for each in found.values():
-            _tune(each)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sockets = [found[other].detach() if other in found else -1 for other in range(size)]
         door.trusted.clear()
     return Met(sockets, machines, door.strangers)
 
 
-def _tune(connection: socket.socket) -> None:
-    """Send without delay, and do not pace where only the kernel's default asks for it.
+def _unpaced(unconnected: socket.socket) -> socket.socket:
+    """Do not pace where only the kernel's default asks for it.
 
     BBR sends a little at a time by a timer, which costs the processors that both directions of a
-    fast link need. A route that names an algorithm (`congctl`) is left alone.
+    fast link need. It has to be chosen before there is a connection: one that BBR has begun stays
+    paced whoever follows. A route that names an algorithm (`congctl`) still has its way.
     """
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.suppress(OSError):  # another kernel, or one that does not let us choose
-        chosen = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        with open("/proc/sys/net/ipv4/tcp_congestion_control", "rb") as default:
-            is_default = default.read().strip() == chosen.strip(b"\0")
-        if is_default and chosen.startswith(b"bbr"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+        chosen = unconnected.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        if chosen.startswith(b"bbr"):
+            unconnected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+    return unconnected
 
 
 def _not_met(missing: list[int], timeout_s: float, strangers: int) -> str:
@@ -117,8 +116,10 @@ def _introduced(host: str, port: int, rank: int, other: int, secret: bytes) -> s
     """Connect and show that one knows the secret, once the other end has shown it."""
     hello = _HELLO.pack(_MAGIC, rank, other, secrets.token_bytes(_NONCE_BYTES))
     with contextlib.ExitStack() as unless_trusted:
-        connection = socket.create_connection((host, port), timeout=_PATIENCE_S)
+        connection = _unpaced(socket.socket(_family(host)))
         unless_trusted.callback(connection.close)
+        connection.settimeout(_PATIENCE_S)
+        connection.connect((host, port))
         connection.sendall(hello)
         answer = _exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
         nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
@@ -273,10 +274,13 @@ def _read(store: Any, key: str) -> str:
 
 def _listener(store: Any) -> socket.socket:
     host = _own_address(store)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, 0), family=family, backlog=_MOST_PENDING)
+    listener = socket.create_server((host, 0), family=_family(host), backlog=_MOST_PENDING)
     listener.setblocking(False)
-    return listener
+    return _unpaced(listener)  # and so are the connections that it takes
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _own_address(store: Any) -> str:
