@@ -64,6 +64,7 @@ def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> dict[str, FactValue]:
         "delivered_out_bps": tuple((float(i.host), i.sent_bps * dilation) for i in lab.links),
         "delivered_in_bps": tuple((float(i.host), i.received_bps * dilation) for i in lab.links),
         "hosts": ",".join(lab.host_names),
+        "congestion": lab.congestion,
     }
     if cluster.other_rates_bps:
         others = sorted(cluster.other_rates_bps)

@@ -26,6 +26,7 @@ class Lab:
         self.links: tuple[LinkRate, ...] = ()
         self.addresses: tuple[str, ...] = ()
         self.host_names: tuple[str, ...] = ()
+        self.congestion = ""
         self.warnings: tuple[str, ...] = ()
 
     def __enter__(self) -> Lab:
@@ -90,7 +91,7 @@ class Lab:
             raise UsageError(answer.sentence)
         assert isinstance(answer, Ready)
         self.links, self.addresses = answer.links, answer.addresses
-        self.host_names = answer.host_names
+        self.host_names, self.congestion = answer.host_names, answer.congestion
         self.warnings = answer.warnings
 
     def _tell(self, message: LabDescription | Start | Fault | Signal) -> None:

@@ -26,6 +26,7 @@ _SWITCH = "switch"
 _NETWORK = ipaddress.ip_network("10.77.0.0/16")  # nothing else is in the lab to collide with
 SWITCH_ADDRESS = str(_NETWORK[-2])
 
+_USUAL_CONGESTION = "cubic"
 _TBF, _NETEM = 0x10000, 0x20000  # handles 1: and 2:
 _ROOT = 0xFFFFFFFF
 _NETEM_FRAMES = 1_000_000  # its default of 1,000 would drop what a fast line has under way
@@ -63,7 +64,7 @@ class Network:
     def __init__(self, description: LabDescription) -> None:
         self._description = description
         self._switch = IPRoute()
-        _check_congestion(description.congestion)
+        self.congestion = _congestion(description.congestion)
         _no_ipv6()
         with _kernel_refusals_explained():
             self._make_switch()
@@ -101,9 +102,8 @@ class Network:
             flags=_NO_PREFIX_ROUTE,
         )  # fmt: skip
         own.link("set", index=index, state="up")
-        congestion = self._description.congestion
         # By the route, and not by sysctl: that refuses algorithms that the machine itself offers.
-        metrics = {"cc_algo": congestion} if congestion else {}
+        metrics = {"cc_algo": self.congestion}
         own.route("add", dst=str(_NETWORK), oif=index, scope="link", metrics=metrics)
 
     def shape(self) -> None:
@@ -187,10 +187,15 @@ def _carried_bytes(rate_bps: float, time_s: float) -> int:
     return round(rate_bps / 8 * time_s)
 
 
-def _check_congestion(name: str | None) -> None:
-    offered = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-    if name is not None and name not in offered:
-        raise UsageError(f"congestion: expected one of {', '.join(offered)}, got {name!r}")
+def _congestion(asked: str | None) -> str:
+    """Return the congestion control asked for, or the one that nearly all clusters have."""
+    settings = Path("/proc/sys/net/ipv4")
+    offered = (settings / "tcp_available_congestion_control").read_text().split()
+    if asked is not None and asked not in offered:
+        raise UsageError(f"congestion: expected one of {', '.join(offered)}, got {asked!r}")
+    if asked is None and _USUAL_CONGESTION not in offered:
+        return (settings / "tcp_congestion_control").read_text().strip()
+    return asked or _USUAL_CONGESTION
 
 
 def _no_ipv6() -> None:

@@ -39,6 +39,7 @@ class Ready:
     links: tuple[LinkRate, ...]
     addresses: tuple[str, ...]
     host_names: tuple[str, ...]
+    congestion: str
     warnings: tuple[str, ...]
 
 

@@ -76,6 +76,7 @@ class _Inside:
             links=links,
             addresses=tuple(host.address for host in self._network.hosts),
             host_names=tuple(host.name for host in self._network.hosts),
+            congestion=self._network.congestion,
             warnings=(warning,) if warning else (),
         )
 

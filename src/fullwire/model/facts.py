@@ -55,6 +55,7 @@ _REGISTERED = (
         "payload that each rank's link received before the job, alone and one way",
     ),
     Fact("payload_share", float, "", False, "share of the line rate that headers leave"),
+    Fact("congestion", str, "", False, "TCP's congestion control on the way between hosts"),
     Fact("hosts", str, "", False, "the host of each rank, in their order, with commas between"),
     Fact("addresses", str, "", False, "addresses of hosts: name=address+address, commas between"),
     Fact("warnings", str, "", False, "what to bear in mind about where this was recorded"),
