@@ -133,6 +133,29 @@ def test_groups_are_matched_each_for_itself() -> None:
     assert waiting == pytest.approx([0, 0, 5 * 0.040, 0])
 
 
+def test_what_one_rank_sends_another_receives() -> None:
+    """The receiver is there first, and waits until the sender has come."""
+    ranks = (
+        Rank(100, [BACKWARD], [(10 * PER_MS, 80, 100)]),
+        Rank(100, [BACKWARD], [(10 * PER_MS, 50, 100)]),
+    )
+    job = a_job(*ranks)
+    op = np.where(job.collectives.rank == 0, "send", "recv").astype(object)
+    passed = with_columns(job, op=op, group=np.full(len(op), "0>1", object))
+    found = account(passed, RATES)
+    assert found.parts_ns[1, 0, Part.STRAGGLER] == 30 * MS
+    assert parts_ms(passed)["line_rate"] == 10
+    assert "unexplained" not in parts_ms(passed)
+
+
+def test_a_rank_that_has_lost_its_collectives_is_missing_from_all_of_them() -> None:
+    rank = Rank(100, [BACKWARD], [(PER_MS, 50, 100)])
+    job = a_job(rank, rank, rank)
+    two = dataclasses.replace(job, collectives=job.collectives.rows(job.collectives.rank < 2))
+    assert parts_ms(two)["unexplained"] == pytest.approx(100 / 3, abs=1e-3)
+    assert "transport" not in parts_ms(two)
+
+
 def test_codec_and_input_come_after_communication() -> None:
     spans = [
         BACKWARD,

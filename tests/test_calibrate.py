@@ -11,7 +11,6 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.break_even import break_even
-from fullwire.answers.fixes import fixes
 from fullwire.answers.forecast import Forecaster, forecaster
 from fullwire.answers.verification import verify
 from fullwire.errors import UsageError
@@ -153,9 +152,9 @@ def test_without_evidence_a_measured_transport_is_refused(without: str) -> None:
 
 def test_every_fix_is_what_the_model_says_of_the_changed_job() -> None:
     run = a_trained_job(a_transport(), buckets="ddp:64MiB", facts=used(0.03))
-    found = {fix.kind: fix for fix in fixes(run, a_forecaster(run))}
+    found = {fix.kind: fix for fix in fw.explain(run).fixes}
     faster = a_trained_job(a_transport(), buckets="ddp:64MiB", rate_bps=2.5 * GBPS)
-    links = [fix for fix in fixes(run, a_forecaster(run)) if fix.kind == "link"]
+    links = [fix for fix in fw.explain(run).fixes if fix.kind == "link"]
     assert [fix.change for fix in links] == ["links of 5 Gbps", "links of 2.5 Gbps"]
     assert links[1].step_s == pytest.approx(measured_s(faster), rel=0.03)
     smaller = a_trained_job(a_transport(), buckets="ddp:5MiB")
@@ -167,21 +166,21 @@ def test_every_fix_is_what_the_model_says_of_the_changed_job() -> None:
 
 def test_fixes_come_sorted_and_none_of_them_is_worthless() -> None:
     run = a_trained_job(a_transport(), slower_ms=15, facts=used(0.03))
-    steps_s = [fix.step_s for fix in fixes(run, a_forecaster(run))]
+    steps_s = [fix.step_s for fix in fw.explain(run).fixes]
     assert steps_s == sorted(steps_s)
     assert max(steps_s) < 0.99 * measured_s(run)
 
 
 def test_a_slow_rank_is_a_fix_of_its_own_and_worth_what_it_costs() -> None:
     run = a_trained_job(a_transport(), slower_ms=15, rate_bps=100 * GBPS, facts=used(0.001))
-    [fix] = [fix for fix in fixes(run, a_forecaster(run)) if fix.kind == "straggler"]
+    [fix] = [fix for fix in fw.explain(run).fixes if fix.kind == "straggler"]
     assert measured_s(run) - fix.step_s == pytest.approx(15e-3, rel=0.05)
 
 
 def test_summing_over_steps_shares_the_overhead() -> None:
     run = a_trained_job(a_transport(), facts=used(0.03))
     step = typical_step(run)
-    [half] = [fix for fix in fixes(run, a_forecaster(run)) if "over 2 steps" in fix.change]
+    [half] = [fix for fix in fw.explain(run).fixes if "over 2 steps" in fix.change]
     assert half.step_s == pytest.approx((step.step_ns * 1e-9 + measured_s(run)) / 2)
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
+from fullwire.model.run import Run
 from tests.builders import a_run, steps_run
+from tests.conftest import Cli
+from tests.jobs_by_hand import Rank, a_job, a_trained_job
 
 
 def noisy(median_ms: float, seed: int, steps: int = 60) -> list[float]:
@@ -21,6 +28,69 @@ def test_a_real_improvement_is_told_from_noise() -> None:
     assert found.low is not None
     assert found.high is not None
     assert found.low < 0.9 < found.high < 1
+
+
+def test_what_differs_from_run_to_run_is_no_improvement() -> None:
+    """Steps that scatter little tell their own median well, and not that of the same job again."""
+    one, again = steps_run([100.0, 100.1] * 500), steps_run([99.0, 99.1] * 500)
+    assert fw.compare(one, again).is_significant is False
+    assert fw.compare(one, steps_run([96.0, 96.1] * 500)).is_significant is True
+
+
+def test_a_drift_is_not_taken_for_so_many_independent_steps() -> None:
+    def drifting(seed: int) -> Run:
+        walk = np.cumsum(np.random.default_rng(seed).standard_normal(400))
+        return steps_run((100 + walk).tolist())
+
+    calls = [fw.compare(drifting(seed), drifting(seed + 50)) for seed in range(12)]
+    widths = [each.high - each.low for each in calls if each.high and each.low]
+    assert np.median(widths) > 0.05
+
+
+def test_runs_of_different_lengths_are_compared_without_their_warm_up() -> None:
+    found = fw.compare(steps_run([900, 300, *[100.0] * 30]), steps_run([800, *[80.0] * 300]))
+    assert (found.before_steps, found.after_steps) == (30, 300)
+    assert found.ratio == pytest.approx(0.8)
+    assert found.is_significant is True
+
+
+def test_another_number_of_workers_is_other_work_in_a_step() -> None:
+    two, four = (steps_run(noisy(100, n), facts={"workers": n}) for n in (2, 4))
+    found = fw.compare(two, four)
+    assert found.workers == (2, 4)
+    assert found.work_ratio == pytest.approx(2 / found.ratio)
+
+
+def test_what_is_missing_is_said_with_the_answer() -> None:
+    whole, part = steps_run(noisy(100, 1)), a_job(Rank(90, [("compute", "b", 0, 9)]), workers=4)
+    found = fw.compare(whole, dataclasses.replace(part, missing=("rank 3: nothing was recorded",)))
+    assert "The second run is partial: rank 3: nothing was recorded." in found.warnings
+    assert any("1 of 4 ranks are here" in each for each in found.warnings)
+    assert fw.compare(whole, whole).warnings == ()
+
+
+def test_models_of_other_sizes_are_not_compared() -> None:
+    four, five = a_trained_job(buckets=4), a_trained_job(buckets=5)
+    with pytest.raises(UsageError, match="one has 4 MB of gradients, of the other 5 MB"):
+        fw.compare(four, five)
+
+
+def test_steps_of_no_time_are_not_compared() -> None:
+    with pytest.raises(UsageError, match="its steps take no time"):
+        fw.compare(steps_run([0, 0, 0]), steps_run([100]))
+
+
+def test_the_command_says_what_more_workers_are_worth(cli: Cli, tmp_path: Path) -> None:
+    places = [
+        fw.write(steps_run(noisy(length, n), facts={"workers": n}), tmp_path / f"{n}.run")
+        for n, length in ((2, 100), (4, 110))
+    ]
+    shown = cli("compare", *places)
+    assert shown.returncode == 0, shown.stderr
+    assert "With 4 workers in place of 2 the job does 1.8" in shown.stdout
+    assert "note: Of the first run 1 of 2 ranks are here: others may be slower." in shown.stdout
+    told = json.loads(cli("compare", *places, "--json").stdout)
+    assert told["workers"] == [2, 4]
 
 
 def test_noise_alone_is_called_noise() -> None:

@@ -14,10 +14,10 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
-from fullwire.model.run import Hosts, Links, Run, Sockets
+from fullwire.model.run import Collectives, Hosts, Links, Run, Sockets
 from tests.builders import a_run
 from tests.conftest import Cli
-from tests.jobs_by_hand import MS, Rank, a_job
+from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
 
 PER_MS = 125_000  # bytes at the line rate of these jobs, 1 Gbps
 BACKWARD = ("compute", "backward", 0.0, 50.0)
@@ -68,6 +68,73 @@ def test_below_the_threshold_a_job_scales() -> None:
 def test_overlap_becomes_line_rate_when_the_floor_no_longer_fits_under_computation() -> None:
     assert fw.explain(both(99, sent=[(49 * PER_MS, 50, 99)])).verdict.kind == "overlap"
     assert fw.explain(both(101, sent=[(51 * PER_MS, 50, 101)])).verdict.kind == "line_rate"
+
+
+def test_a_part_of_exactly_the_threshold_reaches_it() -> None:
+    small = [(8, 89, 90)]
+    rank = Rank(100, [computing(89), ("input", "wait", 90.0, 100.0)], small)
+    assert fw.explain(a_job(rank, rank)).verdict.kind == "input"
+
+
+def test_a_line_that_transfers_do_not_fill_is_not_what_limits_them() -> None:
+    """The bytes at line rate are the largest part, but use 60 % of the time of the transfers."""
+    computes = [computing(50)]
+    unfilled = Rank(150, computes, [(60 * PER_MS, 50, 150)])
+    found = fw.explain(a_job(unfilled, unfilled))
+    assert found.account["line_rate"] > found.account["transport"]
+    assert found.verdict.kind == "transport"
+    assert "(exposed transfers used 60% of it)" in found.verdict.sentence
+    assert "exposed transfers used 60.0% of the line rate" in found.verdict.reasons[1]
+    filled = Rank(150, computes, [(76 * PER_MS, 50, 150)])
+    assert fw.explain(a_job(filled, filled)).verdict.kind == "line_rate"
+
+
+def test_what_is_lost_beside_an_unfilled_line_has_to_reach_the_threshold_too() -> None:
+    rank = Rank(130, [computing(100)], [(48 * PER_MS, 50, 130)])
+    found = fw.explain(a_job(rank, rank))
+    assert found.verdict.kind == "line_rate"
+    assert "12 ms more is lost as the line is not filled" in found.verdict.sentence
+
+
+def test_one_late_transfer_that_computation_could_hide_is_overlap_at_any_speed() -> None:
+    late = Rank(100, [computing(70)], [(18 * PER_MS, 70, 100)])
+    assert fw.explain(a_job(late, late)).verdict.kind == "overlap"
+    early = Rank(100, [computing(70)], [(42 * PER_MS, 30, 100)])
+    assert fw.explain(a_job(early, early)).verdict.kind == "transport"
+
+
+def test_much_lost_in_small_parts_is_not_called_scaling_well() -> None:
+    waits = ("input", "wait", 91.0, 100.0)
+    rank = Rank(100, [computing(64), waits], [(9 * PER_MS, 64, 82)])
+    found = fw.explain(a_job(rank, rank))
+    assert found.verdict.kind == "scales"
+    assert found.verdict.sentence.startswith("No one thing holds this job back, but 36 ms")
+    nothing_lost = Rank(100, [computing(100)], [(PER_MS, 0, 50)])
+    sentence = fw.explain(a_job(nothing_lost, nothing_lost)).verdict.sentence
+    assert sentence == "This job scales: all of its 100 ms step is computation."
+
+
+def test_clocks_worse_than_the_largest_part_tell_nothing_about_it() -> None:
+    ranks = (
+        Rank(65, [computing(50)], [(10 * PER_MS, 50, 65)]),
+        Rank(65, [("compute", "backward", 15.0, 65.0)], [(10 * PER_MS, 0, 15)]),
+    )
+    found = fw.explain(a_job(*ranks))
+    assert found.verdict.kind == "unknown"
+    assert "clocks disagree by 35 ms" in found.verdict.reasons[1]
+    assert found.verdict.missing[0].startswith("ranks' clocks to better than")
+
+
+def test_time_between_steps_is_in_no_account_and_is_said() -> None:
+    job = JOBS["line_rate"]
+    apart = 50 * MS
+    spans = dataclasses.replace(
+        job.spans, start_ns=job.spans.start_ns + job.spans.step * apart,
+        end_ns=job.spans.end_ns + job.spans.step * apart,
+    )  # fmt: skip
+    assert not any("between steps" in each for each in fw.explain(job).warnings)
+    found = fw.explain(dataclasses.replace(job, spans=spans, collectives=Collectives.empty()))
+    assert any("21% of the time from the first" in each for each in found.warnings)
 
 
 def test_the_late_rank_is_named_with_what_it_does_longer() -> None:
@@ -158,6 +225,43 @@ def test_a_baseline_gives_t1_and_tells_inflated_computation() -> None:
     assert fw.explain(a_job(slower, slower)).compute_inflation_s is None
     with pytest.raises(UsageError, match="expected a run of one worker, got one of 2"):
         fw.explain(a_job(slower, slower), baseline=a_job(slower, slower))
+    unmarked = dataclasses.replace(alone, spans=alone.spans.rows(alone.spans.name != "step"))
+    with pytest.raises(UsageError, match="baseline: it has no marked steps"):
+        fw.explain(a_job(slower, slower), baseline=unmarked)
+    longer = fw.explain(a_job(slower, slower), baseline=a_job(Rank(90, [computing(90)])))
+    assert any("can hardly be the same work" in each for each in longer.warnings)
+
+
+def test_where_mean_and_median_step_differ_both_answers_say_so() -> None:
+    job = a_trained_job()
+    assert not any("median step" in each for each in fw.explain(job).warnings)
+    later = job.spans.step >= 3
+    shift = 40 * MS
+    spans = dataclasses.replace(
+        job.spans,
+        start_ns=job.spans.start_ns + np.where(later, shift, 0),
+        end_ns=job.spans.end_ns
+        + np.where(later | ((job.spans.name == "step") & (job.spans.step == 2)), shift, 0),
+    )  # fmt: skip
+    moved = np.where(job.collectives.step >= 3, shift, 0)
+    collectives = dataclasses.replace(
+        job.collectives, issue_ns=job.collectives.issue_ns + moved,
+        start_ns=job.collectives.start_ns + moved, end_ns=job.collectives.end_ns + moved,
+    )  # fmt: skip
+    gradients = dataclasses.replace(
+        job.gradients, ready_ns=job.gradients.ready_ns + np.where(job.gradients.step >= 3, shift, 0)
+    )
+    uneven = dataclasses.replace(job, spans=spans, collectives=collectives, gradients=gradients)
+    found = fw.explain(uneven)
+    assert found.median_step_s == pytest.approx(0.146)
+    assert found.step_s == pytest.approx(0.146 + 0.040 / 6)
+    [said] = [each for each in found.warnings if "median step" in each]
+    assert "mean step, 152.7 ms" in said
+    asked = fw.whatif(uneven, transport="measured")
+    assert asked["step_s"][0] == pytest.approx(0.146)
+    [said] = [each for each in asked.warnings if "median step" in each]
+    assert "is replayed, 146 ms; the mean step" in said
+    assert "152.7 ms" in said
 
 
 def test_a_rate_that_the_collectives_beat_is_not_the_links_rate() -> None:

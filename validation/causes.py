@@ -72,9 +72,9 @@ def explained(cause: Cause, options: Sequence[str] = ()) -> fw.Explanation:
 
 def is_right(cause: Cause, found: fw.Explanation) -> bool:
     """Say whether an explanation has the verdict and blames the rank that it must."""
-    from fullwire.answers.verdict import latest_rank
+    from fullwire.analysis.account import culprit
 
-    late = latest_rank(found.detail)
+    late = culprit(found.detail)
     is_rank_right = cause.late_rank is None or (late is not None and late[0] == cause.late_rank)
     return found.verdict.kind == cause.verdict and is_rank_right
 

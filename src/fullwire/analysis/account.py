@@ -38,6 +38,7 @@ SMALL_BYTES = 16 * 1024  # of a collective that shows what a message costs, what
 FEWEST_SMALL = 5  # stretches of small collectives, to believe their median
 WARM_UP = 1.5  # first steps longer than this many medians are warm-up
 UNUSUAL = 3.0  # and any other step longer than this is left out,
+CULPRIT = 0.5  # of all waiting: one rank that causes more is named
 MOST_UNUSUAL = 0.05  # if there are no more of these: else they are what the job does
 
 
@@ -167,6 +168,18 @@ def nothing() -> Account:
     )  # fmt: skip
 
 
+def culprit(found: Account) -> tuple[int, float] | None:
+    """Return the rank that causes most of the waiting, with its share, if one does."""
+    caused_ns = found.caused_ns[:, found.is_typical].sum(axis=1)
+    if not caused_ns.sum():
+        return None
+    row = int(np.argmax(caused_ns))
+    share = float(caused_ns[row] / caused_ns.sum())
+    # Of two ranks, one causes at least half by chance alone.
+    is_one = share > max(CULPRIT, 1.5 / len(found.ranks))
+    return (found.ranks[row], share) if is_one else None
+
+
 def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:
     """Choose the steps that the account is over: without warm-up, and without rare exceptions.
 
@@ -180,6 +193,21 @@ def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:
     if is_unusual.sum() <= max(1, MOST_UNUSUAL * len(length_ns)):
         is_typical &= ~is_unusual
     return is_typical
+
+
+def mean_step_s(run: Run) -> float | None:
+    """Return the mean step that an account of the run would be of; None where no rank has steps."""
+    marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
+    if not len(marks):
+        return None
+    numbers, place = np.unique(marks.step, return_inverse=True)
+    length_ns = marks.end_ns - marks.start_ns
+    longest_ns = np.zeros(len(numbers), np.int64)
+    np.maximum.at(longest_ns, place, length_ns)
+    count = np.bincount(place)
+    is_shared = count == count.max()
+    mean_ns = (np.bincount(place, length_ns) / count)[is_shared]
+    return float(mean_ns[typical_steps(longest_ns[is_shared])].mean()) * 1e-9
 
 
 def _whole_trace(run: Run) -> Spans | None:

@@ -1,6 +1,7 @@
 """Collectives matched over ranks: when each could begin, and what it had to send.
 
-Rows belong together by group, operation and sequence. A collective cannot begin before its latest
+Rows belong together by group, operation and sequence; sending and receiving are one operation of a
+group of two. A collective cannot begin before its latest
 rank has issued it; what a rank spends on it before that moment is waiting, and after it transfer.
 Where ranks are not recorded, the latest issue that is known is a bound and nothing more.
 """
@@ -42,8 +43,9 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
     """Match the collectives of a run; `rate_bps` is each rank's line rate, as far as known."""
     table = run.collectives
     group, op = codes_of(table.group), codes_of(table.op)
-    order = np.lexsort((table.issue_ns, table.sequence, op.codes, group.codes))
-    matched = _Matched.over(run, order, group.codes, op.codes)
+    kind = _kinds(op)
+    order = np.lexsort((table.issue_ns, table.sequence, kind, group.codes))
+    matched = _Matched.over(run, order, group.codes, kind)
     latest_ns = np.empty(len(table), np.int64)
     latest_ns[order] = matched.latest_ns
     members, is_known = _members(run, group, matched.ranks_by_row(order))
@@ -104,6 +106,12 @@ def codes_of(column: Text) -> Coded:
     return Coded(codes, tuple(number))
 
 
+def _kinds(op: Coded) -> Whole:
+    """Number operations as they are matched: what one rank sends another one receives."""
+    kinds = ["sendrecv" if name in ("send", "recv") else name for name in op.names]
+    return codes_of(np.array(kinds, object)).codes[op.codes]
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Matched:
     """Rows in an order in which those of one collective follow each other, by issue."""
@@ -113,9 +121,9 @@ class _Matched:
     latest_ns: Whole  # its latest issue, for each row in that order
 
     @classmethod
-    def over(cls, run: Run, order: NDArray[np.intp], group: Whole, op: Whole) -> _Matched:
+    def over(cls, run: Run, order: NDArray[np.intp], group: Whole, kind: Whole) -> _Matched:
         sequence = run.collectives.sequence
-        keys = [column[order] for column in (group, op, sequence)]
+        keys = [column[order] for column in (group, kind, sequence)]
         is_new = np.ones(len(order), bool)
         is_new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
         first = np.flatnonzero(is_new)
@@ -137,8 +145,10 @@ def _members(run: Run, group: Coded, here: Whole) -> tuple[Whole, NDArray[np.boo
     rank = np.searchsorted(recorded, run.collectives.rank)
     used = np.unique(group.codes * len(recorded) + rank) // max(len(recorded), 1)
     size = np.bincount(used, minlength=len(group.names))
-    # A group that all recorded ranks are in is taken for the whole job's.
-    members = np.where(size == len(recorded), workers, size)[group.codes]
+    # A group of all ranks whose collectives are here is taken for the whole job's: a rank of which
+    # there are only spans has lost its own.
+    communicating = len(np.unique(rank))
+    members = np.where(size == communicating, workers, size)[group.codes]
     return members, (here == members) & (len(recorded) == workers)
 
 

@@ -29,7 +29,8 @@ from fullwire.units import show_bytes, show_rate, show_time
 
 RunLike: TypeAlias = Run | str | Path  # a run, or where one is
 
-NOTABLE = 0.01  # of the step: copies of less are not mentioned
+NOTABLE = 0.01  # of the step: copies, or a median that differs from the mean, by less are not said
+BETWEEN = 0.05  # of the time from the first step to the last: more of it outside of steps is said
 CLOCKS_DIFFER = 0.01  # of the step: clocks that are known better than this change no answer
 _LARGE = 250_000  # spans: some 100 MB with their timelines
 BEYOND_LINE_RATE = 1.05  # transfers faster than this many line rates: it is not the right rate
@@ -40,7 +41,7 @@ class Explanation:
     """The account of a job's step, what it amounts to, and what it rests on."""
 
     verdict: Verdict
-    step_s: float
+    step_s: float  # the mean: parts add up to nothing else
     baseline_step_s: float
     is_estimated: bool  # the baseline is what this run spends on its own, not a run of one worker
     scaling_factor: float | None  # None where the run holds no times
@@ -55,6 +56,11 @@ class Explanation:
     detail: Account
     line_rates_bps: Mapping[int, float]  # of each rank's link, as far as known
     predictor: Forecaster | None  # the job ready to be asked, where it can be predicted
+
+    @property
+    def median_step_s(self) -> float | None:
+        """Return the median step, which predictions start from, where there are any."""
+        return None if self.predictor is None else self.predictor.measured_s
 
 
 def explain(
@@ -93,9 +99,16 @@ def explain(
         ranks=found.breakdowns,
         evidence=samples,
         break_even=None if predictor is None else break_even(predictor, THRESHOLD),
-        fixes=() if predictor is None else _against(baseline_s, fixes(job, predictor)),
+        fixes=()
+        if predictor is None
+        else _against(baseline_s, predictor, fixes(job, predictor, found)),
         full=None if predictor is None else _at_full_utilization(baseline_s, predictor),
-        warnings=(*_warnings(case, baseline is None, rate_bps), *why_not),
+        warnings=(
+            *_warnings(case, baseline is None, rate_bps),
+            *_about_baseline(found, None if baseline is None else baseline_s),
+            *_about_median(found, predictor),
+            *why_not,
+        ),
         detail=found,
         line_rates_bps=rate_bps,
         predictor=predictor,
@@ -142,9 +155,13 @@ def _is_to_account(run: Run) -> bool:
     return True  # which says what is missing
 
 
-def _against(baseline_s: float, found: tuple[Fix, ...]) -> tuple[Fix, ...]:
-    """Hold fixes against the T1 of this account, which may be a baseline's."""
-    return tuple(replace(fix, scaling_factor=baseline_s / fix.step_s) for fix in found)
+def _against(baseline_s: float, predictor: Forecaster, found: Sequence[Fix]) -> tuple[Fix, ...]:
+    """Hold fixes against the T1 of this account, which may be a baseline's.
+
+    A fix that one worker would profit from too has shortened the T1 that it was predicted with.
+    """
+    times = baseline_s / (predictor.subject.step.step_ns * 1e-9)
+    return tuple(replace(fix, scaling_factor=times * fix.scaling_factor) for fix in found)
 
 
 def _at_full_utilization(baseline_s: float, predictor: Forecaster) -> Forecast:
@@ -214,6 +231,8 @@ def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float
     if world(alone) != 1:
         raise UsageError(f"baseline: expected a run of one worker, got one of {world(alone)}")
     by_one = account(alone, {})
+    if by_one.is_whole_trace or not by_one.step_s:
+        raise UsageError("baseline: it has no marked steps, so it does not say how long one takes")
     return by_one.step_s, parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key]
 
 
@@ -232,6 +251,7 @@ def _warnings(case: Case, is_estimated: bool, rate_bps: Mapping[int, float]) -> 
     if not found.step_s:
         return
     yield from _steps_left_out(found)
+    yield from _between_steps(run)
     yield from _ranks_left_out(run, found)
     if is_estimated and world(run) > 1:
         yield "T1 is estimated from this run's computation, input and host; --baseline gives it."
@@ -250,6 +270,40 @@ def _steps_left_out(found: Account) -> Iterator[str]:
         yield (
             f"{left_out} of {len(found.steps)} steps are left out as warm-up or exceptions; "
             f"they are {share:.0%} of the time."
+        )
+
+
+def _between_steps(run: Run) -> Iterator[str]:
+    """Say how much of the time lies between steps, as evaluation or a checkpoint may."""
+    marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
+    whole_ns = sum(
+        int(np.ptp(np.concatenate([mine.start_ns, mine.end_ns])))
+        for mine in (marks.rows(marks.rank == rank) for rank in np.unique(marks.rank))
+    )
+    between = 1 - int((marks.end_ns - marks.start_ns).sum()) / max(whole_ns, 1)
+    if len(marks) and between > BETWEEN:
+        yield (
+            f"{between:.0%} of the time from the first step to the last lies between steps, "
+            "and is in no step's account."
+        )
+
+
+def _about_median(found: Account, predictor: Forecaster | None) -> Iterator[str]:
+    """Say where the step that is accounted for is not the one that is predicted from."""
+    if predictor is None or not found.step_s:
+        return
+    if abs(found.step_s / predictor.measured_s - 1) > NOTABLE:
+        yield (
+            f"The account is of the mean step, {show_time(found.step_s)}; predictions start from "
+            f"the median step, {show_time(predictor.measured_s)}."
+        )
+
+
+def _about_baseline(found: Account, given_s: float | None) -> Iterator[str]:
+    if given_s is not None and given_s > found.step_s:
+        yield (
+            f"The baseline's step, {show_time(given_s)}, is longer than this job's: it can hardly "
+            "be the same work on one worker."
         )
 
 

@@ -7,14 +7,20 @@ gain; what gains less than `LEAST_GAIN` of the step is not worth a meeting.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
+from fullwire.analysis.account import Account, Part, culprit
+from fullwire.analysis.placement import host_of_rank
 from fullwire.answers.forecast import Forecast, Forecaster
 from fullwire.model.compressor import Compressor
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import DdpBuckets
 from fullwire.simulation.transport import FullTransport
+from fullwire.simulation.typical import Step
 from fullwire.units import show_rate
 
 LEAST_GAIN = 0.01  # of the step
@@ -23,6 +29,12 @@ _FASTER_LINKS = 2  # the next so many on sale
 _MIB = 2**20
 _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
 _SYNCHRONISED_EVERY = (2, 4)
+_SMALL_NUMBERS = re.compile(r"16|half|8", re.IGNORECASE)  # in the names of types
+_WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
+    "look at its device: clock and temperature (nvidia-smi -q -d PERFORMANCE), other processes",
+    "look at its input: DataLoader(num_workers=...), its disk, its share of the data",
+    "look at its host: other processes, and what only it does between steps (logs, checkpoints)",
+)
 # Casting float32 to float16 and back ran at 13 and 19 GB/s on one 2.5 GHz core; a hook does a
 # little more than that. A GPU casts at the speed of its memory: assumed.
 _CASTING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
@@ -42,21 +54,24 @@ class Fix:
     high_s: float
 
 
-def fixes(run: Run, job: Forecaster) -> tuple[Fix, ...]:
+def fixes(run: Run, job: Forecaster, account: Account) -> tuple[Fix, ...]:
     """Predict everything that could help this job, the most helpful first."""
     useful = [
-        fix for fix in _considered(run, job) if fix.step_s < (1 - LEAST_GAIN) * job.measured_s
+        fix
+        for fix in _considered(run, job, account)
+        if fix.step_s < (1 - LEAST_GAIN) * job.measured_s
     ]
     return tuple(sorted(useful, key=lambda fix: fix.step_s))
 
 
-def _considered(run: Run, job: Forecaster) -> Iterator[Fix]:
+def _considered(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
     yield from _faster_links(job)
     yield from _fuller_transport(run, job)
     yield from _other_buckets(run, job)
     yield from _half_precision(run, job)
-    yield from _fewer_synchronisations(job)
-    yield from _no_straggler(job)
+    yield from _fewer_synchronisations(run, job)
+    yield from _no_straggler(job, account)
+    yield from _input_ahead(job, account)
     yield from _other_algorithms(run, job)
     yield from _overlap(run, job)
 
@@ -77,16 +92,27 @@ def _faster_links(job: Forecaster) -> Iterator[Fix]:
 def _fuller_transport(run: Run, job: Forecaster) -> Iterator[Fix]:
     if isinstance(job.grid.transports[0], FullTransport):
         return
-    is_nccl = run.facts.get("backend") == "nccl"
-    setting = (
-        "NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4 on sockets; NCCL_DEBUG=INFO says which"
-        if is_nccl
-        else 'init_process_group("fullwire"), or another backend: no setting of Gloo\'s does it'
-    )
     yield _fix(
-        "transport", f"a transport that fills the {show_rate(job.rate_bps)} there are", setting,
-        job.ask(transports=(job.full(),)),
+        "transport", f"a transport that fills the {show_rate(job.rate_bps)} there are",
+        _setting_of_transport(run), job.ask(transports=(job.full(),)),
     )  # fmt: skip
+
+
+def _setting_of_transport(run: Run) -> str:
+    backend, network = run.facts.get("backend"), str(run.facts.get("nccl_network", ""))
+    if backend == "gloo":
+        return 'init_process_group("fullwire"), or another backend: no setting of Gloo\'s does it'
+    if backend == "fullwire":
+        return (
+            "larger buckets and more processors fill more of it; no setting of the backend's does"
+        )
+    if backend != "nccl":
+        return "another backend, or more connections and threads where it has a setting for them"
+    if network and not network.startswith("Socket"):
+        return (
+            "NCCL_IB_QPS_PER_CONNECTION=4 NCCL_MIN_NCHANNELS=8; NCCL_DEBUG=INFO says what it uses"
+        )
+    return "NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4 on sockets; NCCL_DEBUG=INFO says which"
 
 
 def _other_buckets(run: Run, job: Forecaster) -> Iterator[Fix]:
@@ -103,13 +129,20 @@ def _other_buckets(run: Run, job: Forecaster) -> Iterator[Fix]:
 
 def _half_precision(run: Run, job: Forecaster) -> Iterator[Fix]:
     """Try gradients sent as float16, with what casting them costs."""
-    if "hook" in run.facts:
+    if "buckets" not in run.facts or "hook" in run.facts or _sends_halves(run):
         return
     yield _fix(
         "compression", "gradients sent as float16 (overflows beyond 65,504)",
         "model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
         job.ask(compressors=(_cast(run),)),
     )  # fmt: skip
+
+
+def _sends_halves(run: Run) -> bool:
+    """Say whether most of what is sent has 16 bits a number already, or fewer."""
+    table = run.collectives
+    is_small = np.array([_SMALL_NUMBERS.search(str(each)) is not None for each in table.dtype])
+    return bool(len(table)) and 2 * int(table.bytes[is_small].sum()) > int(table.bytes.sum())
 
 
 def casting(run: Run) -> Compressor | None:
@@ -122,50 +155,94 @@ def _cast(run: Run) -> Compressor:
     return Compressor(ratio=2, encode_bps=8 * rate, decode_bps=8 * rate)
 
 
-def _fewer_synchronisations(job: Forecaster) -> Iterator[Fix]:
-    """Try gradients added up locally: only every so manieth step pays for communication."""
-    alone_s = (job.subject.step.step_ns + job.subject.step.waiting_ns) * 1e-9
+def _fewer_synchronisations(run: Run, job: Forecaster) -> Iterator[Fix]:
+    """Try gradients added up locally: only every so manieth step pays for sending them."""
+    step = job.subject.step
+    alone_ns = step.step_ns + step.waiting_ns
+    if "buckets" in run.facts:  # what is no bucket, such as an averaged loss, is still sent
+        alone_ns += step.others.exposed_ns
+        setting = "with model.no_sync() in {} of {} steps"
+    elif _sums_gradients_afterwards(step):
+        setting = "no all_reduce in {} of {} steps, gradients left to add up"
+    else:
+        return
     found = job.ask()
     for every in _SYNCHRONISED_EVERY:
 
         def shared(time_s: float, every: int = every) -> float:
-            return alone_s + (time_s - alone_s) / every
+            return alone_ns * 1e-9 + (time_s - alone_ns * 1e-9) / every
 
         step_s = shared(found.step_s)
         yield _fix(
             "synchronisation", f"gradients summed over {every} steps before they are sent",
-            f"with model.no_sync() in {every - 1} of {every} steps; the batch is {every}x larger",
+            f"{setting.format(every - 1, every)}; the batch is {every}x larger",
             Forecast(
-                step_s=step_s, scaling_factor=job.subject.step.step_ns * 1e-9 / step_s,
+                step_s=step_s, scaling_factor=step.step_ns * 1e-9 / step_s,
                 low_s=shared(found.low_s), high_s=shared(found.high_s),
             ),
         )  # fmt: skip
 
 
-def _no_straggler(job: Forecaster) -> Iterator[Fix]:
+def _sums_gradients_afterwards(step: Step) -> bool:
+    """Say whether the collectives that are no buckets sum gradients, and do not shard a model."""
+    others = step.others
+    return set(others.op) == {"allreduce"} and sum(others.bytes) >= int(step.bytes.sum())
+
+
+def _no_straggler(job: Forecaster, account: Account) -> Iterator[Fix]:
     step = job.subject.step
     if step.waiting_ns:
-        together = dataclasses.replace(step, waiting_ns=0)
+        found = culprit(account)
+        late = None if found is None else found[0]
         yield _fix(
-            "straggler", "no rank slower than the usual one",
-            "look at the rank that the account names: its host, its clock, its input",
-            job.ask(step=together),
+            "straggler",
+            "no rank slower than the usual one" if late is None else f"rank {late} as the others",
+            _setting_of_straggler(account, late),
+            job.ask(step=dataclasses.replace(step, waiting_ns=0)),
+        )  # fmt: skip
+
+
+def _setting_of_straggler(account: Account, late: int | None) -> str:
+    if late is None:
+        return "batches of equal work, and nothing else on the ranks' hosts"
+    excess_ns = account.excess_ns[account.ranks.index(late), account.is_typical].mean(axis=0)
+    return _WHERE_A_RANK_IS_SLOW[int(np.argmax(excess_ns))]
+
+
+def _input_ahead(job: Forecaster, account: Account) -> Iterator[Fix]:
+    """Try a step that finds its data loaded."""
+    input_ns = float(np.median(account.parts_ns[:, account.is_typical, Part.INPUT].mean(axis=0)))
+    step = job.subject.step
+    shorter_ns = min(round(input_ns), step.forward_ns, step.step_ns)
+    if shorter_ns > 0:
+        yield _fix(
+            "input", "data that is there when a step begins",
+            "DataLoader(num_workers=8, prefetch_factor=4, persistent_workers=True)",
+            job.ask(step=dataclasses.replace(
+                step, step_ns=step.step_ns - shorter_ns, forward_ns=step.forward_ns - shorter_ns,
+            )),
         )  # fmt: skip
 
 
 def _other_algorithms(run: Run, job: Forecaster) -> Iterator[Fix]:
-    if run.facts.get("backend") != "nccl":
-        return  # Gloo's ring is not to be chosen
-    for algorithm, setting in (("tree", "NCCL_ALGO=Tree"),):
+    hosts = len(set(host_of_rank(run).values()))
+    if 1 < hosts < job.workers:
         yield _fix(
-            "algorithm", f"all-reduce by {algorithm}", setting, job.ask(algorithms=(algorithm,))
+            "algorithm", f"sums within each of {hosts} hosts first, then between them",
+            "NCCL_ALGO=Tree" if run.facts.get("backend") == "nccl" else
+            "a communication hook over init_device_mesh(...) of hosts by ranks",
+            job.ask(workers=(hosts,)),
+        )  # fmt: skip
+    elif run.facts.get("backend") == "nccl":  # Gloo's ring is not to be chosen
+        yield _fix(
+            "algorithm", "all-reduce by tree", "NCCL_ALGO=Tree", job.ask(algorithms=("tree",))
         )
 
 
 def _overlap(run: Run, job: Forecaster) -> Iterator[Fix]:
     """Try to send beside the backward pass what comes after it, or in another order."""
     step = job.subject.step
-    if "buckets" not in run.facts and step.others.exposed_ns and len(step.bytes):
+    if "buckets" not in run.facts and _sums_gradients_afterwards(step):
         alone = dataclasses.replace(step, others=type(step.others)())
         yield _fix(
             "overlap", "gradients sent while the backward pass goes on",

@@ -2,8 +2,11 @@
 
 The verdict is the largest part of the step other than computation, if it reaches the threshold.
 
+    transport  in place of line_rate, if the line was not what limited transfers: it was less than
+               FILLED used while they were exposed, and what is lost beside reaches the threshold
     overlap    in place of line_rate, if the exposed floor would fit under computation that had no
-               communication beside it
+               communication beside it; where the line was not full, all that is exposed would have
+               to, and little of the communication may have begun early
     compute    if computation takes longer than with one worker, and no part is larger than that
     scales     if nothing reaches the threshold
     unknown    if the largest part is what could not be attributed, or the steps are too few to tell
@@ -17,7 +20,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fullwire.analysis.account import Account, Part
+from fullwire.analysis.account import Account, Part, culprit
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
 from fullwire.model.run import Run
@@ -30,8 +33,13 @@ Kind: TypeAlias = Literal[
 
 THRESHOLD = 0.10  # of the step: what a part must reach to be the verdict
 FEWEST_STEPS = 3  # of a measured job after its warm-up, to tell what a step usually is
-CULPRIT = 0.5  # of all waiting: one rank that causes more is named
+MUCH_IN_ALL = 0.20  # of the step, lost in parts that are each below the threshold
+# Of the line rate, used by exposed transfers. In 66 labs at 0.5 to 10 Gbps, Gloo used at most 72 %
+# of a line faster than its processors fill, at least 79 % of a slower one (validation/README.md).
+FILLED = 0.75
+LATE = 0.25  # of communication beside computation: with less, it was not begun early
 
+_TOLD_BY_CLOCKS = ("straggler", "line_rate", "latency", "transport")  # from who came when
 _SET_UP = (
     "nccl_socket_fallback", "nccl_few_channels", "nccl_without_gdr", "nccl_shared_memory",
     "nccl_sockets",
@@ -70,6 +78,13 @@ class Case:
         """Return the length of a typical step."""
         return self.account.step_s
 
+    @property
+    def clock_error_s(self) -> float:
+        """Return how far ranks' clocks disagree: as collectives show, or as the run says."""
+        stated = self.run.facts.get("clock_uncertainty_s", ())
+        known_to_s = max((s for _, s in stated), default=0.0) if isinstance(stated, tuple) else 0.0
+        return max(self.account.clock_error_ns * 1e-9, known_to_s)
+
     def largest(self) -> tuple[str, float]:
         """Return the largest part other than computation."""
         parts = {key: s for key, s in self.account.parts_s.items() if key != Part.COMPUTE.key}
@@ -78,6 +93,10 @@ class Case:
     def share(self, time_s: float) -> str:
         """Print a time as a share of the step."""
         return f"{time_s / self.step_s:.1%}" if self.step_s else "0.0%"
+
+    def reaches_threshold(self, time_s: float) -> bool:
+        """Say whether a part is large enough to be the verdict, rounding aside."""
+        return time_s > 0 and time_s >= THRESHOLD * self.step_s * (1 - 1e-9)
 
     def of_step(self, time_s: float) -> str:
         """Print a time of every step."""
@@ -133,27 +152,61 @@ def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
     if not computes(case):
         return "unknown", tuple(_without_computation(case))
     key, largest_s = case.largest()
-    said = f"{key} is {case.share(largest_s)} of the step, the largest part but computation"
+    said = f"{key} is {case.share(largest_s)} of the step, the largest part but computation,"
     inflation_s = case.inflation_s or 0.0
-    if inflation_s >= max(largest_s, THRESHOLD * case.step_s) and inflation_s > 0:
+    if inflation_s >= largest_s and case.reaches_threshold(inflation_s):
         inflated = f"computation takes {show_time(inflation_s)} longer than with one worker"
         return "compute", (inflated, f"{key} is less: {case.share(largest_s)} of the step")
-    if largest_s < THRESHOLD * case.step_s or largest_s == 0:
+    if not case.reaches_threshold(largest_s):
         if world(case.run) == 1:
             return "unknown", ("there was one worker, and so nothing to scale or wait for",)
-        return "scales", (f"{said}, is below the threshold of {THRESHOLD:.0%}",)
-    reason = f"{said}, and reaches the threshold of {THRESHOLD:.0%}"
+        return "scales", (f"{said} and below the threshold of {THRESHOLD:.0%}",)
+    reason = f"{said} and reaches the threshold of {THRESHOLD:.0%}"
     if key == Part.UNEXPLAINED.key:
         return "unknown", (reason,)
-    if key == Part.LINE_RATE.key and largest_s <= (free_s := unhidden_compute_s(case.account)):
-        fits = f"it would fit under {show_time(free_s)} of computation without communication"
-        return "overlap", (reason, fits)
+    if key in _TOLD_BY_CLOCKS and case.clock_error_s > largest_s:
+        disagree = f"ranks' clocks disagree by {show_time(case.clock_error_s)}, more than that"
+        return "unknown", (reason, disagree)
+    if key == Part.LINE_RATE.key:
+        kind, why = _kind_of_line(case)
+        return kind, (reason, *why)
     return key, (reason,)  # type: ignore[return-value]  # every other part is a kind
+
+
+def _kind_of_line(case: Case) -> tuple[Kind, tuple[str, ...]]:
+    """Say what it is where the bytes' time at line rate is the largest part."""
+    parts, free_s = case.account.parts_s, unhidden_compute_s(case.account)
+    floor_s = parts[Part.LINE_RATE.key]
+    exposed_s = exposed_transfer_s(case.account)
+    fits = f"would fit under {show_time(free_s)} of computation without communication"
+    if floor_s >= FILLED * exposed_s:
+        return ("overlap", (f"it {fits}",)) if floor_s <= free_s else ("line_rate", ())
+    if exposed_s <= free_s and _overlapped(case.account) < LATE:
+        return "overlap", (f"with what is lost beside, it {fits}",)
+    for lost in (Part.TRANSPORT, Part.LATENCY):
+        if case.reaches_threshold(parts[lost.key]):
+            used = f"exposed transfers used {floor_s / exposed_s:.1%} of the line rate"
+            why = f"{used}, and below {FILLED:.0%} it is not the line that limits them"
+            return lost.key, (why,)  # type: ignore[return-value]  # both are kinds
+    return "line_rate", ()
+
+
+def exposed_transfer_s(account: Account) -> float:
+    """Return the exposed transfers of a step: the floor, and what latency and transport lose."""
+    network = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT)
+    return sum(account.parts_s[part.key] for part in network)
+
+
+def _overlapped(account: Account) -> float:
+    """Return the share of communication that had computation beside it."""
+    hidden_s = float(account.overlapped_ns[:, account.is_typical].mean()) * 1e-9
+    together_s = hidden_s + exposed_transfer_s(account)
+    return hidden_s / together_s if together_s else 0.0
 
 
 def _without_computation(case: Case) -> Iterator[str]:
     yield "no computation is in the run, so communication cannot be told hidden from exposed"
-    late = latest_rank(case.account)
+    late = culprit(case.account)
     if late is not None:
         yield f"rank {late[0]} came last most: {late[1]:.0%} of all waiting was for it"
 
@@ -184,6 +237,8 @@ def _missing(case: Case) -> Iterator[str]:
         yield f"more steps: at least {FEWEST_STEPS} after the warm-up"
     if world(run) == 1:
         yield "a run of several workers"
+    if case.clock_error_s > case.largest()[1]:
+        yield f"ranks' clocks to better than {show_time(case.largest()[1])}"
     if not computes(case):
         yield "computation"
     elif world(run) > 1 and not communicates(case):
@@ -217,12 +272,7 @@ def _first_sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
     parts = case.account.parts_s
     time_s = parts.get(kind, 0.0)
     if kind == "scales":
-        key, next_s = case.largest()
-        lost_s = case.step_s - parts[Part.COMPUTE.key]
-        return (
-            f"This job scales: {show_time(lost_s)} of a {show_time(case.step_s)} step is not "
-            f"computation, and the largest part of that, {_name(key)}, is {case.share(next_s)}."
-        )
+        return _scales_sentence(case)
     if kind == "unknown":
         return _unknown_sentence(case, missing)
     if kind == "overlap":
@@ -244,6 +294,23 @@ def _first_sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
     if kind == "latency":
         return _latency_sentence(case, time_s)
     return (_transport_sentence if kind == "transport" else _line_rate_sentence)(case, time_s)
+
+
+def _scales_sentence(case: Case) -> str:
+    key, next_s = case.largest()
+    lost_s = case.step_s - case.account.parts_s[Part.COMPUTE.key]
+    if not next_s:
+        return f"This job scales: all of its {show_time(case.step_s)} step is computation."
+    if lost_s < MUCH_IN_ALL * case.step_s:
+        start = f"This job scales: {show_time(lost_s)} of a {show_time(case.step_s)} step"
+    else:
+        start = (
+            f"No one thing holds this job back, but {case.of_step(lost_s)} ({case.share(lost_s)})"
+        )
+    return (
+        f"{start} is not computation, and the largest part of that, {_name(key)}, is "
+        f"{case.share(next_s)}."
+    )
 
 
 def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
@@ -279,14 +346,14 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
 def _besides(case: Case, kind: Kind) -> str:
     """Say what a verdict of something else, or of nothing, would leave unsaid."""
     parts = case.account.parts_s
-    late, waited_s = latest_rank(case.account), parts[Part.STRAGGLER.key]
-    if kind == "unknown" and late is not None and waited_s >= THRESHOLD * case.step_s:
+    late, waited_s = culprit(case.account), parts[Part.STRAGGLER.key]
+    if kind == "unknown" and late is not None and case.reaches_threshold(waited_s):
         return (
             f" Ranks wait for each other for {show_time(waited_s)} besides "
             f"({case.share(waited_s)}), {late[1]:.0%} of it for rank {late[0]}."
         )
     untold_s = parts[Part.UNEXPLAINED.key]
-    if kind != "unknown" and untold_s >= THRESHOLD * case.step_s and not is_transfer_alone(case):
+    if kind != "unknown" and case.reaches_threshold(untold_s) and not is_transfer_alone(case):
         return (
             f" Communication is exposed for {show_time(untold_s)} besides "
             f"({case.share(untold_s)}), and this run cannot tell why."
@@ -295,6 +362,13 @@ def _besides(case: Case, kind: Kind) -> str:
 
 
 def _line_rate_sentence(case: Case, time_s: float) -> str:
+    exposed_s = exposed_transfer_s(case.account)
+    if time_s < FILLED * exposed_s:
+        return (
+            f"The network is the bottleneck: {case.of_step(time_s)} ({case.share(time_s)}) is what "
+            f"the bytes take at line rate, and {show_time(exposed_s - time_s)} more is lost as the "
+            f"line is not filled{_links(case)}."
+        )
     return (
         f"The network is the bottleneck, and bandwidth is what it lacks: {case.of_step(time_s)} "
         f"({case.share(time_s)}) is what the bytes take at line rate{_links(case)}."
@@ -306,21 +380,30 @@ def _transport_sentence(case: Case, time_s: float) -> str:
     return (
         "The network is the bottleneck, but not for lack of bandwidth: "
         f"{case.of_step(time_s)} ({case.share(time_s)}) is lost by a transport that does not fill "
-        f"the line{_links(case)}{f'; {why}' if why else ''}."
+        f"the line{_beside_the_floor(case, time_s)}{_links(case)}{f'; {why}' if why else ''}."
     )
+
+
+def _beside_the_floor(case: Case, lost_s: float) -> str:
+    """Say why something smaller than what the bytes take at line rate is the verdict."""
+    floor_s = case.account.parts_s[Part.LINE_RATE.key]
+    if floor_s <= lost_s or _links(case):
+        return ""
+    return f" (exposed transfers used {floor_s / exposed_transfer_s(case.account):.0%} of it)"
 
 
 def _latency_sentence(case: Case, time_s: float) -> str:
     count = _collectives_per_step(case)
     return (
         f"Too many small collectives: {case.of_step(time_s)} ({case.share(time_s)}) is the fixed "
-        f"cost of their messages, with {count:,.0f} collectives in a step."
+        f"cost of their messages{_beside_the_floor(case, time_s)}, with {count:,.0f} "
+        f"collective{'' if round(count) == 1 else 's'} in a step."
     )
 
 
 def _straggler_sentence(case: Case, time_s: float) -> str:
     lost = f"{case.of_step(time_s)} ({case.share(time_s)})"
-    late = latest_rank(case.account)
+    late = culprit(case.account)
     if late is None:
         return f"Ranks wait for each other, now one and now another: {lost} is lost to it."
     rank, share = late
@@ -338,18 +421,6 @@ def _excess_words(case: Case, row: int) -> str:
         return ""
     name = ("computation", "waiting for input", "the host's work between")[lane]
     return f", which spends {show_time(float(excess_s[lane]))} more than usual in {name}"
-
-
-def latest_rank(account: Account) -> tuple[int, float] | None:
-    """Return the rank that causes most of the waiting, with its share, if one does."""
-    caused_ns = account.caused_ns[:, account.is_typical].sum(axis=1)
-    if not caused_ns.sum():
-        return None
-    row = int(np.argmax(caused_ns))
-    share = float(caused_ns[row] / caused_ns.sum())
-    # Of two ranks, one causes at least half by chance alone.
-    is_culprit = share > max(CULPRIT, 1.5 / len(account.ranks))
-    return (account.ranks[row], share) if is_culprit else None
 
 
 def _name(key: str) -> str:

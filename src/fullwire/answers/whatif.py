@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.analysis.account import mean_step_s
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.answers.conditions import OneOrMany, compressors, latency, rate, several, worker_count
 from fullwire.answers.subjects import RunLike, Transports, named, subject_of
@@ -30,11 +31,12 @@ from fullwire.simulation.sweep import (
     sweep,
 )
 from fullwire.simulation.target import Targets, targets
-from fullwire.units import ratio
+from fullwire.units import ratio, show_time
 
 # What is asked when neither the person nor the run says: sizes and speeds that people buy.
 USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
 USUAL_BANDWIDTHS = ("1Gbps", "10Gbps", "25Gbps", "100Gbps", "400Gbps")
+NOTABLE = 0.01  # of the step: a median that differs from the mean by less is not said
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -216,6 +218,7 @@ def _warnings(
     for (name, run), subject in zip(named, subjects, strict=True):
         if subject.step.is_estimated:
             yield f"{name}: T1 is estimated from the computation of a job of several workers."
+        yield from _about_median(name, run, subject)
         for sentence in run.missing:
             yield f"{name} is partial: {sentence}."
         if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):
@@ -227,6 +230,16 @@ def _warnings(
         yield (
             "tree: the time at full utilization; played transfer by transfer, with links shared, "
             "a double tree takes 9 % longer at the least (fullwire collective --algorithm tree)."
+        )
+
+
+def _about_median(name: str, run: Run, subject: Subject) -> Iterator[str]:
+    """Say where the step that is replayed is not the one that explain accounts for."""
+    median_ns, mean_s = subject.step.measured_ns, mean_step_s(run)
+    if median_ns and mean_s is not None and abs(mean_s / (median_ns * 1e-9) - 1) > NOTABLE:
+        yield (
+            f"{name}: the median step is replayed, {show_time(median_ns * 1e-9)}; the mean step, "
+            f"which explain accounts for, is {show_time(mean_s)}."
         )
 
 

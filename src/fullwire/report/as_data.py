@@ -41,6 +41,7 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         "verdict": asdict(result.verdict),
         "scaling_factor": result.scaling_factor,
         "step_s": result.step_s,
+        "median_step_s": result.median_step_s,
         "baseline_step_s": result.baseline_step_s,
         "baseline_is_estimated": result.is_estimated,
         "account": dict(result.account),

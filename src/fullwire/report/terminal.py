@@ -117,6 +117,8 @@ def print_comparison(
 ) -> None:
     """Print whether the second run is better than the first, and whether that was predicted."""
     say(comparison_sentence(result))
+    if result.workers[0] != result.workers[1]:
+        say(work_sentence(result))
     if result.edge_bytes is not None:
         say(bytes_sentence(result))
     if verification is not None:
@@ -133,6 +135,16 @@ def print_comparison(
             [list(row) for row in result.differing_facts],
             texts={"differs", before, after},
         )
+    print_notes(result.warnings)
+
+
+def work_sentence(result: Comparison) -> str:
+    """Say what another number of workers is worth: each of them does as much in a step."""
+    before, after = result.workers
+    return (
+        f"With {after:,} workers in place of {before:,} the job does {result.work_ratio:.2f} times "
+        f"the work in the same time; {after / before:.2f} would be perfect."
+    )
 
 
 def comparison_sentence(result: Comparison) -> str:

@@ -22,7 +22,12 @@ from fullwire.errors import FullwireError, UsageError
 from fullwire.model.run import Run
 from fullwire.report.as_data import explanation_object, verification_object
 from fullwire.report.explanation import SHOWN_AS, blamed
-from fullwire.report.terminal import comparison_sentence, fact_rows, verification_sentence
+from fullwire.report.terminal import (
+    comparison_sentence,
+    fact_rows,
+    verification_sentence,
+    work_sentence,
+)
 from fullwire.simulation.transport import FullTransport, Transport
 from fullwire.sources import read
 from fullwire.sources.files import name_of
@@ -118,8 +123,12 @@ def _comparisons(opened: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
 
 
 def _compared(result: Comparison) -> dict[str, Any]:
+    sentences = [comparison_sentence(result)]
+    if result.workers[0] != result.workers[1]:
+        sentences.append(work_sentence(result))
     return {
-        "sentence": comparison_sentence(result),
+        "sentence": " ".join(sentences),
+        "warnings": [_sentence(each) for each in result.warnings],
         "before_s": result.before_s,
         "after_s": result.after_s,
         "differs": [[_name(cell) for cell in row] for row in result.differing_facts],

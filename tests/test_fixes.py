@@ -1,0 +1,102 @@
+"""What would help: each change where it is the right one, and none where it cannot help."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fullwire as fw
+from fullwire.answers.fixes import Fix
+from fullwire.model.run import Run, Spans
+from tests.jobs_by_hand import MS, a_trained_job
+
+
+def fixes_of(run: Run) -> dict[str, Fix]:
+    """Return the best fix of each kind."""
+    found: dict[str, Fix] = {}
+    for fix in fw.explain(run).fixes:
+        found.setdefault(fix.kind, fix)
+    return found
+
+
+def with_facts(run: Run, **facts: Any) -> Run:
+    return dataclasses.replace(run, facts={**run.facts, **facts})
+
+
+def without_ddp(run: Run) -> Run:
+    return dataclasses.replace(run, facts={k: v for k, v in run.facts.items() if k != "buckets"})
+
+
+def test_the_late_rank_is_named_with_where_to_look() -> None:
+    late = fixes_of(a_trained_job(late_ms=60))["straggler"]
+    assert late.change == "rank 2 as the others"
+    assert "clock and temperature" in late.setting
+    assert late.step_s == pytest.approx(0.146)
+    assert "straggler" not in fixes_of(a_trained_job())
+
+
+def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
+    job = a_trained_job()
+    forward = job.spans.rows(job.spans.name == "forward")
+    waits = dataclasses.replace(
+        forward, lane=np.full(len(forward), "input", object),
+        name=np.full(len(forward), "wait", object), end_ns=forward.start_ns + 30 * MS,
+    )  # fmt: skip
+    later = np.where(job.spans.name == "forward", 30 * MS, 0)
+    spans = dataclasses.replace(job.spans, start_ns=job.spans.start_ns + later)
+    found = fixes_of(dataclasses.replace(job, spans=Spans.joined([spans, waits])))
+    assert found["input"].step_s == pytest.approx(0.116)
+    assert found["input"].scaling_factor == pytest.approx(0.104 / 0.116)
+    assert "num_workers" in found["input"].setting
+    assert "input" not in fixes_of(job)
+
+
+@pytest.mark.parametrize(
+    ("facts", "setting"),
+    [
+        ({"backend": "gloo"}, 'init_process_group("fullwire")'),
+        ({"backend": "fullwire"}, "no setting of the backend's"),
+        ({"backend": "nccl"}, "NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4"),
+        ({"backend": "nccl", "nccl_network": "Socket"}, "NCCL_SOCKET_NTHREADS=4"),
+        ({"backend": "nccl", "nccl_network": "IB"}, "NCCL_IB_QPS_PER_CONNECTION=4"),
+    ],
+)
+def test_a_slow_transport_has_the_setting_of_its_own_backend(
+    facts: dict[str, Any], setting: str
+) -> None:
+    fast = with_facts(a_trained_job(buckets=8), line_rate_bps=10e9, **facts)
+    assert fw.explain(fast).account["transport"] > 0.01
+    assert setting in fixes_of(fast)["transport"].setting
+
+
+def test_hosts_of_several_ranks_may_sum_within_first() -> None:
+    apart = with_facts(a_trained_job(ranks=4), backend="nccl")
+    together = with_facts(apart, hosts="one,one,other,other")
+    assert fixes_of(together)["algorithm"].change.startswith("sums within each of 2 hosts")
+    assert "within" not in getattr(fixes_of(apart).get("algorithm"), "change", "")
+    assert "init_device_mesh" in fixes_of(with_facts(together, backend="gloo"))["algorithm"].setting
+
+
+def test_what_a_job_has_already_is_not_offered_again() -> None:
+    job = a_trained_job()
+    assert "compression" in fixes_of(job)
+    assert "compression" not in fixes_of(with_facts(job, hook="fp16_compress_hook"))
+    halves = np.full(len(job.collectives), "bfloat16", object)
+    sent = dataclasses.replace(job.collectives, dtype=halves)
+    assert "compression" not in fixes_of(dataclasses.replace(job, collectives=sent))
+
+
+def test_gradients_summed_by_hand_are_told_from_a_model_that_is_sharded() -> None:
+    """The setting of DDP helps who sums by hand, and would not fit who shards."""
+    by_hand = without_ddp(a_trained_job())
+    found = fixes_of(by_hand)
+    assert found["overlap"].setting.startswith("DistributedDataParallel(model)")
+    assert found["synchronisation"].setting.startswith("no all_reduce in 3 of 4 steps")
+    assert "compression" not in found  # its setting is a hook of DDP
+    gathers = np.full(len(by_hand.collectives), "allgather", object)
+    sharded = dataclasses.replace(by_hand.collectives, op=gathers)
+    shown = fixes_of(dataclasses.replace(by_hand, collectives=sharded))
+    assert not {"overlap", "synchronisation", "compression"} & set(shown)
