@@ -111,7 +111,7 @@ def test_sliders_move_the_curve_to_what_is_predicted(
     chromium.press("ArrowRight")
     shown = chromium.run("document.querySelector('.readout').innerText")
     assert "2 Gbps" in shown.replace("\u202f", " ")
-    assert "1,024 workers, 2x compression" in shown
+    assert "1,024 workers, 2x compression which costs nothing" in shown
     asked = fw.whatif(job, workers=1024, bandwidth="2Gbps", compression=2, transport="measured")
     predicted = fw.explain(job).baseline_step_s / asked["step_s"][0]
     [printed] = re.findall(SCALING, shown)
@@ -124,7 +124,7 @@ def test_the_curve_can_be_drawn_along_workers_and_for_another_transport(
 ) -> None:
     chromium.open(written(job, tmp_path))
     labels: list[str] = []
-    for group, number in ((1, 1), (0, 2)):
+    for group, number in ((2, 1), (1, 2)):
         chromium.run(
             f"document.querySelectorAll('fieldset')[{group}].querySelectorAll('input')[{number}]"
             ".click()"
@@ -135,6 +135,52 @@ def test_the_curve_can_be_drawn_along_workers_and_for_another_transport(
     assert "every bit of the line rate" in chromium.run(
         "document.querySelector('.readout').innerText"
     )
+
+
+def test_packing_costs_what_it_is_said_to_cost(chromium: Browser, job: Run, tmp_path: Path) -> None:
+    chromium.open(written(job, tmp_path))
+    chromium.run("document.querySelector('[data-axis=compression]').focus()")
+    chromium.press("ArrowRight")
+    shown = []
+    for number in (0, 2):
+        chromium.run(
+            f"document.querySelectorAll('fieldset')[0].querySelectorAll('input')[{number}].click()"
+        )
+        shown.append(chromium.run("document.querySelector('.readout').innerText"))
+    factors = [float(re.findall(SCALING, each)[0]) for each in shown]
+    assert factors[1] < factors[0]
+    assert "packed at 1 GB/s, unpacked at 1 GB/s" in shown[1].replace("\u202f", " ")
+
+
+def test_going_from_bar_to_bar_moves_the_view_along(
+    chromium: Browser, job: Run, tmp_path: Path
+) -> None:
+    chromium.open(written(job, tmp_path))
+    frame = "new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))"
+    chromium.run("document.querySelector('.stage').focus()")
+    chromium.press(*"++++++", "p", *"nnn")  # close to the middle, then to bars elsewhere
+    chromium.run(frame)
+    chosen = chromium.run(
+        "(() => { const [bar, all] = ['.stage .chosen', '.stage svg'].map((each) =>"
+        " document.querySelector(each).getBoundingClientRect());"
+        " return [bar.right > all.left, bar.left < all.right]; })()"
+    )
+    assert chosen == [True, True]
+    first = chromium.run("document.querySelector('.said').innerText")
+    chromium.press("n")
+    assert chromium.run("document.querySelector('.said').innerText") != first
+
+
+def test_on_paper_charts_are_drawn_for_the_width_of_paper(
+    chromium: Browser, job: Run, tmp_path: Path
+) -> None:
+    chromium.open(written(job, tmp_path))
+    size = "document.querySelector('svg.explorer').getAttribute('viewBox')"
+    before = chromium.run(size)
+    chromium.run("dispatchEvent(new Event('beforeprint'))")
+    assert chromium.run(size) == "0 0 680 240"
+    chromium.run("dispatchEvent(new Event('afterprint'))")
+    assert chromium.run(size) == before
 
 
 def test_the_timeline_is_zoomed_and_read_by_keyboard(
@@ -240,9 +286,15 @@ def test_the_explorer_is_what_whatif_says(job: Run) -> None:
         job, workers=found.workers, bandwidth=found.bandwidth_bps, compression=found.ratios,
         transport="measured",
     )  # fmt: skip
-    assert found.step_s[0].reshape(-1) == pytest.approx(asked["step_s"], rel=1e-12)
+    free = found.step_s[0, :, :, 0], found.half_s[0, :, :, 0]
+    assert free[0].reshape(-1) == pytest.approx(asked["step_s"], rel=1e-12)
     low_s, high_s = asked.interval_s
-    assert found.half_s[0].reshape(-1) == pytest.approx((high_s - low_s) / 2, rel=1e-9)
+    assert free[1].reshape(-1) == pytest.approx((high_s - low_s) / 2, rel=1e-9)
+    costly = fw.whatif(
+        job, workers=8, bandwidth="1Gbps", codec="10,1GB/s,10GB/s,gather", transport="measured"
+    )
+    place = (0, found.workers.index(8), found.bandwidth_bps.index(1e9), 3, found.ratios.index(10))
+    assert found.step_s[place] == pytest.approx(costly["step_s"][0], rel=1e-12)
 
 
 def test_the_data_holds_nothing_that_could_be_markup(job: Run) -> None:

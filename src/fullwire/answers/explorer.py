@@ -23,16 +23,26 @@ _DECADES = 4
 _MANTISSAS = (1.0, 1.5, 2.0, 2.5, 4.0, 5.0, 8.0)  # rates on sale are among them
 _WORKERS = (2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 1024)
 _RATIOS = (1, 2, 4, 10, 30, 100)
+_GIGABYTE_BPS = 8e9
+# What packing and unpacking cost, from nothing to what a processor makes of the largest 1 %.
+_PACKINGS = (
+    Compressor(ratio=1),
+    Compressor(ratio=1, encode_bps=10 * _GIGABYTE_BPS, decode_bps=10 * _GIGABYTE_BPS),
+    Compressor(ratio=1, encode_bps=_GIGABYTE_BPS, decode_bps=_GIGABYTE_BPS),
+    Compressor(ratio=1, encode_bps=_GIGABYTE_BPS, decode_bps=10 * _GIGABYTE_BPS,
+               combining="gather"),
+)  # fmt: skip
 _USUAL_BPS = 10e9  # where a run does not say its line rate
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Explorer:
-    """Predicted steps; their axes are transports, workers, bandwidths and compression ratios."""
+    """Predicted steps; their axes are transports, workers, bandwidths, packings and ratios."""
 
     transports: tuple[Transport, ...]
     workers: tuple[int, ...]
     bandwidth_bps: tuple[float, ...]
+    packings: tuple[Compressor, ...]  # of any ratio but 1, which needs none
     ratios: tuple[float, ...]
     step_s: Floats
     half_s: Floats  # of the interval around each; not a number where there is no evidence for one
@@ -54,15 +64,16 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
         base,
         workers=tuple(sorted({*_WORKERS, *(base.workers if is_recorded else ())})),
         bandwidth_bps=_rates_bps(base.bandwidth_bps[0]),
-        compressors=tuple(Compressor(ratio=each) for each in _RATIOS),
+        compressors=tuple(_compressor(packing, each) for packing in _PACKINGS for each in _RATIOS),
     )
     found = sweep([subject], grid)
     low_s, high_s = interval_s([subject], grid, found, calibration)
-    shape = (len(grid.transports), len(grid.workers), len(grid.bandwidth_bps), len(_RATIOS))
+    points = (grid.transports, grid.workers, grid.bandwidth_bps, _PACKINGS, _RATIOS)
+    shape = tuple(len(axis) for axis in points)
     measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
     return Explorer(
         transports=grid.transports, workers=grid.workers, bandwidth_bps=grid.bandwidth_bps,
-        ratios=_RATIOS, step_s=found["step_s"].reshape(shape),
+        packings=_PACKINGS, ratios=_RATIOS, step_s=found["step_s"].reshape(shape),
         half_s=np.broadcast_to((high_s - low_s) / 2, len(found)).reshape(shape),
         baseline_s=subject.step.step_ns * 1e-9 if job is None else baseline_s,
         recorded_workers=base.workers[0] if is_recorded else None,
@@ -70,6 +81,10 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
         measured_s=None if job is None else job.measured_s,
         shares_processors=any(each.machines == 1 for each in measured),
     )  # fmt: skip
+
+
+def _compressor(packing: Compressor, ratio: float) -> Compressor:
+    return Compressor(ratio=1) if ratio == 1 else dataclasses.replace(packing, ratio=ratio)
 
 
 def _as_asked(job: Forecaster) -> tuple[Subject, Grid, Calibration | None]:

@@ -19,6 +19,7 @@ from fullwire.answers.explain import Explanation, RunLike, explain
 from fullwire.answers.explorer import Explorer, explorer
 from fullwire.answers.verification import verify
 from fullwire.errors import FullwireError, UsageError
+from fullwire.model.compressor import Compressor
 from fullwire.model.run import Run
 from fullwire.report.as_data import explanation_object, verification_object
 from fullwire.report.explanation import SHOWN_AS, blamed
@@ -212,6 +213,7 @@ def _explorer_object(found: Explorer) -> dict[str, Any]:
         "transports": [_transport(each) for each in found.transports],
         "workers": list(found.workers),
         "bandwidth_bps": list(found.bandwidth_bps),
+        "packings": [_packing(each) for each in found.packings],
         "ratios": list(found.ratios),
         "baseline_s": found.baseline_s,
         "step_us": _rounded(found.step_s * 1e6),
@@ -222,6 +224,21 @@ def _explorer_object(found: Explorer) -> dict[str, Any]:
         },
         "shares_processors": found.shares_processors,
     }  # fmt: skip
+
+
+def _packing(packing: Compressor) -> dict[str, str]:
+    """Name what a compressor costs, shortly and in words."""
+    if packing.is_free:
+        return {"name": "free", "words": "which costs nothing"}
+    speeds = f"packed at {_bytes_rate(packing.encode_bps)}, unpacked at "
+    speeds += _bytes_rate(packing.decode_bps)
+    if packing.combining == "sum":
+        return {"name": _bytes_rate(packing.encode_bps), "words": speeds}
+    return {"name": "gathered", "words": f"{speeds}, of every worker by every worker"}
+
+
+def _bytes_rate(rate_bps: float) -> str:
+    return f"{show_bytes(round(rate_bps / 8))}/s"
 
 
 def _transport(transport: Transport) -> dict[str, Any]:

@@ -52,17 +52,18 @@
     return found;
   }
 
-  const drawings = []; // each draws itself anew for the width that it has
+  const PAPER = 680; // what A4 and Letter leave between their margins, in CSS pixels
+  const drawings = []; // each draws itself anew for the width that it has, or has on paper
+  let onPaper = false;
 
-  function watched(frame, redraw) {
+  function watched(frame, redraw, paperWidth) {
     let width = 0;
     const again = () => {
-      const now = Math.floor(frame.clientWidth);
+      const now = onPaper ? paperWidth : Math.floor(frame.clientWidth);
       if (now && now !== width) { width = now; redraw(width); }
     };
     new ResizeObserver(again).observe(frame);
     drawings.push(again);
-    return again;
   }
 
   function part(title, lead, ...children) {
@@ -92,13 +93,15 @@
       el("p", { class: "names" }, words.map((each) => el("span", null, each))),
       el(heading, { class: "verdict" }, name(run.sentence)),
       el("dl", { class: "figures" },
-        figure("a step takes", time(found.step_s), ""),
+        figure("a step takes", time(found.step_s), isUneven(found) ? `on average; ${brief(found.median_step_s)} in the median` : ""),
         figure(alone, time(found.baseline_step_s), ""),
         figure("scaling factor, 1 is perfect", found.scaling_factor.toFixed(3), found.full
           ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full` : ""),
         found.fixes.length ? figure("what would help most", `→\u202f${brief(found.fixes[0].step_s)}`, name(found.fixes[0].change)) : null),
     ];
   }
+
+  const isUneven = (found) => found.median_step_s && Math.abs(found.step_s / found.median_step_s - 1) > 0.01;
 
   function figure(label, value, note) {
     return el("div", null, el("dt", null, label), el("dd", null, value, note ? el("small", null, note) : null));
@@ -161,20 +164,23 @@
       : "The line rate of the links is not known, so nothing is predicted; --bandwidth gives it.";
   }
 
+  // Predictions start from the median step; the account, and the step on top, is of the mean.
+  const predictedFrom = (found) => found.median_step_s ?? found.step_s;
+
   function fixList(found) {
     const ends = found.fixes.flatMap((fix) => (fix.interval ? [fix.interval.low_s, fix.interval.high_s] : [fix.step_s]));
-    const low = Math.min(...ends, found.step_s), high = Math.max(...ends, found.step_s);
+    const now = predictedFrom(found), low = Math.min(...ends, now), high = Math.max(...ends, now);
     const margin = (high - low) * 0.04 || high * 0.04;
     const at = (s) => `${(100 * (s - low + margin)) / (high - low + 2 * margin)}%`;
-    const today = el("span", { class: "today" }, `today ${brief(found.step_s)}`);
-    today.style.left = at(found.step_s);
-    if (parseFloat(at(found.step_s)) > 60) today.classList.add("back");
+    const today = el("span", { class: "today" }, `today ${brief(now)}`);
+    today.style.left = at(now);
+    if (parseFloat(at(now)) > 60) today.classList.add("back");
     const scale = el("div", { class: "scale", "aria-hidden": "true" }, el("span"), el("span"), el("span", { class: "range" }, today), el("span"));
-    const list = el("ol", { class: "fixes" }, found.fixes.map((fix, number) => fixRow(fix, number, found, at)));
+    const list = el("ol", { class: "fixes" }, found.fixes.map((fix, number) => fixRow(fix, number, now, at)));
     return [scale, list];
   }
 
-  function fixRow(fix, number, found, at) {
+  function fixRow(fix, number, today, at) {
     const picture = el("div", { class: "range", "aria-hidden": "true" });
     if (fix.interval) {
       const bar = el("i", { class: "span" });
@@ -183,14 +189,14 @@
       picture.append(bar);
     }
     const now = el("i", { class: "now" }), dot = el("i", { class: "dot" });
-    now.style.left = at(found.step_s);
+    now.style.left = at(today);
     dot.style.left = at(fix.step_s);
     picture.append(now, dot);
     const interval = fix.interval ? `${brief(fix.interval.low_s)} to ${brief(fix.interval.high_s)}` : "no interval";
     return el("li", null, el("span", { class: "rank" }, String(number + 1)),
       el("div", null, el("span", { class: "change" }, name(fix.change)), el("code", { class: "setting" }, name(fix.setting))),
       picture,
-      el("div", { class: "gain" }, el("b", null, `${brief(fix.step_s)}`), ` −${percent(1 - fix.step_s / found.step_s)}`,
+      el("div", { class: "gain" }, el("b", null, `${brief(fix.step_s)}`), ` −${percent(1 - fix.step_s / today)}`,
         el("span", null, interval), el("span", null, `scaling ${fix.scaling_factor.toFixed(3)}`)));
   }
 
@@ -208,13 +214,13 @@
     const grid = run.explorer;
     if (grid.missing) return part("What if", null, el("p", { class: "plain" }, "This run cannot be predicted: ", name(grid.missing)));
     const values = { bandwidth: grid.bandwidth_bps, workers: grid.workers, compression: grid.ratios };
-    const sizes = [grid.workers.length, grid.bandwidth_bps.length, grid.ratios.length];
+    const sizes = [grid.workers.length, grid.bandwidth_bps.length, grid.packings.length, grid.ratios.length];
     const start = startingPoint(grid);
     const at = { ...start };
-    let across = "bandwidth";
+    let across = "bandwidth", width = 0;
 
     function index(place) {
-      return ((place.transport * sizes[0] + place.workers) * sizes[1] + place.bandwidth) * sizes[2] + place.compression;
+      return (((place.transport * sizes[0] + place.workers) * sizes[1] + place.bandwidth) * sizes[2] + place.packing) * sizes[3] + place.compression;
     }
     function point(place) {
       const k = index(place), step = grid.step_us[k] * 1e-6;
@@ -231,11 +237,13 @@
     const controls = el("div", { class: "controls" });
     const chooseAxis = choices("draw along", Object.keys(AXES), across, (key) => AXES[key].title, (key) => { across = key; update(); });
     for (const axis of Object.keys(AXES)) controls.append(slider(axis));
+    const packings = grid.packings.map((_, k) => k);
+    const choosePacking = choices("packing, if compressed", packings, at.packing, (k) => grid.packings[k].name, (k) => { at.packing = k; update(); });
     const transports = grid.transports.map((_, k) => k);
     const chooseTransport = choices("transport", transports, at.transport, (k) => SHORT[grid.transports[k].name],
       (k) => { at.transport = k; update(); });
     const back = el("button", { type: "button", onclick: () => { Object.assign(at, start); show(); } }, grid.recorded ? "As recorded" : "Start again");
-    controls.append(chooseTransport.node, chooseAxis.node, back);
+    controls.append(choosePacking.node, chooseTransport.node, chooseAxis.node, back);
 
     function slider(axis) {
       const output = el("output");
@@ -247,6 +255,7 @@
 
     function show() {
       for (const axis of Object.keys(AXES)) sliders[axis].input.value = at[axis];
+      choosePacking.choose(at.packing);
       chooseTransport.choose(at.transport);
       update();
     }
@@ -263,7 +272,7 @@
 
     function say() {
       const here = point(at), conditions = `${rate(values.bandwidth[at.bandwidth])}, ${whole(values.workers[at.workers])} workers`
-        + (at.compression ? `, ${values.compression[at.compression]}x compression` : "") + `; ${grid.transports[at.transport].words}`;
+        + (at.compression ? `, ${values.compression[at.compression]}x compression ${grid.packings[at.packing].words}` : "") + `; ${grid.transports[at.transport].words}`;
       const spread = here.half === null ? "" : ` (${brief(here.step - here.half)} to ${brief(here.step + here.half)})`;
       const change = grid.recorded ? here.step / grid.recorded.measured_s - 1 : null;
       const against = change === null ? "" : Math.abs(change) < 0.005 ? ", as recorded"
@@ -272,13 +281,10 @@
         ` · a step of ${brief(here.step)}${spread}${against}`, el("br"), el("span", { class: "muted small" }, conditions));
     }
 
-    function redraw() {
-      const width = frame.clientWidth;
-      if (width) frame.replaceChildren(curvePicture(Math.floor(width)));
-    }
+    function redraw() { if (width) frame.replaceChildren(curvePicture(width)); }
 
     function curvePicture(width) {
-      const height = clamp(Math.round(width * 0.58), 250, 380);
+      const height = onPaper ? 240 : clamp(Math.round(width * 0.58), 250, 380);
       const box = { left: 40, right: width - (grid.transports.length > 1 ? 84 : 18), top: 14, bottom: height - 46 };
       const xs = values[across], low = Math.log(xs[0]), high = Math.log(xs[xs.length - 1]);
       const x = (value) => box.left + ((Math.log(value) - low) / (high - low)) * (box.right - box.left);
@@ -355,11 +361,11 @@
       picture.addEventListener("pointermove", move);
     }
 
-    watched(frame, redraw);
+    watched(frame, (now) => { width = now; redraw(); }, PAPER);
     show();
     const notes = [
       "Every point is a prediction of this job’s own step; the shaded band is its interval.",
-      "Compression is taken as free: packing would come on top.",
+      isUneven(run.explanation) ? "It starts from the median step, the account is of the mean one." : "",
       grid.shares_processors ? "This job’s workers share one machine; with the measured transport more workers share its processors too." : "",
       grid.recorded ? "" : "The run shows no transport of several workers on links of a known rate, so lines are taken as filled, and there is no point as recorded.",
     ];
@@ -369,7 +375,7 @@
   function startingPoint(grid) {
     const near = (list, wanted) => list.reduce((best, each, k) => (Math.abs(Math.log(each / wanted)) < Math.abs(Math.log(list[best] / wanted)) ? k : best), 0);
     const was = grid.recorded || { workers: 8, bandwidth_bps: grid.bandwidth_bps[Math.floor(grid.bandwidth_bps.length / 2)] };
-    return { transport: 0, compression: 0, workers: near(grid.workers, was.workers), bandwidth: near(grid.bandwidth_bps, was.bandwidth_bps) };
+    return { transport: 0, packing: 0, compression: 0, workers: near(grid.workers, was.workers), bandwidth: near(grid.bandwidth_bps, was.bandwidth_bps) };
   }
 
   function band(points, xs, x, y) {
@@ -423,6 +429,8 @@
     }
     function everything() { const margin = step().length_ns * 0.01; return [-margin, step().length_ns + margin]; }
     function step() { return found.steps[chosen]; }
+    function shownRanks() { return step().ranks.slice(firstRank, firstRank + RANKS_AT_ONCE); }
+    function keyOf(rank, lane, k) { return `${rank.rank} ${lane} ${k}`; }
     function choose(number) {
       chosen = clamp(number, 0, found.steps.length - 1);
       steps.value = chosen;
@@ -452,7 +460,7 @@
 
     function paint() {
       if (!width) return;
-      const ranks = step().ranks.slice(firstRank, firstRank + RANKS_AT_ONCE);
+      const ranks = shownRanks();
       which.textContent = `ranks ${ranks[0].rank} to ${ranks[ranks.length - 1].rank} of ${count}`;
       fewer.disabled = firstRank === 0;
       more.disabled = firstRank + RANKS_AT_ONCE >= count;
@@ -522,7 +530,7 @@
         const kind = lane !== "communication" ? lane : ready === null ? "untold" : "transfer";
         if (right > from) body.append(draw("rect", { class: kind, x: from, y, width: Math.max(0.4, right - from - (right - from > 4 ? 1 : 0)), height, rx: 1 }));
         inBar(body, lane, row, Math.max(from, gutter), right, y, height);
-        bars.push({ key: `${rank.rank} ${lane} ${k}`, rank, lane, row, left, right, top: y, height });
+        bars.push({ key: keyOf(rank, lane, k), rank, lane, row, left, right, top: y, height });
       });
     }
 
@@ -559,11 +567,23 @@
       redraw();
     }
 
+    // From bar to bar of the ranks that are shown, also to those outside the view, which follows.
     function next(by) {
-      if (!bars.length) return;
-      const order = [...bars].sort((one, other) => one.top - other.top || one.left - other.left);
-      const place = picked ? order.findIndex((each) => each.key === picked.key) : by > 0 ? -1 : 0;
-      pick(order[(place + by + order.length) % order.length]);
+      const order = shownRanks().flatMap((rank) => found.lanes.flatMap((lane) =>
+        (rank.lanes[lane] || []).map((row, k) => ({ key: keyOf(rank, lane, k), rank, lane, row }))));
+      if (!order.length) return;
+      const inView = order.findIndex(({ row }) => row[2] > view[0] && row[1] < view[1]);
+      const place = picked ? order.findIndex((each) => each.key === picked.key) + by : Math.max(inView, 0);
+      const bar = order[(place + order.length) % order.length];
+      reveal(bar.row);
+      pick(bar);
+    }
+
+    function reveal([, start, end]) {
+      const length = view[1] - view[0], all = everything();
+      if (start < view[1] - length / 50 && end > view[0] + length / 50) return;
+      const from = clamp((start + end - length) / 2, all[0], all[1] - length);
+      view = [from, from + length];
     }
 
     function under(event) {
@@ -607,7 +627,7 @@
     }, { passive: false });
     stage.addEventListener("dblclick", (event) => zoom(0.4, clamp((event.clientX - stage.getBoundingClientRect().left - gutter) / Math.max(width - gutter - 8, 1), 0, 1)));
 
-    watched(stage, (now) => { width = now; paint(); });
+    watched(stage, (now) => { width = now; paint(); }, PAPER);
     choose(chosen);
     return part("One step, rank by rank", null, keyLine(run, id), tools, stage, said, leftOut(found));
   }
@@ -698,7 +718,7 @@
     }
     function nameLines(picture_, box, y) {
       const places = picture.lines.map((line) => ({ text: line.name, y: y(mean(line)) })).sort((one, other) => one.y - other.y);
-      const areApart = places.every((place, k) => !k || place.y - places[k - 1].y > 15);
+      const areApart = places.every((place, k) => !k || place.y - places[k - 1].y > 28);
       if (!areApart || places.length === 1) return;
       for (const place of places) picture_.append(draw("text", { class: "halo", x: box.right - 4, y: place.y - 4, "text-anchor": "end" }, place.text.slice(0, 40)));
     }
@@ -719,7 +739,7 @@
       read((at === null ? 0 : at) + (event.key === "ArrowLeft" ? -1 : 1));
     });
     said.textContent = summary();
-    watched(frame, (now) => { width = now; paint(); });
+    watched(frame, (now) => { width = now; paint(); }, (PAPER - 28) / 2);
     return el("figure", null, el("h3", null, picture.title), frame, said);
   }
 
@@ -733,7 +753,9 @@
     if (reasons.length) section.append(list(reasons));
     if (found.verdict.missing.length) section.append(el("h3", null, "What would settle it"), list(found.verdict.missing));
     if (found.warnings.length) section.append(el("h3", null, "To bear in mind"), list(found.warnings));
-    section.append(folded("About this run", table(["fact", "value", "meaning"], run.facts, new Set())));
+    const facts = table(["fact", "value", "meaning"], run.facts, new Set());
+    facts.classList.add("facts");
+    section.append(folded("About this run", facts));
     return section;
   }
 
@@ -744,6 +766,7 @@
       el("h3", null, name(each.after), each.after_s ? `: ${time(each.before_s)} → ${time(each.after_s)}` : ""),
       el("p", { class: "plain" }, name(each.sentence)),
       each.prediction ? el("p", { class: "plain" }, name(each.prediction.sentence)) : null,
+      each.warnings && each.warnings.length ? el("ul", { class: "plain" }, each.warnings.map((said) => el("li", null, name(said)))) : null,
       each.differs && each.differs.length ? folded("What differs", table(["fact", name(each.before), name(each.after)], each.differs, new Set())) : null)));
   }
 
@@ -764,6 +787,14 @@
   drawings.forEach((again) => again());
 
   const opened = [];
-  window.addEventListener("beforeprint", () => document.querySelectorAll("details:not([open])").forEach((each) => { opened.push(each); each.open = true; }));
-  window.addEventListener("afterprint", () => opened.splice(0).forEach((each) => { each.open = false; }));
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("details:not([open])").forEach((each) => { opened.push(each); each.open = true; });
+    onPaper = true;
+    drawings.forEach((again) => again());
+  });
+  window.addEventListener("afterprint", () => {
+    opened.splice(0).forEach((each) => { each.open = false; });
+    onPaper = false;
+    drawings.forEach((again) => again());
+  });
 })();
