@@ -76,7 +76,14 @@ def world(run: Run) -> int:
 
 def recorded_ranks(run: Run) -> Whole:
     """Return the ranks that left a trace, in order."""
-    return np.unique(np.concatenate([run.spans.rank, run.collectives.rank]))
+    return np.unique(np.concatenate([_changes(run.spans.rank), _changes(run.collectives.rank)]))
+
+
+def _changes(column: Whole) -> Whole:
+    """Return a column without repetitions of the row before: what is sorted then is little."""
+    is_new = np.ones(len(column), bool)
+    is_new[1:] = column[1:] != column[:-1]
+    return column[is_new]
 
 
 def holds_times(run: Run) -> bool:
@@ -100,7 +107,16 @@ class Coded:
 
 def codes_of(column: Text) -> Coded:
     """Number the texts of a column in the order in which they come."""
-    values = column.tolist()
+    is_new = np.ones(len(column), bool)
+    is_new[1:] = column[1:] != column[:-1]
+    first = np.flatnonzero(is_new)  # of equal texts in a row, which samples have by the thousand
+    if 2 * len(first) > len(column):
+        return _numbered(column.tolist())
+    found = _numbered(column[first].tolist())
+    return Coded(np.repeat(found.codes, np.diff(np.append(first, len(column)))), found.names)
+
+
+def _numbered(values: list[str]) -> Coded:
     number = {name: code for code, name in enumerate(dict.fromkeys(values))}
     codes = np.fromiter(map(number.__getitem__, values), np.int64, len(values))
     return Coded(codes, tuple(number))

@@ -16,6 +16,7 @@ from fullwire.units import show_rate
 _POINTS = 600  # rates that are looked at, two of them 1.5 % apart
 _FAR = 100.0  # times slower and faster than now: beyond it nobody asks
 _MOST_WORKERS = 4096
+_SIZES = 100  # that are looked at first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +34,29 @@ def break_even(job: Forecaster, threshold: float) -> BreakEven:
     """Find where the share of the step that communication costs crosses the threshold."""
     rates_bps = np.geomspace(job.rate_bps / _FAR, job.rate_bps * _FAR, _POINTS)
     by_rate = _lost(job, bandwidth_bps=tuple(rates_bps.tolist()))
-    sizes = np.arange(2, _MOST_WORKERS + 1)
-    by_size = _lost(job, workers=tuple(sizes.tolist()))
     [now] = _lost(job)
     is_limited = bool(now >= threshold)
     enough = np.flatnonzero(by_rate < threshold)
     rate_bps = float(rates_bps[enough[0]]) if len(enough) and enough[0] > 0 else None
-    few = np.flatnonzero(by_size >= threshold)
-    workers = int(sizes[few[0]]) if len(few) else None
+    workers = _fewest_workers(job, threshold)
     line_bps = _line_takes_over_bps(job)
     sentence = _sentence(is_limited, rate_bps, workers, line_bps, threshold)
     return BreakEven(
         bandwidth_bps=rate_bps, workers=workers, line_takes_over_bps=line_bps,
         is_limited=is_limited, sentence=sentence,
     )  # fmt: skip
+
+
+def _fewest_workers(job: Forecaster, threshold: float) -> int | None:
+    """Find the smallest job that loses so much: among some sizes, then among all next to them."""
+    sizes = np.unique(np.geomspace(2, _MOST_WORKERS, _SIZES).astype(np.int64))
+    for _ in ("some", "all"):
+        lost = np.flatnonzero(_lost(job, workers=tuple(sizes.tolist())) >= threshold)
+        if not len(lost):
+            return None
+        fewest, below = int(sizes[lost[0]]), int(sizes[max(lost[0] - 1, 0)])
+        sizes = np.arange(below, fewest + 1)
+    return fewest
 
 
 def _lost(job: Forecaster, **axis: object) -> Floats:

@@ -80,8 +80,16 @@ class Table:
         return {column.name: getattr(self, column.name) for column in fields(self)}
 
     def rows(self: AnyTable, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> AnyTable:
-        """Return a new table with the chosen rows: a mask, or row numbers in the order wanted."""
-        return type(self)(**{name: column[chosen] for name, column in self.columns().items()})
+        """Return a new table with the chosen rows: a mask, or row numbers in the order wanted.
+
+        What is chosen from checked columns is not checked again.
+        """
+        table = object.__new__(type(self))
+        for name, column in self.columns().items():
+            kept = column[chosen]
+            kept.flags.writeable = False
+            object.__setattr__(table, name, kept)
+        return table
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -107,7 +107,8 @@ def _table_of_steps(run: Run) -> _Steps:
     start_ns, end_ns = _in_table(marks, ranks, numbers, "start_ns", "end_ns")
     begin_ns, computed_ns = _in_table(backwards, ranks, numbers, "start_ns", "end_ns")
     kept = gradients.rows(_is_in(gradients, ranks, numbers))
-    kept = kept.rows(np.lexsort((kept.order, kept.step, kept.rank)))
+    if not _is_ordered(kept.rank, kept.step, kept.order):
+        kept = kept.rows(np.lexsort((kept.order, kept.step, kept.rank)))
     shape = (len(ranks), len(numbers), -1)
     return _Steps(
         ranks=ranks, numbers=numbers, start_ns=start_ns, end_ns=end_ns, backward_ns=begin_ns,
@@ -162,6 +163,16 @@ def _most_common(counts: Any) -> int:
 
 def _is_in(table: Spans | Gradients, ranks: Whole, numbers: Whole) -> NDArray[np.bool_]:
     return np.isin(table.rank, ranks) & np.isin(table.step, numbers)
+
+
+def _is_ordered(*columns: Whole) -> bool:
+    """Say whether rows are in order by these columns, the first first, as most were written."""
+    is_equal = np.ones(max(len(columns[0]) - 1, 0), bool)
+    for column in columns:
+        if (is_equal & (column[1:] < column[:-1])).any():
+            return False
+        is_equal &= column[1:] == column[:-1]
+    return True
 
 
 def _in_table(table: Spans, ranks: Whole, numbers: Whole, *columns: str) -> list[Whole]:
@@ -275,7 +286,8 @@ def _refuse(run: Run, problem: str) -> NoReturn:
 def _check_possible(run: Run, ranks: Whole, numbers: Whole) -> None:
     """Refuse times that run backwards and gradients without bytes: no answer could rest on them."""
     for table, is_bad in ((run.spans, _bad_spans(run.spans)), (run.gradients, _bad(run.gradients))):
-        rows = np.flatnonzero(is_bad & _is_in(table, ranks, numbers))
+        rows = np.flatnonzero(is_bad)
+        rows = rows[_is_in(table.rows(rows), ranks, numbers)]
         if len(rows):
             step, rank = table.step[rows[0]], table.rank[rows[0]]
             place = f"{run.provenance.source}, step {step} of rank {rank}"
