@@ -46,7 +46,11 @@ CAUSES = {
     "one late bucket": Cause(
         "overlap", 2, "200Mbps", "--layer-bytes 262144 --bucket-mb 100 --compute-s 0.15"
     ),
-    "1 MiB at 10 Gbps": Cause(
+    "1 MiB buckets": Cause(
+        "transport", 2, "10Gbps",
+        "--layers 32 --layer-bytes 1048576 --bucket-mb 1 --compute-s 0.02",
+    ),
+    "1 MiB one by one": Cause(
         "transport", 2, "10Gbps",
         "--layers 32 --layer-bytes 1048576 --one-by-one --compute-s 0.02 --loss",
     ),

@@ -34,7 +34,7 @@ Kind: TypeAlias = Literal[
 THRESHOLD = 0.10  # of the step: what a part must reach to be the verdict
 FEWEST_STEPS = 3  # of a measured job after its warm-up, to tell what a step usually is
 MUCH_IN_ALL = 0.20  # of the step, lost in parts that are each below the threshold
-# Of the line rate, used by exposed transfers. In 66 labs at 0.5 to 10 Gbps, Gloo used at most 72 %
+# Of the line rate, used by exposed transfers. In 68 labs at 0.5 to 10 Gbps, Gloo used at most 72 %
 # of a line faster than its processors fill, at least 79 % of a slower one (validation/README.md).
 FILLED = 0.75
 LATE = 0.25  # of communication beside computation: with less, it was not begun early

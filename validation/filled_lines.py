@@ -1,0 +1,63 @@
+"""Is a line that transfers leave idle really not what limits them? Runs, held against their own fit.
+
+    .venv/bin/python -m validation.filled_lines RUN...
+
+`used` is the share of the line rate that exposed transfers used, which the verdict goes by; `limit`
+the rate up to which the line limits the transport that is fitted to the run, which it does not see.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import fullwire as fw
+from fullwire.answers.verdict import exposed_transfer_s
+from fullwire.units import show_rate
+
+
+class Seen(NamedTuple):
+    """One run's share of its line, its rate, and the rate that its transport could fill."""
+
+    used: float
+    rate_bps: float
+    limit_bps: float
+    kind: str
+
+    @property
+    def is_above(self) -> bool:
+        """Say whether the line is faster than the transport can fill."""
+        return self.rate_bps > self.limit_bps
+
+
+def seen(run: str) -> Seen | None:
+    """Explain a run; None where it exposes nothing or shows no transport."""
+    found = fw.explain(run)
+    exposed_s = exposed_transfer_s(found.detail)
+    if found.break_even is None or found.predictor is None or not exposed_s:
+        return None
+    limit_bps = found.break_even.line_takes_over_bps
+    if limit_bps is None:
+        return None
+    used = found.account["line_rate"] / exposed_s
+    return Seen(used, found.predictor.rate_bps, limit_bps, found.verdict.kind)
+
+
+def main() -> None:
+    """Print a line for the runs on either side of their transport's limit."""
+    found = [each for run in sys.argv[1:] if (each := seen(run)) is not None]
+    print(f"{'line rate':<16} {'runs':>5}  {'used':<12} {'the limit lies':<24} verdicts")
+    for is_above, words in ((True, "above the limit"), (False, "below the limit")):
+        here = [each for each in found if each.is_above == is_above]
+        if not here:
+            continue
+        used = f"{min(each.used for each in here):.0%} to {max(each.used for each in here):.0%}"
+        limits = sorted(each.limit_bps for each in here)
+        between = f"{show_rate(limits[0])} to {show_rate(limits[-1])}"
+        kinds = {kind: sum(each.kind == kind for each in here) for kind in {e.kind for e in here}}
+        shown = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        print(f"{words:<16} {len(here):>5}  {used:<12} {between:<24} {shown}")
+
+
+if __name__ == "__main__":
+    main()
