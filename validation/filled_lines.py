@@ -1,4 +1,4 @@
-"""Is a line that transfers leave idle really not what limits them? Runs, held against their own fit.
+"""Is a line that transfers leave idle not what limits them? Runs, held against their own fit.
 
     .venv/bin/python -m validation.filled_lines RUN...
 
