@@ -31,6 +31,7 @@ IDLE, FULL = 0.75, 0.85  # of the line while communicating: "leaves it idle", "f
 NOT_BUSY = 0.5  # of the processors: less is no bottleneck
 WANTED = 0.95  # the scaling factor that needs no more
 AS_PREDICTED, GAP = 0.05, 0.10  # of the step: agrees with full utilization; is far from it
+USUALLY, HELD = 0.02, 0.9  # our own predictions: median error, and truths that intervals hold
 SLOPE = 0.01  # of 2(N-1)/N,
 HEADERS = 1514 / 1448 - 1  # and what counters may hold besides payload
 MOST_OF_IT = 0.8  # of the variance: more and one condition decides
@@ -322,10 +323,20 @@ def _foretold(findings: Findings) -> Claim:
         f"{len(errors)} trials: median error {np.median(errors):.1%}, worst {errors.max():.1%} "
         f"({worst.trial.name}); the interval holds {holds} of {len(errors)}"
     )
-    return _judged(
-        "foretold", OURS, text, said, float(np.median(errors)) <= AS_PREDICTED,
-        f"median above {AS_PREDICTED:.0%}",
-        condition="one shown trial for each kind and dilation",
+    short = [
+        words
+        for words, is_kept in (
+            (f"the median is above {USUALLY:.0%}", float(np.median(errors)) <= USUALLY),
+            (f"the worst is above {AS_PREDICTED:.0%}", float(errors.max()) <= AS_PREDICTED),
+            (f"the interval holds less than {HELD:.0%}", holds >= HELD * len(errors)),
+        )
+        if not is_kept
+    ]
+    is_useful = float(np.median(errors)) <= AS_PREDICTED
+    return Claim(
+        key="foretold", paper=OURS, claim=text, measured=said, basis="measured",
+        holds="yes" if not short else "in part" if is_useful else "no",
+        why="; ".join([*short, "one shown trial for each kind and dilation"]),
     )  # fmt: skip
 
 
