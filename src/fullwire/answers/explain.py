@@ -276,10 +276,12 @@ def _steps_left_out(found: Account) -> Iterator[str]:
 def _between_steps(run: Run) -> Iterator[str]:
     """Say how much of the time lies between steps, as evaluation or a checkpoint may."""
     marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
-    whole_ns = sum(
-        int(np.ptp(np.concatenate([mine.start_ns, mine.end_ns])))
-        for mine in (marks.rows(marks.rank == rank) for rank in np.unique(marks.rank))
-    )
+    ranks, place = np.unique(marks.rank, return_inverse=True)
+    first_ns = np.full(len(ranks), marks.start_ns.max(initial=0))
+    last_ns = np.full(len(ranks), marks.end_ns.min(initial=0))
+    np.minimum.at(first_ns, place, marks.start_ns)
+    np.maximum.at(last_ns, place, marks.end_ns)
+    whole_ns = int((last_ns - first_ns).sum())
     between = 1 - int((marks.end_ns - marks.start_ns).sum()) / max(whole_ns, 1)
     if len(marks) and between > BETWEEN:
         yield (

@@ -15,6 +15,7 @@ import numpy as np
 
 from fullwire.analysis.account import Account, Part, culprit
 from fullwire.analysis.placement import host_of_rank
+from fullwire.analysis.transfers import codes_of
 from fullwire.answers.forecast import Forecast, Forecaster
 from fullwire.model.compressor import Compressor
 from fullwire.model.run import Run
@@ -140,9 +141,9 @@ def _half_precision(run: Run, job: Forecaster) -> Iterator[Fix]:
 
 def _sends_halves(run: Run) -> bool:
     """Say whether most of what is sent has 16 bits a number already, or fewer."""
-    table = run.collectives
-    is_small = np.array([_SMALL_NUMBERS.search(str(each)) is not None for each in table.dtype])
-    return bool(len(table)) and 2 * int(table.bytes[is_small].sum()) > int(table.bytes.sum())
+    kinds, sizes = codes_of(run.collectives.dtype), run.collectives.bytes
+    is_small = np.array([_SMALL_NUMBERS.search(name) is not None for name in kinds.names], bool)
+    return bool(len(sizes)) and 2 * int(sizes[is_small[kinds.codes]].sum()) > int(sizes.sum())
 
 
 def casting(run: Run) -> Compressor | None:
