@@ -89,6 +89,19 @@ def test_a_line_that_transfers_do_not_fill_is_not_what_limits_them() -> None:
     assert fw.explain(a_job(filled, filled)).verdict.kind == "line_rate"
 
 
+def test_large_messages_that_cost_something_are_no_storm_of_small_ones() -> None:
+    """Of 100 ms, 48 are the floor, 40 what a small collective says of messages, 12 the rest."""
+    small, large = (
+        (8, 50, 55),
+        [(6 * PER_MS, 60 + 12.5 * n, 72.5 + 12.5 * n) for n in range(8)],
+    )
+    rank = Rank(160, [computing(50)], [small, *large])
+    found = fw.explain(a_job(rank, rank))
+    assert found.account["line_rate"] > found.account["latency"] > found.account["transport"]
+    assert found.verdict.kind == "transport"
+    assert "45 ms of that by the fixed cost of messages" in found.verdict.sentence
+
+
 def test_what_is_lost_beside_an_unfilled_line_has_to_reach_the_threshold_too() -> None:
     rank = Rank(130, [computing(100)], [(48 * PER_MS, 50, 130)])
     found = fw.explain(a_job(rank, rank))

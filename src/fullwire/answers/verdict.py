@@ -3,7 +3,8 @@
 The verdict is the largest part of the step other than computation, if it reaches the threshold.
 
     transport  in place of line_rate, if the line was not what limited transfers: it was less than
-               FILLED used while they were exposed, and what is lost beside reaches the threshold
+               FILLED used while they were exposed, and what is lost beside, with what messages cost
+               whose bytes take longer, reaches the threshold
     overlap    in place of line_rate, if the exposed floor would fit under computation that had no
                communication beside it; where the line was not full, all that is exposed would have
                to, and little of the communication may have begun early
@@ -37,6 +38,7 @@ MUCH_IN_ALL = 0.20  # of the step, lost in parts that are each below the thresho
 # Of the line rate, used by exposed transfers. In 68 labs at 0.5 to 10 Gbps, Gloo used at most 72 %
 # of a line faster than its processors fill, at least 79 % of a slower one (validation/README.md).
 FILLED = 0.75
+NOTABLE = 0.01  # of the step: of what is lost, less is not told apart
 LATE = 0.25  # of communication beside computation: with less, it was not begun early
 
 _TOLD_BY_CLOCKS = ("straggler", "line_rate", "latency", "transport")  # from who came when
@@ -183,12 +185,10 @@ def _kind_of_line(case: Case) -> tuple[Kind, tuple[str, ...]]:
         return ("overlap", (f"it {fits}",)) if floor_s <= free_s else ("line_rate", ())
     if exposed_s <= free_s and _overlapped(case.account) < LATE:
         return "overlap", (f"with what is lost beside, it {fits}",)
-    for lost in (Part.TRANSPORT, Part.LATENCY):
-        if case.reaches_threshold(parts[lost.key]):
-            used = f"exposed transfers used {floor_s / exposed_s:.1%} of the line rate"
-            why = f"{used}, and below {FILLED:.0%} it is not the line that limits them"
-            return lost.key, (why,)  # type: ignore[return-value]  # both are kinds
-    return "line_rate", ()
+    if not case.reaches_threshold(exposed_s - floor_s):
+        return "line_rate", ()
+    used = f"exposed transfers used {floor_s / exposed_s:.1%} of the line rate"
+    return "transport", (f"{used}, and below {FILLED:.0%} it is not the line that limits them",)
 
 
 def exposed_transfer_s(account: Account) -> float:
@@ -376,27 +376,32 @@ def _line_rate_sentence(case: Case, time_s: float) -> str:
 
 
 def _transport_sentence(case: Case, time_s: float) -> str:
-    why = _what_held_transport(case.evidence)
+    parts, why = case.account.parts_s, _what_held_transport(case.evidence)
+    lost_s, beside = time_s, ""
+    if parts[Part.LINE_RATE.key] > time_s:  # then all that the line is idle for counts
+        lost_s = time_s + parts[Part.LATENCY.key]
+        beside = _of_what_is_lost(case)
     return (
         "The network is the bottleneck, but not for lack of bandwidth: "
-        f"{case.of_step(time_s)} ({case.share(time_s)}) is lost by a transport that does not fill "
-        f"the line{_beside_the_floor(case, time_s)}{_links(case)}{f'; {why}' if why else ''}."
+        f"{case.of_step(lost_s)} ({case.share(lost_s)}) is lost by a transport that does not fill "
+        f"the line{beside}{_links(case)}{f'; {why}' if why else ''}."
     )
 
 
-def _beside_the_floor(case: Case, lost_s: float) -> str:
-    """Say why something smaller than what the bytes take at line rate is the verdict."""
-    floor_s = case.account.parts_s[Part.LINE_RATE.key]
-    if floor_s <= lost_s or _links(case):
-        return ""
-    return f" (exposed transfers used {floor_s / exposed_transfer_s(case.account):.0%} of it)"
+def _of_what_is_lost(case: Case) -> str:
+    """Say what of it goes to messages, and how much of the line was used if no link says so."""
+    parts = case.account.parts_s
+    latency_s, floor_s = parts[Part.LATENCY.key], parts[Part.LINE_RATE.key]
+    used = f" (exposed transfers used {floor_s / exposed_transfer_s(case.account):.0%} of it)"
+    messages = f", {show_time(latency_s)} of that by the fixed cost of messages"
+    return f"{'' if _links(case) else used}{messages if latency_s > NOTABLE * case.step_s else ''}"
 
 
 def _latency_sentence(case: Case, time_s: float) -> str:
     count = _collectives_per_step(case)
     return (
         f"Too many small collectives: {case.of_step(time_s)} ({case.share(time_s)}) is the fixed "
-        f"cost of their messages{_beside_the_floor(case, time_s)}, with {count:,.0f} "
+        f"cost of their messages, with {count:,.0f} "
         f"collective{'' if round(count) == 1 else 's'} in a step."
     )
 
