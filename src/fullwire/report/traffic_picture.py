@@ -13,7 +13,7 @@ import numpy as np
 from fullwire.analysis.edges import host_names, hosts_of
 from fullwire.analysis.flows import Traffic
 from fullwire.analysis.usual_iteration import UsualIteration, usual_iteration
-from fullwire.model.run import Run
+from fullwire.model.run import Real, Run
 from fullwire.report.charts import COLOURS, save, titled
 from fullwire.report.traffic import traffic_sentences
 from fullwire.units import show_bytes
@@ -27,6 +27,8 @@ _MOST_EDGES = 10
 _MOST_ITERATIONS = 30
 _MOST_IN_MATRIX, _MOST_WITH_WORDS = 16, 5
 _SMALL_EDGE = 0.02  # of the largest: not drawn
+_ALIKE = 0.02  # edges that differ by less are said to carry the same
+_MOST_SAID = 12  # edges that carry different amounts, each with its own
 _WIDE, _SIDE = 720, 300
 
 
@@ -73,6 +75,7 @@ def _pattern(result: Traffic) -> alt.LayerChart:
     places, sent = _places(result), _edge_bytes(result)
     drawn = [
         _arrow(places[source], places[target], float(size / sent.max()), _colour(result, source))
+        | {"said": show_bytes(float(size))}
         for (source, target), size in np.ndenumerate(sent)
         if size > _SMALL_EDGE * sent.max()
     ]  # fmt: skip
@@ -102,10 +105,32 @@ def _pattern(result: Traffic) -> alt.LayerChart:
         .encode(x=alt.X("lx:Q", **plain), y=alt.Y("ly:Q", **plain), text="host:N")
         for align in ("left", "center", "right")
     ]
-    title = {"none": "who sends to whom"}.get(result.pattern.kind, result.pattern.kind)
-    return alt.layer(lines, heads, dots, *names).properties(
-        width=_SIDE, height=_SIDE, title=_small(title)
+    sizes = sent[sent > _SMALL_EDGE * sent.max()]
+    amounts = []
+    if sizes.max() > sizes.min() * (1 + _ALIKE) and len(sizes) <= _MOST_SAID:
+        amounts.append(
+            alt.Chart(alt.Data(values=drawn)).mark_text(
+                fontSize=10, color=_INK, stroke="white", strokeWidth=3, strokeOpacity=0.9
+            ).encode(x=alt.X("mx:Q", **plain), y=alt.Y("my:Q", **plain), text="said:N")
+        )  # fmt: skip
+        amounts.append(
+            alt.Chart(alt.Data(values=drawn)).mark_text(fontSize=10, color=_INK)
+            .encode(x=alt.X("mx:Q", **plain), y=alt.Y("my:Q", **plain), text="said:N")
+        )  # fmt: skip
+    return alt.layer(lines, heads, *amounts, dots, *names).properties(
+        width=_SIDE, height=_SIDE, title=_small(_pattern_title(result, sizes))
     )  # fmt: skip
+
+
+def _pattern_title(result: Traffic, sizes: Real) -> str:
+    kind = {"none": "who sends to whom"}.get(result.pattern.kind, result.pattern.kind)
+    of_what = "an iteration" if result.iterations is not None else "in all"
+    if sizes.max() <= sizes.min() * (1 + _ALIKE):
+        return f"{kind}: {show_bytes(float(np.median(sizes)))} over each edge, {of_what}"
+    if len(sizes) <= _MOST_SAID:
+        return f"{kind}: over each edge, {of_what}"
+    least, most = show_bytes(float(sizes.min())), show_bytes(float(sizes.max()))
+    return f"{kind}: {least} to {most} over an edge, {of_what}"
 
 
 def _align(x: float) -> Literal["left", "center", "right"]:
@@ -138,6 +163,7 @@ def _arrow(
     return {
         "x": x, "y": y, "x2": x2 - dx * 0.04, "y2": y2 - dy * 0.04, "hx": x2 - dx * 0.02,
         "hy": y2 - dy * 0.02, "angle": degrees(atan2(dx, dy)), "width": 0.8 + 2.7 * share,
+        "mx": (x + x2) / 2 - dy * 0.1, "my": (y + y2) / 2 + dx * 0.1,
         "head": 60 + 110 * share, "colour": colour,
     }  # fmt: skip
 
