@@ -281,6 +281,19 @@ nb::dict passages_of(const fullwire::PacketScan& scan) {
     return passages;
 }
 
+nb::dict endings_of(const fullwire::PacketScan& scan) {
+    using fullwire::Ending;
+    const auto column = [&](auto member) {
+        return column_of<std::int64_t>(scan.endings(),
+                                       [=](const Ending& each) { return each.*member; });
+    };
+    nb::dict endings;
+    endings["flow"] = column(&Ending::flow);
+    endings["time_ns"] = column(&Ending::time_ns);
+    endings["bytes"] = column(&Ending::bytes);
+    return endings;
+}
+
 nb::dict counts_of(const fullwire::PacketScan& scan) {
     const fullwire::Counts& counts = scan.counts();
     nb::dict shown;
@@ -469,5 +482,6 @@ NB_MODULE(_native, module) {
         .def("totals", &totals_of)
         .def("bins", &bins_of)
         .def("gloo_traffic", &gloo_traffic_of)
-        .def("passages", &passages_of);
+        .def("passages", &passages_of)
+        .def("endings", &endings_of);
 }

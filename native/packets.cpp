@@ -21,6 +21,10 @@ constexpr std::size_t kMostFlows = 1 << 16;
 constexpr std::size_t kMostBins = 1 << 19;
 constexpr std::size_t kMostFragmented = 1 << 12;  // datagrams under way
 constexpr std::uint64_t kLargestWindow = 1ULL << 30;  // TCP's; a longer leap is another connection
+// A longer hole may be no hole but the ports of another connection, whose opening was not captured.
+constexpr std::uint64_t kMostMissed = 1ULL << 26;
+constexpr std::uint32_t kMostEndings = 1 << 13;  // of a flow
+constexpr std::size_t kMostEndingsInAll = 1 << 17;
 
 // Where streams begin: far enough above zero for packets from before the first one seen.
 constexpr std::uint64_t kStreamBase = 1ULL << 33;
@@ -135,10 +139,9 @@ std::uint64_t PacketScan::read(int file, unsigned threads, std::uint64_t enough_
 void PacketScan::finish() {
     if (std::exchange(is_finished_, true)) return;
     file_.finish();
-    for (Flow& flow : flows_) keep(flow.now);
+    for (std::uint32_t number = 0; number < flows_.size(); ++number) settle_holes(number);
     make_room();
     add_up();
-    find_missed();
     counts_.dropped = file_.dropped();
 }
 
@@ -172,7 +175,7 @@ void PacketScan::take(const Segments& segments) {
         }
         switch (keys[segment.flow].protocol) {
             case kTcp: take_tcp(flow, segment, gloo); break;
-            case kRoce: take_roce(flows_[flow], segment); break;
+            case kRoce: take_roce(flow, segment); break;
             default: count(flows_[flow], segment, segment.payload, 0, 1);
         }
     }
@@ -190,18 +193,20 @@ void PacketScan::take_tcp(std::uint32_t number, const Segment& segment,
     if (segment.flags & kAck) acknowledge(number, segment);
     if (segment.flags & kNoData) return count(flow, segment, 0, 0, 1);
     const std::uint32_t first = segment.sequence + (segment.flags & kSyn ? 1 : 0);  // SYN has one
-    if (!flow.stream.has_begun()) flow.stream.begin(kStreamBase + first);
+    if (!flow.stream.has_begun()) flow.stream.begin(flow.ended = kStreamBase + first);
     Share share;
     if (segment.payload > 0) {
         const std::uint64_t near = flow.stream.furthest();
         const std::uint64_t there = unwrapped(near, first);
         if (std::max(near, there) - std::min(near, there) > kLargestWindow) {
-            flow.stream.begin(kStreamBase + first);
+            settle_holes(number);
+            flow.stream.begin(flow.ended = kStreamBase + first);
             gloo_.restart(number);
         }
         const std::uint64_t begin = unwrapped(flow.stream.furthest(), first);
         const bool is_probe = segment.payload == 1 && begin + 1 == flow.stream.next();  // keep-alive
         if (!is_probe) share = flow.stream.add(begin, begin + segment.payload, segment.time_ns);
+        give_up_holes(number);
         take_data(number, segment, begin, share, beginning);
     }
     flow.reordered_bytes += share.reordered;
@@ -219,6 +224,7 @@ void PacketScan::take_data(std::uint32_t number, const Segment& segment, std::ui
         flows_[number].round_trips.sent(to, segment.time_ns);
     }
     if (share.fresh < segment.payload) return;
+    end_message(number, segment, end);
     gloo_.take(number, begin, end, beginning, segment.time_ns);
     passages_.passed(number, from, to, false, segment.time_ns);
 }
@@ -237,12 +243,14 @@ void PacketScan::acknowledge(std::uint32_t number, const Segment& segment) {
     }
 }
 
-void PacketScan::take_roce(Flow& flow, const Segment& segment) {
+void PacketScan::take_roce(std::uint32_t number, const Segment& segment) {
+    Flow& flow = flows_[number];
     if (segment.flags & kNoData) return count(flow, segment, 0, 0, 1);
     if (!flow.stream.has_begun()) flow.stream.begin(kStreamBase + segment.sequence);
     const std::uint64_t packet = unwrapped(flow.stream.furthest(), segment.sequence, 24);
     const Share share = flow.stream.add(packet, packet + 1, segment.time_ns);
     flow.largest_payload = std::max(flow.largest_payload, segment.payload);
+    give_up_holes(number);
     flow.reordered_bytes += share.reordered * segment.payload;
     count(flow, segment, share.fresh * segment.payload, share.again * segment.payload, 1);
 }
@@ -273,6 +281,7 @@ void PacketScan::take_fragment(const FlowKey& key, const Segment& segment) {
     if (!flow.stream.has_begun()) flow.stream.begin(kStreamBase + sequence);
     const std::uint64_t begin = unwrapped(flow.stream.furthest(), sequence);
     const Share share = flow.stream.add(begin, begin + segment.payload, segment.time_ns);
+    give_up_holes(whole.flow);
     flow.reordered_bytes += share.reordered;
     count(flow, segment, share.fresh, share.again, 1);
 }
@@ -281,10 +290,11 @@ void PacketScan::open_connection(std::uint32_t number, const Segment& segment) {
     Flow& flow = flows_[number];
     const bool is_again = flow.stream.has_begun() && flow.first_sequence == segment.sequence;
     if (!is_again) {
+        settle_holes(number);
         flow.first_sequence = segment.sequence;
         flow.segment_limit = 0;
         flow.has_acknowledged = false;
-        flow.stream.begin(kStreamBase + segment.sequence + 1);
+        flow.stream.begin(flow.ended = kStreamBase + segment.sequence + 1);
         gloo_.restart(number);
     }
     // Less than 48 is below what IP guarantees: nobody means it.
@@ -298,6 +308,21 @@ void PacketScan::agree_segments(std::uint32_t number, std::uint16_t announced) {
         std::uint16_t& limit = flows_[each].segment_limit;
         limit = limit ? std::min(limit, announced) : announced;
     }
+}
+
+// Notes where a message ends: full packets are followed by more. Without an opening, the largest packet
+// or what large frames divide by is full.
+void PacketScan::end_message(std::uint32_t number, const Segment& segment, std::uint64_t end) {
+    Flow& flow = flows_[number];
+    std::uint32_t full = flow.segment_limit > segment.options ? flow.segment_limit - segment.options : 0;
+    if (full == 0) full = flow.segment_guess;
+    if (full == 0) full = flow.largest_payload < 9000 ? flow.largest_payload : 1460u - segment.options;
+    const bool is_full = segment.payload >= full && segment.payload % std::max(full, 1u) == 0;
+    if (is_full || end <= flow.ended || flow.endings == kMostEndings) return;
+    if (endings_.size() == kMostEndingsInAll) return;
+    ++flow.endings;
+    endings_.push_back({segment.time_ns, end - flow.ended, number});
+    flow.ended = end;
 }
 
 // How many packets a frame was on the wire: with segmentation offload a host sees up to 64 KiB.
@@ -424,25 +449,31 @@ void PacketScan::add_up() {
     }
 }
 
-// Bytes that the other side acknowledged did arrive: where they were not seen, the capture lost
-// them and not the network.
-void PacketScan::find_missed() {
-    for (std::uint32_t number = 0; number < flows_.size(); ++number) {
-        Flow& flow = flows_[number];
-        const std::uint64_t holes = flow.stream.holes();
-        if (holes == 0) continue;
-        const FlowKey& key = keys()[number];
-        if (key.protocol == kRoce) {
-            flow.lost_bytes = holes * flow.largest_payload;
-            continue;
-        }
-        const std::uint32_t other = numbers_.known(key.turned());
-        const auto end = static_cast<std::uint32_t>(flow.stream.last_hole_end());
-        const bool is_acknowledged =
-            other != FlowNumbers::kNone && flows_[other].has_acknowledged &&
-            static_cast<std::int32_t>(flows_[other].acknowledged - end) >= 0;
-        (is_acknowledged ? flow.missed_bytes : flow.lost_bytes) = holes;
+// Of too many holes the oldest are given up.
+void PacketScan::give_up_holes(std::uint32_t number) {
+    while (flows_[number].stream.has_too_many_holes()) {
+        settle(number, flows_[number].stream.give_up_oldest());
     }
+}
+
+void PacketScan::settle_holes(std::uint32_t number) {
+    for (const Hole& hole : flows_[number].stream.holes()) settle(number, hole);
+}
+
+// Bytes that the other side acknowledged did arrive: where they were not seen, the capture missed
+// them and not the network. They were sent, so they count, when they were found to be missing.
+void PacketScan::settle(std::uint32_t number, const Hole& hole) {
+    Flow& flow = flows_[number];
+    const bool is_roce = keys()[number].protocol == kRoce;  // which numbers packets
+    const std::uint64_t bytes = (hole.end - hole.begin) * (is_roce ? flow.largest_payload : 1);
+    const Flow* const back = flow.back == FlowNumbers::kNone ? nullptr : &flows_[flow.back];
+    const bool has_arrived =
+        back != nullptr && back->has_acknowledged &&
+        static_cast<std::int32_t>(back->acknowledged - static_cast<std::uint32_t>(hole.end)) >= 0;
+    (has_arrived ? flow.missed_bytes : flow.lost_bytes) += bytes;
+    if (!has_arrived || bytes > kMostMissed) return;
+    if (bins_.size() >= kMostBins) make_room();
+    bins_.push_back({.number = hole.opened_ns >> shift_, .payload_bytes = bytes, .flow = number});
 }
 
 }  // namespace fullwire

@@ -32,6 +32,13 @@ struct Bin {
     std::uint32_t retransmits = 0;
 };
 
+// Where a message of one flow ended: with a packet that was not full.
+struct Ending {
+    std::int64_t time_ns = 0;
+    std::uint64_t bytes = 0;  // since the one before
+    std::uint32_t flow = 0;
+};
+
 struct Flow {
     Bin now{};  // the bin being filled; without packets there is none
     Stream stream;
@@ -54,6 +61,8 @@ struct Flow {
     Direction direction = Direction::unknown;
     std::uint32_t back = FlowNumbers::kNone;  // the other direction of the connection
     RoundTrips round_trips;
+    std::uint64_t ended = 0;  // where in the stream the latest message did
+    std::uint32_t endings = 0;
 };
 
 class PacketScan {
@@ -74,6 +83,7 @@ class PacketScan {
     int shift() const { return shift_; }
     const std::vector<GlooTraffic>& gloo_traffic() const { return gloo_.traffic(); }
     const std::vector<Passage>& passages() const { return passages_.all(); }
+    const std::vector<Ending>& endings() const { return endings_; }
 
   private:
     friend class Readers;
@@ -83,12 +93,13 @@ class PacketScan {
     void take_data(std::uint32_t flow, const Segment& segment, std::uint64_t begin,
                    const Share& share, const GlooBeginning& beginning);
     void acknowledge(std::uint32_t flow, const Segment& segment);
-    void take_roce(Flow& flow, const Segment& segment);
+    void take_roce(std::uint32_t number, const Segment& segment);
     void take_fragment(const FlowKey& key, const Segment& segment);
     void begin_fragments(const FlowKey& key, std::uint32_t flow, const Segment& first);
     void open_connection(std::uint32_t flow, const Segment& segment);
     void agree_segments(std::uint32_t flow, std::uint16_t announced);
     std::uint32_t cut_by_offload(Flow& flow, const Segment& segment);
+    void end_message(std::uint32_t flow, const Segment& segment, std::uint64_t end);
     void count(Flow& flow, const Segment& segment, std::uint64_t fresh, std::uint64_t again,
                std::uint32_t packets);
     std::uint32_t flow_of(const FlowKey& key);
@@ -97,7 +108,9 @@ class PacketScan {
     void sort_bins();
     void merge_bins();
     void add_up();
-    void find_missed();
+    void give_up_holes(std::uint32_t number);
+    void settle_holes(std::uint32_t number);
+    void settle(std::uint32_t number, const Hole& hole);
 
     CaptureFile file_;
     Batch batch_;  // of `feed`
@@ -119,6 +132,7 @@ class PacketScan {
     int shift_ = 17;  // 131 us
     GlooMessages gloo_;
     Passages passages_;
+    std::vector<Ending> endings_;
 };
 
 }  // namespace fullwire

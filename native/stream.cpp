@@ -1,12 +1,10 @@
 #include "stream.hpp"
 
 #include <algorithm>
-#include <cstddef>
 
 namespace fullwire {
 namespace {
 
-constexpr std::size_t kMostPieces = 64;
 // A hole that fills sooner was reordering: retransmission takes longer than a round trip. The same
 // limit as Wireshark's, which is there for captures without round-trip times, too.
 constexpr std::int64_t kReorderedWithin_ns = 3'000'000;
@@ -14,8 +12,6 @@ constexpr std::int64_t kReorderedWithin_ns = 3'000'000;
 }  // namespace
 
 void Stream::begin(std::uint64_t next) {
-    closed_ = holes();
-    closed_end_ = furthest();
     next_ = next;
     ahead_.clear();
     begun_ = true;
@@ -69,30 +65,25 @@ Share Stream::add_among(std::uint64_t begin, std::uint64_t end, std::int64_t tim
         next_ = whole.end;
     } else {
         ahead_.insert(first, whole);
-        if (ahead_.size() > kMostPieces) close_lowest_hole();
     }
     return share;
 }
 
-void Stream::close_lowest_hole() {
-    closed_ += ahead_.front().begin - next_;
-    closed_end_ = ahead_.front().begin;
+Hole Stream::give_up_oldest() {
+    const Hole oldest{next_, ahead_.front().begin, ahead_.front().opened_ns};
     next_ = ahead_.front().end;
     ahead_.erase(ahead_.begin());
+    return oldest;
 }
 
-std::uint64_t Stream::holes() const {
-    std::uint64_t total = closed_;
+std::vector<Hole> Stream::holes() const {
+    std::vector<Hole> found;
     std::uint64_t reached = next_;
     for (const Piece& piece : ahead_) {
-        total += piece.begin - reached;
+        found.push_back({reached, piece.begin, piece.opened_ns});
         reached = piece.end;
     }
-    return total;
-}
-
-std::uint64_t Stream::last_hole_end() const {
-    return ahead_.empty() ? closed_end_ : ahead_.back().begin;
+    return found;
 }
 
 }  // namespace fullwire

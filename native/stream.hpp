@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -12,6 +13,13 @@ struct Share {
     std::uint64_t fresh = 0;      // never seen before
     std::uint64_t again = 0;      // seen before, or filling a hole long after it opened
     std::uint64_t reordered = 0;  // fresh, filling a hole soon after it opened
+};
+
+// A part of a stream that was not seen, and when it was first seen to be missing.
+struct Hole {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    std::int64_t opened_ns = 0;
 };
 
 // A stream in order is one number; out of order it is that and the pieces ahead, up to a limit.
@@ -28,11 +36,14 @@ class Stream {
         }
         return add_out_of_order(begin, end, time_ns);
     }
-    // How much is still missing, and where the last hole ends.
-    std::uint64_t holes() const;
-    std::uint64_t last_hole_end() const;
+    // What is missing, the oldest first. Of too many holes the oldest is for whoever adds to give up.
+    std::vector<Hole> holes() const;
+    bool has_too_many_holes() const { return ahead_.size() > kMostPieces; }
+    Hole give_up_oldest();
 
   private:
+    static constexpr std::size_t kMostPieces = 64;
+
     struct Piece {
         std::uint64_t begin;
         std::uint64_t end;
@@ -41,12 +52,8 @@ class Stream {
 
     Share add_out_of_order(std::uint64_t begin, std::uint64_t end, std::int64_t time_ns);
     Share add_among(std::uint64_t begin, std::uint64_t end, std::int64_t time_ns, Share share);
-    void close_lowest_hole();
-
     std::uint64_t next_ = 0;
     std::vector<Piece> ahead_;  // beyond a hole, in order, not touching
-    std::uint64_t closed_ = 0;  // holes that were given up
-    std::uint64_t closed_end_ = 0;
     bool begun_ = false;
 };
 

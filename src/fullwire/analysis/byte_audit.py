@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.analysis.edges import Edges
 from fullwire.analysis.iterations import Iterations
@@ -23,6 +24,7 @@ _MOST_RANKS = 64  # on one host
 _AGREES = 0.005  # bytes that are that close are the same, but for headers of messages
 _LARGE = 0.1  # of a gradient: what start-up broadcasts
 _RINGS = ("ring", "two-way ring")
+_SHARDED = 1.5  # times the bytes of an all-reduce: parameters are gathered twice, gradients once
 _REDUCES = ("allreduce", "reducescatter")
 
 
@@ -37,6 +39,7 @@ class Expected:
     before: Whole | None = None  # who sent what before the first iteration
     model_bytes: float | None = None
     model_is_told: bool = False  # by a person, not by a broadcast
+    if_sharded_bytes: float | None = None  # the gradient, where it may be that instead
 
 
 def expected_bytes(
@@ -54,6 +57,7 @@ def expected_bytes(
     gradient = pattern.gradient_bytes
     gradient = None if gradient is None else gradient * edge_bytes / pattern.edge_bytes
     before = edges.matrix(np.where(edges.slot < iterations.first_slot, edges.payload_bytes, 0))
+    before[~_taking_part(iterations, len(edges.hosts))] = 0
     told = None if seen is None else broadcast_bytes(seen)
     model = model_bytes or told
     if model is None and gradient is not None:
@@ -64,7 +68,12 @@ def expected_bytes(
         count = ranks or len(pattern.order)
         way = 1 if pattern.kind == "ring" else 2
         gradient = way * edge_bytes * count / (2 * (count - 1))
-    gathered = 0.0
+    gathered, if_sharded = 0.0, None
+    if pattern.kind in _RINGS and gradient is not None and seen is None:
+        if model is None:
+            if_sharded = gradient / _SHARDED
+        elif abs(gradient / _SHARDED / model - 1) < _AGREES:
+            gradient, gathered = gradient / _SHARDED, 2 * gradient / _SHARDED
     if seen is not None and iterations.basis == "messages":
         world = ranks or len(edges.hosts)
         reduced = sum(bytes_of(seen, iterations, (op,), len(edges.hosts), world) for op in _REDUCES)
@@ -73,7 +82,15 @@ def expected_bytes(
     return Expected(
         edge_bytes=edge_bytes, gradient_bytes=gradient, ranks=ranks, gathered_bytes=gathered,
         before=before, model_bytes=model, model_is_told=model_bytes is not None,
+        if_sharded_bytes=if_sharded,
     )  # fmt: skip
+
+
+def _taking_part(iterations: Iterations, hosts: int) -> NDArray[np.bool_]:
+    """Say between which hosts, source by target, what is sent may belong to the training."""
+    member = np.zeros(hosts, bool)
+    member[iterations.edges // hosts] = member[iterations.edges % hosts] = True
+    return np.logical_and.outer(member, member)
 
 
 def _broadcast(
@@ -83,7 +100,8 @@ def _broadcast(
 
     Over one edge it goes several times, if there are several ranks on a host.
     """
-    early = edges.slot < iterations.first_slot
+    members = _taking_part(iterations, len(edges.hosts))
+    early = (edges.slot < iterations.first_slot) & members[edges.source, edges.target]
     single = np.bincount(edges.connection[early], edges.payload_bytes[early])
     sizes = [
         float(np.median(sent[sent > _LARGE * gradient]))
@@ -250,5 +268,6 @@ _SAID = {
     "retransmitted_bytes": "{} were sent again (retransmission)",
     "reordered_bytes": "{} came out of order, soon enough not to be retransmission",
     "lost_bytes": "{} were never seen and never acknowledged: lost, or sent after the capture",
-    "missed_bytes": "{} were acknowledged but are not in the capture, which missed them",
+    "missed_bytes": "{} went over the wire unseen: sequence numbers say so, and they are counted",
+    "mirrored_bytes": "{} on the wire are in the capture again, mirrored twice: counted once",
 }

@@ -31,7 +31,7 @@ def counted_by_bytes(iterations: Iterations | None, payload: Whole) -> Iteration
 
     The others may say more: start-up went over them, too.
     """
-    if iterations is None or iterations.basis == "messages":
+    if iterations is None or iterations.basis in ("messages", "lengths"):
         return iterations
     main = iterations.edge_bytes > iterations.usual_bytes / 2
     times = payload.ravel()[iterations.edges[main]] / iterations.edge_bytes[main]

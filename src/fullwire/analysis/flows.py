@@ -7,17 +7,18 @@ bytes that says what else was on the wire.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fullwire.analysis.byte_audit import byte_audit, expected_bytes
+from fullwire.analysis.byte_audit import Expected, byte_audit, expected_bytes
 from fullwire.analysis.capture_audit import capture_audit
 from fullwire.analysis.counting import counted_by_broadcast, counted_by_bytes
 from fullwire.analysis.edge_facts import EdgeFacts, edge_facts
 from fullwire.analysis.edges import Edges, edges_of, host_names, hosts_of, ranks_by_host
-from fullwire.analysis.iterations import Iterations, Series, find_iterations
+from fullwire.analysis.iterations import Iterations
 from fullwire.analysis.latecomers import latecomer
+from fullwire.analysis.message_lengths import iterations_by_lengths
 from fullwire.analysis.messages import (
     SeenCollectives,
     broadcast_bytes,
@@ -25,17 +26,20 @@ from fullwire.analysis.messages import (
     iterations_of,
 )
 from fullwire.analysis.pattern import Pattern, find_pattern
+from fullwire.analysis.repeating_edges import iterations_of_edges, series_of
 from fullwire.analysis.senders import (
     SlowLink,
-    busy_fractions,
     hot_spots,
     idle_network,
+    sending_of,
     slow_link,
 )
+from fullwire.analysis.separate import trainings_of
 from fullwire.analysis.steps_seen import steps_said
 from fullwire.errors import UsageError
-from fullwire.model.run import Real, Run, Whole
+from fullwire.model.run import UNREAD, Real, Run, Whole
 
+_OF_HOSTS = ("addresses", "hosts")  # facts
 _SURE = 0.9  # confidence that leaves nothing to look for
 
 
@@ -52,12 +56,14 @@ class Traffic:
     gradient_bytes: float | None
     ranks: int | None
     gathered_bytes: float  # of parameters in an iteration, where they are sharded
+    if_sharded_bytes: float | None  # the gradient, where bytes leave open that they are
     edges: tuple[EdgeFacts, ...]  # the largest first
     collectives: SeenCollectives | None  # where a library's own headers tell them
     busy_fractions: Real
     slow_link: SlowLink | None
     audit: tuple[str, ...]
     warnings: tuple[str, ...]
+    groups: tuple[Traffic, ...] = ()  # of hosts that are trainings of their own
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -70,11 +76,21 @@ def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
     if not len(run.flows):
         raise UsageError("flows: this holds no TCP, UDP or RoCEv2 packets between hosts")
     edges = edges_of(run)
+    parts = trainings_of(edges)
+    if len(parts) == 1:
+        return _together(run, parts[0], model_bytes)
+    hosts_only = {name: run.facts[name] for name in _OF_HOSTS if name in run.facts}
+    each = replace(run, facts=hosts_only, missing=())  # the rest is true of all together
+    return _apart(run, edges, tuple(_together(each, part, model_bytes) for part in parts))
+
+
+def _together(run: Run, edges: Edges, model_bytes: float | None) -> Traffic:
+    """Say it of hosts that are one training."""
     payload, wire = edges.matrix(edges.payload_bytes), edges.matrix(edges.wire_bytes)
     known_ranks = ranks_by_host(run, edges.hosts)
     world = len(edges.hosts) if known_ranks is None else sum(map(len, known_ranks.values()))
     seen = _collectives(run, edges, world)
-    iterations = _iterations(edges, payload, seen, model_bytes)
+    iterations = _iterations(run, edges, payload, seen, model_bytes)
     pattern = _pattern(edges, payload, iterations)
     iterations = counted_by_bytes(iterations, payload)
     expected = expected_bytes(
@@ -82,7 +98,7 @@ def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
     )
     if seen is not None and expected.ranks is not None and expected.ranks != world:
         seen = _collectives(run, edges, expected.ranks)  # sizes follow from how many they are
-    busy = busy_fractions(edges, iterations)
+    sending = sending_of(edges, iterations)
     audit = (
         *byte_audit(run, edges, pattern, iterations, expected),
         *latecomer(edges.hosts, iterations, seen),
@@ -95,9 +111,24 @@ def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
         hosts=edges.hosts, matrix_payload_bytes=payload, matrix_wire_bytes=wire, pattern=pattern,
         iterations=iterations, payload_bytes_per_edge=expected.edge_bytes,
         gradient_bytes=expected.gradient_bytes, ranks=expected.ranks,
-        gathered_bytes=expected.gathered_bytes, edges=edge_facts(run, edges), collectives=seen,
-        busy_fractions=busy, slow_link=slow_link(edges.hosts, busy), audit=audit,
+        gathered_bytes=expected.gathered_bytes, if_sharded_bytes=expected.if_sharded_bytes,
+        edges=edge_facts(run, edges), collectives=seen,
+        busy_fractions=sending.busy, slow_link=slow_link(edges.hosts, sending), audit=audit,
         warnings=run.missing,
+    )  # fmt: skip
+
+
+def _apart(run: Run, edges: Edges, groups: tuple[Traffic, ...]) -> Traffic:
+    """Say of all hosts together only what is true of all."""
+    nothing = Pattern(kind="none")
+    return Traffic(
+        hosts=edges.hosts, matrix_payload_bytes=edges.matrix(edges.payload_bytes),
+        matrix_wire_bytes=edges.matrix(edges.wire_bytes), pattern=nothing, iterations=None,
+        payload_bytes_per_edge=None, gradient_bytes=None, ranks=None, gathered_bytes=0.0,
+        if_sharded_bytes=None, edges=edge_facts(run, edges), collectives=None,
+        busy_fractions=sending_of(edges, None).busy, slow_link=None,
+        audit=(*byte_audit(run, edges, nothing, None, Expected()), *capture_audit(run)),
+        warnings=run.missing, groups=groups,
     )  # fmt: skip
 
 
@@ -105,19 +136,19 @@ def _collectives(run: Run, edges: Edges, world: int) -> SeenCollectives | None:
     names = host_names(run)
     source = hosts_of(run.messages.source, edges.hosts, names)
     target = hosts_of(run.messages.destination, edges.hosts, names)
-    between = (source >= 0) & (target >= 0) & (source != target)
+    between = (source >= 0) & (target >= 0) & (source != target) & (run.messages.op != UNREAD)
     if not between.any():
         return None
     return find_collectives(run.messages.rows(between), source[between], target[between], world)
 
 
 def _iterations(
-    edges: Edges, payload: Whole, seen: SeenCollectives | None, model_bytes: float | None
+    run: Run, edges: Edges, payload: Whole, seen: SeenCollectives | None, model_bytes: float | None
 ) -> Iterations | None:
     """Look for iterations among collectives, if these are known, and between silences.
 
     Collectives know better, unless much less of the bytes repeats among them: headers that were not
-    seen. Where there is neither, bytes may be counted.
+    seen. Where there is neither, messages may repeat by their lengths, or bytes be counted.
     """
     told = None
     if seen is not None:
@@ -125,17 +156,10 @@ def _iterations(
         told = iterations_of(seen, edges.hosts, float(payload.sum()), edges.width_ns, model)
     if told is not None and told.confidence >= _SURE:
         return told
-    kept = edges.main()
-    parted = find_iterations(
-        Series(
-            slot=edges.slot[kept], edge=edges.edge[kept], payload_bytes=edges.payload_bytes[kept],
-            width_ns=edges.width_ns,
-        ),
-        len(edges.hosts),
-    )  # fmt: skip
+    parted = iterations_of_edges(series_of(edges), len(edges.hosts))
     if told is not None and (parted is None or told.confidence >= parted.confidence):
         return told
-    return parted or counted_by_broadcast(edges)
+    return parted or iterations_by_lengths(run, edges) or counted_by_broadcast(edges)
 
 
 def _pattern(edges: Edges, payload: Whole, iterations: Iterations | None) -> Pattern:

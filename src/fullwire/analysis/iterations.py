@@ -62,7 +62,7 @@ class Iterations:
     ends_ns: Whole
     share: float  # of the bytes from the first to the last, in iterations that can be parted
     confidence: float
-    basis: Literal["silence", "messages", "bytes"]
+    basis: Literal["silence", "messages", "lengths", "bytes"]
 
     @property
     def usual_bytes(self) -> float:

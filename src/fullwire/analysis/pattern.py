@@ -253,7 +253,7 @@ def _units(within: Real, links: NDArray[np.bool_]) -> NDArray[np.int64] | None:
 
 def _separate_rings(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     """Rings that share no host: one for each network card, or groups that do not meet."""
-    groups = _components(links)
+    groups = components(links)
     if len(groups) < 2:
         return None
     rings = [_within(within, links, group, (_ring,)) for group in groups]
@@ -280,8 +280,8 @@ def _hierarchical(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
 
 
 def _levels(within: Real, inner: NDArray[np.bool_], outer: NDArray[np.bool_]) -> Pattern | None:
-    groups = [each for each in _components(inner) if len(each) > 1]
-    across = [each for each in _components(outer) if len(each) > 1]
+    groups = [each for each in components(inner) if len(each) > 1]
+    across = [each for each in components(outer) if len(each) > 1]
     size, meetings = len(groups[0]), len(across)
     if len(groups) < 2 or len(groups) * size != len(within):
         return None
@@ -314,7 +314,7 @@ def _within(
     return found and replace(found, order=tuple(group[each] for each in found.order), parts=())
 
 
-def _components(links: NDArray[np.bool_]) -> list[list[int]]:
+def components(links: NDArray[np.bool_]) -> list[list[int]]:
     """Return the hosts that are linked with each other, directly or not."""
     left, groups = set(range(len(links))), []
     while left:

@@ -19,7 +19,8 @@ from fullwire.model.run import Real
 from fullwire.units import show_time
 
 _LEAST_BUSY = 0.5  # a slow link is busy most of the time...
-_MUCH_BUSIER = 1.6  # ...and so much more than the others
+_MUCH_BUSIER = 1.6  # ...and so much more than the others...
+_MUCH_SLOWER = 1.4  # ...because it is slower, and not because it has more to send
 _CLOSE = 4  # times the usual distance of packets: a sender that pauses longer waits
 _LOSSY = 0.001  # of the packets sent again: TCP slows down long before it is a percent
 _MUCH_LOSSIER = 4  # than elsewhere: a hot spot
@@ -36,16 +37,24 @@ class SlowLink:
     others_busy: tuple[float, float]  # the least and the most of the others
 
 
-def busy_fractions(edges: Edges, iterations: Iterations | None) -> Real:
-    """Return, for each host, the share of communication during which it was sending."""
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Sending:
+    """How each host sends: the share of communication in which it does, and how fast then."""
+
+    busy: Real
+    rate_bps: Real  # of payload; 0 where it sends nothing
+
+
+def sending_of(edges: Edges, iterations: Iterations | None) -> Sending:
+    """Say how each host sends from the first iteration to the last."""
     within, slots = _during(edges, iterations)
     share = 1.0 if iterations is None else iterations.communicating_s / iterations.period_s
     window = max(slots * min(share, 1.0), 1.0)
-    return np.array(
-        [
-            min(_busy_slots(edges, within & (edges.source == host)) / window, 1.0)
-            for host in range(len(edges.hosts))
-        ]
+    busy = [_busy_slots(edges, within & (edges.source == h)) for h in range(len(edges.hosts))]
+    sent = np.bincount(edges.source[within], edges.payload_bytes[within], len(edges.hosts))
+    return Sending(
+        busy=np.minimum(np.array(busy) / window, 1.0),
+        rate_bps=sent * 8e9 / (np.maximum(busy, 1.0) * edges.width_ns),
     )
 
 
@@ -69,21 +78,22 @@ def _busy_slots(edges: Edges, chosen: NDArray[np.bool_]) -> float:
     return float(steps[steps <= _CLOSE * usual].sum() + 1)
 
 
-def slow_link(hosts: tuple[str, ...], busy: Real) -> SlowLink | None:
-    """Find the one host that is much busier than all others, if there is one."""
-    if len(hosts) < 2:
+def slow_link(hosts: tuple[str, ...], sending: Sending) -> SlowLink | None:
+    """Find the one host that is much busier than all others because it sends much slower."""
+    active = np.flatnonzero(sending.busy > 0)
+    if len(active) < 2:
         return None
-    slowest = int(np.argmax(busy))
-    others = np.delete(busy, slowest)
-    others = others[others > 0]
-    if not len(others) or busy[slowest] < _LEAST_BUSY:
+    slowest = int(np.argmax(sending.busy))
+    others = active[active != slowest]
+    busy, rate_bps = sending.busy, sending.rate_bps
+    if busy[slowest] < max(_LEAST_BUSY, _MUCH_BUSIER * float(np.median(busy[others]))):
         return None
-    if busy[slowest] < _MUCH_BUSIER * float(np.median(others)):
+    if rate_bps[slowest] * _MUCH_SLOWER > float(np.median(rate_bps[others])):
         return None
     return SlowLink(
         host=hosts[slowest],
         busy_fraction=float(busy[slowest]),
-        others_busy=(float(others.min()), float(others.max())),
+        others_busy=(float(busy[others].min()), float(busy[others].max())),
     )
 
 

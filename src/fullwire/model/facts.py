@@ -136,7 +136,8 @@ _REGISTERED = (
     Fact("retransmitted_bytes", int, "B", False, "payload that was sent again"),
     Fact("reordered_bytes", int, "B", False, "payload that came late, but within a round trip"),
     Fact("lost_bytes", int, "B", False, "payload that was never seen and never acknowledged"),
-    Fact("missed_bytes", int, "B", False, "payload that was acknowledged, but not captured"),
+    Fact("missed_bytes", int, "B", False, "payload that was sent, but not captured"),
+    Fact("mirrored_bytes", int, "B", False, "captured more than once, on the wire"),
     Fact(
         "supposed_packets",
         int,

@@ -217,12 +217,17 @@ class Connections(Table):
     rtt_long_ns: Whole
 
 
+UNREAD = "unread"
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Messages(Table):
     """What a connection's direction carried of one collective, as a library's headers say.
 
     It began with a packet that asked for data or announced it; data followed from `first_ns` to
-    `last_ns`, both 0 where there was none. `unread_bytes` came where no header could be read.
+    `last_ns`, both 0 where there was none. `unread_bytes` came where no header could be read. Where
+    there are no headers at all, a row is one message, which ended with a packet that was not full:
+    its operation is UNREAD.
     """
 
     source: Text

@@ -26,17 +26,35 @@ def print_traffic(result: Traffic) -> None:
     if len(result.hosts) <= _MOST_HOSTS:
         _print_matrix(result)
     _print_edges(result)
-    usual = usual_iteration(result)
-    if usual is not None:
-        _print_iteration(usual, result)
+    for part in result.groups or (result,):
+        usual = usual_iteration(part)
+        if usual is not None:
+            _print_iteration(usual, part)
     for sentence in result.audit:
-        for number, line in enumerate(wrap(sentence, width - 4)):
-            say(f"  {'  ' if number else ''}{line}")
+        _say_under(sentence, width)
+    for group in result.groups:
+        say(f"of {', '.join(group.hosts)}:")
+        for sentence in group.audit:
+            _say_under(sentence, width)
     print_notes(f"PARTIAL: {sentence}" for sentence in result.warnings)
+
+
+def _say_under(sentence: str, width: int) -> None:
+    for number, line in enumerate(wrap(sentence, width - 4)):
+        say(f"  {'  ' if number else ''}{line}")
 
 
 def traffic_sentences(result: Traffic) -> Iterator[str]:
     """Say it as one would in a meeting."""
+    if result.groups:
+        yield (
+            f"{len(result.hosts)} hosts in {len(result.groups)} groups that send each other "
+            "nothing, each a training of its own or none."
+        )
+        for group in result.groups:
+            yield f"{', '.join(group.hosts)}:"
+            yield from traffic_sentences(group)
+        return
     yield f"{len(result.hosts)} hosts, {_shape(result)}."
     found = result.iterations
     if found is None:
@@ -60,10 +78,17 @@ def _moved(result: Traffic) -> str:
             f": {show_bytes(result.gathered_bytes)} of parameters are gathered and "
             f"{show_bytes(result.gradient_bytes)} of gradients reduced."
         )
-    return (
+    told = (
         f", so the gradient is {show_bytes(result.gradient_bytes)} "
         f"at N={result.ranks or len(result.pattern.order) or len(result.hosts)}"
-        + ("." if result.collectives is not None else ", if it is one all-reduce.")
+    )
+    if result.collectives is not None:
+        return f"{told}."
+    if result.if_sharded_bytes is None:
+        return f"{told}, if it is one all-reduce."
+    return (
+        f"{told} if it is one all-reduce, or {show_bytes(result.if_sharded_bytes)} if parameters "
+        "are sharded (FSDP, ZeRO-3) and gathered twice."
     )
 
 
@@ -169,6 +194,7 @@ def traffic_object(result: Traffic) -> dict[str, Any]:
         },
         "gradient_bytes": result.gradient_bytes,
         "gathered_bytes": result.gathered_bytes,
+        "if_sharded_bytes": result.if_sharded_bytes,
         "ranks": result.ranks,
         "busy_fractions": result.busy_fractions.tolist(),
         "slow_link": None
@@ -178,6 +204,7 @@ def traffic_object(result: Traffic) -> dict[str, Any]:
         "iteration": _iteration_object(usual_iteration(result)),
         "audit": list(result.audit),
         "warnings": list(result.warnings),
+        "groups": [traffic_object(group) for group in result.groups],
     }
 
 

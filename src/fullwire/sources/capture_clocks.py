@@ -16,12 +16,17 @@ import numpy as np
 from fullwire.model.endpoint import host_of
 from fullwire.model.run import Text, Whole
 
+_SAME = 0.2  # of the sequence numbers that either passed once: by chance it is none
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Passed:
-    """When flows passed certain sequence numbers, in one capture, made on the host `local`."""
+    """When flows passed certain sequence numbers, in one capture.
 
-    local: str
+    `local` is the host that it was made on, if that shows.
+    """
+
+    local: str | None
     ends: Sequence[tuple[str, str]]
     columns: Mapping[str, Whole]  # flow, sequence, is_acknowledgement, time_ns
 
@@ -39,10 +44,10 @@ class ClockOffset:
         return abs(self.offset_ns) > self.uncertainty_ns
 
 
-def clock_offsets(captures: Sequence[Passed | None]) -> list[ClockOffset | None]:
+def clock_offsets(captures: Sequence[Passed]) -> list[ClockOffset | None]:
     """Return each capture's offset from the first, where connections lead from one to the other."""
     found: list[ClockOffset | None] = [None] * len(captures)
-    if not captures or captures[0] is None:
+    if not captures or captures[0].local is None:
         return found
     found[0] = ClockOffset(offset_ns=0, uncertainty_ns=0)
     links = _links(captures)
@@ -60,16 +65,25 @@ def clock_offsets(captures: Sequence[Passed | None]) -> list[ClockOffset | None]
     return found
 
 
-def _links(captures: Sequence[Passed | None]) -> dict[tuple[int, int], ClockOffset]:
+def show_the_same(one: Passed, other: Passed) -> bool:
+    """Whether two captures show the same packets of the flows in both, whatever clocks say."""
+    number: dict[tuple[str, str], int] = {ends: at for at, ends in enumerate(one.ends)}
+    common = [number[ends] for ends in set(one.ends) & set(other.ends)]
+    marks = [_marks(each, number)[0] for each in (one, other)]
+    fewer = min(int(np.isin(each >> 33, common).sum()) for each in marks)
+    return len(np.intersect1d(marks[0], marks[1], assume_unique=True)) > _SAME * fewer
+
+
+def _links(captures: Sequence[Passed]) -> dict[tuple[int, int], ClockOffset]:
     number: dict[tuple[str, str], int] = {}
-    marks = [None if each is None else _marks(each, number) for each in captures]
+    marks = [_marks(each, number) for each in captures]
     senders = np.array([host_of(source) for source, _ in number], object)
     links = {}
     for first, second in combinations(range(len(captures)), 2):
-        one, other = captures[first], captures[second]
-        if one is None or other is None or one.local == other.local:
+        one, other = captures[first].local, captures[second].local
+        if one is None or other is None or one == other:
             continue
-        link = _link(marks[first], marks[second], senders, one.local, other.local)  # type: ignore[arg-type]
+        link = _link(marks[first], marks[second], senders, one, other)
         if link is not None:
             links[first, second] = link
             links[second, first] = ClockOffset(

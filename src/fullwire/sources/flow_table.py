@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -21,12 +21,23 @@ import numpy as np
 from fullwire._native import PacketScan
 from fullwire.model.endpoint import address_of, endpoint, host_of
 from fullwire.model.facts import FactValue
-from fullwire.model.run import AnyTable, Connections, Flows, Messages, Provenance, Run, Whole
-from fullwire.sources.capture_clocks import ClockOffset, Passed, clock_offsets
+from fullwire.model.run import (
+    UNREAD,
+    AnyTable,
+    Connections,
+    Flows,
+    Messages,
+    Provenance,
+    Run,
+    Whole,
+)
+from fullwire.sources.capture_clocks import ClockOffset, Passed, clock_offsets, show_the_same
 from fullwire.sources.files import name_of
 from fullwire.sources.pcap import Scanned
 
 _ROCE = 256  # as native/packet_headers.hpp numbers it
+_MAIN_FLOW = 0.02  # of the largest flow's payload
+_ALL = 0.05  # of the payload: what is missing of all of it
 Columns: TypeAlias = Mapping[str, Whole]
 
 
@@ -42,6 +53,7 @@ class _Capture:
     bins: Columns
     shift: int
     gloo_traffic: Columns
+    endings: Columns
     passages: Columns
     counts: Mapping[str, int]
     problem: str
@@ -55,9 +67,14 @@ class _Capture:
 
     @property
     def own_addresses(self) -> list[str]:
-        """The addresses of the host that captured, where its packets say which way they went."""
+        """The addresses of the host that captured, where its packets say which way they went.
+
+        Where both ends of a flow would be its own, packets do not say that.
+        """
         sides = zip(self.ends, self.totals["direction"].tolist(), strict=True)
         own = {host_of(ends[direction - 1]) for ends, direction in sides if direction}
+        if any(host_of(source) in own and host_of(target) in own for source, target in self.ends):
+            return []
         return sorted(own, key=lambda each: int(ip_address(each)))
 
 
@@ -75,8 +92,9 @@ class _Seen(NamedTuple):
 def run_of(scans: Sequence[Scanned]) -> Run:
     """Return the run of what was scanned."""
     captures = [_capture(*each) for each in scans]
-    chosen = _reconciled(captures)
-    clocks = clock_offsets([_passed(capture) for capture in captures])
+    passed = [Passed(local=each.local, ends=each.ends, columns=each.passages) for each in captures]
+    chosen = _reconciled(captures, passed)
+    clocks = clock_offsets(passed)
     ahead_ns = [each.offset_ns if each and each.is_proven else 0 for each in clocks]
     told = dict(_clock_facts(captures, clocks)) | _host_facts(captures)
     return Run(
@@ -91,13 +109,33 @@ def run_of(scans: Sequence[Scanned]) -> Run:
 
 def _capture(path: Path, scan: PacketScan, problem: str) -> _Capture:
     keys = scan.endpoints()
+    totals, bins = _once(scan.totals(), scan.bins())
     return _Capture(
         name=name_of(path), file_name=path.name, ends=[_ends(*key) for key in keys],
         protocols=[key[3] for key in keys],
-        totals=scan.totals(), bins=scan.bins(), shift=scan.shift(),
-        gloo_traffic=scan.gloo_traffic(), passages=scan.passages(), counts=scan.counts(),
-        problem=problem,
+        totals=totals, bins=bins, shift=scan.shift(),
+        gloo_traffic=scan.gloo_traffic(), endings=scan.endings(), passages=scan.passages(),
+        counts=scan.counts(), problem=problem,
     )  # fmt: skip
+
+
+def _once(totals: Columns, bins: Columns) -> tuple[Columns, Columns]:
+    """Count each packet once where a switch mirrors both of its ports, so that all come again.
+
+    Nothing sends each byte again; what carries no payload comes as often as what does.
+    """
+    payload, again = totals["payload_bytes"].sum(), totals["retransmitted_bytes"].sum()
+    copies = 1 + round(int(again) / max(int(payload), 1))
+    if abs(again - (copies - 1) * payload) > _ALL * payload:
+        copies = 1
+    mirrored = totals["wire_bytes"] - totals["wire_bytes"] // copies
+    if copies > 1:
+        counted = ("wire_bytes", "packets", "supposed_packets")
+        totals = {**totals, **{name: totals[name] // copies for name in counted}}
+        bins = {**bins, **{name: bins[name] // copies for name in counted[:2]}}
+        totals = {**totals, "retransmitted_bytes": totals["retransmitted_bytes"] * 0}
+        bins = {**bins, "retransmits": bins["retransmits"] * 0}
+    return {**totals, "mirrored_bytes": mirrored}, bins
 
 
 def _ends(
@@ -109,8 +147,13 @@ def _ends(
     return endpoint(source, source_port), endpoint(target, target_port)
 
 
-def _reconciled(captures: Sequence[_Capture]) -> list[_Seen]:
+def _reconciled(captures: Sequence[_Capture], passed: Sequence[Passed]) -> list[_Seen]:
     """Choose, for every flow, the place that saw most of it."""
+
+    @cache
+    def are_apart(one: int, other: int) -> bool:
+        return not show_the_same(passed[one], passed[other])
+
     seen: dict[tuple[tuple[str, str], int], list[_Seen]] = defaultdict(list)
     for number, capture in enumerate(captures):
         local = capture.local
@@ -120,17 +163,23 @@ def _reconciled(captures: Sequence[_Capture]) -> list[_Seen]:
             seen[ends].append(
                 _Seen(number, flow, first[flow], last[flow], payload[flow], is_sender)
             )
-    return [each for observations in seen.values() for each in _fullest(observations)]
+    return [each for observations in seen.values() for each in _fullest(observations, are_apart)]
 
 
-def _fullest(observations: list[_Seen]) -> list[_Seen]:
-    """Join observations that follow each other in time, and return the joined ones with most."""
+def _fullest(observations: list[_Seen], are_apart: Callable[[int, int], bool]) -> list[_Seen]:
+    """Join observations that follow each other in time, and return the joined ones with most.
+
+    What two captures both saw follows in time as well, where their clocks differ by more than they
+    lasted.
+    """
     if len(observations) == 1:
         return observations
     places: list[list[_Seen]] = []
     for each in sorted(observations, key=lambda seen: (seen.first_ns, not seen.is_sender)):
         for place in places:
-            if place[-1].last_ns <= each.first_ns and place[-1].capture != each.capture:
+            latest = place[-1]
+            follows = latest.last_ns <= each.first_ns and latest.capture != each.capture
+            if follows and are_apart(latest.capture, each.capture):
                 place.append(each)
                 break
         else:
@@ -139,12 +188,6 @@ def _fullest(observations: list[_Seen]) -> list[_Seen]:
         places,
         key=lambda place: (sum(seen.payload_bytes for seen in place), place[0].is_sender),
     )
-
-
-def _passed(capture: _Capture) -> Passed | None:
-    if capture.local is None:
-        return None
-    return Passed(local=capture.local, ends=capture.ends, columns=capture.passages)
 
 
 def _flows(captures: Sequence[_Capture], chosen: Iterable[_Seen], ahead_ns: Sequence[int]) -> Flows:
@@ -191,9 +234,31 @@ def _messages(
             **{name: traffic[name] for name in names},
         }
 
-    return _joined(
-        Messages, captures, chosen, ahead_ns, lambda capture: capture.gloo_traffic, columns
-    )
+    def unread(_: _Capture, endings: Columns, ahead: int) -> dict[str, Any]:
+        count = len(endings["flow"])
+        ended_ns, nothing = endings["time_ns"] - ahead, np.zeros(count, np.int64)
+        return {
+            "op": np.full(count, UNREAD, object), "sequence": nothing, "begin_ns": ended_ns,
+            "first_ns": ended_ns, "last_ns": ended_ns, "payload_bytes": endings["bytes"],
+            "unread_bytes": nothing, "messages": nothing + 1,
+        }  # fmt: skip
+
+    chosen = list(chosen)
+    tables = [
+        _joined(Messages, captures, chosen, ahead_ns, lambda each: each.gloo_traffic, columns),
+        _joined(Messages, captures, chosen, ahead_ns, _unread_endings, unread),
+    ]
+    both = Messages.joined(tables)
+    return both.rows(np.argsort(both.begin_ns, kind="stable"))
+
+
+def _unread_endings(capture: _Capture) -> Columns:
+    """Return where messages end in the main flows whose headers nobody reads."""
+    payload = capture.totals["payload_bytes"]
+    is_main = payload > _MAIN_FLOW * payload.max(initial=1)
+    is_main[capture.gloo_traffic["flow"]] = False
+    rows = is_main[capture.endings["flow"]]
+    return {name: column[rows] for name, column in capture.endings.items()}
 
 
 def _joined(
@@ -253,7 +318,7 @@ def _host_facts(captures: Iterable[_Capture]) -> dict[str, FactValue]:
 
 def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> dict[str, FactValue]:
     names = ("retransmitted_bytes", "reordered_bytes", "lost_bytes", "missed_bytes",
-             "supposed_packets")  # fmt: skip
+             "supposed_packets", "mirrored_bytes")  # fmt: skip
     facts: dict[str, FactValue] = dict.fromkeys(names, 0)
     for each in chosen:
         totals = captures[each.capture].totals
