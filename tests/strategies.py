@@ -14,6 +14,16 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from fullwire.model.fabric import (
+    Fabric,
+    Inside,
+    LeafSpine,
+    Network,
+    Nics,
+    OneSwitch,
+    OtherHost,
+    Torus,
+)
 from fullwire.model.facts import REGISTRY
 from fullwire.model.run import TABLES, Basis, Origin, Provenance, Run, Table
 
@@ -66,6 +76,46 @@ def tables(draw: st.DrawFn, kind: type[Table]) -> Table:
         values = draw(st.lists(_VALUES[dtype], min_size=rows, max_size=rows))
         columns[name] = np.array(values, dtype)
     return kind(**columns)
+
+
+@st.composite
+def fabrics(draw: st.DrawFn) -> Fabric:
+    """Make a small described cluster of any kind."""
+    network, nodes = draw(_networks())
+    devices = draw(st.integers(1, 4))
+    nics = 4 if isinstance(network, Torus) else draw(st.integers(1, devices))
+    named = st.tuples(*[st.integers(0, nics - 1)] * devices)
+    even = st.just(()) if isinstance(network, Torus) or devices % nics == 0 else named
+    rates, latencies = st.floats(1e6, 1e13), st.floats(0, 1)
+    shares = st.floats(0.1, 1)
+    other = st.builds(OtherHost, node=st.integers(0, nodes - 1), nic_rate_bps=rates)
+    inside = st.builds(
+        Inside, kind=st.sampled_from(["switch", "pcie"]), rate_bps=rates, latency_s=latencies,
+        payload_share=shares,
+    )  # fmt: skip
+    return Fabric(
+        name=draw(texts), nodes=nodes, devices_per_node=devices,
+        inside=draw(inside if devices > 1 else st.none() | inside),
+        nics=Nics(
+            rate_bps=draw(rates), per_node=nics, latency_s=draw(latencies),
+            payload_share=draw(shares),
+            of_device=draw(even if isinstance(network, Torus) else even | named),
+        ),
+        network=network,
+        other_hosts=tuple(draw(st.lists(other, max_size=2, unique_by=lambda each: each.node))),
+        rests_on=draw(texts),
+    )  # fmt: skip
+
+
+@st.composite
+def _networks(draw: st.DrawFn) -> tuple[Network, int]:
+    rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    leaves = st.builds(
+        LeafSpine, nodes_per_leaf=st.integers(1, 5), oversubscription=st.floats(0.25, 16),
+        by_rail=st.booleans(), latency_s=st.floats(0, 1),
+    )  # fmt: skip
+    torus = st.just(Torus(rows=rows, columns=columns))
+    return draw(st.just(OneSwitch()) | leaves | torus), rows * columns
 
 
 @st.composite
