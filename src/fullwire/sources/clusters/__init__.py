@@ -1,0 +1,61 @@
+"""Described clusters: a TOML file, or one of those built in, which are such files too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from fullwire.errors import UsageError
+from fullwire.model.fabric import Fabric, Torus
+from fullwire.sources.clusters.description import described
+from fullwire.sources.files import opened, path_of
+from fullwire.units import shown
+
+MOST_BYTES = 256 * 1024
+_BUILT_IN = Path(__file__).parent
+
+
+def names() -> tuple[str, ...]:
+    """List the built-in clusters."""
+    return tuple(sorted(path.stem for path in _BUILT_IN.glob("*.toml")))
+
+
+def cluster(given: str | Path | Fabric, nodes: int | None = None) -> Fabric:
+    """Take a cluster by the name of its file or its own, with another number of nodes if given."""
+    fabric = given if isinstance(given, Fabric) else _read(given)
+    return fabric if nodes is None else with_nodes(fabric, nodes)
+
+
+def with_nodes(fabric: Fabric, nodes: int) -> Fabric:
+    """Return the same cluster with so many nodes."""
+    if isinstance(fabric.network, Torus) and nodes != fabric.nodes:
+        rows, columns = fabric.network.rows, fabric.network.columns
+        raise UsageError(
+            f"nodes: {fabric.name} is a torus of {rows} x {columns}, expected {fabric.nodes}, "
+            f"got {nodes}: change rows and columns in its description"
+        )
+    return replace(fabric, nodes=nodes)
+
+
+def _read(given: str | Path) -> Fabric:
+    path = path_of(given, "cluster")
+    built_in = given if isinstance(given, str) and given in names() else None
+    if built_in is not None:
+        path = _BUILT_IN / f"{built_in}.toml"
+    elif not path.exists():
+        raise UsageError(f"cluster: expected a file or {_known(str(given))}, got {shown(given)}")
+    with opened(path) as file:
+        found = file.read(MOST_BYTES + 1)
+    if len(found) > MOST_BYTES:
+        raise UsageError(f"{path}: expected a cluster in at most {MOST_BYTES:,} bytes")
+    try:
+        text = found.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: expected text in UTF-8, byte {error.start} is none") from None
+    return described(text, built_in or str(path))
+
+
+def _known(wanted: str) -> str:
+    near = get_close_matches(wanted, names(), n=1)
+    return f"one of {', '.join(names())}" if not near else f"the built-in {near[0]}"

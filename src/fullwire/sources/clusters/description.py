@@ -1,0 +1,318 @@
+"""A cluster as TOML: read with one line for each mistake, printed so that it reads back equal.
+
+    name = "two racks"
+    nodes = 8
+    devices_per_node = 8
+
+    [inside]                      # what joins the devices of a node; left out where there is one
+    kind = "switch"               # or "pcie": then what leaves the node passes it as well
+    rate = "450GB/s"              # of each device, each way
+    latency = "1us"
+    payload_share = 0.8           # of the rate, what is left for payload
+
+    [nics]
+    per_node = 8
+    rate = "400Gbps"
+    latency = "4us"               # one way, from node to node
+    payload_share = 0.956
+    of_device = [0, 1, 2, 3, 4, 5, 6, 7]
+
+    [network]
+    kind = "fat-tree"             # or "switch", "rails", "torus" with rows and columns
+    nodes_per_leaf = 4
+    oversubscription = "2:1"
+    latency = "1us"               # what the way through the spine adds
+
+    [[hosts]]                     # a node that differs
+    node = 3
+    nic_rate = "100Gbps"
+
+Each mistake is named with its table and key, as in "nics.rate".
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import Any, Literal, TypeVar, get_args
+
+from fullwire.errors import UsageError
+from fullwire.model.fabric import (
+    Fabric,
+    Inside,
+    InsideKind,
+    LeafSpine,
+    Network,
+    Nics,
+    OneSwitch,
+    OtherHost,
+    Torus,
+)
+from fullwire.units import bits_per_second, ratio, seconds, shown
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # the same, before Python had it
+
+NetworkKind = Literal["switch", "fat-tree", "rails", "torus"]
+Choice = TypeVar("Choice")
+_MOST = 10**9  # of anything that is counted
+_TOP_KEYS = (
+    "name", "nodes", "devices_per_node", "rests_on", "inside", "nics", "network", "hosts",
+)  # fmt: skip
+_LINK_KEYS = ("rate", "latency", "payload_share")
+_LEAF_KEYS = ("kind", "nodes_per_leaf", "oversubscription", "latency")
+_NETWORK_KEYS: Mapping[str, Sequence[str]] = {
+    "switch": ("kind",), "fat-tree": _LEAF_KEYS, "rails": _LEAF_KEYS,
+    "torus": ("kind", "rows", "columns"),
+}  # fmt: skip
+
+
+def described(text: str, place: str) -> Fabric:
+    """Read a cluster from TOML; `place` says in complaints where the text is from."""
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{place}: expected TOML: {error}") from None
+    try:
+        return _fabric(_Table(document, "", _TOP_KEYS))
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from None
+
+
+def _fabric(top: _Table) -> Fabric:
+    inside, nics, network = top.table("inside"), top.table("nics"), top.table("network")
+    if nics is None:
+        raise UsageError("nics: expected a table [nics] with a rate")
+    kept = _network(network)
+    return Fabric(
+        name=top.text("name"), nodes=top.count("nodes"),
+        devices_per_node=top.count("devices_per_node", 1), rests_on=top.text("rests_on", ""),
+        inside=None if inside is None else _inside(inside),
+        nics=_nics(nics, default=4 if isinstance(kept, Torus) else 1),
+        network=kept,
+        other_hosts=tuple(_other_host(each) for each in top.tables("hosts")),
+    )  # fmt: skip
+
+
+def _inside(table: _Table) -> Inside:
+    table.check_keys(("kind", *_LINK_KEYS))
+    return Inside(
+        kind=table.choice("kind", get_args(InsideKind)), rate_bps=table.rate("rate"),
+        latency_s=table.time("latency"), payload_share=table.number("payload_share", 1.0),
+    )  # fmt: skip
+
+
+def _nics(table: _Table, default: int) -> Nics:
+    table.check_keys(("per_node", *_LINK_KEYS, "of_device"))
+    return Nics(
+        per_node=table.count("per_node", default), rate_bps=table.rate("rate"),
+        latency_s=table.time("latency"), payload_share=table.number("payload_share", 1.0),
+        of_device=table.whole_numbers("of_device"),
+    )  # fmt: skip
+
+
+def _network(table: _Table | None) -> Network:
+    if table is None:
+        return OneSwitch()
+    kind = table.choice("kind", get_args(NetworkKind))
+    table.check_keys(_NETWORK_KEYS[kind])
+    if kind == "switch":
+        return OneSwitch()
+    if kind == "torus":
+        return Torus(rows=table.count("rows"), columns=table.count("columns"))
+    return LeafSpine(
+        nodes_per_leaf=table.count("nodes_per_leaf"), by_rail=kind == "rails",
+        oversubscription=table.oversubscription(), latency_s=table.time("latency"),
+    )  # fmt: skip
+
+
+def _other_host(table: _Table) -> OtherHost:
+    table.check_keys(("node", "nic_rate"))
+    return OtherHost(node=table.whole("node"), nic_rate_bps=table.rate("nic_rate"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table of the file, whose complaints name the table and the key."""
+
+    held: Mapping[str, Any]
+    name: str
+    known: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.known:
+            self.check_keys(self.known)
+
+    def check_keys(self, known: Sequence[str]) -> None:
+        """Refuse a key that nobody would read."""
+        for key in self.held:
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                meant = f"is {near[0]} meant?" if near else f"expected {', '.join(known)}"
+                raise UsageError(f"{self._what(shown(key)[1:-1])}: no such key, {meant}")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a text."""
+        value = self._value(key, default, 'a text, like "ours"')
+        if not isinstance(value, str):
+            raise UsageError(f"{self._what(key)}: expected a text, got {shown(value)}")
+        return value
+
+    def choice(self, key: str, among: Sequence[Choice]) -> Choice:
+        """Return one of several words."""
+        words = " or ".join(f'"{each}"' for each in among)
+        value = self._value(key, None, words)
+        for each in among:
+            if value == each:
+                return each
+        raise UsageError(f"{self._what(key)}: expected {words}, got {shown(value)}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return how many there are of something, at least one."""
+        return self._within(key, self._value(key, default, "a whole number"), least=1)
+
+    def whole(self, key: str) -> int:
+        """Return a number that counts from 0."""
+        return self._within(key, self._value(key, None, "a whole number"), least=0)
+
+    def whole_numbers(self, key: str) -> tuple[int, ...]:
+        """Return a list of numbers that count from 0; empty if there is none."""
+        value = self.held.get(key, [])
+        if not isinstance(value, list):
+            raise UsageError(f"{self._what(key)}: expected a list, like [0, 1], got {shown(value)}")
+        return tuple(self._within(key, each, least=0) for each in value)
+
+    def _within(self, key: str, value: object, least: int) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST:
+            return value
+        raise UsageError(
+            f"{self._what(key)}: expected a whole number from {least} to {_MOST:,}, "
+            f"got {shown(value)}"
+        )
+
+    def number(self, key: str, default: float) -> float:
+        """Return a plain number."""
+        value = self.held.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"{self._what(key)}: expected a number, got {shown(value)}")
+        return ratio(value, self._what(key))
+
+    def rate(self, key: str) -> float:
+        """Return a rate that carries its unit."""
+        return bits_per_second(self._quantity(key, None, '"100Gbps"'), self._what(key))
+
+    def time(self, key: str) -> float:
+        """Return a time that carries its unit, none if it is not given."""
+        return seconds(self._quantity(key, "0s", '"2us"'), self._what(key))
+
+    def _quantity(self, key: str, default: str | None, example: str) -> str:
+        expected = f"a text with a unit, like {example}"
+        value = self._value(key, default, expected)
+        if not isinstance(value, str):
+            raise UsageError(f"{self._what(key)}: expected {expected}, got {shown(value)}")
+        return value
+
+    def oversubscription(self) -> float:
+        """Return a ratio such as "2:1", also given as the number 2."""
+        value = self.held.get("oversubscription", 1)
+        if not isinstance(value, str):
+            return self.number("oversubscription", 1.0)
+        what = self._what("oversubscription")
+        down, colon, up = value.partition(":")
+        if not colon:
+            raise UsageError(f'{what}: expected a ratio, like "2:1", got {shown(value)}')
+        return float(Fraction(ratio(down, what)) / Fraction(ratio(up, what)))
+
+    def table(self, key: str) -> _Table | None:
+        """Return a table within this one."""
+        value = self.held.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise UsageError(f"{self._what(key)}: expected a table [{key}], got {shown(value)}")
+        return _Table(value, self._what(key))
+
+    def tables(self, key: str) -> Iterator[_Table]:
+        """Go through the tables of a list, which is written as [[key]]."""
+        values = self.held.get(key, [])
+        if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
+            raise UsageError(f"{self._what(key)}: expected tables [[{key}]], got {shown(values)}")
+        for number, each in enumerate(values, 1):
+            yield _Table(each, f"{self._what(key)}[{number}]")
+
+    def _value(self, key: str, default: object, expected: str) -> object:
+        value = self.held.get(key, default)
+        if value is None:
+            raise UsageError(f"{self._what(key)}: expected {expected}, it is missing")
+        return value
+
+    def _what(self, key: str) -> str:
+        return f"{self.name}.{key}" if self.name else key
+
+
+def as_toml(fabric: Fabric) -> str:
+    """Print a cluster as a description that reads back equal."""
+    lines = [f"name = {_quoted(fabric.name)}", f"nodes = {fabric.nodes}"]
+    if fabric.devices_per_node > 1:
+        lines.append(f"devices_per_node = {fabric.devices_per_node}")
+    if fabric.rests_on:
+        lines.append(f"rests_on = {_quoted(fabric.rests_on)}")
+    if fabric.inside is not None:
+        lines += ["", "[inside]", f'kind = "{fabric.inside.kind}"', *_link_lines(fabric.inside)]
+    lines += ["", "[nics]", f"per_node = {fabric.nics_per_node}", *_link_lines(fabric.nics)]
+    if fabric.nics.of_device:
+        lines.append(f"of_device = {list(fabric.nics.of_device)}")
+    lines += ["", "[network]", *_network_lines(fabric.network)]
+    for host in fabric.other_hosts:
+        rate = _printed(host.nic_rate_bps, _RATES)
+        lines += ["", "[[hosts]]", f"node = {host.node}", f'nic_rate = "{rate}"']
+    return "\n".join(lines) + "\n"
+
+
+def _link_lines(link: Inside | Nics) -> Iterator[str]:
+    yield f'rate = "{_printed(link.rate_bps, _RATES)}"'
+    if link.latency_s:
+        yield f'latency = "{_printed(link.latency_s, _TIMES)}"'
+    if link.payload_share != 1:
+        yield f"payload_share = {float(link.payload_share)!r}"
+
+
+def _network_lines(network: Network) -> Iterator[str]:
+    if isinstance(network, OneSwitch):
+        yield 'kind = "switch"'
+    elif isinstance(network, Torus):
+        yield from ('kind = "torus"', f"rows = {network.rows}", f"columns = {network.columns}")
+    else:
+        yield f'kind = "{"rails" if network.by_rail else "fat-tree"}"'
+        yield f"nodes_per_leaf = {network.nodes_per_leaf}"
+        yield f'oversubscription = "{_plain(Decimal(repr(network.oversubscription)))}:1"'
+        if network.latency_s:
+            yield f'latency = "{_printed(network.latency_s, _TIMES)}"'
+
+
+_RATES = ((12, "Tbps"), (9, "Gbps"), (6, "Mbps"), (3, "kbps"), (0, "bps"))
+_TIMES = ((0, "s"), (-3, "ms"), (-6, "us"), (-9, "ns"))
+
+
+def _printed(number: float, units: Sequence[tuple[int, str]]) -> str:
+    """Print a quantity with all its digits, in the largest unit of which there is at least one."""
+    exact = Decimal(repr(float(number)))
+    power, unit = next((each for each in units if exact >= Decimal(10) ** each[0]), units[-1])
+    return f"{_plain(exact.scaleb(-power))}{unit}"
+
+
+def _plain(exact: Decimal) -> str:
+    digits = f"{exact.normalize():f}"
+    return digits if len(digits) <= 30 else str(exact.normalize())
+
+
+def _quoted(text: str) -> str:
+    """Print a TOML string; JSON's escapes are TOML's, but for the last control character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
