@@ -23,6 +23,7 @@ from fullwire.model.fabric import (
     OtherHost,
     Torus,
     flat,
+    with_nodes,
 )
 from tests.strategies import cases, fabrics
 
@@ -120,6 +121,13 @@ def test_a_slow_host_is_slow_both_ways() -> None:
         "node4.east", "node4.west", "node4.south", "node4.north",
         "node3.east", "node5.west", "node1.south", "node7.north",
     }  # fmt: skip
+
+
+def test_fewer_nodes_are_the_first_ones() -> None:
+    slow = replace(FAT_TREE, other_hosts=(OtherHost(node=3, nic_rate_bps=1e11),))
+    assert with_nodes(slow, 4).other_hosts == slow.other_hosts
+    assert with_nodes(slow, 3).other_hosts == ()
+    assert with_nodes(slow, 60).devices == 240
 
 
 def test_headers_take_their_share_of_a_link() -> None:

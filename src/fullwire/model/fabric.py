@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias, overload
 
@@ -354,6 +354,19 @@ def leaf_name(fabric: Fabric, leaf: int) -> str:
         return f"leaf{leaf}"
     group, rail = divmod(leaf, fabric.nics_per_node)
     return f"leaf{group}.rail{rail}"
+
+
+def with_nodes(fabric: Fabric, nodes: int) -> Fabric:
+    """Return the cluster with its first nodes only, or with more like them."""
+    if nodes == fabric.nodes:
+        return fabric
+    if isinstance(fabric.network, Torus):
+        raise UsageError(
+            f"nodes: {fabric.name} is a torus of {fabric.network.rows} x {fabric.network.columns}, "
+            f"expected {fabric.nodes}, got {nodes}: change rows and columns in its description"
+        )
+    others = tuple(each for each in fabric.other_hosts if each.node < nodes)
+    return replace(fabric, nodes=nodes, other_hosts=others)
 
 
 def flat(cluster: Cluster) -> Fabric:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
 from fullwire.errors import UsageError
-from fullwire.model.fabric import Fabric, Torus
+from fullwire.model.fabric import Fabric, with_nodes
 from fullwire.sources.clusters.description import described
 from fullwire.sources.files import opened, path_of
 from fullwire.units import shown
@@ -25,17 +24,6 @@ def cluster(given: str | Path | Fabric, nodes: int | None = None) -> Fabric:
     """Take a cluster by the name of its file or its own, with another number of nodes if given."""
     fabric = given if isinstance(given, Fabric) else _read(given)
     return fabric if nodes is None else with_nodes(fabric, nodes)
-
-
-def with_nodes(fabric: Fabric, nodes: int) -> Fabric:
-    """Return the same cluster with so many nodes."""
-    if isinstance(fabric.network, Torus) and nodes != fabric.nodes:
-        rows, columns = fabric.network.rows, fabric.network.columns
-        raise UsageError(
-            f"nodes: {fabric.name} is a torus of {rows} x {columns}, expected {fabric.nodes}, "
-            f"got {nodes}: change rows and columns in its description"
-        )
-    return replace(fabric, nodes=nodes)
 
 
 def _read(given: str | Path) -> Fabric:
