@@ -9,12 +9,14 @@ from typing import Any, TypeAlias, TypeVar
 
 from fullwire.errors import UsageError
 from fullwire.model.compressor import Compressor, parse_codec
+from fullwire.model.fabric import Fabric
 from fullwire.units import bits_per_second, ratio, seconds, shown
 
 Value = TypeVar("Value")
 OneOrMany: TypeAlias = Any  # a scalar, text with commas between values, a sequence, an array
 
 MOST_WORKERS = 100_000_000
+PLACEMENTS = ("packed", "scattered")
 MOST_VALUES = 1_000_000  # of one condition: a generator may never end
 
 
@@ -25,12 +27,26 @@ def several(given: OneOrMany, read: Callable[[Any], Value]) -> tuple[Value, ...]
 
 def worker_count(value: Any) -> int:
     """Read a number of workers."""
+    return count(value, "workers")
+
+
+def count(value: Any, what: str) -> int:
+    """Read how many there are of something."""
     number = _typed_whole(value) if isinstance(value, str) else _whole(value)
     if number is None or not 1 <= number <= MOST_WORKERS:
         raise UsageError(
-            f"workers: expected a whole number from 1 to {MOST_WORKERS:,}, got {shown(value)}"
+            f"{what}: expected a whole number from 1 to {MOST_WORKERS:,}, got {shown(value)}"
         )
     return number
+
+
+def is_scattered(fabric: Fabric | None, placement: str) -> bool:
+    """Read where ranks are: packed node by node, or scattered over the leaves."""
+    if placement not in PLACEMENTS:
+        raise UsageError(f"placement: expected {' or '.join(PLACEMENTS)}, got {placement!r}")
+    if placement == "scattered" and (fabric is None or not fabric.leaves):
+        raise UsageError("placement: ranks are scattered over leaves, expected a cluster with some")
+    return placement == "scattered"
 
 
 def rate(value: Any) -> float:

@@ -12,12 +12,23 @@ from numpy.typing import NDArray
 
 from fullwire.analysis.account import mean_step_s
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
-from fullwire.answers.conditions import OneOrMany, compressors, latency, rate, several, worker_count
+from fullwire.answers.conditions import (
+    OneOrMany,
+    compressors,
+    count,
+    is_scattered,
+    latency,
+    rate,
+    several,
+    worker_count,
+)
 from fullwire.answers.subjects import RunLike, Transports, named, subject_of
+from fullwire.answers.suspects import Suspicion, suspicions
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Compressor
 from fullwire.model.cost import Floats
+from fullwire.model.fabric import Fabric, with_nodes
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.interval import interval_s
@@ -31,6 +42,7 @@ from fullwire.simulation.sweep import (
     sweep,
 )
 from fullwire.simulation.target import Targets, targets
+from fullwire.sources.clusters import ClusterLike, cluster
 from fullwire.units import ratio, show_time
 
 # What is asked when neither the person nor the run says: sizes and speeds that people buy.
@@ -51,6 +63,7 @@ class WhatIf:
     warnings: tuple[str, ...]
     subjects: tuple[Subject, ...]
     grid: Grid
+    suspicions: tuple[Suspicion, ...] = ()  # on a described cluster
 
     def __len__(self) -> int:
         return len(self.predictions)
@@ -101,6 +114,9 @@ def whatif(
     buckets: OneOrMany = None,
     algorithm: OneOrMany = None,
     latency: OneOrMany = None,
+    cluster: ClusterLike | None = None,
+    nodes: OneOrMany = None,
+    placement: str = "packed",
     lane: str = "fifo",
     target: str | float | None = None,
     progress: Progress | None = None,
@@ -110,6 +126,10 @@ def whatif(
     A condition that is not given is as the run was recorded; where the run does not say, workers
     and bandwidths are the usual ones, gradients go in PyTorch's buckets around a ring. A transport
     that is "measured" is what the collectives of the runs show, and of those in `calibrate`.
+
+    On a described cluster, a file or the name of a built-in one, workers are its devices, and
+    bandwidth and latency those of its NICs; `nodes` says how many of its nodes there are, and
+    `placement` whether ranks are "packed" node by node or "scattered" over its leaves.
     """
     many = named(runs)
     only = [run for _, run in many]
@@ -117,7 +137,7 @@ def whatif(
     grid = _grid(
         only, found, bandwidth=bandwidth, workers=workers, compression=compression, codec=codec,
         transport_=transport, buckets=buckets, algorithm=algorithm, latency_=latency,
-        lane=lane_order(lane),
+        cluster_=cluster, nodes=nodes, placement=placement, lane=lane_order(lane),
     )  # fmt: skip
     subjects = [subject_of(name, run, found) for name, run in many]
     wanted = None if target is None else ratio(target, "target")
@@ -131,6 +151,7 @@ def whatif(
         warnings=tuple(_warnings(many, subjects, grid)),
         subjects=tuple(subjects),
         grid=grid,
+        suspicions=suspicions(subjects, grid),
     )
 
 
@@ -151,37 +172,49 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
         ),
         compressor=grid.compressors[0], transport=grid.transports[0], buckets=grid.buckets[0],
         algorithm=grid.algorithms[0], lane=grid.lane,
+        fabric=grid.fabric, is_scattered=grid.is_scattered,
     )  # fmt: skip
     return replay_subject(only, subject_of(name, only, found), scenario)
+
+
+_GRID_NAMES = {"transport": "transport_", "latency": "latency_", "cluster": "cluster_"}
 
 
 def _as_in_grid(conditions: Mapping[str, OneOrMany]) -> dict[str, OneOrMany]:
     known = (
         "bandwidth", "workers", "compression", "codec", "transport", "buckets", "algorithm",
-        "latency",
+        "latency", "cluster", "nodes", "placement",
     )  # fmt: skip
     for name in conditions:
         if name not in known:
             raise UsageError(f"replay: expected conditions among {', '.join(known)}, got {name!r}")
-    return {
-        {"transport": "transport_", "latency": "latency_"}.get(name, name): value
-        for name, value in conditions.items()
-    }
+    return {_GRID_NAMES.get(name, name): value for name, value in conditions.items()}
 
 
 def _grid(
     runs: Sequence[Run], found: Transports, *, lane: Order, bandwidth: OneOrMany = None,
     workers: OneOrMany = None, compression: OneOrMany = None, codec: OneOrMany = None,
     transport_: OneOrMany = "full", buckets: OneOrMany = None, algorithm: OneOrMany = None,
-    latency_: OneOrMany = None,
+    latency_: OneOrMany = None, cluster_: ClusterLike | None = None, nodes: OneOrMany = None,
+    placement: str = "packed",
 ) -> Grid:  # fmt: skip
+    fabric = None if cluster_ is None else cluster(cluster_)
     recorded_workers = _recorded(runs, "workers", None)
     if recorded_workers == 1:  # a profile of one worker: the question is how it will scale
         recorded_workers = None
+    usual_workers, usual_rates, usual_latency = _first(recorded_workers, USUAL_WORKERS), None, None
+    if fabric is not None:
+        usual_workers = fabric.devices
+        usual_rates, usual_latency = fabric.nics.rate_bps, fabric.nics.latency_s
     return Grid(
-        workers=several(_first(workers, recorded_workers, USUAL_WORKERS), worker_count),
+        workers=several(
+            _first(workers, _devices(fabric, nodes, workers), usual_workers), worker_count
+        ),
         bandwidth_bps=several(
-            _first(bandwidth, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS), rate
+            _first(
+                bandwidth, usual_rates, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS
+            ),
+            rate,
         ),
         compressors=compressors(compression, codec),
         transports=several(transport_, lambda text: found.named(str(text))),
@@ -190,9 +223,27 @@ def _grid(
             lambda text: bucket_policy(str(text)),
         ),
         algorithms=several(_first(algorithm, _recorded(runs, "algorithm", "ring")), str),
-        latency_s=several(_first(latency_, _recorded(runs, "latency_s", 0.0)), latency),
+        latency_s=several(
+            _first(latency_, usual_latency, _recorded(runs, "latency_s", 0.0)), latency
+        ),
         lane=lane,
+        fabric=fabric,
+        is_scattered=is_scattered(fabric, placement),
     )
+
+
+def _devices(fabric: Fabric | None, nodes: OneOrMany, workers: OneOrMany) -> OneOrMany:
+    """Return the devices of so many nodes, where nodes were asked for."""
+    if nodes is None:
+        return None
+    if fabric is None:
+        raise UsageError("nodes: expected a described cluster with them: --cluster FILE or a name")
+    if workers is not None:
+        raise UsageError("nodes: expected nodes or workers, got both")
+    return [
+        with_nodes(fabric, each).devices
+        for each in several(nodes, lambda text: count(text, "nodes"))
+    ]
 
 
 def _first(*choices: OneOrMany) -> OneOrMany:

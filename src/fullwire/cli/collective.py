@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fullwire.cli.options import Json, print_json
+from fullwire.cli.options import ClusterOption, Json, Placement, print_json
 
 
 def collective(
@@ -17,17 +17,26 @@ def collective(
         typer.Argument(metavar="OP", help="allreduce, reducescatter, allgather or broadcast"),
     ],
     bytes_: Annotated[str, typer.Option("--bytes", help="Size of the whole vector: 64MiB")],
-    workers: Annotated[str, typer.Option(help="How many take part: 64")],
-    bandwidth: Annotated[str, typer.Option(help="Line rate of every worker's link: 100Gbps")],
-    latency: Annotated[str, typer.Option(help="From one worker to another: 5us")] = "0s",
+    workers: Annotated[str | None, typer.Option(help="How many take part: 64")] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Line rate of every worker's link: 100Gbps")
+    ] = None,
+    latency: Annotated[str | None, typer.Option(help="From one worker to another: 5us")] = None,
+    cluster: ClusterOption = None,
+    nodes: Annotated[str | None, typer.Option(help="Nodes of the cluster: 16")] = None,
+    placement: Placement = "packed",
     algorithm: Annotated[str, typer.Option(help="ring, tree or halving-doubling")] = "ring",
     chunks: Annotated[int, typer.Option(help="Cut the message into so many")] = 1,
     chunk_order: Annotated[
         str, typer.Option(help="pipelined: all at once; serial: one after another")
     ] = "pipelined",
     level: Annotated[
-        str, typer.Option(help="event: play every transfer; closed: a formula, where one is exact")
-    ] = "event",
+        str | None,
+        typer.Option(
+            help="event: play every transfer; closed: a formula, where one is exact, and the only "
+            "one for a described cluster"
+        ),
+    ] = None,
     reduce_cost: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Measured additions, bytes,seconds a line")
     ] = None,
@@ -36,6 +45,7 @@ def collective(
     """Time one collective, transfer by transfer.
 
     fullwire collective allreduce --bytes 64MiB --workers 64 --bandwidth 100Gbps --latency 5us
+    fullwire collective allreduce --bytes 64MiB --cluster dgx-h100 --nodes 16
     """
     from fullwire.answers.collective import collective as answer
     from fullwire.report.terminal import print_collective
@@ -43,7 +53,7 @@ def collective(
     result = answer(
         op, bytes=bytes_, workers=workers, bandwidth=bandwidth, latency=latency,
         algorithm=algorithm, chunks=chunks, chunk_order=chunk_order, level=level,
-        reduce_cost=reduce_cost,
+        reduce_cost=reduce_cost, cluster=cluster, nodes=nodes, placement=placement,
     )  # fmt: skip
     if json:
         print_json(asdict(result))

@@ -9,6 +9,14 @@ import typer
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace a run that exists.")]
+ClusterOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="FILE|NAME", help="A described cluster: dgx-h100, ours.toml"),
+]
+Placement: TypeAlias = Annotated[
+    str,
+    typer.Option(help="Ranks on its devices: packed node by node, or scattered over its leaves"),
+]
 Packets: TypeAlias = Annotated[
     bool, typer.Option("--packets", help="Capture packet headers meanwhile, for fullwire flows")
 ]

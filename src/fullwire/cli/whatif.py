@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullwire.cli.options import Force, Json, print_json
+from fullwire.cli.options import ClusterOption, Force, Json, Placement, print_json
 from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ def whatif(
         typer.Option(help="ring, tree or halving-doubling; if not given, as recorded, else ring"),
     ] = None,
     latency: Annotated[Text, typer.Option(help="From one worker to another: 5us")] = None,
+    cluster: ClusterOption = None,
+    nodes: Annotated[Text, typer.Option(help="Nodes of the cluster: 2,16")] = None,
+    placement: Placement = "packed",
     lane: Annotated[
         str,
         typer.Option(help="fifo, or priority: the next forward's first need is sent first"),
@@ -93,7 +96,7 @@ def whatif(
     conditions: dict[str, Any] = {
         "bandwidth": bandwidth, "workers": workers, "compression": compression, "codec": codec,
         "transport": transport, "buckets": buckets, "algorithm": algorithm, "latency": latency,
-        "calibrate": calibrate or (),
+        "calibrate": calibrate or (), "cluster": cluster, "nodes": nodes, "placement": placement,
     }  # fmt: skip
     if output is not None:
         if len(runs) != 1:
@@ -130,8 +133,9 @@ def _show(result: WhatIf, format_: str) -> None:
     elif format_ == "json":
         print_json(as_data.whatif_object(result, said))
     else:
-        if said:
-            terminal.print_targets(said)
+        for lines in (sentences.suspicion_sentences(result), said):
+            if lines:
+                terminal.print_sentences(lines)
         terminal.print_whatif(result)
 
 

@@ -79,7 +79,12 @@ def cost(op: str, algorithm: str, workers: int, size_bytes: ArrayLike, adds: Add
 
 def recorded_cost(op: str, workers: int, size_bytes: ArrayLike, adds: AddTimes) -> Cost:
     """Return what a collective of a run costs, whose algorithm nobody has recorded."""
-    return cost(*_LIKELY.get(op, _OTHERS), workers, size_bytes, adds)
+    return cost(*recorded_as(op), workers, size_bytes, adds)
+
+
+def recorded_as(op: str) -> tuple[str, str]:
+    """Return which collective with a known cost stands for one of a run, and its algorithm."""
+    return _LIKELY.get(op, _OTHERS)
 
 
 # Which of the collectives with a known cost stands for each kind.

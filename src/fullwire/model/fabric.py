@@ -218,6 +218,17 @@ class Fabric:
         return self.nics.per_node
 
     @property
+    def is_flat(self) -> bool:
+        """Whether it is no more than workers with equal links around one switch."""
+        return (
+            self.devices_per_node == 1
+            and self.inside is None
+            and isinstance(self.network, OneSwitch)
+            and not self.other_hosts
+            and self.nics.payload_share == 1
+        )
+
+    @property
     def leaves(self) -> int:
         """How many leaf switches there are; none without a spine."""
         if not isinstance(self.network, LeafSpine):

@@ -24,6 +24,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fullwire.errors import UsageError
 from fullwire.model.fabric import (
     IN_NODE,
     LINK_KINDS,
@@ -117,6 +118,11 @@ class _Rounds:
 def with_workers(fabric: Fabric, workers: int) -> Fabric:
     """Return the cluster with as many nodes as so many workers need, each on a device."""
     if isinstance(fabric.network, Torus):
+        if workers > fabric.devices:
+            raise UsageError(
+                f"workers: expected at most {fabric.devices} on the torus {fabric.name}, "
+                f"got {workers}"
+            )
         return fabric
     return with_nodes(fabric, -(-workers // fabric.devices_per_node))
 

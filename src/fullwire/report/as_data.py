@@ -8,6 +8,8 @@ from dataclasses import asdict
 from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO
 
+from fullwire.report.sentences import suspicion_sentences
+
 if TYPE_CHECKING:
     from fullwire.answers.explain import Explanation
     from fullwire.answers.verification import Verification
@@ -32,6 +34,9 @@ def whatif_object(result: WhatIf, sentences: tuple[str, ...]) -> dict[str, Any]:
     }
     if result.targets is not None:
         shown["target"] = _targets_object(result.targets, sentences)
+    if result.suspicions:
+        shown["cluster"] = [asdict(each) for each in result.suspicions]
+        shown["cluster_sentences"] = list(suspicion_sentences(result))
     return shown
 
 

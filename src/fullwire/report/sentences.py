@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from fullwire.answers.suspects import Suspect, Suspicion
 from fullwire.answers.whatif import WhatIf
 from fullwire.simulation.target import LEAST_BPS, Reached, Targets
 from fullwire.units import show_rate, show_time
@@ -21,6 +22,51 @@ def target_sentences(result: WhatIf) -> tuple[str, ...]:
     rates = _by_label(targets.least_bandwidth, varying)
     cases = [_case_sentence(label, ratios.get(label, []), rates[label], targets) for label in rates]
     return (*cases, *_summary(targets, varying))
+
+
+def suspicion_sentences(result: WhatIf) -> tuple[str, ...]:
+    """Say which links of a described cluster hold each job back, and what wider ones would give."""
+    return tuple(_suspicion_sentence(each) for each in result.suspicions)
+
+
+def _suspicion_sentence(found: Suspicion) -> str:
+    clauses = [_verdict_clause(found)]
+    spine = found.of("spine uplinks")
+    if spine is not None and found.worst not in (None, spine):
+        clauses.append(_spine_clause(found, spine))
+    return f"{_where(found)}: {'; '.join(clauses)}."
+
+
+def _where(found: Suspicion) -> str:
+    placed = ", scattered over the leaves" if found.is_scattered else ""
+    return f"{found.run}, {found.workers} workers of {found.cluster}{placed}"
+
+
+def _verdict_clause(found: Suspicion) -> str:
+    worst = found.worst
+    if worst is None:
+        spine = (
+            f", the {found.oversubscription:g}:1 spine included" if found.oversubscription else ""
+        )
+        return f"no link holds it back{spine}: a step takes {show_time(found.step_s)}"
+    shorter = 1 - worst.step_s / found.step_s
+    return (
+        f"{_blamed(found, worst)} hold it back: with {worst.change} a step would take "
+        f"{show_time(worst.step_s)} instead of {show_time(found.step_s)} ({shorter:.1%} less)"
+    )
+
+
+def _blamed(found: Suspicion, worst: Suspect) -> str:
+    if worst.links == "spine uplinks":
+        return f"the uplinks of the {found.oversubscription:g}:1 spine"
+    return f"the {worst.links}"
+
+
+def _spine_clause(found: Suspicion, spine: Suspect) -> str:
+    named = f"the {found.oversubscription:g}:1 spine"
+    if not found.is_to_blame(spine):
+        return f"{named} does not, {spine.change} would change nothing that matters"
+    return f"{spine.change} alone would give {show_time(spine.step_s)}"
 
 
 def _by_label(reached: Sequence[Reached], varying: set[str]) -> dict[str, list[Reached]]:

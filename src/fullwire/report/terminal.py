@@ -50,8 +50,8 @@ def print_whatif(result: WhatIf) -> None:
     print_notes(result.warnings)
 
 
-def print_targets(sentences: Iterable[str]) -> None:
-    """Print what reaches the target, a sentence for each case."""
+def print_sentences(sentences: Iterable[str]) -> None:
+    """Print what was found out, a sentence for each case."""
     for sentence in sentences:
         say(sentence)
     say("")
@@ -103,13 +103,16 @@ def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
 def print_collective(result: CollectiveTime) -> None:
     """Print the time of one collective."""
     chunks = "" if result.chunks == 1 else f", {result.chunks} chunks, {result.chunk_order}"
+    on = "" if result.cluster is None else f" of {result.cluster}"
     how = "in closed form" if result.transfers is None else f"{result.transfers:,} transfers played"
     say(
         f"{result.op} of {show_bytes(result.bytes)} by {result.algorithm} over "
-        f"{result.workers} workers at {show_rate(result.bandwidth_bps)}, "
+        f"{result.workers} workers{on} at {show_rate(result.bandwidth_bps)}, "
         f"{show_time(result.latency_s)} latency{chunks}"
     )
     say(f"{show_time(result.time_s)}, bus bandwidth {show_rate(result.bus_bandwidth_bps)} ({how})")
+    if result.busiest is not None:
+        say(f"most of it is what the {result.busiest} take")
 
 
 def print_comparison(

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
-from fullwire.model.cost import AddTimes, bus_factor, chunked_time_s
+from fullwire.model.cost import AddTimes, bus_factor, chunked_time_s, cost
+from fullwire.model.fabric import Fabric
+from fullwire.model.fabric_cost import fabric_cost, with_workers
 from fullwire.model.plan import Int32, Plan, Transfers, plan, planned_transfers
 from fullwire.units import shown
 
@@ -35,6 +37,8 @@ class CollectiveTime:
     time_s: float
     bus_bandwidth_bps: float
     transfers: int | None
+    cluster: str | None = None
+    busiest: str | None = None  # of a described cluster's links, those that most time is spent on
 
 
 def collective_time(
@@ -60,6 +64,33 @@ def collective_time(
         bandwidth_bps=cluster.rate_bps, latency_s=cluster.latency_s, chunks=chunks,
         chunk_order=chunk_order, level=level, time_s=time_s,
         bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0, transfers=transfers,
+    )  # fmt: skip
+
+
+def fabric_collective_time(
+    op: str, algorithm: str, fabric: Fabric, workers: int, size_bytes: int, *,
+    chunks: int = 1, level: str | None = None, is_scattered: bool = False,
+    adds: AddTimes | None = None,
+) -> CollectiveTime:  # fmt: skip
+    """Time one collective of `size_bytes` on a described cluster, in closed form."""
+    if level not in (None, "closed") or chunks != 1:
+        raise UsageError(
+            "on a described cluster a collective is timed in closed form and in one piece: "
+            "expected --level closed and --chunks 1"
+        )
+    added = cost(op, algorithm, workers, size_bytes, adds or AddTimes()).add_s
+    found = fabric_cost(
+        op, algorithm, with_workers(fabric, workers), workers, is_scattered=is_scattered
+    )
+    per_bit = 1 / fabric.nics.rate_bps
+    time_s = float(found.time_s(size_bytes, per_bit) + added)
+    moved_bits = 8 * size_bytes * bus_factor(op, workers)
+    return CollectiveTime(
+        op=op, algorithm=algorithm, workers=workers, bytes=size_bytes,
+        bandwidth_bps=fabric.nics.rate_bps, latency_s=fabric.nics.latency_s, chunks=1,
+        chunk_order="pipelined", level="closed", time_s=time_s,
+        bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0, transfers=None,
+        cluster=fabric.name, busiest=found.busiest(size_bytes, per_bit),
     )  # fmt: skip
 
 

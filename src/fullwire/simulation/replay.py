@@ -61,6 +61,7 @@ def _grid_of(scenario: Scenario) -> Grid:
         compressors=(scenario.compressor,), transports=(scenario.transport,),
         buckets=(scenario.buckets,), algorithms=(scenario.algorithm,),
         latency_s=(cluster.latency_s,), lane=scenario.lane,
+        fabric=scenario.fabric, is_scattered=scenario.is_scattered,
     )  # fmt: skip
 
 

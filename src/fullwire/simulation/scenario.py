@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, cast, get_args
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Compressor
+from fullwire.model.fabric import Fabric
 from fullwire.model.plan import algorithms
 from fullwire.simulation.buckets import BucketPolicy, DdpBuckets
 from fullwire.simulation.transport import FullTransport, Transport
@@ -25,6 +26,8 @@ class Scenario:
     buckets: BucketPolicy = field(default_factory=DdpBuckets)
     algorithm: str = "ring"
     lane: Order = "fifo"
+    fabric: Fabric | None = None
+    is_scattered: bool = False
 
     def __post_init__(self) -> None:
         self.cluster.check_equal_links()

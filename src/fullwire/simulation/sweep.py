@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
-from fullwire.model.compressor import Compressor
-from fullwire.model.cost import AddTimes, Floats, gradient_cost, recorded_cost
+from fullwire.model.compressor import Combining, Compressor
+from fullwire.model.cost import AddTimes, Floats, gradient_cost, recorded_as, recorded_cost
+from fullwire.model.fabric import Fabric
+from fullwire.model.fabric_cost import FabricCost, fabric_cost, with_workers
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.scenario import Order, Scenario
 from fullwire.simulation.schedule import (
@@ -45,12 +47,19 @@ AXES = (
     "bandwidth_bps",
     "codec",
 )
+AXES_GIVEN = (
+    "workers", "bandwidth_bps", "compressors", "transports", "buckets", "algorithms", "latency_s",
+)  # fmt: skip
 MEASURES = ("step_s", "communication_s", "overhead_s", "scaling_factor", "network_utilization")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Every combination of these conditions."""
+    """Every combination of these conditions.
+
+    On a fabric workers are its first devices, the bandwidth is that of its NICs, and the latency
+    theirs. A fabric that is no more than workers around a switch is none.
+    """
 
     workers: tuple[int, ...]
     bandwidth_bps: tuple[float, ...]
@@ -60,9 +69,11 @@ class Grid:
     algorithms: tuple[str, ...] = ("ring",)
     latency_s: tuple[float, ...] = (0.0,)
     lane: Order = "fifo"
+    fabric: Fabric | None = None
+    is_scattered: bool = False
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        for name in AXES_GIVEN:
             if not getattr(self, name):
                 raise UsageError(f"{name.removesuffix('_bps')}: expected at least one value")
         for workers, rate_bps, latency_s in _corners(self):
@@ -151,7 +162,8 @@ class Messages:
 
     `wire_bits` and `fixed_s` have a row per message, then an axis for workers and one for
     compressors; `hops` and `sent_bits` of the whole step have these two axes. Wires are not yet
-    divided by the compression ratio.
+    divided by the compression ratio. On a fabric `routed` says for each of these two axes what the
+    links take; latencies are in that, and not in `fixed_s`.
     """
 
     subject: Subject
@@ -163,6 +175,7 @@ class Messages:
     fixed_s: Floats
     sent_bits: Floats
     others: tuple[_Other, ...]
+    routed: tuple[tuple[_Routed, ...], ...] = ()
 
     def only(self, column: slice) -> Messages:
         """Return the same messages for some of the compressors."""
@@ -172,6 +185,7 @@ class Messages:
             hops=self.hops[:, column],
             fixed_s=self.fixed_s[:, :, column],
             sent_bits=self.sent_bits[:, column],
+            routed=tuple(row[column] for row in self.routed),
         )
 
     def cost_s(
@@ -181,13 +195,25 @@ class Messages:
 
         `chosen` cluster sizes are on the first axis of the points, compressors on the last.
         """
-        per_bit = 1 / (rate_bps * transport.share) / ratio
         hops, crowd = self.hops[chosen, None, :], self._crowd(chosen, transport)
-        for wire_bits, fixed_s in zip(
-            self.wire_bits[:, chosen, None, :], self.fixed_s[:, chosen, None, :], strict=True
-        ):
-            line_s = wire_bits * per_bit
+        for line_s, wire_bits, fixed_s in zip(
+            self._line_s(chosen, rate_bps, transport, ratio),
+            self.wire_bits[:, chosen, None, :], self.fixed_s[:, chosen, None, :], strict=True,
+        ):  # fmt: skip
             yield transport.message_s(line_s, wire_bits / (8 * ratio), hops, crowd) + fixed_s
+
+    def _line_s(
+        self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
+    ) -> Iterator[Floats]:
+        """Go through the messages' times on the links."""
+        per_bit = 1 / (rate_bps * transport.share)
+        if not self.routed:
+            per_bit = per_bit / ratio
+            for wire_bits in self.wire_bits[:, chosen, None, :]:
+                yield wire_bits * per_bit
+            return
+        for size in self.buckets.bytes.tolist():
+            yield _routed_s(self.routed[chosen], size / ratio, per_bit)
 
     def overhead_and_busy(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
@@ -208,6 +234,9 @@ class Messages:
         for each in self.others:
             wire_bits, hops = each.wire_bits[chosen, None, None], each.hops[chosen, None, None]
             line_s = wire_bits / (rate_bps * transport.share) + hops * each.latency_s
+            if each.routed:
+                per_bit = 1 / (rate_bps * transport.share)
+                line_s = _routed_s(each.routed[chosen], np.ones((1, 1, 1)), per_bit)
             yield each.exposed * transport.message_s(line_s, wire_bits / 8, hops, crowd)
 
     def _crowd(self, chosen: slice, transport: Transport) -> Floats:
@@ -231,6 +260,28 @@ class _Other:
     hops: Floats
     latency_s: float
     exposed: float
+    routed: tuple[tuple[_Routed, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """A collective on a fabric, of so many bytes for each byte of a message."""
+
+    cost: FabricCost
+    times: float = 1.0
+
+
+def _routed_s(routed: Sequence[Sequence[_Routed]], size: Floats, per_bit: Floats) -> Floats:
+    """Return the times of messages: cluster sizes on the first axis, compressors on the last."""
+    shape = np.broadcast_shapes(size.shape, per_bit.shape, (len(routed), 1, 1))
+    size, per_bit = np.broadcast_to(size, shape), np.broadcast_to(per_bit, shape)
+    time_s = np.empty(shape)
+    for row, of_compressors in enumerate(routed):
+        for each in {id(each): each for each in of_compressors}.values():  # usually one for all
+            columns = [number for number, other in enumerate(of_compressors) if other is each]
+            here = (row, slice(None), slice(None) if len(of_compressors) == 1 else columns)
+            time_s[here] = each.cost.time_s(each.times * size[here], per_bit[here])
+    return time_s
 
 
 def sweep(subjects: Sequence[Subject], grid: Grid, progress: Progress | None = None) -> Predictions:
@@ -271,10 +322,14 @@ def messages_of(
     shape = (len(buckets), len(grid.workers), len(grid.compressors))
     wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
     hops = np.empty(shape[1:])
+    on_fabric = _OnFabric.of(grid, latency_s)
+    hop_s = latency_s if on_fabric is None else 0.0  # what a fabric takes holds its latencies
+    routed: list[tuple[_Routed, ...]] = []
     for row, workers in enumerate(grid.workers):
+        kinds = {each.combining for each in grid.compressors}
         by_kind = {
-            combining: gradient_cost(combining, algorithm, workers, buckets.bytes, subject.adds)
-            for combining in {each.combining for each in grid.compressors}
+            kind: gradient_cost(kind, algorithm, workers, buckets.bytes, subject.adds)
+            for kind in kinds
         }
         for column, compressor in enumerate(grid.compressors):
             whole = by_kind[compressor.combining]
@@ -282,15 +337,51 @@ def messages_of(
             wire_bits[:, row, column] = 8 * whole.wire_bytes
             hops[row, column] = whole.hops
             sent_bits[:, row, column] = 8 * whole.sent_bytes
-            fixed_s[:, row, column] = whole.hops * latency_s + whole.add_s + packing * buckets.bytes
+            fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s + packing * buckets.bytes
+        if on_fabric is not None:
+            costs = {kind: on_fabric.gradients(kind, algorithm, workers) for kind in kinds}
+            routed.append(tuple(costs[each.combining] for each in grid.compressors))
+            for column, each in enumerate(routed[-1]):
+                carried = each.cost.network_bits_per_byte * each.times
+                sent_bits[:, row, column] = carried * buckets.bytes
     return Messages(
         subject=subject, buckets=buckets, lane=grid.lane,
         workers=grid.workers, wire_bits=wire_bits, hops=hops, fixed_s=fixed_s,
-        sent_bits=running_sum(sent_bits), others=tuple(_others(subject, latency_s, grid.workers)),
+        sent_bits=running_sum(sent_bits), routed=tuple(routed),
+        others=tuple(_others(subject, latency_s, grid.workers, on_fabric)),
     )  # fmt: skip
 
 
-def _others(subject: Subject, latency_s: float, workers: Sequence[int]) -> Iterator[_Other]:
+@dataclass(frozen=True, slots=True)
+class _OnFabric:
+    """Where the ranks of a grid are, if it is more than workers around a switch."""
+
+    fabric: Fabric
+    is_scattered: bool
+
+    @staticmethod
+    def of(grid: Grid, latency_s: float) -> _OnFabric | None:
+        """Take the grid's fabric with this latency of its NICs."""
+        if grid.fabric is None or grid.fabric.is_flat:
+            return None
+        nics = replace(grid.fabric.nics, latency_s=latency_s)
+        return _OnFabric(replace(grid.fabric, nics=nics), grid.is_scattered)
+
+    def cost(self, op: str, algorithm: str, workers: int) -> FabricCost:
+        """Return what a collective takes among so many workers."""
+        fabric = with_workers(self.fabric, workers)
+        return fabric_cost(op, algorithm, fabric, workers, is_scattered=self.is_scattered)
+
+    def gradients(self, combining: Combining, algorithm: str, workers: int) -> _Routed:
+        """Return what a message of gradients takes, as `gradient_cost` combines it."""
+        if combining == "sum":
+            return _Routed(self.cost("allreduce", algorithm, workers))
+        return _Routed(self.cost("allgather", "ring", workers), workers)
+
+
+def _others(
+    subject: Subject, latency_s: float, workers: Sequence[int], on_fabric: _OnFabric | None
+) -> Iterator[_Other]:
     """Work out the step's collectives that are no buckets, equal ones together."""
     others = subject.step.others
     exposed = others.exposed_ns / max(others.total_ns, 1)
@@ -300,6 +391,9 @@ def _others(subject: Subject, latency_s: float, workers: Sequence[int]) -> Itera
             wire_bits=np.array([8 * float(each.wire_bytes) for each in costs]),
             hops=np.array([float(each.hops) for each in costs]),
             latency_s=latency_s, exposed=exposed * count,
+            routed=() if on_fabric is None else tuple(
+                (_Routed(on_fabric.cost(*recorded_as(op), each), float(size)),) for each in workers
+            ),
         )  # fmt: skip
 
 

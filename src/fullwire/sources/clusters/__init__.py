@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TypeAlias
 
 from fullwire.errors import UsageError
 from fullwire.model.fabric import Fabric, with_nodes
@@ -11,6 +12,7 @@ from fullwire.sources.clusters.description import described
 from fullwire.sources.files import opened, path_of
 from fullwire.units import shown
 
+ClusterLike: TypeAlias = str | Path | Fabric
 MOST_BYTES = 256 * 1024
 _BUILT_IN = Path(__file__).parent
 
@@ -20,7 +22,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _BUILT_IN.glob("*.toml")))
 
 
-def cluster(given: str | Path | Fabric, nodes: int | None = None) -> Fabric:
+def cluster(given: ClusterLike, nodes: int | None = None) -> Fabric:
     """Take a cluster by the name of its file or its own, with another number of nodes if given."""
     fabric = given if isinstance(given, Fabric) else _read(given)
     return fabric if nodes is None else with_nodes(fabric, nodes)

@@ -1,0 +1,137 @@
+"""Which links of a described cluster hold a job back? Each is made wider, and the step asked again.
+
+A kind of link is what to blame as far as the step gets shorter when only these are faster: the
+spine without oversubscription, NICs or in-node links of twice the rate. The answer depends on where
+ranks are, so it is also given for ranks that are scattered over the leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fullwire.model.fabric import IN_NODE, LINK_KINDS, NIC, SPINE, TORUS, Fabric, LeafSpine, Torus
+from fullwire.model.fabric_cost import fabric_cost, with_workers
+from fullwire.simulation.sweep import Grid, Subject, sweep
+
+WORTH_BLAMING = 0.01  # of the step
+_FASTER = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """One kind of link, what was changed about it, and what the step would be then."""
+
+    links: str
+    change: str
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """A job on a described cluster, and what the step would be with each kind of link wider."""
+
+    run: str
+    cluster: str
+    workers: int
+    is_scattered: bool
+    oversubscription: float | None  # None where nothing goes through a spine
+    step_s: float
+    overhead_s: float
+    busiest: str | None  # the links that most of a collective's time is spent on
+    suspects: tuple[Suspect, ...]
+
+    @property
+    def worst(self) -> Suspect | None:
+        """Return what to blame: the links that cost most, if that is worth mentioning."""
+        least = min(self.suspects, key=lambda each: each.step_s, default=None)
+        return least if least is not None and self.is_to_blame(least) else None
+
+    def is_to_blame(self, suspect: Suspect) -> bool:
+        """Say whether the step would be noticeably shorter."""
+        return suspect.step_s < (1 - WORTH_BLAMING) * self.step_s
+
+    def of(self, links: str) -> Suspect | None:
+        """Return what was found out about one kind of link."""
+        return next((each for each in self.suspects if each.links == links), None)
+
+
+def suspicions(subjects: Sequence[Subject], grid: Grid) -> tuple[Suspicion, ...]:
+    """Ask for each job at the first of all conditions, but among the most workers."""
+    if grid.fabric is None:
+        return ()
+    axes = ("bandwidth_bps", "compressors", "transports", "buckets", "algorithms", "latency_s")
+    point = replace(
+        grid, workers=(max(grid.workers),), **{name: getattr(grid, name)[:1] for name in axes}
+    )
+    placements = [grid.is_scattered]
+    if not grid.is_scattered and _leaves(grid.fabric, point.workers[0]):
+        placements.append(True)
+    return tuple(
+        _suspicion(subject, replace(point, is_scattered=is_scattered))
+        for subject in subjects
+        for is_scattered in placements
+    )
+
+
+def _leaves(fabric: Fabric, workers: int) -> int:
+    return with_workers(fabric, workers).leaves
+
+
+def _suspicion(subject: Subject, point: Grid) -> Suspicion:
+    fabric = point.fabric
+    assert fabric is not None
+    [workers], [rate_bps] = point.workers, point.bandwidth_bps
+    found = sweep([subject], point)
+    network = fabric.network
+    has_spine = isinstance(network, LeafSpine) and _leaves(fabric, workers) > 0
+    cost = fabric_cost(
+        "allreduce", point.algorithms[0], with_workers(fabric, workers), workers,
+        is_scattered=point.is_scattered,
+    )  # fmt: skip
+    return Suspicion(
+        run=subject.name, cluster=fabric.name, workers=workers, is_scattered=point.is_scattered,
+        oversubscription=network.oversubscription
+        if has_spine and isinstance(network, LeafSpine) else None,
+        step_s=float(found["step_s"][0]), overhead_s=float(found["overhead_s"][0]),
+        busiest=cost.busiest(float(subject.step.bytes.sum()), 1 / rate_bps),
+        suspects=tuple(
+            Suspect(links=links, change=change, step_s=float(sweep([subject], wider)["step_s"][0]))
+            for links, change, wider in _wider(point, has_spine=has_spine)
+        ),
+    )  # fmt: skip
+
+
+def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
+    """Go through the kinds of links: each as it would be if it were wider, the others as they are.
+
+    Faster NICs keep their spine: that is made for the rate that they had.
+    """
+    fabric = point.fabric
+    assert fabric is not None
+    network = fabric.network
+    faster = replace(
+        point, bandwidth_bps=(_FASTER * point.bandwidth_bps[0],),
+        fabric=replace(
+            fabric, other_hosts=tuple(
+                replace(each, nic_rate_bps=_FASTER * each.nic_rate_bps)
+                for each in fabric.other_hosts
+            ),
+        ),
+    )  # fmt: skip
+    if has_spine and isinstance(network, LeafSpine):
+        if network.oversubscription > 1:
+            wider = replace(fabric, network=replace(network, oversubscription=1.0))
+            yield LINK_KINDS[SPINE], "a 1:1 spine", replace(point, fabric=wider)
+        kept = replace(network, oversubscription=_FASTER * network.oversubscription)
+        assert faster.fabric is not None
+        faster = replace(faster, fabric=replace(faster.fabric, network=kept))
+    if isinstance(network, Torus):
+        yield LINK_KINDS[TORUS], "links twice as fast", faster
+    else:
+        yield LINK_KINDS[NIC], "NICs twice as fast", faster
+    if fabric.inside is not None:
+        wider = replace(
+            fabric, inside=replace(fabric.inside, rate_bps=_FASTER * fabric.inside.rate_bps)
+        )
+        yield LINK_KINDS[IN_NODE], "in-node links twice as fast", replace(point, fabric=wider)
