@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ def blocks(language: str) -> list[str]:
 def test_a_console_block_shows_how_the_commands_output_begins(
     cli: Cli, block: str, tmp_path: Path
 ) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     command, shown = block.removeprefix("$ fullwire ").split("\n", 1)
     done = cli(*shlex.split(command), cwd=tmp_path)
     assert done.returncode == 0, done.stderr

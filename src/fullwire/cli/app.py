@@ -11,6 +11,7 @@ import typer
 
 from fullwire.cli import (
     bench,
+    cluster,
     collective,
     compare,
     explain,
@@ -47,6 +48,7 @@ app.command("flows")(flows.flows)
 app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("workloads")(workloads.workloads)
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(lab.app, name="lab")
 app.add_typer(bench.app, name="bench")
 

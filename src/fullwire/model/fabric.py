@@ -21,7 +21,7 @@ that; where they are joined by PCIe, it goes over the device's lane as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias, overload
@@ -79,6 +79,8 @@ class Nics:
 class OneSwitch:
     """All NICs on one switch."""
 
+    kind = "switch"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafSpine:
@@ -97,6 +99,11 @@ class LeafSpine:
         _check_above_zero("network.oversubscription", self.oversubscription, "a ratio")
         _check_latency("network", self.latency_s)
 
+    @property
+    def kind(self) -> str:
+        """What people call it."""
+        return "rails" if self.by_rail else "fat-tree"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torus:
@@ -104,6 +111,8 @@ class Torus:
 
     rows: int
     columns: int
+
+    kind = "torus"
 
     def __post_init__(self) -> None:
         _check_count("network.rows", self.rows)
@@ -327,6 +336,36 @@ class Fabric:
         return (0, *np.cumsum(sizes).tolist())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkClass:
+    """All links of one kind together."""
+
+    kind: str
+    count: int
+    slowest_bps: float  # line rates
+    fastest_bps: float
+    payload_share: float
+    latency_s: float  # of the way over them; of uplinks, what that adds
+
+
+def link_classes(fabric: Fabric) -> Iterator[LinkClass]:
+    """Go through the kinds of links that there are."""
+    network, inside, nics = fabric.network, fabric.inside, fabric.nics
+    for kind, name in enumerate(LINK_KINDS):
+        rates_bps = fabric.link_rate_bps[fabric.link_kind == kind]
+        if not len(rates_bps):
+            continue
+        share, latency_s = nics.payload_share, nics.latency_s
+        if kind == IN_NODE and inside is not None:
+            share, latency_s = inside.payload_share, inside.latency_s
+        elif kind == SPINE and isinstance(network, LeafSpine):
+            latency_s = network.latency_s
+        yield LinkClass(
+            kind=name, count=len(rates_bps), slowest_bps=float(rates_bps.min()) / share,
+            fastest_bps=float(rates_bps.max()) / share, payload_share=share, latency_s=latency_s,
+        )  # fmt: skip
+
+
 class LinkNames(Sequence[str]):
     """The names of a fabric's links."""
 
@@ -502,9 +541,9 @@ def _torus_routes(fabric: Fabric, source: Ints, target: Ints) -> Routes:
     uses = lanes > 0
     link[part_begin[0][uses]] = blocks[0] + source[uses]
     link[part_begin[3][uses]] = blocks[1] + target[uses]
-    latency_s = (steps_x + steps_y) * fabric.nics.latency_s
+    latency_s = np.multiply(steps_x + steps_y, fabric.nics.latency_s, dtype=np.float64)
     if inside is not None:
-        latency_s = latency_s + stays * inside.latency_s
+        latency_s += stays * inside.latency_s
     return Routes(begin=begin, link=link, latency_s=latency_s)
 
 

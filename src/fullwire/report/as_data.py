@@ -8,6 +8,7 @@ from dataclasses import asdict
 from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO
 
+from fullwire.model.fabric import Fabric, link_classes
 from fullwire.report.sentences import suspicion_sentences
 
 if TYPE_CHECKING:
@@ -116,6 +117,24 @@ def workload_object(load: Workload, *, with_gradients: bool) -> dict[str, Any]:
     if with_gradients:
         shown["gradients"] = list(_gradients(load))
     return shown
+
+
+def cluster_object(fabric: Fabric) -> dict[str, Any]:
+    """Return a described cluster: its shape, and each kind of link."""
+    return {
+        "name": fabric.name,
+        "nodes": fabric.nodes,
+        "devices_per_node": fabric.devices_per_node,
+        "devices": fabric.devices,
+        "nics_per_node": fabric.nics_per_node,
+        "leaves": fabric.leaves,
+        "inside": None if fabric.inside is None else asdict(fabric.inside),
+        "nics": asdict(fabric.nics),
+        "network": {"kind": fabric.network.kind, **asdict(fabric.network)},
+        "other_hosts": [asdict(each) for each in fabric.other_hosts],
+        "links": [asdict(each) for each in link_classes(fabric)],
+        "rests_on": fabric.rests_on,
+    }
 
 
 def _gradients(load: Workload) -> Iterator[dict[str, Any]]:

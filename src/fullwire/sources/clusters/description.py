@@ -285,12 +285,10 @@ def _link_lines(link: Inside | Nics) -> Iterator[str]:
 
 
 def _network_lines(network: Network) -> Iterator[str]:
-    if isinstance(network, OneSwitch):
-        yield 'kind = "switch"'
-    elif isinstance(network, Torus):
-        yield from ('kind = "torus"', f"rows = {network.rows}", f"columns = {network.columns}")
-    else:
-        yield f'kind = "{"rails" if network.by_rail else "fat-tree"}"'
+    yield f'kind = "{network.kind}"'
+    if isinstance(network, Torus):
+        yield from (f"rows = {network.rows}", f"columns = {network.columns}")
+    if isinstance(network, LeafSpine):
         yield f"nodes_per_leaf = {network.nodes_per_leaf}"
         yield f'oversubscription = "{_plain(Decimal(repr(network.oversubscription)))}:1"'
         if network.latency_s:

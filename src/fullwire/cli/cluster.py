@@ -1,0 +1,62 @@
+"""fullwire cluster: clusters as people buy them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullwire.cli.options import Json, print_json
+
+app = typer.Typer(
+    help="Look at described clusters: files of yours, and those built in.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command("show")
+def show(
+    cluster: Annotated[str, typer.Argument(metavar="FILE|NAME", help="ours.toml, dgx-h100")],
+    nodes: Annotated[int | None, typer.Option(min=1, help="As many nodes as these")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png|svg|html", help="Draw it.")] = None,
+    toml: Annotated[bool, typer.Option("--toml", help="Print it as a file to start from.")] = False,
+    json: Json = False,
+) -> None:
+    """Draw a cluster and list its links.
+
+    fullwire cluster show dgx-h100 --nodes 64 --plot cluster.png
+    """
+    from fullwire.report.as_data import cluster_object
+    from fullwire.report.cluster import print_cluster
+    from fullwire.sources.clusters import cluster as described
+    from fullwire.sources.clusters.description import as_toml
+
+    fabric = described(cluster, nodes)
+    if plot is not None:
+        from fullwire.report.cluster_picture import plot_cluster
+
+        plot_cluster(fabric, plot)
+        typer.echo(f"drawn: {plot}", err=True)
+    if json:
+        print_json(cluster_object(fabric))
+    elif toml:
+        typer.echo(as_toml(fabric), nl=False)
+    else:
+        print_cluster(fabric)
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """List the built-in clusters, and what their figures rest on."""
+    from fullwire.report.as_data import cluster_object
+    from fullwire.report.cluster import print_clusters
+    from fullwire.sources.clusters import cluster as described
+    from fullwire.sources.clusters import names
+
+    fabrics = [described(name) for name in names()]
+    if json:
+        print_json({"clusters": [cluster_object(each) for each in fabrics]})
+    else:
+        print_clusters(fabrics)

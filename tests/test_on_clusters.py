@@ -1,0 +1,195 @@
+"""Answers about described clusters: predictions, collectives, drawings, and what is to blame."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fullwire as fw
+from fullwire.errors import UsageError
+from fullwire.model.cluster import Cluster
+from fullwire.model.fabric import Fabric, flat
+from fullwire.report.cluster import cluster_sentence, drawing, print_cluster, some
+from fullwire.report.sentences import suspicion_sentences
+from fullwire.sources.clusters import cluster, names
+from tests.conftest import Cli
+from tests.strategies import cases, fabrics
+
+TWO_TO_ONE = Path(__file__).resolve().parents[1] / "examples" / "two-to-one.toml"
+
+
+@cases(25)
+@given(
+    st.integers(1, 40), st.floats(1e8, 1e12), st.floats(0, 1e-3),
+    st.sampled_from(["ring", "tree", "halving-doubling"]), st.booleans(),
+)  # fmt: skip
+def test_workers_around_a_switch_are_predicted_alike_however_they_are_described(
+    workers: int, rate_bps: float, latency_s: float, algorithm: str, gathers: bool
+) -> None:
+    conditions: dict[str, Any] = {
+        "algorithm": algorithm,
+        "codec": "4,20GB/s,20GB/s,gather" if gathers else None,
+    }
+    plain = fw.whatif(
+        "resnet50@v100", workers=workers, bandwidth=rate_bps, latency=latency_s, **conditions
+    )
+    fabric = flat(Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s))
+    described = fw.whatif("resnet50@v100", cluster=fabric, **conditions)
+    for name, column in plain.columns().items():
+        assert described[name].tolist() == column.tolist(), name
+    one = fw.collective("allreduce", bytes=10**6, level="closed", cluster=fabric)
+    assert one == fw.collective(
+        "allreduce", bytes=10**6, level="closed", workers=workers, bandwidth=rate_bps,
+        latency=latency_s,
+    )  # fmt: skip
+
+
+def test_a_grid_on_a_cluster_equals_its_points() -> None:
+    conditions: dict[str, Any] = {
+        "cluster": TWO_TO_ONE, "algorithm": "ring,tree", "placement": "scattered",
+    }  # fmt: skip
+    grid = fw.whatif(
+        ["vgg16@v100", "resnet50@v100"], nodes="8,16", bandwidth="25Gbps,100Gbps",
+        compression="1,4", **conditions,
+    )  # fmt: skip
+    assert len(grid) == 32
+    for row in grid.rows():
+        point = fw.whatif(
+            row["run"], workers=row["workers"], bandwidth=row["bandwidth_bps"],
+            compression=row["compression"], **{**conditions, "algorithm": row["algorithm"]},
+        )  # fmt: skip
+        assert next(point.rows()) == row
+
+
+def test_what_is_not_said_is_as_the_cluster_has_it() -> None:
+    result = fw.whatif("resnet50@v100", cluster="p3dn", nodes=2)
+    assert result["workers"].tolist() == [16]
+    assert result["bandwidth_bps"].tolist() == [100e9]
+    assert result["latency_s"].tolist() == [20e-6]
+
+
+def test_the_spine_is_to_blame_where_ranks_are_scattered_and_not_where_they_are_packed() -> None:
+    packed, scattered = fw.whatif("vgg16@v100", cluster=TWO_TO_ONE).suspicions
+    assert packed.worst is not None
+    assert scattered.worst is not None
+    assert (packed.worst.links, scattered.worst.links) == ("NICs", "spine uplinks")
+    assert (packed.busiest, scattered.busiest) == ("NICs", "spine uplinks")
+    assert scattered.worst.step_s == pytest.approx(packed.step_s, rel=0.01)
+    spine = packed.of("spine uplinks")
+    assert spine is not None
+    assert spine.step_s == pytest.approx(packed.step_s, rel=1e-6)
+
+
+def test_the_sentence_says_which_links_and_what_a_wider_spine_would_give() -> None:
+    packed, scattered = suspicion_sentences(fw.whatif("vgg16@v100", cluster=TWO_TO_ONE))
+    assert packed.startswith(
+        "vgg16@v100, 128 workers of two-to-one: the NICs hold it back: with NICs twice as fast"
+    )
+    assert packed.endswith("the 2:1 spine does not, a 1:1 spine would change nothing that matters.")
+    assert "scattered over the leaves: the uplinks of the 2:1 spine hold it back" in scattered
+    [fast] = suspicion_sentences(fw.whatif("resnet50@v100", cluster="dgx-h100", nodes=4))
+    assert fast.startswith("resnet50@v100, 32 workers of dgx-h100: no link holds it back: a step")
+
+
+def test_a_replay_on_a_cluster_is_the_point_of_its_grid() -> None:
+    run = fw.replay("resnet50@v100", cluster=TWO_TO_ONE, placement="scattered")
+    point = fw.whatif("resnet50@v100", cluster=TWO_TO_ONE, placement="scattered")
+    length_ns = run.spans.end_ns.max() - run.spans.start_ns.min()
+    assert length_ns * 1e-9 == pytest.approx(point["step_s"][0], abs=2e-9)
+
+
+def test_a_search_for_a_target_knows_the_cluster() -> None:
+    result = fw.whatif("vgg16@v100", cluster=TWO_TO_ONE, target=0.9)
+    assert result.targets is not None
+    [needed] = result.targets.least_bandwidth
+    assert needed.bandwidth_bps is not None
+    asked = fw.whatif("vgg16@v100", cluster=TWO_TO_ONE, bandwidth=needed.bandwidth_bps)
+    assert asked["scaling_factor"][0] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "sentence"),
+    [
+        ({"nodes": 2}, "nodes: expected a described cluster with them"),
+        ({"cluster": "p3dn", "nodes": 2, "workers": 8}, "expected nodes or workers, got both"),
+        ({"cluster": "p3dn", "nodes": 0}, "nodes: expected a whole number from 1"),
+        ({"cluster": "p3dn", "placement": "scattered"}, "expected a cluster with some"),
+        ({"cluster": "p3dn", "placement": "odd"}, "placement: expected packed or scattered, got"),
+        ({"cluster": "p3dx"}, "expected a file or the built-in p3dn, got 'p3dx'"),
+    ],
+)  # fmt: skip
+def test_conditions_that_cannot_be_are_refused(conditions: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        fw.whatif("resnet50@v100", **conditions)
+
+
+def test_a_collective_on_a_cluster_names_its_bottleneck(cli: Cli) -> None:
+    where = ["allreduce", "--bytes", "64MiB", "--cluster", TWO_TO_ONE, "--json"]
+    packed = json.loads(cli("collective", *where).stdout)
+    scattered = json.loads(cli("collective", *where, "--placement", "scattered").stdout)
+    assert (packed["workers"], packed["cluster"], packed["busiest"]) == (128, "two-to-one", "NICs")
+    assert scattered["busiest"] == "spine uplinks"
+    assert scattered["time_s"] == pytest.approx(2 * packed["time_s"], rel=0.05)
+    refused = cli("collective", *where, "--level", "event")
+    assert refused.returncode == 2
+    assert "timed in closed form" in refused.stderr
+    alone = cli("collective", "allreduce", "--bytes", "1MB")
+    assert "expected workers and bandwidth, or a described cluster" in alone.stderr
+
+
+def test_clusters_are_listed_shown_printed_and_drawn(cli: Cli, tmp_path: Path) -> None:
+    listed = json.loads(cli("cluster", "list", "--json").stdout)["clusters"]
+    assert [each["name"] for each in listed] == list(names())
+    shown = cli("cluster", "show", TWO_TO_ONE).stdout
+    assert "two-to-one: 16 nodes of 8 devices (128 in all), a fat tree, 4 nodes a leaf" in shown
+    assert "╔═" in shown
+    printed = tmp_path / "again.toml"
+    printed.write_text(cli("cluster", "show", TWO_TO_ONE, "--toml").stdout)
+    assert cluster(printed) == cluster(TWO_TO_ONE)
+    picture = tmp_path / "cluster.svg"
+    large = cli("cluster", "show", "dgx-h100", "--nodes", "2048", "--plot", picture, "--json")
+    assert json.loads(large.stdout)["devices"] == 16_384
+    drawn = picture.read_text()
+    assert "spine" in drawn
+    assert "node2016 to 2047" in drawn
+
+
+def test_mistakes_in_a_file_are_one_line(cli: Cli, tmp_path: Path) -> None:
+    ours = tmp_path / "ours.toml"
+    ours.write_text(TWO_TO_ONE.read_text().replace('rate = "25Gbps"', 'rate = "25"'))
+    done = cli("whatif", "vgg16@v100", "--cluster", ours)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"fullwire: {ours}: nics.rate: expected a rate with its unit, like 10Gbps or 50GiB/s, "
+        "got '25'\n"
+    )
+
+
+@cases(40)
+@given(fabrics())
+def test_any_cluster_can_be_drawn(fabric: Fabric) -> None:
+    lines = list(drawing(fabric))
+    assert any("▣" in line for line in lines)
+    assert max(len(line) for line in lines) < 120
+    assert f"({fabric.devices:,} in all)" in cluster_sentence(fabric)
+    print_cluster(fabric)
+
+
+def test_of_many_the_first_and_the_last_are_drawn() -> None:
+    assert some(3, 5) == [0, 1, 2]
+    assert some(100, 5) == [0, 1, 2, None, 99]
+
+
+def test_a_grid_of_a_hundred_thousand_points_stays_one_of_arrays() -> None:
+    result = fw.whatif(
+        "resnet50@v100", cluster="p3dn", workers=range(8, 808, 8),
+        bandwidth=np.geomspace(1e9, 1e12, 100), compression=range(1, 11),
+    )  # fmt: skip
+    assert len(result) == 100_000
+    assert np.isfinite(result["step_s"]).all()
