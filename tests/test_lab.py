@@ -188,7 +188,7 @@ def test_a_link_that_delivers_too_little_is_refused_with_both_figures() -> None:
         host=3, line_rate_bps=20e9, payload_limit_bps=19e9, sent_bps=15e9, received_bps=19e9
     )
     with pytest.raises(UsageError, match=r"host 3: the link delivers 15 Gbps .* allows 19 Gbps"):
-        check_delivery(link)
+        check_delivery(link, "host 3")
 
 
 def test_closed_namespaces_are_refused_with_the_sysctl_that_closes_them() -> None:

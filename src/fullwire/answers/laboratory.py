@@ -13,6 +13,7 @@ from fullwire.lab.faults import Fault
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import Say, run_job
 from fullwire.model.facts import FactValue
+from fullwire.sources.clusters.description import as_toml
 from fullwire.sources.live.assemble import Known
 from fullwire.sources.live.launch import recorded_environment, sampled_command
 from fullwire.sources.live.record import Recording, keep
@@ -71,6 +72,8 @@ def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> dict[str, FactValue]:
         facts["other_line_rates_bps"] = tuple((float(rank), rate_bps) for rank, rate_bps in others)
     if cluster.latency_s:
         facts["latency_s"] = cluster.latency_s
+    if lab.description.fabric is not None:
+        facts["cluster"] = as_toml(lab.description.fabric)
     if lab.warnings:
         facts["warnings"] = "; ".join(lab.warnings)
     if faults:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from fullwire.answers.conditions import latency
 from fullwire.errors import UsageError
 from fullwire.model.cost import AddTimes
+from fullwire.model.fabric import Fabric
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
@@ -16,6 +17,7 @@ from fullwire.simulation.sweep import Grid, Subject, with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
 from fullwire.simulation.typical import typical_step
 from fullwire.sources import read
+from fullwire.sources.clusters.description import described
 from fullwire.sources.files import name_of
 from fullwire.sources.nccl_tests import read_table
 
@@ -83,5 +85,11 @@ def as_recorded(run: Run) -> Grid | None:
     return Grid(
         workers=(workers,), bandwidth_bps=(rate_bps,),
         buckets=(bucket_policy(str(run.facts.get("buckets", "ddp"))),),
-        latency_s=(latency(run.facts.get("latency_s", 0.0)),),
+        latency_s=(latency(run.facts.get("latency_s", 0.0)),), fabric=recorded_fabric(run),
     )  # fmt: skip
+
+
+def recorded_fabric(run: Run) -> Fabric | None:
+    """Return the described cluster that a run was recorded on."""
+    text = run.facts.get("cluster")
+    return None if text is None else described(str(text), "the run's cluster")

@@ -22,7 +22,7 @@ from fullwire.answers.conditions import (
     several,
     worker_count,
 )
-from fullwire.answers.subjects import RunLike, Transports, named, subject_of
+from fullwire.answers.subjects import RunLike, Transports, named, recorded_fabric, subject_of
 from fullwire.answers.suspects import Suspicion, suspicions
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
@@ -198,7 +198,7 @@ def _grid(
     latency_: OneOrMany = None, cluster_: ClusterLike | None = None, nodes: OneOrMany = None,
     placement: str = "packed",
 ) -> Grid:  # fmt: skip
-    fabric = None if cluster_ is None else cluster(cluster_)
+    fabric = _same_fabric(runs) if cluster_ is None else cluster(cluster_)
     recorded_workers = _recorded(runs, "workers", None)
     if recorded_workers == 1:  # a profile of one worker: the question is how it will scale
         recorded_workers = None
@@ -230,6 +230,12 @@ def _grid(
         fabric=fabric,
         is_scattered=is_scattered(fabric, placement),
     )
+
+
+def _same_fabric(runs: Sequence[Run]) -> Fabric | None:
+    """Return the described cluster that all runs were recorded on, if it is one."""
+    found = {recorded_fabric(run) for run in runs}
+    return found.pop() if len(found) == 1 else None
 
 
 def _devices(fabric: Fabric | None, nodes: OneOrMany, workers: OneOrMany) -> OneOrMany:

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from fullwire.cli.leaving import signals_end_it
-from fullwire.cli.options import Force, Packets
+from fullwire.cli.options import ClusterOption, Force, Packets
 from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fullwire.lab.description import LabDescription
     from fullwire.lab.faults import Fault
     from fullwire.lab.lab import Lab
+    from fullwire.model.fabric import Fabric
 
 app = typer.Typer(
     help="Make a cluster of network namespaces in this machine; no root needed.",
@@ -27,9 +28,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Workers: TypeAlias = Annotated[int, typer.Option(min=1, help="How many hosts")]
+Workers: TypeAlias = Annotated[int | None, typer.Option(min=1, help="How many hosts")]
+Nodes: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Nodes of the cluster: 4")]
 Rate: TypeAlias = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(help="Line rate, headers included: 1Gbps; 2:300Mbps for host 2 (from 0) alone"),
 ]
 Mtu: TypeAlias = Annotated[int, typer.Option(help="Largest IP packet in bytes")]
@@ -68,8 +70,10 @@ def _with_joined_faults(args: Sequence[str]) -> list[str]:
 
 @app.command("run", cls=_CommandWithFaults)
 def run(
-    workers: Workers,
-    rate: Rate,
+    workers: Workers = None,
+    rate: Rate = None,
+    cluster: ClusterOption = None,
+    nodes: Nodes = None,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What each runs")
     ] = None,
@@ -119,6 +123,7 @@ def run(
 
     fullwire lab run --workers 4 --rate 1Gbps -o job.run -- python train.py
     fullwire lab run --workers 4 --rate 10Gbps --workload vgg16@v100 --dilate 10
+    fullwire lab run --cluster ours.toml -- python train.py
     """
     from fullwire.lab.description import describe
     from fullwire.lab.faults import parse_faults
@@ -129,16 +134,28 @@ def run(
         raise UsageError("--packets captures into the run that -o names: expected -o X.run with it")
     job = _emulated(command, workload, steps=steps, dilate=dilate, buckets=buckets)
     description = describe(
-        workers=workers, rate=rate, latency=latency, loss=loss, mtu=mtu, congestion=congestion,
+        workers=workers, rate=rate or (), fabric=_fabric(cluster, nodes), latency=latency,
+        loss=loss, mtu=mtu, congestion=congestion,
         cpus=cpus or (), dilation=1.0 if job is None else job.emulation.dilation,
     )  # fmt: skip
     faults = parse_faults(at or (), description)
-    with signals_end_it(), _what_to_run(command, job, workers) as words:
+    with signals_end_it(), _what_to_run(command, job, description) as words:
         if output is None:
             status = _run(description, words, faults)
         else:
             status = _record(description, words, output, faults, packets, force, job)
     raise typer.Exit(status)
+
+
+def _fabric(cluster: str | None, nodes: int | None) -> Fabric | None:
+    """Read the described cluster, if one was asked for."""
+    if cluster is None:
+        if nodes is not None:
+            raise UsageError("--nodes: expected a described cluster with them: --cluster FILE|NAME")
+        return None
+    from fullwire.sources.clusters import cluster as described
+
+    return described(cluster, nodes)
 
 
 def _emulated(
@@ -161,7 +178,7 @@ def _emulated(
 
 @contextmanager
 def _what_to_run(
-    command: Sequence[str] | None, job: EmulatedJob | None, workers: int
+    command: Sequence[str] | None, job: EmulatedJob | None, description: LabDescription
 ) -> Iterator[Sequence[str]]:
     if job is None:
         assert command
@@ -170,7 +187,7 @@ def _what_to_run(
         return
     from fullwire.lab.emulated import check_possible, trainer_command
 
-    check_possible(job.emulation, workers)
+    check_possible(job.emulation, description.cluster.workers)
     for warning in job.warnings:
         _say(f"warning: {warning}")
     with trainer_command(job.emulation) as words:
@@ -209,8 +226,10 @@ def _record(
 
 @app.command("shell")
 def shell(
-    workers: Workers,
-    rate: Rate,
+    workers: Workers = None,
+    rate: Rate = None,
+    cluster: ClusterOption = None,
+    nodes: Nodes = None,
     host: Annotated[int, typer.Option(help="The host to be on, from 0")] = 0,
     latency: Latency = "0s",
     loss: Loss = "0%",
@@ -227,7 +246,8 @@ def shell(
     from fullwire.lab.session import run_shell
 
     description = describe(
-        workers=workers, rate=rate, latency=latency, loss=loss, mtu=mtu, congestion=congestion,
+        workers=workers, rate=rate or (), fabric=_fabric(cluster, nodes), latency=latency,
+        loss=loss, mtu=mtu, congestion=congestion,
         cpus=cpus or (),
     )  # fmt: skip
     description.check_host(host, "host")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
+from fullwire.model.fabric import Fabric, LeafSpine, Torus
 from fullwire.units import bits_per_second, seconds, show_rate
 
 MOST_HOSTS = 128
@@ -28,10 +29,12 @@ class LabDescription:
     `cpus` holds, for each host, the processors that its job may use; empty means all of them.
     The cluster's latency is added on the way out of each host, and `loss` there drops that share.
     With dilation links are that many times slower than the cluster's, and times longer, for a job
-    that computes so much slower too.
+    that computes so much slower too. On a `fabric`, which `cluster` is then the hosts of, hosts may
+    be on leaves below a spine.
     """
 
     cluster: Cluster
+    fabric: Fabric | None = None
     mtu: int = 1500
     congestion: str | None = None
     cpus: tuple[frozenset[int], ...] = ()
@@ -46,6 +49,8 @@ class LabDescription:
             )
         for host in range(self.cluster.workers):
             check_rate(self.cluster.link_rate_bps(host), self.dilation)
+        if self.leaves and self.fabric is not None:
+            check_rate(self.fabric.uplink_rate_bps, self.dilation)
         if not LEAST_MTU <= self.mtu <= MOST_MTU:
             raise UsageError(f"mtu: expected {LEAST_MTU} to {MOST_MTU} bytes, got {self.mtu}")
         if not (0 <= self.loss < 1 and math.isfinite(self.loss)):
@@ -63,6 +68,30 @@ class LabDescription:
         return self.cluster.latency_s * self.dilation
 
     @property
+    def leaves(self) -> int:
+        """How many leaves hang below a spine; none where all hosts are on one switch."""
+        return 0 if self.fabric is None else self.fabric.leaves
+
+    def leaf_of(self, host: int) -> int:
+        """Return the leaf that a host is on."""
+        assert self.fabric is not None
+        assert isinstance(self.fabric.network, LeafSpine)
+        return host // self.fabric.network.nodes_per_leaf
+
+    @property
+    def uplink_rate_bps(self) -> float:
+        """The line rate of a leaf's uplinks together, as they are made."""
+        assert self.fabric is not None
+        return self.fabric.uplink_rate_bps / self.dilation
+
+    @property
+    def spine_latency_s(self) -> float:
+        """What is added on the way up to the spine, as it is made."""
+        if self.fabric is None or not isinstance(self.fabric.network, LeafSpine):
+            return 0.0
+        return self.fabric.network.latency_s * self.dilation
+
+    @property
     def payload_share(self) -> float:
         """The share of the line rate that TCP leaves for payload."""
         return (self.mtu - _TCP_IP_HEADER_BYTES) / (self.mtu + _ETHERNET_HEADER_BYTES)
@@ -77,8 +106,9 @@ class LabDescription:
 
 def describe(
     *,
-    workers: int,
-    rate: Sequence[str],
+    workers: int | None = None,
+    rate: Sequence[str] = (),
+    fabric: Fabric | None = None,
     latency: str = "0s",
     mtu: int = 1500,
     congestion: str | None = None,
@@ -86,29 +116,60 @@ def describe(
     loss: str = "0%",
     dilation: float = 1.0,
 ) -> LabDescription:
-    """Read what people type: "1Gbps" is for every host, "2:300Mbps" for host 2 alone."""
-    common_rates, own_rates = _for_all_and_one(rate, "rate")
-    common_cpus, own_cpus = _for_all_and_one(cpus, "cpus")
-    if len(common_rates) != 1:
+    """Read what people type: "1Gbps" is for every host, "2:300Mbps" for host 2 alone.
+
+    Hosts, rates and latency come from a described cluster, if there is one.
+    """
+    cluster = _cluster(workers, rate, latency) if fabric is None else _hosts_of(fabric)
+    if fabric is not None and (workers is not None or rate or seconds(latency, "latency")):
         raise UsageError(
-            f"rate: expected one line rate for all hosts, like 1Gbps, got {len(common_rates)}"
+            "a described cluster has its own hosts, rates and latency: "
+            "expected it, or workers, rate and latency"
         )
+    common_cpus, own_cpus = _for_all_and_one(cpus, "cpus")
     if len(common_cpus) > 1:
         raise UsageError(f"cpus: expected one list for all hosts, got {len(common_cpus)}")
     description = LabDescription(
-        cluster=Cluster(
-            workers=workers, rate_bps=bits_per_second(common_rates[0]),
-            latency_s=seconds(latency, "latency"),
-            other_rates_bps=tuple(
-                (host, bits_per_second(text)) for host, text in own_rates.items()
-            ),
-        ),
+        cluster=cluster, fabric=fabric,
         mtu=mtu, congestion=congestion, loss=_share(loss), dilation=dilation,
-        cpus=_affinity(workers, common_cpus, own_cpus),
+        cpus=_affinity(cluster.workers, common_cpus, own_cpus),
     )  # fmt: skip
     for host in own_cpus:
         description.check_host(host, "cpus")
     return description
+
+
+def _cluster(workers: int | None, rate: Sequence[str], latency: str) -> Cluster:
+    common_rates, own_rates = _for_all_and_one(rate, "rate")
+    if workers is None or not rate:
+        raise UsageError("a lab needs hosts: expected workers and their rate, or a cluster")
+    if len(common_rates) != 1:
+        raise UsageError(
+            f"rate: expected one line rate for all hosts, like 1Gbps, got {len(common_rates)}"
+        )
+    return Cluster(
+        workers=workers, rate_bps=bits_per_second(common_rates[0]),
+        latency_s=seconds(latency, "latency"),
+        other_rates_bps=tuple((host, bits_per_second(text)) for host, text in own_rates.items()),
+    )  # fmt: skip
+
+
+def _hosts_of(fabric: Fabric) -> Cluster:
+    """Return the nodes of a described cluster as hosts, or say why a lab cannot make it."""
+    if isinstance(fabric.network, Torus):
+        raise UsageError(
+            f"{fabric.name}: a lab cannot make a torus, where hosts pass on what is for others: "
+            "expected a switch or a fat tree"
+        )
+    if fabric.devices_per_node > 1 or fabric.inside is not None:
+        raise UsageError(
+            f"{fabric.name}: a lab cannot shape links inside a node: expected nodes of one device "
+            f"and no [inside], got {fabric.devices_per_node} a node"
+        )
+    return Cluster(
+        workers=fabric.nodes, rate_bps=fabric.nics.rate_bps, latency_s=fabric.nics.latency_s,
+        other_rates_bps=tuple((each.node, each.nic_rate_bps) for each in fabric.other_hosts),
+    )  # fmt: skip
 
 
 def _for_all_and_one(texts: Sequence[str], what: str) -> tuple[list[str], dict[int, str]]:

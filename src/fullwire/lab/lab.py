@@ -24,6 +24,7 @@ class Lab:
     def __init__(self, description: LabDescription) -> None:
         self.description = description
         self.links: tuple[LinkRate, ...] = ()
+        self.uplinks: tuple[LinkRate, ...] = ()
         self.addresses: tuple[str, ...] = ()
         self.host_names: tuple[str, ...] = ()
         self.congestion = ""
@@ -90,7 +91,8 @@ class Lab:
         if isinstance(answer, Refused):
             raise UsageError(answer.sentence)
         assert isinstance(answer, Ready)
-        self.links, self.addresses = answer.links, answer.addresses
+        self.links, self.uplinks = answer.links, answer.uplinks
+        self.addresses = answer.addresses
         self.host_names, self.congestion = answer.host_names, answer.congestion
         self.warnings = answer.warnings
 

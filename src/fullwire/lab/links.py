@@ -1,4 +1,7 @@
-"""Hosts on one switch: a bridge, a veth pair for each host, a token bucket at both its ends.
+"""Hosts on a switch: a bridge, a veth pair for each host, a token bucket at both its ends.
+
+Below a spine there is a bridge for each leaf, and one in a namespace of its own for the spine; a
+veth pair with its two buckets joins them, as slow as the leaf's uplinks are together.
 
 The bucket at the host's end holds what the host sends to the line rate, the one at the switch's end
 what it receives: full duplex. tbf counts whole Ethernet frames without preamble and checksum, also
@@ -22,9 +25,9 @@ from fullwire.errors import UsageError
 from fullwire.lab import namespaces
 from fullwire.lab.description import INTERFACE, MOST_MTU, LabDescription
 
-_SWITCH = "switch"
+_SWITCH, _SPINE = "switch", "spine"
 _NETWORK = ipaddress.ip_network("10.77.0.0/16")  # nothing else is in the lab to collide with
-SWITCH_ADDRESS = str(_NETWORK[-2])
+_SWITCH_ADDRESS = str(_NETWORK[-2])
 
 _USUAL_CONGESTION = "cubic"
 _TBF, _NETEM = 0x10000, 0x20000  # handles 1: and 2:
@@ -58,6 +61,26 @@ class Host:
         return str(_NETWORK[self.number + 1])
 
 
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf below the spine: its bridge, its end of the uplink, and the spine's."""
+
+    number: int
+    bridge: str
+    up: str
+    down: str
+
+    @property
+    def address(self) -> str:
+        """The leaf's own address, for those who measure."""
+        return str(_NETWORK[-2 - 2 * self.number])
+
+    @property
+    def spine_address(self) -> str:
+        """The spine's, as this leaf sees it."""
+        return str(_NETWORK[-3 - 2 * self.number])
+
+
 class Network:
     """The lab's network, made where this process is; it goes when its namespaces go."""
 
@@ -66,17 +89,59 @@ class Network:
         self._switch = IPRoute()
         self.congestion = _congestion(description.congestion)
         _no_ipv6()
+        self.leaves: list[Leaf] = []
+        self.spine: int | None = None  # its namespace, if there is one
         with _kernel_refusals_explained():
-            self._make_switch()
+            self._switch.link("set", index=_index(self._switch, "lo"), state="up")
+            if description.leaves:
+                self._make_spine()
+            else:
+                index = self._make_bridge(self._switch, _SWITCH)
+                self._switch.addr(
+                    "add", index=index, address=_SWITCH_ADDRESS, prefixlen=_NETWORK.prefixlen
+                )
             self.hosts = [self._make_host(number) for number in range(description.cluster.workers)]
 
-    def _make_switch(self) -> None:
-        up = self._switch
-        up.link("set", index=_index(up, "lo"), state="up")
-        up.link("add", ifname=_SWITCH, kind="bridge", br_stp_state=0, br_forward_delay=0)
-        index = _index(up, _SWITCH)
-        up.link("set", index=index, state="up", mtu=self._description.mtu)
-        up.addr("add", index=index, address=SWITCH_ADDRESS, prefixlen=_NETWORK.prefixlen)
+    def _make_bridge(self, netlink: IPRoute, name: str) -> int:
+        netlink.link("add", ifname=name, kind="bridge", br_stp_state=0, br_forward_delay=0)
+        index = _index(netlink, name)
+        netlink.link("set", index=index, state="up", mtu=self._description.mtu)
+        return index
+
+    def _make_spine(self) -> None:
+        _answer_for_own_addresses_only()
+        self.spine = namespaces.new_network()
+        with namespaces.inside(self.spine), IPRoute() as at_spine:
+            _no_ipv6()
+            _answer_for_own_addresses_only()
+            at_spine.link("set", index=_index(at_spine, "lo"), state="up")
+            self._make_bridge(at_spine, _SPINE)
+        for number in range(self._description.leaves):
+            self.leaves.append(Leaf(number, f"leaf{number}", f"up{number}", f"down{number}"))
+            self._make_leaf(self.leaves[-1], self.spine)
+
+    def _make_leaf(self, leaf: Leaf, spine: int) -> None:
+        """Make a leaf and join it to the spine; each knows the other's address on this way only."""
+        mtu = self._description.mtu
+        bridge = self._make_bridge(self._switch, leaf.bridge)
+        self._switch.link(
+            "add", ifname=leaf.up, kind="veth", mtu=mtu,
+            peer={"ifname": leaf.down, "mtu": mtu, "net_ns_fd": spine},
+        )  # fmt: skip
+        up = _index(self._switch, leaf.up)
+        self._switch.link("set", index=up, master=bridge, state="up")
+        _add_way(self._switch, bridge, leaf.address, leaf.spine_address)
+        with namespaces.inside(spine), IPRoute() as at_spine:
+            down, at = _index(at_spine, leaf.down), _index(at_spine, _SPINE)
+            at_spine.link("set", index=down, master=at, state="up")
+            _add_way(at_spine, at, leaf.spine_address, leaf.address)
+
+    def beside(self, host: Host) -> str:
+        """Return the address of the switch that a host is on."""
+        return self._leaf_of(host).address if self.leaves else _SWITCH_ADDRESS
+
+    def _leaf_of(self, host: Host) -> Leaf:
+        return self.leaves[self._description.leaf_of(host.number)]
 
     def _make_host(self, number: int) -> Host:
         host = Host(number, namespaces.new_network(), port=f"port{number}")
@@ -89,7 +154,10 @@ class Network:
             peer={"ifname": INTERFACE, "mtu": mtu, "net_ns_fd": host.network},
         )  # fmt: skip
         port = _index(self._switch, host.port)
-        self._switch.link("set", index=port, master=_index(self._switch, _SWITCH), state="up")
+        bridge = _index(self._switch, self._leaf_of(host).bridge if self.leaves else _SWITCH)
+        self._switch.link("set", index=port, master=bridge, state="up")
+        if self.leaves:
+            _add_way(self._switch, bridge, None, host.address)
         with _netlink_of(host) as own:
             self._make_interface(own, host)
         return host
@@ -111,6 +179,15 @@ class Network:
         with _kernel_refusals_explained():
             for host, rate_bps in zip(self.hosts, self._description.rates_bps, strict=True):
                 self.set_rate(host, rate_bps)
+            for leaf in self.leaves:
+                self._shape_uplink(leaf, self._description.uplink_rate_bps)
+
+    def _shape_uplink(self, leaf: Leaf, rate_bps: float) -> None:
+        queue_bytes = _switch_queue_bytes(rate_bps)
+        _hold_to(self._switch, _index(self._switch, leaf.up), rate_bps, queue_bytes)
+        assert self.spine is not None
+        with namespaces.inside(self.spine), IPRoute() as at_spine:
+            _hold_to(at_spine, _index(at_spine, leaf.down), rate_bps, queue_bytes)
 
     def set_rate(self, host: Host, rate_bps: float) -> None:
         """Hold what a host sends and what it receives to a rate each."""
@@ -127,21 +204,11 @@ class Network:
         """Add the delay and the loss on the way out of every host, if any are asked for."""
         if self._description.latency_s or self._description.loss:
             for host in self.hosts:
-                self._add_netem_to(host)
-
-    def _add_netem_to(self, host: Host) -> None:
-        delay_us = round(self._description.latency_s * 1e6)
-        with _netlink_of(host) as own:
-            try:
-                own.tc(
-                    "add", "netem", _index(own, INTERFACE), handle=_NETEM, parent=_TBF + 1,
-                    delay=delay_us, loss=self._description.loss * 100, limit=_NETEM_FRAMES,
-                )  # fmt: skip
-            except NetlinkError:
-                raise UsageError(
-                    "latency and loss need the kernel's netem, which this machine has not: "
-                    "load sch_netem, or leave --latency and --loss out"
-                ) from None
+                with _netlink_of(host) as own:
+                    _delay(own, INTERFACE, self._description.latency_s, self._description.loss)
+        if self.leaves and self._description.spine_latency_s:
+            for leaf in self.leaves:
+                _delay(self._switch, leaf.up, self._description.spine_latency_s, loss=0.0)
 
     def cut(self, host: Host) -> None:
         """Pull the cable: the host's interface loses its carrier."""
@@ -161,6 +228,33 @@ def _hold_to(netlink: IPRoute, index: int, rate_bps: float, queue_bytes: int) ->
         "replace", "tbf", index, handle=_TBF, parent=_ROOT, rate=round(rate_bps / 8),
         burst=burst_bytes, limit=burst_bytes + queue_bytes,
     )  # fmt: skip
+
+
+def _delay(netlink: IPRoute, name: str, latency_s: float, loss: float) -> None:
+    try:
+        netlink.tc(
+            "add", "netem", _index(netlink, name), handle=_NETEM, parent=_TBF + 1,
+            delay=round(latency_s * 1e6), loss=loss * 100, limit=_NETEM_FRAMES,
+        )  # fmt: skip
+    except NetlinkError:
+        raise UsageError(
+            "latency and loss need the kernel's netem, which this machine has not: "
+            "load sch_netem, or leave --latency and --loss out"
+        ) from None
+
+
+def _add_way(netlink: IPRoute, bridge: int, own: str | None, other: str) -> None:
+    """Say that an address is reached over this bridge, and from which one of our own."""
+    source = {}
+    if own is not None:
+        netlink.addr("add", index=bridge, address=own, prefixlen=32)
+        source = {"prefsrc": own}
+    netlink.route("add", dst=f"{other}/32", oif=bridge, scope="link", **source)
+
+
+def _answer_for_own_addresses_only() -> None:
+    """Let each bridge answer for its own address: all of them hear who is asked for."""
+    Path("/proc/sys/net/ipv4/conf/all/arp_ignore").write_text("1")
 
 
 def _burst_bytes(rate_bps: float) -> int:

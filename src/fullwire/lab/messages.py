@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRate:
-    """What one host's link delivered each way before the job, as payload."""
+    """What a host's link, or a leaf's uplinks, delivered each way before the job, as payload."""
 
     host: int
     line_rate_bps: float
@@ -41,6 +41,7 @@ class Ready:
     host_names: tuple[str, ...]
     congestion: str
     warnings: tuple[str, ...]
+    uplinks: tuple[LinkRate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from fullwire.errors import UsageError
 from fullwire.lab import namespaces
 from fullwire.lab.description import LabDescription
-from fullwire.lab.links import SWITCH_ADDRESS, Host, Network
+from fullwire.lab.links import Network
 from fullwire.lab.messages import LinkRate
 from fullwire.units import show_rate
 
@@ -36,28 +37,49 @@ def measured_links(network: Network, description: LabDescription) -> tuple[LinkR
     """Measure every link each way, or refuse the lab at the first that delivers too little."""
     links = []
     for host, rate_bps in zip(network.hosts, description.rates_bps, strict=True):
-        links.append(_measured_link(host, rate_bps, description.payload_share))
-        check_delivery(links[-1])
+        way = _Way(host.network, network.beside(host))
+        links.append(_measured_link(way, host.number, rate_bps, description.payload_share))
+        check_delivery(links[-1], f"host {host.number}")
     return tuple(links)
 
 
-def _measured_link(host: Host, line_rate_bps: float, payload_share: float) -> LinkRate:
+def measured_uplinks(network: Network, description: LabDescription) -> tuple[LinkRate, ...]:
+    """Measure the uplinks of every leaf, from the spine's side, or refuse the lab."""
+    links = []
+    for leaf in network.leaves:
+        assert network.spine is not None
+        way = _Way(network.spine, leaf.address)
+        rate_bps = description.uplink_rate_bps
+        links.append(_measured_link(way, leaf.number, rate_bps, description.payload_share))
+        check_delivery(links[-1], f"leaf {leaf.number}")
+    return tuple(links)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """From a namespace to an address of the switches' own."""
+
+    network: int
+    address: str
+
+
+def _measured_link(way: _Way, number: int, line_rate_bps: float, payload_share: float) -> LinkRate:
     limit_bps = line_rate_bps * payload_share
-    with _connection(host, line_rate_bps) as (at_host, at_switch):
+    with _connection(way, line_rate_bps) as (at_host, at_switch):
         sent_bps = _best(at_host, at_switch, limit_bps)
-    with _connection(host, line_rate_bps) as (at_host, at_switch):
+    with _connection(way, line_rate_bps) as (at_host, at_switch):
         received_bps = _best(at_switch, at_host, limit_bps)
     return LinkRate(
-        host=host.number, line_rate_bps=line_rate_bps, payload_limit_bps=limit_bps,
+        host=number, line_rate_bps=line_rate_bps, payload_limit_bps=limit_bps,
         sent_bps=sent_bps, received_bps=received_bps,
     )  # fmt: skip
 
 
-def check_delivery(link: LinkRate) -> None:
+def check_delivery(link: LinkRate, whose: str) -> None:
     """Refuse a link that delivers too little to be called by its line rate."""
     if link.delivered_share < LEAST_SHARE:
         raise UsageError(
-            f"host {link.host}: the link delivers {show_rate(link.delivered_bps)} of payload "
+            f"{whose}: the link delivers {show_rate(link.delivered_bps)} of payload "
             f"where its line rate of {show_rate(link.line_rate_bps)} allows "
             f"{show_rate(link.payload_limit_bps)}: ask for a lower --rate, or free this machine"
         )
@@ -99,12 +121,12 @@ def _discard(receiver: socket.socket) -> int:
 
 
 @contextlib.contextmanager
-def _connection(host: Host, line_rate_bps: float) -> Iterator[tuple[socket.socket, socket.socket]]:
+def _connection(way: _Way, line_rate_bps: float) -> Iterator[tuple[socket.socket, socket.socket]]:
     """Connect a host to the switch, whose own end has no limit: only this link is measured."""
     # No more under way than a port's queue holds: a loss would pile arrivals up behind it.
     under_way_bytes = max(65536, round(line_rate_bps / 8 * 5e-3))
-    with socket.create_server((SWITCH_ADDRESS, 0)) as listener:
-        with namespaces.inside(host.network):
+    with socket.create_server((way.address, 0)) as listener:
+        with namespaces.inside(way.network):
             at_host = socket.create_connection(listener.getsockname())
         at_switch, _ = listener.accept()
     with at_host, at_switch:

@@ -60,10 +60,17 @@ def summary(lab: Lab) -> str:
     """Say what the links deliver, in one sentence."""
     least = min(lab.links, key=lambda link: link.delivered_share)
     hosts = "1 host" if len(lab.links) == 1 else f"{len(lab.links)} hosts"
+    below = ""
+    if lab.uplinks:
+        slowest = min(lab.uplinks, key=lambda link: link.delivered_bps)
+        below = (
+            f"; {len(lab.uplinks)} leaves below a spine, uplinks deliver at least "
+            f"{show_rate(slowest.delivered_bps)} of {show_rate(slowest.payload_limit_bps)}"
+        )
     return (
         f"{hosts} up; links deliver at least {least.delivered_share:.1%} of the payload that their "
         f"line rates allow (host {least.host}: "
-        f"{show_rate(least.delivered_bps)} of {show_rate(least.payload_limit_bps)})"
+        f"{show_rate(least.delivered_bps)} of {show_rate(least.payload_limit_bps)}){below}"
     )
 
 

@@ -61,7 +61,7 @@ class _Inside:
         from fullwire.lab.capacity import capacity_warning
         from fullwire.lab.links import Network
         from fullwire.lab.processes import Processes
-        from fullwire.lab.rates import measured_links
+        from fullwire.lab.rates import measured_links, measured_uplinks
 
         namespaces.mount_own_proc()
         self._description = description
@@ -70,10 +70,12 @@ class _Inside:
         warning = capacity_warning(self._network, description)
         self._network.shape()
         links = measured_links(self._network, description)
+        uplinks = measured_uplinks(self._network, description)
         self._network.add_netem()  # after measuring: delay and loss are no matter of the rate
         self._processes = Processes()
         self.ready = Ready(
             links=links,
+            uplinks=uplinks,
             addresses=tuple(host.address for host in self._network.hosts),
             host_names=tuple(host.name for host in self._network.hosts),
             congestion=self._network.congestion,

@@ -152,6 +152,7 @@ _REGISTERED = (
         False,
         "how the clocks of captures differ, as connections captured at both ends show",
     ),
+    Fact("cluster", str, "", False, "the described cluster that the job ran on, as TOML"),
     Fact("exit_status", int, "", False, "how the job ended, as a shell says it"),
     Fact("efficiency", str, "", False, "share of the device's peak that the model assumes"),
 )

@@ -1,0 +1,147 @@
+"""Described clusters in the lab: hosts on leaves, and uplinks that are as narrow as described."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fullwire.answers.laboratory import lab_facts
+from fullwire.answers.subjects import recorded_fabric
+from fullwire.answers.whatif import whatif
+from fullwire.errors import UsageError
+from fullwire.lab.description import describe
+from fullwire.lab.lab import Lab
+from fullwire.lab.session import run_job, summary
+from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus
+from fullwire.sources import read
+from fullwire.sources.clusters import cluster
+from fullwire.sources.clusters.description import as_toml
+from tests.conftest import Cli
+
+TWO_LEAVES = Fabric(
+    name="two leaves", nodes=4, nics=Nics(rate_bps=200e6),
+    network=LeafSpine(nodes_per_leaf=2, oversubscription=2),
+)  # fmt: skip
+SENT_BYTES = 4_000_000
+
+# Hosts 0 and 1 send to hosts 2 and 3 at once, then to each other within the leaf; who receives
+# prints which of the two it was, how much came, and when that began and ended.
+ACROSS_AND_WITHIN = """
+import os, socket, sys, time
+rank, size = int(os.environ["RANK"]), int(sys.argv[1])
+
+def receive(where, port):
+    with socket.create_server(("", port)) as listener:
+        peer, _ = listener.accept()
+    with peer:
+        began, left = time.monotonic(), size
+        while left:
+            left -= len(peer.recv(min(left, 1 << 20)))
+        print(where, size - left, began, time.monotonic(), flush=True)
+
+def send(target, port):
+    for attempt in range(500):
+        try:
+            peer = socket.create_connection((f"host{target}", port))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    with peer:
+        peer.sendall(bytes(size))
+        peer.shutdown(socket.SHUT_WR)
+        peer.recv(1)
+
+if rank < 2:
+    send(rank + 2, 5000)
+else:
+    receive("across", 5000)
+if rank % 2:
+    receive("within", 5001)
+else:
+    send(rank + 1, 5001)
+"""
+
+needs_namespaces = pytest.mark.usefixtures("namespaces")
+
+
+def test_a_described_cluster_says_which_hosts_and_links_there_are() -> None:
+    slow = replace(TWO_LEAVES, other_hosts=(OtherHost(node=3, nic_rate_bps=50e6),))
+    description = describe(fabric=slow, dilation=2)
+    assert description.rates_bps == [100e6, 100e6, 100e6, 25e6]
+    assert [description.leaf_of(host) for host in range(4)] == [0, 0, 1, 1]
+    assert description.uplink_rate_bps == 100e6
+    assert describe(fabric=replace(TWO_LEAVES, nodes=2)).leaves == 0
+
+
+@pytest.mark.parametrize(
+    ("fabric", "sentence"),
+    [
+        (
+            Fabric(
+                name="torus", nodes=4, nics=Nics(rate_bps=1e9, per_node=4),
+                network=Torus(rows=2, columns=2),
+            ),
+            "torus: a lab cannot make a torus",
+        ),
+        (
+            replace(TWO_LEAVES, devices_per_node=8, inside=Inside(kind="switch", rate_bps=1e12)),
+            "two leaves: a lab cannot shape links inside a node: expected nodes of one device",
+        ),
+        (replace(TWO_LEAVES, nodes=256), "expected at most 128 hosts in one machine, got 256"),
+        (replace(TWO_LEAVES, nics=Nics(rate_bps=400e9)), "expected 1 Mbps to 34.36 Gbps"),
+        (
+            replace(TWO_LEAVES, network=LeafSpine(nodes_per_leaf=2, oversubscription=1000)),
+            "which is what the kernel's token bucket takes, got 400 kbps",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_lab_cannot_make_is_refused_with_the_reason(fabric: Fabric, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        describe(fabric=fabric)
+
+
+def test_a_cluster_and_hosts_besides_are_refused(cli: Cli) -> None:
+    with pytest.raises(UsageError, match="has its own hosts, rates and latency"):
+        describe(fabric=TWO_LEAVES, workers=2, rate=["1Gbps"])
+    none = cli("lab", "run", "--", "true")
+    assert "expected workers and their rate, or a cluster" in none.stderr
+    nodes = cli("lab", "run", "--nodes", "2", "--workers", "2", "--rate", "1Gbps", "--", "true")
+    assert "--nodes: expected a described cluster with them" in nodes.stderr
+    large = cli("lab", "run", "--cluster", "p3dn", "--", "true")
+    assert large.returncode == 2
+    assert "p3dn: a lab cannot shape links inside a node" in large.stderr
+
+
+@needs_namespaces
+def test_real_bytes_between_leaves_take_as_long_as_the_spine_lets_them(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with Lab(describe(fabric=TWO_LEAVES)) as lab:
+        assert [link.line_rate_bps for link in lab.uplinks] == [200e6, 200e6]
+        assert "2 leaves below a spine, uplinks deliver at least" in summary(lab)
+        capfd.readouterr()
+        program = [sys.executable, "-c", ACROSS_AND_WITHIN, str(SENT_BYTES)]
+        assert run_job(lab, program) == 0
+        facts = lab_facts(lab)
+    came = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert sorted(where for where, *_ in came) == ["across", "across", "within", "within"]
+    assert {int(size) for _, size, *_ in came} == {SENT_BYTES}
+    begins, ends = zip(*((float(b), float(e)) for w, _, b, e in came if w == "across"), strict=True)
+    # Without the narrow uplink, two hosts at 200 Mbps would need half of this.
+    at_uplink_rate_s = 8 * 2 * SENT_BYTES / TWO_LEAVES.uplink_rate_bps
+    assert max(ends) - min(begins) > 0.9 * at_uplink_rate_s
+    run = replace(read("resnet50@v100"), facts={"workers": 4, **facts})
+    assert recorded_fabric(run) == TWO_LEAVES
+    assert whatif(run).suspicions[0].cluster == "two leaves"
+
+
+def test_a_run_that_was_recorded_on_a_cluster_is_asked_about_on_it(tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_text(as_toml(TWO_LEAVES))
+    run = read("resnet50@v100")
+    recorded = replace(run, facts={**run.facts, "workers": 4, "cluster": path.read_text()})
+    asked, said = whatif(recorded), whatif(run, cluster=cluster(path))
+    assert asked["step_s"].tolist() == said["step_s"].tolist()
