@@ -128,6 +128,15 @@ def test_what_is_no_sign_of_rdma_is_a_reason_and_no_fallback(
     assert "nccl_socket_fallback" not in said
 
 
+def test_plugins_that_do_ib_or_sockets_by_another_name_are_told(tmp_path: Path) -> None:
+    using = "NET/IBext : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB ; OOB eth0:10.0.0.3<0>"
+    facts = facts_of(a_log(tmp_path, using, "Using network IBext"))
+    assert (facts["nccl_adapters"], facts["nccl_network"]) == ("mlx5_0:1/IB, mlx5_1:1/IB", "IBext")
+    using = "NET/FastSocket : Using [0]eth1:10.0.0.3<0>"
+    facts = facts_of(a_log(tmp_path, using, "Assigned NET plugin FastSocket to comm"))
+    assert (facts["nccl_interfaces"], facts["nccl_network"]) == ("eth1", "FastSocket")
+
+
 def test_lines_without_their_beginning_are_read(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text(
         "NCCL INFO Using network FastSocket\nNCCL INFO 12 coll channels, 0 nvls channels\n"

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -97,9 +96,7 @@ class RunWriter:
     def __init__(self, path: str | Path, *, replace: bool = False) -> None:
         self._place = _new_place(path)
         self._replace = replace
-        self._building = self._place.with_name(
-            f".{self._place.name}.writing-{secrets.token_hex(4)}"
-        )
+        self._building = self._place.with_name(f".{self._place.name}.writing-{os.urandom(4).hex()}")
         self._waiting: dict[str, list[Table]] = {name: [] for name in TABLES}
         self._rows = dict.fromkeys(TABLES, 0)
         self._pieces = 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.captures import is_capture
@@ -16,6 +15,7 @@ from fullwire.units import seconds, shown
 if TYPE_CHECKING:
     from fullwire.model.run import Run
 
+LooksLike: TypeAlias = Callable[[bytes], bool]
 FORMATS = (
     "run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests", "nccl-log",
     "flight-recorder", "chakra", "chrome",
@@ -114,7 +114,7 @@ def _read(kind: str, places: Sequence[Path], communication: str | None) -> Run:
         from fullwire.sources.kineto import read_kineto
 
         return read_kineto(places, communication=communication)
-    files = files_like(places, _looks_like()[kind])
+    files = files_like(places, _looks_like_a(kind))
     if kind not in _OF_MANY and len(files) != 1:
         raise UsageError(f"read: one file makes a run of a {kind}, {places[0]} has {len(files)}")
     if kind == "nccl-log":
@@ -252,32 +252,42 @@ def _of_file(path: Path) -> str:
 
 
 def _by_beginning(beginning: bytes) -> str:
-    recognised = _looks_like().items()
-    return next((kind for kind, looks_like in recognised if looks_like(beginning)), "")
+    return next((kind for kind, looks_like in _looks_like() if looks_like(beginning)), "")
 
 
-@cache
-def _looks_like() -> Mapping[str, Callable[[bytes], bool]]:
-    """Return by format what tells from a file's beginning; of two that do, the first is right."""
-    from fullwire.sources import (  # here: a built-in workload needs none of it
-        chakra,
-        chrome,
-        flight_recorder,
-        horovod,
-        kineto,
-        nccl_log,
-        nccl_tests,
-        netx,
-    )
-
-    return {
-        "netx": _soon(netx.looks_like), "chrome": chrome.looks_like,
-        "kineto": _soon(kineto.looks_like), "capture": is_capture,
-        "horovod": _soon(horovod.looks_like),
-        "flight-recorder": flight_recorder.looks_like, "chakra": chakra.looks_like,
-        "nccl-tests": nccl_tests.looks_like, "nccl-log": nccl_log.looks_like,
-    }  # fmt: skip
+def _looks_like_a(kind: str) -> LooksLike:
+    return next(looks_like for each, looks_like in _looks_like() if each == kind)
 
 
-def _soon(looks_like: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
+def _looks_like() -> Iterator[tuple[str, LooksLike]]:
+    """Go through the formats with what tells from a beginning; of two that do, the first is right.
+
+    Each is loaded when it is its turn: the most usual ones come early.
+    """
+    from fullwire.sources import chrome
+
+    yield "chrome", chrome.looks_like
+    from fullwire.sources import kineto
+
+    yield "kineto", _soon(kineto.looks_like)
+    yield "capture", is_capture
+    from fullwire.sources import netx
+
+    yield "netx", _soon(netx.looks_like)
+    from fullwire.sources import horovod
+
+    yield "horovod", _soon(horovod.looks_like)
+    from fullwire.sources import flight_recorder
+
+    yield "flight-recorder", flight_recorder.looks_like
+    from fullwire.sources import chakra
+
+    yield "chakra", chakra.looks_like
+    from fullwire.sources import nccl_log, nccl_tests
+
+    yield "nccl-tests", nccl_tests.looks_like
+    yield "nccl-log", nccl_log.looks_like
+
+
+def _soon(looks_like: LooksLike) -> LooksLike:
     return lambda beginning: looks_like(beginning[:_SOON_BYTES])

@@ -40,8 +40,9 @@ _MESSAGE = re.compile(
 _LONGEST_HOST = 255
 _PLAIN = "NCCL INFO "
 _VERSION = re.compile(r"\b([NR]CCL) version\s*:?\s*(\d{1,3}\.\d{1,3}[\w.+-]*)", re.ASCII)
-_NETWORK = re.compile(r"Using network (\S.{0,60})")
-_USING = re.compile(r"NET/(IB|Socket|OFI) ?: Using (.*)")
+# IBext is of NVIDIA's plugin, FastSocket of Google's; since 2.27 each communicator has its own.
+_NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (\S.{0,60}?)(?: to comm)?\s*$")
+_USING = re.compile(r"NET/(IB(?:ext\w{0,8})?|(?:Fast)?Socket|OFI) ?: Using (.*)")
 _ADAPTER = re.compile(r"\[\d{1,4}\]\s?([^\s:]{1,64}:\d{1,4}/\w{1,16})")
 _INTERFACE = re.compile(r"\[\d{1,4}\]\s?([\w.-]{1,64}):")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+).*?(?:found (\d+) nics)")
@@ -196,7 +197,7 @@ class _Log:
         elif (plugin := _PLUGIN.match(text)) is not None:
             _count(self._plugins, _words(plugin[1]))
         elif (using := _USING.match(text)) is not None:
-            is_socket = using[1] == "Socket"
+            is_socket = using[1].endswith("Socket")
             found = (_INTERFACE if is_socket else _ADAPTER).findall(using[2].partition(";")[0])
             for name in found[:_SHOWN]:
                 _count(self._interfaces if is_socket else self._adapters, _words(name))
