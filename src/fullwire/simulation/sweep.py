@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
-from fullwire.model.compressor import Combining, Compressor
+from fullwire.model.compressor import Compressor
 from fullwire.model.cost import AddTimes, Floats, gradient_cost, recorded_as, recorded_cost
 from fullwire.model.fabric import Fabric
-from fullwire.model.fabric_cost import FabricCost, fabric_cost, with_workers
 from fullwire.simulation.buckets import BucketPolicy, Buckets
+from fullwire.simulation.on_fabric import OnFabric, Routed, routed_s
 from fullwire.simulation.scenario import Order, Scenario
 from fullwire.simulation.schedule import (
     fifo_end_and_busy_s,
@@ -175,7 +175,7 @@ class Messages:
     fixed_s: Floats
     sent_bits: Floats
     others: tuple[_Other, ...]
-    routed: tuple[tuple[_Routed, ...], ...] = ()
+    routed: tuple[tuple[Routed, ...], ...] = ()
 
     def only(self, column: slice) -> Messages:
         """Return the same messages for some of the compressors."""
@@ -213,7 +213,7 @@ class Messages:
                 yield wire_bits * per_bit
             return
         for size in self.buckets.bytes.tolist():
-            yield _routed_s(self.routed[chosen], size / ratio, per_bit)
+            yield routed_s(self.routed[chosen], size / ratio, per_bit)
 
     def overhead_and_busy(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
@@ -236,7 +236,7 @@ class Messages:
             line_s = wire_bits / (rate_bps * transport.share) + hops * each.latency_s
             if each.routed:
                 per_bit = 1 / (rate_bps * transport.share)
-                line_s = _routed_s(each.routed[chosen], np.ones((1, 1, 1)), per_bit)
+                line_s = routed_s(each.routed[chosen], np.ones((1, 1, 1)), per_bit)
             yield each.exposed * transport.message_s(line_s, wire_bits / 8, hops, crowd)
 
     def _crowd(self, chosen: slice, transport: Transport) -> Floats:
@@ -260,28 +260,7 @@ class _Other:
     hops: Floats
     latency_s: float
     exposed: float
-    routed: tuple[tuple[_Routed, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Routed:
-    """A collective on a fabric, of so many bytes for each byte of a message."""
-
-    cost: FabricCost
-    times: float = 1.0
-
-
-def _routed_s(routed: Sequence[Sequence[_Routed]], size: Floats, per_bit: Floats) -> Floats:
-    """Return the times of messages: cluster sizes on the first axis, compressors on the last."""
-    shape = np.broadcast_shapes(size.shape, per_bit.shape, (len(routed), 1, 1))
-    size, per_bit = np.broadcast_to(size, shape), np.broadcast_to(per_bit, shape)
-    time_s = np.empty(shape)
-    for row, of_compressors in enumerate(routed):
-        for each in {id(each): each for each in of_compressors}.values():  # usually one for all
-            columns = [number for number, other in enumerate(of_compressors) if other is each]
-            here = (row, slice(None), slice(None) if len(of_compressors) == 1 else columns)
-            time_s[here] = each.cost.time_s(each.times * size[here], per_bit[here])
-    return time_s
+    routed: tuple[tuple[Routed, ...], ...] = ()
 
 
 def sweep(subjects: Sequence[Subject], grid: Grid, progress: Progress | None = None) -> Predictions:
@@ -322,14 +301,12 @@ def messages_of(
     shape = (len(buckets), len(grid.workers), len(grid.compressors))
     wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
     hops = np.empty(shape[1:])
-    on_fabric = _OnFabric.of(grid, latency_s)
-    hop_s = latency_s if on_fabric is None else 0.0  # what a fabric takes holds its latencies
-    routed: list[tuple[_Routed, ...]] = []
+    on_fabric = OnFabric.of(grid.fabric, latency_s, is_scattered=grid.is_scattered)
+    hop_s = latency_s if on_fabric is None else 0.0  # what links take holds their latencies
     for row, workers in enumerate(grid.workers):
-        kinds = {each.combining for each in grid.compressors}
         by_kind = {
-            kind: gradient_cost(kind, algorithm, workers, buckets.bytes, subject.adds)
-            for kind in kinds
+            combining: gradient_cost(combining, algorithm, workers, buckets.bytes, subject.adds)
+            for combining in {each.combining for each in grid.compressors}
         }
         for column, compressor in enumerate(grid.compressors):
             whole = by_kind[compressor.combining]
@@ -338,49 +315,31 @@ def messages_of(
             hops[row, column] = whole.hops
             sent_bits[:, row, column] = 8 * whole.sent_bytes
             fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s + packing * buckets.bytes
-        if on_fabric is not None:
-            costs = {kind: on_fabric.gradients(kind, algorithm, workers) for kind in kinds}
-            routed.append(tuple(costs[each.combining] for each in grid.compressors))
-            for column, each in enumerate(routed[-1]):
-                carried = each.cost.network_bits_per_byte * each.times
-                sent_bits[:, row, column] = carried * buckets.bytes
-    return Messages(
+    messages = Messages(
         subject=subject, buckets=buckets, lane=grid.lane,
         workers=grid.workers, wire_bits=wire_bits, hops=hops, fixed_s=fixed_s,
-        sent_bits=running_sum(sent_bits), routed=tuple(routed),
+        sent_bits=running_sum(sent_bits),
         others=tuple(_others(subject, latency_s, grid.workers, on_fabric)),
     )  # fmt: skip
+    return messages if on_fabric is None else _over_links(messages, algorithm, grid, on_fabric)
 
 
-@dataclass(frozen=True, slots=True)
-class _OnFabric:
-    """Where the ranks of a grid are, if it is more than workers around a switch."""
-
-    fabric: Fabric
-    is_scattered: bool
-
-    @staticmethod
-    def of(grid: Grid, latency_s: float) -> _OnFabric | None:
-        """Take the grid's fabric with this latency of its NICs."""
-        if grid.fabric is None or grid.fabric.is_flat:
-            return None
-        nics = replace(grid.fabric.nics, latency_s=latency_s)
-        return _OnFabric(replace(grid.fabric, nics=nics), grid.is_scattered)
-
-    def cost(self, op: str, algorithm: str, workers: int) -> FabricCost:
-        """Return what a collective takes among so many workers."""
-        fabric = with_workers(self.fabric, workers)
-        return fabric_cost(op, algorithm, fabric, workers, is_scattered=self.is_scattered)
-
-    def gradients(self, combining: Combining, algorithm: str, workers: int) -> _Routed:
-        """Return what a message of gradients takes, as `gradient_cost` combines it."""
-        if combining == "sum":
-            return _Routed(self.cost("allreduce", algorithm, workers))
-        return _Routed(self.cost("allgather", "ring", workers), workers)
+def _over_links(messages: Messages, algorithm: str, grid: Grid, on_fabric: OnFabric) -> Messages:
+    """Return the same messages as the links of a fabric take them."""
+    routed = []
+    for workers in grid.workers:
+        by_kind = {
+            combining: on_fabric.gradients(combining, algorithm, workers)
+            for combining in {each.combining for each in grid.compressors}
+        }
+        routed.append(tuple(by_kind[each.combining] for each in grid.compressors))
+    carried = [[each.network_bits_per_byte for each in row] for row in routed]
+    sent_bits = np.array(carried) * float(messages.buckets.bytes.sum())
+    return replace(messages, routed=tuple(routed), sent_bits=sent_bits)
 
 
 def _others(
-    subject: Subject, latency_s: float, workers: Sequence[int], on_fabric: _OnFabric | None
+    subject: Subject, latency_s: float, workers: Sequence[int], on_fabric: OnFabric | None
 ) -> Iterator[_Other]:
     """Work out the step's collectives that are no buckets, equal ones together."""
     others = subject.step.others
@@ -392,7 +351,7 @@ def _others(
             hops=np.array([float(each.hops) for each in costs]),
             latency_s=latency_s, exposed=exposed * count,
             routed=() if on_fabric is None else tuple(
-                (_Routed(on_fabric.cost(*recorded_as(op), each), float(size)),) for each in workers
+                (Routed(on_fabric.cost(*recorded_as(op), each), float(size)),) for each in workers
             ),
         )  # fmt: skip
 
