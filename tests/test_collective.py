@@ -19,7 +19,8 @@ from fullwire import _native
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.cost import AddTimes
-from fullwire.model.plan import OPS, Int32, algorithms, planned_transfers
+from fullwire.model.plan import OPS, algorithms, planned_transfers
+from fullwire.model.stages import Int32
 from fullwire.simulation.collective import collective_time
 from tests.reference_network import Move, ReferenceNetwork
 

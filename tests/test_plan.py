@@ -11,11 +11,11 @@ from fullwire.model.plan import (
     _BUILDERS,
     OPS,
     algorithms,
-    execute,
     plan,
     planned_transfers,
     power_of_two_within,
 )
+from fullwire.model.stages import execute
 
 PAIRS = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33]

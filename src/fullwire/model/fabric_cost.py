@@ -36,7 +36,8 @@ from fullwire.model.fabric import (
     Torus,
     with_nodes,
 )
-from fullwire.model.plan import Transfers, plan
+from fullwire.model.plan import plan
+from fullwire.model.stages import Transfers
 
 # Chunks of these follow each other closely, so that the busiest link never waits.
 _PIPELINED = (("allreduce", "tree"), ("broadcast", "ring"))

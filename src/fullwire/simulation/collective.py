@@ -12,7 +12,8 @@ from fullwire.model.cluster import Cluster
 from fullwire.model.cost import AddTimes, bus_factor, chunked_time_s, cost
 from fullwire.model.fabric import Fabric
 from fullwire.model.fabric_cost import fabric_cost, with_workers
-from fullwire.model.plan import Int32, Plan, Transfers, plan, planned_transfers
+from fullwire.model.plan import plan, planned_transfers
+from fullwire.model.stages import Int32, Plan, Transfers
 from fullwire.units import shown
 
 LEVELS = ("event", "closed")
@@ -47,7 +48,7 @@ def collective_time(
     adds: AddTimes | None = None,
 ) -> CollectiveTime:  # fmt: skip
     """Time one collective of `size_bytes` (the whole vector) on a cluster."""
-    _check(chunks, chunk_order, level)
+    check_conditions(chunks, chunk_order, level)
     cluster.check_equal_links()
     adds = adds or AddTimes()
     serial = chunk_order == "serial"
@@ -127,7 +128,8 @@ def _columns(part: Transfers, counts: list[int]) -> tuple[Int32, Int32, Int32, N
     return part.round, part.source, part.target, size_class.astype(np.uint8)
 
 
-def _check(chunks: int, chunk_order: str, level: str) -> None:
+def check_conditions(chunks: int, chunk_order: str, level: str) -> None:
+    """Refuse numbers of chunks, orders and levels that there are not."""
     if not isinstance(chunks, int) or chunks < 1:
         raise UsageError(f"chunks: expected a whole number, at least 1, got {shown(chunks)}")
     if chunk_order not in CHUNK_ORDERS:

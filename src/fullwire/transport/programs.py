@@ -16,7 +16,8 @@ import numpy as np
 
 from fullwire import _native
 from fullwire.model.cost import AddTimes, Cost, cost
-from fullwire.model.plan import Plan, Transfers, plan, power_of_two_within
+from fullwire.model.plan import plan, power_of_two_within
+from fullwire.model.stages import Plan, Transfers
 
 LARGEST_UNPIPELINED_BYTES = 2**20  # what the engine takes from a rank before it is asked for
 

@@ -1,0 +1,181 @@
+"""How a collective is stated: stages of transfers between seats of a message cut into blocks.
+
+A seat is a rank, or a switch that adds and copies what passes through it. Seats beyond the workers'
+are switches, and hold nothing at the beginning. A transfer moves blocks from one seat to another,
+where they are added to what is there (`reduces`) or replace it. The transfers of a stage are of one
+size and go on at once, `rounds` times in a row; each time the blocks move on by `shift`, within the
+window of so many blocks that the first one is in. So a ring is two stages, however many ranks it
+has: what a ring says 2(N-1) times is stated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32: TypeAlias = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Stage:
+    """Transfers of one size that go on at once, `rounds` times in a row.
+
+    The blocks of a transfer are `block_step` apart.
+    """
+
+    source: Int32
+    target: Int32
+    first_block: Int32
+    reduces: bool
+    block_count: int = 1
+    block_step: int = 1
+    rounds: int = 1
+    shift: int = 0
+    window: int = 1
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def first_blocks(self, number: int) -> Int32:
+        """Return each transfer's first block in one of the rounds."""
+        within = self.first_block % self.window
+        moved = (within + number * self.shift) % self.window
+        return np.asarray(self.first_block - within + moved, np.int32)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Transfers:
+    """One part of a plan as columns, in order of rounds."""
+
+    round: Int32
+    source: Int32
+    target: Int32
+    first_block: Int32
+    block_count: Int32
+    reduces: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.round)
+
+
+Part: TypeAlias = tuple[Stage, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    """A collective as transfers between `workers` ranks of a message cut into `blocks`.
+
+    `stages` are those of each part; parts touch different blocks and do not wait for each other.
+    Block b of the plan is block `places[b]` of the message, or b itself without places.
+    """
+
+    op: str
+    algorithm: str
+    workers: int
+    blocks: int
+    stages: tuple[Part, ...]
+    switches: int = 0
+    places: Int32 | None = None
+
+    @property
+    def seats(self) -> int:
+        """How many ranks and switches take part."""
+        return self.workers + self.switches
+
+    @property
+    def message_blocks(self) -> int:
+        """How many blocks a rank's message has: in an all-to-all every rank has its own."""
+        return self.blocks // self.workers if self.op == "alltoall" else self.blocks
+
+    @cached_property
+    def parts(self) -> tuple[Transfers, ...]:
+        """Return every transfer, round by round."""
+        return tuple(_spelt_out(part) for part in self.stages)
+
+    def transfer_count(self) -> int:
+        """Count the transfers of the whole plan."""
+        return sum(stage.rounds * len(stage) for part in self.stages for stage in part)
+
+    def sent_blocks(self) -> NDArray[np.int64]:
+        """Count the blocks that each seat sends."""
+        return self._blocks_by("source")
+
+    def received_blocks(self) -> NDArray[np.int64]:
+        """Count the blocks that each seat receives."""
+        return self._blocks_by("target")
+
+    def _blocks_by(self, end: str) -> NDArray[np.int64]:
+        total = np.zeros(self.seats, np.int64)
+        for part in self.stages:
+            for stage in part:
+                np.add.at(total, getattr(stage, end), stage.rounds * stage.block_count)
+        return total
+
+
+def execute(stated: Plan, vectors: NDArray[Any]) -> NDArray[Any]:
+    """Carry a plan out on one vector per rank and return what each rank holds at the end."""
+    held = np.zeros((stated.seats, vectors.shape[1]), vectors.dtype)
+    held[: stated.workers] = vectors
+    spans = _spans(stated, vectors.shape[1])
+    for part in stated.stages:
+        for stage in part:
+            for number in range(stage.rounds):
+                _execute_round(stage, stage.first_blocks(number), spans, held)
+    return held[: stated.workers]
+
+
+def _spans(stated: Plan, size: int) -> list[slice]:
+    """Return where in a vector each block of the plan lies."""
+    edges = np.arange(stated.blocks + 1) * size // stated.blocks
+    places = range(stated.blocks) if stated.places is None else stated.places
+    return [slice(edges[place], edges[place + 1]) for place in places]
+
+
+def _execute_round(
+    stage: Stage, first_blocks: Int32, spans: Sequence[slice], held: NDArray[Any]
+) -> None:
+    """Deliver one round: everything is read before anything is written, as on the wire."""
+    mail = []
+    reach = stage.block_count * stage.block_step
+    for row, first in enumerate(first_blocks):
+        for span in spans[first : first + reach : stage.block_step]:
+            mail.append((stage.target[row], span, held[stage.source[row], span].copy()))
+    for target, span, payload in mail:
+        held[target, span] = held[target, span] + payload if stage.reduces else payload
+
+
+def _spelt_out(part: Part) -> Transfers:
+    if any(stage.block_step > 1 for stage in part):
+        raise ValueError("blocks that are apart have no place in one column")
+    first_round = 0
+    pieces: list[tuple[Int32, ...]] = []
+    for stage in part:
+        for number in range(stage.rounds):
+            pieces.append(_columns(stage, first_round + number, number))
+        first_round += stage.rounds
+    columns = [np.concatenate(each) for each in zip(*pieces, strict=True)]
+    return Transfers(
+        round=columns[0], source=columns[1], target=columns[2], first_block=columns[3],
+        block_count=columns[4], reduces=columns[5].astype(bool),
+    )  # fmt: skip
+
+
+def _columns(stage: Stage, round_number: int, number: int) -> tuple[Int32, ...]:
+    size = len(stage)
+    return (
+        np.full(size, round_number, np.int32), stage.source, stage.target,
+        stage.first_blocks(number), np.full(size, stage.block_count, np.int32),
+        np.full(size, stage.reduces, np.int32),
+    )  # fmt: skip
+
+
+def each_stage(stated: Plan) -> Iterator[tuple[int, Stage]]:
+    """Go through all stages, with the number of their part."""
+    for number, part in enumerate(stated.stages):
+        for stage in part:
+            yield number, stage

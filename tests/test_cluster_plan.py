@@ -1,0 +1,163 @@
+"""Collectives for clusters of nodes: right on real arrays, and no byte more than they must move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fullwire.errors import UsageError
+from fullwire.model.cluster_plan import (
+    CLUSTER_OPS,
+    Layout,
+    cluster_algorithms,
+    cluster_plan,
+)
+from fullwire.model.cost import bus_factor
+from fullwire.model.stages import Plan, execute
+
+PAIRS = [(op, algorithm) for op in CLUSTER_OPS for algorithm in cluster_algorithms(op)]
+NEEDS_POWER_OF_TWO = [("reducescatter", "halving-doubling"), ("allgather", "halving-doubling")]
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    per_node = draw(st.integers(1, 5))
+    nodes = rows * columns
+    return Layout(
+        nodes=nodes, per_node=per_node, nics_per_node=draw(st.integers(1, per_node)),
+        nodes_per_leaf=draw(st.integers(1, nodes)), torus=(rows, columns),
+        servers=draw(st.integers(1, nodes * per_node)),
+    )  # fmt: skip
+
+
+def stated(op: str, algorithm: str, layout: Layout) -> Plan | None:
+    if (op, algorithm) in NEEDS_POWER_OF_TWO and layout.workers & (layout.workers - 1):
+        return None
+    return cluster_plan(op, algorithm, layout)
+
+
+def promised(plan: Plan, vectors: NDArray[np.int64], held: NDArray[np.int64]) -> bool:
+    """Say whether every rank ends with what the collective owes it."""
+    workers, total = plan.workers, vectors.sum(axis=0)
+    edges = np.arange(plan.blocks + 1) * vectors.shape[1] // plan.blocks
+    if plan.op == "allreduce":
+        return bool((held == total).all())
+    if plan.op == "broadcast":
+        return bool((held == vectors[0]).all())
+    if plan.op == "alltoall":
+        blocks = [slice(*edges[each : each + 2]) for each in range(plan.blocks)]
+        return all(
+            (held[rank, blocks[sender * workers + rank]]
+             == vectors[sender, blocks[sender * workers + rank]]).all()
+            for rank in range(workers) for sender in range(workers)
+        )  # fmt: skip
+    pieces = plan.blocks // workers
+    own = [slice(edges[rank * pieces], edges[(rank + 1) * pieces]) for rank in range(workers)]
+    if plan.op == "reducescatter":
+        return all((held[rank, mine] == total[mine]).all() for rank, mine in enumerate(own))
+    gathered = np.concatenate([vectors[rank, mine] for rank, mine in enumerate(own)])
+    return bool((held == gathered).all())
+
+
+@pytest.mark.parametrize(("op", "algorithm"), PAIRS)
+@settings(max_examples=25, deadline=None)
+@given(layout=layouts(), size=st.integers(0, 700))
+def test_a_plan_carried_out_on_arrays_gives_what_the_collective_promises(
+    op: str, algorithm: str, layout: Layout, size: int
+) -> None:
+    plan = stated(op, algorithm, layout)
+    if plan is None:
+        return
+    vectors = np.random.default_rng(size).integers(0, 1000, (layout.workers, size))
+    assert promised(plan, vectors, execute(plan, vectors))
+
+
+@pytest.mark.parametrize(("op", "algorithm"), PAIRS)
+@settings(max_examples=25, deadline=None)
+@given(layout=layouts())
+def test_what_is_sent_is_received_and_nobody_sends_to_itself(
+    op: str, algorithm: str, layout: Layout
+) -> None:
+    plan = stated(op, algorithm, layout)
+    if plan is None:
+        return
+    assert plan.sent_blocks().sum() == plan.received_blocks().sum()
+    for part in plan.stages:
+        for stage in part:
+            assert len(stage) * stage.rounds > 0
+            assert (stage.source != stage.target).all()
+            assert min(stage.source.min(), stage.target.min()) >= 0
+            assert max(stage.source.max(), stage.target.max()) < plan.seats
+
+
+BALANCED = [
+    (op, algorithm) for op, algorithm in PAIRS
+    if algorithm in ("bidirectional-ring", "multi-ring", "hierarchical", "torus", "pairwise")
+    and op != "broadcast" and (op, algorithm) != ("alltoall", "hierarchical")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "algorithm"), BALANCED)
+@settings(max_examples=20, deadline=None)
+@given(layout=layouts())
+def test_every_rank_sends_and_receives_what_an_ideal_collective_must(
+    op: str, algorithm: str, layout: Layout
+) -> None:
+    plan = cluster_plan(op, algorithm, layout)
+    ideal = bus_factor(op, layout.workers) * plan.message_blocks
+    assert plan.sent_blocks() == pytest.approx(np.full(layout.workers, ideal))
+    assert plan.received_blocks() == pytest.approx(np.full(layout.workers, ideal))
+
+
+def between_nodes(plan: Plan, layout: Layout) -> float:
+    """Return how many times the message leaves each node, on average."""
+    crossing = sum(
+        stage.rounds * stage.block_count
+        * int((stage.source // layout.per_node != stage.target // layout.per_node).sum())
+        for part in plan.stages for stage in part
+    )  # fmt: skip
+    return crossing / plan.message_blocks / layout.nodes
+
+
+def test_a_hierarchy_keeps_all_but_one_copy_of_the_message_within_nodes() -> None:
+    layout = Layout(nodes=6, per_node=8, nics_per_node=8)
+    for algorithm in ("hierarchical", "hierarchical-leader", "multi-ring"):
+        plan = cluster_plan("allreduce", algorithm, layout)
+        expected = 2 * 47 / 48 if algorithm == "multi-ring" else 2 * 5 / 6
+        assert between_nodes(plan, layout) == pytest.approx(expected)
+    scattered = cluster_plan("allreduce", "halving-doubling", Layout(nodes=8, per_node=8))
+    assert between_nodes(scattered, Layout(nodes=8, per_node=8)) == pytest.approx(14)
+
+
+def test_an_aggregating_switch_receives_once_what_a_ring_sends_twice() -> None:
+    plan = cluster_plan("allreduce", "in-network", Layout(nodes=8, nodes_per_leaf=4))
+    assert plan.switches == 3
+    assert set(plan.sent_blocks()[:8] / plan.blocks) == {1.0}
+    assert plan.received_blocks()[8:].tolist() == [5, 5, 2]  # four nodes and the spine; two leaves
+
+
+def test_one_rank_has_nothing_to_do() -> None:
+    for op, algorithm in PAIRS:
+        assert cluster_plan(op, algorithm, Layout(nodes=1, torus=(1, 1))).transfer_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("op", "algorithm", "layout", "said"),
+    [
+        ("allreduce", "torus", Layout(nodes=4), "expected a cluster whose nodes form a torus"),
+        ("allreduce", "in-network", Layout(nodes=4), "a torus has none"),
+        ("allreduce", "parameter-server", Layout(nodes=4, servers=5), "servers: expected 1 to 4"),
+        ("alltoall", "pairwise", Layout(nodes=10_000), "99,990,000 different transfers"),
+        ("alltoall", "ring", Layout(nodes=4), "expected pairwise or hierarchical, got 'ring'"),
+        ("sum", "ring", Layout(nodes=4), "collective: expected one of allreduce"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_stated_is_refused(
+    op: str, algorithm: str, layout: Layout, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        cluster_plan(op, algorithm, layout)
