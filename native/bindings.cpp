@@ -20,6 +20,8 @@
 #include <vector>
 
 #include "collective_events.hpp"
+#include "fabric_events.hpp"
+#include "folding.hpp"
 #include "kineto_scan.hpp"
 #include "packet_capture.hpp"
 #include "packets.hpp"
@@ -80,6 +82,32 @@ std::pair<double, std::uint64_t> play_collective(
     return {outcome.time_s, outcome.transfers};
 }
 
+using StagedColumns =
+    std::tuple<Column<std::int64_t>, Column<double>, Column<double>, Column<std::int64_t>,
+               Column<std::int32_t>>;
+
+std::pair<double, std::uint64_t> play_fabric(
+    std::uint32_t seats, Column<double> bytes_per_s, Column<std::int32_t> source,
+    Column<std::int32_t> target, Column<double> latency_s, Column<std::int64_t> stands_for,
+    Column<std::int64_t> crossings_begin, Column<std::int32_t> link, Column<std::int32_t> weight,
+    const std::vector<StagedColumns>& columns, std::uint32_t chunks, bool serial,
+    const std::optional<nb::callable>& told) {
+    std::vector<fullwire::StagedPart> parts;
+    for (const auto& [rounds, bytes, add_s, edges_begin, connection] : columns) {
+        parts.push_back({span_of(rounds), span_of(bytes), span_of(add_s), span_of(edges_begin),
+                         span_of(connection)});
+    }
+    const auto pause = [&](std::uint64_t transfers) {  // lets Ctrl-C through
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        if (told) (*told)(transfers);
+    };
+    const fullwire::Played played = fullwire::play_fabric(
+        {seats, span_of(bytes_per_s), span_of(source), span_of(target), span_of(latency_s),
+         span_of(stands_for), span_of(crossings_begin), span_of(link), span_of(weight)},
+        parts, chunks, serial, pause);
+    return {played.time_s, played.transfers};
+}
+
 void sample(int file, std::string links, std::string mark, std::vector<int> interfaces,
             std::vector<std::string> rdma_directories, int watched) {
     const nb::gil_scoped_release no_python;  // not a line of it runs in the loop
@@ -92,6 +120,18 @@ nb::object column(const std::vector<T>& values) {
     auto* copy = new std::vector<T>(values);
     nb::capsule owner(copy, [](void* taken) noexcept { delete static_cast<std::vector<T>*>(taken); });
     return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(copy->data(), {copy->size()}, owner));
+}
+
+nb::tuple fold(
+    std::uint32_t seats, Column<std::int32_t> source, Column<std::int32_t> target,
+    Column<std::int64_t> crossings_begin, Column<std::int32_t> link,
+    Column<std::int32_t> connections, Column<std::int32_t> links) {
+    const fullwire::Classes found =
+        fullwire::folded(seats,
+                         {span_of(source), span_of(target), span_of(crossings_begin),
+                          span_of(link)},
+                         span_of(connections), span_of(links));
+    return nb::make_tuple(column(found.seats), column(found.connections), column(found.links));
 }
 
 void feed(fullwire::KinetoScanner& scanner, nb::bytes chunk) {
@@ -464,6 +504,13 @@ NB_MODULE(_native, module) {
     module.def("play_collective", &play_collective, nb::arg("workers"), nb::arg("parts"),
                nb::arg("size_classes"), nb::arg("bytes_per_s"), nb::arg("latency_s"),
                nb::arg("chunks"), nb::arg("serial"));
+    module.def("play_fabric", &play_fabric, nb::arg("seats"), nb::arg("bytes_per_s"),
+               nb::arg("source"), nb::arg("target"), nb::arg("latency_s"), nb::arg("stands_for"),
+               nb::arg("crossings_begin"), nb::arg("link"), nb::arg("weight"), nb::arg("parts"),
+               nb::arg("chunks"), nb::arg("serial"), nb::arg("told").none());
+    module.def("fold", &fold, nb::arg("seats"), nb::arg("source"), nb::arg("target"),
+               nb::arg("crossings_begin"), nb::arg("link"), nb::arg("connections"),
+               nb::arg("links"));
     module.def("sample", &sample, nb::arg("file"), nb::arg("links"), nb::arg("mark"),
                nb::arg("interfaces"), nb::arg("rdma_directories"), nb::arg("watched"));
     nb::class_<fullwire::PacketCapture>(module, "PacketCapture")

@@ -77,7 +77,7 @@ class ReferenceNetwork:
         for link in done:
             key = self.active.pop(link).key
             self.left.add(key)
-            self.flying.append((self.now + self.latency + self.move(key).add, key))
+            self.flying.append((self.now + self.latency_of(link) + self.move(key).add, key))
         self.received |= {key for time, key in self.flying if time <= self.now}
         self.flying = [(time, key) for time, key in self.flying if time > self.now]
 
@@ -109,12 +109,15 @@ class ReferenceNetwork:
 
     def shares(self) -> dict[tuple[int, int], Fraction]:
         """Fill all connections alike; those on a link that is full are settled, and so on."""
-        free = {end: self.rate for link in self.active for end in ends(link)}
+        ends, free = self.links_of, self.rates()
         unsettled = set(self.active)
         settled: dict[tuple[int, int], Fraction] = {}
         while unsettled:
             users = {end: [link for link in unsettled if end in ends(link)] for end in free}
-            share, tight = min((free[end] / len(on), end) for end, on in users.items() if on)
+            offers = [(free[end] / len(on), end) for end, on in users.items() if on]
+            if not offers:  # what uses no link is there at once
+                return settled | dict.fromkeys(unsettled, Fraction(10**30))
+            share, tight = min(offers)
             for link in users[tight]:
                 settled[link] = share
                 unsettled.discard(link)
@@ -125,6 +128,33 @@ class ReferenceNetwork:
     def move(self, key: tuple[int, int, int]) -> Move:
         return self.parts[key[0]][key[2]]
 
+    def rates(self) -> dict[tuple[str, int], Fraction]:
+        return {end: self.rate for link in self.active for end in self.links_of(link)}
 
-def ends(link: tuple[int, int]) -> Iterable[tuple[str, int]]:
-    return ("up", link[0]), ("down", link[1])
+    def links_of(self, link: tuple[int, int]) -> Iterable[tuple[str, int]]:
+        return ("up", link[0]), ("down", link[1])
+
+    def latency_of(self, link: tuple[int, int]) -> Fraction:
+        del link
+        return self.latency
+
+
+class ReferenceFabric(ReferenceNetwork):
+    """The same over links of any number and rate, whose names are numbers."""
+
+    def __init__(
+        self, parts: list[list[Move]], chunks: int, links: dict[tuple[int, int], list[int]],
+        rates: dict[int, Fraction], latencies: dict[tuple[int, int], Fraction],
+    ) -> None:  # fmt: skip
+        super().__init__(parts, Fraction(1), Fraction(0), chunks)
+        self.links, self.link_rates, self.latencies = links, rates, latencies
+
+    def rates(self) -> dict[tuple[str, int], Fraction]:
+        used = {end for link in self.active for end in self.links_of(link)}
+        return {end: self.link_rates[end[1]] for end in used}
+
+    def links_of(self, link: tuple[int, int]) -> Iterable[tuple[str, int]]:
+        return [("link", each) for each in self.links[link]]
+
+    def latency_of(self, link: tuple[int, int]) -> Fraction:
+        return self.latencies[link]

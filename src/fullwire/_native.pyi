@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,39 @@ def play_collective(
     chunks: int,
     serial: bool,
 ) -> tuple[float, int]: ...
+
+_Staged = tuple[
+    NDArray[np.int64],
+    NDArray[np.float64],
+    NDArray[np.float64],
+    NDArray[np.int64],
+    NDArray[np.int32],
+]
+
+def play_fabric(
+    seats: int,
+    bytes_per_s: NDArray[np.float64],
+    source: NDArray[np.int32],
+    target: NDArray[np.int32],
+    latency_s: NDArray[np.float64],
+    stands_for: NDArray[np.int64],
+    crossings_begin: NDArray[np.int64],
+    link: NDArray[np.int32],
+    weight: NDArray[np.int32],
+    parts: Sequence[_Staged],
+    chunks: int,
+    serial: bool,
+    told: Callable[[int], object] | None,
+) -> tuple[float, int]: ...
+def fold(
+    seats: int,
+    source: NDArray[np.int32],
+    target: NDArray[np.int32],
+    crossings_begin: NDArray[np.int64],
+    link: NDArray[np.int32],
+    connections: NDArray[np.int32],
+    links: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]: ...
 def sample(
     file: int,
     links: str,
