@@ -152,7 +152,7 @@ def test_one_rank_has_nothing_to_do() -> None:
         ("allreduce", "in-network", Layout(nodes=4), "a torus has none"),
         ("allreduce", "parameter-server", Layout(nodes=4, servers=5), "servers: expected 1 to 4"),
         ("alltoall", "pairwise", Layout(nodes=10_000), "99,990,000 different transfers"),
-        ("alltoall", "ring", Layout(nodes=4), "expected pairwise or hierarchical, got 'ring'"),
+        ("alltoall", "ring", Layout(nodes=4), "expected pairwise, hierarchical, got 'ring'"),
         ("sum", "ring", Layout(nodes=4), "collective: expected one of allreduce"),
     ],
 )  # fmt: skip

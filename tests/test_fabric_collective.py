@@ -25,11 +25,13 @@ from fullwire.model.cost import AddTimes
 from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus, flat
 from fullwire.model.placed import placed
 from fullwire.model.placed_cost import placed_cost
-from fullwire.simulation.collective import collective_time
-from fullwire.simulation.fabric_collective import FabricTime, fabric_time
+from fullwire.model.plan import OPS, algorithms
+from fullwire.simulation.collective import CollectiveTime, collective_time
+from fullwire.simulation.fabric_collective import fabric_time
 from tests.reference_network import Move, ReferenceNetwork
 
 PAIRS = [(op, algorithm) for op in CLUSTER_OPS for algorithm in cluster_algorithms(op)]
+FLAT_PAIRS = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
 ADDS = AddTimes(((1e3, 1e-6), (1e6, 2e-5), (1e9, 1e-2)))
 
 
@@ -83,7 +85,7 @@ def is_offered(op: str, algorithm: str, fabric: Fabric) -> bool:
     return not (algorithm == "halving-doubling" and op != "allreduce" and uneven)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(fabrics(), st.sampled_from(PAIRS), st.integers(1, 10**8), st.integers(1, 3), st.booleans(),
        st.data())  # fmt: skip
 def test_what_is_alike_is_played_once_and_takes_as_long_as_all_of_it(
@@ -107,19 +109,18 @@ def test_what_is_alike_is_played_once_and_takes_as_long_as_all_of_it(
 
 @pytest.mark.parametrize("nodes", [8, 32])  # 64 and 256 devices
 @pytest.mark.parametrize("slow", [(), (OtherHost(node=5, nic_rate_bps=100e9),)])
+@pytest.mark.parametrize("rails", [False, True])
 def test_a_cluster_as_bought_folds_within_a_thousandth(
-    nodes: int, slow: tuple[OtherHost, ...]
+    nodes: int, slow: tuple[OtherHost, ...], rails: bool
 ) -> None:
-    for rails in (False, True):
-        fabric = pod(nodes, slow=slow, rails=rails)
-        for algorithm in ("hierarchical", "hierarchical-halving-doubling", "multi-ring",
-                          "in-network"):  # fmt: skip
-            folded, whole = (
-                fabric_time("allreduce", algorithm, fabric, 2**26, folds=folds)
-                for folds in (True, False)
-            )
-            assert folded.time_s == pytest.approx(whole.time_s, rel=1e-3)
-            assert 2 * (folded.played or 0) <= (whole.played or 0)
+    fabric = pod(nodes, slow=slow, rails=rails)
+    for algorithm in ("hierarchical", "hierarchical-halving-doubling", "in-network"):
+        folded, whole = (
+            fabric_time("allreduce", algorithm, fabric, 2**26, folds=folds)
+            for folds in (True, False)
+        )
+        assert folded.time_s == pytest.approx(whole.time_s, rel=1e-3)
+        assert 4 * (folded.played or 0) <= (whole.played or 0)
 
 
 def test_sixteen_thousand_devices_are_a_few_kinds() -> None:
@@ -132,13 +133,12 @@ def test_sixteen_thousand_devices_are_a_few_kinds() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(PAIRS), st.integers(1, 20), st.integers(1, 10**9), st.integers(1, 4),
+@given(st.sampled_from(FLAT_PAIRS), st.integers(1, 20), st.integers(1, 10**9), st.integers(1, 4),
        st.sampled_from(["serial", "pipelined"]), st.sampled_from([0.0, 5e-6]))  # fmt: skip
 def test_around_one_switch_both_engines_agree(
     pair: tuple[str, str], workers: int, size: int, chunks: int, order: str, latency_s: float
 ) -> None:
     op, algorithm = pair
-    assume(algorithm in ("ring", "tree", "halving-doubling"))
     cluster = Cluster(workers=workers, rate_bps=1e10, latency_s=latency_s)
     assume(is_offered(op, algorithm, flat(cluster)))
     # What comes to one connection at the same instant may go in either order in a tree.
@@ -151,7 +151,7 @@ def test_around_one_switch_both_engines_agree(
     assert found.transfers == known.transfers
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(fabrics(), st.sampled_from(PAIRS), st.integers(1, 10**8), st.integers(1, 3))
 def test_events_agree_with_every_closed_form_that_is_exact(
     fabric: Fabric, pair: tuple[str, str], size: int, chunks: int
@@ -190,7 +190,7 @@ def test_known_times_of_known_algorithms() -> None:
     inside_s = 2 * 7 * (size / 8 * 8 / 2.4e12 + 1e-6)
     between_s = 2 * 7 * (size / 8 / 8 * 8 / 400e9 + 3e-6)
     assert found.time_s == pytest.approx(inside_s + between_s)
-    assert found.busiest_kind == "in-node links"
+    assert found.busiest == "in-node links"
     switched = fabric_time("allreduce", "in-network", even, size)
     assert switched.time_s == pytest.approx(inside_s + 2 * (size / 8 * 8 / 400e9 + 1.5e-6))
     nine, eight = (flat(Cluster(workers=each, rate_bps=8e9)) for each in (9, 8))
@@ -203,16 +203,16 @@ def test_known_times_of_known_algorithms() -> None:
 def test_a_bad_order_over_an_oversubscribed_spine_costs_what_it_costs() -> None:
     fabric, size = pod(16, ratio=4.0), 2**30
 
-    def ring(order: Sequence[int] | None) -> FabricTime:
+    def ring(order: Sequence[int] | None) -> CollectiveTime:
         return fabric_time("allreduce", "ring", fabric, size, order=order)
 
     together = ring(None)
-    assert together.busiest_kind == "NICs"
+    assert together.busiest == "NICs"
     assert together.time_s == pytest.approx(2 * 127 / 128 * size * 8 / 400e9, rel=0.02)
     # With leaves in turn every hop of every rank crosses the spine, whose uplinks carry a quarter.
     leaves_in_turn = np.arange(128).reshape(4, 4, 8).transpose(2, 1, 0).reshape(-1)
     crossing = ring(leaves_in_turn.tolist())
-    assert crossing.busiest_kind == "spine uplinks"
+    assert crossing.busiest == "spine uplinks"
     assert crossing.time_s == pytest.approx(4 * together.time_s, rel=0.02)
 
 
@@ -299,7 +299,7 @@ flow = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(flow, min_size=1, max_size=14), st.sampled_from([0.0, 0.75]))
 def test_shares_on_any_routes_are_those_of_a_plain_reference(
     flows: list[Flow], latency_s: float
@@ -323,7 +323,7 @@ def test_one_switch_is_the_reference_network_too() -> None:
 
 
 def test_the_same_play_takes_the_same_time_to_the_last_bit() -> None:
-    fabric = pod(16, slow=(OtherHost(node=3, nic_rate_bps=50e9),))
+    fabric = pod(6, slow=(OtherHost(node=3, nic_rate_bps=50e9),))
     times = {fabric_time("allreduce", "multi-ring", fabric, 10**7).time_s for _ in range(3)}
     assert len(times) == 1
 

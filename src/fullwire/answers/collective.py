@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fullwire.answers.conditions import count, is_scattered, rate, worker_count
 from fullwire.answers.conditions import latency as read_latency
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
-from fullwire.model.fabric import Fabric
-from fullwire.simulation.collective import (
-    CollectiveTime,
-    collective_time,
-    fabric_collective_time,
-)
+from fullwire.model.cluster_plan import cluster_algorithms
+from fullwire.model.fabric import Fabric, flat
+from fullwire.model.fabric_cost import scattered, with_workers
+from fullwire.model.plan import OPS, algorithms
+from fullwire.simulation.collective import CollectiveTime, collective_time
+from fullwire.simulation.fabric_collective import Told, fabric_time
 from fullwire.sources.clusters import ClusterLike
 from fullwire.sources.clusters import cluster as described_cluster
 from fullwire.sources.netx import read_reduce_cost
@@ -24,41 +26,60 @@ from fullwire.units import size_bytes
 def collective(
     op: str, *, bytes: str | int, workers: str | int | None = None,
     bandwidth: str | float | None = None, latency: str | float | None = None,
-    algorithm: str = "ring", chunks: int = 1, chunk_order: str = "pipelined",
-    level: str | None = None, reduce_cost: str | Path | None = None,
+    algorithm: str | None = None, chunks: int = 1, chunk_order: str = "pipelined",
+    level: str = "event", reduce_cost: str | Path | None = None,
     cluster: ClusterLike | None = None, nodes: str | int | None = None,
-    placement: str = "packed",
+    placement: str = "packed", order: Sequence[int] | None = None, servers: int = 1,
+    progress: Told | None = None,
 ) -> CollectiveTime:  # fmt: skip
-    """Time a collective of so many bytes: `allreduce`, `reducescatter`, `allgather`, `broadcast`.
+    """Time a collective of so many bytes: `allreduce`, `reducescatter`, `allgather` and others.
 
     Bytes are of the whole vector. `level="event"` plays every transfer; `"closed"` uses a formula
     where one is exact. `reduce_cost` is a file of measured additions, `bytes,seconds` a line.
-    On a described cluster workers are its devices, and bandwidth and latency those of its NICs.
+    On a described cluster workers are its devices, and bandwidth and latency those of its NICs;
+    rank r is on device `order[r]`. `progress` hears how many of how many transfers are done.
     """
     op = op.lower().replace("-", "").replace("_", "")
+    algorithm = algorithm or cluster_algorithms(op)[0]
     adds = None if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
     size = size_bytes(bytes, "bytes")
-    if cluster is not None:
+    among = None if workers is None else worker_count(workers)
+    how: dict[str, Any] = {
+        "chunks": chunks, "chunk_order": chunk_order, "level": level, "adds": adds,
+    }  # fmt: skip
+    if cluster is None:
+        around = _one_switch(among, bandwidth, latency)
+        if order is None and op in OPS and algorithm in algorithms(op):
+            return collective_time(op, algorithm, around, size, **how)
+        fabric = flat(around)
+    else:
         fabric = _fabric(cluster, nodes, bandwidth, latency)
-        if not fabric.is_flat:
-            return fabric_collective_time(
-                op, algorithm, fabric,
-                fabric.devices if workers is None else worker_count(workers), size,
-                chunks=chunks, level=level, is_scattered=is_scattered(fabric, placement), adds=adds,
-            )  # fmt: skip
-        workers = fabric.devices if workers is None else workers
-        bandwidth, latency = fabric.nics.rate_bps, fabric.nics.latency_s
+    fabric = fabric if among is None else with_workers(fabric, among)
+    found = fabric_time(
+        op, algorithm, fabric, size, workers=among, order=_order(fabric, among, placement, order),
+        servers=servers, told=progress, **how,
+    )  # fmt: skip
+    return found if cluster is not None else replace(found, cluster=None)
+
+
+def _one_switch(
+    workers: int | None, bandwidth: str | float | None, latency: str | float | None
+) -> Cluster:
     if workers is None or bandwidth is None:
         raise UsageError("collective: expected workers and bandwidth, or a described cluster")
-    flat = Cluster(
-        workers=worker_count(workers),
-        rate_bps=rate(bandwidth),
-        latency_s=read_latency(latency or 0),
+    return Cluster(
+        workers=workers, rate_bps=rate(bandwidth), latency_s=read_latency(latency or 0.0)
     )
-    return collective_time(
-        op, algorithm, flat, size, chunks=chunks, chunk_order=chunk_order, level=level or "event",
-        adds=adds,
-    )  # fmt: skip
+
+
+def _order(
+    fabric: Fabric, workers: int | None, placement: str, order: Sequence[int] | None
+) -> Sequence[int] | None:
+    if not is_scattered(fabric, placement):
+        return order
+    if order is not None:
+        raise UsageError("order: expected either an order, or ranks scattered over the leaves")
+    return [int(device) for device in scattered(fabric)[:workers]]
 
 
 def _fabric(

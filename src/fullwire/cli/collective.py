@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from fullwire.cli.options import ClusterOption, Json, Placement, print_json
+from fullwire.cli.progress import progress
 
 
 def collective(
     op: Annotated[
         str,
-        typer.Argument(metavar="OP", help="allreduce, reducescatter, allgather or broadcast"),
+        typer.Argument(metavar="OP", help="allreduce, reducescatter, allgather, broadcast ..."),
     ],
     bytes_: Annotated[str, typer.Option("--bytes", help="Size of the whole vector: 64MiB")],
     workers: Annotated[str | None, typer.Option(help="How many take part: 64")] = None,
@@ -25,18 +26,21 @@ def collective(
     cluster: ClusterOption = None,
     nodes: Annotated[str | None, typer.Option(help="Nodes of the cluster: 16")] = None,
     placement: Placement = "packed",
-    algorithm: Annotated[str, typer.Option(help="ring, tree or halving-doubling")] = "ring",
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            help="ring, tree, halving-doubling, multi-ring, hierarchical, torus, in-network "
+            "and others: an unknown name lists them all"
+        ),
+    ] = None,
+    servers: Annotated[int, typer.Option(help="So many ranks serve parameters")] = 1,
     chunks: Annotated[int, typer.Option(help="Cut the message into so many")] = 1,
     chunk_order: Annotated[
         str, typer.Option(help="pipelined: all at once; serial: one after another")
     ] = "pipelined",
     level: Annotated[
-        str | None,
-        typer.Option(
-            help="event: play every transfer; closed: a formula, where one is exact, and the only "
-            "one for a described cluster"
-        ),
-    ] = None,
+        str, typer.Option(help="event: play every transfer; closed: a formula, where one is exact")
+    ] = "event",
     reduce_cost: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Measured additions, bytes,seconds a line")
     ] = None,
@@ -45,16 +49,18 @@ def collective(
     """Time one collective, transfer by transfer.
 
     fullwire collective allreduce --bytes 64MiB --workers 64 --bandwidth 100Gbps --latency 5us
-    fullwire collective allreduce --bytes 64MiB --cluster dgx-h100 --nodes 16
+    fullwire collective allreduce --bytes 1GiB --cluster dgx-h100 --algorithm hierarchical
     """
     from fullwire.answers.collective import collective as answer
     from fullwire.report.terminal import print_collective
 
-    result = answer(
-        op, bytes=bytes_, workers=workers, bandwidth=bandwidth, latency=latency,
-        algorithm=algorithm, chunks=chunks, chunk_order=chunk_order, level=level,
-        reduce_cost=reduce_cost, cluster=cluster, nodes=nodes, placement=placement,
-    )  # fmt: skip
+    with progress("played") as told:
+        result = answer(
+            op, bytes=bytes_, workers=workers, bandwidth=bandwidth, latency=latency,
+            algorithm=algorithm, chunks=chunks, chunk_order=chunk_order, level=level,
+            reduce_cost=reduce_cost, cluster=cluster, nodes=nodes, placement=placement,
+            servers=servers, progress=told,
+        )  # fmt: skip
     if json:
         print_json(asdict(result))
     else:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fullwire.cli.options import ClusterOption, Force, Json, Placement, print_json
+from fullwire.cli.progress import progress
 from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,17 +100,14 @@ def whatif(
         if len(runs) != 1:
             raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
         _write(answers.replay(runs[0], lane=lane, **conditions), output, force)
-    with _progress() as progress:
-        result = answers.whatif(runs, lane=lane, target=target, progress=progress, **conditions)
+    with progress("predicted") as told:
+        result = answers.whatif(runs, lane=lane, target=target, progress=told, **conditions)
     if plot is not None:
         from fullwire.report.charts import plot_whatif
 
         plot_whatif(result, plot)
         _tell(f"drawn: {plot}")
     _show(result, "json" if json else format_)
-
-
-_QUIET_S = 0.5  # work shorter than this shows no progress
 
 
 def _check_output(plot: Path | None, format_: str) -> None:
@@ -143,26 +138,6 @@ def _write(run: Run, output: Path, force: bool) -> None:
     from fullwire.store import write
 
     _tell(f"written: {write(run, output, replace=force)}")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """Show how far a long sweep has come, on a terminal only, and leave nothing behind."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    began_s = shown_s = monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown_s
-        now_s = monotonic()
-        if now_s - began_s > _QUIET_S and now_s - shown_s > 0.1:
-            shown_s = now_s
-            sys.stderr.write(f"\r{done:,} of {total:,} predicted ({done / total:.0%})")
-
-    yield show
-    if shown_s > began_s:
-        sys.stderr.write("\r\x1b[K")
 
 
 def _tell(line: str) -> None:

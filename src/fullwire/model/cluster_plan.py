@@ -20,9 +20,8 @@ What is here beside the plans of plan.py needs to know how ranks are laid out (`
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -80,6 +79,28 @@ def layout_of(fabric: Fabric, servers: int = 1) -> Layout:
     )  # fmt: skip
 
 
+def plan_on(
+    op: str, algorithm: str, fabric: Fabric, workers: int | None = None, servers: int = 1
+) -> Plan:
+    """State a collective among the first so many devices of a cluster, or among all."""
+    layout = layout_of(fabric, servers)
+    if workers is None or workers == fabric.devices:
+        return cluster_plan(op, algorithm, layout)
+    if workers > fabric.devices:
+        raise UsageError(f"workers: {fabric.name} has {fabric.devices:,} devices, got {workers:,}")
+    nodes, others = divmod(workers, fabric.devices_per_node)
+    if algorithm in (flat.algorithms(op) if op in flat.OPS else ()):
+        return cluster_plan(op, algorithm, replace(layout, nodes=workers, per_node=1))
+    if nodes == 0:  # some devices of one node
+        return cluster_plan(op, algorithm, replace(layout, nodes=1, per_node=workers))
+    if others or layout.torus is not None:
+        raise UsageError(
+            f"{op} by {algorithm}: expected all {fabric.devices_per_node} devices of every node of "
+            f"{fabric.name}, got {workers:,} workers"
+        )
+    return cluster_plan(op, algorithm, replace(layout, nodes=nodes))
+
+
 def cluster_algorithms(op: str) -> tuple[str, ...]:
     """List the algorithms for a collective on a described cluster, the flat ones first."""
     if op not in CLUSTER_OPS:
@@ -92,7 +113,7 @@ def cluster_plan(op: str, algorithm: str, layout: Layout) -> Plan:
     """State a collective among ranks that are laid out like this."""
     known = cluster_algorithms(op)
     if algorithm not in known:
-        raise UsageError(f"algorithm for {op}: expected {' or '.join(known)}, got {algorithm!r}")
+        raise UsageError(f"algorithm for {op}: expected {', '.join(known)}, got {algorithm!r}")
     if (op, algorithm) not in _BUILDERS:
         return flat.plan(op, algorithm, layout.workers)
     blocks, parts, places, switches = (
@@ -192,7 +213,7 @@ def _in_nodes(
 def _by_every_device(stage: Stage, devices: int, share: int) -> Stage:
     """Turn a stage between nodes into one between the devices of the same place."""
     device = np.arange(devices)[:, None]
-    return dataclasses.replace(
+    return replace(
         stage,
         source=_column(stage.source * devices + device),
         target=_column(stage.target * devices + device),
@@ -227,7 +248,7 @@ def _leaders(op: str, layout: Layout) -> _Stated:
 
 def _for_all_devices(stage: Stage, devices: int) -> Stage:
     """Turn a stage between nodes into one between their first devices, of the whole message."""
-    return dataclasses.replace(
+    return replace(
         stage, source=stage.source * np.int32(devices), target=stage.target * np.int32(devices),
         first_block=stage.first_block * np.int32(devices),
         block_count=stage.block_count * devices,
@@ -244,7 +265,7 @@ def _broadcast(between: _Builder) -> _Builder:
         [within] = flat.plan(op, "tree", layout.per_node).stages or ((),)
         passed = [_for_all_devices(stage, layout.per_node) for stage in stages]
         passed += [_in_every_node(stage, layout) for stage in within]
-        whole = tuple(dataclasses.replace(stage, block_count=1) for stage in passed)
+        whole = tuple(replace(stage, block_count=1) for stage in passed)
         return _Stated(1, (whole,), switches=inner.switches * layout.per_node)
 
     return build
@@ -318,7 +339,7 @@ def _parameter_server(op: str, layout: Layout) -> _Stated:
     server = block * workers // servers
     others = rank != server
     push = _stage(rank[others], server[others], block[others], reduces=True)
-    pull = dataclasses.replace(push, source=push.target, target=push.source, reduces=False)
+    pull = replace(push, source=push.target, target=push.source, reduces=False)
     return _Stated(servers, ((push, pull),))
 
 

@@ -82,7 +82,8 @@ def _step(placed: Placed, fabric: Fabric, number: int) -> _Step:
     return _Step(
         rounds=stages[0].rounds, slowest_s=float(slowest_s.max()),
         latency_s=float(latency_s.max()),
-        is_alike=all(_are_equal(each) for each in (blocks, load, slowest_s, latency_s)),
+        is_alike=len(connection) == len(blocks)  # two on one connection go one after the other
+        and all(_are_equal(each) for each in (blocks, slowest_s, latency_s)),
     )  # fmt: skip
 
 

@@ -105,14 +105,20 @@ def print_collective(result: CollectiveTime) -> None:
     chunks = "" if result.chunks == 1 else f", {result.chunks} chunks, {result.chunk_order}"
     on = "" if result.cluster is None else f" of {result.cluster}"
     how = "in closed form" if result.transfers is None else f"{result.transfers:,} transfers played"
+    if result.played is not None and result.played != result.transfers:
+        how = (
+            f"{result.transfers:,} transfers, of which {result.played:,} were played for all alike"
+        )
     say(
         f"{result.op} of {show_bytes(result.bytes)} by {result.algorithm} over "
         f"{result.workers} workers{on} at {show_rate(result.bandwidth_bps)}, "
         f"{show_time(result.latency_s)} latency{chunks}"
     )
     say(f"{show_time(result.time_s)}, bus bandwidth {show_rate(result.bus_bandwidth_bps)} ({how})")
-    if result.busiest is not None:
-        say(f"most of it is what the {result.busiest} take")
+    if result.busiest_share is not None:
+        say(
+            f"busiest: {result.busiest}, {result.busiest_link} for {result.busiest_share:.0%} of it"
+        )
 
 
 def print_comparison(

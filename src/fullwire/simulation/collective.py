@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
-from fullwire.model.cost import AddTimes, bus_factor, chunked_time_s, cost
-from fullwire.model.fabric import Fabric
-from fullwire.model.fabric_cost import fabric_cost, with_workers
+from fullwire.model.cost import AddTimes, bus_factor, chunked_time_s
 from fullwire.model.plan import plan, planned_transfers
 from fullwire.model.stages import Int32, Plan, Transfers
 from fullwire.units import shown
@@ -24,7 +22,11 @@ MOST_PLAYED = 2_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTime:
-    """How long a collective takes; `transfers` were counted while they were played."""
+    """How long a collective takes; `transfers` were counted while they were played.
+
+    On a described cluster `played` of them stood for all. Its busiest link is the one that needs
+    longest for what it carries, and is busy for `busiest_share` of the time.
+    """
 
     op: str
     algorithm: str
@@ -39,7 +41,10 @@ class CollectiveTime:
     bus_bandwidth_bps: float
     transfers: int | None
     cluster: str | None = None
-    busiest: str | None = None  # of a described cluster's links, those that most time is spent on
+    played: int | None = None
+    busiest: str | None = None  # kind of link
+    busiest_link: str | None = None
+    busiest_share: float | None = None
 
 
 def collective_time(
@@ -65,33 +70,6 @@ def collective_time(
         bandwidth_bps=cluster.rate_bps, latency_s=cluster.latency_s, chunks=chunks,
         chunk_order=chunk_order, level=level, time_s=time_s,
         bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0, transfers=transfers,
-    )  # fmt: skip
-
-
-def fabric_collective_time(
-    op: str, algorithm: str, fabric: Fabric, workers: int, size_bytes: int, *,
-    chunks: int = 1, level: str | None = None, is_scattered: bool = False,
-    adds: AddTimes | None = None,
-) -> CollectiveTime:  # fmt: skip
-    """Time one collective of `size_bytes` on a described cluster, in closed form."""
-    if level not in (None, "closed") or chunks != 1:
-        raise UsageError(
-            "on a described cluster a collective is timed in closed form and in one piece: "
-            "expected --level closed and --chunks 1"
-        )
-    added = cost(op, algorithm, workers, size_bytes, adds or AddTimes()).add_s
-    found = fabric_cost(
-        op, algorithm, with_workers(fabric, workers), workers, is_scattered=is_scattered
-    )
-    per_bit = 1 / fabric.nics.rate_bps
-    time_s = float(found.time_s(size_bytes, per_bit) + added)
-    moved_bits = 8 * size_bytes * bus_factor(op, workers)
-    return CollectiveTime(
-        op=op, algorithm=algorithm, workers=workers, bytes=size_bytes,
-        bandwidth_bps=fabric.nics.rate_bps, latency_s=fabric.nics.latency_s, chunks=1,
-        chunk_order="pipelined", level="closed", time_s=time_s,
-        bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0, transfers=None,
-        cluster=fabric.name, busiest=found.busiest(size_bytes, per_bit),
     )  # fmt: skip
 
 

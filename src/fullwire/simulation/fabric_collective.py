@@ -8,64 +8,39 @@ reaches. How many transfers were played follows the kinds there are, not the dev
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fullwire.errors import UsageError
-from fullwire.model.cluster_plan import cluster_plan, layout_of
+from fullwire.model.cluster_plan import plan_on
 from fullwire.model.cost import AddTimes, bus_factor
 from fullwire.model.fabric import LINK_KINDS, Fabric, Floats, Ints
 from fullwire.model.placed import Placed, placed
 from fullwire.model.placed_cost import placed_cost
 from fullwire.model.stages import Int32
-from fullwire.simulation.collective import check_conditions
+from fullwire.simulation.collective import CollectiveTime, check_conditions
 
 MOST_PLAYED = 1_000_000_000
 MOST_AT_ONCE = 30_000_000  # transfers of all chunks whose progress is kept: some 1 GB
 Told: TypeAlias = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FabricTime:
-    """How long a collective takes on a described cluster.
-
-    `played` transfers stand for `transfers`. The busiest link is the one that needs longest for
-    what it carries; `busiest_share` is the share of the time in which it is busy.
-    """
-
-    op: str
-    algorithm: str
-    cluster: str
-    workers: int
-    bytes: int
-    chunks: int
-    chunk_order: str
-    level: str
-    time_s: float
-    bus_bandwidth_bps: float
-    transfers: int | None
-    played: int | None
-    busiest_link: str | None
-    busiest_kind: str | None
-    busiest_share: float
-
-
 def fabric_time(
     op: str, algorithm: str, fabric: Fabric, size_bytes: int, *,
-    order: ArrayLike | None = None, servers: int = 1, chunks: int = 1,
+    workers: int | None = None, order: ArrayLike | None = None, servers: int = 1, chunks: int = 1,
     chunk_order: str = "pipelined", level: str = "event", adds: AddTimes | None = None,
     folds: bool = True, told: Told | None = None,
-) -> FabricTime:  # fmt: skip
-    """Time one collective of `size_bytes` (the whole vector) among all devices of a cluster.
+) -> CollectiveTime:  # fmt: skip
+    """Time one collective of `size_bytes` (the whole vector) among the devices of a cluster.
 
     Rank r is on device `order[r]`, or on device r. `told` hears how many of how many transfers are
     done.
     """
     check_conditions(chunks, chunk_order, level)
-    plan = cluster_plan(op, algorithm, layout_of(fabric, servers))
+    plan = plan_on(op, algorithm, fabric, workers, servers)
     where = placed(plan, fabric, order)
     serial = chunk_order == "serial"
     adds = adds or AddTimes()
@@ -75,18 +50,26 @@ def fabric_time(
     else:
         alike = _folded(where, fabric) if folds else _unfolded(where, fabric)
         time_s, transfers, played = _play(alike, where, size_bytes, adds, chunks, serial, told)
-    busiest_s = where.blocks_over_links(fabric.link_count) * 8 / fabric.link_rate_bps
-    busiest_s = busiest_s * size_bytes / plan.message_blocks
-    link = int(np.argmax(busiest_s)) if plan.transfer_count() else None
     moved_bits = 8 * size_bytes * bus_factor(op, plan.workers)
-    return FabricTime(
-        op=op, algorithm=algorithm, cluster=fabric.name, workers=plan.workers, bytes=size_bytes,
-        chunks=chunks, chunk_order=chunk_order, level=level, time_s=time_s,
-        bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0,
-        transfers=transfers, played=played,
-        busiest_link=None if link is None else fabric.link_names[link],
-        busiest_kind=None if link is None else LINK_KINDS[fabric.link_kind[link]],
-        busiest_share=float(busiest_s.max() / time_s) if time_s > 0 else 0.0,
+    known = CollectiveTime(
+        op=op, algorithm=algorithm, workers=plan.workers, bytes=size_bytes,
+        bandwidth_bps=fabric.nics.rate_bps, latency_s=fabric.nics.latency_s, chunks=chunks,
+        chunk_order=chunk_order, level=level, time_s=time_s,
+        bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0, transfers=transfers,
+        cluster=fabric.name, played=played,
+    )  # fmt: skip
+    return _with_busiest(known, where, fabric)
+
+
+def _with_busiest(known: CollectiveTime, where: Placed, fabric: Fabric) -> CollectiveTime:
+    blocks = where.blocks_over_links(fabric.link_count)
+    if not blocks.any() or known.time_s == 0:
+        return known
+    busy_s = blocks * (8 * known.bytes / where.plan.message_blocks) / fabric.link_rate_bps
+    link = int(np.argmax(busy_s))
+    return replace(
+        known, busiest=LINK_KINDS[fabric.link_kind[link]], busiest_link=fabric.link_names[link],
+        busiest_share=float(busy_s[link] / known.time_s),
     )  # fmt: skip
 
 
