@@ -103,6 +103,7 @@ def fabrics(draw: st.DrawFn) -> Fabric:
         ),
         network=network,
         other_hosts=tuple(draw(st.lists(other, max_size=2, unique_by=lambda each: each.node))),
+        startup_s=draw(st.sampled_from([0.0, 3e-5])),
         rests_on=draw(texts),
     )  # fmt: skip
 

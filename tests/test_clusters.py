@@ -77,7 +77,7 @@ def test_built_in_clusters_say_what_their_figures_rest_on(name: str) -> None:
 
 
 def test_built_in_clusters_have_the_figures_that_are_published() -> None:
-    assert set(names()) == {"p3dn", "dgx-h100", "gb200-nvl72", "cloud-100g-tcp"}
+    assert set(names()) == {"p3dn", "dgx-a100", "dgx-h100", "gb200-nvl72", "cloud-100g-tcp"}
     dgx, rack = cluster("dgx-h100"), cluster("gb200-nvl72")
     assert dgx.inside is not None
     assert rack.inside is not None

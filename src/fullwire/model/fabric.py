@@ -147,7 +147,11 @@ class Routes:
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """A described cluster. Devices count from node to node, links as `link_names` names them."""
+    """A described cluster. Devices count from node to node, links as `link_names` names them.
+
+    `startup_s` is what any collective takes before its bytes move: launching it on all devices, and
+    getting their links going.
+    """
 
     name: str
     nodes: int
@@ -156,10 +160,12 @@ class Fabric:
     inside: Inside | None = None
     network: Network = OneSwitch()
     other_hosts: tuple[OtherHost, ...] = ()
+    startup_s: float = 0.0
     rests_on: str = ""  # where the figures come from
 
     def __post_init__(self) -> None:
         _check_count("nodes", self.nodes)
+        _check_not_negative("startup", self.startup_s)
         _check_count("devices_per_node", self.devices_per_node)
         if self.devices > MOST_DEVICES:
             raise UsageError(f"devices: expected at most {MOST_DEVICES:,}, got {self.devices:,}")
@@ -234,6 +240,7 @@ class Fabric:
             and self.inside is None
             and isinstance(self.network, OneSwitch)
             and not self.other_hosts
+            and not self.startup_s
             and self.nics.payload_share == 1
         )
 
@@ -562,8 +569,12 @@ def _check_link(where: str, rate_bps: float, latency_s: float, payload_share: fl
 
 
 def _check_latency(where: str, latency_s: float) -> None:
-    if not (latency_s >= 0 and math.isfinite(latency_s)):
-        raise UsageError(f"{where}.latency: expected 0 s or more, got {latency_s}")
+    _check_not_negative(f"{where}.latency", latency_s)
+
+
+def _check_not_negative(what: str, time_s: float) -> None:
+    if not (time_s >= 0 and math.isfinite(time_s)):
+        raise UsageError(f"{what}: expected 0 s or more, got {time_s}")
 
 
 def _check_above_zero(what: str, value: float, expected: str) -> None:

@@ -83,6 +83,7 @@ class FabricCost:
     """What a collective takes for any size, at any rate of the NICs."""
 
     rounds: tuple[RoundsCost, ...] = ()
+    startup_s: float = 0.0
 
     @property
     def network_bits_per_byte(self) -> float:
@@ -92,7 +93,7 @@ class FabricCost:
 
     def time_s(self, size_bytes: ArrayLike, per_bit: ArrayLike) -> Floats:
         """Return the time for messages of these sizes, at so many seconds a bit."""
-        total: Floats = np.zeros(())
+        total: Floats = np.asarray(self.startup_s)
         for each in self.rounds:
             total = total + each.time_s(size_bytes, per_bit)
         return total
@@ -148,8 +149,9 @@ def fabric_cost(
     device = scattered(fabric) if is_scattered else np.arange(fabric.devices)
     parts = _parts(op, algorithm, workers)
     if (op, algorithm) in _PIPELINED:
-        return FabricCost((_at_full_utilization(fabric, parts, device),))
-    return FabricCost(tuple(_cost(fabric, each, device) for part in parts for each in part))
+        return FabricCost((_at_full_utilization(fabric, parts, device),), fabric.startup_s)
+    costs = tuple(_cost(fabric, each, device) for part in parts for each in part)
+    return FabricCost(costs, fabric.startup_s)
 
 
 def _parts(op: str, algorithm: str, workers: int) -> list[list[_Rounds]]:

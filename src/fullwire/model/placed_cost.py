@@ -1,6 +1,6 @@
 """What a collective costs on a described cluster, in closed form.
 
-    time = seconds for a byte * message bytes + latency + add times
+    time = start-up + seconds for a byte * message bytes + latency + add times
 
 A stage takes as long as its slowest transfer when all of it goes on at once: the bytes on the
 fullest link of its way over that link's rate, and one latency; the stages follow each other, and
@@ -31,13 +31,14 @@ class PlacedCost:
 
     seconds_per_byte: float
     latency_s: float
+    startup_s: float
     adds: tuple[tuple[int, float], ...]
     is_exact: bool
 
     def time_s(self, size_bytes: ArrayLike, adds: AddTimes | None = None) -> Floats:
         """Return the time for a message of this size, or for many."""
         size = np.asarray(size_bytes, np.float64)
-        time_s = size * self.seconds_per_byte + self.latency_s
+        time_s = self.startup_s + (size * self.seconds_per_byte + self.latency_s)
         for rounds, share in self.adds if adds is not None else ():
             assert adds is not None
             time_s = time_s + rounds * adds(size * share)
@@ -54,6 +55,7 @@ def placed_cost(placed: Placed, fabric: Fabric) -> PlacedCost:
     return PlacedCost(
         seconds_per_byte=block * sum(step.rounds * step.slowest_s for step in steps),
         latency_s=sum(step.rounds * step.latency_s for step in steps),
+        startup_s=_startup_s(placed, fabric),
         adds=_adds(parts[0] if parts else (), block),
         is_exact=all(step.is_alike for step in steps) and all(map(_follows_itself, parts)),
     )
@@ -105,6 +107,10 @@ def _are_equal(values: Floats) -> bool:
     return bool(np.ptp(values) <= 1e-12 * values.max())
 
 
+def _startup_s(placed: Placed, fabric: Fabric) -> float:
+    return fabric.startup_s if placed.plan.transfer_count() else 0.0
+
+
 def _go_side_by_side(parts: tuple[Part, ...]) -> bool:
     rounds = [[stage.rounds for stage in part] for part in parts]
     return all(each == rounds[0] for each in rounds)
@@ -127,6 +133,7 @@ def _at_full_utilization(placed: Placed, fabric: Fabric) -> PlacedCost:
     block = 1 / plan.message_blocks
     return PlacedCost(
         seconds_per_byte=block * float(busy.max()), latency_s=max(latencies_s),
+        startup_s=_startup_s(placed, fabric),
         adds=_adds(longest, block), is_exact=False,
     )  # fmt: skip
 

@@ -50,6 +50,7 @@ def fabric_time(
     else:
         alike = _folded(where, fabric) if folds else _unfolded(where, fabric)
         time_s, transfers, played = _play(alike, where, size_bytes, adds, chunks, serial, told)
+        time_s += fabric.startup_s if transfers else 0.0
     moved_bits = 8 * size_bytes * bus_factor(op, plan.workers)
     known = CollectiveTime(
         op=op, algorithm=algorithm, workers=plan.workers, bytes=size_bytes,
@@ -87,7 +88,8 @@ def _closed_s(
             "no closed form is exact for pipelined chunks on a described cluster: "
             "ask with --level event, --chunks 1 or --chunk-order serial"
         )
-    return chunks * float(known.time_s(size_bytes / chunks, adds))
+    one_chunk_s = float(known.time_s(size_bytes / chunks, adds))
+    return chunks * (one_chunk_s - known.startup_s) + known.startup_s
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
     name = "two racks"
     nodes = 8
     devices_per_node = 8
+    startup = "30us"              # what a collective takes before its bytes move
 
     [inside]                      # what joins the devices of a node; left out where there is one
     kind = "switch"               # or "pcie": then what leaves the node passes it as well
@@ -64,7 +65,8 @@ NetworkKind = Literal["switch", "fat-tree", "rails", "torus"]
 Choice = TypeVar("Choice")
 _MOST = 10**9  # of anything that is counted
 _TOP_KEYS = (
-    "name", "nodes", "devices_per_node", "rests_on", "inside", "nics", "network", "hosts",
+    "name", "nodes", "devices_per_node", "startup", "rests_on",
+    "inside", "nics", "network", "hosts",
 )  # fmt: skip
 _LINK_KEYS = ("rate", "latency", "payload_share")
 _LEAF_KEYS = ("kind", "nodes_per_leaf", "oversubscription", "latency")
@@ -93,7 +95,8 @@ def _fabric(top: _Table) -> Fabric:
     kept = _network(network)
     return Fabric(
         name=top.text("name"), nodes=top.count("nodes"),
-        devices_per_node=top.count("devices_per_node", 1), rests_on=top.text("rests_on", ""),
+        devices_per_node=top.count("devices_per_node", 1), startup_s=top.time("startup"),
+        rests_on=top.text("rests_on", ""),
         inside=None if inside is None else _inside(inside),
         nics=_nics(nics, default=4 if isinstance(kept, Torus) else 1),
         network=kept,
@@ -262,6 +265,8 @@ def as_toml(fabric: Fabric) -> str:
     lines = [f"name = {_quoted(fabric.name)}", f"nodes = {fabric.nodes}"]
     if fabric.devices_per_node > 1:
         lines.append(f"devices_per_node = {fabric.devices_per_node}")
+    if fabric.startup_s:
+        lines.append(f'startup = "{_printed(fabric.startup_s, _TIMES)}"')
     if fabric.rests_on:
         lines.append(f"rests_on = {_quoted(fabric.rests_on)}")
     if fabric.inside is not None:

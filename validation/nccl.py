@@ -1,0 +1,94 @@
+"""Tables of nccl-tests on 8 A100 against the same machine as it is described.
+
+    .venv/bin/python -m validation.nccl ../shared/data/nccl
+
+Every size above 16 MiB, a ring around the devices of one dgx-a100, in events. The description
+rests on data sheets, on NCCL's own cap of 235 GB/s, and on a start-up: what the sizes from 4 to
+16 MiB, which are not predicted, took beyond that. It is worked out again here.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from fullwire.model.fabric import Fabric
+from fullwire.simulation.fabric_collective import fabric_time
+from fullwire.sources.clusters import cluster
+from fullwire.sources.nccl_tests import Row, read_table
+
+MIB = 2**20
+CLUSTER = "dgx-a100"
+OPS = ("allreduce", "reducescatter", "allgather")
+TOLERANCE = 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One size of a table, and what was predicted for it."""
+
+    op: str
+    bytes: int
+    measured_s: float
+    in_place_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """Return how far the prediction is off the time out of place."""
+        return self.predicted_s / self.measured_s - 1
+
+
+def compared(data: Path) -> list[Compared]:
+    """Predict every size above 16 MiB."""
+    fabric = cluster(CLUSTER)
+    return [
+        Compared(
+            op=op, bytes=row.bytes, measured_s=row.time_us * 1e-6,
+            in_place_s=(row.in_place_us or row.time_us) * 1e-6,
+            predicted_s=predicted_s(fabric, op, row.bytes),
+        )
+        for op in OPS for row in rows_of(data, op) if row.bytes > 16 * MIB
+    ]  # fmt: skip
+
+
+def startup_s(data: Path) -> float:
+    """Return what sizes from 4 to 16 MiB take beyond their bytes and latencies: the median."""
+    fabric = cluster(CLUSTER)
+    return median(
+        row.time_us * 1e-6 - (predicted_s(fabric, op, row.bytes) - fabric.startup_s)
+        for op in OPS for row in rows_of(data, op) if 4 * MIB <= row.bytes <= 16 * MIB
+    )  # fmt: skip
+
+
+def predicted_s(fabric: Fabric, op: str, size_bytes: int) -> float:
+    """Time a ring around the devices of one node."""
+    return fabric_time(op, "ring", fabric, size_bytes, workers=fabric.devices_per_node).time_s
+
+
+def rows_of(data: Path, op: str) -> tuple[Row, ...]:
+    """Read one table."""
+    return read_table(data / f"nccl_{op}.log").rows
+
+
+def main() -> None:
+    """Print the table; the status says whether all but two are within the tolerance."""
+    data = Path(sys.argv[1])
+    found = compared(data)
+    print(f"start-up of 4 to 16 MiB: {startup_s(data) * 1e6:.1f} us")
+    print("collective          bytes   measured   in place  predicted   error")
+    for each in found:
+        print(
+            f"{each.op:<13} {each.bytes:>11} {each.measured_s * 1e6:>7.0f} us "
+            f"{each.in_place_s * 1e6:>7.0f} us {each.predicted_s * 1e6:>7.0f} us "
+            f"{each.error:>7.1%}{'  *' if abs(each.error) > TOLERANCE else ''}"
+        )
+    close = sum(abs(each.error) <= TOLERANCE for each in found)
+    print(f"{close} of {len(found)} within {TOLERANCE:.0%}")
+    sys.exit(close < len(found) - 2)
+
+
+if __name__ == "__main__":
+    main()
