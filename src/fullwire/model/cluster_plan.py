@@ -101,6 +101,25 @@ def plan_on(
     return cluster_plan(op, algorithm, replace(layout, nodes=nodes))
 
 
+def applicable_on(op: str, fabric: Fabric, workers: int | None = None) -> tuple[str, ...]:
+    """List the algorithms that the first so many devices can carry out, the usual one first."""
+    among = fabric.devices if workers is None else workers
+    is_torus, is_all = isinstance(fabric.network, Torus), among == fabric.devices
+    are_whole_nodes = among % fabric.devices_per_node == 0 and (is_all or not is_torus)
+    is_even = among == flat.power_of_two_within(among)
+
+    def fits(algorithm: str) -> bool:
+        if op in flat.OPS and algorithm in flat.algorithms(op):
+            return is_even or op == "allreduce" or algorithm != "halving-doubling"
+        if algorithm == "torus":
+            return is_torus and is_all
+        if algorithm == "in-network":
+            return are_whole_nodes and not is_torus
+        return are_whole_nodes or among < fabric.devices_per_node
+
+    return tuple(each for each in cluster_algorithms(op) if fits(each))
+
+
 def cluster_algorithms(op: str) -> tuple[str, ...]:
     """List the algorithms for a collective on a described cluster, the flat ones first."""
     if op not in CLUSTER_OPS:

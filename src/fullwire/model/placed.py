@@ -117,7 +117,7 @@ class _Switches:
     def __init__(self, plan: Plan, fabric: Fabric) -> None:
         self._workers, self._devices = plan.workers, fabric.devices_per_node
         self._nodes_per_leaf = layout_of(fabric).nodes_per_leaf or fabric.nodes
-        self._leaves = -(-fabric.nodes // self._nodes_per_leaf)
+        self._leaves = -(-plan.workers // (self._nodes_per_leaf * self._devices))
 
     def below(self, seat: Ints) -> tuple[Ints, Ints]:
         """Return a device below each seat, and how high above devices it is: leaves 1, spine 2."""

@@ -88,8 +88,8 @@ def _closed_s(
             "no closed form is exact for pipelined chunks on a described cluster: "
             "ask with --level event, --chunks 1 or --chunk-order serial"
         )
-    one_chunk_s = float(known.time_s(size_bytes / chunks, adds))
-    return chunks * (one_chunk_s - known.startup_s) + known.startup_s
+    moving_s = float(known.time_s(size_bytes / chunks, adds)) - known.startup_s
+    return known.startup_s + chunks * moving_s
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
