@@ -15,7 +15,7 @@ from fullwire.answers.forecast import Forecaster, forecaster
 from fullwire.answers.verification import verify
 from fullwire.errors import UsageError
 from fullwire.model.run import Collectives, Run
-from fullwire.simulation.calibrate import calibrated, observations_of
+from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, observations_of
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from tests.builders import a_run
@@ -239,6 +239,31 @@ def test_a_change_is_held_against_its_prediction() -> None:
     assert found.predicted_s == pytest.approx(predicted_s(before, after))
     assert abs(found.error) < 0.05
     assert found.holds
+
+
+def test_our_backend_is_held_against_a_line_that_is_full() -> None:
+    before = a_trained_job(a_transport(), rate_bps=10 * GBPS, facts={"backend": "gloo"})
+    full = a_transport(share=PAYLOAD_SHARE, processor_s_per_byte=1e-13, processor_s_per_hop=0.0)
+    after = a_trained_job(full, rate_bps=10 * GBPS, facts={"backend": "fullwire"})
+    found = verify(before, after)
+    assert found is not None
+    assert found.changes == ("backend fullwire",)
+    assert found.holds
+    table = fw.whatif(before, transport=f"full:{PAYLOAD_SHARE}")
+    assert found.predicted_s == pytest.approx(float(table["step_s"][0]), rel=1e-3)
+    assert found.predicted_s < 0.9 * measured_s(before)
+    assert verify(after, before) is None  # of what Gloo would do, this run says nothing
+
+
+def test_the_setting_that_fills_the_line_is_our_backend_unless_it_is_there() -> None:
+    def setting(backend: str) -> str:
+        run = a_trained_job(a_transport(), rate_bps=10 * GBPS, facts={"backend": backend})
+        [fix] = [fix for fix in fixes(run, a_forecaster(run)) if fix.kind == "transport"]
+        return fix.setting
+
+    assert setting("gloo") == 'init_process_group("fullwire")'
+    assert setting("fullwire").startswith("chosen already")
+    assert setting("nccl").startswith("NCCL_")
 
 
 def test_nothing_is_verified_where_nothing_changed_that_can_be_predicted() -> None:

@@ -78,7 +78,7 @@ def test_a_run_is_played_and_what_it_did_can_be_played_again(tmp_path: Path) -> 
     done = finished(
         emulated(
             "--workload", alone, "--workers", "2", "--rate", "100Mbps", "--dilate", "3",
-            "--steps", "3", "--buckets", "ddp:1MiB", "-o", dilated,
+            "--steps", "3", "--buckets", "ddp:1MiB", "--backend", "fullwire", "-o", dilated,
         )
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
@@ -93,6 +93,7 @@ def check_dilated(run: Run, profile: Path) -> None:
     assert run.facts["dilation"] == 3
     assert run.facts["line_rate_bps"] == 100e6
     assert run.facts["buckets"] == "ddp:1MiB"
+    assert run.facts["backend"] == "fullwire"
     delivered = run.facts["delivered_out_bps"]
     assert isinstance(delivered, tuple)
     assert all(0.9 * 95.6e6 < bps < 1.1 * 95.6e6 for _, bps in delivered)
@@ -126,6 +127,8 @@ def test_gradients_stay_numbers_in_their_place_however_long_it_goes() -> None:
         (["--steps", "3", "--", "true"], "--steps belongs to --workload"),
         (["--dilate", "3", "--", "true"], "--dilate belongs to --workload"),
         (["--buckets", "ddp", "--", "true"], "--buckets belongs to --workload"),
+        (["--backend", "gloo", "--", "true"], "--backend belongs to --workload"),
+        (["--workload", "vgg16@v100", "--backend", "nccl"], "expected gloo or fullwire, got 'nccl"),
         (["--workload", "vgg16@nothing"], "vgg16@nothing"),
         (["--workload", "vgg16@v100", "--dilate", "0.5"], "dilate: expected 1 or more"),
         (["--workload", "vgg16@v100", "--dilate", "10x"], "dilate: expected a plain number"),

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fullwire.errors import UsageError
-from fullwire.model.emulation import BYTES_A_VALUE, Emulation
+from fullwire.model.emulation import BACKENDS, BYTES_A_VALUE, Emulation
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import DdpBuckets, bucket_policy
 from fullwire.simulation.typical import Step, typical_step
 from fullwire.sources import read
 from fullwire.sources.live.assemble import Known
-from fullwire.units import ratio
+from fullwire.units import ratio, shown
 
 USUAL_STEPS = 10
 _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency")
@@ -33,8 +33,11 @@ def emulated_job(
     steps: int | None = None,
     dilate: str | None = None,
     buckets: str | None = None,
+    backend: str | None = None,
 ) -> EmulatedJob:
     """Take the typical step of a run, or of a built-in workload, for others to play."""
+    if backend is not None and backend not in BACKENDS:
+        raise UsageError(f"backend: expected {' or '.join(BACKENDS)}, got {shown(backend)}")
     run = read(workload)
     step = typical_step(run)
     _check_sizes(workload, step)
@@ -50,6 +53,7 @@ def emulated_job(
         ready_ns=tuple(step.ready_ns.tolist()), gradient_bytes=tuple(step.bytes.tolist()),
         bucket_cap_bytes=_bucket_cap_bytes(run, buckets),
         steps=USUAL_STEPS if steps is None else steps, dilation=dilation,
+        backend=BACKENDS[0] if backend is None else backend,
     )  # fmt: skip
     facts = {name: run.facts[name] for name in _KEPT_FACTS if name in run.facts}
     if dilation > 1:

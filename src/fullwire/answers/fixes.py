@@ -25,6 +25,7 @@ from fullwire.simulation.typical import Step
 from fullwire.units import show_rate
 
 LEAST_GAIN = 0.01  # of the step
+FILLS_THE_LINE = "fullwire"  # the backend that a full wire is predicted for
 _ON_SALE_BPS = (1e9, 2.5e9, 5e9, 10e9, 25e9, 40e9, 50e9, 100e9, 200e9, 400e9, 800e9)
 _FASTER_LINKS = 2  # the next so many on sale
 _MIB = 2**20

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fullwire.answers.conditions import rate, worker_count
-from fullwire.answers.fixes import casting
-from fullwire.answers.forecast import forecaster
+from fullwire.answers.fixes import FILLS_THE_LINE, casting
+from fullwire.answers.forecast import Forecaster, forecaster
 from fullwire.errors import FullwireError
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import bucket_policy
@@ -43,9 +43,11 @@ def verify(before: Run, after: Run) -> Verification | None:
         return None  # what the first run's hook did cannot be undone
     if before.facts.get("dilation") != after.facts.get("dilation"):
         return None  # its processors were other ones
+    if _sends_otherwise(before, after) and after.facts["backend"] != FILLS_THE_LINE:
+        return None  # of which nothing is known
     try:
         predictor, measured_ns = forecaster(before), typical_step(after).measured_ns
-        changed = list(_changes(before, after))
+        changed = [] if predictor is None else list(_changes(before, after, predictor))
     except FullwireError:
         return None  # one of them has no step that could be predicted
     if predictor is None or measured_ns is None or not changed:
@@ -57,7 +59,14 @@ def verify(before: Run, after: Run) -> Verification | None:
     )  # fmt: skip
 
 
-def _changes(before: Run, after: Run) -> Iterator[tuple[str, tuple[str, Any]]]:
+def _sends_otherwise(before: Run, after: Run) -> bool:
+    known = {run.facts["backend"] for run in (before, after) if "backend" in run.facts}
+    return len(known) > 1
+
+
+def _changes(
+    before: Run, after: Run, predictor: Forecaster
+) -> Iterator[tuple[str, tuple[str, Any]]]:
     """Go through what differs and can be predicted: in words, and as an axis with its value."""
 
     def differs(fact: str) -> bool:
@@ -72,5 +81,7 @@ def _changes(before: Run, after: Run) -> Iterator[tuple[str, tuple[str, Any]]]:
     if differs("buckets"):
         buckets = str(after.facts["buckets"])
         yield f"buckets {buckets}", ("buckets", (bucket_policy(buckets),))
+    if _sends_otherwise(before, after):
+        yield f"backend {after.facts['backend']}", ("transports", (predictor.full(),))
     if differs("hook") and (cast := casting(after)) is not None:
         yield f"{after.facts['hook']}", ("compressors", (cast,))

@@ -100,6 +100,10 @@ def run(
         str | None,
         typer.Option(help="With --workload: ddp or ddp:50MiB; if not given, as recorded, else ddp"),
     ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(help="With --workload: what sends, gloo or fullwire  [default: gloo]"),
+    ] = None,
     latency: Latency = "0s",
     loss: Loss = "0%",
     mtu: Mtu = 1500,
@@ -132,7 +136,7 @@ def run(
         raise UsageError("--force replaces the run that -o names: expected -o X.run with it")
     if packets and output is None:
         raise UsageError("--packets captures into the run that -o names: expected -o X.run with it")
-    job = _emulated(command, workload, steps=steps, dilate=dilate, buckets=buckets)
+    job = _emulated(command, workload, steps=steps, dilate=dilate, buckets=buckets, backend=backend)
     description = describe(
         workers=workers, rate=rate or (), fabric=_fabric(cluster, nodes), latency=latency,
         loss=loss, mtu=mtu, congestion=congestion,

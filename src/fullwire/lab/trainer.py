@@ -43,7 +43,7 @@ def main() -> None:
     emulation = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Emulation)
     torch.set_num_threads(1)  # there is nothing to compute
     try:
-        dist.init_process_group("gloo")
+        dist.init_process_group(emulation.backend)
         _train(emulation)
         dist.destroy_process_group()
     except RuntimeError as error:  # a peer is gone, or does not answer

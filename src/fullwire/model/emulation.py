@@ -14,6 +14,7 @@ from typing import Any
 from fullwire.model.facts import REGISTRY, FactValue
 from fullwire.model.run import AnyTable, Run
 
+BACKENDS = ("gloo", "fullwire")  # those that send what is in a processor's memory
 BYTES_A_VALUE = 4  # gradients are sent as float32
 _PYTORCH_BYTES = 200_000_000  # what a Python with torch takes before it trains
 
@@ -31,6 +32,7 @@ class Emulation:
     bucket_cap_bytes: int | None  # None: what DDP has when it is not told
     steps: int
     dilation: float = 1.0
+    backend: str = BACKENDS[0]  # of torch.distributed
 
     @property
     def step_ns(self) -> int:
@@ -39,7 +41,7 @@ class Emulation:
 
     @property
     def memory_bytes(self) -> int:
-        """What one worker takes: DDP's buckets, gradients on their way into them, Gloo's copies."""
+        """What one worker takes: buckets, gradients on their way there, the backend's copies."""
         return 3 * sum(self.gradient_bytes) + _PYTORCH_BYTES
 
 
