@@ -23,6 +23,7 @@ pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 import fullwire as fw
 from fullwire import _native
+from fullwire.model.run import Carried, Collectives
 from fullwire.transport import programs, rendezvous
 from fullwire.transport.programs import Links
 
@@ -352,3 +353,27 @@ def test_a_recorded_job_tells_when_each_bucket_was_on_the_wire(tmp_path: Path) -
     for rank in (0, 1):  # one after the other, and none before the last had ended
         own = buckets.rows(buckets.rank == rank)
         assert (own.start_ns[1:] >= own.end_ns[:-1]).all()
+    check_carried(run, buckets)
+
+
+def check_carried(run: fw.Run, buckets: Collectives) -> None:
+    """Of every bucket the transport itself tells; nobody had to ask it."""
+    carried = run.carried
+    assert len(carried) == len(run.collectives)
+    by_key = {key: row for row, key in enumerate(keys(carried))}
+    told = carried.rows(np.array([by_key[key] for key in keys(buckets)]))
+    assert (told.begun_ns <= told.heard_ns).all()
+    assert (told.heard_ns < told.end_ns).all()
+    assert (told.end_ns == buckets.end_ns).all()
+    assert (told.begun_ns <= buckets.start_ns).all()
+    assert (told.sent_bytes == buckets.bytes).all()  # 2 (N-1)/N of them, with two ranks
+    assert (told.reducing_ns > 0).all()
+    found = fw.explain(run, bandwidth="10Gbps")
+    [said] = [each for each in found.evidence if each.name == "transport_utilization"]
+    assert 0 < said.value < 10  # it is loopback, which has no rate
+    assert found.account["unexplained"] < 0.05 * found.step_s
+
+
+def keys(table: Collectives | Carried) -> list[tuple[int, str, int]]:
+    columns = (table.rank, table.group, table.sequence)
+    return list(zip(*(each.tolist() for each in columns), strict=True))

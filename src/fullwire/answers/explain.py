@@ -11,6 +11,7 @@ import numpy as np
 
 from fullwire.analysis.account import Account, Part, account, nothing
 from fullwire.analysis.breakdown import RankBreakdown
+from fullwire.analysis.carried import carried_evidence
 from fullwire.analysis.compare import refuse_other_work
 from fullwire.analysis.nccl import nccl_evidence
 from fullwire.analysis.transfers import holds_times, recorded_ranks, stands_for_all, world
@@ -80,7 +81,10 @@ def explain(
     found = account(job, rate_bps, parts_of) if _is_to_account(job) else nothing()
     parts = found.parts_s
     baseline_s, inflation_s = _baseline(job, found, baseline)
-    samples = (*nccl_evidence(job), *evidence(job, found.lines, rate_bps), *_of_copies(found))
+    samples = (
+        *nccl_evidence(job), *evidence(job, found.lines, rate_bps),
+        *carried_evidence(job, rate_bps), *_of_copies(found),
+    )  # fmt: skip
     if not found.step_s:
         samples += tuple(_of_schedule(job))
     case = Case(

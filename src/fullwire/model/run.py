@@ -132,6 +132,25 @@ class Collectives(Table):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Carried(Table):
+    """What a transport itself tells of a collective, one row per rank as in `collectives`.
+
+    It took it up at `begun_ns`, had the first bytes of another rank at `heard_ns` and everything
+    at `end_ns`; `reducing_ns` of that it added up.
+    """
+
+    rank: Whole
+    step: Whole
+    sequence: Whole
+    group: Text
+    begun_ns: Whole
+    heard_ns: Whole
+    end_ns: Whole
+    reducing_ns: Whole
+    sent_bytes: Whole
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Links(Table):
     """Samples of a network interface's counters."""
 
@@ -246,6 +265,7 @@ TABLES: Mapping[str, type[Table]] = {
     "spans": Spans,
     "gradients": Gradients,
     "collectives": Collectives,
+    "carried": Carried,
     "links": Links,
     "sockets": Sockets,
     "hosts": Hosts,
@@ -283,6 +303,7 @@ class Run:
     spans: Spans = field(default_factory=Spans.empty)
     gradients: Gradients = field(default_factory=Gradients.empty)
     collectives: Collectives = field(default_factory=Collectives.empty)
+    carried: Carried = field(default_factory=Carried.empty)
     links: Links = field(default_factory=Links.empty)
     sockets: Sockets = field(default_factory=Sockets.empty)
     hosts: Hosts = field(default_factory=Hosts.empty)

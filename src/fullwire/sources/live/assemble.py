@@ -9,15 +9,16 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.errors import DamagedInput
 from fullwire.model.emulation import undilated
 from fullwire.model.facts import FactValue
-from fullwire.model.run import Basis, Collectives, Gradients, Provenance, Run, Spans, Whole
+from fullwire.model.run import Basis, Carried, Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.sources.live.captured import read_captured
 from fullwire.sources.live.clocks import SAME, offsets
 from fullwire.sources.live.hosts import (
@@ -44,8 +45,9 @@ from fullwire.sources.live.steps import (
 from fullwire.store import RunWriter
 
 # Collectives of a process group that are under way at once: torch's ProcessGroupGloo has so many
-# threads, ProcessGroupNCCL one stream, and our own transport carries out one after the other.
-AT_ONCE = {"fullwire": 1, "gloo": 2, "nccl": 1}
+# threads, ProcessGroupNCCL one stream.
+AT_ONCE = {"gloo": 2, "nccl": 1}
+_TOLD = (Note.BEGUN, Note.HEARD, Note.REDUCED, Note.SENT)
 SPARSE = (Note.OPTIMIZER, Note.EVALUATION, Note.INFERENCE, Note.PROCESSOR)  # few in a step
 PART_NOTES = 2**14  # of a rank in memory at once
 CLOCK_COLLECTIVES = 20_000  # of a rank; more would tell little more of its machine's clock
@@ -179,11 +181,13 @@ def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
     """Write one rank's tables, and say what of its collectives is missing."""
     collectives = _Collectives(rank)
     for ended, notes in whole_steps(rank.journal, rank.steps, PART_NOTES):
+        whole, carried = collectives.ended_in(notes)
         part = Run(
             provenance=known.provenance,
             spans=_spans(rank, notes, ended),
             gradients=_gradients(rank, notes),
-            collectives=collectives.ended_in(notes),
+            collectives=whole,
+            carried=carried,
         )
         writer.add(**dict(known.undilated(part).tables()))
     if not len(rank.steps):
@@ -243,7 +247,7 @@ def _told_of_clocks(journals: Sequence[Journal], shifts_ns: Mapping[str, int]) -
     for rank in (_rank(each, shifts_ns[machine_of(each)]) for each in journals):
         collectives = _Collectives(rank)
         for _, notes in whole_steps(rank.journal, rank.steps, PART_NOTES):
-            ended = collectives.ended_in(notes)
+            ended, _ = collectives.ended_in(notes)
             kept.append(ended.rows(ended.sequence % nth == 0))
     return Collectives.joined(kept)
 
@@ -360,12 +364,13 @@ class _Collectives:
         self._signatures = {each["number"]: each for each in rank.journal.defined("signature")}
         self._issued = np.empty((0, 4), np.int64)  # number, when, signature, sequence in its group
         self._ends = np.empty((0, 2), np.int64)  # number, when
+        self._told = np.empty((0, 3), np.int64)  # number, kind, what the transport tells
         self._sequence: dict[str, int] = defaultdict(int)
         backends = [str(each["backend"]) for each in rank.journal.defined("identity")]
         self._at_once = max((AT_ONCE.get(backend, 0) for backend in backends), default=0)
         self._free_ns: dict[str, list[int]] = defaultdict(lambda: [0] * self._at_once)
 
-    def ended_in(self, notes: Notes) -> Collectives:
+    def ended_in(self, notes: Notes) -> tuple[Collectives, Carried]:
         """Return those that had ended by the end of this part, in the order of issue."""
         issued = np.concatenate([self._issued, self._numbered(notes.of(Note.ISSUE))])
         ends = np.concatenate([self._ends, notes.of(Note.END)[:, :2]])
@@ -373,7 +378,23 @@ class _Collectives:
         self._issued = np.delete(issued, of_issue, axis=0)
         self._ends = np.delete(ends, of_end, axis=0)
         in_order = np.argsort(issued[of_issue, 1], kind="stable")
-        return self._table(issued[of_issue[in_order]], ends[of_end[in_order], 1])
+        issued, end_ns = issued[of_issue[in_order]], ends[of_end[in_order], 1]
+        table = self._table(issued, end_ns)
+        told = self._told_in(notes, issued[:, 0])
+        is_told: NDArray[np.bool_] = np.asarray((told >= 0).all(axis=1))
+        return _with_carried(table, told, is_told)
+
+    def _told_in(self, notes: Notes, numbers: Whole) -> Whole:
+        """Return what the transport tells of these collectives, -1 where it does not."""
+        rows = notes.rows[np.isin(notes.rows[:, 0], _TOLD)]
+        told = np.concatenate([self._told, rows[:, [1, 0, 3]]])
+        is_due = np.isin(told[:, 0], numbers)
+        self._told, told = told[~is_due], told[is_due]
+        order = np.argsort(numbers)
+        found = np.full((len(numbers), len(_TOLD)), -1, np.int64)
+        place = order[np.searchsorted(numbers, told[:, 0], sorter=order)]
+        found[place, np.searchsorted(_TOLD, told[:, 1])] = told[:, 2]
+        return found
 
     def missing(self) -> list[str]:
         """Say how many never ended."""
@@ -412,7 +433,7 @@ class _Collectives:
         """Say when each collective began: when its group had come so far.
 
         Neither Gloo nor NCCL tells; both take the collectives of a group in order, so many at once.
-        Other backends are believed to begin at once.
+        Others are believed to begin at once, unless they tell.
         """
         if not self._at_once:
             return issue_ns
@@ -422,6 +443,21 @@ class _Collectives:
             heapq.heappush(self._free_ns[group], ended)
             starts.append(start)
         return _whole(starts)
+
+
+def _with_carried(
+    table: Collectives, told: Whole, is_told: NDArray[np.bool_]
+) -> tuple[Collectives, Carried]:
+    """Return collectives with the starts that their transport tells, and all that it tells."""
+    known, (before_ns, heard_ns, reducing_ns, sent_bytes) = table.rows(is_told), told[is_told].T
+    carried = Carried(
+        rank=known.rank, step=known.step, sequence=known.sequence, group=known.group,
+        begun_ns=known.end_ns - before_ns, heard_ns=known.end_ns - heard_ns, end_ns=known.end_ns,
+        reducing_ns=reducing_ns, sent_bytes=sent_bytes,
+    )  # fmt: skip
+    start_ns = table.start_ns.copy()
+    start_ns[is_told] = np.maximum(carried.begun_ns, known.issue_ns)
+    return replace(table, start_ns=start_ns), carried
 
 
 def _whole(values: Iterable[int]) -> Whole:

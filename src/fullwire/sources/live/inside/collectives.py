@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -222,7 +222,7 @@ class _Collectives:
     def _await_end(self, number: int, on_device: bool, work: Any) -> None:
         if getattr(work, "tells_times", False):
             self._hear_ends()
-            self._telling.append((number, work.tasks[-1]))
+            self._telling.append((number, work.tasks))
             return
         try:
             future = work.get_future()
@@ -233,11 +233,23 @@ class _Collectives:
             _when_done(future, functools.partial(self._ended, number, on_device))
 
     def _hear_ends(self) -> None:
-        """Note the ends that a transport has kept; exact, whenever they are asked for."""
-        while self._telling and self._telling[0][1].is_done:
-            number, task = self._telling.popleft()
-            if task.problem is None:
-                self._journal.note(Note.END, number, task.ended_ns, 0)
+        """Note what a transport has kept; exact, whenever it is asked for."""
+        while self._telling and all(task.is_done for task in self._telling[0][1]):
+            number, tasks = self._telling.popleft()
+            if not any(task.problem for task in tasks):
+                self._note_told(number, tasks)
+
+    def _note_told(self, number: int, tasks: Sequence[Any]) -> None:
+        _, begun_ns, heard_ns, ended_ns, reducing_ns, sent_bytes = zip(
+            *(task.times for task in tasks), strict=True
+        )
+        begin_ns, end_ns = min(begun_ns), max(ended_ns)
+        heard_ns = min(filter(None, heard_ns), default=begin_ns)  # alone, nobody is heard
+        for kind, told in (
+            (Note.BEGUN, end_ns - begin_ns), (Note.HEARD, end_ns - heard_ns),
+            (Note.REDUCED, sum(reducing_ns)), (Note.SENT, sum(sent_bytes)), (Note.END, 0),
+        ):  # fmt: skip
+            self._journal.note(kind, number, end_ns, told)
 
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap Work.wait, as Python code calls it."""

@@ -1,0 +1,39 @@
+"""What a transport itself tells of the collectives that it carried: waiting, transfer, adding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from fullwire.analysis.utilization import Evidence
+from fullwire.model.run import Run
+from fullwire.units import show_time
+
+
+def carried_evidence(run: Run, rate_bps: Mapping[int, float]) -> Iterator[Evidence]:
+    """Say how a rank's steps spent the time of their collectives, and how full its link was."""
+    table = run.carried.rows(run.carried.step >= 0)
+    if not len(table):
+        return
+    rank_steps = len(np.unique(np.stack([table.rank, table.step]), axis=1).T)
+    waited_ns, moved_ns = table.heard_ns - table.begun_ns, table.end_ns - table.heard_ns
+    waited_s, moved_s, added_s = (
+        float(each.sum()) * 1e-9 / rank_steps for each in (waited_ns, moved_ns, table.reducing_ns)
+    )
+    said = (
+        f"The transport itself tells: in a step a rank waited {show_time(waited_s)} for the first "
+        f"bytes of others and transferred for {show_time(moved_s)}, {show_time(added_s)} of it "
+        "adding"
+    )
+    rates = np.array([rate_bps.get(rank, np.nan) for rank in table.rank.tolist()])
+    sends = table.sent_bytes > 0  # who only receives leaves its own link's way out idle
+    could_bits = 1e-9 * (moved_ns * rates)[sends].sum()
+    if np.isfinite(could_bits) and could_bits > 0:
+        share = float(8 * table.sent_bytes.sum() / could_bits)
+        yield Evidence(
+            name="transport_utilization", value=share,
+            sentence=f"{said}; meanwhile it used {share:.0%} of the line rate.",
+        )  # fmt: skip
+    else:
+        yield Evidence(name="transport_time", value=moved_s, sentence=f"{said}.")
