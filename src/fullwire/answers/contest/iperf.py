@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +16,7 @@ import torch.distributed as dist
 STREAMS = (1, 2)
 _MEASURED_S = 1
 _PATIENCE_S = 10.0
+_PORTS_TRIED = 3  # another process may take one between our looking and iperf3's listening
 
 
 class IperfFailed(Exception):
@@ -31,12 +32,15 @@ def iperf_is_missing() -> str | None:
 
 def moved_between(server: int, client: int, address: str, streams: int) -> float | str | None:
     """Measure between two ranks: the client returns the rate, or why there is none. Others wait."""
-    port = _port_of(server)
     rate_bps: float | str | None = None
-    with _server(port, is_here=dist.get_rank() == server):
+    with contextlib.ExitStack() as until_measured:
+        chosen: list[int | None] = [None]
+        if dist.get_rank() == server:
+            chosen = [until_measured.enter_context(_server())]
+        dist.broadcast_object_list(chosen, server)
         if dist.get_rank() == client:
             try:
-                rate_bps = _both_ways_bps(address, port, streams)
+                rate_bps = _both_ways_bps(address, chosen[0], streams)
             except IperfFailed as error:
                 rate_bps = str(error)
         dist.barrier()
@@ -51,38 +55,33 @@ def both_ways_bps(told: dict[str, Any]) -> float:
     return sum(float(end["bits_per_second"]) for end in ends) / len(ends)
 
 
-def _port_of(server: int) -> int:
-    chosen = [0]
-    if dist.get_rank() == server:
-        with socket.create_server(("", 0)) as free:
-            chosen = [free.getsockname()[1]]
-    dist.broadcast_object_list(chosen, server)
-    return chosen[0]
-
-
 @contextmanager
-def _server(port: int, *, is_here: bool) -> Iterator[None]:
-    if not is_here:
-        yield
-        return
-    command = ["iperf3", "-s", "-p", str(port)]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-        try:
-            yield
-        finally:
-            process.kill()
+def _server() -> Iterator[int | None]:
+    """Give the port at which iperf3 listens; None if it will not."""
+    for _ in range(_PORTS_TRIED):
+        with socket.create_server(("", 0)) as free:
+            port = free.getsockname()[1]
+        command = ["iperf3", "-s", "-p", str(port), "--forceflush"]
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout is not None
+            try:
+                if any(b"Server listening" in line for line in process.stdout):
+                    yield port
+                    return
+            finally:
+                process.kill()
+    yield None
 
 
-def _both_ways_bps(address: str, port: int, streams: int) -> float:
+def _both_ways_bps(address: str, port: int | None, streams: int) -> float:
+    if port is None:
+        raise IperfFailed("iperf3 measured nothing: its server ended before it listened")
     command = ["iperf3", "-c", address, "-p", str(port), "--bidir", "-J"]
     command += ["--connect-timeout", str(int(1000 * _PATIENCE_S))]
     command += ["-t", str(_MEASURED_S), "-P", str(streams)]
-    until_s = time.monotonic() + _PATIENCE_S
-    while True:  # until the server listens
-        done = subprocess.run(command, capture_output=True, check=False)
-        if done.returncode == 0 or time.monotonic() > until_s:
-            break
-        time.sleep(0.1)
+    done = subprocess.run(command, capture_output=True, check=False)
     try:
         return both_ways_bps(json.loads(done.stdout))
     except (ValueError, KeyError):
