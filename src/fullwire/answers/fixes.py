@@ -94,17 +94,19 @@ def _faster_links(job: Forecaster) -> Iterator[Fix]:
 def _fuller_transport(run: Run, job: Forecaster) -> Iterator[Fix]:
     if isinstance(job.grid.transports[0], FullTransport):
         return
+    is_gloo = run.facts.get("backend") == "gloo"
     yield _fix(
         "transport", f"a transport that fills the {show_rate(job.rate_bps)} there are",
-        _setting_of_transport(run), job.ask(transports=(job.full(),)),
+        _setting_of_transport(run),
+        job.filling().ask() if is_gloo else job.ask(transports=(job.full(),)),
     )  # fmt: skip
 
 
 def _setting_of_transport(run: Run) -> str:
     backend, network = run.facts.get("backend"), str(run.facts.get("nccl_network", ""))
     if backend == "gloo":
-        return 'init_process_group("fullwire"), or another backend: no setting of Gloo\'s does it'
-    if backend == "fullwire":
+        return f'init_process_group("{FILLS_THE_LINE}"): no setting of Gloo\'s does it'
+    if backend == FILLS_THE_LINE:
         return (
             "larger buckets and more processors fill more of it; no setting of the backend's does"
         )

@@ -14,9 +14,9 @@ from typing import Any
 from fullwire.answers.subjects import as_recorded, plain_subject
 from fullwire.errors import UsageError
 from fullwire.model.run import Run
-from fullwire.simulation.calibrate import PAYLOAD_SHARE, Calibration, calibrated
+from fullwire.simulation.calibrate import PAYLOAD_SHARE, Calibration, calibrated, filling
 from fullwire.simulation.interval import interval_s
-from fullwire.simulation.sweep import Grid, Subject, sweep, with_residue
+from fullwire.simulation.sweep import Grid, Residue, Subject, sweep, with_residue
 from fullwire.simulation.transport import FullTransport, full_transport
 from fullwire.simulation.typical import Step
 
@@ -59,6 +59,21 @@ class Forecaster:
     def full(self) -> FullTransport:
         """Return the transport that fills the line but for packet headers."""
         return FullTransport(self.payload_share)
+
+    def filling(self) -> Forecaster:
+        """Return the job on our own transport: a full line, as far as its processors can fill it.
+
+        What they can shows in what the measured transport took of them.
+        """
+        if self.calibration is None:
+            return dataclasses.replace(
+                self, grid=dataclasses.replace(self.grid, transports=(self.full(),))
+            )
+        ours = filling(self.calibration, self.payload_share)
+        # Nobody measured the step on this transport, so there is none to give back.
+        subject = dataclasses.replace(self.subject, residue=Residue(), recorded=None)
+        grid = dataclasses.replace(self.grid, transports=(ours.transport,))
+        return dataclasses.replace(self, subject=subject, grid=grid, calibration=ours)
 
     def ask(self, *, step: Step | None = None, **changed: Any) -> Forecast:
         """Predict the step with these axes of the grid changed, or with another step."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from fullwire.answers.conditions import rate, worker_count
 from fullwire.answers.fixes import FILLS_THE_LINE, casting
-from fullwire.answers.forecast import Forecaster, forecaster
+from fullwire.answers.forecast import forecaster
 from fullwire.errors import FullwireError
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import bucket_policy
@@ -24,6 +24,7 @@ class Verification:
     predicted_s: float
     low_s: float
     high_s: float
+    full_s: float | None  # on a line that is full, where the second run has a backend that fills it
     measured_s: float
 
     @property
@@ -43,30 +44,28 @@ def verify(before: Run, after: Run) -> Verification | None:
         return None  # what the first run's hook did cannot be undone
     if before.facts.get("dilation") != after.facts.get("dilation"):
         return None  # its processors were other ones
-    if _sends_otherwise(before, after) and after.facts["backend"] != FILLS_THE_LINE:
-        return None  # of which nothing is known
+    backends = tuple(run.facts["backend"] for run in (before, after) if "backend" in run.facts)
+    becomes_ours = backends == ("gloo", FILLS_THE_LINE)
+    if len(set(backends)) > 1 and not becomes_ours:
+        return None  # of what the other one does nothing is known
     try:
         predictor, measured_ns = forecaster(before), typical_step(after).measured_ns
-        changed = [] if predictor is None else list(_changes(before, after, predictor))
+        changes = dict(_changes(before, after))
     except FullwireError:
         return None  # one of them has no step that could be predicted
-    if predictor is None or measured_ns is None or not changed:
+    if predictor is None or measured_ns is None or not (changes or becomes_ours):
         return None
-    found = predictor.ask(**dict(condition for _, condition in changed))
+    axes: dict[str, Any] = dict(changes.values())
+    full_s = predictor.ask(**axes, transports=(predictor.full(),)).step_s if becomes_ours else None
+    found = (predictor.filling() if becomes_ours else predictor).ask(**axes)
     return Verification(
-        changes=tuple(words for words, _ in changed), predicted_s=found.step_s,
-        low_s=found.low_s, high_s=found.high_s, measured_s=measured_ns * 1e-9,
+        changes=(*changes, *([f"backend {FILLS_THE_LINE}"] if becomes_ours else ())),
+        predicted_s=found.step_s, low_s=found.low_s, high_s=found.high_s, full_s=full_s,
+        measured_s=measured_ns * 1e-9,
     )  # fmt: skip
 
 
-def _sends_otherwise(before: Run, after: Run) -> bool:
-    known = {run.facts["backend"] for run in (before, after) if "backend" in run.facts}
-    return len(known) > 1
-
-
-def _changes(
-    before: Run, after: Run, predictor: Forecaster
-) -> Iterator[tuple[str, tuple[str, Any]]]:
+def _changes(before: Run, after: Run) -> Iterator[tuple[str, tuple[str, Any]]]:
     """Go through what differs and can be predicted: in words, and as an axis with its value."""
 
     def differs(fact: str) -> bool:
@@ -81,7 +80,5 @@ def _changes(
     if differs("buckets"):
         buckets = str(after.facts["buckets"])
         yield f"buckets {buckets}", ("buckets", (bucket_policy(buckets),))
-    if _sends_otherwise(before, after):
-        yield f"backend {after.facts['backend']}", ("transports", (predictor.full(),))
     if differs("hook") and (cast := casting(after)) is not None:
         yield f"{after.facts['hook']}", ("compressors", (cast,))

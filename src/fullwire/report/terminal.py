@@ -185,6 +185,8 @@ def bytes_sentence(result: Comparison) -> str:
 def verification_sentence(result: Verification) -> str:
     """Say what was predicted and what was measured."""
     interval = f"{show_time(result.low_s)} to {show_time(result.high_s)}"
+    if result.full_s is not None:
+        interval += f"; {show_time(result.full_s)} on a full wire"
     return (
         f"With {', '.join(result.changes)}: predicted {show_time(result.predicted_s)} "
         f"({interval}), measured {show_time(result.measured_s)}: {abs(result.error):.1%} off, "

@@ -41,6 +41,10 @@ class _Known:
     value: float
     spread: float
 
+    def off_by(self, spreads: float) -> float:
+        """Return what it would be if it were off by so many of its spreads."""
+        return float(self.value * np.exp(spreads * self.spread))
+
 
 # Of Gloo's work, part is charged to nobody's thread: where processors hold a message up, it takes
 # this many times what the threads' own clocks say. This number, and the three of Gloo below, were
@@ -53,6 +57,9 @@ _GLOO_S_PER_BYTE = _Known(1.1e-9, 0.4)
 _GLOO_S_PER_HOP = _Known(0.4e-3, 0.4)
 _OTHER_S_PER_BYTE = _Known(1.0e-11, 1.5)  # NCCL and their like leave it to the NIC
 _OTHER_S_PER_HOP = _Known(20e-6, 1.5)
+# What our transport's work for a byte is of Gloo's on the same processors. All of it is done while
+# something is on the line. Chosen on labs of two and four ranks (validation/README.md).
+_OURS_OF_GLOOS_WORK = _Known(0.8, 0.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +98,21 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
     telling = [run for run, found in by_run if found]  # others have no transport to speak of
     known = list(_known_before(telling))
     return _Fit(observations, _used(telling), known, _frame(telling)).solved()
+
+
+def filling(found: Calibration, payload_share: float) -> Calibration:
+    """Return what our own transport would be on the processors that Gloo was measured on."""
+
+    def ours(line_off: float = 0.0, work_off: float = 0.0) -> MeasuredTransport:
+        share = payload_share * _SHARE_OF_PAYLOAD.off_by(line_off)
+        work = found.transport.processor_s_per_byte * _OURS_OF_GLOOS_WORK.off_by(work_off)
+        return replace(
+            found.transport, share=min(share, 1.0), processor_s_per_byte=work,
+            processor_s_per_hop=0.0, apart=0.0,
+        )  # fmt: skip
+
+    variants = (ours(line_off=-1), ours(line_off=1), ours(work_off=-1), ours(work_off=1))
+    return replace(found, transport=ours(), variants=variants)
 
 
 def observations_of(run: Run) -> Iterator[Observation]:
