@@ -265,16 +265,6 @@ def test_our_backend_is_predicted_to_fill_the_line_as_far_as_processors_can(
     assert verify(after, before) is None  # of what Gloo would do, this run says nothing
 
 
-def test_the_setting_that_fills_the_line_is_our_backend_unless_it_is_there() -> None:
-    def setting(backend: str) -> str:
-        run = a_trained_job(a_transport(), rate_bps=10 * GBPS, facts={"backend": backend})
-        [fix] = [fix for fix in fixes(run, a_forecaster(run)) if fix.kind == "transport"]
-        return fix.setting
-
-    assert setting("gloo").startswith('init_process_group("fullwire")')
-    assert "init_process_group" not in setting("fullwire")
-
-
 def test_nothing_is_verified_where_nothing_changed_that_can_be_predicted() -> None:
     run = a_trained_job(a_transport())
     assert verify(run, run) is None
