@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <type_traits>
 
@@ -42,7 +43,8 @@ struct Half {
         const std::uint32_t special = magnitude > 0x7f800000U ? 0x7e00U : 0x7c00U;
         const std::uint32_t finite = magnitude < 0x38800000U ? subnormal : normal;
         const std::uint32_t found = magnitude >= 0x477ff000U ? special : finite;
-        return static_cast<std::uint16_t>(found | ((bits >> 16) & 0x8000U));
+        const std::uint32_t sign = magnitude > 0x7f800000U ? 0 : (bits >> 16) & 0x8000U;
+        return static_cast<std::uint16_t>(found | sign);
     }
 };
 
@@ -107,11 +109,18 @@ struct Product {
     }
 };
 
-// What is no number wins from both sides, so that ranks agree on it.
+template <typename T>
+using BitsOf = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+
+// What is no number wins from both sides, and -0 is below 0, so that ranks agree on the bits.
 struct Minimum {
     template <typename T>
     FULLWIRE_INLINE static T of(T a, T b) {
-        if constexpr (std::is_floating_point_v<T>) return b < a || b != b ? b : a;
+        if constexpr (std::is_floating_point_v<T>) {
+            using Bits = BitsOf<T>;
+            const T equal = std::bit_cast<T>(std::bit_cast<Bits>(a) | std::bit_cast<Bits>(b));
+            return a == b ? equal : b < a || b != b ? b : a;
+        }
         return b < a ? b : a;
     }
 };
@@ -119,10 +128,25 @@ struct Minimum {
 struct Maximum {
     template <typename T>
     FULLWIRE_INLINE static T of(T a, T b) {
-        if constexpr (std::is_floating_point_v<T>) return b > a || b != b ? b : a;
+        if constexpr (std::is_floating_point_v<T>) {
+            using Bits = BitsOf<T>;
+            const T equal = std::bit_cast<T>(std::bit_cast<Bits>(a) & std::bit_cast<Bits>(b));
+            return a == b ? equal : b > a || b != b ? b : a;
+        }
         return b > a ? b : a;
     }
 };
+
+// Of two that are no numbers the processor keeps the first one's sign and digits. Half and Brain
+// have one such value only.
+template <typename Kind>
+FULLWIRE_INLINE typename Kind::Computed same_from_both_sides(typename Kind::Computed value) {
+    using Computed = typename Kind::Computed;
+    if constexpr (std::is_floating_point_v<typename Kind::Stored>) {
+        return value != value ? std::numeric_limits<Computed>::quiet_NaN() : value;
+    }
+    return value;
+}
 
 struct BitAnd {
     template <typename T>
@@ -147,8 +171,8 @@ FULLWIRE_INLINE void combine_all(void* result, const void* a, const void* b, std
     const auto* other = static_cast<const Stored*>(b);
 #pragma GCC ivdep
     for (std::size_t i = 0; i < count; ++i) {
-        to[i].value = Kind::store(
-            Operation::of(Kind::load(from[i].value), Kind::load(other[i].value)));
+        to[i].value = Kind::store(same_from_both_sides<Kind>(
+            Operation::of(Kind::load(from[i].value), Kind::load(other[i].value))));
     }
 }
 
