@@ -270,7 +270,9 @@ def test_where_mean_and_median_step_differ_both_answers_say_so() -> None:
     assert found.step_s == pytest.approx(0.146 + 0.040 / 6)
     [said] = [each for each in found.warnings if "median step" in each]
     assert "mean step, 152.7 ms" in said
+    assert all(fix.scaling_factor <= 1 for fix in found.fixes)
     asked = fw.whatif(uneven, transport="measured")
+    assert found.predicted_from_s == asked["baseline_step_s"][0]
     assert asked["step_s"][0] == pytest.approx(0.146)
     [said] = [each for each in asked.warnings if "median step" in each]
     assert "is replayed, 146 ms; the mean step" in said

@@ -113,7 +113,7 @@ def test_sliders_move_the_curve_to_what_is_predicted(
     assert "2 Gbps" in shown.replace("\u202f", " ")
     assert "1,024 workers, 2x compression which costs nothing" in shown
     asked = fw.whatif(job, workers=1024, bandwidth="2Gbps", compression=2, transport="measured")
-    predicted = fw.explain(job).baseline_step_s / asked["step_s"][0]
+    predicted = fw.explain(job).predicted_from_s / asked["step_s"][0]
     [printed] = re.findall(SCALING, shown)
     assert float(printed) == pytest.approx(predicted, abs=6e-4)
     assert chromium.complaints() == []

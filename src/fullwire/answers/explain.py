@@ -59,6 +59,13 @@ class Explanation:
     predictor: Forecaster | None  # the job ready to be asked, where it can be predicted
 
     @property
+    def predicted_from_s(self) -> float:
+        """Return the T1 that predictions are held against: a baseline's, or that of their step."""
+        if self.predictor is None or not self.is_estimated:
+            return self.baseline_step_s
+        return self.predictor.alone_s
+
+    @property
     def median_step_s(self) -> float | None:
         """Return the median step, which predictions start from, where there are any."""
         return None if self.predictor is None else self.predictor.measured_s
@@ -81,6 +88,7 @@ def explain(
     found = account(job, rate_bps, parts_of) if _is_to_account(job) else nothing()
     parts = found.parts_s
     baseline_s, inflation_s = _baseline(job, found, baseline)
+    given_s = None if baseline is None else baseline_s
     samples = (
         *nccl_evidence(job), *evidence(job, found.lines, rate_bps),
         *carried_evidence(job, rate_bps), *_of_copies(found),
@@ -105,11 +113,11 @@ def explain(
         break_even=None if predictor is None else break_even(predictor, THRESHOLD),
         fixes=()
         if predictor is None
-        else _against(baseline_s, predictor, fixes(job, predictor, found)),
-        full=None if predictor is None else _at_full_utilization(baseline_s, predictor),
+        else _against(given_s, predictor, fixes(job, predictor, found)),
+        full=None if predictor is None else _at_full_utilization(given_s, predictor),
         warnings=(
             *_warnings(case, baseline is None, rate_bps),
-            *_about_baseline(found, None if baseline is None else baseline_s),
+            *_about_baseline(found, given_s),
             *_about_median(found, predictor),
             *why_not,
         ),
@@ -159,18 +167,18 @@ def _is_to_account(run: Run) -> bool:
     return True  # which says what is missing
 
 
-def _against(baseline_s: float, predictor: Forecaster, found: Sequence[Fix]) -> tuple[Fix, ...]:
-    """Hold fixes against the T1 of this account, which may be a baseline's.
+def _against(given_s: float | None, predictor: Forecaster, found: Sequence[Fix]) -> tuple[Fix, ...]:
+    """Hold fixes against a baseline's T1, where there is one.
 
     A fix that one worker would profit from too has shortened the T1 that it was predicted with.
     """
-    times = baseline_s / (predictor.subject.step.step_ns * 1e-9)
+    times = 1.0 if given_s is None else given_s / predictor.alone_s
     return tuple(replace(fix, scaling_factor=times * fix.scaling_factor) for fix in found)
 
 
-def _at_full_utilization(baseline_s: float, predictor: Forecaster) -> Forecast:
+def _at_full_utilization(given_s: float | None, predictor: Forecaster) -> Forecast:
     found = predictor.ask(transports=(predictor.full(),))
-    return replace(found, scaling_factor=baseline_s / found.step_s)
+    return found if given_s is None else replace(found, scaling_factor=given_s / found.step_s)
 
 
 def _forecaster(

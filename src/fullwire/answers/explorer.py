@@ -56,7 +56,7 @@ class Explorer:
 def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
     """Predict a grid around a run; `job` is the run ready to be asked, where it can be.
 
-    `baseline_s` is the T1 that a job's scaling factors are held against, as in its account.
+    `baseline_s` is the T1 that a job's scaling factors are held against.
     """
     subject, base, calibration = _of_the_run(run) if job is None else _as_asked(job)
     is_recorded = job is not None

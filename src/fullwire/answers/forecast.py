@@ -47,6 +47,11 @@ class Forecaster:
         return self.subject.step.measured_ns * 1e-9
 
     @property
+    def alone_s(self) -> float:
+        """Return what the same step would take one worker."""
+        return self.subject.step.step_ns * 1e-9
+
+    @property
     def workers(self) -> int:
         """Return the workers with which it was recorded."""
         return self.grid.workers[0]

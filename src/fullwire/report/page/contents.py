@@ -201,7 +201,7 @@ def _usage(found: UsageOverTime | None) -> dict[str, Any] | None:
 def _explorer(run: Run, result: Explanation) -> dict[str, Any]:
     """Return the grid of predictions, or why there is none."""
     try:
-        return _explorer_object(explorer(run, result.predictor, result.baseline_step_s))
+        return _explorer_object(explorer(run, result.predictor, result.predicted_from_s))
     except FullwireError as error:
         return {"missing": _sentence(str(error))}
 
