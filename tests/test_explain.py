@@ -95,7 +95,7 @@ def test_large_messages_that_cost_something_are_no_storm_of_small_ones() -> None
         (8, 50, 55),
         [(6 * PER_MS, 60 + 12.5 * n, 72.5 + 12.5 * n) for n in range(8)],
     )
-    rank = Rank(160, [computing(50)], [small, *large])
+    rank = Rank(160, [computing(40)], [small, *large])
     found = fw.explain(a_job(rank, rank))
     assert found.account["line_rate"] > found.account["latency"] > found.account["transport"]
     assert found.verdict.kind == "transport"
@@ -103,7 +103,7 @@ def test_large_messages_that_cost_something_are_no_storm_of_small_ones() -> None
 
 
 def test_what_is_lost_beside_an_unfilled_line_has_to_reach_the_threshold_too() -> None:
-    rank = Rank(130, [computing(100)], [(48 * PER_MS, 50, 130)])
+    rank = Rank(130, [computing(100)], [(75 * PER_MS, 5, 130)])
     found = fw.explain(a_job(rank, rank))
     assert found.verdict.kind == "line_rate"
     assert "12 ms more is lost as the line is not filled" in found.verdict.sentence

@@ -2,12 +2,11 @@
 
 The verdict is the largest part of the step other than computation, if it reaches the threshold.
 
-    transport  in place of line_rate, if the line was not what limited transfers: it was less than
-               FILLED used while they were exposed, and what is lost beside, with what messages cost
-               whose bytes take longer, reaches the threshold
     overlap    in place of line_rate, if the exposed floor would fit under computation that had no
-               communication beside it; where the line was not full, all that is exposed would have
-               to, and little of the communication may have begun early
+               communication beside it
+    transport  in place of either, if the line was not what limited transfers: less than FILLED of
+               it was used while they were exposed, and what was not, latency included, reaches the
+               threshold; but overlap stays where next to nothing had been overlapped
     compute    if computation takes longer than with one worker, and no part is larger than that
     scales     if nothing reaches the threshold
     unknown    if the largest part is what could not be attributed, or the steps are too few to tell
@@ -177,15 +176,14 @@ def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
 
 def _kind_of_line(case: Case) -> tuple[Kind, tuple[str, ...]]:
     """Say what it is where the bytes' time at line rate is the largest part."""
-    parts, free_s = case.account.parts_s, unhidden_compute_s(case.account)
-    floor_s = parts[Part.LINE_RATE.key]
+    floor_s, free_s = case.account.parts_s[Part.LINE_RATE.key], unhidden_compute_s(case.account)
     exposed_s = exposed_transfer_s(case.account)
-    fits = f"would fit under {show_time(free_s)} of computation without communication"
-    if floor_s >= FILLED * exposed_s:
-        return ("overlap", (f"it {fits}",)) if floor_s <= free_s else ("line_rate", ())
-    if exposed_s <= free_s and _overlapped(case.account) < LATE:
-        return "overlap", (f"with what is lost beside, it {fits}",)
-    if not case.reaches_threshold(exposed_s - floor_s):
+    is_filled = floor_s >= FILLED * exposed_s
+    is_limited = is_filled or not case.reaches_threshold(exposed_s - floor_s)
+    if floor_s <= free_s and (is_limited or _overlapped(case.account) < LATE):
+        fits = f"it would fit under {show_time(free_s)} of computation without communication"
+        return "overlap", (fits,)
+    if is_limited:
         return "line_rate", ()
     used = f"exposed transfers used {floor_s / exposed_s:.1%} of the line rate"
     return "transport", (f"{used}, and below {FILLED:.0%} it is not the line that limits them",)
