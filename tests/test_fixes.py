@@ -32,8 +32,8 @@ def without_ddp(run: Run) -> Run:
 
 def test_the_late_rank_is_named_with_where_to_look() -> None:
     late = fixes_of(a_trained_job(late_ms=60))["straggler"]
-    assert late.change == "rank 2 as the others"
-    assert "clock and temperature" in late.setting
+    assert late.change == "rank 2 as fast as the others"
+    assert "nvidia-smi" in late.setting
     assert late.step_s == pytest.approx(0.146)
     assert "straggler" not in fixes_of(a_trained_job())
 

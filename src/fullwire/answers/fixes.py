@@ -33,7 +33,7 @@ _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
 _SYNCHRONISED_EVERY = (2, 4)
 _SMALL_NUMBERS = re.compile(r"16|half|8", re.IGNORECASE)  # in the names of types
 _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
-    "look at its device: clock and temperature (nvidia-smi -q -d PERFORMANCE), other processes",
+    "look at its device: clock, temperature (of a GPU: nvidia-smi -q -d PERFORMANCE), other work",
     "look at its input: DataLoader(num_workers=...), its disk, its share of the data",
     "look at its host: other processes, and what only it does between steps (logs, checkpoints)",
 )
@@ -198,9 +198,9 @@ def _no_straggler(job: Forecaster, account: Account) -> Iterator[Fix]:
     if step.waiting_ns:
         found = culprit(account)
         late = None if found is None else found[0]
+        who = "no rank slower than the usual one"
         yield _fix(
-            "straggler",
-            "no rank slower than the usual one" if late is None else f"rank {late} as the others",
+            "straggler", who if late is None else f"rank {late} as fast as the others",
             _setting_of_straggler(account, late),
             job.ask(step=dataclasses.replace(step, waiting_ns=0)),
         )  # fmt: skip
