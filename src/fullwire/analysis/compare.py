@@ -152,9 +152,9 @@ def refuse_other_work(before: Run, after: Run) -> None:
 
 
 def gradient_bytes(run: Run) -> int | None:
-    """Return the bytes of the gradients that a rank has in a step, as most of them do."""
+    """Return the bytes of the gradients that a rank has in a step, where it has all of them."""
     table = run.gradients
-    if not len(table):
+    if not len(table) or "buckets" not in run.facts:  # without DDP it may have a shard
         return None
     pairs, place = np.unique(np.stack([table.rank, table.step]), axis=1, return_inverse=True)
     totals = np.bincount(place.reshape(-1), table.bytes, pairs.shape[1])
