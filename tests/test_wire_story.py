@@ -147,6 +147,36 @@ def test_collectives_of_unknown_share_are_not_told_a_size() -> None:
     assert count(result) == 6
 
 
+def test_a_slow_link_that_still_sends_when_others_have_begun_anew_tangles_nothing() -> None:
+    sent, messages = told(4, trained(15, [(2 * MB, 40.0)], gap_ms=2))
+    late_ns = np.where(messages.source == "10.0.0.3:29500", 15 * MS, 0)
+    read = messages.payload_bytes // 2
+    slow = replace(
+        messages, first_ns=messages.first_ns + late_ns, last_ns=messages.last_ns + late_ns,
+        payload_bytes=read, unread_bytes=messages.payload_bytes - read,
+    )  # fmt: skip
+    result = analyse_flows(traffic(sent, messages=slow))
+    assert count(result) == 15
+    assert result.iterations is not None
+    assert result.iterations.basis == "messages"
+    assert result.gradient_bytes == pytest.approx(2 * MB, rel=1e-3)
+
+
+def test_edges_that_only_start_up_used_tell_the_size_and_so_the_count() -> None:
+    """A slow link leaves no silence, and the longest one is not where start-up ends."""
+    sent: list[Sent] = [(0, 1, 8 * MB, 0, 80), (0, 2, 8 * MB, 0, 80)]
+    now = 81.0
+    for iteration in range(14):
+        for host in range(3):
+            begin = now + (20 if host == 2 else 0)
+            sent.append((host, (host - 1) % 3, 8 * MB * 4 // 3, begin, begin + 100))
+        now += 900 if iteration == 0 else 100
+    result = analyse_flows(traffic(sent))
+    assert result.pattern.kind == "ring"
+    assert count(result) == 14
+    assert result.gradient_bytes == pytest.approx(8 * MB, rel=1e-3)
+
+
 def test_complete_overlap_is_counted_by_what_start_up_broadcast_and_doubted() -> None:
     sent = ring(4, 12, compute_ms=0)
     found = analyse_flows(traffic(sent)).iterations

@@ -13,7 +13,7 @@ import numpy as np
 
 from fullwire.analysis.edges import Edges
 from fullwire.analysis.iterations import FEWEST, Iterations
-from fullwire.analysis.pattern import find_pattern
+from fullwire.analysis.pattern import Pattern, find_pattern
 from fullwire.model.run import Whole
 
 _WHOLE = 0.05  # a number of iterations is as close to a whole one
@@ -23,6 +23,9 @@ _SURE_ALONE = 0.5  # such a count is right or a coincidence, and bytes cannot sa
 # A two-way ring of four may be recursive doubling, with other bytes for the same gradient.
 _UNMISTAKABLE = ("ring", "halving-doubling", "tree", "double tree")
 _STARTUP = 0.3  # of all bytes come before the silence that ends start-up, at most
+_MAIN = 0.25  # of the largest edge: one with less has no part in what repeats
+_LEAST_PIECE = 0.01  # of a usual time slot's bytes
+_LEAST_BESIDE = 0.002  # of the largest edge
 _LARGE = 0.5  # of the largest edge in start-up: what the broadcast uses
 
 
@@ -42,8 +45,24 @@ def counted_by_bytes(iterations: Iterations | None, payload: Whole) -> Iteration
     return replace(iterations, count=count, basis="bytes")
 
 
+def pattern_since_startup(edges: Edges) -> Pattern:
+    """Find the pattern of what was sent after the first part of the bytes, on the main edges."""
+    if not edges.payload_bytes.any():
+        return Pattern(kind="none")
+    order = np.argsort(edges.slot, kind="stable")
+    reached = np.cumsum(edges.payload_bytes[order])
+    begin = int(edges.slot[order][np.searchsorted(reached, _STARTUP * reached[-1])])
+    late = edges.matrix(np.where(edges.slot > begin, edges.payload_bytes, 0))
+    return find_pattern(np.where(late > _MAIN * late.max(), late, 0).astype(float))
+
+
 def counted_by_broadcast(edges: Edges) -> Iterations | None:
-    """Count how often an all-reduce of what start-up broadcast fits into all that came after it."""
+    """Count how often an all-reduce of what start-up broadcast fits into what was sent since."""
+    return _counted_after_startup(edges) or _counted_beside_startup(edges)
+
+
+def _counted_after_startup(edges: Edges) -> Iterations | None:
+    """Count where a silence parts start-up from what came after it."""
     begin = _after_startup(edges)
     if begin is None:
         return None
@@ -53,16 +72,44 @@ def counted_by_broadcast(edges: Edges) -> Iterations | None:
     if pattern.kind not in _UNMISTAKABLE or not before.any() or pattern.gradient_bytes is None:
         return None
     times = pattern.gradient_bytes / float(np.median(before[before > _LARGE * before.max()]))
+    chosen = np.flatnonzero(after.ravel())
+    return _counted(edges, times, begin, chosen, after.ravel()[chosen])
+
+
+def _counted_beside_startup(edges: Edges) -> Iterations | None:
+    """Count where start-up also used edges that nothing has used since; they tell its size."""
+    payload = edges.matrix(edges.payload_bytes)
+    is_main = payload > _MAIN * payload.max()
+    pattern = pattern_since_startup(edges)
+    if pattern.kind not in _UNMISTAKABLE or not pattern.gradient_bytes or not pattern.edge_bytes:
+        return None
+    # What is sent in small pieces from time to time is control, and no broadcast.
+    has_data = edges.payload_bytes > 0
+    is_large = edges.payload_bytes > _LEAST_PIECE * np.median(edges.payload_bytes[has_data])
+    large = edges.matrix(np.where(is_large, edges.payload_bytes, 0))
+    beside = large[~is_main & (large > _LEAST_BESIDE * payload.max())]
+    if not len(beside) or beside.max() > beside.min() * (1 + _WHOLE):
+        return None
+    unit = float(np.median(beside)) * pattern.edge_bytes / pattern.gradient_bytes
+    chosen = np.flatnonzero(is_main)
+    sent = payload.ravel()[chosen]
+    least = int(chosen[int(np.argmin(sent))])  # which start-up did not use
+    begin = int(edges.slot[(edges.edge == least) & is_large].min())
+    return _counted(edges, float(sent.min()) / unit, begin, chosen, np.full(len(sent), sent.min()))
+
+
+def _counted(
+    edges: Edges, times: float, begin: int, chosen: Whole, sent: Whole
+) -> Iterations | None:
     count = round(times)
     if not FEWEST <= count <= _MOST_ALONE or abs(times - count) > _WHOLE_ALONE:
         return None
     last = int(edges.slot[edges.main()].max())
     period_s = (last - begin + 1) * edges.width_ns * 1e-9 / count
-    chosen = np.flatnonzero(after.ravel())
     nothing = np.empty(0, np.int64)
     return Iterations(
         count=count, period_s=period_s, communicating_s=period_s, edges=chosen,
-        edge_bytes=after.ravel()[chosen] / count, first_slot=begin, last_slot=last,
+        edge_bytes=sent / count, first_slot=begin, last_slot=last,
         begins_ns=nothing, ends_ns=nothing, share=1.0, confidence=_SURE_ALONE, basis="bytes",
     )  # fmt: skip
 

@@ -13,7 +13,11 @@ import numpy as np
 
 from fullwire.analysis.byte_audit import Expected, byte_audit, expected_bytes
 from fullwire.analysis.capture_audit import capture_audit
-from fullwire.analysis.counting import counted_by_broadcast, counted_by_bytes
+from fullwire.analysis.counting import (
+    counted_by_broadcast,
+    counted_by_bytes,
+    pattern_since_startup,
+)
 from fullwire.analysis.edge_facts import EdgeFacts, edge_facts
 from fullwire.analysis.edges import Edges, edges_of, host_names, hosts_of, ranks_by_host
 from fullwire.analysis.iterations import Iterations
@@ -169,7 +173,8 @@ def _pattern(edges: Edges, payload: Whole, iterations: Iterations | None) -> Pat
     other, bytes of one edge count for the next, and only the sum over all is sure.
     """
     if iterations is None:
-        return find_pattern(payload.astype(float))
+        found = find_pattern(payload.astype(float))
+        return pattern_since_startup(edges) if found.kind == "none" else found
     usual = np.zeros(payload.size)
     usual[iterations.edges] = iterations.edge_bytes
     found = find_pattern(usual.reshape(payload.shape))

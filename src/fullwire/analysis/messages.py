@@ -39,6 +39,7 @@ class SeenCollectives:
     first_ns: Whole  # when data began to flow
     end_ns: Whole
     part: Whole  # for each row below: which collective it is of
+    part_way: Whole  # and a number for its connection and direction
     source: Whole
     target: Whole
     part_bytes: Real
@@ -55,13 +56,28 @@ class SeenCollectives:
         """Whether bytes are surely this one's: read as such, or there were no others."""
         total = np.bincount(self.part, self.part_bytes, len(self))
         is_read = np.bincount(self.part, self.part_read_bytes, len(self)) >= _READ * total
-        order = np.flatnonzero(total > 0)
-        order = order[np.argsort(self.first_ns[order], kind="stable")]
-        begin_ns, end_ns = self.first_ns[order], np.maximum.accumulate(self.end_ns[order])
-        is_apart = np.append(True, begin_ns[1:] >= end_ns[:-1])
-        alone = np.ones(len(self), bool)
-        alone[order] = is_apart & np.append(is_apart[1:], True)
-        return np.asarray(is_read | alone, bool)
+        after = self.tangled_with_earlier(np.arange(len(self)))
+        before = self.tangled_with_earlier(np.arange(len(self)), turned=True)
+        return np.asarray(is_read | ~(after | before), bool)
+
+    def tangled_with_earlier(self, chosen: Whole, *, turned: bool = False) -> NDArray[np.bool_]:
+        """Say which of the chosen ones share a connection with an earlier one that still goes on.
+
+        On a connection of its own, or after the earlier one's last byte there, a collective's bytes
+        are surely its own. With `turned`, time runs backwards.
+        """
+        rows = np.flatnonzero((self.part_first_ns > 0) & np.isin(self.part, chosen))
+        begin_ns, end_ns = self.part_first_ns[rows], self.part_last_ns[rows]
+        if turned:
+            begin_ns, end_ns = -end_ns, -begin_ns
+        order = np.lexsort((begin_ns, self.part_way[rows]))
+        way, part = self.part_way[rows][order], self.part[rows][order]
+        begin_ns, end_ns = begin_ns[order], end_ns[order]
+        tangled = np.zeros(len(self), bool)
+        for each in np.split(np.arange(len(way)), np.flatnonzero(np.diff(way)) + 1):
+            reached_ns = np.maximum.accumulate(end_ns[each])[:-1]
+            tangled[part[each][1:][begin_ns[each][1:] < reached_ns]] = True
+        return np.asarray(tangled[chosen], bool)
 
 
 def find_collectives(rows: Messages, source: Whole, target: Whole, ranks: int) -> SeenCollectives:
@@ -69,7 +85,8 @@ def find_collectives(rows: Messages, source: Whole, target: Whole, ranks: int) -
     number = _numbered(rows)
     count = int(number.max(initial=-1)) + 1
     payload = rows.payload_bytes + rows.unread_bytes * _payload_share(rows, number)
-    carried = _usual_connection(rows, number, payload, count)
+    way = _ways(rows)
+    carried = _usual_connection(number, way, payload, count)
     one = np.zeros(count, np.int64)
     one[number] = np.arange(len(number))
     op = rows.op[one]
@@ -89,7 +106,7 @@ def find_collectives(rows: Messages, source: Whole, target: Whole, ranks: int) -
         bytes=(carried / np.array([factors[each] for each in op.tolist()] or [1.0]))[order]
         if count else np.empty(0),
         begin_ns=begin_ns[order], first_ns=np.minimum(data_ns, end_ns)[order],
-        end_ns=end_ns[order], part=place[number], source=source, target=target,
+        end_ns=end_ns[order], part=place[number], part_way=way, source=source, target=target,
         part_bytes=payload, part_read_bytes=rows.payload_bytes.astype(np.float64),
         part_begin_ns=rows.begin_ns, part_first_ns=rows.first_ns,
         part_last_ns=rows.last_ns,
@@ -122,17 +139,22 @@ def _payload_share(rows: Messages, number: Whole) -> Real:
     return np.asarray(share[number], np.float64)
 
 
-def _usual_connection(rows: Messages, number: Whole, payload: Real, count: int) -> Real:
+def _ways(rows: Messages) -> Whole:
+    """Number the connections, each direction for itself."""
+    ends: dict[tuple[str, str], int] = {}
+    pairs = zip(rows.source.tolist(), rows.destination.tolist(), strict=True)
+    return np.array([ends.setdefault(pair, len(ends)) for pair in pairs], np.int64)
+
+
+def _usual_connection(number: Whole, way: Whole, payload: Real, count: int) -> Real:
     """Return what a usual connection that carries data carries of each collective.
 
     Two hosts have several connections where they have several ranks, and each carries a part.
     """
-    ends: dict[tuple[str, str], int] = {}
-    pairs = zip(rows.source.tolist(), rows.destination.tolist(), strict=True)
-    way = np.array([ends.setdefault(pair, len(ends)) for pair in pairs], np.int64)
-    parts, place = np.unique(number * max(len(ends), 1) + way, return_inverse=True)
+    ways = int(way.max(initial=0)) + 1
+    parts, place = np.unique(number * ways + way, return_inverse=True)
     carried = np.bincount(place, payload, len(parts))
-    of = parts // max(len(ends), 1)
+    of = parts // ways
     most = np.zeros(count)
     np.maximum.at(most, of, carried)
     main = carried > _MAIN_EDGE * most[of]
@@ -193,9 +215,8 @@ def _bouts(seen: SeenCollectives) -> _Bouts:
     is_training = is_main & np.isin(seen.op, _TRAINING)
     main = np.flatnonzero(is_training if is_training.any() else is_main)
     main = main[np.argsort(seen.first_ns[main], kind="stable")]
-    reached = np.maximum.accumulate(seen.end_ns[main])
-    is_new = np.ones(len(main), bool)
-    is_new[1:] = (seen.first_ns[main][1:] >= reached[:-1]) | _are_sure(seen, total)[main][1:]
+    is_new = ~seen.tangled_with_earlier(main) | _are_sure(seen, total)[main]
+    is_new[:1] = True
     bout = np.cumsum(is_new) - 1
     of = np.full(len(seen), -1)
     of[main] = bout

@@ -60,8 +60,10 @@ def sending_of(edges: Edges, iterations: Iterations | None) -> Sending:
 
 def _during(edges: Edges, iterations: Iterations | None) -> tuple[NDArray[np.bool_], int]:
     """Choose the rows with payload from the first iteration to the last, and count its slots."""
-    first = iterations.first_slot if iterations else int(edges.slot.min(initial=0))
-    last = iterations.last_slot if iterations else int(edges.slot.max(initial=0))
+    if not len(edges.slot):
+        return np.zeros(0, bool), 1
+    first = iterations.first_slot if iterations else int(edges.slot.min())
+    last = iterations.last_slot if iterations else int(edges.slot.max())
     within = (edges.slot >= first) & (edges.slot <= last) & (edges.payload_bytes > 0)
     return within, last - first + 1
 
