@@ -494,6 +494,7 @@ NB_MODULE(_native, module) {
         .def_prop_ro("bytes_read", &fullwire::KinetoScanner::bytes_read)
         .def_prop_ro("events", &fullwire::KinetoScanner::events)
         .def_prop_ro("unusable", &fullwire::KinetoScanner::unusable)
+        .def_prop_ro("processes", &fullwire::KinetoScanner::processes)
         .def("header", &header_of)
         .def("names", &names_of)
         .def("work", &work_of)

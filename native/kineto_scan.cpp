@@ -16,6 +16,7 @@ constexpr std::size_t kMostNameBytes = 64 << 20;  // of all names together
 constexpr std::size_t kMostHeaderBytes = 32 << 20;
 constexpr double kMostMicroseconds = 2.0e15;  // 64 years: MOST_NS of the analysis
 constexpr std::size_t kMostThreads = 100'000;
+constexpr std::size_t kMostProcesses = 1'000;
 
 bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
@@ -306,7 +307,7 @@ std::int32_t Names::number(std::string_view raw) {
 }
 
 struct KinetoScanner::Event {
-    std::string_view phase, category, name, thread, start, duration, args;
+    std::string_view phase, category, name, process, thread, start, duration, args;
     std::int64_t start_ns, duration_ns;
 };
 
@@ -408,6 +409,7 @@ bool KinetoScanner::read_event() {
             case 3:
                 if (key == "cat") event.category = value;
                 else if (key == "tid") event.thread = value;
+                else if (key == "pid") event.process = value;
                 else if (key == "dur") event.duration = value;
                 break;
             case 4:
@@ -462,6 +464,7 @@ void KinetoScanner::keep(Event& event) {
         launches.correlation.push_back(correlation);
         launches.time_ns.push_back(*start);
         launches.thread.push_back(thread_of(event.thread));
+        note_process(event.process);
         return;
     }
     const Work kind = category == Category::kernel ? Work::kernel
@@ -547,6 +550,12 @@ std::int32_t KinetoScanner::thread_of(std::string_view raw) {
     kept_start_ns_.push_back(INT64_MAX);
     kept_end_ns_.push_back(INT64_MIN);
     return last_thread_number_;
+}
+
+void KinetoScanner::note_process(std::string_view raw) {
+    if (!processes_.empty() && raw == last_process_) return;
+    last_process_ = raw.substr(0, 64);
+    if (processes_.size() < kMostProcesses) processes_.insert(last_process_);
 }
 
 }  // namespace fullwire

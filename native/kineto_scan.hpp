@@ -18,6 +18,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -81,6 +82,7 @@ class KinetoScanner {
     std::uint64_t bytes_read() const { return before_ + position_; }
     std::uint64_t events() const { return events_; }
     std::uint64_t unusable() const { return unusable_; }  // events kept but for times that cannot be
+    std::size_t processes() const { return processes_.size(); }  // that launched work
     const std::vector<std::pair<std::string, std::string>>& header() const { return header_; }
 
     Names names;
@@ -102,6 +104,7 @@ class KinetoScanner {
     void keep_operator(const Event& event);
     std::int32_t keep_note(std::string_view args);
     std::int32_t thread_of(std::string_view raw);
+    void note_process(std::string_view raw);
 
     std::size_t most_value_bytes_;
     State state_ = State::begin;
@@ -114,6 +117,8 @@ class KinetoScanner {
     std::unordered_map<std::string, std::int32_t> threads_;
     std::string last_thread_;
     std::int32_t last_thread_number_ = -1;
+    std::unordered_set<std::string> processes_;
+    std::string last_process_;
     std::vector<std::int64_t> kept_end_ns_, kept_start_ns_;  // by thread: its last operator kept
 };
 

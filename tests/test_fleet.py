@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fullwire
-from fullwire.answers import explain as explaining
+from fullwire.answers import opening
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.report.as_data import explanation_object
 from fullwire.sources import contents, import_run, read
@@ -68,7 +68,7 @@ def test_one_rank_at_a_time_gives_the_same_explanation(
 ) -> None:
     place = import_run(tmp_path / "job.run", five_ranks(tmp_path / "traces", steps=steps))
     whole = explanation_object(fullwire.explain(place, bandwidth=bandwidth))
-    monkeypatch.setattr(explaining, "_LARGE", 0)
+    monkeypatch.setattr(opening, "LARGE", 0)
     found = fullwire.explain(place, bandwidth=bandwidth)
     assert not found.detail.lines  # so it was one at a time
     assert explanation_object(found) == whole
@@ -90,7 +90,7 @@ def test_a_damaged_rank_is_missing_from_an_explanation_rank_by_rank(
     place = import_run(tmp_path / "job.run", five_ranks(tmp_path / "traces"))
     (place / "spans/000002.parquet").write_bytes(b"PAR1 but nothing else")
     whole = explanation_object(fullwire.explain(place))
-    monkeypatch.setattr(explaining, "_LARGE", 0)
+    monkeypatch.setattr(opening, "LARGE", 0)
     found = fullwire.explain(place)
     assert not found.detail.lines
     assert explanation_object(found) == whole

@@ -599,7 +599,7 @@ def test_one_rank_of_many_does_not_pretend_to_know_why(tmp_path: Path) -> None:
     assert "the other ranks' traces: 1 of 4 ranks are here" in alone.sentence
     busy = fullwire.explain(read(many_ranks(tmp_path, [1], transfer_us=900, host_us=2_000))).verdict
     assert busy.kind == "host"
-    assert busy.sentence.endswith("(25.7%), and this run cannot tell why.")
+    assert "exposed for another 25.7%; whether that is waiting or transfer" in busy.sentence
     three = many_ranks(tmp_path, [0, 1, 3], transfer_us=900)
     assert fullwire.explain(read(three)).verdict.kind == "unknown"
 
@@ -608,9 +608,9 @@ def test_one_rank_of_many_does_not_pretend_to_know_why(tmp_path: Path) -> None:
 def test_who_is_late_is_said_with_and_without_steps(tmp_path: Path, steps: bool) -> None:
     traces = many_ranks(tmp_path, [0, 1, 2, 3], transfer_us=100, late_us=400, steps=steps)
     found = fullwire.explain(read(traces))
-    assert found.verdict.kind == ("straggler" if steps else "unknown")
-    said = "Rank 2 is late" if steps else "100% of it for rank 2"
-    assert said in found.verdict.sentence
+    assert found.verdict.kind == "straggler"
+    assert "Rank 2 is late" in found.verdict.sentence
+    assert ("of the trace" in found.verdict.sentence) != steps
     assert [round(rank.waiting_s * 1e6) for rank in found.ranks if rank.waiting_s is not None] == [
         2_400, 2_400, 0, 2_400,
     ]  # fmt: skip
@@ -638,7 +638,7 @@ def test_one_rank_of_many_says_what_it_leaves_open(shared_data: Path) -> None:
     run = read(shared_data / "kineto/negqueue_rank0_of_16.json.gz")
     found = fullwire.explain(run)
     assert found.verdict.kind == "host"
-    assert "exposed for another 15.1%" in found.verdict.sentence
+    assert "exposed for another 14.9%" in found.verdict.sentence
     assert "1 of 16 ranks cannot tell" in found.verdict.sentence
     [copies] = [each for each in found.evidence if each.name == "device_copies"]
     assert 0 < copies.value < found.account["host"] / found.step_s

@@ -80,10 +80,12 @@ def explained(cause: Cause, options: Sequence[str] = ()) -> fw.Explanation:
 
 def is_right(cause: Cause, found: fw.Explanation) -> bool:
     """Say whether an explanation has the verdict and blames the rank that it must."""
-    from fullwire.analysis.account import culprit
+    from fullwire.analysis.account import late_ranks
 
-    late = culprit(found.detail)
-    is_rank_right = cause.late_rank is None or (late is not None and late[0] == cause.late_rank)
+    late = late_ranks(found.detail)
+    is_rank_right = cause.late_rank is None or (
+        late is not None and late.ranks == (cause.late_rank,)
+    )
     return found.verdict.kind == cause.verdict and is_rank_right
 
 

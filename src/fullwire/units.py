@@ -13,7 +13,7 @@ from __future__ import annotations
 import numbers
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ _PREFIXES: Mapping[str, int] = {
 _BITS = ("bps", "bit/s", "b/s")
 _BYTES_PER_SECOND = ("B/s", "Bps")
 _NANOSECOND = Fraction(1, 10**9)
+_MOST_NAMED = 8  # ranks, in a sentence
 
 
 class _Kind(NamedTuple):
@@ -106,6 +107,24 @@ def show_bytes(size: float) -> str:
 def show_time(time_s: float) -> str:
     """Print a time with the prefix that leaves one to three digits before the point."""
     return _scaled(time_s, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")], "s")
+
+
+def show_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks: rank 3; ranks 1 and 6; ranks 4 to 7, 12 and 13."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [
+        word for run in runs
+        for word in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))
+    ]  # fmt: skip
+    if len(words) > _MOST_NAMED:
+        words = [*words[:_MOST_NAMED], "others"]
+    listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return f"rank{'' if len(ranks) == 1 else 's'} {listed}"
 
 
 def shown(value: object) -> str:

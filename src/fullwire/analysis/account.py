@@ -38,7 +38,8 @@ SMALL_BYTES = 16 * 1024  # of a collective that shows what a message costs, what
 FEWEST_SMALL = 5  # stretches of small collectives, to believe their median
 WARM_UP = 1.5  # first steps longer than this many medians are warm-up
 UNUSUAL = 3.0  # and any other step longer than this is left out,
-CULPRIT = 0.5  # of all waiting: one rank that causes more is named
+CULPRIT = 0.5  # of all waiting: ranks that cause more are named, if they are half of all at most
+_OFTEN = 0.75  # of the steps: so often each of several ranks has to be among the latest
 MOST_UNUSUAL = 0.05  # if there are no more of these: else they are what the job does
 
 
@@ -84,6 +85,7 @@ class Account:
     excess_ns: Whole  # what each rank spends beyond the lower median; the last axis is of three
     overlapped_ns: Whole  # computation beside communication, by rank and step
     caused_ns: Floats  # what the others waited for each rank, by rank and step
+    untold_ns: Whole  # exposed communication with ranks that are not in the run, by rank and step
     breakdowns: tuple[RankBreakdown, ...]
     lines: tuple[Timeline, ...]  # empty where ranks were looked at one by one
     latency: LatencySource
@@ -99,6 +101,11 @@ class Account:
     def parts_s(self) -> dict[str, float]:
         """Return the job's parts in seconds per step."""
         return _seconds(self.parts_ns[:, self.is_typical].mean(axis=(0, 1)))
+
+    @property
+    def untold_s(self) -> float:
+        """Return what of the unexplained part may be waiting as well as transfer."""
+        return float(self.untold_ns[:, self.is_typical].mean()) * 1e-9
 
     @property
     def copies_s(self) -> float:
@@ -127,16 +134,14 @@ def account(
     Where the run has few of its spans, `parts` are all of them (see `timelines`): then one part is
     in memory at a time, and no timelines are kept.
     """
-    marks = _whole_trace(run)
-    marked = run if marks is None else _as_one_step(run, marks)
+    marked, is_whole_trace = with_steps(run)
     transfers = transfers_of(marked, rate_bps)
     everyone, lines = [], []
-    for line in timelines(marked, transfers, _with_marks(parts, marks)):
+    for line in timelines(marked, transfers, parts):
         everyone.append(_told(line))
         if parts is None:
             lines.append(line)
-    ranks = [each for each in everyone if len(each.step_number)]
-    steps = _common_steps(run, ranks)
+    ranks, steps = _together(run, [each for each in everyone if len(each.step_number)])
     latency = _latency(run, ranks)
     first = np.stack([_by_step(each, steps, latency) for each in ranks])
     parts_ns, excess_ns = _with_stragglers(first)
@@ -144,11 +149,14 @@ def account(
         ranks=tuple(each.rank for each in ranks),
         steps=steps,
         is_typical=typical_steps(first.sum(axis=2).max(axis=0)),
-        is_whole_trace=marks is not None,
+        is_whole_trace=is_whole_trace,
         parts_ns=parts_ns,
         excess_ns=excess_ns,
         overlapped_ns=np.stack([_in_order(each, steps, each.overlapped_ns) for each in ranks]),
         caused_ns=_caused_ns(marked, ranks, steps, transfers),
+        untold_ns=np.stack(
+            [_in_order(each, steps, each.parts_ns[:, Part.UNEXPLAINED]) for each in ranks]
+        ),
         breakdowns=tuple(each.breakdown for each in everyone),
         lines=tuple(lines),
         latency=latency.source,
@@ -163,21 +171,46 @@ def nothing() -> Account:
         ranks=(), steps=np.zeros(1, np.int64), is_typical=np.ones(1, bool), is_whole_trace=True,
         parts_ns=np.zeros((1, 1, len(Part)), np.int64),
         excess_ns=np.zeros((1, 1, len(_SPENT_BY_ITSELF)), np.int64),
-        overlapped_ns=np.zeros((1, 1), np.int64), caused_ns=np.zeros((1, 1)), breakdowns=(),
+        overlapped_ns=np.zeros((1, 1), np.int64), caused_ns=np.zeros((1, 1)),
+        untold_ns=np.zeros((1, 1), np.int64), breakdowns=(),
         lines=(), latency="none", beyond_line_rate=0.0, clock_error_ns=0,
     )  # fmt: skip
 
 
-def culprit(found: Account) -> tuple[int, float] | None:
-    """Return the rank that causes most of the waiting, with its share, if one does."""
-    caused_ns = found.caused_ns[:, found.is_typical].sum(axis=1)
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The ranks that cause most of the waiting, and what share of it."""
+
+    ranks: tuple[int, ...]
+    share: float
+
+    @property
+    def it(self) -> str:
+        """Return the pronoun for them."""
+        return "it" if len(self.ranks) == 1 else "them"
+
+
+def late_ranks(account: Account) -> Late | None:
+    """Return the ranks that cause most of the waiting, if they are few and mostly the same."""
+    by_step_ns = account.caused_ns[:, account.is_typical]
+    caused_ns = by_step_ns.sum(axis=1)
     if not caused_ns.sum():
         return None
-    row = int(np.argmax(caused_ns))
-    share = float(caused_ns[row] / caused_ns.sum())
-    # Of two ranks, one causes at least half by chance alone.
-    is_one = share > max(CULPRIT, 1.5 / len(found.ranks))
-    return (found.ranks[row], share) if is_one else None
+    rows = np.flatnonzero(caused_ns >= caused_ns.max() / 2)
+    count, total = len(rows), len(caused_ns)
+    share = float(caused_ns[rows].sum() / caused_ns.sum())
+    # Of two ranks, one causes at least half by chance alone, and so do any two of four.
+    is_much = share > max(CULPRIT, 1.5 * count / total) and count <= total / 2
+    if not is_much or (count > 1 and not _are_often_late(by_step_ns, rows)):
+        return None
+    return Late(tuple(account.ranks[row] for row in rows.tolist()), share)
+
+
+def _are_often_late(caused_ns: Floats, rows: NDArray[np.intp]) -> bool:
+    """Say whether in most steps each of these is among those that cause most."""
+    most_ns = caused_ns.max(axis=0)
+    is_among = caused_ns[rows] >= most_ns / 2
+    return bool((is_among[:, most_ns > 0].mean(axis=1) >= _OFTEN).all())
 
 
 def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:
@@ -210,37 +243,39 @@ def mean_step_s(run: Run) -> float | None:
     return float(mean_ns[typical_steps(longest_ns[is_shared])].mean()) * 1e-9
 
 
-def _whole_trace(run: Run) -> Spans | None:
-    """Return a step for all of each rank's trace, where no step is marked; None where one is."""
+def with_steps(run: Run) -> tuple[Run, bool]:
+    """Return a run with its steps marked; where none is, all of its trace is one, which is said.
+
+    Ranks may be recorded from different moments on; then it is the time when all of them were.
+    """
     spans, collectives = run.spans, run.collectives
     if ((spans.lane == "host") & (spans.name == "step")).any():
-        return None
+        return run, False
     ranks = recorded_ranks(run)
     if not len(ranks):
         _refuse(run, "there is nothing to explain: no spans and no collectives")
-    rank = np.concatenate([spans.rank, collectives.rank])
-    place = np.searchsorted(ranks, rank)
-    start = np.full(len(ranks), np.iinfo(np.int64).max)
-    end = np.full(len(ranks), np.iinfo(np.int64).min)
-    np.minimum.at(start, place, np.concatenate([spans.start_ns, collectives.issue_ns]))
-    np.maximum.at(end, place, np.concatenate([spans.end_ns, collectives.end_ns]))
-    return Spans(
+    start, end = _extents(run, ranks)
+    shared_ns = float(end.min()) - float(start.max())  # whole numbers of hostile runs overflow
+    if shared_ns >= (end.astype(np.float64) - start).min() / 2:
+        start, end = np.maximum(start, start.max()), np.minimum(end, end.min())
+    marks = Spans(
         rank=ranks, step=np.zeros(len(ranks), np.int64),
         lane=np.full(len(ranks), "host", object), name=np.full(len(ranks), "step", object),
         start_ns=start, end_ns=np.maximum(start, end),
     )  # fmt: skip
+    collectives = replace(collectives, step=np.zeros(len(collectives), np.int64))
+    return replace(run, spans=Spans.joined([spans, marks]), collectives=collectives), True
 
 
-def _as_one_step(run: Run, marks: Spans) -> Run:
-    collectives = replace(run.collectives, step=np.zeros(len(run.collectives), np.int64))
-    return replace(run, spans=Spans.joined([run.spans, marks]), collectives=collectives)
-
-
-def _with_marks(parts: Iterable[Spans] | None, marks: Spans | None) -> Iterable[Spans] | None:
-    """Add to the ranks of each part their marks."""
-    if parts is None or marks is None:
-        return parts
-    return (Spans.joined([part, marks.rows(np.isin(marks.rank, part.rank))]) for part in parts)
+def _extents(run: Run, ranks: Whole) -> tuple[Whole, Whole]:
+    """Return by rank when what is recorded of it begins and ends."""
+    spans, collectives = run.spans, run.collectives
+    place = np.searchsorted(ranks, np.concatenate([spans.rank, collectives.rank]))
+    start = np.full(len(ranks), np.iinfo(np.int64).max)
+    end = np.full(len(ranks), np.iinfo(np.int64).min)
+    np.minimum.at(start, place, np.concatenate([spans.start_ns, collectives.issue_ns]))
+    np.maximum.at(end, place, np.concatenate([spans.end_ns, collectives.end_ns]))
+    return start, end
 
 
 def _refuse(run: Run, problem: str) -> NoReturn:
@@ -286,16 +321,26 @@ def _told(line: Timeline) -> _Told:
     )  # fmt: skip
 
 
-def _common_steps(run: Run, ranks: Sequence[_Told]) -> Whole:
-    """Return the numbers of the steps that every rank has, in the order of the first rank."""
-    counts: dict[int, int] = {}
-    for each in ranks:
-        for number in each.step_number.tolist():
-            counts[number] = counts.get(number, 0) + 1
-    common = [each for each in ranks[0].step_number.tolist() if counts[each] == len(ranks)]
-    if not common:
+def _together(run: Run, ranks: Sequence[_Told]) -> tuple[list[_Told], Whole]:
+    """Return the ranks to account for, and the steps that all of these have, in order of time.
+
+    These are all ranks, but where some share no step with the others: then as many ranks with as
+    many steps as can be.
+    """
+    most_first = sorted(ranks, key=lambda each: -len(each.step_number))
+    shared: list[set[int]] = []
+    for each in most_first:
+        mine = set(each.step_number.tolist())
+        shared.append(mine & shared[-1] if shared else mine)
+    if not shared:
         _refuse(run, f"no step that all {len(ranks)} ranks have")
-    return np.array(common, np.int64)
+    count = len(ranks)
+    if not shared[-1]:
+        count = 1 + int(np.argmax([(n + 1) * len(common) for n, common in enumerate(shared)]))
+    chosen = {each.rank for each in most_first[:count]}
+    kept = [each for each in ranks if each.rank in chosen]
+    common = [each for each in kept[0].step_number.tolist() if each in shared[count - 1]]
+    return kept, np.array(common, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,16 +442,13 @@ def _with_stragglers(parts_ns: Whole) -> tuple[Whole, Whole]:
 
 def _caused_ns(run: Run, told: Sequence[_Told], steps: Whole, transfers: Transfers) -> Floats:
     """Add up what the others waited for each rank, by the step that it was late in."""
-    ranks = np.array([each.rank for each in told])
-    late = transfers.latest_row
-    place, order = np.searchsorted(ranks, run.collectives.rank[late]), np.argsort(steps)
+    table, ranks = run.collectives, np.array([each.rank for each in told])
+    place, order = np.searchsorted(ranks, table.rank), np.argsort(steps)
     place = np.minimum(place, len(ranks) - 1)
-    step = np.searchsorted(steps[order], run.collectives.step[late])
-    step = order[np.minimum(step, len(steps) - 1)]
-    chosen = steps[step] == run.collectives.step[late]
-    chosen &= ranks[place] == run.collectives.rank[late]
+    step = order[np.minimum(np.searchsorted(steps[order], table.step), len(steps) - 1)]
+    chosen = (steps[step] == table.step) & (ranks[place] == table.rank)
     caused = np.zeros((len(ranks), len(steps)))
-    np.add.at(caused, (place[chosen], step[chosen]), transfers.waited_ns[chosen])
+    np.add.at(caused, (place[chosen], step[chosen]), transfers.caused_ns[chosen])
     return caused
 
 

@@ -7,17 +7,17 @@ says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.account import Account, Part
-from fullwire.analysis.timeline import Timeline
+from fullwire.analysis.account import Account, Part, with_steps
+from fullwire.analysis.timeline import Timeline, timelines
 from fullwire.analysis.transfers import Transfers, transfers_of
-from fullwire.model.run import Run, Table, Text, Whole
+from fullwire.model.run import Run, Spans, Table, Text, Whole
 
 MOST_STEPS = 20
 MOST_RANKS = 64
@@ -55,6 +55,15 @@ class RankLanes:
     doing_end_ns: Whole
     doing: NDArray[np.int8]
 
+    def since(self, begin_ns: int) -> RankLanes:
+        """Return the same with times from a moment on, which is none later than its start."""
+        return replace(
+            self, start_ns=self.start_ns - begin_ns, end_ns=self.end_ns - begin_ns,
+            lanes={lane: _since(bars, begin_ns) for lane, bars in self.lanes.items()},
+            doing_start_ns=self.doing_start_ns - begin_ns,
+            doing_end_ns=self.doing_end_ns - begin_ns,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class DrawnStep:
@@ -76,36 +85,60 @@ class Drawing:
     joined: int  # bars that stand for several
 
 
-def drawing(run: Run, found: Account) -> Drawing:
-    """Choose steps and ranks, and collect what to draw."""
-    lines = _most_unlike(found)
-    chosen = _chosen_steps(found, max(3, min(MOST_STEPS, _MOST_PAGES // max(len(lines), 1))))
-    transfers = transfers_of(run, {})
-    by_rank = [_RankRows.of(run, transfers, line) for line in lines]
+def drawing(run: Run, found: Account, parts: Iterable[Spans] | None = None) -> Drawing:
+    """Choose steps and ranks, and collect what to draw, of one rank after the other.
+
+    Where the run has few of its spans, `parts` are all of them (see `timelines`).
+    """
+    ranks = _most_unlike(found)
+    chosen = _chosen_steps(found, max(3, min(MOST_STEPS, _MOST_PAGES // max(len(ranks), 1))))
+    numbers = [int(found.steps[place]) for place in chosen]
+    drawn = [
+        [rows.in_step(number) for number in numbers]
+        for rows in _rows_of(run, found, ranks, parts)
+    ]  # fmt: skip
     steps = []
-    for place, word in chosen.items():
-        number = int(found.steps[place])
-        windows = [_window(line, number) for line in lines]
-        begin_ns, end_ns = min(a for a, _ in windows), max(b for _, b in windows)
-        ranks = tuple(
-            rows.in_window(window, begin_ns, (end_ns - begin_ns) // _SEEN)
-            for rows, window in zip(by_rank, windows, strict=True)
-        )
-        steps.append(DrawnStep(number=number, word=word, length_ns=end_ns - begin_ns, ranks=ranks))
+    for number, word, together in zip(numbers, chosen.values(), zip(*drawn, strict=True),
+                                      strict=True):  # fmt: skip
+        begin_ns = min(each.start_ns for each in together)
+        length_ns = max(each.end_ns for each in together) - begin_ns
+        moved = tuple(each.since(begin_ns) for each in together)
+        steps.append(DrawnStep(number=number, word=word, length_ns=length_ns, ranks=moved))
     every = (bars for step in steps for rank in step.ranks for bars in rank.lanes.values())
     return Drawing(
-        steps=tuple(steps), ranks_left_out=len(found.ranks) - len(lines),
+        steps=tuple(steps), ranks_left_out=len(found.ranks) - len(ranks),
         steps_left_out=len(found.steps) - len(steps),
         joined=sum(int((bars.count > 1).sum()) for bars in every),
     )  # fmt: skip
 
 
-def _most_unlike(found: Account) -> list[Timeline]:
+def _most_unlike(found: Account) -> Whole:
     """Return the ranks to draw: all of a few; of many, those whose waiting is furthest off."""
-    lines = [line for line in found.lines if line.rank in set(found.ranks)]
     waiting = np.array([row[Part.STRAGGLER.key] for row in found.rank_parts_s()])
     order = np.argsort(-abs(waiting - np.median(waiting)), kind="stable")
-    return [lines[place] for place in sorted(order[:MOST_RANKS].tolist())]
+    return np.sort(np.array(found.ranks)[order[:MOST_RANKS]])
+
+
+def _rows_of(
+    run: Run, found: Account, ranks: Whole, parts: Iterable[Spans] | None
+) -> Iterator[_RankRows]:
+    transfers = transfers_of(run, {})
+    if parts is None:
+        for line in found.lines:
+            if line.rank in ranks:
+                yield _RankRows.of(run, run.spans, transfers, line)
+        return
+    here = run.spans
+
+    def wanted() -> Iterator[Spans]:
+        nonlocal here
+        for part in parts:
+            here = part.rows(np.isin(part.rank, ranks))
+            if len(here):
+                yield here
+
+    for line in timelines(with_steps(run)[0], transfers, wanted(), ranks):
+        yield _RankRows.of(run, here, transfers, line)
 
 
 def _chosen_steps(found: Account, most: int) -> dict[int, str]:
@@ -142,8 +175,8 @@ class _RankRows:
     lanes: Mapping[str, Bars]
 
     @classmethod
-    def of(cls, run: Run, transfers: Transfers, line: Timeline) -> _RankRows:
-        spans = _of_rank(run.spans, line.rank)
+    def of(cls, run: Run, spans: Spans, transfers: Transfers, line: Timeline) -> _RankRows:
+        spans = _of_rank(spans, line.rank)
         by_lane = {
             lane: _span_bars(spans.rows(_drawn(spans.lane, spans.name, lane)))
             for lane in ("compute", "input", "host")
@@ -156,18 +189,19 @@ class _RankRows:
         both = (_collective_bars(run, transfers, rows), unlisted)
         return cls(line, {**by_lane, "communication": _together(*both)})
 
-    def in_window(self, window: tuple[int, int], begin_ns: int, unseen_ns: int) -> RankLanes:
-        start_ns, end_ns = window
+    def in_step(self, number: int) -> RankLanes:
+        """Return what is drawn of a step, on the run's own clock."""
+        start_ns, end_ns = _window(self.line, number)
+        unseen_ns = (end_ns - start_ns) // _SEEN
         shown = {
-            lane: _joined(_since(_between(bars, start_ns, end_ns), begin_ns), unseen_ns)
+            lane: _joined(_between(bars, start_ns, end_ns), unseen_ns)
             for lane, bars in self.lanes.items()
         }
         doing_start_ns, doing_end_ns, doing = _doings(self.line, start_ns, end_ns, unseen_ns)
         return RankLanes(
-            rank=self.line.rank, start_ns=start_ns - begin_ns, end_ns=end_ns - begin_ns,
+            rank=self.line.rank, start_ns=start_ns, end_ns=end_ns,
             lanes={lane: bars for lane, bars in shown.items() if len(bars)},
-            doing_start_ns=doing_start_ns - begin_ns, doing_end_ns=doing_end_ns - begin_ns,
-            doing=doing,
+            doing_start_ns=doing_start_ns, doing_end_ns=doing_end_ns, doing=doing,
         )  # fmt: skip
 
 

@@ -98,17 +98,21 @@ class Timeline:
 
 
 def timelines(
-    run: Run, transfers: Transfers, parts: Iterable[Spans] | None = None
-) -> Iterator[Timeline]:
-    """Go through the ranks of a run, in order.
+    run: Run, transfers: Transfers, parts: Iterable[Spans] | None = None,
+    ranks: Whole | None = None,
+) -> Iterator[Timeline]:  # fmt: skip
+    """Go through the ranks of a run, or some of them, in order.
 
-    Where the run has few of its spans, `parts` are all of them: of some ranks each, in order.
+    Where the run has few of its spans, `parts` are all of them: of some ranks each, in order. What
+    marks steps is in the run.
     """
     collectives = run.collectives
+    marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
+    marks_by = _rows_by_rank(marks.rank)
     _check_times(run, "collectives", collectives.issue_ns, collectives.end_ns)
     _check_sizes(run)
     collectives_by = _rows_by_rank(collectives.rank)
-    waiting = deque(recorded_ranks(run).tolist())
+    waiting = deque((recorded_ranks(run) if ranks is None else ranks).tolist())
     for spans in [run.spans] if parts is None else parts:
         _check_times(run, "spans", spans.start_ns, spans.end_ns)
         span_kinds, spans_by = kinds_of(spans), _rows_by_rank(spans.rank)
@@ -116,11 +120,12 @@ def timelines(
         while waiting and waiting[0] <= last:
             rank = waiting.popleft()
             mine = spans_by(rank)
-            yield _timeline(run, rank, spans.rows(mine), span_kinds[mine], collectives_by(rank),
-                            transfers)  # fmt: skip
+            yield _timeline(run, rank, marks.rows(marks_by(rank)), spans.rows(mine),
+                            span_kinds[mine], collectives_by(rank), transfers)  # fmt: skip
     nothing = Spans.empty()
     for rank in waiting:
-        yield _timeline(run, rank, nothing, kinds_of(nothing), collectives_by(rank), transfers)
+        yield _timeline(run, rank, marks.rows(marks_by(rank)), nothing, kinds_of(nothing),
+                        collectives_by(rank), transfers)  # fmt: skip
 
 
 def kinds_of(spans: Spans) -> NDArray[np.int8]:
@@ -172,11 +177,12 @@ def _rows_by_rank(ranks: Whole) -> Callable[[int], NDArray[np.intp]]:
 
 
 def _timeline(
-    run: Run, rank: int, spans: Spans, kinds: NDArray[np.int8], collectives: NDArray[np.intp],
-    transfers: Transfers,
+    run: Run, rank: int, marks: Spans, spans: Spans, kinds: NDArray[np.int8],
+    collectives: NDArray[np.intp], transfers: Transfers,
 ) -> Timeline:  # fmt: skip
-    start_ns, end_ns, number = _steps(run, rank, spans.rows(kinds == Kind.STEP))
+    start_ns, end_ns, number = _steps(run, rank, marks)
     intervals = [(spans.start_ns[kinds == kind], spans.end_ns[kinds == kind]) for kind in Kind]
+    intervals[Kind.STEP] = (start_ns, end_ns)
     periods = _periods(run, collectives, transfers)
     ready, known = transfers.ready_ns[collectives], transfers.is_known[collectives]
     issue, end = run.collectives.issue_ns[collectives], run.collectives.end_ns[collectives]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.analysis.lateness import caused_ns
 from fullwire.errors import UsageError
 from fullwire.model.compressor import Compressor, parse_codec
 from fullwire.model.cost import AddTimes, Cost, Floats, gradient_cost, observed_cost
@@ -34,8 +35,7 @@ class Transfers:
     floor_ns: Floats  # on the wire at line rate; not a number where no rate is known
     codec_ns: Floats  # packing and unpacking, for runs that state a compressor's speed
     hops: Whole  # messages that wait for each other
-    latest_row: NDArray[np.intp]  # of each collective: the row of its latest rank
-    waited_ns: Floats  # and what the other ranks together waited for that one
+    caused_ns: Floats  # what the other ranks together waited for this one
     clock_error_ns: int  # by how much ranks' clocks disagree at least; 0 where nothing shows it
 
 
@@ -53,15 +53,15 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
     slowest_bps = _slowest_bps(run, group, rate_bps)
     floor_ns = 8e9 * cost.wire_bytes / np.maximum(slowest_bps, 1e-3)
     has_size = table.dtype != SIZE_UNKNOWN
+    ready_ns = np.clip(latest_ns, table.issue_ns, table.end_ns)
     return Transfers(
-        ready_ns=np.clip(latest_ns, table.issue_ns, table.end_ns),
+        ready_ns=ready_ns,
         is_known=is_known,
         floor_ns=np.where((slowest_bps > 0) & has_size, floor_ns, np.nan),
         codec_ns=codec_ns,
         # Of unknown size, it is no small collective that shows what a message costs.
         hops=np.where(has_size, np.asarray(cost.hops, np.int64), 0),
-        latest_row=order[matched.first + matched.count - 1],
-        waited_ns=_waited_ns(run, order, matched),
+        caused_ns=caused_ns(table, group.codes, ready_ns, order, matched.first, matched.count),
         clock_error_ns=_clock_error_ns(run, latest_ns, is_known),
     )
 
@@ -205,14 +205,6 @@ def _slowest_bps(run: Run, group: Coded, rate_bps: Mapping[int, float]) -> Float
     slowest = np.full(len(group.names), np.inf)
     np.minimum.at(slowest, group.codes, rates[np.searchsorted(recorded, run.collectives.rank)])
     return slowest[group.codes]
-
-
-def _waited_ns(run: Run, order: NDArray[np.intp], matched: _Matched) -> Floats:
-    """Return for each collective what its ranks together waited for the latest one."""
-    if not len(order):
-        return np.zeros(0)
-    waited_ns = (matched.latest_ns - run.collectives.issue_ns[order]).astype(np.float64)
-    return np.asarray(np.add.reduceat(waited_ns, matched.first), np.float64)
 
 
 def _clock_error_ns(run: Run, latest_ns: Whole, is_known: NDArray[np.bool_]) -> int:

@@ -19,6 +19,7 @@ from fullwire.analysis.transfers import codes_of
 from fullwire.model.cost import Floats
 from fullwire.model.run import Run, Table, Whole
 
+SAMPLES = ("links", "sockets", "hosts")
 LIMITED = 0.3  # of a socket's busy time: what held it back
 UNSEEN = 0.25  # of the time between samples: they do not see a gap that short, if gaps are few
 SATURATED = 0.9  # of a processor's time
@@ -59,7 +60,7 @@ def evidence(
 
 def missing_tables(run: Run) -> tuple[str, ...]:
     """Name the tables of samples that the run does not have."""
-    return tuple(name for name in ("links", "sockets", "hosts") if not len(getattr(run, name)))
+    return tuple(name for name in SAMPLES if not len(getattr(run, name)))
 
 
 def _of_links(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
@@ -20,20 +18,28 @@ from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.conditions import rate
 from fullwire.answers.fixes import Fix, fixes
 from fullwire.answers.forecast import Forecast, Forecaster, forecaster
-from fullwire.answers.verdict import THRESHOLD, Case, Verdict, communicates, computes, judged
+from fullwire.answers.opening import RunLike, opened
+from fullwire.answers.verdict import (
+    NOTABLE,
+    THRESHOLD,
+    Case,
+    Verdict,
+    communicates,
+    computes,
+    judged,
+)
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.run import SIZE_UNKNOWN, Run, Spans
-from fullwire.sources import read
-from fullwire.sources.files import path_of
-from fullwire.store import by_ranks, is_run
-from fullwire.units import show_bytes, show_rate, show_time
+from fullwire.model.run import SIZE_UNKNOWN, Run
+from fullwire.units import show_bytes, show_ranks, show_rate, show_time
 
-RunLike: TypeAlias = Run | str | Path  # a run, or where one is
-
-NOTABLE = 0.01  # of the step: copies, or a median that differs from the mean, by less are not said
 BETWEEN = 0.05  # of the time from the first step to the last: more of it outside of steps is said
 CLOCKS_DIFFER = 0.01  # of the step: clocks that are known better than this change no answer
-_LARGE = 250_000  # spans: some 100 MB with their timelines
+_CLOCKS_DISAGREE = "ranks' clocks disagree, and waiting is uncertain by as much"
+_UNNAMED_GROUPS = (
+    "the traces do not name groups of ranks, so collectives of several were taken for one, and "
+    "waiting is uncertain by as much"
+)
+_TRANSFER = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
 BEYOND_LINE_RATE = 1.05  # transfers faster than this many line rates: it is not the right rate
 
 
@@ -83,9 +89,9 @@ def explain(
     `baseline` is a run of the same work on one worker; `bandwidth` is the line rate of the links,
     for runs that do not know theirs; `calibrate` are other runs of the same cluster.
     """
-    job, parts_of = _opened_by_ranks(run)
-    rate_bps = _line_rates(job, bandwidth)
-    found = account(job, rate_bps, parts_of) if _is_to_account(job) else nothing()
+    asked = opened(run)
+    job, rate_bps = asked.run, _line_rates(asked.run, bandwidth)
+    found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
     parts = found.parts_s
     baseline_s, inflation_s = _baseline(job, found, baseline)
     given_s = None if baseline is None else baseline_s
@@ -99,7 +105,7 @@ def explain(
         run=job, account=found, inflation_s=inflation_s, evidence=samples,
         knows_line_rate=bool(rate_bps),
     )  # fmt: skip
-    predictor, why_not = _forecaster(job, rate_bps, [_opened(each) for each in calibrate])
+    predictor, why_not = _forecaster(job, rate_bps, [opened(each).run for each in calibrate])
     return Explanation(
         verdict=judged(case),
         step_s=found.step_s,
@@ -130,7 +136,8 @@ def explain(
 def _of_copies(found: Account) -> Iterator[Evidence]:
     """Say what of the host's part is no idle device, but one that copies."""
     copies_s = found.copies_s
-    if copies_s > NOTABLE * found.step_s:
+    has_devices = any(each.compute_s for each in found.breakdowns)
+    if has_devices and copies_s > NOTABLE * found.step_s:
         yield Evidence(
             name="device_copies", value=copies_s / found.step_s,
             sentence=f"Devices copied or filled memory, and computed nothing meanwhile, for "
@@ -191,23 +198,6 @@ def _forecaster(
         return None, (f"No fixes are predicted: {error}.",)
 
 
-def _opened(run: RunLike) -> Run:
-    return run if isinstance(run, Run) else read(run)
-
-
-def _opened_by_ranks(run: RunLike) -> tuple[Run, Iterator[Spans] | None]:
-    """Open a run; of a large one whose ranks can be read by themselves, an outline and its spans.
-
-    Samples are held against timelines, so a run that has any is opened whole.
-    """
-    if isinstance(run, Run) or not is_run(path_of(run, "read")):
-        return _opened(run), None
-    found = by_ranks(run, _LARGE)
-    if found is None or len(missing_tables(found.outline)) < 3:
-        return _opened(run), None
-    return found.outline, found.spans()
-
-
 def _line_rates(run: Run, bandwidth: str | float | None) -> dict[int, float]:
     """Return the line rate of each rank's link: as the run knows it, or as it was given."""
     known = run.facts.get("line_rate_bps")
@@ -238,11 +228,11 @@ def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float
         # Input and host are there with one worker too: what scaling loses is the rest.
         own = (Part.COMPUTE, Part.INPUT, Part.HOST)
         return sum(parts[part.key] for part in own), None
-    alone = _opened(baseline)
-    refuse_other_work(alone, run)
-    if world(alone) != 1:
-        raise UsageError(f"baseline: expected a run of one worker, got one of {world(alone)}")
-    by_one = account(alone, {})
+    alone = opened(baseline)
+    refuse_other_work(alone.run, run)
+    if world(alone.run) != 1:
+        raise UsageError(f"baseline: expected a run of one worker, got one of {world(alone.run)}")
+    by_one = account(alone.run, {}, alone.parts())
     if by_one.is_whole_trace or not by_one.step_s:
         raise UsageError("baseline: it has no marked steps, so it does not say how long one takes")
     return by_one.step_s, parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key]
@@ -324,21 +314,24 @@ def _about_baseline(found: Account, given_s: float | None) -> Iterator[str]:
 def _ranks_left_out(run: Run, found: Account) -> Iterator[str]:
     without = sorted(set(recorded_ranks(run).tolist()) - set(found.ranks))
     if without:
-        named = ", ".join(map(str, without[:8]))
-        yield f"{len(without)} ranks have no steps and are not in the account: {named}."
+        yield (
+            f"{len(without)} ranks share no step with the others and are not in the account: "
+            f"{show_ranks(without)}."
+        )
     recorded = len(recorded_ranks(run))
     if recorded < world(run) and not stands_for_all(run):
         yield f"{recorded} of {world(run)} ranks are here: transfer cannot be told from waiting."
 
 
 def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[str]:
-    found = case.account
-    if not rate_bps and found.parts_s[Part.UNEXPLAINED.key] > 0:
+    found, parts = case.account, case.account.parts_s
+    told_s = sum(parts[part.key] for part in _TRANSFER) - found.untold_s
+    if not rate_bps and told_s > 0:
         yield "The line rate is unknown, so transfers are unexplained: --bandwidth gives it."
     late_ends = case.run.facts.get("late_ends", 0)
     if late_ends:
         yield f"{late_ends} collectives ended at the latest when the program had waited for them."
-    if found.latency == "none":
+    if found.latency == "none" and told_s > 0:
         yield "Latency counts as 0: there are no small collectives, and no fact says what it is."
     if found.beyond_line_rate > BEYOND_LINE_RATE:
         yield (
@@ -352,9 +345,12 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[str]
             "as uncertain."
         )
     if found.clock_error_ns > CLOCKS_DIFFER * case.step_s * 1e9:
+        is_unnamed = any(
+            str(name).startswith("stream ") for name in set(case.run.collectives.group)
+        )
         yield (
             f"Collectives end up to {show_time(found.clock_error_ns * 1e-9)} before their last "
-            "rank issued them: ranks' clocks disagree, and waiting is uncertain by as much."
+            f"rank issued them: {_UNNAMED_GROUPS if is_unnamed else _CLOCKS_DISAGREE}."
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.analysis.account import Account, Part, culprit
+from fullwire.analysis.account import Account, Late, Part, late_ranks
 from fullwire.analysis.placement import host_of_rank
 from fullwire.analysis.transfers import codes_of
 from fullwire.answers.forecast import Forecast, Forecaster
@@ -22,7 +22,7 @@ from fullwire.model.run import Run
 from fullwire.simulation.buckets import DdpBuckets
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import Step
-from fullwire.units import show_rate
+from fullwire.units import show_ranks, show_rate
 
 LEAST_GAIN = 0.01  # of the step
 FILLS_THE_LINE = "fullwire"  # the backend that a full wire is predicted for
@@ -196,20 +196,20 @@ def _sums_gradients_afterwards(step: Step) -> bool:
 def _no_straggler(job: Forecaster, account: Account) -> Iterator[Fix]:
     step = job.subject.step
     if step.waiting_ns:
-        found = culprit(account)
-        late = None if found is None else found[0]
-        who = "no rank slower than the usual one"
+        late = late_ranks(account)
+        named = None if late is None else f"{show_ranks(late.ranks)} as fast as the others"
         yield _fix(
-            "straggler", who if late is None else f"rank {late} as fast as the others",
+            "straggler", named or "no rank slower than the usual one",
             _setting_of_straggler(account, late),
             job.ask(step=dataclasses.replace(step, waiting_ns=0)),
         )  # fmt: skip
 
 
-def _setting_of_straggler(account: Account, late: int | None) -> str:
+def _setting_of_straggler(account: Account, late: Late | None) -> str:
     if late is None:
         return "batches of equal work, and nothing else on the ranks' hosts"
-    excess_ns = account.excess_ns[account.ranks.index(late), account.is_typical].mean(axis=0)
+    rows = [account.ranks.index(rank) for rank in late.ranks]
+    excess_ns = account.excess_ns[rows][:, account.is_typical].mean(axis=(0, 1))
     return _WHERE_A_RANK_IS_SLOW[int(np.argmax(excess_ns))]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from fullwire.answers.conditions import latency
+from fullwire.answers.opening import RunLike, opened
 from fullwire.errors import UsageError
 from fullwire.model.cost import AddTimes
 from fullwire.model.fabric import Fabric
@@ -16,12 +16,9 @@ from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.sweep import Grid, Subject, with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
 from fullwire.simulation.typical import typical_step
-from fullwire.sources import read
 from fullwire.sources.clusters.description import described
 from fullwire.sources.files import name_of
 from fullwire.sources.nccl_tests import read_table
-
-RunLike: TypeAlias = Run | str | Path  # a run, where one is, or the name of a workload
 
 
 def named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
@@ -29,17 +26,15 @@ def named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
     many = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
     if not many:
         raise UsageError("what-if: expected at least one run")
-    opened = [_opened(each) for each in many]
-    if len({name for name, _ in opened}) < len(opened):
-        return [(f"{name} ({number})", run) for number, (name, run) in enumerate(opened, 1)]
-    return opened
+    found = [_named(each) for each in many]
+    if len({name for name, _ in found}) < len(found):
+        return [(f"{name} ({number})", run) for number, (name, run) in enumerate(found, 1)]
+    return found
 
 
-def _opened(given: RunLike) -> tuple[str, Run]:
-    if isinstance(given, Run):
-        return given.provenance.source, given
-    run = read(given)
-    return name_of(given), run
+def _named(given: RunLike) -> tuple[str, Run]:
+    run = opened(given).run
+    return name_of(given) if isinstance(given, str | Path) else run.provenance.source, run
 
 
 class Transports:

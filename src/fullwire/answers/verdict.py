@@ -20,11 +20,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fullwire.analysis.account import Account, Part, culprit
+from fullwire.analysis.account import Account, Late, Part, late_ranks
+from fullwire.analysis.breakdown import UNTOLD
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
 from fullwire.model.run import Run
-from fullwire.units import show_time
+from fullwire.units import show_ranks, show_time, shown
 
 Kind: TypeAlias = Literal[
     "scales", "line_rate", "transport", "latency", "overlap", "straggler", "codec", "compute",
@@ -37,7 +38,7 @@ MUCH_IN_ALL = 0.20  # of the step, lost in parts that are each below the thresho
 # Of the line rate, used by exposed transfers. In 68 labs at 0.5 to 10 Gbps, Gloo used at most 72 %
 # of a line faster than its processors fill, at least 79 % of a slower one (validation/README.md).
 FILLED = 0.75
-NOTABLE = 0.01  # of the step: of what is lost, less is not told apart
+NOTABLE = 0.01  # of the step: of what is lost, less is not told apart or mentioned
 LATE = 0.25  # of communication beside computation: with less, it was not begun early
 
 _TOLD_BY_CLOCKS = ("straggler", "line_rate", "latency", "transport")  # from who came when
@@ -45,12 +46,15 @@ _SET_UP = (
     "nccl_socket_fallback", "nccl_few_channels", "nccl_without_gdr", "nccl_shared_memory",
     "nccl_sockets",
 )  # fmt: skip
-_SAID_ALIKE: Mapping[str, str] = {
-    "codec": "Packing and unpacking gradients is the bottleneck, not the network: it takes",
-    "input": "The input is the bottleneck, not the network: ranks wait for data for",
-    "host": "The host is the bottleneck, not the network: nothing is computed, communicated or "
-    "loaded for",
+_SAID_ALIKE: Mapping[str, tuple[str, str]] = {
+    "codec": ("Packing and unpacking gradients is", "it takes"),
+    "input": ("The input is", "ranks wait for data for"),
+    "host": ("The host is", "nothing is computed, communicated or loaded for"),
 }
+_PART_IN_WORDS: Mapping[str, str] = {
+    "line_rate": "line rate", "straggler": "waiting for late ranks",
+    "unexplained": "communication that nothing hides",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +105,21 @@ class Case:
 
     def of_step(self, time_s: float) -> str:
         """Print a time of every step."""
-        return f"{show_time(time_s)} of every {show_time(self.step_s)} step"
+        return f"{show_time(time_s)} of {self.every}"
+
+    @property
+    def every(self) -> str:
+        """Name what the account is of: every step, or all of the trace where none is marked."""
+        if self.account.is_whole_trace:
+            return f"the {show_time(self.step_s)} of the trace"
+        return f"every {show_time(self.step_s)} step"
 
 
 def judged(case: Case) -> Verdict:
     """Judge a case."""
     kind, reasons = _kind(case)
     missing = tuple(_missing(case)) if kind == "unknown" else ()
-    sentence = f"{_sentence(case, kind, missing)}{_besides(case, kind)}"
+    sentence = f"{_first_sentence(case, kind, missing)}{_besides(case, kind)}"
     return Verdict(
         kind=kind, sentence=sentence, threshold=THRESHOLD, reasons=reasons,
         missing=missing,
@@ -129,9 +140,10 @@ def computes(case: Case) -> bool:
 
 
 def is_transfer_alone(case: Case) -> bool:
-    """Say whether all that could not be attributed is transfer that no rank was waited for in."""
-    is_told = all(each.waiting_s is not None for each in case.account.breakdowns)
-    return is_told and computes(case) and case.account.parts_s[Part.UNEXPLAINED.key] > 0
+    """Say whether what could not be attributed is transfer that no rank was waited for in."""
+    unexplained_s = case.account.parts_s[Part.UNEXPLAINED.key]
+    is_told = case.account.untold_s <= UNTOLD * unexplained_s
+    return is_told and computes(case) and unexplained_s > 0
 
 
 def unhidden_compute_s(account: Account) -> float:
@@ -204,15 +216,14 @@ def _overlapped(account: Account) -> float:
 
 def _without_computation(case: Case) -> Iterator[str]:
     yield "no computation is in the run, so communication cannot be told hidden from exposed"
-    late = culprit(case.account)
+    late = late_ranks(case.account)
     if late is not None:
-        yield f"rank {late[0]} came last most: {late[1]:.0%} of all waiting was for it"
+        named = show_ranks(late.ranks)
+        yield f"{named} came last most: {late.share:.0%} of all waiting was for {late.it}"
 
 
 def _too_few_steps(case: Case) -> bool:
-    if case.account.is_whole_trace:
-        return True
-    count = int(case.account.is_typical.sum())
+    count = 0 if case.account.is_whole_trace else int(case.account.is_typical.sum())
     return case.run.provenance.origin == "measured" and count < FEWEST_STEPS
 
 
@@ -229,10 +240,13 @@ def _missing(case: Case) -> Iterator[str]:
     if not case.step_s:
         yield "times: profiler traces of the job, or a recording"
         return
-    if account.is_whole_trace:
-        yield "marks of where each step begins and ends"
-    elif _too_few_steps(case):
-        yield f"more steps: at least {FEWEST_STEPS} after the warm-up"
+    if _too_few_steps(case):
+        is_unmarked = account.is_whole_trace
+        yield (
+            "marks of where each step begins and ends"
+            if is_unmarked
+            else f"more steps: at least {FEWEST_STEPS} after the warm-up"
+        )
     if world(run) == 1:
         yield "a run of several workers"
     if case.clock_error_s > case.largest()[1]:
@@ -244,26 +258,22 @@ def _missing(case: Case) -> Iterator[str]:
     recorded = len(recorded_ranks(run))
     if recorded < world(run) and not stands_for_all(run):
         yield f"the other ranks' traces: {recorded} of {world(run)} ranks are here"
+    elif account.untold_s > UNTOLD * account.parts_s[Part.UNEXPLAINED.key]:
+        yield f"every rank's part in every collective{_unnamed(run)}"
     elif account.parts_s[Part.UNEXPLAINED.key] > 0 and not case.knows_line_rate:
         yield "the line rate of the links: --bandwidth"
-    elif account.parts_s[Part.UNEXPLAINED.key] > 0:
-        yield "every rank's part in every collective"
 
 
-def _sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
-    return f"{_first_sentence(case, kind, missing)}{_untold(case, kind)}"
-
-
-def _untold(case: Case, kind: Kind) -> str:
-    """Return what absent ranks leave open, where the verdict is about something else."""
-    exposed_s = case.account.parts_s[Part.UNEXPLAINED.key]
-    recorded = len(recorded_ranks(case.run))
-    if kind == "unknown" or not exposed_s or recorded >= world(case.run):
+def _unnamed(run: Run) -> str:
+    """Name what communicates longest without telling what it is a part of."""
+    spans = run.spans.rows(run.spans.lane == "communication")
+    lasted_ns: dict[str, int] = {}
+    for name, length_ns in zip(spans.name, (spans.end_ns - spans.start_ns).tolist(), strict=True):
+        if name not in ("wait", "codec"):
+            lasted_ns[name] = lasted_ns.get(name, 0) + length_ns
+    if not lasted_ns:
         return ""
-    return (
-        f" Communication is exposed for another {case.share(exposed_s)}; whether that is waiting "
-        f"or transfer, {recorded} of {world(case.run)} ranks cannot tell."
-    )
+    return f" ({shown(max(lasted_ns, key=lasted_ns.__getitem__))} names none)"
 
 
 def _first_sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
@@ -286,7 +296,10 @@ def _first_sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
             f"than with one worker, {case.share(case.inflation_s or 0.0)} of the step."
         )
     if kind in _SAID_ALIKE:
-        return f"{_SAID_ALIKE[kind]} {case.of_step(time_s)} ({case.share(time_s)})."
+        what, costs = _SAID_ALIKE[kind]
+        is_alone = not case.reaches_threshold(parts[Part.UNEXPLAINED.key])
+        bottleneck = "the bottleneck, not the network" if is_alone else "the largest loss seen here"
+        return f"{what} {bottleneck}: {costs} {case.of_step(time_s)} ({case.share(time_s)})."
     if kind == "straggler":
         return _straggler_sentence(case, time_s)
     if kind == "latency":
@@ -298,15 +311,16 @@ def _scales_sentence(case: Case) -> str:
     key, next_s = case.largest()
     lost_s = case.step_s - case.account.parts_s[Part.COMPUTE.key]
     if not next_s:
-        return f"This job scales: all of its {show_time(case.step_s)} step is computation."
+        return f"This job scales: all of {case.every} is computation."
     if lost_s < MUCH_IN_ALL * case.step_s:
-        start = f"This job scales: {show_time(lost_s)} of a {show_time(case.step_s)} step"
+        start = f"This job scales: {case.of_step(lost_s)}"
     else:
         start = (
             f"No one thing holds this job back, but {case.of_step(lost_s)} ({case.share(lost_s)})"
         )
     return (
-        f"{start} is not computation, and the largest part of that, {_name(key)}, is "
+        f"{start} is not computation, and the largest part of that, "
+        f"{_PART_IN_WORDS.get(key, key)}, is "
         f"{case.share(next_s)}."
     )
 
@@ -343,20 +357,36 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
 
 def _besides(case: Case, kind: Kind) -> str:
     """Say what a verdict of something else, or of nothing, would leave unsaid."""
-    parts = case.account.parts_s
-    late, waited_s = culprit(case.account), parts[Part.STRAGGLER.key]
-    if kind == "unknown" and late is not None and case.reaches_threshold(waited_s):
-        return (
-            f" Ranks wait for each other for {show_time(waited_s)} besides "
-            f"({case.share(waited_s)}), {late[1]:.0%} of it for rank {late[0]}."
+    if kind != "unknown":
+        return _exposed_besides(case, kind)
+    late, waited_s = late_ranks(case.account), case.account.parts_s[Part.STRAGGLER.key]
+    if late is None or not case.reaches_threshold(waited_s):
+        return ""
+    return (
+        f" Ranks wait for each other for {show_time(waited_s)} besides "
+        f"({case.share(waited_s)}), {late.share:.0%} of it for {show_ranks(late.ranks)}."
+    )
+
+
+def _exposed_besides(case: Case, kind: Kind) -> str:
+    """Say what communication is exposed that nothing explains, where the verdict is another."""
+    exposed_s = case.account.parts_s[Part.UNEXPLAINED.key]
+    here, of = len(recorded_ranks(case.run)), world(case.run)
+    if exposed_s < NOTABLE * case.step_s:
+        return ""
+    if here < of:
+        is_said = kind == "scales" and case.largest()[0] == Part.UNEXPLAINED.key
+        another = (
+            "" if is_said else f"Communication is exposed for another {case.share(exposed_s)}; "
         )
-    untold_s = parts[Part.UNEXPLAINED.key]
-    if kind != "unknown" and case.reaches_threshold(untold_s) and not is_transfer_alone(case):
-        return (
-            f" Communication is exposed for {show_time(untold_s)} besides "
-            f"({case.share(untold_s)}), and this run cannot tell why."
-        )
-    return ""
+        whether = "Whether" if is_said else "whether"
+        return f" {another}{whether} that is waiting or transfer, {here} of {of} ranks cannot tell."
+    if not case.reaches_threshold(exposed_s) or is_transfer_alone(case):
+        return ""
+    return (
+        f" Communication is exposed for {show_time(exposed_s)} besides "
+        f"({case.share(exposed_s)}), and this run cannot tell why."
+    )
 
 
 def _line_rate_sentence(case: Case, time_s: float) -> str:
@@ -406,28 +436,27 @@ def _latency_sentence(case: Case, time_s: float) -> str:
 
 def _straggler_sentence(case: Case, time_s: float) -> str:
     lost = f"{case.of_step(time_s)} ({case.share(time_s)})"
-    late = culprit(case.account)
+    late = late_ranks(case.account)
     if late is None:
         return f"Ranks wait for each other, now one and now another: {lost} is lost to it."
-    rank, share = late
-    where = _excess_words(case, case.account.ranks.index(rank))
+    one, named = len(late.ranks) == 1, show_ranks(late.ranks).replace("rank", "Rank", 1)
     return (
-        f"Rank {rank} is late and the others wait for it, not for the network: {lost} is lost to "
-        f"it. {share:.0%} of all waiting was for this rank{where}."
+        f"{named} {'is' if one else 'are'} late and the others wait for {late.it}, not for the "
+        f"network: {lost} is lost to it. {late.share:.0%} of all waiting was for "
+        f"{'this rank' if one else 'these ranks'}{_excess_words(case, late)}."
     )
 
 
-def _excess_words(case: Case, row: int) -> str:
-    excess_s = case.account.excess_ns[row, case.account.is_typical].mean(axis=0) * 1e-9
+def _excess_words(case: Case, late: Late) -> str:
+    rows = [case.account.ranks.index(rank) for rank in late.ranks]
+    excess_ns = case.account.excess_ns[rows][:, case.account.is_typical]
+    excess_s = excess_ns.mean(axis=(0, 1)) * 1e-9
     lane = int(np.argmax(excess_s))
     if excess_s[lane] < THRESHOLD * case.step_s / 2:
         return ""
     name = ("computation", "waiting for input", "the host's work between")[lane]
-    return f", which spends {show_time(float(excess_s[lane]))} more than usual in {name}"
-
-
-def _name(key: str) -> str:
-    return key.replace("_", " ")
+    verb = "spends" if len(rows) == 1 else "spend"
+    return f", which {verb} {show_time(float(excess_s[lane]))} more than usual in {name}"
 
 
 def _links(case: Case) -> str:

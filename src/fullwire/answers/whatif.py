@@ -22,7 +22,8 @@ from fullwire.answers.conditions import (
     several,
     worker_count,
 )
-from fullwire.answers.subjects import RunLike, Transports, named, recorded_fabric, subject_of
+from fullwire.answers.opening import RunLike
+from fullwire.answers.subjects import Transports, named, recorded_fabric, subject_of
 from fullwire.answers.suspects import Suspicion, suspicions
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster

@@ -21,12 +21,12 @@ def compare(
     that the first run gives is held against the second.
     """
     from fullwire.analysis.compare import compare as answer
+    from fullwire.answers.opening import opened
     from fullwire.answers.verification import verify
     from fullwire.report.as_data import verification_object
     from fullwire.report.terminal import print_comparison
-    from fullwire.sources import read
 
-    first, second = read(before), read(after)
+    first, second = opened(before).run, opened(after).run
     result, verification = answer(first, second), verify(first, second)
     if json:
         print_json({**asdict(result), "prediction": verification_object(verification)})

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from fullwire.answers.explain import RunLike
+from fullwire.answers.opening import RunLike
 from fullwire.errors import UsageError
 from fullwire.report.page.contents import contents
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from fullwire.analysis.lanes import Bars, Drawing, RankLanes, drawing, lanes_of
 from fullwire.analysis.timeline import Doing
 from fullwire.analysis.transfers import world
 from fullwire.analysis.usage import UsageOverTime, usage_over_time
-from fullwire.answers.explain import Explanation, RunLike, explain
+from fullwire.answers.explain import Explanation, explain
 from fullwire.answers.explorer import Explorer, explorer
+from fullwire.answers.opening import Opened, RunLike, opened
 from fullwire.answers.verification import verify
 from fullwire.errors import FullwireError, UsageError
 from fullwire.model.compressor import Compressor
@@ -30,7 +32,6 @@ from fullwire.report.terminal import (
     work_sentence,
 )
 from fullwire.simulation.transport import FullTransport, Transport
-from fullwire.sources import read
 from fullwire.sources.files import name_of
 from fullwire.units import show_bytes, show_rate, visible
 
@@ -46,32 +47,33 @@ def contents(
     calibrate: Sequence[RunLike] = (),
 ) -> dict[str, Any]:
     """Return all that a page of these runs shows."""
-    opened = [(_called(each), each if isinstance(each, Run) else read(each)) for each in runs]
+    asked = [(_called(each), opened(each)) for each in runs]
     found = [
-        explain(run, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
-        for _, run in opened
+        explain(job, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
+        for _, job in asked
     ]
-    for (name, _), each in zip(opened, found, strict=True):
+    for (name, _), each in zip(asked, found, strict=True):
         if not each.step_s:
             raise UsageError(f"{name}: it holds no times, so there is nothing to draw")
     return {
-        "title": f"{opened[0][0]}: is the network the bottleneck?",
+        "title": f"{asked[0][0]}: is the network the bottleneck?",
         "version": fullwire.__version__,
         "parts": SHOWN_AS,
         "doings": [each.name.lower() for each in Doing],
-        "comparisons": list(_comparisons(opened)),
+        "comparisons": list(_comparisons([(name, job.run) for name, job in asked])),
         "runs": [
-            _section(name, run, result)
-            for (name, run), result in zip(opened, found, strict=True)
+            _section(name, job, result)
+            for (name, job), result in zip(asked, found, strict=True)
         ],
     }  # fmt: skip
 
 
 def _called(run: RunLike) -> str:
-    return _name(run.provenance.source if isinstance(run, Run) else name_of(run))
+    return _name(name_of(run) if isinstance(run, str | Path) else opened(run).run.provenance.source)
 
 
-def _section(name: str, run: Run, result: Explanation) -> dict[str, Any]:
+def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
+    run = job.run
     sentence = _sentence(result.verdict.sentence)
     return {
         "name": name,
@@ -85,7 +87,7 @@ def _section(name: str, run: Run, result: Explanation) -> dict[str, Any]:
             for rank, parts in zip(result.detail.ranks, result.detail.rank_parts_s(), strict=True)
         ],
         "facts": [[_name(cell) for cell in row] for row in fact_rows(run)],
-        "timeline": _timeline(drawing(run, result.detail)),
+        "timeline": _timeline(drawing(run, result.detail, job.parts())),
         "usage": _usage(usage_over_time(run, result.line_rates_bps)),
         "explorer": _explorer(run, result),
     }
@@ -110,9 +112,9 @@ def _subtitle(run: Run) -> Iterator[str]:
     yield run.provenance.origin
 
 
-def _comparisons(opened: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
+def _comparisons(asked: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
     """Compare each later run with the first, or say why it cannot be."""
-    (first_name, first), *others = opened
+    (first_name, first), *others = asked
     for name, run in others:
         shown: dict[str, Any] = {"before": first_name, "after": name}
         try:

@@ -16,14 +16,14 @@ import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.facts import FactValue
-from fullwire.model.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
+from fullwire.model.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.sources.files import name_of
 from fullwire.sources.kineto.clocks import Clocks, Ends, clocks_of, ends_of
 from fullwire.sources.kineto.collectives import numbered
 from fullwire.sources.kineto.rank import Outline, Tables, read_rank
 from fullwire.sources.kineto.recognise import asked_for
 from fullwire.sources.kineto.scan import scanned
-from fullwire.units import show_time, shown
+from fullwire.units import show_ranks, show_time, shown
 
 _ENDINGS = (".json", ".json.gz")
 _MOST_NAMED = 5  # unknown kernels, in a warning
@@ -115,7 +115,26 @@ class Job:
             (each.first_ns + shift_ns[rank] for rank, each in self.ranks.items()
              if each.first_ns is not None), default=0,
         )  # fmt: skip
-        return Places({rank: shift - zero_ns for rank, shift in shift_ns.items()}, clocks)
+        by_ns = {rank: shift - zero_ns for rank, shift in shift_ns.items()}
+        by_steps = self._step_shifts(by_ns)
+        moves = {rank: Move(by, by_steps.get(rank, 0)) for rank, by in by_ns.items()}
+        return Places(moves, clocks)
+
+    def _step_shifts(self, by_ns: Mapping[int, int]) -> dict[int, int]:
+        """Say by how much each rank's steps are to be counted on, so that those at once are one.
+
+        Steps that the trace numbers are the same everywhere; others are counted from the first of
+        each rank, and ranks need not have been recorded from the same one on.
+        """
+        ends_ns = {
+            rank: each.step_ends_ns + by_ns[rank]
+            for rank, each in self.ranks.items() if len(each.step_ends_ns)
+        }  # fmt: skip
+        longest = max(ends_ns, key=lambda rank: len(ends_ns[rank]), default=None)
+        if longest is None:
+            return {}
+        later = {rank: _later_by(each, ends_ns[longest]) for rank, each in ends_ns.items()}
+        return {rank: steps - min(later.values()) for rank, steps in later.items()}
 
     def outline(self, paths: Sequence[Path], clocks: Clocks) -> Run:
         """Return the Run without its tables."""
@@ -134,21 +153,37 @@ class Job:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """By how much one rank's times and steps move to stand beside the others'."""
+
+    by_ns: int
+    by_steps: int
+
+    def placed(self, rank: int, tables: Tables, collectives: Collectives) -> Placed:
+        """Return the tables of what turned out to be this rank, where they stand."""
+        return Placed(
+            spans=self._moved(tables.spans, rank),
+            gradients=self._moved(tables.gradients, rank),
+            collectives=self._moved(collectives, rank),
+        )
+
+    def _moved(self, table: AnyTable, rank: int) -> AnyTable:
+        columns = dict(table.columns())
+        for name, column in columns.items():
+            if name.endswith("_ns"):
+                columns[name] = column + self.by_ns
+            elif name == "step":
+                columns[name] = np.where(column >= 0, column + self.by_steps, column)
+        return type(table)(**columns | {"rank": np.full(len(table), rank)})
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Places:
-    """By how much each rank's times move, and how clocks were compared."""
+    """Where each rank's tables stand, and how clocks were compared."""
 
-    shift_ns: Mapping[int, int]
+    moves: Mapping[int, Move]
     clocks: Clocks
-
-
-def placed(rank: int, tables: Tables, collectives: Collectives, shift_ns: int) -> Placed:
-    """Return the tables of what turned out to be this rank, with its times moved."""
-    return Placed(
-        spans=_moved(tables.spans, rank, shift_ns),
-        gradients=_moved(tables.gradients, rank, shift_ns),
-        collectives=_moved(collectives, rank, shift_ns),
-    )
 
 
 def read_kineto(paths: Sequence[Path], *, communication: str | None = None) -> Run:
@@ -170,8 +205,7 @@ def read_kineto(paths: Sequence[Path], *, communication: str | None = None) -> R
     collectives = {rank: naming.of(found) for rank, found in tables.items()}
     places = job.places({rank: ends_of(table) for rank, table in collectives.items()})
     ranks = [
-        placed(rank, tables[rank], collectives[rank], places.shift_ns[rank])
-        for rank in sorted(tables)
+        places.moves[rank].placed(rank, tables[rank], collectives[rank]) for rank in sorted(tables)
     ]
     outline_of_all = job.outline(paths, places.clocks)
     return Run(
@@ -185,9 +219,15 @@ def read_kineto(paths: Sequence[Path], *, communication: str | None = None) -> R
 
 
 def traces_in(directory: Path) -> list[Path]:
-    """List what may be traces in a directory and below."""
+    """List what may be traces in a directory and below; 10 comes after 9 where names count."""
     try:
-        found = sorted(path for path in directory.rglob("*") if path.name.endswith(_ENDINGS))
+        found = [path for path in directory.rglob("*") if path.name.endswith(_ENDINGS)]
+        found.sort(
+            key=lambda path: [
+                (int(part), "") if part.isdigit() else (-1, part)
+                for part in re.split(r"([0-9]{1,18})", str(path))
+            ]
+        )
         return [path for path in found if path.is_file()]
     except OSError as error:
         raise UsageError(f"{directory}: cannot be read: {error.strerror or error}") from None
@@ -202,12 +242,13 @@ def trace_files(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def _moved(table: AnyTable, rank: int, by_ns: int) -> AnyTable:
-    columns = dict(table.columns())
-    for name, column in columns.items():
-        if name.endswith("_ns"):
-            columns[name] = column + by_ns
-    return type(table)(**columns | {"rank": np.full(len(table), rank)})
+def _later_by(ends_ns: Whole, others_ns: Whole) -> int:
+    """Return how many steps later than others these are, by the moments at which steps end."""
+    between_ns = (others_ns[1:] + others_ns[:-1]) // 2
+    inside = (ends_ns >= others_ns[0]) & (ends_ns <= others_ns[-1])
+    if not inside.any():
+        return 0
+    return int(np.median(np.searchsorted(between_ns, ends_ns[inside]) - np.flatnonzero(inside)))
 
 
 def _facts(ranks: Mapping[int, Outline], clocks: Clocks) -> dict[str, FactValue]:
@@ -269,8 +310,12 @@ def _about_ranks(ranks: Mapping[int, Outline]) -> Iterator[str]:
             f"nobody recognises these long kernels, which are taken for computation: {named}; "
             "--communication REGEX says which communicate"
         )
-    said = [f"rank {rank}: {remark}" for rank, each in ranks.items() for remark in each.remarks]
-    yield from said[:_MOST_NAMED]
+    said: dict[str, list[int]] = {}
+    for rank, each in ranks.items():
+        for remark in each.remarks:
+            said.setdefault(remark, []).append(rank)
+    for remark, of in list(said.items())[:_MOST_NAMED]:
+        yield f"{show_ranks(of)}: {remark}"
     if len(said) > _MOST_NAMED:
         yield f"and {len(said) - _MOST_NAMED} more remarks of this kind"
 
@@ -286,6 +331,6 @@ def _about_clocks(ranks: Mapping[int, Outline], clocks: Clocks) -> Iterator[str]
         )
     if clocks.unsettled:
         yield (
-            f"the clocks of ranks {', '.join(map(str, clocks.unsettled[:8]))} could not be held "
-            "against the others', for want of common collectives"
+            f"the clocks of {show_ranks(clocks.unsettled)} could not be held against the others', "
+            "for want of common collectives"
         )

@@ -73,7 +73,8 @@ def of_marks(trace: Trace, steps: Steps) -> Found:
 def numbered(found: Found, uses_own: frozenset[str], ambiguous: frozenset[str]) -> Collectives:
     """Number the collectives of each group by step; those of `uses_own` have their own numbers.
 
-    Groups of an `ambiguous` name, which has several lists of members, are named with their members.
+    They are counted in order of time, which need not be that of the file. Groups of an `ambiguous`
+    name, which has several lists of members, are named with their members.
     """
     group = [
         f"{name} {members}" if name in ambiguous else name
@@ -81,11 +82,12 @@ def numbered(found: Found, uses_own: frozenset[str], ambiguous: frozenset[str]) 
     ]
     count: Counter[tuple[str, str, int]] = Counter()
     sequence = found.sequence.tolist()
-    keys = zip(group, found.op.tolist(), found.step.tolist(), strict=True)
-    for row, (name, key) in enumerate(zip(found.group.tolist(), keys, strict=True)):
-        if name not in uses_own:
+    names, keys = found.group.tolist(), list(zip(group, found.op, found.step.tolist(), strict=True))
+    for row in np.argsort(found.issue_ns, kind="stable").tolist():
+        if names[row] not in uses_own:
+            key = keys[row]
             sequence[row] = (key[2] + 1) * _STEP_SEQUENCE + count[key]
-        count[key] += 1
+            count[key] += 1
     return Collectives(
         rank=np.zeros(len(found.op), np.int64), step=found.step,
         sequence=np.array(sequence, np.int64), group=_texts(group), op=found.op, dtype=found.dtype,
@@ -135,10 +137,14 @@ def _marks_around(
 
 
 def _unnamed_groups(trace: Trace, rows: NDArray[np.intp]) -> Text:
-    """Call groups that the trace does not name after their streams, by order of first use."""
+    """Call groups that the trace does not name after their streams, in the order of these.
+
+    Their own numbers need not be the same on every rank; which is used first depends on where a
+    trace begins.
+    """
     lane = list(zip(trace.work["device"][rows].tolist(), trace.work["stream"][rows].tolist(),
                     strict=True))  # fmt: skip
-    number = {each: place for place, each in enumerate(dict.fromkeys(lane))}
+    number = {each: place for place, each in enumerate(sorted(set(lane)))}
     return _texts([f"stream {number[each]}" for each in lane])
 
 

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.sources.kineto.assemble import Job, Naming, placed, trace_files
+from fullwire.sources.kineto.assemble import Job, Move, Naming, trace_files
 from fullwire.sources.kineto.clocks import Clocks, Ends, ends_of
 from fullwire.sources.kineto.rank import Outline, Tables, read_rank
 from fullwire.sources.kineto.recognise import asked_for
@@ -95,7 +95,7 @@ def _place_all(
     naming, order = job.naming(), sorted(waiting)
     ends = readers.each(partial(_ends, naming), [waiting[rank] for rank in order])
     places = job.places(dict(zip(order, ends, strict=True)))
-    tasks = [_Place(rank, waiting[rank], places.shift_ns[rank], writer.piece()) for rank in order]
+    tasks = [_Place(rank, waiting[rank], places.moves[rank], writer.piece()) for rank in order]
     for rows in readers.each(partial(_place, naming), tasks):
         writer.took(rows)
     return places.clocks
@@ -107,7 +107,7 @@ class _Place:
 
     rank: int
     waiting: Path
-    shift_ns: int
+    move: Move
     piece: Piece
 
 
@@ -128,7 +128,7 @@ def _ends(naming: Naming, waiting: Path) -> Ends:
 
 def _place(naming: Naming, task: _Place) -> dict[str, int]:
     tables = _waiting(task.waiting)
-    found = placed(task.rank, tables, naming.of(tables), task.shift_ns)
+    found = task.move.placed(task.rank, tables, naming.of(tables))
     rows = task.piece.write(
         {"spans": found.spans, "gradients": found.gradients, "collectives": found.collectives}
     )

@@ -31,6 +31,7 @@ from fullwire.sources.kineto.scan import ABSENT, MOST_RANKS, Trace
 from fullwire.sources.kineto.steps import Launched, Steps, found_steps, launched, on_device
 
 LONG = 0.02  # of the span: unknown kernels that together take less change no answer
+_MOST_STEPS = 20_000  # whose ends are looked at, to count the same ones alike on every rank
 _LONGEST_NAME = 300  # characters of a kernel's name; templates can fill a page
 _LOADING = "enumerate(DataLoader)#"
 _MEANT = ("step", "wait", "codec", "forward", "backward")  # names that mean something in a Run
@@ -50,6 +51,7 @@ class Outline:
     is_distributed: bool
     base_ns: int | None
     first_ns: int | None  # what begins first, in the trace's own clock
+    step_ends_ns: Whole  # of steps that the trace does not number, in its own clock
     has_gradients: bool
     collectives: int
     without_size: int  # of the collectives
@@ -81,12 +83,14 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
         passes, gradients = backward.on_processor(trace, steps, found)
         spans = Spans.joined([_processor_spans(trace, steps), passes])
         tables = Tables(spans=spans, gradients=gradients, found=found)
-    return _outline(trace, tables, _long_unknown(trace, kinds), _remarks(trace, by_launch)), tables
+    return _outline(trace, steps, tables, _long_unknown(trace, kinds),
+                    _remarks(trace, by_launch)), tables  # fmt: skip
 
 
 def _outline(
-    trace: Trace, tables: Tables, unknown: Mapping[str, float], remarks: Iterator[str]
-) -> Outline:
+    trace: Trace, steps: Steps, tables: Tables, unknown: Mapping[str, float],
+    remarks: Iterator[str],
+) -> Outline:  # fmt: skip
     found = tables.found
     begins = [
         int(column.min()) for column in (tables.spans.start_ns, found.issue_ns) if len(column)
@@ -97,7 +101,9 @@ def _outline(
         largest_group=int(group_size[group_size <= MOST_RANKS].max(initial=0)),
         backend=trace.backend, device=trace.device, host=trace.host,
         is_distributed=bool(trace.libraries), base_ns=trace.base_ns,
-        first_ns=min(begins, default=None), has_gradients=bool(len(tables.gradients)),
+        first_ns=min(begins, default=None),
+        step_ends_ns=steps.end_ns[: 0 if steps.is_numbered else _MOST_STEPS],
+        has_gradients=bool(len(tables.gradients)),
         collectives=len(found.op), without_size=int((found.dtype == SIZE_UNKNOWN).sum()),
         members=_members(found), miscounted=_miscounted(found), unknown=unknown,
         problems=trace.problems, remarks=tuple(remarks),
@@ -137,8 +143,7 @@ def _kinds(trace: Trace, by_launch: Launched, pattern: re.Pattern[str] | None) -
 
 def _is_on_communication_stream(trace: Trace, kinds: NDArray[np.int8]) -> NDArray[np.bool_]:
     """Say what ran on streams that do nothing but communicate, as far as names tell."""
-    # Both have 32 bits; numpy's own way over rows took a third of all that is done with a trace.
-    _, lane = np.unique((trace.work["device"] << 32) + trace.work["stream"], return_inverse=True)
+    _, lane = trace.lanes()
     computes = np.bincount(lane, kinds == Known.COMPUTES)
     communicates = np.bincount(lane, kinds == Known.COMMUNICATES)
     return np.asarray((communicates > 0) & (computes == 0))[lane]
@@ -162,10 +167,10 @@ def _device_tables(
         steps.numbered(by_launch.step[rows]), lane[rows], names[work["name"][rows]],
         work["start_ns"][rows], end_ns[rows],
     )  # fmt: skip
-    marks = _marked(steps, *on_device(trace, steps, by_launch.step))
+    computes = is_kernel & (kinds != Known.COMMUNICATES)
+    marks = _marked(steps, *on_device(trace, steps, by_launch.step, computes))
     window = (int(work["start_ns"].min()), int(end_ns.max()))
     named = _only(found, is_named)
-    computes = is_kernel & (kinds != Known.COMMUNICATES)
     passes, gradients = backward.on_device(
         trace, steps, by_launch, computes, named, by_launch.time_ns[sending[is_named]]
     )

@@ -3,7 +3,8 @@
 Steps come from ProfilerStep marks, or else from one end of an optimizer's step to the next. What a
 device does belongs to the step that launched it, by correlation, never to the step that the
 processor was in when it ran: devices lag by more than a step in some jobs. So a step begins on the
-device when its first work does, or, where the device had run dry, when the processor began it.
+device when its first computation does, or, where the device had run dry, when the processor began
+it.
 """
 
 from __future__ import annotations
@@ -90,13 +91,22 @@ def launched(trace: Trace, steps: Steps) -> Launched:
     return Launched(time_ns, thread, step, bool(is_found.any()))
 
 
-def on_device(trace: Trace, steps: Steps, step: Whole) -> tuple[Whole, Whole]:
-    """Return when each step began and ended on the device; `step` is that of each work."""
+def on_device(
+    trace: Trace, steps: Steps, step: Whole, computes: NDArray[np.bool_]
+) -> tuple[Whole, Whole]:
+    """Return when each step began and ended on the device; `step` is that of each work.
+
+    A step begins where the stream that computes most comes to it: copies of the next batch and
+    gathering of weights run ahead on streams of their own.
+    """
     count = len(steps.number)
     start, end = trace.work["start_ns"], trace.work["start_ns"] + trace.work["duration_ns"]
     first_ns, last_ns = np.full(count, np.iinfo(np.int64).max), np.full(count + 1, ABSENT)
     inside = step >= 0
-    np.minimum.at(first_ns, step[inside], start[inside])
+    leading = inside & _on_busiest_stream(trace, computes)
+    np.minimum.at(first_ns, step[leading], start[leading])
+    others = inside & ~np.isin(step, step[leading])
+    np.minimum.at(first_ns, step[others], start[others])
     # What no step launched and what began before the first step's work lies before all of them.
     is_before = ~inside & (start < first_ns.min(initial=np.iinfo(np.int64).max))
     np.maximum.at(last_ns, np.where(inside, step + 1, 0)[inside | is_before],
@@ -107,6 +117,15 @@ def on_device(trace: Trace, steps: Steps, step: Whole) -> tuple[Whole, Whole]:
     end_ns = np.maximum(np.maximum(steps.end_ns, last_ns[1:]), start_ns)
     end_ns[:-1] = np.minimum(end_ns[:-1], start_ns[1:])
     return start_ns, end_ns
+
+
+def _on_busiest_stream(trace: Trace, computes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Say what is computed on the stream that computes most."""
+    lanes, lane = trace.lanes()
+    if not len(lanes):
+        return computes
+    busy_ns = np.bincount(lane, np.where(computes, trace.work["duration_ns"], 0), len(lanes))
+    return np.asarray(computes & (lane == np.argmax(busy_ns)))
 
 
 def _profiler_marks(trace: Trace) -> Whole:
