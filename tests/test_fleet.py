@@ -19,6 +19,7 @@ import fullwire
 from fullwire.answers import opening
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.report.as_data import explanation_object
+from fullwire.report.page.contents import contents as page_contents
 from fullwire.sources import contents, import_run, read
 from fullwire.store import by_ranks, read_run
 from tests.conftest import Cli
@@ -237,3 +238,30 @@ def test_a_reader_that_is_killed_is_said(tmp_path: Path, many_ranks: Path) -> No
     assert len(said.splitlines()) == 1
     assert "--processes 1 takes the least" in said
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_page_drawn_one_rank_at_a_time_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: bool
+) -> None:
+    place = import_run(tmp_path / "job.run", five_ranks(tmp_path / "traces", steps=steps))
+    whole = page_contents([place])
+    monkeypatch.setattr(opening, "LARGE", 0)
+    assert page_contents([place]) == whole
+
+
+def test_what_ifs_and_comparisons_need_the_outline_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = import_run(tmp_path / "job.run", five_ranks(tmp_path / "traces"))
+
+    def predicted() -> dict[str, list[Any]]:
+        found = fullwire.whatif(place, workers=(5, 64), bandwidth="10Gbps,100Gbps")
+        return {name: column.tolist() for name, column in found.columns().items()}
+
+    whole = predicted()
+    monkeypatch.setattr(opening, "LARGE", 0)
+    outline = opening.opened(place).run
+    assert len(outline.spans) < len(read_run(place).spans)
+    assert predicted() == whole
+    assert fullwire.compare(outline, outline).ratio == 1

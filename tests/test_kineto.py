@@ -388,6 +388,23 @@ def test_a_rank_given_twice_is_taken_once(tmp_path: Path) -> None:
     assert any("rank 0 is in" in sentence for sentence in run.missing)
 
 
+def test_ranks_merged_into_one_file_are_refused(tmp_path: Path) -> None:
+    merged = Job().kernel(GEMM, 0, 10, launch=0)
+    for event in Job(1).kernel(GEMM, 5, 10, launch=1).events:
+        merged.events.append(event | {"pid": "[TP01] 2"})
+    with pytest.raises(DamagedInput, match="2 processes launched what is in it"):
+        read(merged.write(tmp_path / "merged.json"))
+
+
+def test_files_without_a_rank_are_taken_as_their_names_count(tmp_path: Path) -> None:
+    for number in range(12):
+        job = Job(None, world=12).step(0, 0, 100).kernel(GEMM, 0, 10 + number, launch=1)
+        job.write(tmp_path / f"worker{number}.json")
+    spans = read(tmp_path).spans
+    kernels = spans.rows(spans.lane == "compute")
+    assert (kernels.end_ns - kernels.start_ns).tolist() == [1_000 * n for n in range(10, 22)]
+
+
 def test_a_damaged_rank_leaves_the_others(tmp_path: Path) -> None:
     two_ranks(tmp_path)
     (tmp_path / "trace-1.json").write_text("garbage")

@@ -46,7 +46,7 @@ def _run(arguments: list[str]) -> None:
     """Run one command; what goes wrong is left to `main`, which typer's own runner would print."""
     from typer.main import get_command
 
-    from fullwire.cli.app import app
+    from fullwire.cli.app import app_for
 
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process is
@@ -54,7 +54,7 @@ def _run(arguments: list[str]) -> None:
         _stop("standard output is closed", 2)
     if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot encode is escaped, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
-    command = get_command(app)
+    command = get_command(app_for(arguments))
     with command.make_context("fullwire", arguments) as context:
         command.invoke(context)
     sys.stdout.flush()

@@ -5,6 +5,8 @@ Each module loads what it needs inside its command, so that `--help` and small q
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from typing import Annotated
 
 import typer
@@ -71,3 +73,13 @@ def _options(
     ] = False,
 ) -> None:
     """Is the network the bottleneck of your training, and what would fix it?"""
+
+
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """Return the command that is asked for, alone, or else all: to build them takes a while."""
+    asked = [each for each in app.registered_commands if each.name in arguments[:1]]
+    if not asked:
+        return app
+    alone = copy(app)
+    alone.registered_commands, alone.registered_groups = asked, []
+    return alone

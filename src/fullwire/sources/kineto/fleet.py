@@ -28,7 +28,6 @@ from fullwire.sources.kineto.clocks import Clocks, Ends, ends_of
 from fullwire.sources.kineto.rank import Outline, Tables, read_rank
 from fullwire.sources.kineto.recognise import asked_for
 from fullwire.sources.kineto.scan import scanned
-from fullwire.sources.nccl_log import with_logs
 from fullwire.store import Piece, RunWriter
 
 if TYPE_CHECKING:
@@ -58,7 +57,10 @@ def import_kineto(
             waiting = _scan_all(job, files, communication, writer, readers, told)
             job.refuse_nothing(paths)
             run = job.outline(paths, _place_all(job, waiting, writer, readers))
-            run = with_logs(run, logs) if logs else run
+            if logs:
+                from fullwire.sources.nccl_log import with_logs  # here: few jobs have any
+
+                run = with_logs(run, logs)
         except OSError as error:
             raise writer.refusal(error) from None
         return writer.finish(run.provenance, run.facts, run.missing)
