@@ -4,9 +4,9 @@
 
 Each rank is a copy with another number, a clock that is up to 40 ms ahead, and
 kernels that take up to 3 % less. One rank in the middle comes late to every collective: there it
-takes a tenth of the time. Each job is imported and explained by the command line; printed are the
-time and the memory of the largest process, and what `explain` found. Exit status 1 if it is not the
-late rank that the others wait for.
+takes a tenth of the time. Each job is imported, explained and asked the other questions by the
+command line; printed are the time and the memory of the largest process of each command, and what
+`explain` found. Exit status 1 if it is not the late rank that the others wait for.
 """
 
 from __future__ import annotations
@@ -98,13 +98,33 @@ def least_waiting(told: Any) -> int:
     return int(min(told["ranks"], key=lambda each: each["waiting_s"])["rank"])
 
 
+def asked(run: Path) -> Iterator[Cost]:
+    """Ask of a run what there is to ask besides `explain`, and return what each takes."""
+    for arguments in (
+        ("whatif", run, "--bandwidth", "100Gbps"), ("compare", run, run),
+        ("report", run, "-o", run.with_suffix(".html")),
+    ):  # fmt: skip
+        yield measured(*arguments)[0]
+
+
+def row(world: int, original: Original, late: int, costs: Sequence[Cost]) -> str:
+    """Return a line of the table."""
+    cells = [
+        f"{world}", f"{world * original.events / 1e6:.2f} million",
+        f"{world * original.bytes / 1e9:.2f} GB",
+        *(f"{each.wall_s:.1f} s, {each.processor_s:.1f} s, {each.largest_bytes / 1e6:.0f} MB"
+          for each in costs),
+        f"{late}, of {world // 2}",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
 def main(trace: Path, directory: Path, sizes: Sequence[int]) -> int:
-    """Print the table."""
+    """Print the table; of each command the time, the processors' time and the memory."""
     original = Original(trace)
     print(f"{trace.name}: {original.events:,} events, {original.bytes / 1e6:.1f} MB a rank")
-    print("| ranks | events | JSON | import | processor | largest process | explain | processor | "
-          "largest process | late rank |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("| ranks | events | JSON | import | explain | whatif | compare | report | late rank |")
+    print("|---|---|---|---|---|---|---|---|---|")
     is_right = True
     for world in sizes:
         folder, run = directory / f"traces-{world}", directory / f"{world}.run"
@@ -114,15 +134,7 @@ def main(trace: Path, directory: Path, sizes: Sequence[int]) -> int:
         found = least_waiting(json.loads(printed))
         is_right &= found == world // 2
         shutil.rmtree(folder)
-        print(
-            f"| {world} | {world * original.events / 1e6:.2f} million "
-            f"| {world * original.bytes / 1e9:.2f} GB "
-            f"| {imported.wall_s:.1f} s | {imported.processor_s:.1f} s "
-            f"| {imported.largest_bytes / 1e6:.0f} MB | {explained.wall_s:.1f} s "
-            f"| {explained.processor_s:.1f} s | {explained.largest_bytes / 1e6:.0f} MB "
-            f"| {found}, of {world // 2} |",
-            flush=True,
-        )
+        print(row(world, original, found, [imported, explained, *asked(run)]), flush=True)
     return 0 if is_right else 1
 
 
