@@ -661,3 +661,15 @@ def test_one_rank_of_many_says_what_it_leaves_open(shared_data: Path) -> None:
     assert 0 < copies.value < found.account["host"] / found.step_s
     predicted = fullwire.whatif(run, bandwidth="100Gbps")
     assert any("may be later than those that are" in each for each in predicted.warnings)
+
+
+def test_of_traces_of_several_jobs_one_job_is_taken(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    Job(2, world=8).kernel(GEMM, 0, 9).write(tmp_path / "other.json")
+    Job(None).kernel(GEMM, 0, 9).write(tmp_path / "a.json")
+    run = read(tmp_path)
+    assert sorted(set(run.spans.rank)) == [0, 1]
+    assert run.facts["workers"] == 2
+    said = " ".join(run.missing)
+    assert "other.json: it is of a job of 8 ranks, others are of one of 2, so it is left" in said
+    assert "a.json: it does not say which rank it is of, as others do, so it is left out" in said

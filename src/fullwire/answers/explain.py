@@ -51,7 +51,7 @@ class Explanation:
     step_s: float  # the mean: parts add up to nothing else
     baseline_step_s: float
     is_estimated: bool  # the baseline is what this run spends on its own, not a run of one worker
-    scaling_factor: float | None  # None where the run holds no times
+    scaling_factor: float | None  # None where the run holds no times, or no computation
     account: Mapping[str, float]  # seconds per step, adding up to step_s
     compute_inflation_s: float | None
     ranks: tuple[RankBreakdown, ...]
@@ -111,7 +111,7 @@ def explain(
         step_s=found.step_s,
         baseline_step_s=baseline_s,
         is_estimated=baseline is None,
-        scaling_factor=baseline_s / found.step_s if found.step_s else None,
+        scaling_factor=baseline_s / found.step_s if found.step_s and baseline_s else None,
         account=parts,
         compute_inflation_s=inflation_s,
         ranks=found.breakdowns,

@@ -25,7 +25,7 @@ from fullwire.analysis.breakdown import UNTOLD
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
 from fullwire.model.run import Run
-from fullwire.units import show_ranks, show_time, shown
+from fullwire.units import show_bytes, show_ranks, show_time, shown
 
 Kind: TypeAlias = Literal[
     "scales", "line_rate", "transport", "latency", "overlap", "straggler", "codec", "compute",
@@ -258,6 +258,8 @@ def _missing(case: Case) -> Iterator[str]:
     recorded = len(recorded_ranks(run))
     if recorded < world(run) and not stands_for_all(run):
         yield f"the other ranks' traces: {recorded} of {world(run)} ranks are here"
+    elif not computes(case):
+        return
     elif account.untold_s > UNTOLD * account.parts_s[Part.UNEXPLAINED.key]:
         yield f"every rank's part in every collective{_unnamed(run)}"
     elif account.parts_s[Part.UNEXPLAINED.key] > 0 and not case.knows_line_rate:
@@ -349,10 +351,25 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
         )
     if exposed_s == 0:
         return f"{falls_short}This run cannot tell what limits the job. Missing: {wanted}."
+    if not computes(case) and len(case.run.collectives):
+        return (
+            f"{falls_short}Only communication is in this run, so whether it holds up a job is not "
+            f"told: {_largest_collective(case.run)}. Missing: {wanted}."
+        )
     return (
         f"{falls_short}Communication is exposed for {case.of_step(exposed_s)} "
         f"({case.share(exposed_s)}), but this run cannot tell why. Missing: {wanted}."
     )
+
+
+def _largest_collective(run: Run) -> str:
+    table = run.collectives
+    first = int(np.argmax(table.bytes))
+    is_alike = (table.op == table.op[first]) & (table.group == table.group[first])
+    largest = table.rows(is_alike & (table.bytes == table.bytes[first]))
+    length_s = float(np.median(largest.end_ns - largest.issue_ns)) * 1e-9
+    size = f" of {show_bytes(int(largest.bytes[0]))}" if largest.bytes[0] else ""
+    return f"its largest collective, {largest.op[0]}{size}, took {show_time(length_s)}"
 
 
 def _besides(case: Case, kind: Kind) -> str:

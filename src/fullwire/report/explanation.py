@@ -37,7 +37,8 @@ def print_explanation(result: Explanation) -> None:
         for line in _account_lines(result):
             say(line)
         say("")
-        say(_scaling(result, result.scaling_factor or 0.0))
+        if result.scaling_factor is not None:
+            say(_scaling(result, result.scaling_factor))
     for reason in result.verdict.reasons:
         say(f"  because {reason}")
     for each in result.evidence:

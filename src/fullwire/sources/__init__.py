@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.captures import is_capture
-from fullwire.sources.files import beginning_of, files_in, files_like, path_of
+from fullwire.sources.files import beginning_of, files_in, files_like, name_of, path_of
 from fullwire.units import seconds, shown
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _FORMATS_IN_WORDS = (
     "nccl-tests print, packet captures, exports of a run, or netx backward logs"
 )
 _SOON_BYTES = 4096  # in which traces say what they are; logs may begin with what others print
+_MOST_NAMED = 5  # files, in a refusal
 _MOST_SNIFFED = 100  # files of a directory, to find out what they are
 
 
@@ -61,7 +62,8 @@ def _read_sorted(
 
         step_time_s = None if step_time is None else seconds(step_time, "step time")
         table = None if reduce_cost is None else path_of(reduce_cost, "reduce cost")
-        return netx.read_netx(traces[0], step_time_s=step_time_s, reduce_cost=table)
+        log = _only_one(kind, files_like(traces, netx.looks_like), traces[0])
+        return netx.read_netx(log, step_time_s=step_time_s, reduce_cost=table)
     if kind == "workload":
         from fullwire.model import workloads
         from fullwire.sources.modelled import modelled_run
@@ -115,8 +117,8 @@ def _read(kind: str, places: Sequence[Path], communication: str | None) -> Run:
 
         return read_kineto(places, communication=communication)
     files = files_like(places, _looks_like_a(kind))
-    if kind not in _OF_MANY and len(files) != 1:
-        raise UsageError(f"read: one file makes a run of a {kind}, {places[0]} has {len(files)}")
+    if kind not in _OF_MANY:
+        files = [_only_one(kind, files, places[0])]
     if kind == "nccl-log":
         from fullwire.sources.nccl_log import read_nccl_logs
 
@@ -144,6 +146,17 @@ def _read(kind: str, places: Sequence[Path], communication: str | None) -> Run:
     from fullwire.sources.horovod import read_horovod
 
     return read_horovod(files[0])
+
+
+def _only_one(kind: str, files: Sequence[Path], place: Path) -> Path:
+    """Return the file of a format of which one makes a run."""
+    if len(files) != 1:
+        named = ", ".join(name_of(each.name) for each in files[:_MOST_NAMED])
+        more = ", ..." if len(files) > _MOST_NAMED else ""
+        raise UsageError(
+            f"{place}: one file makes a run of a {kind}, and here are {len(files)}: {named}{more}"
+        )
+    return files[0]
 
 
 def _refuse_mixed(places: Sequence[Path], kinds: Sequence[str], kind: str) -> None:

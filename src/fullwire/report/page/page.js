@@ -95,8 +95,9 @@
       el("dl", { class: "figures" },
         figure("a step takes", time(found.step_s), isUneven(found) ? `on average; ${brief(found.median_step_s)} in the median` : ""),
         figure(alone, time(found.baseline_step_s), ""),
-        figure("scaling factor, 1 is perfect", found.scaling_factor.toFixed(3), found.full
-          ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full` : ""),
+        found.scaling_factor === null ? null
+          : figure("scaling factor, 1 is perfect", found.scaling_factor.toFixed(3), found.full
+            ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full` : ""),
         found.fixes.length ? figure("what would help most", `→\u202f${brief(found.fixes[0].step_s)}`, name(found.fixes[0].change)) : null),
     ];
   }

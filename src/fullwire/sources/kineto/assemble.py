@@ -53,33 +53,54 @@ class Naming:
 
 
 class Job:
-    """The ranks of a job by their outlines, in the order in which their traces came."""
+    """The ranks of a job by their outlines.
 
-    def __init__(self) -> None:
+    Of traces that tell how many ranks their jobs had, one job's are taken: that of the most ranks.
+    Those that tell their rank come first. All others are left out, which is said.
+    """
+
+    def __init__(self, found: Sequence[Outline | str]) -> None:
+        """Take what traces turned out to be: outlines, or why there are none."""
         self.ranks: dict[int, Outline] = {}
-        self.missing: list[str] = []
+        self.traces: dict[int, int] = {}  # by rank, which of `found`
+        self.missing = [each for each in found if isinstance(each, str)]
+        read = [(n, each) for n, each in enumerate(found) if isinstance(each, Outline)]
+        world = _usual_world([each for _, each in read])
+        for number, outline in sorted(read, key=lambda each: each[1].rank is None):
+            self.missing += outline.problems
+            other = outline.world not in (None, world)
+            why = f"it is of a job of {outline.world} ranks, others are of one of {world}"
+            if other:
+                self._leave_out(outline, why)
+            else:
+                self._take(number, outline)
 
-    def take(self, outline: Outline) -> int | None:
-        """Take a trace as that of a rank; None if that rank is there already."""
-        self.missing += outline.problems
+    def _take(self, number: int, outline: Outline) -> None:
+        """Take a trace as that of a rank, if there is none of it."""
         rank = self._rank_of(outline)
-        if rank in self.ranks:
-            self.missing.append(
-                f"{name_of(outline.path)}: rank {rank} is in {name_of(self.ranks[rank].path)} "
-                "already, so this one is left out"
-            )
-            return None
-        self.ranks[rank] = outline
-        return rank
+        if rank is None:
+            self._leave_out(outline, "it does not say which rank it is of, as others do")
+        elif rank in self.ranks:
+            place = name_of(self.ranks[rank].path)
+            self._leave_out(outline, f"rank {rank} is in {place} already")
+        else:
+            self.ranks[rank], self.traces[rank] = outline, number
 
-    def _rank_of(self, outline: Outline) -> int:
-        """Return the rank that a trace names, or its file, or else the first one free."""
+    def _leave_out(self, outline: Outline, why: str) -> None:
+        self.missing.append(f"{name_of(outline.path)}: {why}, so it is left out")
+
+    def _rank_of(self, outline: Outline) -> int | None:
+        """Return the rank that a trace names, or its file, or else the first one free.
+
+        None is free where other traces tell theirs.
+        """
         if outline.rank is not None:
             return outline.rank
         named = _RANK_IN_NAME.search(outline.path.name)
-        taken = self.ranks
-        rank = int(named[1]) if named else next(n for n in range(len(taken) + 1) if n not in taken)
-        where = "as its name says" if named else "for want of better"
+        if named is None and any(each.rank is not None for each in self.ranks.values()):
+            return None
+        free = next(n for n in range(len(self.ranks) + 1) if n not in self.ranks)
+        rank, where = (int(named[1]), "as its name says") if named else (free, "for want of better")
         self.missing.append(
             f"{name_of(outline.path)}: it does not say which rank it is of, so it is taken for "
             f"rank {rank}, {where}"
@@ -189,20 +210,20 @@ class Places:
 def read_kineto(paths: Sequence[Path], *, communication: str | None = None) -> Run:
     """Read the traces of one or more ranks; a directory stands for the traces in it."""
     pattern = asked_for(communication)
-    job = Job()
-    tables: dict[int, Tables] = {}
-    for path in trace_files(paths):
+    found: list[Outline | str] = []
+    read: dict[int, Tables] = {}
+    for number, path in enumerate(trace_files(paths)):
         try:
-            outline, found = read_rank(scanned(path), pattern)
+            outline, read[number] = read_rank(scanned(path), pattern)
         except DamagedInput as error:
-            job.missing.append(str(error))
-            continue
-        rank = job.take(outline)
-        if rank is not None:
-            tables[rank] = found
+            found.append(str(error))
+        else:
+            found.append(outline)
+    job = Job(found)
     job.refuse_nothing(paths)
+    tables = {rank: read[number] for rank, number in job.traces.items()}
     naming = job.naming()
-    collectives = {rank: naming.of(found) for rank, found in tables.items()}
+    collectives = {rank: naming.of(each) for rank, each in tables.items()}
     places = job.places({rank: ends_of(table) for rank, table in collectives.items()})
     ranks = [
         places.moves[rank].placed(rank, tables[rank], collectives[rank]) for rank in sorted(tables)
@@ -271,6 +292,15 @@ def _facts(ranks: Mapping[int, Outline], clocks: Clocks) -> dict[str, FactValue]
         )
     remarks = "; ".join([*_about_ranks(ranks), *_about_clocks(ranks, clocks)])
     return facts | {"remarks": remarks} if remarks else facts
+
+
+def _usual_world(outlines: Sequence[Outline]) -> int | None:
+    """Return of how many ranks the job is that most ranks' traces tell of, or else the largest."""
+    ranks: dict[int, set[int | None]] = {}
+    for each in outlines:
+        if each.world is not None:
+            ranks.setdefault(each.world, set()).add(each.rank)
+    return max(ranks, key=lambda world: (len(ranks[world]), world), default=None)
 
 
 def _world(ranks: Mapping[int, Outline]) -> int:

@@ -51,10 +51,9 @@ def import_kineto(
     """
     asked_for(communication)  # refused before anything is read
     files = list(trace_files(paths))
-    job = Job()
     with RunWriter(place, replace=replace) as writer, _Readers(processes, files) as readers:
         try:
-            waiting = _scan_all(job, files, communication, writer, readers, told)
+            job, waiting = _scan_all(files, communication, writer, readers, told)
             job.refuse_nothing(paths)
             run = job.outline(paths, _place_all(job, waiting, writer, readers))
             if logs:
@@ -67,27 +66,17 @@ def import_kineto(
 
 
 def _scan_all(
-    job: Job, files: Sequence[Path], communication: str | None, writer: RunWriter,
-    readers: _Readers, told: Callable[[int, int], None],
-) -> dict[int, Path]:  # fmt: skip
-    """Take all traces for ranks of the job, and return where the tables of each wait."""
+    files: Sequence[Path], communication: str | None, writer: RunWriter, readers: _Readers,
+    told: Callable[[int, int], None],
+) -> tuple[Job, dict[int, Path]]:  # fmt: skip
+    """Take all traces for ranks of a job, and return where the tables of each rank wait."""
     scans = [(path, writer.scratch / str(number)) for number, path in enumerate(files)]
-    found = readers.each(partial(_scan, communication), scans)
-    waiting: dict[int, Path] = {}
-    for number, (outline, (_, tables)) in enumerate(zip(found, scans, strict=True)):
-        told(number + 1, len(files))
-        rank = _taken(job, outline)
-        if rank is not None:
-            waiting[rank] = tables
-    return waiting
-
-
-def _taken(job: Job, outline: Outline | str) -> int | None:
-    """Take what a trace turned out to be; None where it is of no rank of its own."""
-    if isinstance(outline, str):
-        job.missing.append(outline)
-        return None
-    return job.take(outline)
+    found: list[Outline | str] = []
+    for outline in readers.each(partial(_scan, communication), scans):
+        found.append(outline)
+        told(len(found), len(files))
+    job = Job(found)
+    return job, {rank: scans[number][1] for rank, number in job.traces.items()}
 
 
 def _place_all(
