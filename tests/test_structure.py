@@ -49,8 +49,8 @@ def test_imports_go_one_way(path: Path) -> None:
 def test_these_names_are_exported_and_no_others() -> None:
     assert fullwire.__all__ == [
         "Comparison", "DamagedInput", "Explanation", "FullwireError", "Run", "Study", "UsageError",
-        "WhatIf", "__version__", "collective", "compare", "explain", "export", "flows", "read",
-        "record", "replay", "study", "whatif", "workloads", "write", "write_page",
+        "WhatIf", "__version__", "cluster", "collective", "compare", "explain", "export", "flows",
+        "read", "record", "replay", "study", "whatif", "workloads", "write", "write_page",
     ]  # fmt: skip
     for name in fullwire.__all__:
         assert getattr(fullwire, name) is not None

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fullwire.report.chrome import export as export
     from fullwire.report.page import write_page as write_page
     from fullwire.sources import read as read
+    from fullwire.sources.clusters import cluster as cluster
     from fullwire.sources.live.record import record as record
     from fullwire.store import write as write
 
@@ -50,6 +51,7 @@ _PLACES = {
     "Study": "fullwire.answers.study:Study",
     "UsageError": "fullwire.errors:UsageError",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
+    "cluster": "fullwire.sources.clusters:cluster",
     "collective": "fullwire.answers.collective:collective",
     "compare": "fullwire.analysis.compare:compare",
     "explain": "fullwire.answers.explain:explain",

@@ -129,8 +129,9 @@ def whatif(
     that is "measured" is what the collectives of the runs show, and of those in `calibrate`.
 
     On a described cluster, a file or the name of a built-in one, workers are its devices, and
-    bandwidth and latency those of its NICs; `nodes` says how many of its nodes there are, and
-    `placement` whether ranks are "packed" node by node or "scattered" over its leaves.
+    bandwidth and latency those of its NICs, whose uplinks follow; `nodes` says how many of its
+    nodes there are, and `placement` whether ranks are "packed" node by node or "scattered" over
+    its leaves.
     """
     many = named(runs)
     only = [run for _, run in many]

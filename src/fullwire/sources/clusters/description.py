@@ -317,5 +317,6 @@ def _plain(exact: Decimal) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Print a TOML string; JSON's escapes are TOML's, but for the last control character."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """Print a TOML string that no terminal obeys; JSON's escapes are TOML's."""
+    escaped = json.dumps(text, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in escaped)
