@@ -106,9 +106,7 @@ def print_collective(result: CollectiveTime) -> None:
     on = "" if result.cluster is None else f" of {result.cluster}"
     how = "in closed form" if result.transfers is None else f"{result.transfers:,} transfers played"
     if result.played is not None and result.played != result.transfers:
-        how = (
-            f"{result.transfers:,} transfers, of which {result.played:,} were played for all alike"
-        )
+        how = f"{result.transfers:,} transfers, {result.played:,} played for all that are alike"
     say(
         f"{result.op} of {show_bytes(result.bytes)} by {result.algorithm} over "
         f"{result.workers} workers{on} at {show_rate(result.bandwidth_bps)}, "
@@ -116,9 +114,8 @@ def print_collective(result: CollectiveTime) -> None:
     )
     say(f"{show_time(result.time_s)}, bus bandwidth {show_rate(result.bus_bandwidth_bps)} ({how})")
     if result.busiest_share is not None:
-        say(
-            f"busiest: {result.busiest}, {result.busiest_link} for {result.busiest_share:.0%} of it"
-        )
+        busy = f"{result.busiest_link} for {result.busiest_share:.0%} of it"
+        say(f"busiest are the {result.busiest}: {busy}")
 
 
 def print_comparison(
