@@ -16,6 +16,7 @@ from tests.conftest import Cli
 
 WHATIF = ("whatif", "vgg16@v100", "--workers", "8,64", "--bandwidth", "10Gbps,100Gbps")
 ROW_KEYS = {
+    "accumulate", "local_steps", "jitter",
     "run", "workers", "bandwidth_bps", "compression", "transport", "step_s", "baseline_step_s",
     "backward_s", "communication_s", "overhead_s", "scaling_factor", "network_utilization",
     "interval", "buckets", "algorithm", "latency_s", "codec",

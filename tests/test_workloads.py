@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import fullwire as fw
+from fullwire.answers.fitting import memory_sentence
 from fullwire.errors import UsageError
 from fullwire.model import workloads
-from fullwire.model.workloads import DEVICES, MODELS, Layer, Model, Parameter, Work, workload
+from fullwire.model.cost import AddTimes, cost
+from fullwire.model.workloads import MODELS, Model, workload
+from fullwire.model.workloads.devices import DEVICES
+from fullwire.model.workloads.layers import Layer, Parameter, Work
 
 NETX = Path(__file__).resolve().parents[2] / "shared" / "data" / "netx"
 MEASURED_STEP_MS = {"vgg16": 194.52352295080985, "resnet50": 128.08580219559176}  # its README
@@ -29,8 +36,16 @@ needs_netx = pytest.mark.skipif(
         ("vgg16", 138_357_544),
         ("resnet50", 25_557_032),
         ("resnet101", 44_549_160),
+        ("vgg19", 143_667_240),
+        ("densenet121", 7_978_856),
+        ("inceptionv3", 23_834_568),
+        ("inceptionv3-aux", 27_161_264),
+        ("mobilenet", 4_231_976),
+        ("mobilenetv2", 3_504_872),
         ("bert-large", 336_226_108),
         ("gpt2", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
+        ("llama3-8b", 8_030_261_248),
     ],
 )
 def test_a_model_has_exactly_the_parameters_of_the_original(model: str, parameters: int) -> None:
@@ -51,9 +66,9 @@ def test_every_workload_is_a_consistent_step(name: str) -> None:
 
 
 def test_names_list_every_model_on_every_device_in_order() -> None:
-    assert workloads.names()[:4] == ("vgg16@v100", "vgg16@a100", "vgg16@h100", "resnet50@v100")
-    assert workloads.names()[-1] == "gpt2@h100"
-    assert len(workloads.names()) == len(MODELS) * len(DEVICES) == 15
+    assert workloads.names()[:3] == ("vgg16@t4", "vgg16@v100", "vgg16@a100")
+    assert workloads.names()[-1] == "llama3-8b@h200"
+    assert len(workloads.names()) == len(MODELS) * len(DEVICES) == 65
 
 
 def test_asking_twice_gives_the_same_step() -> None:
@@ -75,6 +90,10 @@ def test_columns_cannot_be_written() -> None:
         ("resnet101", ("fc.bias", "fc.weight")),
         ("bert-large", ("cls.seq_relationship.bias", "cls.seq_relationship.weight")),
         ("gpt2", ("transformer.ln_f.bias", "transformer.ln_f.weight")),
+        ("densenet121", ("classifier.bias", "classifier.weight")),
+        ("inceptionv3-aux", ("fc.bias", "fc.weight")),
+        ("mobilenetv2", ("classifier.1.bias", "classifier.1.weight")),
+        ("llama3-8b", ("lm_head.weight", "model.norm.weight")),
     ],
 )
 def test_gradients_start_at_the_last_layer_with_parameters(
@@ -126,10 +145,77 @@ def test_names_are_those_of_a_state_dict() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_newer_device_is_faster_in_every_part(model: str) -> None:
-    v100, a100, h100 = (workload(f"{model}@{device}") for device in ("v100", "a100", "h100"))
-    assert v100.forward_ns > a100.forward_ns > h100.forward_ns
-    assert v100.backward_ns > a100.backward_ns > h100.backward_ns
-    assert v100.optimizer_ns > a100.optimizer_ns > h100.optimizer_ns
+    steps = [workload(f"{model}@{device}") for device in ("v100", "a100", "h100", "h200")]
+    for older, newer in pairwise(steps):
+        assert older.forward_ns > newer.forward_ns
+        assert older.backward_ns > newer.backward_ns
+        assert older.optimizer_ns > newer.optimizer_ns
+
+
+def test_a_batch_is_part_of_the_name() -> None:
+    usual, asked = workload("resnet50@v100"), workload("resnet50@v100:64")
+    assert (usual.batch, asked.batch) == ("32 images of 224 x 224", "64 images of 224 x 224")
+    assert asked.name == "resnet50@v100:64"
+    assert workload("resnet50@v100:32").name == "resnet50@v100"
+    assert workload("llama3-8b@h100").batch == "1 sequence of 8192"
+    assert asked.backward_ns / usual.backward_ns == pytest.approx(2, rel=1e-3)
+    assert asked.optimizer_ns == usual.optimizer_ns
+    assert asked.gradient_bytes.tolist() == usual.gradient_bytes.tolist()
+    assert asked.memory.activations == 2 * usual.memory.activations
+
+
+@pytest.mark.parametrize("name", ["vgg16@v100:", "vgg16@v100:0", "vgg16@v100:-2", "vgg16@v100:1e3"])
+def test_a_batch_that_cannot_be_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="batch: expected a whole number of samples from 1"):
+        workload(name)
+
+
+def test_memory_is_what_the_parts_add_up_to() -> None:
+    load = workload("llama3-8b@t4")
+    count, memory = 8_030_261_248, load.memory
+    # autocast holds 16-bit copies beside the weights; AdamW has two values for each of them
+    parts = (memory.weights, memory.gradients, memory.optimizer)
+    assert parts == (6 * count, 4 * count, 8 * count)
+    assert memory.needed == sum(parts) + memory.activations
+    assert (memory.device, memory.fits, memory.largest_batch) == (16_000_000_000, False, 0)
+    full = workload("vgg16@v100").memory
+    parts = (full.weights, full.gradients, full.optimizer)
+    assert parts == (4 * 138_357_544, 4 * 138_357_544, 4 * 138_357_544)
+
+
+@pytest.mark.parametrize("name", ["resnet50@v100", "gpt2-xl@a100", "bert-large@t4"])
+def test_the_largest_batch_fits_and_one_more_does_not(name: str) -> None:
+    most = workload(name).memory.largest_batch
+    assert workload(f"{name}:{most}").memory.fits
+    assert not workload(f"{name}:{most + 1}").memory.fits
+
+
+def test_what_does_not_fit_says_so_with_the_figures_and_what_would() -> None:
+    said = memory_sentence(workload("llama3-8b@t4"))
+    assert said.startswith(
+        "llama3-8b@t4 does not fit: it needs at least 203.7 GB (weights 48.18 GB"
+    )
+    assert "NVIDIA T4 16 GB has 16 GB. No batch fits: without activations it is 144.5 GB" in said
+    assert "activations of one sample alone take 59.16 GB" in said
+    assert "over 7 of these devices a batch of 1 would fit" in memory_sentence(
+        workload("llama3-8b@h100")
+    )
+    said = memory_sentence(workload("gpt2-xl@a100:32"))
+    assert "A batch of up to 17 would fit." in said
+    assert said.endswith("With this batch it fits on: h200.")
+    assert "it fits, as would a batch of" in memory_sentence(workload("vgg16@v100"))
+    warnings = fw.whatif("llama3-8b@t4", workers=8, bandwidth="10Gbps").warnings
+    assert any(each.startswith("llama3-8b@t4 does not fit") for each in warnings)
+
+
+def test_the_mit_study_comes_out_of_the_models(shared_data: Path) -> None:
+    """Farhat and Ghobadi measured bytes of every flow and iteration: a ring among 16 GPUs."""
+    measured = json.loads((shared_data / "farhat" / "anchors.json").read_text())["models"]
+    assert sorted(measured) == ["densenet121", "inceptionv3", "mobilenet", "resnet50", "vgg19"]
+    for model, found in measured.items():
+        sizes = workload(f"{model}@v100").gradient_bytes
+        sent = cost("allreduce", "ring", found["n_gpus"], sizes, AddTimes()).sent_bytes.sum()
+        assert sent == pytest.approx(found["flow_bytes_per_iter_median"], rel=2e-3), model
 
 
 def test_the_backward_is_about_twice_the_forward() -> None:
@@ -137,7 +223,7 @@ def test_the_backward_is_about_twice_the_forward() -> None:
         assert 1.6 < workload(name).backward_ns / workload(name).forward_ns < 2.2
 
 
-@pytest.mark.parametrize("name", ["", "vgg16", "vgg16@", "@v100", "vgg19@v100", "vgg16@tpu"])
+@pytest.mark.parametrize("name", ["", "vgg16", "vgg16@", "@v100", "vgg99@v100", "vgg16@tpu"])
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(UsageError) as refusal:
         workload(name)
@@ -187,7 +273,8 @@ def deviation(modelled_ms: float, measured_ms: float) -> str:
 
 def step_on_v100(label: str) -> workloads.Workload:
     if label == "vgg16 +bn":
-        return workloads._on_device(with_batch_norms(MODELS["vgg16"]), DEVICES["v100"])
+        model = with_batch_norms(MODELS["vgg16"])
+        return workloads._on_device(model, DEVICES["v100"], model.samples)
     return workload(f"{label}@v100")
 
 

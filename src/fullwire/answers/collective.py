@@ -12,10 +12,12 @@ from fullwire.answers.conditions import latency as read_latency
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.cluster_plan import cluster_algorithms
+from fullwire.model.cost import AddTimes
 from fullwire.model.fabric import Fabric, flat
 from fullwire.model.fabric_cost import scattered, with_workers
 from fullwire.model.plan import OPS, algorithms
-from fullwire.simulation.collective import CollectiveTime, collective_time
+from fullwire.model.tuning import AUTO, applicable, around_a_switch, open_to, over_links, tuned
+from fullwire.simulation.collective import CollectiveTime, collective_time, quickest_time
 from fullwire.simulation.fabric_collective import Told, fabric_time
 from fullwire.sources.clusters import ClusterLike
 from fullwire.sources.clusters import cluster as described_cluster
@@ -35,13 +37,14 @@ def collective(
     """Time a collective of so many bytes: `allreduce`, `reducescatter`, `allgather` and others.
 
     Bytes are of the whole vector. `level="event"` plays every transfer; `"closed"` uses a formula
-    where one is exact. `reduce_cost` is a file of measured additions, `bytes,seconds` a line.
+    where one is exact. `algorithm="auto"` times all that can be used here, takes the quickest and
+    says why. `reduce_cost` is a file of measured additions, `bytes,seconds` a line.
     On a described cluster workers are its devices, and bandwidth and latency those of its NICs;
     rank r is on device `order[r]`. `progress` hears how many of how many transfers are done.
     """
     op = op.lower().replace("-", "").replace("_", "")
     algorithm = algorithm or cluster_algorithms(op)[0]
-    adds = None if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
+    adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
     size = size_bytes(bytes, "bytes")
     among = None if workers is None else worker_count(workers)
     how: dict[str, Any] = {
@@ -49,17 +52,39 @@ def collective(
     }  # fmt: skip
     if cluster is None:
         around = _one_switch(among, bandwidth, latency)
-        if order is None and op in OPS and algorithm in algorithms(op):
-            return collective_time(op, algorithm, around, size, **how)
+        if order is None and op in OPS and algorithm in (AUTO, *algorithms(op)):
+            return _around(op, algorithm, around, size, how)
         fabric = flat(around)
     else:
         fabric = _fabric(cluster, nodes, bandwidth, latency)
     fabric = fabric if among is None else with_workers(fabric, among)
-    found = fabric_time(
-        op, algorithm, fabric, size, workers=among, order=_order(fabric, among, placement, order),
-        servers=servers, told=progress, **how,
-    )  # fmt: skip
-    return found if cluster is not None else replace(found, cluster=None)
+    where = _order(fabric, among, placement, order)
+
+    def timed(each: str) -> CollectiveTime:
+        found = fabric_time(
+            op, each, fabric, size, workers=among, order=where, servers=servers, told=progress,
+            **how,
+        )  # fmt: skip
+        return found if cluster is not None else replace(found, cluster=None)
+
+    if algorithm != AUTO:
+        return timed(algorithm)
+    names = open_to(op, fabric, among)
+    return quickest_time(names, timed, tuned(over_links(op, names, fabric, among, adds, where)))
+
+
+def _around(
+    op: str, algorithm: str, cluster: Cluster, size_bytes: int, how: dict[str, Any]
+) -> CollectiveTime:
+    """Time a collective among workers around a switch."""
+
+    def timed(each: str) -> CollectiveTime:
+        return collective_time(op, each, cluster, size_bytes, **how)
+
+    if algorithm != AUTO:
+        return timed(algorithm)
+    times = around_a_switch(op, cluster, how["adds"])
+    return quickest_time(applicable(op, cluster.workers), timed, tuned(times))
 
 
 def _one_switch(

@@ -30,13 +30,11 @@ def worker_count(value: Any) -> int:
     return count(value, "workers")
 
 
-def count(value: Any, what: str) -> int:
+def count(value: Any, what: str, most: int = MOST_WORKERS) -> int:
     """Read how many there are of something."""
     number = _typed_whole(value) if isinstance(value, str) else _whole(value)
-    if number is None or not 1 <= number <= MOST_WORKERS:
-        raise UsageError(
-            f"{what}: expected a whole number from 1 to {MOST_WORKERS:,}, got {shown(value)}"
-        )
+    if number is None or not 1 <= number <= most:
+        raise UsageError(f"{what}: expected a whole number from 1 to {most:,}, got {shown(value)}")
     return number
 
 

@@ -20,8 +20,8 @@ from fullwire.answers.forecast import Forecast, Forecaster
 from fullwire.model.compressor import Compressor
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import DdpBuckets
+from fullwire.simulation.stragglers import NoJitter
 from fullwire.simulation.transport import FullTransport
-from fullwire.simulation.typical import Step
 from fullwire.units import show_ranks, show_rate
 
 LEAST_GAIN = 0.01  # of the step
@@ -161,47 +161,28 @@ def _cast(run: Run) -> Compressor:
 
 def _fewer_synchronisations(run: Run, job: Forecaster) -> Iterator[Fix]:
     """Try gradients added up locally: only every so manieth step pays for sending them."""
-    step = job.subject.step
-    alone_ns = step.step_ns + step.waiting_ns
-    if "buckets" in run.facts:  # what is no bucket, such as an averaged loss, is still sent
-        alone_ns += step.others.exposed_ns
+    if "buckets" in run.facts:
         setting = "with model.no_sync() in {} of {} steps"
-    elif _sums_gradients_afterwards(step):
+    elif job.subject.step.others.are_gradients:
         setting = "no all_reduce in {} of {} steps, gradients left to add up"
     else:
         return
-    found = job.ask()
     for every in _SYNCHRONISED_EVERY:
-
-        def shared(time_s: float, every: int = every) -> float:
-            return alone_ns * 1e-9 + (time_s - alone_ns * 1e-9) / every
-
-        step_s = shared(found.step_s)
         yield _fix(
             "synchronisation", f"gradients summed over {every} steps before they are sent",
             f"{setting.format(every - 1, every)}; the batch is {every}x larger",
-            Forecast(
-                step_s=step_s, scaling_factor=step.step_ns * 1e-9 / step_s,
-                low_s=shared(found.low_s), high_s=shared(found.high_s),
-            ),
+            job.ask(accumulate=(every,)),
         )  # fmt: skip
 
 
-def _sums_gradients_afterwards(step: Step) -> bool:
-    """Say whether the collectives that are no buckets sum gradients, and do not shard a model."""
-    others = step.others
-    return set(others.op) == {"allreduce"} and sum(others.bytes) >= int(step.bytes.sum())
-
-
 def _no_straggler(job: Forecaster, account: Account) -> Iterator[Fix]:
-    step = job.subject.step
-    if step.waiting_ns:
+    if job.subject.step.waiting_ns:
         late = late_ranks(account)
         named = None if late is None else f"{show_ranks(late.ranks)} as fast as the others"
         yield _fix(
             "straggler", named or "no rank slower than the usual one",
             _setting_of_straggler(account, late),
-            job.ask(step=dataclasses.replace(step, waiting_ns=0)),
+            job.ask(jitters=(NoJitter(),)),
         )  # fmt: skip
 
 
@@ -246,7 +227,7 @@ def _other_algorithms(run: Run, job: Forecaster) -> Iterator[Fix]:
 def _overlap(run: Run, job: Forecaster) -> Iterator[Fix]:
     """Try to send beside the backward pass what comes after it, or in another order."""
     step = job.subject.step
-    if "buckets" not in run.facts and _sums_gradients_afterwards(step):
+    if "buckets" not in run.facts and step.others.are_gradients:
         alone = dataclasses.replace(step, others=type(step.others)())
         yield _fix(
             "overlap", "gradients sent while the backward pass goes on",

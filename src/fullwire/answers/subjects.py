@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fullwire.answers.conditions import latency
+from fullwire.answers.conditions import OneOrMany, count, latency, several
 from fullwire.answers.opening import RunLike, opened
 from fullwire.errors import UsageError
 from fullwire.model.cost import AddTimes
 from fullwire.model.fabric import Fabric
 from fullwire.model.run import Run
+from fullwire.model.workloads import MOST_SAMPLES
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.sweep import Grid, Subject, with_residue
@@ -19,6 +20,7 @@ from fullwire.simulation.typical import typical_step
 from fullwire.sources.clusters.description import described
 from fullwire.sources.files import name_of
 from fullwire.sources.nccl_tests import read_table
+from fullwire.units import shown
 
 
 def named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
@@ -35,6 +37,23 @@ def named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
 def _named(given: RunLike) -> tuple[str, Run]:
     run = opened(given).run
     return name_of(given) if isinstance(given, str | Path) else run.provenance.source, run
+
+
+def with_batches(
+    runs: RunLike | Sequence[RunLike], batch: OneOrMany
+) -> RunLike | Sequence[RunLike]:
+    """Ask for built-in workloads with each of these batches; a recorded run has its own."""
+    if batch is None:
+        return runs
+    sizes = several(batch, lambda value: count(value, "batch", MOST_SAMPLES))
+    given = [runs] if isinstance(runs, str | Path | Run) else list(runs)
+    for each in given:
+        if not isinstance(each, str) or "@" not in each or ":" in each or Path(each).exists():
+            raise UsageError(
+                "batch: expected built-in workloads such as vgg16@v100, whose steps it can change, "
+                f"got {shown(name_of(each) if isinstance(each, str | Path) else 'a run')}"
+            )
+    return [f"{each}:{size}" for each in given for size in sizes]
 
 
 class Transports:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from fullwire.model.fabric import IN_NODE, LINK_KINDS, NIC, SPINE, TORUS, Fabric, LeafSpine, Torus
 from fullwire.model.fabric_cost import fabric_cost, with_workers
+from fullwire.model.plan import algorithms
+from fullwire.model.tuning import AUTO
 from fullwire.simulation.sweep import Grid, Subject, sweep
 
 WORTH_BLAMING = 0.01  # of the step
@@ -85,16 +87,22 @@ def _suspicion(subject: Subject, point: Grid) -> Suspicion:
     found = sweep([subject], point)
     network = fabric.network
     has_spine = isinstance(network, LeafSpine) and _leaves(fabric, workers) > 0
-    cost = fabric_cost(
-        "allreduce", point.algorithms[0], with_workers(fabric, workers), workers,
-        is_scattered=point.is_scattered,
-    )  # fmt: skip
+    size, per_bit = float(subject.step.bytes.sum()), 1 / rate_bps
+    names = algorithms("allreduce") if point.algorithms[0] == AUTO else point.algorithms
+    costs = [
+        fabric_cost(
+            "allreduce", each, with_workers(fabric, workers), workers,
+            is_scattered=point.is_scattered,
+        )
+        for each in names
+    ]  # fmt: skip
+    cost = min(costs, key=lambda each: float(each.time_s(size, per_bit)))
     return Suspicion(
         run=subject.name, cluster=fabric.name, workers=workers, is_scattered=point.is_scattered,
         oversubscription=network.oversubscription
         if has_spine and isinstance(network, LeafSpine) else None,
         step_s=float(found["step_s"][0]), overhead_s=float(found["overhead_s"][0]),
-        busiest=cost.busiest(float(subject.step.bytes.sum()), 1 / rate_bps),
+        busiest=cost.busiest(size, per_bit),
         suspects=tuple(
             Suspect(links=links, change=change, step_s=float(sweep([subject], wider)["step_s"][0]))
             for links, change, wider in _wider(point, has_spine=has_spine)

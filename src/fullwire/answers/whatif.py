@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,20 +23,34 @@ from fullwire.answers.conditions import (
     several,
     worker_count,
 )
+from fullwire.answers.fitting import memory_sentence
 from fullwire.answers.opening import RunLike
-from fullwire.answers.subjects import Transports, named, recorded_fabric, subject_of
+from fullwire.answers.search import Best, best
+from fullwire.answers.subjects import (
+    Transports,
+    named,
+    recorded_fabric,
+    subject_of,
+    with_batches,
+)
 from fullwire.answers.suspects import Suspicion, suspicions
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Compressor
 from fullwire.model.cost import Floats
 from fullwire.model.fabric import Fabric, with_nodes
+from fullwire.model.fabric_cost import scattered, with_workers
+from fullwire.model.plan import algorithms
 from fullwire.model.run import Run
+from fullwire.model.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
+from fullwire.model.workloads import workload
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.replay import replay as replay_subject
 from fullwire.simulation.scenario import Order, Scenario, lane_order
+from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.sweep import (
+    MOST_APART,
     Grid,
     Predictions,
     Progress,
@@ -43,6 +58,7 @@ from fullwire.simulation.sweep import (
     sweep,
 )
 from fullwire.simulation.target import Targets, targets
+from fullwire.simulation.transport import FullTransport
 from fullwire.sources.clusters import ClusterLike, cluster
 from fullwire.units import ratio, show_time
 
@@ -50,6 +66,17 @@ from fullwire.units import ratio, show_time
 USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
 USUAL_BANDWIDTHS = ("1Gbps", "10Gbps", "25Gbps", "100Gbps", "400Gbps")
 NOTABLE = 0.01  # of the step: a median that differs from the mean by less is not said
+MOST_TUNED = 16  # clusters of which a result says what the tuner takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """Which algorithm "auto" takes for which sizes, on one cluster with a full transport."""
+
+    workers: int
+    bandwidth_bps: float
+    latency_s: float
+    ranges: tuple[Range, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -62,6 +89,7 @@ class WhatIf:
     basis: Mapping[str, str]  # by run: measured or modelled
     lane: Order
     warnings: tuple[str, ...]
+    tuning: tuple[Tuned, ...]
     subjects: tuple[Subject, ...]
     grid: Grid
     suspicions: tuple[Suspicion, ...] = ()  # on a described cluster
@@ -91,6 +119,10 @@ class WhatIf:
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
 
+    def best(self, count: int) -> tuple[Best, ...]:
+        """Return the best rows of each run, with what each of their conditions is worth."""
+        return best(self.predictions, count)
+
     def finer(self, axis: str, points: int) -> Predictions | None:
         """Predict along an axis between its extremes; None where nothing lies between."""
         if axis == "bandwidth_bps":
@@ -118,6 +150,10 @@ def whatif(
     cluster: ClusterLike | None = None,
     nodes: OneOrMany = None,
     placement: str = "packed",
+    accumulate: OneOrMany = 1,
+    local_steps: OneOrMany = 1,
+    jitter: OneOrMany = "recorded",
+    batch: OneOrMany = None,
     lane: str = "fifo",
     target: str | float | None = None,
     progress: Progress | None = None,
@@ -132,14 +168,18 @@ def whatif(
     bandwidth and latency those of its NICs, whose uplinks follow; `nodes` says how many of its
     nodes there are, and `placement` whether ranks are "packed" node by node or "scattered" over
     its leaves.
+    `accumulate` adds up the gradients of so many passes before they are sent; with `local_steps`
+    workers average their parameters after so many steps of their own. Times are those of one pass
+    in either case. `jitter` is how ranks scatter: the step waits for the slowest of them.
     """
-    many = named(runs)
+    many = named(with_batches(runs, batch))
     only = [run for _, run in many]
     found = Transports(only, calibrate)
     grid = _grid(
         only, found, bandwidth=bandwidth, workers=workers, compression=compression, codec=codec,
         transport_=transport, buckets=buckets, algorithm=algorithm, latency_=latency,
-        cluster_=cluster, nodes=nodes, placement=placement, lane=lane_order(lane),
+        cluster_=cluster, nodes=nodes, placement=placement, accumulate=accumulate,
+        local_steps=local_steps, jitter_=jitter, lane=lane_order(lane),
     )  # fmt: skip
     subjects = [subject_of(name, run, found) for name, run in many]
     wanted = None if target is None else ratio(target, "target")
@@ -151,6 +191,7 @@ def whatif(
         basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
         warnings=tuple(_warnings(many, subjects, grid)),
+        tuning=tuple(itertools.islice(_tuning(subjects[0], grid), MOST_TUNED)),
         subjects=tuple(subjects),
         grid=grid,
         suspicions=suspicions(subjects, grid),
@@ -164,7 +205,7 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
     grid = _grid([only], found, lane=lane_order(lane), **_as_in_grid(conditions))
     axes = (
         grid.workers, grid.bandwidth_bps, grid.compressors, grid.transports, grid.buckets,
-        grid.algorithms, grid.latency_s,
+        grid.algorithms, grid.latency_s, grid.jitters,
     )  # fmt: skip
     if any(len(axis) != 1 for axis in axes):
         raise UsageError("a replay needs one value of each condition: name workers and bandwidth")
@@ -173,24 +214,24 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
             workers=grid.workers[0], rate_bps=grid.bandwidth_bps[0], latency_s=grid.latency_s[0]
         ),
         compressor=grid.compressors[0], transport=grid.transports[0], buckets=grid.buckets[0],
-        algorithm=grid.algorithms[0], lane=grid.lane,
+        algorithm=grid.algorithms[0], jitter=grid.jitters[0], lane=grid.lane,
         fabric=grid.fabric, is_scattered=grid.is_scattered,
     )  # fmt: skip
     return replay_subject(only, subject_of(name, only, found), scenario)
 
 
-_GRID_NAMES = {"transport": "transport_", "latency": "latency_", "cluster": "cluster_"}
+_IN_GRID = {name: f"{name}_" for name in ("transport", "latency", "cluster", "jitter")}
 
 
 def _as_in_grid(conditions: Mapping[str, OneOrMany]) -> dict[str, OneOrMany]:
     known = (
         "bandwidth", "workers", "compression", "codec", "transport", "buckets", "algorithm",
-        "latency", "cluster", "nodes", "placement",
+        "latency", "cluster", "nodes", "placement", "jitter",
     )  # fmt: skip
     for name in conditions:
         if name not in known:
             raise UsageError(f"replay: expected conditions among {', '.join(known)}, got {name!r}")
-    return {_GRID_NAMES.get(name, name): value for name, value in conditions.items()}
+    return {_IN_GRID.get(name, name): value for name, value in conditions.items()}
 
 
 def _grid(
@@ -198,7 +239,8 @@ def _grid(
     workers: OneOrMany = None, compression: OneOrMany = None, codec: OneOrMany = None,
     transport_: OneOrMany = "full", buckets: OneOrMany = None, algorithm: OneOrMany = None,
     latency_: OneOrMany = None, cluster_: ClusterLike | None = None, nodes: OneOrMany = None,
-    placement: str = "packed",
+    placement: str = "packed", accumulate: OneOrMany = 1, local_steps: OneOrMany = 1,
+    jitter_: OneOrMany = "recorded",
 ) -> Grid:  # fmt: skip
     fabric = _same_fabric(runs) if cluster_ is None else cluster(cluster_)
     recorded_workers = _recorded(runs, "workers", None)
@@ -228,6 +270,9 @@ def _grid(
         latency_s=several(
             _first(latency_, usual_latency, _recorded(runs, "latency_s", 0.0)), latency
         ),
+        accumulate=several(accumulate, lambda value: count(value, "accumulate", MOST_APART)),
+        local_steps=several(local_steps, lambda value: count(value, "local steps", MOST_APART)),
+        jitters=several(jitter_, lambda text: jitter(str(text))),
         lane=lane,
         fabric=fabric,
         is_scattered=is_scattered(fabric, placement),
@@ -270,10 +315,38 @@ def _spread(values: Sequence[float], points: int) -> tuple[float, ...]:
     return tuple(np.geomspace(min(values), max(values), points).tolist())
 
 
+def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
+    """Say what "auto" takes where the line decides; another transport weighs messages itself."""
+    transports = [each for each in grid.transports if isinstance(each, FullTransport)]
+    if AUTO not in grid.algorithms or not transports:
+        return
+    share = transports[0].share
+    for latency_s, workers, rate_bps in itertools.product(
+        grid.latency_s, grid.workers, grid.bandwidth_bps
+    ):
+        yield Tuned(
+            workers=workers, bandwidth_bps=rate_bps, latency_s=latency_s,
+            ranges=tuple(ranges(_times(subject, grid, workers, share * rate_bps, latency_s))),
+        )  # fmt: skip
+
+
+def _times(subject: Subject, grid: Grid, workers: int, rate_bps: float, latency_s: float) -> Times:
+    """Return what all-reduces take in one place of a grid."""
+    if grid.fabric is None or grid.fabric.is_flat:
+        flat = Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
+        return around_a_switch("allreduce", flat, subject.adds)
+    nics = dataclasses.replace(grid.fabric.nics, rate_bps=rate_bps, latency_s=latency_s)
+    fabric = with_workers(dataclasses.replace(grid.fabric, nics=nics), workers)
+    order = scattered(fabric)[:workers].tolist() if grid.is_scattered else None
+    names = algorithms("allreduce")
+    return over_links("allreduce", names, fabric, workers, subject.adds, order)
+
+
 def _warnings(
     named: Sequence[tuple[str, Run]], subjects: Sequence[Subject], grid: Grid
 ) -> Iterator[str]:
     yield from _modelled(named)
+    yield from _too_large(named)
     for (name, run), subject in zip(named, subjects, strict=True):
         if subject.step.is_estimated:
             yield f"{name}: T1 is estimated from the computation of a job of several workers."
@@ -285,7 +358,7 @@ def _warnings(
                 f"{name}: ranks that are not here may be later than those that are, and then every "
                 "step is longer than predicted."
             )
-    if "tree" in grid.algorithms and max(grid.workers) > 2:
+    if {"tree", AUTO} & set(grid.algorithms) and max(grid.workers) > 2:
         yield (
             "tree: the time at full utilization; played transfer by transfer, with links shared, "
             "a double tree takes 9 % longer at the least (fullwire collective --algorithm tree)."
@@ -300,6 +373,15 @@ def _about_median(name: str, run: Run, subject: Subject) -> Iterator[str]:
             f"{name}: the median step is replayed, {show_time(median_ns * 1e-9)}; the mean step, "
             f"which explain accounts for, is {show_time(mean_s)}."
         )
+
+
+def _too_large(named: Sequence[tuple[str, Run]]) -> Iterator[str]:
+    """Say which built-in workloads would not fit into their device."""
+    for _, run in named:
+        if run.provenance.origin == "modelled":
+            load = workload(run.provenance.source)
+            if not load.memory.fits:
+                yield memory_sentence(load)
 
 
 def _modelled(named: Sequence[tuple[str, Run]]) -> Iterator[str]:

@@ -30,7 +30,7 @@ def collective(
         str | None,
         typer.Option(
             help="ring, tree, halving-doubling, multi-ring, hierarchical, torus, in-network "
-            "and others: an unknown name lists them all"
+            "and others: an unknown name lists them all; or auto: the quickest"
         ),
     ] = None,
     servers: Annotated[int, typer.Option(help="So many ranks serve parameters")] = 1,

@@ -56,18 +56,41 @@ def whatif(
     ] = None,
     algorithm: Annotated[
         Text,
-        typer.Option(help="ring, tree or halving-doubling; if not given, as recorded, else ring"),
+        typer.Option(
+            help="ring, tree, halving-doubling, or auto: for each message what is quickest; if not "
+            "given, as recorded, else ring"
+        ),
     ] = None,
     latency: Annotated[Text, typer.Option(help="From one worker to another: 5us")] = None,
     cluster: ClusterOption = None,
     nodes: Annotated[Text, typer.Option(help="Nodes of the cluster: 2,16")] = None,
     placement: Placement = "packed",
+    accumulate: Annotated[
+        str, typer.Option(help="Gradients of so many passes are added up, then sent: 1,4")
+    ] = "1",
+    local_steps: Annotated[
+        str, typer.Option(help="Workers average parameters after so many steps of their own: 1,16")
+    ] = "1",
+    jitter: Annotated[
+        str,
+        typer.Option(
+            help="How ranks scatter, for whose slowest all wait: lognormal:5%, exponential:5%, "
+            "measured: as the run's own do, none, or recorded: the waiting that the run shows"
+        ),
+    ] = "recorded",
+    batch: Annotated[
+        Text, typer.Option(help="Samples of each worker, for built-in workloads: 32,64")
+    ] = None,
     lane: Annotated[
         str,
         typer.Option(help="fifo, or priority: the next forward's first need is sent first"),
     ] = "fifo",
     target: Annotated[
         Text, typer.Option(help="Find the least bandwidth and compression for this scaling: 0.95")
+    ] = None,
+    best: Annotated[
+        int | None,
+        typer.Option(min=1, help="Show the best so many, and what their conditions are worth"),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png|svg|html", help="Draw the scaling factors.")
@@ -94,20 +117,25 @@ def whatif(
     conditions: dict[str, Any] = {
         "bandwidth": bandwidth, "workers": workers, "compression": compression, "codec": codec,
         "transport": transport, "buckets": buckets, "algorithm": algorithm, "latency": latency,
-        "calibrate": calibrate or (), "cluster": cluster, "nodes": nodes, "placement": placement,
+        "jitter": jitter, "calibrate": calibrate or (),
+        "cluster": cluster, "nodes": nodes, "placement": placement,
     }  # fmt: skip
     if output is not None:
         if len(runs) != 1:
             raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
+        _refuse_unsynchronised(accumulate, local_steps)
         _write(answers.replay(runs[0], lane=lane, **conditions), output, force)
     with progress("predicted") as told:
-        result = answers.whatif(runs, lane=lane, target=target, progress=told, **conditions)
+        result = answers.whatif(
+            runs, lane=lane, target=target, progress=told, accumulate=accumulate,
+            local_steps=local_steps, batch=batch, **conditions,
+        )  # fmt: skip
     if plot is not None:
         from fullwire.report.charts import plot_whatif
 
         plot_whatif(result, plot)
         _tell(f"drawn: {plot}")
-    _show(result, "json" if json else format_)
+    _show(result, "json" if json else format_, best)
 
 
 def _check_output(plot: Path | None, format_: str) -> None:
@@ -119,19 +147,26 @@ def _check_output(plot: Path | None, format_: str) -> None:
         check_plot_path(plot)
 
 
-def _show(result: WhatIf, format_: str) -> None:
+def _refuse_unsynchronised(accumulate: str, local_steps: str) -> None:
+    if (accumulate, local_steps) != ("1", "1"):
+        raise UsageError(
+            "-o: one simulated step has its collectives; expected no --accumulate, no --local-steps"
+        )
+
+
+def _show(result: WhatIf, format_: str, best: int | None) -> None:
     from fullwire.report import as_data, sentences, terminal
 
     said = sentences.target_sentences(result)
     if format_ == "csv":
         as_data.write_whatif_csv(result, sys.stdout)
     elif format_ == "json":
-        print_json(as_data.whatif_object(result, said))
+        print_json(as_data.whatif_object(result, said, best))
     else:
         for lines in (sentences.suspicion_sentences(result), said):
             if lines:
                 terminal.print_sentences(lines)
-        terminal.print_whatif(result)
+        terminal.print_whatif(result, best)
 
 
 def _write(run: Run, output: Path, force: bool) -> None:

@@ -13,14 +13,21 @@ def workloads(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Only this one, such as vgg16@v100")
     ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of one worker in one step, if not as usual")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """List the built-in models, usable wherever a run is; --json NAME prints every gradient."""
+    """List the built-in models, usable wherever a run is; --json NAME prints every gradient.
+
+    vgg16@v100:64 is vgg16@v100 with a batch of 64, in every command that takes a run.
+    """
     from fullwire.model.workloads import names, workload
     from fullwire.report.as_data import workload_object
     from fullwire.report.terminal import print_workloads
 
-    loads = [workload(each) for each in ([name] if name else names())]
+    asked = [name] if name else names()
+    loads = [workload(each if batch is None else f"{each}:{batch}") for each in asked]
     if json:
         objects = [workload_object(load, with_gradients=name is not None) for load in loads]
         print_json({"workloads": objects})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO
@@ -13,15 +13,19 @@ from fullwire.report.sentences import suspicion_sentences
 
 if TYPE_CHECKING:
     from fullwire.answers.explain import Explanation
+    from fullwire.answers.search import Best
     from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
     from fullwire.model.run import Run
     from fullwire.model.workloads import Workload
+    from fullwire.model.workloads.memory import Memory
     from fullwire.simulation.target import Reached, Targets
 
 
-def whatif_object(result: WhatIf, sentences: tuple[str, ...]) -> dict[str, Any]:
-    """Return a what-if as JSON takes it."""
+def whatif_object(
+    result: WhatIf, sentences: tuple[str, ...], best: int | None = None
+) -> dict[str, Any]:
+    """Return a what-if as JSON takes it, if asked with its best rows."""
     shown: dict[str, Any] = {
         "basis": dict(result.basis),
         "lane": result.lane,
@@ -33,12 +37,28 @@ def whatif_object(result: WhatIf, sentences: tuple[str, ...]) -> dict[str, Any]:
         ],
         "warnings": list(result.warnings),
     }
+    if result.tuning:
+        shown["tuning"] = [asdict(each) for each in result.tuning]
+    if best is not None:
+        shown["best"] = [_best_object(each, shown["rows"]) for each in result.best(best)]
     if result.targets is not None:
         shown["target"] = _targets_object(result.targets, sentences)
     if result.suspicions:
         shown["cluster"] = [asdict(each) for each in result.suspicions]
         shown["cluster_sentences"] = list(suspicion_sentences(result))
     return shown
+
+
+def _best_object(best: Best, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    instead = [
+        {**asdict(each), "value": _plain(each.value), "instead": _plain(each.instead)}
+        for each in best.instead
+    ]
+    return {**rows[best.row], "speedup": best.speedup, "instead": instead}
+
+
+def _plain(value: Any) -> int | float | str:
+    return value if isinstance(value, int | float | str) else str(value)
 
 
 def explanation_object(result: Explanation) -> dict[str, Any]:
@@ -103,7 +123,7 @@ def workload_object(load: Workload, *, with_gradients: bool) -> dict[str, Any]:
         "title": load.model.title,
         "parameters": load.model.parameter_count,
         "gradient_bytes": int(load.gradient_bytes.sum()),
-        "batch": load.model.batch,
+        "batch": load.batch,
         "device": device.title,
         "precision": device.precision,
         "matrix_efficiency": device.matrix_efficiency,
@@ -113,6 +133,7 @@ def workload_object(load: Workload, *, with_gradients: bool) -> dict[str, Any]:
         "optimizer_s": load.optimizer_ns * 1e-9,
         "step_s": load.step_ns * 1e-9,
         "basis": "modelled",
+        "memory": _memory_object(load.memory),
     }
     if with_gradients:
         shown["gradients"] = list(_gradients(load))
@@ -134,6 +155,20 @@ def cluster_object(fabric: Fabric) -> dict[str, Any]:
         "other_hosts": [asdict(each) for each in fabric.other_hosts],
         "links": [asdict(each) for each in link_classes(fabric)],
         "rests_on": fabric.rests_on,
+    }
+
+
+def _memory_object(memory: Memory) -> dict[str, Any]:
+    return {
+        "weights_bytes": memory.weights,
+        "gradients_bytes": memory.gradients,
+        "optimizer_bytes": memory.optimizer,
+        "activations_bytes": memory.activations,
+        "activations_of_sample_bytes": memory.activations_of_sample,
+        "needed_bytes": memory.needed,
+        "device_bytes": memory.device,
+        "fits": memory.fits,
+        "largest_batch": memory.largest_batch,
     }
 
 

@@ -22,13 +22,16 @@ MOST_MARKS = 50_000  # what a browser still draws without stopping
 _INK, _FAINT = "#1f2933", "#d9dee4"
 COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#2e8b57", "#6c5b9e", "#8c6d46", "#4a5568"]
 # Conditions in the order in which they make a good horizontal axis; the named ones have no scale.
-_NAMED = ("transport", "buckets", "algorithm", "codec")
-_ACROSS = ("bandwidth_bps", "workers", "compression", "latency_s", *_NAMED)
+_NAMED = ("transport", "buckets", "algorithm", "jitter", "codec")
+_ACROSS = (
+    "bandwidth_bps", "workers", "compression", "latency_s", "accumulate", "local_steps", *_NAMED
+)  # fmt: skip
 MOST_VARYING = 4  # across, by colour, in columns and in rows
 _TITLES = {
     "bandwidth_bps": "bandwidth (Gbps)", "workers": "workers", "compression": "compression ratio",
     "latency_s": "latency (us)", "run": "", "buckets": "buckets", "algorithm": "algorithm",
-    "transport": "transport", "codec": "compressor",
+    "transport": "transport", "codec": "compressor", "accumulate": "passes between sends",
+    "local_steps": "local steps", "jitter": "jitter",
 }  # fmt: skip
 _SCALES = {"bandwidth_bps": 1e-9, "latency_s": 1e6}
 
@@ -212,8 +215,11 @@ def _headline(result: WhatIf, varying: set[str]) -> str:
 def _caption(result: WhatIf, varying: set[str]) -> str:
     table = result.predictions
     said = []
-    unsaid = {"compression": 1, "latency_s": 0}  # what everyone assumes
-    for name in ("workers", "bandwidth_bps", "compression", "latency_s"):
+    # what everyone assumes
+    unsaid = {
+        "compression": 1, "latency_s": 0, "accumulate": 1, "local_steps": 1, "jitter": "recorded",
+    }  # fmt: skip
+    for name in ("workers", "bandwidth_bps", *unsaid):
         if name not in varying and table[name][0] != unsaid.get(name):
             said.append(_worded(name, table[name][0]))
     said += [

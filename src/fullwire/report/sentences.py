@@ -82,6 +82,12 @@ def _label(case: Reached, varying: set[str]) -> str:
         parts.append(f"transport {case.transport}")
     if "latency_s" in varying:
         parts.append(f"latency {show_time(case.latency_s)}")
+    if "accumulate" in varying:
+        parts.append(f"gradients of {case.accumulate} passes")
+    if "local_steps" in varying:
+        parts.append(f"local steps {case.local_steps}")
+    if "jitter" in varying:
+        parts.append(f"jitter {case.jitter}")
     return ", ".join(parts)
 
 
@@ -130,7 +136,7 @@ def _with_compression(case: Reached) -> str:
 
 def _summary(targets: Targets, varying: set[str]) -> Iterator[str]:
     """Draw several runs together, bandwidth by bandwidth, where nothing else varies."""
-    if "run" not in varying or varying & {"buckets", "algorithm", "transport", "latency_s"}:
+    if "run" not in varying or varying - {"run", "workers", "bandwidth_bps", "codec"}:
         return
     ordered = sorted(targets.least_compression, key=_place)
     for (workers, rate_bps), cases in groupby(ordered, key=_place):

@@ -15,39 +15,79 @@ from fullwire.units import show_bytes, show_rate, show_time, visible
 
 if TYPE_CHECKING:
     from fullwire.analysis.compare import Comparison
+    from fullwire.answers.search import Best, Instead
     from fullwire.answers.verification import Verification
-    from fullwire.answers.whatif import WhatIf
+    from fullwire.answers.whatif import Tuned, WhatIf
     from fullwire.model.run import Run
     from fullwire.model.workloads import Workload
-    from fullwire.simulation.collective import CollectiveTime
+    from fullwire.simulation.collective import CollectiveTime, TunedTime
 
+_TUNED_SAID = 4  # clusters of which it is said what the tuner takes
 MOST_ROWS = 400  # a terminal scrolls; beyond this a file serves better
 _BAR = 10
 _MUCH = 0.05  # more bytes, or longer steps, by as much are worth a sentence
 
 
-def print_whatif(result: WhatIf) -> None:
-    """Print what-if predictions."""
+def print_whatif(result: WhatIf, best: int | None = None) -> None:
+    """Print what-if predictions: all in their order, or the best with what they rest on."""
     table = result.predictions
     varying, fixed = _split_axes(result)
     say(_conditions(fixed))
+    chosen = () if best is None else result.best(best)
+    shown = [each.row for each in chosen] or list(range(min(len(table), MOST_ROWS)))
     names = [*varying, "step_s", "scaling_factor", "network_utilization"]
-    columns = {name: table[name][:MOST_ROWS].tolist() for name in names}
-    rows = [
-        [_cell(name, columns[name][number]) for name in names]
-        for number in range(min(len(table), MOST_ROWS))
-    ]
+    columns = {name: table[name][shown].tolist() for name in names}
+    rows = [[_cell(name, columns[name][number]) for name in names] for number in range(len(shown))]
     headings = [_HEADINGS[name] for name in names]
     if result.has_intervals:
         place = len(varying) + 1  # beside the step
         headings.insert(place, "interval")
-        ends = zip(*(each[:MOST_ROWS].tolist() for each in result.interval_s), strict=True)
+        ends = zip(*(each[shown].tolist() for each in result.interval_s), strict=True)
         for row, (low_s, high_s) in zip(rows, ends, strict=True):
             row.insert(place, "" if isnan(low_s) else f"{show_time(low_s)} to {show_time(high_s)}")
     print_table(headings, rows, texts={"run", "buckets", "interval"} & set(headings))
-    if len(table) > MOST_ROWS:
+    if chosen:
+        _print_worth(result, chosen)
+    elif len(table) > MOST_ROWS:
         say(f"... and {len(table) - MOST_ROWS:,} more rows: --format csv prints them all")
+    for each in result.tuning[:_TUNED_SAID]:
+        say(_tuning_sentence(each))
     print_notes(result.warnings)
+
+
+def _print_worth(result: WhatIf, chosen: Sequence[Best]) -> None:
+    """Say of the first of each run what changing one of its conditions would do."""
+    from fullwire.answers.search import NEAR
+
+    table = result.predictions
+    say(f"The best of {len(table):,}; what is within {NEAR:.0%} counts as equal, cheaper first.")
+    first = {str(table["run"][each.row]): each for each in reversed(chosen)}
+    for run, each in reversed(first.items()):
+        worth = ", ".join(_worth(one) for one in each.instead)
+        instead = f" Instead {worth}." if worth else ""
+        say(f"{run}: {each.speedup:.4g} times the speed of one worker.{instead}")
+
+
+def _worth(one: Instead) -> str:
+    """Say what another value of one condition would change."""
+    value = one.instead if isinstance(one.instead, int | float) else str(one.instead)
+    if one.condition == "workers":
+        said = f"{value} workers"
+    elif one.condition in ("bandwidth_bps", "algorithm"):
+        said = _cell(one.condition, value)
+    else:
+        said = f"{_HEADINGS[one.condition]} {_cell(one.condition, value)}"
+    return f"{said}: {one.change:+.1%}"
+
+
+def _tuning_sentence(each: Tuned) -> str:
+    from fullwire.model.tuning import ranges_text
+
+    late = f", {show_time(each.latency_s)} latency" if each.latency_s else ""
+    return (
+        f"auto, {each.workers} workers at {show_rate(each.bandwidth_bps)}{late}: "
+        f"{ranges_text(each.ranges)}."
+    )
 
 
 def print_sentences(sentences: Iterable[str]) -> None:
@@ -62,9 +102,10 @@ def print_workloads(loads: Sequence[Workload]) -> None:
     rows = [
         [
             load.name, f"{load.model.parameter_count:,}",
-            show_bytes(int(load.gradient_bytes.sum())), load.model.batch, load.device.precision,
+            show_bytes(int(load.gradient_bytes.sum())), load.batch, load.device.precision,
             show_time(load.forward_ns * 1e-9), show_time(load.backward_ns * 1e-9),
-            show_time(load.step_ns * 1e-9),
+            show_time(load.step_ns * 1e-9), show_bytes(load.memory.needed),
+            "yes" if load.memory.fits else "NO", f"{load.memory.largest_batch:,}",
         ]
         for load in loads
     ]  # fmt: skip
@@ -77,14 +118,22 @@ def print_workloads(loads: Sequence[Workload]) -> None:
         "forward",
         "backward",
         "step",
+        "memory",
+        "fits",
+        "largest batch",
     ]
-    print_table(heads, rows, texts={"workload", "batch", "precision"})
+    print_table(heads, rows, texts={"workload", "batch", "precision", "fits"})
     say("Times are modelled from the layers' operations at a stated share of the device's peak:")
     for title, matrix, memory in dict.fromkeys(
         (load.device.title, load.device.matrix_efficiency, load.device.memory_efficiency)
         for load in loads
     ):
         say(f"  {title}: {matrix:.0%} in matrix work, {memory:.0%} where memory is the limit")
+    say("")
+    if len(loads) == 1:
+        from fullwire.answers.fitting import memory_sentence  # here: other tables need no numpy
+
+        say(memory_sentence(loads[0]))
 
 
 def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
@@ -102,6 +151,8 @@ def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
 
 def print_collective(result: CollectiveTime) -> None:
     """Print the time of one collective."""
+    from fullwire.simulation.collective import TunedTime
+
     chunks = "" if result.chunks == 1 else f", {result.chunks} chunks, {result.chunk_order}"
     on = "" if result.cluster is None else f" of {result.cluster}"
     how = "in closed form" if result.transfers is None else f"{result.transfers:,} transfers played"
@@ -116,6 +167,34 @@ def print_collective(result: CollectiveTime) -> None:
     if result.busiest_share is not None:
         busy = f"{result.busiest_link} for {result.busiest_share:.0%} of it"
         say(f"busiest are the {result.busiest}: {busy}")
+    if isinstance(result, TunedTime):
+        _print_tuning(result)
+
+
+def _print_tuning(result: TunedTime) -> None:
+    """Print why an algorithm was chosen, and which would be for other sizes."""
+    from fullwire.model.tuning import ranges_text
+
+    others = [
+        f"{name} {show_time(time_s)}"
+        for name, time_s in result.times_s.items()
+        if name != result.algorithm
+    ]
+    against = f" ({', '.join(others)})" if others else ""
+    say("")
+    say(f"{result.algorithm} is the quickest of {len(result.times_s)}{against}.")
+    for name, why in result.left_out.items():
+        say(f"{name} is left out: {why}")
+    say(f"By the formulas, trees cut into many chunks: {ranges_text(result.tuning.ranges)}.")
+    if result.latency_s == 0:
+        say("Without a latency (--latency) nothing speaks for fewer messages in a row.")
+    say("")
+    names = list(result.tuning.table[0].times_s)
+    rows = [
+        [show_bytes(each.bytes), each.algorithm, *(show_time(each.times_s[one]) for one in names)]
+        for each in result.tuning.table
+    ]
+    print_table(["bytes", "cheapest", *names], rows, texts={"cheapest"})
 
 
 def print_comparison(
@@ -193,7 +272,8 @@ def verification_sentence(result: Verification) -> str:
 
 _HEADINGS = {
     "run": "run", "buckets": "buckets", "algorithm": "algorithm", "transport": "transport",
-    "latency_s": "latency", "workers": "workers", "bandwidth_bps": "bandwidth",
+    "latency_s": "latency", "accumulate": "accumulate", "local_steps": "local steps",
+    "jitter": "jitter", "workers": "workers", "bandwidth_bps": "bandwidth",
     "compression": "compression", "codec": "codec", "step_s": "step",
     "scaling_factor": "scaling factor", "network_utilization": "network used",
 }  # fmt: skip
@@ -230,6 +310,9 @@ def _conditions(fixed: dict[str, str]) -> str:
         fixed.get("algorithm", ""),
         f"transport {fixed['transport']}" if "transport" in fixed else "",
         f"latency {fixed['latency_s']}" if fixed.get("latency_s", "0 s") != "0 s" else "",
+        f"gradients of {fixed['accumulate']} passes" if fixed.get("accumulate", "1") != "1" else "",
+        f"{fixed['local_steps']} local steps" if fixed.get("local_steps", "1") != "1" else "",
+        f"jitter {fixed['jitter']}" if fixed.get("jitter", "recorded") != "recorded" else "",
     ]
     return ", ".join(each for each in said if each)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from fullwire.model.cluster import Cluster
 from fullwire.model.cost import AddTimes, bus_factor, chunked_time_s
 from fullwire.model.plan import plan, planned_transfers
 from fullwire.model.stages import Int32, Plan, Transfers
+from fullwire.model.tuning import Tuning
 from fullwire.units import shown
 
 LEVELS = ("event", "closed")
@@ -47,6 +49,15 @@ class CollectiveTime:
     busiest_share: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedTime(CollectiveTime):
+    """The quickest of the algorithms that could be timed, and what was known of the others."""
+
+    times_s: Mapping[str, float]
+    left_out: Mapping[str, str]  # why an algorithm could not be timed
+    tuning: Tuning
+
+
 def collective_time(
     op: str, algorithm: str, cluster: Cluster, size_bytes: int, *,
     chunks: int = 1, chunk_order: str = "pipelined", level: str = "event",
@@ -70,6 +81,26 @@ def collective_time(
         bandwidth_bps=cluster.rate_bps, latency_s=cluster.latency_s, chunks=chunks,
         chunk_order=chunk_order, level=level, time_s=time_s,
         bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0, transfers=transfers,
+    )  # fmt: skip
+
+
+def quickest_time(
+    names: Sequence[str], timed: Callable[[str], CollectiveTime], tuning: Tuning
+) -> TunedTime:
+    """Time a collective by each of these algorithms, and take the quickest."""
+    found: list[CollectiveTime] = []
+    left_out: dict[str, str] = {}
+    for each in names:
+        try:
+            found.append(timed(each))
+        except UsageError as error:
+            left_out[each] = str(error)
+    if not found:
+        raise UsageError(f"no algorithm could be timed: {next(iter(left_out.values()))}")
+    best = min(found, key=lambda each: each.time_s)  # of equals the first
+    return TunedTime(
+        **{each.name: getattr(best, each.name) for each in fields(best)},
+        times_s={each.algorithm: each.time_s for each in found}, left_out=left_out, tuning=tuning,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fullwire.model.cost import Floats
 from fullwire.simulation.calibrate import Calibration
-from fullwire.simulation.sweep import Grid, Predictions, Subject, sweep, with_residue
+from fullwire.simulation.sweep import Grid, Predictions, Subject, shaped, sweep, with_residue
 from fullwire.simulation.transport import MeasuredTransport
 
 _WIDTH = 2.0  # standard deviations
@@ -48,7 +48,7 @@ def _has_evidence(subjects: Sequence[Subject], grid: Grid) -> NDArray[np.bool_]:
     repeated = np.array([each.step.count >= _ENOUGH_STEPS for each in subjects])
     measured = np.array([isinstance(each, MeasuredTransport) for each in grid.transports])
     both: NDArray[np.bool_] = repeated[:, None] | measured[None, :]
-    return both.reshape(len(subjects), 1, 1, len(grid.transports), 1, 1, 1, 1)
+    return both.reshape(shaped(run=len(subjects), transport=len(grid.transports)))
 
 
 def _of_the_steps(subjects: Sequence[Subject]) -> Floats:
@@ -57,7 +57,7 @@ def _of_the_steps(subjects: Sequence[Subject]) -> Floats:
     shares = [
         np.hypot(_FROM_RUN_TO_RUN, 1.25 * step.deviation / np.sqrt(step.count)) for step in steps
     ]
-    return np.array(shares).reshape(-1, 1, 1, 1, 1, 1, 1, 1)
+    return np.array(shares).reshape(shaped(run=len(subjects)))
 
 
 def _of_the_transport(

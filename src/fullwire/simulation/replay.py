@@ -50,7 +50,10 @@ def _played(messages: Messages, scenario: Scenario) -> tuple[Timeline, float]:
     ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
     on_lane = fifo_timeline if scenario.lane == "fifo" else priority_timeline
     timeline = on_lane(ready_s, [each[0, 0, 0] for each in cost_s])
-    overhead_s, _ = messages.overhead_and_busy(slice(None), rate_bps, scenario.transport, ratio)
+    exposed = messages.exposed(slice(None), rate_bps, scenario.transport, ratio)
+    overhead_s = messages.overhead_s(
+        exposed, slice(None), scenario.transport, 1, 1, scenario.jitter
+    )
     return timeline, float(overhead_s[0, 0, 0])
 
 
@@ -60,7 +63,7 @@ def _grid_of(scenario: Scenario) -> Grid:
         workers=(cluster.workers,), bandwidth_bps=(cluster.rate_bps,),
         compressors=(scenario.compressor,), transports=(scenario.transport,),
         buckets=(scenario.buckets,), algorithms=(scenario.algorithm,),
-        latency_s=(cluster.latency_s,), lane=scenario.lane,
+        latency_s=(cluster.latency_s,), jitters=(scenario.jitter,), lane=scenario.lane,
         fabric=scenario.fabric, is_scattered=scenario.is_scattered,
     )  # fmt: skip
 

@@ -10,7 +10,9 @@ from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Compressor
 from fullwire.model.fabric import Fabric
 from fullwire.model.plan import algorithms
+from fullwire.model.tuning import AUTO
 from fullwire.simulation.buckets import BucketPolicy, DdpBuckets
+from fullwire.simulation.stragglers import AsRecorded, Jitter
 from fullwire.simulation.transport import FullTransport, Transport
 
 Order: TypeAlias = Literal["fifo", "priority"]
@@ -25,15 +27,16 @@ class Scenario:
     transport: Transport = field(default_factory=FullTransport)
     buckets: BucketPolicy = field(default_factory=DdpBuckets)
     algorithm: str = "ring"
+    jitter: Jitter = field(default_factory=AsRecorded)
     lane: Order = "fifo"
     fabric: Fabric | None = None
     is_scattered: bool = False
 
     def __post_init__(self) -> None:
         self.cluster.check_equal_links()
-        if self.algorithm not in algorithms("allreduce"):
-            known = " or ".join(algorithms("allreduce"))
-            raise UsageError(f"algorithm: expected {known}, got {self.algorithm!r}")
+        known = (*algorithms("allreduce"), AUTO)
+        if self.algorithm not in known:
+            raise UsageError(f"algorithm: expected {' or '.join(known)}, got {self.algorithm!r}")
 
 
 def lane_order(text: str) -> Order:

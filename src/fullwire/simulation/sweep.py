@@ -7,6 +7,8 @@ keeps the grid's axes apart from its measures: a million rows take the memory of
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +22,8 @@ from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Compressor
 from fullwire.model.cost import AddTimes, Floats, gradient_cost, recorded_as, recorded_cost
 from fullwire.model.fabric import Fabric
+from fullwire.model.plan import algorithms
+from fullwire.model.tuning import AUTO
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.on_fabric import OnFabric, Routed, routed_s
 from fullwire.simulation.scenario import Order, Scenario
@@ -30,6 +34,7 @@ from fullwire.simulation.schedule import (
     priority_overhead_s,
     priority_timeline,
 )
+from fullwire.simulation.stragglers import AsRecorded, Jitter
 from fullwire.simulation.transport import FullTransport, Transport
 from fullwire.simulation.typical import Step
 
@@ -37,18 +42,23 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 BLOCK_POINTS = 16_384  # three arrays of so many numbers fit the second-level cache
 MOST_POINTS = 100_000_000  # 4 GB of measures
+MOST_APART = 10_000  # passes between two synchronisations
 AXES = (
     "run",
     "buckets",
     "algorithm",
     "transport",
     "latency_s",
+    "accumulate",
+    "local_steps",
+    "jitter",
     "workers",
     "bandwidth_bps",
     "codec",
 )
 AXES_GIVEN = (
     "workers", "bandwidth_bps", "compressors", "transports", "buckets", "algorithms", "latency_s",
+    "accumulate", "local_steps", "jitters",
 )  # fmt: skip
 MEASURES = ("step_s", "communication_s", "overhead_s", "scaling_factor", "network_utilization")
 
@@ -68,6 +78,9 @@ class Grid:
     buckets: tuple[BucketPolicy, ...]
     algorithms: tuple[str, ...] = ("ring",)
     latency_s: tuple[float, ...] = (0.0,)
+    accumulate: tuple[int, ...] = (1,)  # gradients of so many passes are added up, then sent
+    local_steps: tuple[int, ...] = (1,)  # so many of a worker's own, then parameters are averaged
+    jitters: tuple[Jitter, ...] = (AsRecorded(),)
     lane: Order = "fifo"
     fabric: Fabric | None = None
     is_scattered: bool = False
@@ -80,6 +93,10 @@ class Grid:
             Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
         for algorithm in self.algorithms:
             Scenario(cluster=Cluster(workers=1, rate_bps=1), algorithm=algorithm, lane=self.lane)
+        if (most := max(self.accumulate) * max(self.local_steps)) > MOST_APART:
+            raise UsageError(
+                f"synchronising once in {most:,} passes: expected at most {MOST_APART:,}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +147,7 @@ class Predictions:
         if name == "codec":
             shown = [None if each.is_free else str(each) for each in self.axes["codec"]]
             return self._along("codec", shown)
-        if name in ("transport", "buckets"):
+        if name in ("transport", "buckets", "jitter"):
             return self._along(name, [str(each) for each in self.axes[name]])
         if name not in self.axes:
             raise KeyError(f"no column {name!r}: there are {', '.join(self.names())}")
@@ -157,36 +174,54 @@ class Predictions:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Way:
+    """What one algorithm makes of the messages.
+
+    `wire_bits`, `fixed_s` and `sent_bits` have a row per message, then an axis for workers and one
+    for compressors, as `hops` has. Wires are not yet divided by the compression ratio. On a fabric
+    `routed` says for these two axes what the links take; latencies are in that, not in `fixed_s`.
+    """
+
+    wire_bits: Floats
+    hops: Floats
+    fixed_s: Floats
+    sent_bits: Floats
+    routed: tuple[tuple[Routed, ...], ...] = ()
+
+    def only(self, column: slice) -> _Way:
+        return _Way(
+            wire_bits=self.wire_bits[:, :, column], hops=self.hops[:, column],
+            fixed_s=self.fixed_s[:, :, column], sent_bits=self.sent_bits[:, :, column],
+            routed=tuple(row[column] for row in self.routed),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """What a step's communication exposes, and how long its messages are on the lane."""
+
+    by_buckets_s: Floats
+    by_others_s: Floats
+    busy_s: Floats
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Messages:
     """The messages of a step among several cluster sizes, for several compressors.
 
-    `wire_bits` and `fixed_s` have a row per message, then an axis for workers and one for
-    compressors; `hops` and `sent_bits` of the whole step have these two axes. Wires are not yet
-    divided by the compression ratio. On a fabric `routed` says for each of these two axes what the
-    links take; latencies are in that, and not in `fixed_s`.
+    Of several ways to send a message each takes the one that is quickest for it.
     """
 
     subject: Subject
     buckets: Buckets
     lane: Order
     workers: tuple[int, ...]
-    wire_bits: Floats
-    hops: Floats
-    fixed_s: Floats
-    sent_bits: Floats
+    ways: tuple[_Way, ...]
     others: tuple[_Other, ...]
-    routed: tuple[tuple[Routed, ...], ...] = ()
 
     def only(self, column: slice) -> Messages:
         """Return the same messages for some of the compressors."""
-        return replace(
-            self,
-            wire_bits=self.wire_bits[:, :, column],
-            hops=self.hops[:, column],
-            fixed_s=self.fixed_s[:, :, column],
-            sent_bits=self.sent_bits[:, column],
-            routed=tuple(row[column] for row in self.routed),
-        )
+        return replace(self, ways=tuple(each.only(column) for each in self.ways))
 
     def cost_s(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
@@ -195,38 +230,74 @@ class Messages:
 
         `chosen` cluster sizes are on the first axis of the points, compressors on the last.
         """
-        hops, crowd = self.hops[chosen, None, :], self._crowd(chosen, transport)
-        for line_s, wire_bits, fixed_s in zip(
-            self._line_s(chosen, rate_bps, transport, ratio),
-            self.wire_bits[:, chosen, None, :], self.fixed_s[:, chosen, None, :], strict=True,
-        ):  # fmt: skip
-            yield transport.message_s(line_s, wire_bits / (8 * ratio), hops, crowd) + fixed_s
+        for times_s in self._times_s(chosen, rate_bps, transport, ratio):
+            yield functools.reduce(np.minimum, times_s)
 
-    def _line_s(
+    def sent_bits(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
-    ) -> Iterator[Floats]:
-        """Go through the messages' times on the links."""
-        per_bit = 1 / (rate_bps * transport.share)
-        if not self.routed:
-            per_bit = per_bit / ratio
-            for wire_bits in self.wire_bits[:, chosen, None, :]:
-                yield wire_bits * per_bit
-            return
-        for size in self.buckets.bytes.tolist():
-            yield routed_s(self.routed[chosen], size / ratio, per_bit)
+    ) -> Floats:
+        """Return what the busiest link sends of the whole step."""
+        if len(self.ways) == 1:
+            return running_sum(self.ways[0].sent_bits[:, chosen, None, :]) / ratio
+        total: Floats = np.zeros(())
+        for number, times_s in enumerate(self._times_s(chosen, rate_bps, transport, ratio)):
+            quickest = np.argmin(np.stack(times_s), axis=0)
+            sent = [each.sent_bits[number, chosen, None, :] for each in self.ways]
+            total = total + np.choose(quickest, np.broadcast_arrays(*sent))
+        return total / ratio
 
-    def overhead_and_busy(
+    def exposed(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
-    ) -> tuple[Floats, Floats]:
-        """Return what the step loses, and how long the lane is busy."""
+    ) -> Exposed:
+        """Return what the communication of a step that synchronises exposes."""
         cost_s = self.cost_s(chosen, rate_bps, transport, ratio)
-        overhead_s, busy_s = self._overhead_and_busy_s(cost_s)
-        overhead_s = overhead_s + running_sum(self._others_s(chosen, rate_bps, transport))
+        by_buckets_s, busy_s = self._by_buckets_and_busy_s(cost_s)
+        by_others_s = running_sum(self._others_s(chosen, rate_bps, transport))
+        return Exposed(by_buckets_s, by_others_s, busy_s)
+
+    def overhead_s(
+        self, exposed: Exposed, chosen: slice, transport: Transport,
+        accumulate: int, local_steps: int, jitter: Jitter,
+    ) -> Floats:  # fmt: skip
+        """Return what a step loses, on average over those until the next that synchronises.
+
+        Local steps end in averages of parameters, which nothing hides, since all are there at once.
+        Collectives that are no buckets are there in every step, unless they sum gradients.
+        """
+        overhead_s = exposed.by_buckets_s if local_steps == 1 else exposed.busy_s
+        overhead_s = overhead_s + exposed.by_others_s
         if not isinstance(transport, FullTransport):
             overhead_s = overhead_s + self.subject.residue.beside(overhead_s)
-        overhead_s = np.maximum(overhead_s + self.subject.step.waiting_ns * 1e-9, 0.0)
-        overhead_s[np.array(self.workers[chosen]) == 1] = 0.0  # nobody to talk to: no messages
-        return overhead_s, busy_s
+        apart = accumulate * local_steps
+        if apart > 1:
+            in_each_s = 0.0 if self.subject.step.others.are_gradients else exposed.by_others_s
+            overhead_s = (overhead_s - in_each_s) / apart + in_each_s
+        workers = self.workers[chosen]
+        late_s = jitter.late_s(self.subject.step, workers, apart)
+        overhead_s = np.maximum(overhead_s + late_s[:, None, None], 0.0)
+        overhead_s[np.array(workers) == 1] = 0.0  # nobody to talk to: no messages
+        return overhead_s
+
+    def _times_s(
+        self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
+    ) -> Iterator[tuple[Floats, ...]]:
+        """Go through the messages, with the times that the ways to send it take."""
+        per_bit = 1 / (rate_bps * transport.share)
+        per_bit_before_packing = per_bit / ratio
+        crowd = self._crowd(chosen, transport)
+
+        def time_s(way: _Way, number: int) -> Floats:
+            wire_bits = way.wire_bits[number, chosen, None, :]
+            hops, fixed_s = way.hops[chosen, None, :], way.fixed_s[number, chosen, None, :]
+            if way.routed:
+                size = float(self.buckets.bytes[number]) / ratio
+                line_s = routed_s(way.routed[chosen], size, per_bit)
+            else:
+                line_s = wire_bits * per_bit_before_packing
+            return transport.message_s(line_s, wire_bits / (8 * ratio), hops, crowd) + fixed_s
+
+        for number in range(len(self.buckets)):
+            yield tuple(time_s(way, number) for way in self.ways)
 
     def _others_s(self, chosen: slice, rate_bps: Floats, transport: Transport) -> Iterator[Floats]:
         """Go through the exposed times of the collectives that are no buckets."""
@@ -242,7 +313,7 @@ class Messages:
     def _crowd(self, chosen: slice, transport: Transport) -> Floats:
         return transport.crowd(self.workers[chosen])[:, None, None]
 
-    def _overhead_and_busy_s(self, cost_s: Iterable[Floats]) -> tuple[Floats, Floats]:
+    def _by_buckets_and_busy_s(self, cost_s: Iterable[Floats]) -> tuple[Floats, Floats]:
         ready_s = [ready_ns * 1e-9 for ready_ns in self.buckets.ready_ns.tolist()]
         if self.lane == "fifo":
             end_s, busy_s = fifo_end_and_busy_s(ready_s, cost_s)
@@ -298,11 +369,24 @@ def messages_of(
 ) -> Messages:
     """Work out the messages of a step for all cluster sizes and compressors of a grid."""
     buckets = grouped(subject.step, policy)
+    on_fabric = OnFabric.of(grid.fabric, latency_s, is_scattered=grid.is_scattered)
+    hop_s = latency_s if on_fabric is None else 0.0  # what links take holds their latencies
+    ways = algorithms("allreduce") if algorithm == AUTO else (algorithm,)
+    return Messages(
+        subject=subject, buckets=buckets, lane=grid.lane, workers=grid.workers,
+        ways=tuple(
+            _over_links(_way(subject, buckets, each, hop_s, grid), buckets, each, grid, on_fabric)
+            for each in ways
+        ),
+        others=tuple(_others(subject, latency_s, grid.workers, on_fabric)),
+    )  # fmt: skip
+
+
+def _way(subject: Subject, buckets: Buckets, algorithm: str, hop_s: float, grid: Grid) -> _Way:
+    """Work out what one algorithm makes of the messages among workers around a switch."""
     shape = (len(buckets), len(grid.workers), len(grid.compressors))
     wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
     hops = np.empty(shape[1:])
-    on_fabric = OnFabric.of(grid.fabric, latency_s, is_scattered=grid.is_scattered)
-    hop_s = latency_s if on_fabric is None else 0.0  # what links take holds their latencies
     for row, workers in enumerate(grid.workers):
         by_kind = {
             combining: gradient_cost(combining, algorithm, workers, buckets.bytes, subject.adds)
@@ -315,17 +399,15 @@ def messages_of(
             hops[row, column] = whole.hops
             sent_bits[:, row, column] = 8 * whole.sent_bytes
             fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s + packing * buckets.bytes
-    messages = Messages(
-        subject=subject, buckets=buckets, lane=grid.lane,
-        workers=grid.workers, wire_bits=wire_bits, hops=hops, fixed_s=fixed_s,
-        sent_bits=running_sum(sent_bits),
-        others=tuple(_others(subject, latency_s, grid.workers, on_fabric)),
-    )  # fmt: skip
-    return messages if on_fabric is None else _over_links(messages, algorithm, grid, on_fabric)
+    return _Way(wire_bits=wire_bits, hops=hops, fixed_s=fixed_s, sent_bits=sent_bits)
 
 
-def _over_links(messages: Messages, algorithm: str, grid: Grid, on_fabric: OnFabric) -> Messages:
-    """Return the same messages as the links of a fabric take them."""
+def _over_links(
+    way: _Way, buckets: Buckets, algorithm: str, grid: Grid, on_fabric: OnFabric | None
+) -> _Way:
+    """Return the same messages as the links of a fabric take them, where there is one."""
+    if on_fabric is None:
+        return way
     routed = []
     for workers in grid.workers:
         by_kind = {
@@ -334,8 +416,8 @@ def _over_links(messages: Messages, algorithm: str, grid: Grid, on_fabric: OnFab
         }
         routed.append(tuple(by_kind[each.combining] for each in grid.compressors))
     carried = [[each.network_bits_per_byte for each in row] for row in routed]
-    sent_bits = np.array(carried) * float(messages.buckets.bytes.sum())
-    return replace(messages, routed=tuple(routed), sent_bits=sent_bits)
+    sent_bits = np.array(carried)[None] * buckets.bytes[:, None, None].astype(np.float64)
+    return replace(way, routed=tuple(routed), sent_bits=sent_bits)
 
 
 def _others(
@@ -356,6 +438,11 @@ def _others(
         )  # fmt: skip
 
 
+def shaped(**lengths: int) -> tuple[int, ...]:
+    """Return the shape of what varies along these axes only."""
+    return tuple(lengths.get(axis, 1) for axis in AXES)
+
+
 def scaling_factor(step: Step, overhead_s: Floats) -> Floats:
     """Return T1 / Tn."""
     baseline_s = step.step_ns * 1e-9
@@ -365,7 +452,7 @@ def scaling_factor(step: Step, overhead_s: Floats) -> Floats:
 def _scenes(
     subjects: Sequence[Subject], grid: Grid
 ) -> Iterator[tuple[tuple[int, ...], Messages, Transport]]:
-    """Go through everything but workers, bandwidth and compressors, with the place of each."""
+    """Go through what messages depend on but workers, bandwidth and compressors, with its place."""
     for run, subject in enumerate(subjects):
         for bucket, policy in enumerate(grid.buckets):
             for kind, algorithm in enumerate(grid.algorithms):
@@ -383,15 +470,28 @@ def _fill(
     ratio = np.array([each.ratio for each in grid.compressors])[None, None, :]
     baseline_s = messages.subject.step.step_ns * 1e-9
     for sizes, rates in _blocks(len(grid.workers), len(grid.bandwidth_bps), ratio.size):
-        overhead_s, busy_s = messages.overhead_and_busy(sizes, rate_bps[:, rates], transport, ratio)
-        here = (sizes, rates)
-        block["overhead_s"][here] = overhead_s
-        block["communication_s"][here] = busy_s
-        step_s = np.add(baseline_s, overhead_s, out=block["step_s"][here])
-        np.divide(baseline_s, step_s, out=block["scaling_factor"][here])
-        sent_bits = messages.sent_bits[sizes, None, :] / ratio
-        np.divide(sent_bits / rate_bps[:, rates], step_s, out=block["network_utilization"][here])
-        yield overhead_s.size
+        asked = (sizes, rate_bps[:, rates], transport, ratio)
+        exposed = messages.exposed(*asked)
+        used_s = messages.sent_bits(*asked) / rate_bps[:, rates]
+        for place, (accumulate, local_steps, jitter) in synchronising(grid):
+            here: Any = (*place, sizes, rates)
+            overhead_s = messages.overhead_s(
+                exposed, sizes, transport, accumulate, local_steps, jitter
+            )
+            apart = accumulate * local_steps
+            block["overhead_s"][here] = overhead_s
+            block["communication_s"][here] = exposed.busy_s / apart
+            step_s = np.add(baseline_s, overhead_s, out=block["step_s"][here])
+            np.divide(baseline_s, step_s, out=block["scaling_factor"][here])
+            np.divide(used_s / apart, step_s, out=block["network_utilization"][here])
+            yield overhead_s.size
+
+
+def synchronising(grid: Grid) -> Iterator[tuple[tuple[int, ...], tuple[int, int, Jitter]]]:
+    """Go through how often workers synchronise and how they scatter, with the place of each."""
+    axes = (grid.accumulate, grid.local_steps, grid.jitters)
+    places = itertools.product(*(range(len(axis)) for axis in axes))
+    return zip(places, itertools.product(*axes), strict=True)
 
 
 def _blocks(workers: int, rates: int, compressors: int) -> Iterator[tuple[slice, slice]]:
@@ -416,14 +516,15 @@ def running_sum(terms: Iterable[Floats]) -> Floats:
 def _axes(subjects: Sequence[Subject], grid: Grid) -> dict[str, tuple[Any, ...]]:
     values = (
         tuple(subject.name for subject in subjects), grid.buckets, grid.algorithms,
-        grid.transports, grid.latency_s, grid.workers, grid.bandwidth_bps, grid.compressors,
+        grid.transports, grid.latency_s, grid.accumulate, grid.local_steps, grid.jitters,
+        grid.workers, grid.bandwidth_bps, grid.compressors,
     )  # fmt: skip
     return dict(zip(AXES, values, strict=True))
 
 
 def _of_the_run(subjects: Sequence[Subject]) -> dict[str, Floats]:
     """Return the measures that depend on nothing but the run."""
-    shape = (len(subjects),) + (1,) * (len(AXES) - 1)
+    shape = shaped(run=len(subjects))
     steps = [subject.step for subject in subjects]
     return {
         "baseline_step_s": np.array([step.step_ns * 1e-9 for step in steps]).reshape(shape),

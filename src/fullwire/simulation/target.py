@@ -6,14 +6,22 @@ halving an interval; what is returned reaches the target when it is asked again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fullwire.errors import UsageError
 from fullwire.model.cost import Floats
-from fullwire.simulation.sweep import Grid, Messages, Subject, messages_of, scaling_factor
+from fullwire.simulation.stragglers import Jitter
+from fullwire.simulation.sweep import (
+    Grid,
+    Messages,
+    Subject,
+    messages_of,
+    scaling_factor,
+    synchronising,
+)
 from fullwire.simulation.transport import Transport
 
 LEAST_BPS, MOST_BPS = 1.0, 1e18
@@ -30,6 +38,9 @@ class Reached:
     algorithm: str
     transport: str
     latency_s: float
+    accumulate: int
+    local_steps: int
+    jitter: str
     workers: int
     bandwidth_bps: float | None
     compression: float | None
@@ -67,14 +78,23 @@ def targets(subjects: Sequence[Subject], grid: Grid, wanted: float) -> Targets:
             for algorithm in grid.algorithms:
                 for latency_s in grid.latency_s:
                     messages = messages_of(subject, policy, algorithm, latency_s, grid)
-                    for transport in grid.transports:
-                        names = (subject.name, str(policy), algorithm, str(transport), latency_s)
-                        search = _Search(messages, grid, transport, wanted, names)
+                    names = (subject.name, str(policy), algorithm, latency_s)
+                    for search in _searches(messages, grid, wanted, names):
                         bandwidths += search.bandwidths()
                         ratios += search.ratios()
     return Targets(
         scaling_factor=wanted, least_bandwidth=tuple(bandwidths), least_compression=tuple(ratios)
     )
+
+
+def _searches(
+    messages: Messages, grid: Grid, wanted: float, names: tuple[str, str, str, float]
+) -> Iterator[_Search]:
+    for transport in grid.transports:
+        for _, (accumulate, local_steps, scatter) in synchronising(grid):
+            yield _Search(
+                messages, grid, transport, accumulate, local_steps, scatter, wanted, names
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +104,11 @@ class _Search:
     messages: Messages
     grid: Grid
     transport: Transport
+    accumulate: int
+    local_steps: int
+    jitter: Jitter
     wanted: float
-    names: tuple[str, str, str, str, float]
+    names: tuple[str, str, str, float]
 
     def bandwidths(self) -> list[Reached]:
         ratio = np.array([each.ratio for each in self.grid.compressors])[None, None, :]
@@ -127,7 +150,11 @@ class _Search:
 
     def _factor(self, rate: Floats, ratio: Floats, column: slice = slice(None)) -> Floats:
         messages = self.messages.only(column)
-        overhead_s, _ = messages.overhead_and_busy(slice(None), rate, self.transport, ratio)
+        everyone = slice(None)
+        exposed = messages.exposed(everyone, rate, self.transport, ratio)
+        overhead_s = messages.overhead_s(
+            exposed, everyone, self.transport, self.accumulate, self.local_steps, self.jitter
+        )
         return scaling_factor(messages.subject.step, overhead_s)
 
     def _best(self, shape: tuple[int, ...], column: slice = slice(None)) -> Floats:
@@ -137,10 +164,12 @@ class _Search:
         self, best: float, *, workers: int, bandwidth_bps: float | None,
         compression: float | None, codec: str | None,
     ) -> Reached:  # fmt: skip
-        run, buckets, algorithm, transport, latency_s = self.names
+        run, buckets, algorithm, latency_s = self.names
         return Reached(
-            run=run, buckets=buckets, algorithm=algorithm, transport=transport, latency_s=latency_s,
-            workers=workers, bandwidth_bps=bandwidth_bps, compression=compression, codec=codec,
+            run=run, buckets=buckets, algorithm=algorithm, transport=str(self.transport),
+            latency_s=latency_s, accumulate=self.accumulate, local_steps=self.local_steps,
+            jitter=str(self.jitter), workers=workers, bandwidth_bps=bandwidth_bps,
+            compression=compression, codec=codec,
             best_scaling_factor=float(best),
         )  # fmt: skip
 

@@ -13,13 +13,14 @@ exposed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.model.cost import Floats
 from fullwire.model.run import Collectives, Gradients, Run, Spans, Whole
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
@@ -36,6 +37,11 @@ class Others:
     bytes: tuple[int, ...] = ()
     exposed_ns: int = 0
     total_ns: int = 0  # of their durations
+    are_gradients: bool = False  # summed by hand, after the backward pass
+
+
+def _nothing() -> Floats:
+    return np.zeros(0)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ class Step:
     measured_ns: int | None = None  # in the run, with the workers that it had
     count: int = 1  # of the steps that it stands for
     deviation: float = 0.0  # of them from it, as a share of it
+    spread: Floats = field(default_factory=_nothing)  # what each rank took in each step, alone
 
 
 def typical_step(run: Run) -> Step:
@@ -81,6 +88,7 @@ def typical_step(run: Run) -> Step:
         measured_ns=_median(measured_ns),
         count=len(table.numbers),
         deviation=_deviation(measured_ns),
+        spread=alone_ns.reshape(-1).astype(np.float64),
     )
 
 
@@ -224,7 +232,13 @@ def _others(run: Run, rows: Collectives, table: _Steps) -> Others:
     return Others(
         op=tuple(usual.op.tolist()), bytes=tuple(usual.bytes.tolist()),
         exposed_ns=_median(np.array(exposed)), total_ns=_median(np.array(total)),
+        are_gradients="buckets" not in run.facts and _sum_gradients(usual, table),
     )  # fmt: skip
+
+
+def _sum_gradients(rows: Collectives, table: _Steps) -> bool:
+    """Say whether collectives sum gradients after the backward pass, and do not shard a model."""
+    return set(rows.op.tolist()) == {"allreduce"} and rows.bytes.sum() >= table.bytes.sum()
 
 
 def _covered_ns(start_ns: Whole, end_ns: Whole) -> int:

@@ -19,7 +19,7 @@ def modelled_run(workload: Workload) -> Run:
             "workers": 1,
             "model": workload.model.title,
             "device": device.title,
-            "batch": workload.model.batch,
+            "batch": workload.batch,
             "precision": device.precision,
             "efficiency": f"matrix work {device.matrix_efficiency:.0%}, "
             f"memory-bound work {device.memory_efficiency:.0%} of the peak",

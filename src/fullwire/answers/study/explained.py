@@ -60,7 +60,7 @@ def modelled_rows() -> list[dict[str, Any]]:
     return [
         {
             "basis": "modelled", "model": row["run"],
-            "device": loads[row["run"]].device.name, "batch": loads[row["run"]].model.batch,
+            "device": loads[row["run"]].device.name, "batch": loads[row["run"]].batch,
             "workers": row["workers"], "rate_bps": row["bandwidth_bps"],
             "gradient_bytes": float(loads[row["run"]].gradient_bytes.sum()),
             "step_s": row["step_s"],

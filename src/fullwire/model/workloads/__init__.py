@@ -1,0 +1,247 @@
+"""Built-in models: one worker's step, for whoever has neither a trace nor a GPU at hand.
+
+`workload("vgg16@v100")` holds the exact size of every gradient in backward order, when each is
+ready, and how long forward, backward and optimizer take. Sizes, names and order are facts about
+the models of torchvision and Hugging Face; the times are modelled. A gradient has 4 bytes per
+element on every device, also where autocast computes in 16 bits. A batch other than the usual one
+is part of the name: "resnet50@v100:64". `memory.py` says what a step needs of a device's memory.
+
+A layer's pass takes as long as the slower of its arithmetic and its memory traffic (a roofline),
+both counted from its shapes, each at one share of the device's peak. Convolutions and linear
+layers do twice the forward's operations in the backward: input gradient and weight gradient.
+Attention is fused, as PyTorch's scaled_dot_product_attention. Left out: launching kernels, dropout,
+bias additions, casts, the input pipeline. So expect real steps to be longer, most of all with small
+layers on fast devices, where the host cannot launch kernels quickly enough.
+
+How far to believe it. Zhang et al. (NetAI 2020) measured a V100 with 32 images in fp32; "+bn" is
+our vgg16 with the batch norms that theirs has. In ms, modelled against measured:
+
+                      backward                   step
+    vgg16         106.8   111.6    -4 %     165.4   194.5   -15 %
+    vgg16 +bn     117.2   111.6    +5 %     182.1   194.5    -6 %
+    resnet50       61.5    64.8    -5 %      96.2   128.1   -25 %
+
+Totals hide where the time goes. Every gradient of resnet50 is ready within 4 ms of the measured
+moment; those of vgg16 +bn are up to 28 ms late, because its deep convolutions ran faster than
+modelled and its first ones slower. And the measured steps hold more than we model: 63 ms of
+resnet50's are not backward, twice a forward pass. NVIDIA publishes 367 images/s for this device
+and model (DeepLearningExamples, larger batch), we have 333, they had 250.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.errors import UsageError
+from fullwire.model.workloads import language, vision
+from fullwire.model.workloads.devices import DEVICES, Device
+from fullwire.model.workloads.layers import FP32_BYTES, Layer, Parameter, Work
+from fullwire.model.workloads.memory import Memory, memory
+from fullwire.model.workloads.optimizers import ADAM, SGD, Optimizer
+
+MOST_SAMPLES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A network, as layers in forward order, each counted for one sample."""
+
+    name: str
+    title: str
+    sample: str  # such as "image of 224 x 224"
+    samples: int  # of one worker in one step, usually
+    optimizer: Optimizer
+    layers: tuple[Layer, ...]
+
+    @property
+    def parameter_count(self) -> int:
+        """Trained values; a tensor used twice counts once."""
+        return sum(parameter.size for layer in self.layers for parameter in layer.parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model on a device: what one worker's step looks like when nobody else is there."""
+
+    name: str
+    model: Model
+    device: Device
+    samples: int
+    gradient_names: tuple[str, ...]  # in backward order
+    gradient_bytes: NDArray[np.int64]
+    gradient_ready_ns: NDArray[np.int64]  # after the backward pass begins, never decreasing
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    memory: Memory
+
+    @property
+    def step_ns(self) -> int:
+        """Forward, backward and optimizer, one after the other."""
+        return self.forward_ns + self.backward_ns + self.optimizer_ns
+
+    @property
+    def batch(self) -> str:
+        """Say how much work a step is."""
+        kind, _, rest = self.model.sample.partition(" ")
+        return f"{self.samples:,} {kind}{'s' if self.samples > 1 else ''} {rest}"
+
+
+def names() -> tuple[str, ...]:
+    """Every "model@device" there is."""
+    return tuple(f"{model}@{device}" for model in MODELS for device in DEVICES)
+
+
+def workload(name: str) -> Workload:
+    """One worker's step, asked for as "model@device" or "model@device:batch"."""
+    usual, colon, batch = name.partition(":")
+    model_name, _, device_name = usual.partition("@")
+    if model_name not in MODELS or device_name not in DEVICES:
+        raise UsageError(
+            f"expected a workload as MODEL@DEVICE or MODEL@DEVICE:BATCH, got {name!r}: "
+            f"models are {', '.join(MODELS)}; devices are {', '.join(DEVICES)}"
+        )
+    model = MODELS[model_name]
+    samples = _samples(batch, name) if colon else model.samples
+    return _on_device(model, DEVICES[device_name], samples)
+
+
+def _samples(text: str, name: str) -> int:
+    count = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if not 1 <= count <= MOST_SAMPLES:
+        raise UsageError(
+            f"batch: expected a whole number of samples from 1 to {MOST_SAMPLES:,} after the "
+            f"colon, got {name!r}"
+        )
+    return count
+
+
+def _on_device(model: Model, device: Device, samples: int) -> Workload:
+    ready: list[tuple[Parameter, int]] = []
+    backward_ns = 0
+    for layer in reversed(model.layers):
+        backward_ns += _duration_ns(layer.backward, device, samples)
+        ready.extend((parameter, backward_ns) for parameter in layer.parameters)
+    is_usual = samples == model.samples
+    return Workload(
+        name=f"{model.name}@{device.name}" + ("" if is_usual else f":{samples}"),
+        model=model,
+        device=device,
+        samples=samples,
+        gradient_names=tuple(parameter.name for parameter, _ in ready),
+        gradient_bytes=_column([FP32_BYTES * parameter.size for parameter, _ in ready]),
+        gradient_ready_ns=_column([ready_ns for _, ready_ns in ready]),
+        forward_ns=sum(_duration_ns(layer.forward, device, samples) for layer in model.layers),
+        backward_ns=backward_ns,
+        optimizer_ns=_duration_ns(_update(model), device, samples),
+        memory=memory(model.layers, model.parameter_count, model.optimizer, device, samples),
+    )
+
+
+def _duration_ns(work: Work, device: Device, samples: int) -> int:
+    saving = device.winograd_saving if work.winograd else 1.0
+    arithmetic_s = (
+        samples * work.matrix_flops
+        / (saving * device.matrix_flops_per_s * device.matrix_efficiency)
+    )  # fmt: skip
+    activation_bytes = device.activation_bytes * samples * work.activation_values
+    fp32_bytes = FP32_BYTES * (samples * work.fp32_values + work.weight_values)
+    memory_s = (activation_bytes + fp32_bytes) / (
+        device.memory_bytes_per_s * device.memory_efficiency
+    )
+    return round(1e9 * max(arithmetic_s, memory_s))
+
+
+def _update(model: Model) -> Work:
+    return Work(0, 0, weight_values=model.optimizer.moved_values * model.parameter_count)
+
+
+def _column(values: list[int]) -> NDArray[np.int64]:
+    column = np.array(values, dtype=np.int64)
+    column.flags.writeable = False
+    return column
+
+
+class _Recipe(NamedTuple):
+    title: str
+    sample: str
+    samples: int
+    optimizer: Optimizer
+    layers: Callable[[], Iterator[Layer]]
+
+
+def _pictures(title: str, layers: Callable[[], Iterator[Layer]], side: int = 224) -> _Recipe:
+    # 32 for each worker, as in the paper
+    return _Recipe(title, f"image of {side} x {side}", 32, SGD, layers)
+
+
+def _text(title: str, samples: int, length: int, layers: Callable[[], Iterator[Layer]]) -> _Recipe:
+    return _Recipe(title, f"sequence of {length}", samples, ADAM, layers)
+
+
+_RECIPES = {
+    "vgg16": _pictures("VGG16 (torchvision)", lambda: vision.vgg((2, 2, 3, 3, 3))),
+    "vgg19": _pictures("VGG19 (torchvision)", lambda: vision.vgg((2, 2, 4, 4, 4))),
+    "resnet50": _pictures("ResNet-50 (torchvision)", lambda: vision.resnet((3, 4, 6, 3))),
+    "resnet101": _pictures("ResNet-101 (torchvision)", lambda: vision.resnet((3, 4, 23, 3))),
+    "densenet121": _pictures(
+        "DenseNet-121 (torchvision)", lambda: vision.densenet((6, 12, 24, 16))
+    ),
+    "inceptionv3": _pictures(
+        "InceptionV3 without its auxiliary classifier (torchvision)",
+        lambda: vision.inception(with_auxiliary=False), side=299,
+    ),
+    "inceptionv3-aux": _pictures(
+        "InceptionV3 with its auxiliary classifier (torchvision)",
+        lambda: vision.inception(with_auxiliary=True), side=299,
+    ),
+    "mobilenet": _pictures("MobileNet v1 (Keras)", vision.mobilenet),
+    "mobilenetv2": _pictures("MobileNetV2 (torchvision)", vision.mobilenet_v2),
+    "bert-large": _text(
+        "BERT-large, uncased, pre-training (Hugging Face)", 8, 512,
+        lambda: language.bert(layers=24, width=1024, length=512),
+    ),
+    "gpt2": _text(
+        "GPT-2 124M (Hugging Face)", 8, 1024,
+        lambda: language.gpt2(layers=12, width=768, length=1024),
+    ),
+    "gpt2-xl": _text(
+        "GPT-2 XL 1.5B (Hugging Face)", 8, 1024,
+        lambda: language.gpt2(layers=48, width=1600, length=1024),
+    ),
+    "llama3-8b": _text(
+        "Llama 3 8B (Hugging Face)", 1, 8192,
+        lambda: language.llama3(layers=32, width=4096, inner=14336, shared_heads=4, length=8192),
+    ),
+}  # fmt: skip
+
+
+class _Models(Mapping[str, Model]):
+    """Models by name, each built when first asked for: importing this module stays cheap."""
+
+    def __getitem__(self, name: str) -> Model:
+        return _model(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_RECIPES)
+
+    def __len__(self) -> int:
+        return len(_RECIPES)
+
+
+@cache
+def _model(name: str) -> Model:
+    recipe = _RECIPES[name]
+    return Model(
+        name=name, title=recipe.title, sample=recipe.sample, samples=recipe.samples,
+        optimizer=recipe.optimizer, layers=tuple(recipe.layers()),
+    )  # fmt: skip
+
+
+MODELS: Mapping[str, Model] = _Models()

@@ -1,0 +1,77 @@
+"""What a training needs of a device's memory, and what would fit.
+
+Weights, gradients and the optimizer's state have 4 bytes a value on every device; where autocast
+computes in 16 bits it holds the weights in these, too. Activations are what layers keep for their
+backward pass. It is the least that plain training needs: not in it are DDP's buckets (the
+gradients once more, unless gradient_as_bucket_view=True), what single kernels work in, and what
+layers keep that are not fused. Nothing is recomputed, offloaded or sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fullwire.model.workloads.devices import Device
+from fullwire.model.workloads.layers import FP32_BYTES, Layer
+from fullwire.model.workloads.optimizers import Optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The bytes that a training needs on a device, and those that the device has."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations_of_sample: int
+    samples: int
+    device: int
+
+    @property
+    def state(self) -> int:
+        """Return what is there whatever the batch."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def activations(self) -> int:
+        """Return what the whole batch keeps for its backward pass."""
+        return self.samples * self.activations_of_sample
+
+    @property
+    def needed(self) -> int:
+        """Return all of it."""
+        return self.state + self.activations
+
+    @property
+    def fits(self) -> bool:
+        """Say whether the device has as much."""
+        return self.needed <= self.device
+
+    @property
+    def largest_batch(self) -> int:
+        """Return how many samples would fit; 0 where none does."""
+        return max(0, (self.device - self.state) // self.activations_of_sample)
+
+    @property
+    def least_shards(self) -> int | None:
+        """Return over how many devices the state would have to be spread for a batch of one.
+
+        None where the activations of one sample alone are too many.
+        """
+        left = self.device - self.activations_of_sample
+        return None if left <= 0 else -(-self.state // left)
+
+
+def memory(
+    layers: Iterable[Layer], parameters: int, optimizer: Optimizer, device: Device, samples: int
+) -> Memory:
+    """Add up what a training needs."""
+    width = device.activation_bytes
+    copied = 0 if width == FP32_BYTES else width
+    kept = sum(width * each.kept_values + each.kept_bytes for each in layers)
+    return Memory(
+        weights=parameters * (FP32_BYTES + copied), gradients=parameters * FP32_BYTES,
+        optimizer=parameters * FP32_BYTES * optimizer.state_values,
+        activations_of_sample=kept, samples=samples, device=device.memory_bytes,
+    )  # fmt: skip

@@ -1,0 +1,247 @@
+"""Choosing an algorithm by its cost, and choosing settings out of many."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fullwire as fw
+from fullwire.answers.search import NEAR
+from fullwire.model.cluster import Cluster
+from fullwire.model.cost import AddTimes, cost
+from fullwire.model.plan import OPS, algorithms, plan
+from fullwire.model.tuning import applicable, around_a_switch, choices, ranges, ranges_text, tuned
+from fullwire.simulation.collective import TunedTime
+from tests.builders import a_run
+from tests.conftest import Cli
+
+clusters = st.builds(
+    Cluster, workers=st.integers(2, 3000), rate_bps=st.floats(1e8, 1e12),
+    latency_s=st.floats(0, 1e-3),
+)  # fmt: skip
+
+
+@given(st.sampled_from(OPS), clusters, st.integers(1, 2**34))
+def test_nothing_applicable_is_cheaper_than_what_is_chosen(
+    op: str, cluster: Cluster, size: int
+) -> None:
+    [found] = choices(around_a_switch(op, cluster, AddTimes()), [size])
+    for each in applicable(op, cluster.workers):
+        time_s = cost(op, each, cluster.workers, size, AddTimes()).time_s(
+            cluster.rate_bps, cluster.latency_s
+        )
+        assert found.time_s <= float(time_s)
+
+
+@given(st.sampled_from(OPS), st.integers(1, 70))
+def test_what_is_applicable_can_be_planned(op: str, workers: int) -> None:
+    for each in applicable(op, workers):
+        plan(op, each, workers)
+
+
+@given(clusters, st.data())
+@settings(max_examples=40)
+def test_ranges_join_and_name_the_choice_at_both_of_their_ends(
+    cluster: Cluster, data: st.DataObject
+) -> None:
+    times = around_a_switch("allreduce", cluster, AddTimes())
+    served = list(ranges(times))
+    assert served[0].from_bytes == 1
+    assert served[-1].to_bytes is None
+    for one, other in itertools.pairwise(served):
+        assert other.from_bytes == (one.to_bytes or 0) + 1
+        assert one.algorithm != other.algorithm
+    for each in served:
+        for size in (each.from_bytes, each.to_bytes):
+            if size is not None:
+                [found] = choices(times, [size])
+                assert found.algorithm == each.algorithm
+
+
+def test_beyond_a_power_of_two_small_messages_take_a_tree_and_large_ones_a_ring() -> None:
+    cluster = Cluster(workers=48, rate_bps=100e9, latency_s=5e-6)
+    found = tuned(around_a_switch("allreduce", cluster, AddTimes()))
+    assert [each.algorithm for each in found.ranges] == ["tree", "ring"]
+    assert [found.table[0].algorithm, found.table[-1].algorithm] == ["tree", "ring"]
+    [switch] = [each.to_bytes for each in found.ranges if each.to_bytes]
+    # 2 S / r (N-1)/N + 2 (N-1) L = 2 S / r + 12 L
+    assert switch == pytest.approx((94 - 12) * 5e-6 * 100e9 / 8 / (2 * (1 - 47 / 48)), rel=1e-6)
+    assert ranges_text(found.ranges) == "tree up to 123 MB, ring beyond"
+
+
+def test_without_latency_it_is_the_usual_one_and_that_is_said(cli: Cli) -> None:
+    cluster = Cluster(workers=64, rate_bps=1e9)
+    found = tuned(around_a_switch("allreduce", cluster, AddTimes()))
+    assert ranges_text(found.ranges) == "ring for every size"
+    asked = ("--bytes", "1kB", "--workers", "8", "--bandwidth", "1Gbps", "--algorithm", "auto")
+    said = cli("collective", "allreduce", *asked).stdout
+    assert "Without a latency (--latency) nothing speaks for fewer messages in a row." in said
+
+
+@pytest.mark.parametrize("workers", [1, 2, 12, 16])
+@pytest.mark.parametrize("how", [{}, {"chunks": 8}, {"level": "closed"}])
+def test_auto_is_as_quick_as_the_quickest_that_can_be_asked_for(
+    workers: int, how: dict[str, Any]
+) -> None:
+    asked: dict[str, Any] = {
+        "bytes": "64kB", "workers": workers, "bandwidth": "10Gbps", "latency": "20us", **how
+    }  # fmt: skip
+    times = []
+    for each in algorithms("allreduce"):
+        with contextlib.suppress(fw.UsageError):
+            times.append(fw.collective("allreduce", algorithm=each, **asked).time_s)
+    assert fw.collective("allreduce", algorithm="auto", **asked).time_s == min(times)
+
+
+def test_where_no_algorithm_can_be_timed_that_is_said() -> None:
+    with pytest.raises(fw.UsageError, match=r"no algorithm could be timed: .* too many to play"):
+        fw.collective(
+            "broadcast", bytes=1000, workers=100_000_000, bandwidth="1Gbps", algorithm="auto"
+        )
+
+
+def test_a_collective_is_tuned_before_it_is_played(cli: Cli) -> None:
+    asked = ("collective", "allreduce", "--bytes", "64kB", "--workers", "16", "--bandwidth",
+             "10Gbps", "--latency", "20us", "--algorithm", "auto")  # fmt: skip
+    done = cli(*asked)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("allreduce of 64 kB by halving-doubling over 16 workers")
+    assert "halving-doubling is the quickest of 3 (ring 696 us, tree" in done.stdout
+    assert "By the formulas, trees cut into many chunks: halving-doubling for" in done.stdout
+    found = json.loads(cli(*asked, "--json").stdout)
+    assert found["algorithm"] == "halving-doubling"
+    assert found["time_s"] == found["times_s"]["halving-doubling"] == min(found["times_s"].values())
+    assert found["tuning"]["ranges"][-1]["to_bytes"] is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 20), st.integers(1, 200_000_000)), min_size=1, max_size=8),
+    st.integers(1, 2_000), st.floats(1e8, 1e12), st.floats(0, 1e-3),
+    st.sampled_from(["fifo", "priority"]),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_a_tuned_step_communicates_no_longer_than_with_one_algorithm_for_all(
+    waits: list[tuple[float, int]], workers: int, rate: float, latency: float, lane: str
+) -> None:
+    ready = np.cumsum([wait for wait, _ in waits])
+    run = a_run(gradients=[(at, size) for at, (_, size) in zip(ready, waits, strict=True)])
+    table = fw.whatif(
+        run, workers=workers, bandwidth=rate, latency=latency, buckets="none", lane=lane,
+        algorithm=["auto", *algorithms("allreduce")],
+    )  # fmt: skip
+    auto, *others = table["communication_s"].tolist()
+    assert auto <= min(others)
+
+
+def test_each_message_of_a_step_goes_its_own_way() -> None:
+    run = a_run(gradients=[(10, 1_000), (20, 500_000_000)])
+    conditions: dict[str, Any] = {
+        "workers": 48, "bandwidth": "100Gbps", "latency": "5us", "buckets": "none",
+    }  # fmt: skip
+    table = fw.whatif(run, **conditions, algorithm="auto,ring,tree")
+    auto, ring, tree = table["communication_s"].tolist()
+    assert auto < min(ring, tree)
+    sent = table["network_utilization"] * table["step_s"] * 100e9 / 8
+    assert sent[0] == pytest.approx(2 * 500_000_000 * 47 / 48 + 2 * 1_000, rel=1e-9)
+    [said] = fw.whatif(run, **conditions, algorithm="auto").tuning
+    assert [each.algorithm for each in said.ranges] == ["tree", "ring"]
+
+
+def test_on_a_described_cluster_every_algorithm_that_fits_is_tried() -> None:
+    asked: dict[str, Any] = {"bytes": "64MiB", "cluster": "p3dn", "nodes": 4}
+    found = fw.collective("allreduce", algorithm="auto", **asked)
+    assert isinstance(found, TunedTime)
+    assert {"ring", "tree", "hierarchical", "multi-ring"} <= found.times_s.keys()
+    assert not {"in-network", "parameter-server"} & found.times_s.keys()
+    assert found.time_s == min(found.times_s.values())
+    assert found.time_s == fw.collective("allreduce", algorithm=found.algorithm, **asked).time_s
+    for left_out in found.left_out:
+        with pytest.raises(fw.UsageError):
+            fw.collective("allreduce", algorithm=left_out, **asked)
+    assert set(found.tuning.table[0].times_s) <= {*found.times_s, *found.left_out}
+
+
+def test_a_step_on_a_described_cluster_is_tuned_over_its_links() -> None:
+    table = fw.whatif(
+        "resnet50@v100", cluster="p3dn", nodes=4, algorithm=["auto", *algorithms("allreduce")],
+        buckets="ddp:1MiB",
+    )  # fmt: skip
+    auto, *others = table["communication_s"].tolist()
+    assert auto <= min(others)
+    assert table.tuning
+
+
+# The best of a grid
+
+
+def a_search() -> fw.WhatIf:
+    return fw.whatif(
+        "resnet50@v100", workers="8,16,64", bandwidth="1Gbps,10Gbps,25Gbps,100Gbps",
+        buckets="ddp,paper,none,ddp:100MiB", algorithm="ring,tree,halving-doubling",
+        latency="20us", compression="1,4",
+    )  # fmt: skip
+
+
+def test_the_best_is_as_fast_as_any_and_asks_for_less() -> None:
+    result = a_search()
+    speedup = result["workers"] * result["scaling_factor"]
+    first, *others = result.best(5)
+    assert first.speedup == speedup[first.row] >= speedup.max() / (1 + NEAR)
+    near = np.flatnonzero(speedup >= speedup.max() / (1 + NEAR))
+    assert result["bandwidth_bps"][first.row] == result["bandwidth_bps"][near].min()
+    assert len({first.row, *(each.row for each in others)}) == 5
+    worst = min(each.speedup for each in others)
+    assert (speedup > worst * (1 + NEAR)).sum() <= 5
+
+
+def test_what_a_condition_is_worth_is_what_the_table_says_of_its_other_values() -> None:
+    result = a_search()
+    [first] = result.best(1)
+    rows = list(result.rows())
+    own = rows[first.row]
+    for each in first.instead:
+        name = {"codec": "compression"}.get(each.condition, each.condition)
+        others = [
+            row["workers"] * row["scaling_factor"]
+            for row in rows
+            if row[name] != own[name] and all(row[k] == own[k] for k in CONDITIONS - {name})
+        ]
+        assert each.change == pytest.approx(max(others) / first.speedup - 1)
+
+
+CONDITIONS = {"workers", "bandwidth_bps", "buckets", "algorithm", "compression"}
+
+
+def test_every_run_has_its_own_best() -> None:
+    result = fw.whatif(["vgg16@v100", "resnet50@v100"], workers="8,64", bandwidth="1Gbps,100Gbps")
+    found = result.best(2)
+    assert [result["run"][each.row] for each in found] == [
+        "vgg16@v100", "vgg16@v100", "resnet50@v100", "resnet50@v100",
+    ]  # fmt: skip
+
+
+def test_the_command_shows_the_best_and_writes_all(cli: Cli) -> None:
+    asked = ("whatif", "resnet50@v100", "--workers", "8,64", "--bandwidth", "1Gbps,100Gbps",
+             "--buckets", "ddp,none", "--best", "2")  # fmt: skip
+    shown = cli(*asked).stdout.splitlines()
+    assert shown[2].startswith("────")
+    assert shown[3].split()[1:4] == ["64", "100", "Gbps"]
+    assert shown[6].startswith("The best of 8; what is within 1% counts as equal, cheaper first.")
+    assert "Instead" in shown[7]
+    assert "8 workers: -" in shown[7]
+    assert len(list(csv.reader(io.StringIO(cli(*asked, "--format", "csv").stdout)))) == 9
+    found = json.loads(cli(*asked, "--json").stdout)
+    assert len(found["rows"]) == 8
+    assert [each["workers"] for each in found["best"]] == [64, 64]
+    assert found["best"][0]["instead"][0].keys() == {"condition", "value", "instead", "change"}
+    refused = cli(*asked[:-1], "0")
+    assert refused.returncode == 2
