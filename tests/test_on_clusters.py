@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def test_workers_around_a_switch_are_predicted_alike_however_they_are_described(
     for name, column in plain.columns().items():
         assert described[name].tolist() == column.tolist(), name
     one = fw.collective("allreduce", bytes=10**6, level="closed", cluster=fabric)
-    assert one == fw.collective(
+    unnamed = dict.fromkeys(("cluster", "busiest", "busiest_link", "busiest_share"))
+    assert dataclasses.replace(one, **unnamed) == fw.collective(
         "allreduce", bytes=10**6, level="closed", workers=workers, bandwidth=rate_bps,
         latency=latency_s,
     )  # fmt: skip
@@ -136,9 +138,8 @@ def test_a_collective_on_a_cluster_names_its_bottleneck(cli: Cli) -> None:
     assert (packed["workers"], packed["cluster"], packed["busiest"]) == (128, "two-to-one", "NICs")
     assert scattered["busiest"] == "spine uplinks"
     assert scattered["time_s"] == pytest.approx(2 * packed["time_s"], rel=0.05)
-    refused = cli("collective", *where, "--level", "event")
-    assert refused.returncode == 2
-    assert "timed in closed form" in refused.stderr
+    played = json.loads(cli("collective", *where, "--level", "event").stdout)
+    assert played["time_s"] == pytest.approx(packed["time_s"], rel=0.01)
     alone = cli("collective", "allreduce", "--bytes", "1MB")
     assert "expected workers and bandwidth, or a described cluster" in alone.stderr
 

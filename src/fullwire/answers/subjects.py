@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, latency, several
-from fullwire.answers.opening import RunLike, opened
+from fullwire.answers.opening import Opened, RunLike, opened
 from fullwire.errors import UsageError
 from fullwire.model.cost import AddTimes
 from fullwire.model.fabric import Fabric
@@ -46,7 +46,7 @@ def with_batches(
     if batch is None:
         return runs
     sizes = several(batch, lambda value: count(value, "batch", MOST_SAMPLES))
-    given = [runs] if isinstance(runs, str | Path | Run) else list(runs)
+    given = [runs] if isinstance(runs, str | Path | Run | Opened) else list(runs)
     for each in given:
         if not isinstance(each, str) or "@" not in each or ":" in each or Path(each).exists():
             raise UsageError(
