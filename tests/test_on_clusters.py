@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -45,11 +44,11 @@ def test_workers_around_a_switch_are_predicted_alike_however_they_are_described(
     for name, column in plain.columns().items():
         assert described[name].tolist() == column.tolist(), name
     one = fw.collective("allreduce", bytes=10**6, level="closed", cluster=fabric)
-    unnamed = dict.fromkeys(("cluster", "busiest", "busiest_link", "busiest_share"))
-    assert dataclasses.replace(one, **unnamed) == fw.collective(
+    alike = fw.collective(
         "allreduce", bytes=10**6, level="closed", workers=workers, bandwidth=rate_bps,
         latency=latency_s,
     )  # fmt: skip
+    assert one.time_s == pytest.approx(alike.time_s, rel=1e-12)
 
 
 def test_a_grid_on_a_cluster_equals_its_points() -> None:
