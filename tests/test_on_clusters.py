@@ -193,3 +193,13 @@ def test_a_grid_of_a_hundred_thousand_points_stays_one_of_arrays() -> None:
     )  # fmt: skip
     assert len(result) == 100_000
     assert np.isfinite(result["step_s"]).all()
+
+
+def test_nics_and_a_spine_as_wide_as_they_are_are_blamed_together() -> None:
+    """Scattered over the leaves of a 1:1 spine, neither alone would help."""
+    packed, scattered = fw.whatif("vgg16@v100", cluster="dgx-h100", nodes=64).suspicions
+    assert packed.worst is not None
+    assert packed.worst.links == "NICs"
+    assert scattered.worst is not None
+    assert scattered.worst.links == "NICs and the spine's uplinks together"
+    assert scattered.worst.step_s < 0.99 * scattered.step_s

@@ -1,8 +1,9 @@
 """Which links of a described cluster hold a job back? Each is made wider, and the step asked again.
 
 A kind of link is what to blame as far as the step gets shorter when only these are faster: the
-spine without oversubscription, NICs or in-node links of twice the rate. The answer depends on where
-ranks are, so it is also given for ranks that are scattered over the leaves.
+spine without oversubscription, NICs or in-node links of twice the rate. Where none of them alone
+is, as on a spine as wide as its NICs, NICs and spine are made faster together. The answer depends
+on where ranks are, so it is also given for ranks that are scattered over the leaves.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fullwire.model.plan import algorithms
 from fullwire.model.tuning import AUTO
 from fullwire.simulation.sweep import Grid, Subject, sweep
 
+NICS_AND_SPINE = "NICs and the spine's uplinks together"
 WORTH_BLAMING = 0.01  # of the step
 _FASTER = 2.0
 
@@ -97,17 +99,23 @@ def _suspicion(subject: Subject, point: Grid) -> Suspicion:
         for each in names
     ]  # fmt: skip
     cost = min(costs, key=lambda each: float(each.time_s(size, per_bit)))
+    step_s = float(found["step_s"][0])
+    suspects = tuple(_asked(subject, each) for each in _wider(point, has_spine=has_spine))
+    if has_spine and all(each.step_s >= (1 - WORTH_BLAMING) * step_s for each in suspects):
+        suspects += (_asked(subject, (NICS_AND_SPINE, "both twice as fast", _faster(point))),)
     return Suspicion(
         run=subject.name, cluster=fabric.name, workers=workers, is_scattered=point.is_scattered,
         oversubscription=network.oversubscription
         if has_spine and isinstance(network, LeafSpine) else None,
-        step_s=float(found["step_s"][0]), overhead_s=float(found["overhead_s"][0]),
+        step_s=step_s, overhead_s=float(found["overhead_s"][0]),
         busiest=cost.busiest(size, per_bit),
-        suspects=tuple(
-            Suspect(links=links, change=change, step_s=float(sweep([subject], wider)["step_s"][0]))
-            for links, change, wider in _wider(point, has_spine=has_spine)
-        ),
+        suspects=suspects,
     )  # fmt: skip
+
+
+def _asked(subject: Subject, wider: tuple[str, str, Grid]) -> Suspect:
+    links, change, point = wider
+    return Suspect(links=links, change=change, step_s=float(sweep([subject], point)["step_s"][0]))
 
 
 def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
@@ -117,16 +125,7 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
     """
     fabric = point.fabric
     assert fabric is not None
-    network = fabric.network
-    faster = replace(
-        point, bandwidth_bps=(_FASTER * point.bandwidth_bps[0],),
-        fabric=replace(
-            fabric, other_hosts=tuple(
-                replace(each, nic_rate_bps=_FASTER * each.nic_rate_bps)
-                for each in fabric.other_hosts
-            ),
-        ),
-    )  # fmt: skip
+    network, faster = fabric.network, _faster(point)
     if has_spine and isinstance(network, LeafSpine):
         if network.oversubscription > 1:
             wider = replace(fabric, network=replace(network, oversubscription=1.0))
@@ -143,3 +142,15 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
             fabric, inside=replace(fabric.inside, rate_bps=_FASTER * fabric.inside.rate_bps)
         )
         yield LINK_KINDS[IN_NODE], "in-node links twice as fast", replace(point, fabric=wider)
+
+
+def _faster(point: Grid) -> Grid:
+    """Return the cluster with NICs of twice the rate, slow hosts too; uplinks follow."""
+    assert point.fabric is not None
+    others = tuple(
+        replace(each, nic_rate_bps=_FASTER * each.nic_rate_bps) for each in point.fabric.other_hosts
+    )
+    return replace(
+        point, bandwidth_bps=(_FASTER * point.bandwidth_bps[0],),
+        fabric=replace(point.fabric, other_hosts=others),
+    )  # fmt: skip
