@@ -197,7 +197,7 @@ def test_a_grid_of_a_hundred_thousand_points_stays_one_of_arrays() -> None:
 
 def test_nics_and_a_spine_as_wide_as_they_are_are_blamed_together() -> None:
     """Scattered over the leaves of a 1:1 spine, neither alone would help."""
-    packed, scattered = fw.whatif("vgg16@v100", cluster="dgx-h100", nodes=64).suspicions
+    packed, scattered = fw.whatif("llama3-8b@h100", cluster="dgx-h100", nodes=64).suspicions
     assert packed.worst is not None
     assert packed.worst.links == "NICs"
     assert scattered.worst is not None
