@@ -30,6 +30,8 @@ _SMALL_EDGE = 0.02  # of the largest: not drawn
 _ALIKE = 0.02  # edges that differ by less are said to carry the same
 _MOST_SAID = 12  # edges that carry different amounts, each with its own
 _WIDE, _SIDE = 720, 300
+_LONGEST_TITLE = 90
+_MANY = 8  # hosts: with more, dots and arrows are smaller
 
 
 def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
@@ -44,11 +46,13 @@ def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
     if usual is not None:
         right.append(_iteration(usual, result))
     over = alt.vconcat(*right, spacing=28).resolve_scale(color="independent")
-    sentences = list(traffic_sentences(result))
+    first, *others = traffic_sentences(result)
+    if len(first) > _LONGEST_TITLE:
+        first, others = f"{len(result.hosts)} hosts, {result.pattern.kind}", [first, *others]
     chart = alt.hconcat(alt.vconcat(*left, spacing=28), over, spacing=44).resolve_scale(
         color="independent"
     )
-    save(titled(chart, sentences[0], wrap(" ".join(sentences[1:]), 150)), path)
+    save(titled(chart, first, wrap(" ".join(others), 150)), path)
 
 
 def _places(result: Traffic) -> dict[int, tuple[float, float]]:
@@ -73,8 +77,10 @@ def _pattern(result: Traffic) -> alt.LayerChart:
     import altair as alt
 
     places, sent = _places(result), _edge_bytes(result)
+    scale_down = min(_MANY / max(len(places), 1), 1.0)
     drawn = [
-        _arrow(places[source], places[target], float(size / sent.max()), _colour(result, source))
+        _arrow(places[source], places[target], float(size / sent.max()), scale_down)
+        | {"colour": _colour(result, source)}
         | {"said": show_bytes(float(size))}
         for (source, target), size in np.ndenumerate(sent)
         if size > _SMALL_EDGE * sent.max()
@@ -96,7 +102,7 @@ def _pattern(result: Traffic) -> alt.LayerChart:
         x=alt.X("hx:Q", **plain), y=alt.Y("hy:Q", **plain), size=alt.Size("head:Q", scale=None),
         angle=alt.Angle("angle:Q", scale=None), color=alt.Color("colour:N", scale=None),
     )  # fmt: skip
-    dots = alt.Chart(alt.Data(values=hosts)).mark_circle(size=260, opacity=1).encode(
+    dots = alt.Chart(alt.Data(values=hosts)).mark_circle(size=260 * scale_down, opacity=1).encode(
         x=alt.X("x:Q", **plain), y=alt.Y("y:Q", **plain), color=alt.Color("colour:N", scale=None),
     )  # fmt: skip
     names = [
@@ -150,13 +156,13 @@ def _colour(result: Traffic, host: int) -> str:
 
 
 def _arrow(
-    start: tuple[float, float], end: tuple[float, float], of_most: float, colour: str
+    start: tuple[float, float], end: tuple[float, float], of_most: float, scale_down: float
 ) -> dict[str, Any]:
     """Draw from host to host, a little to the left, so that both ways are seen."""
     (x, y), (x2, y2) = start, end
     long = max(((x2 - x) ** 2 + (y2 - y) ** 2) ** 0.5, 1e-9)
     dx, dy = (x2 - x) / long, (y2 - y) / long
-    side, cut = 0.05, 0.16
+    side, cut = 0.05 * scale_down, 0.16 * scale_down
     x, y = x + dx * cut - dy * side, y + dy * cut + dx * side
     x2, y2 = x2 - dx * cut - dy * side, y2 - dy * cut + dx * side
     share = of_most**0.5
@@ -164,7 +170,7 @@ def _arrow(
         "x": x, "y": y, "x2": x2 - dx * 0.04, "y2": y2 - dy * 0.04, "hx": x2 - dx * 0.02,
         "hy": y2 - dy * 0.02, "angle": degrees(atan2(dx, dy)), "width": 0.8 + 2.7 * share,
         "mx": (x + x2) / 2 - dy * 0.1, "my": (y + y2) / 2 + dx * 0.1,
-        "head": 60 + 110 * share, "colour": colour,
+        "head": (60 + 110 * share) * scale_down,
     }  # fmt: skip
 
 
@@ -180,7 +186,10 @@ def _matrix(result: Traffic) -> alt.LayerChart:
         if size
     ]  # fmt: skip
     base = alt.Chart(alt.Data(values=cells)).encode(
-        x=alt.X("to:N", sort=list(result.hosts), title="to", axis=alt.Axis(labelAngle=-35)),
+        x=alt.X(
+            "to:N", sort=list(result.hosts), title="to",
+            axis=alt.Axis(labelAngle=-35 if len(result.hosts) <= _MANY else -90),
+        ),
         y=alt.Y("from:N", sort=list(result.hosts), title="from"),
     )  # fmt: skip
     scale = alt.Scale(domain=[0, 1], range=["#f2f6f9", COLOURS[0]])
@@ -245,7 +254,10 @@ def _over_time(run: Run, result: Traffic) -> alt.VConcatChart:
             align="left", baseline="middle", x=_WIDE + 8, y=height / 2, fontSize=11, color=_INK
         ).encode(text="name:N")  # fmt: skip
         charts.append(alt.layer(*layers, label).properties(width=_WIDE, height=height))
+    edges = int((_edge_bytes(result) > _SMALL_EDGE * _edge_bytes(result).max()).sum())
     title = "Gbps on each edge"
+    if edges > len(panels):
+        title = f"Gbps on the first {len(panels)} of {edges} edges"
     if bands:
         title += f"; shaded: iterations {bands[0]['number']} to {bands[-1]['number']}"
     return alt.vconcat(*charts, spacing=6).properties(title=_small(title))
