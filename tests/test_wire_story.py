@@ -162,6 +162,21 @@ def test_a_slow_link_that_still_sends_when_others_have_begun_anew_tangles_nothin
     assert result.gradient_bytes == pytest.approx(2 * MB, rel=1e-3)
 
 
+def test_what_is_counted_with_the_collective_before_is_told_by_the_sum_of_both() -> None:
+    sent, messages = told(4, trained(9, [(3 * MB, 20.0), (3 * MB, 20.0)], gap_ms=40))
+    late_ns = np.where(messages.source == "10.0.0.3:29500", 8 * MS, 0)
+    moved = np.random.default_rng(1).integers(0, MB, 9)[messages.sequence // 2 - 1]
+    payload = messages.payload_bytes + np.where(messages.sequence % 2, -moved, moved)
+    unsure = replace(
+        messages, first_ns=messages.first_ns + late_ns, last_ns=messages.last_ns + late_ns,
+        payload_bytes=payload // 2, unread_bytes=payload - payload // 2,
+    )  # fmt: skip
+    result = analyse_flows(traffic(sent, messages=unsure))
+    assert count(result) == 9
+    assert result.iterations is not None
+    assert result.iterations.basis == "messages"
+
+
 def test_edges_that_only_start_up_used_tell_the_size_and_so_the_count() -> None:
     """A slow link leaves no silence, and the longest one is not where start-up ends."""
     sent: list[Sent] = [(0, 1, 8 * MB, 0, 80), (0, 2, 8 * MB, 0, 80)]

@@ -26,7 +26,8 @@ TELLING = [
     "pcapng, 10^-3 s", "at each host, clocks hours apart", "begun in mid-job",
     "5 % of packets missed",
     "each packet twice", "super-segments of 43", "sequence numbers that wrap",
-    "two jobs of their own", "input from a store all the while",
+    "FSDP that gathers one way and reduces the other", "two jobs of their own",
+    "input from a store all the while",
     "requests and answers at random",
 ]  # fmt: skip
 

@@ -232,6 +232,19 @@ def sharded() -> Iterator[Case]:
                        captures=partial(captures, sizes, apart_ms),
                        truth=Truth(may_be_sharded=True))  # fmt: skip
 
+    def over_gloo() -> list[bytes]:
+        on, back = w.gathered(ring_of(4, back=False)), w.ring(ring_of(4))
+        network = w.Network(hosts=4)
+        for _ in range(12):
+            network.compute(60)
+            for collective in (on, on, on, on, back, back):
+                network.play(collective(MB))
+                network.compute(4)
+        return everywhere(w.packets(network.sent))
+
+    yield Case(name="FSDP that gathers one way and reduces the other", captures=over_gloo,
+               truth=Truth(kind="two-way ring"))  # fmt: skip
+
 
 def slow_links() -> Iterator[Case]:
     """One link that is slower than the others, and what is no slow link."""

@@ -25,6 +25,9 @@ _AGREES = 0.005  # bytes that are that close are the same, but for headers of me
 _LARGE = 0.1  # of a gradient: what start-up broadcasts
 _RINGS = ("ring", "two-way ring")
 _SHARDED = 1.5  # times the bytes of an all-reduce: parameters are gathered twice, gradients once
+_AT_ONCE = 0.3  # of the time that the less busy way is used: so much is chance
+_FAINT = 0.05  # of a slot's bytes: acknowledgements by a library
+_ABOUT = 0.02
 _REDUCES = ("allreduce", "reducescatter")
 
 
@@ -70,7 +73,10 @@ def expected_bytes(
         gradient = way * edge_bytes * count / (2 * (count - 1))
     gathered, if_sharded = 0.0, None
     if pattern.kind in _RINGS and gradient is not None and seen is None:
-        if model is None:
+        turns = _in_turns(edges, pattern, iterations)
+        if turns is not None:
+            gradient, gathered = turns
+        elif model is None:
             if_sharded = gradient / _SHARDED
         elif abs(gradient / _SHARDED / model - 1) < _AGREES:
             gradient, gathered = gradient / _SHARDED, 2 * gradient / _SHARDED
@@ -84,6 +90,35 @@ def expected_bytes(
         before=before, model_bytes=model, model_is_told=model_bytes is not None,
         if_sharded_bytes=if_sharded,
     )  # fmt: skip
+
+
+def _in_turns(edges: Edges, pattern: Pattern, iterations: Iterations) -> tuple[float, float] | None:
+    """Return what is reduced and what is gathered, where a two-way ring goes one way at a time.
+
+    An all-reduce over both ways uses them at once. Libraries that gather one way and reduce the
+    other do it for sharded parameters, gathered forwards and backwards; what is reduced goes around
+    once, or twice where a reduce-scatter is an all-reduce.
+    """
+    if pattern.kind != "two-way ring":
+        return None
+    count, hosts = len(pattern.order), len(edges.hosts)
+    here, following, before = pattern.order[0], pattern.order[1], pattern.order[-1]
+    ways = [here * hosts + following, here * hosts + before]
+    within = (edges.slot >= iterations.first_slot) & (edges.slot <= iterations.last_slot)
+    busy = []
+    for way in ways:
+        rows = within & (edges.edge == way) & (edges.payload_bytes > 0)
+        large = edges.payload_bytes > _FAINT * edges.payload_bytes[rows].max(initial=0)
+        busy.append(np.unique(edges.slot[rows & large]))
+    both = len(np.intersect1d(busy[0], busy[1], assume_unique=True))
+    if both > _AT_ONCE * min(map(len, busy)):
+        return None
+    usual = dict(zip(iterations.edges.tolist(), iterations.edge_bytes.tolist(), strict=True))
+    less, more = sorted(usual.get(way, 0.0) for way in ways)
+    whole = less * count / (count - 1)
+    if abs(more / less - 1) < _ABOUT:
+        return whole / 2, whole
+    return (whole, 2 * whole) if abs(more / less / 2 - 1) < _ABOUT else None
 
 
 def _taking_part(iterations: Iterations, hosts: int) -> NDArray[np.bool_]:

@@ -19,8 +19,9 @@ from fullwire.model.run import UNREAD, Real, Run, Whole
 
 _SMALL_BYTES = 1024  # messages that control others: how they lie among those is left to chance
 _NEAR_BYTES = 512  # two places that far apart are the same
-_MOST_PLACES = 1200  # of a connection: their differences are looked at
-_MOST_CONNECTIONS = 16
+_MOST_PLACES = 800  # of a connection: their differences are looked at
+_MOST_PERIODS = 32  # that may be the one
+_MOST_CONNECTIONS = 8
 _LEAST_AGREE = 0.8  # of the places have another one a period later
 _AS_GOOD = 0.05
 _DIFFERENT = 0.02  # lengths of messages
@@ -117,9 +118,9 @@ def _period(places: Whole) -> float | None:
     if not len(apart):
         return None
     cells, times = np.unique(apart // _NEAR_BYTES, return_counts=True)
-    often = cells[times >= _LEAST_AGREE / 2 * len(places) * (1 - 1 / FEWEST)]  # or in two cells
+    often = np.argsort(-times, kind="stable")[:_MOST_PERIODS]
     agree = []
-    for cell in often.tolist():
+    for cell in np.sort(cells[often]).tolist():
         near = apart[np.abs(apart - (cell + 0.5) * _NEAR_BYTES) <= _NEAR_BYTES]
         period = float(np.median(near))
         agree.append((period, _with_partner(places, period)[1]))

@@ -7,6 +7,7 @@ a connection carries of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +60,13 @@ class SeenCollectives:
         after = self.tangled_with_earlier(np.arange(len(self)))
         before = self.tangled_with_earlier(np.arange(len(self)), turned=True)
         return np.asarray(is_read | ~(after | before), bool)
+
+    def begun_before_others_ended(self, chosen: Whole) -> NDArray[np.bool_]:
+        """Say which of the chosen ones, in order of time, begin before all earlier ones ended."""
+        reached_ns = np.maximum.accumulate(self.end_ns[chosen])
+        begun = np.zeros(len(chosen), bool)
+        begun[1:] = self.first_ns[chosen][1:] < reached_ns[:-1]
+        return begun
 
     def tangled_with_earlier(self, chosen: Whole, *, turned: bool = False) -> NDArray[np.bool_]:
         """Say which of the chosen ones share a connection with an earlier one that still goes on.
@@ -173,13 +181,24 @@ def iterations_of(
     width_ns: int,
     model_bytes: float | None,
 ) -> Iterations | None:
-    """Find iterations in collectives, where these are most of what was sent."""
+    """Find iterations in collectives, where these are most of what was sent.
+
+    Collectives are parted by connection, or else by time: what one connection could not be read of
+    may be counted with the collective before, and only their sum is sure.
+    """
     if not len(seen) or seen.part_bytes.sum() < _LEAST_TOLD * payload_bytes:
         return None
-    bouts = _bouts(seen)
     whole_bytes = None if model_bytes is None else _whole_bytes(seen, model_bytes, len(hosts))
-    found = find_repetition(bouts.sequence, whole_bytes)
-    return None if found is None else _iterations(seen, bouts, found, len(hosts), width_ns)
+    best: Iterations | None = None
+    for overlap in (seen.tangled_with_earlier, seen.begun_before_others_ended):
+        bouts = _bouts(seen, overlap)
+        found = find_repetition(bouts.sequence, whole_bytes)
+        if found is None:
+            continue
+        iterations = _iterations(seen, bouts, found, len(hosts), width_ns)
+        if best is None or iterations.confidence > best.confidence:
+            best = iterations
+    return best
 
 
 def broadcast_bytes(seen: SeenCollectives) -> float | None:
@@ -209,13 +228,13 @@ class _Bouts:
     of: Whole  # for each collective: its bout, or -1
 
 
-def _bouts(seen: SeenCollectives) -> _Bouts:
+def _bouts(seen: SeenCollectives, overlap: Callable[[Whole], NDArray[np.bool_]]) -> _Bouts:
     total = np.bincount(seen.part, seen.part_bytes, len(seen)).astype(np.float64)
     is_main = total > _LEAST_PART * total.max()
     is_training = is_main & np.isin(seen.op, _TRAINING)
     main = np.flatnonzero(is_training if is_training.any() else is_main)
     main = main[np.argsort(seen.first_ns[main], kind="stable")]
-    is_new = ~seen.tangled_with_earlier(main) | _are_sure(seen, total)[main]
+    is_new = ~overlap(main) | _are_sure(seen, total)[main]
     is_new[:1] = True
     bout = np.cumsum(is_new) - 1
     of = np.full(len(seen), -1)

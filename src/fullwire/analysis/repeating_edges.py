@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from fullwire.analysis.edges import Edges
 from fullwire.analysis.iterations import Iterations, Series, find_iterations
+from fullwire.model.run import Whole
 
 _SURE = 0.9  # of all edges together: then nothing hides anything
 _MOST_EDGES = 12
 _SAME_PERIOD = 0.1
+_MUCH = 0.4  # of what the edges that agree carry
 _FEWEST = 2  # edges that agree: one repeats by chance
 
 
@@ -59,8 +61,28 @@ def _agreeing(series: Series, hosts: int) -> list[int] | None:
                 break
         else:
             groups.append((found, [edge]))
-    together = [members for _, members in groups if len(members) >= _FEWEST]
+    together = [
+        members for _, members in groups
+        if len(members) >= _FEWEST and _is_closed(members, sent, hosts)
+    ]  # fmt: skip
     return max(together, key=lambda members: sent[members].sum(), default=None)
+
+
+def _is_closed(members: list[int], sent: Whole, hosts: int) -> bool:
+    """Whether what these edges leave out is beside them: a part of a pattern is none.
+
+    Among their hosts they must be all that carries much. Another host may only send, as a store
+    does, or only receive.
+    """
+    inside = {end for edge in members for end in divmod(edge, hosts)}
+    much = _MUCH * float(np.median(sent[members]))
+    others = [
+        divmod(edge, hosts) for edge in np.flatnonzero(sent > much).tolist() if edge not in members
+    ]
+    senders = {source for source, _ in others} - inside
+    receivers = {target for _, target in others} - inside
+    among = any(source in inside and target in inside for source, target in others)
+    return not among and not senders & receivers
 
 
 def _are_together(one: Iterations, other: Iterations) -> bool:
