@@ -159,7 +159,11 @@ def test_a_slow_link_that_still_sends_when_others_have_begun_anew_tangles_nothin
     assert count(result) == 15
     assert result.iterations is not None
     assert result.iterations.basis == "messages"
+    assert result.iterations.communicating_s <= result.iterations.period_s
     assert result.gradient_bytes == pytest.approx(2 * MB, rel=1e-3)
+    usual = usual_iteration(result)
+    assert usual is not None
+    assert len(usual.collectives) == 1
 
 
 def test_what_is_counted_with_the_collective_before_is_told_by_the_sum_of_both() -> None:

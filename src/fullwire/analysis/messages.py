@@ -291,7 +291,7 @@ def _iterations(
     period_ns = np.median(periods_ns if len(periods_ns) else np.diff(begin_ns))
     return Iterations(
         count=count, period_s=float(period_ns) * 1e-9,
-        communicating_s=float(np.median(busy_ns)) * 1e-9,
+        communicating_s=min(float(np.median(busy_ns)), float(period_ns)) * 1e-9,
         edges=edges, edge_bytes=np.median(cells, axis=0),
         first_slot=int(begin_ns[0] // width_ns), last_slot=int(end_ns.max() // width_ns),
         begins_ns=begin_ns, ends_ns=end_ns, basis="messages", share=found.share,

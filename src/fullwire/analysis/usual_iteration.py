@@ -43,7 +43,8 @@ def usual_iteration(traffic: Traffic) -> UsualIteration | None:
         return None
     lasted = found.ends_ns - found.begins_ns
     number = int(np.argsort(lasted, kind="stable")[len(lasted) // 2])
-    inside = (seen.first_ns >= found.begins_ns[number]) & (seen.first_ns <= found.ends_ns[number])
+    of = np.searchsorted(found.begins_ns, seen.first_ns, "right") - 1  # the next one may have begun
+    inside = (of == number) & (seen.first_ns <= found.ends_ns[number])
     has_data = np.bincount(seen.part, seen.part_bytes, len(seen)) > 0
     chosen = np.flatnonzero(inside & has_data)
     origin_ns = int(seen.begin_ns[chosen].min())

@@ -48,7 +48,7 @@ def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
     over = alt.vconcat(*right, spacing=28).resolve_scale(color="independent")
     first, *others = traffic_sentences(result)
     if len(first) > _LONGEST_TITLE:
-        first, others = f"{len(result.hosts)} hosts, {result.pattern.kind}", [first, *others]
+        first, others = f"{len(result.hosts)} hosts: {result.pattern.kind}", [first, *others]
     chart = alt.hconcat(alt.vconcat(*left, spacing=28), over, spacing=44).resolve_scale(
         color="independent"
     )
@@ -239,7 +239,7 @@ def _over_time(run: Run, result: Traffic) -> alt.VConcatChart:
         area = alt.Chart(alt.Data(values=values)).mark_area(
             interpolate="step-after", color=colour, opacity=0.9
         ).encode(x=across, y=up)  # fmt: skip
-        band = alt.Chart(alt.Data(values=bands)).mark_rect(color=_BAND).encode(
+        band = alt.Chart(alt.Data(values=bands)).mark_rect(color=_BAND, stroke="white").encode(
             x=alt.X("time:Q", scale=alt.Scale(domain=[0, (end - begin) * 1e-9], nice=False)),
             x2="until:Q",
         )  # fmt: skip
@@ -267,7 +267,8 @@ def _bands(result: Traffic, begin: int, end: int) -> Iterator[dict[str, Any]]:
     found = result.iterations
     if found is None:
         return
-    both = zip(found.begins_ns.tolist(), found.ends_ns.tolist(), strict=True)
+    until = np.minimum(found.ends_ns, np.append(found.begins_ns[1:], found.ends_ns[-1:]))
+    both = zip(found.begins_ns.tolist(), until.tolist(), strict=True)
     for number, (first, last) in enumerate(both, 1):
         if first < end:
             yield {
