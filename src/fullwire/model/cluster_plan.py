@@ -32,7 +32,7 @@ from fullwire.model import plan as flat
 from fullwire.model.fabric import Fabric, LeafSpine, Torus
 from fullwire.model.stages import Int32, Part, Plan, Stage
 
-MOST_STATED = 40_000_000  # transfers in a plan that repeats nothing: some 1 GB
+MOST_STATED = 6_000_000  # transfers that nothing repeats, and as many connections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
