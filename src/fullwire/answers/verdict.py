@@ -313,7 +313,8 @@ def _scales_sentence(case: Case) -> str:
     key, next_s = case.largest()
     lost_s = case.step_s - case.account.parts_s[Part.COMPUTE.key]
     if not next_s:
-        return f"This job scales: all of {case.every} is computation."
+        its_step = case.every.replace("every", "its", 1)
+        return f"This job scales: all of {its_step} is computation."
     if lost_s < MUCH_IN_ALL * case.step_s:
         start = f"This job scales: {case.of_step(lost_s)}"
     else:
