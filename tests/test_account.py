@@ -94,6 +94,15 @@ def test_small_collectives_show_what_a_message_costs() -> None:
     )
 
 
+def test_small_collectives_that_were_held_up_do_not_make_messages_dear() -> None:
+    """Of four small ones two take ten times as long: 1 ms of the large one's 12 is latency."""
+    small = [(8, 50, 51), (8, 52, 53), (8, 54, 64), (8, 66, 76)]
+    rank = Rank(100, [BACKWARD], [*small, (10 * PER_MS, 80, 92)])
+    found = parts_ms(a_job(rank, rank))
+    assert found["latency"] == pytest.approx(22 + 1, abs=1e-3)
+    assert found["transport"] == pytest.approx(1, abs=1e-3)
+
+
 def test_the_stated_latency_counts_where_no_small_collective_shows_it() -> None:
     rank = Rank(70, [BACKWARD], [(10 * PER_MS, 50, 70)])
     job = a_job(rank, rank, rank, facts={"latency_s": 0.2e-3})

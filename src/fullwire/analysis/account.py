@@ -5,7 +5,8 @@ exposed communication, waiting is known as such; a stretch of transfers is share
 
     line_rate   what its bytes take on the wire at line rate: no transport could do it in less
     latency     its messages that wait for each other, each taking as long as in a small collective
-                (the median); of small collectives alone, all that is beyond the floor
+                that nothing held up (the lower quartile); of small collectives alone, all that is
+                beyond the floor
     codec       packing and unpacking, where a simulation says what that costs
     transport   what is left
 
@@ -35,7 +36,8 @@ from fullwire.model.run import Run, Spans, Whole
 LatencySource: TypeAlias = Literal["small collectives", "fact", "none"]
 
 SMALL_BYTES = 16 * 1024  # of a collective that shows what a message costs, whatever is in it
-FEWEST_SMALL = 5  # stretches of small collectives, to believe their median
+FEWEST_SMALL = 5  # stretches of small collectives, to believe what they say of messages
+UNDISTURBED = 0.25  # of them: on busy processors others take up to ten times as long
 WARM_UP = 1.5  # first steps longer than this many medians are warm-up
 UNUSUAL = 3.0  # and any other step longer than this is left out,
 CULPRIT = 0.5  # of all waiting: ranks that cause more are named, if they are half of all at most
@@ -365,7 +367,7 @@ def _latency(run: Run, ranks: Sequence[_Told]) -> Latency:
     each_ns = np.concatenate([each for each, _ in small])
     hops = np.concatenate([weight for _, weight in small])
     if len(each_ns) >= FEWEST_SMALL:
-        return Latency(_weighted_median(each_ns, hops), "small collectives")
+        return Latency(_quantile(each_ns, hops, UNDISTURBED), "small collectives")
     latency_s = run.facts.get("latency_s")
     if isinstance(latency_s, float) and 0 <= latency_s < 1e9:
         return Latency(latency_s * 1e9, "fact")
@@ -386,10 +388,10 @@ def _has_only_small(periods: Periods) -> NDArray[np.bool_]:
     return (periods.largest_bytes <= SMALL_BYTES) & (periods.hops > 0)
 
 
-def _weighted_median(values: Floats, weights: Floats) -> float:
+def _quantile(values: Floats, weights: Floats, share: float) -> float:
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
+    return float(values[order][np.searchsorted(reached, share * reached[-1])])
 
 
 def _by_step(told: _Told, steps: Whole, latency: Latency) -> Whole:
