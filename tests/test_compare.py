@@ -67,6 +67,9 @@ def test_what_is_missing_is_said_with_the_answer() -> None:
     assert "The second run is partial: rank 3: nothing was recorded." in found.warnings
     assert any("1 of 4 ranks are here" in each for each in found.warnings)
     assert fw.compare(whole, whole).warnings == ()
+    busy = steps_run(noisy(100, 1), facts={"warnings": "processors may be the limit"})
+    [said] = fw.compare(whole, busy).warnings
+    assert said == "Where the second run was recorded: processors may be the limit."
 
 
 def test_models_of_other_sizes_are_not_compared() -> None:

@@ -26,7 +26,8 @@ from fullwire.units import show_bytes
 RESAMPLES = 2_000
 AT_ONCE = 2_000_000  # steps that are resampled together: 16 MB
 # Standard deviation of the ratio of two runs of one job. Of 20 pairs of labs with nothing changed
-# between them, 16 differed by 1.1 % at most; the others, short of processors, by up to 5.5 %.
+# between them whose lines were the limit, 16 differed by 1.1 % at most, the others by up to 5.5 %.
+# Where processors were, by up to 17 %: such runs carry a warning, which is passed on.
 RUN_TO_RUN = 0.01
 SAME_GRADIENTS = 0.01  # totals that differ by more are of different models
 _ALWAYS_DIFFER = {
@@ -80,6 +81,8 @@ def _warnings(before: Run, after: Run) -> Iterator[str]:
     for run, which in ((before, "first"), (after, "second")):
         for sentence in run.missing:
             yield f"The {which} run is partial: {sentence}."
+        if "warnings" in run.facts:
+            yield f"Where the {which} run was recorded: {run.facts['warnings']}."
         here = len(recorded_ranks(run))
         if here < world(run) and not stands_for_all(run):
             yield f"Of the {which} run {here} of {world(run)} ranks are here: others may be slower."
