@@ -17,7 +17,8 @@ from fullwire.sources.live.overhead import median_of
 from fullwire.units import seconds, show_time
 
 _BACKENDS = ("gloo", "fullwire")
-_STEPS = "10"
+_STEPS = "8"
+_TRIES = 3  # a lab is refused where its links do not deliver, as on a machine that is busy
 
 
 def main() -> None:
@@ -41,7 +42,10 @@ def step_s(workload: str, rate: str, buckets: str, workers: str, backend: str) -
         sys.executable, "-m", "fullwire.cli", "lab", "run", "--workload", workload, "--rate", rate,
         "--workers", workers, "--buckets", buckets, "--backend", backend, "--steps", _STEPS,
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    for _ in range(_TRIES):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if "the link delivers" not in done.stderr:
+            break
     told = re.search(r"steps of ([\d.,]+ \w+) \(median", done.stdout)
     if done.returncode or told is None:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}{done.stdout}")

@@ -91,7 +91,23 @@ def _all_collectives(rank: int, size: int, group: Any) -> list[Any]:
     futures = [work.get_future() for work in works[::2]]
     for work in works:
         work.wait()
-    return results + many + [future.wait()[0] for future in futures]
+    unusual = _unusual(rank, size, group)
+    return results + many + unusual + [future.wait()[0] for future in futures]
+
+
+def _unusual(rank: int, size: int, group: Any) -> list[Any]:
+    """Sum sparse tensors with different numbers of entries, some with none, and complex numbers."""
+    sums = []
+    for entries in (rank, 0):
+        few = torch.sparse_coo_tensor(
+            torch.arange(entries)[None], torch.ones(entries, 2), (size, 2)
+        )  # fmt: skip
+        dist.all_reduce(few, group=group)
+        sums.append(few.to_dense())
+    part = torch.empty(2, dtype=torch.complex64)
+    pairs = torch.arange(2 * size) * (1 + 1j) + rank
+    dist.reduce_scatter_tensor(part, pairs, group=group)
+    return [*sums, torch.view_as_real(part)]
 
 
 def _transfers(rank: int, size: int, own: Any, group: Any) -> list[Any]:

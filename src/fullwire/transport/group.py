@@ -132,6 +132,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     def allreduce(self, tensors: Any, opts: Any = None, **_: Any) -> Work:
         """Leave the reduction of every rank's tensor in each of them."""
         tensor = _only(tensors)
+        if tensor.layout is torch.sparse_coo:
+            return self._summing_few(tensor, opts)
         return self._reducing("all_reduce", [tensor], opts)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
@@ -150,6 +152,30 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             tasks.append(partial(self._issue, what, program, [memory], [memory], opts, *how))
         # Issued when all are known to be good: what is refused half-way nobody would hold.
         return self._work([issue() for issue in tasks], list(tensors), tensors)
+
+    def _summing_few(self, tensor: Any, opts: Any) -> Work:
+        """Add up sparse tensors: every rank gathers all entries, once it has heard how many."""
+        if _called(opts) != "SUM":
+            raise ValueError(f"{NAME}: sparse tensors can only be summed, not {_called(opts)}")
+        own = tensor.coalesce()
+        counts = torch.empty(self._size, dtype=torch.int64)
+        self.all_gather_single(counts, torch.tensor([own._nnz()]), opts).wait()
+        most = int(counts.max())
+        parts = [_padded(part, most) for part in (own.indices().t(), own.values())]
+        wholes = [part.new_empty((self._size * most, *part.shape[1:])) for part in parts]
+        pairs = list(zip(wholes, parts, strict=True))
+        tasks = [
+            self._gathering(part, _cut(_memory(w), self._size, part), opts) for w, part in pairs
+        ]
+
+        def add_up() -> None:
+            is_entry = torch.arange(self._size * most) % max(most, 1) < counts.repeat_interleave(
+                most
+            )
+            places, values = (whole[is_entry] for whole in wholes)
+            tensor.copy_(torch.sparse_coo_tensor(places.t(), values, tensor.shape).coalesce())
+
+        return self._work([issue() for issue in tasks], [tensor], pairs, add_up)
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> Work:
         """Copy the root's tensor to all."""
@@ -385,16 +411,18 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def _how(self, tensor: Any, opts: Any) -> tuple[int, int, int]:
         """Return what to reduce with: the number's kind, the operation and what to divide by."""
-        if tensor.dtype not in _NUMBERS:
-            raise TypeError(f"{NAME} cannot reduce {_typed(tensor)}")
-        name = _called(opts)
+        name, dtype = _called(opts), tensor.dtype
+        if dtype.is_complex and name in ("SUM", "AVG"):
+            dtype = dtype.to_real()  # whose pairs are added as any others
+        if dtype not in _NUMBERS:
+            raise TypeError(f"{NAME} cannot reduce {_typed(tensor)} by {name}")
         if name not in _REDUCTIONS:
             raise ValueError(f"{NAME} knows no reduction {name}")
         if name.startswith("B") and (tensor.dtype.is_floating_point):
             raise ValueError(f"{name}: expected whole numbers, got {_typed(tensor)}")
         if name == "AVG" and tensor.dtype == torch.bool:
             raise ValueError("AVG: expected numbers, got bool")
-        return _NUMBERS[tensor.dtype], _REDUCTIONS[name], self._size if name == "AVG" else 1
+        return _NUMBERS[dtype], _REDUCTIONS[name], self._size if name == "AVG" else 1
 
     def _algorithm(self, size_bytes: int) -> str:
         """Choose by size, rounded to half a power of two: computed once for each."""
@@ -422,6 +450,12 @@ def _memory(tensor: Any, *, dense: bool = False) -> tuple[int, int]:
     if not tensor.is_contiguous() and not (dense and _is_without_gaps(tensor)):
         raise ValueError("Tensors must be contiguous")  # as Gloo says it
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+def _padded(part: Any, rows: int) -> Any:
+    padded = part.new_zeros((rows, *part.shape[1:]))
+    padded[: len(part)] = part
+    return padded
 
 
 def _is_without_gaps(tensor: Any) -> bool:
