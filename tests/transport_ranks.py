@@ -107,7 +107,13 @@ def _unusual(rank: int, size: int, group: Any) -> list[Any]:
     part = torch.empty(2, dtype=torch.complex64)
     pairs = torch.arange(2 * size) * (1 + 1j) + rank
     dist.reduce_scatter_tensor(part, pairs, group=group)
-    return [*sums, torch.view_as_real(part)]
+    gapped = torch.arange(2.0 * size).view(size, 2).t()[0] + rank
+    lists = [torch.zeros(2 * size)[::2] for _ in range(size)]
+    work = dist.all_gather(lists, gapped, group=group, async_op=True)
+    work.wait()
+    dist.reduce_scatter_tensor(summed := torch.zeros(1), gapped, group=group)
+    told = work.get_future().wait()
+    return [*sums, torch.view_as_real(part), *lists, *told, summed]
 
 
 def _transfers(rank: int, size: int, own: Any, group: Any) -> list[Any]:

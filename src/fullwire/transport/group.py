@@ -207,13 +207,15 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
         """Collect every rank's tensor in a list, on each rank."""
-        given = _only(inputs)
+        given = _only(inputs).contiguous()
         lists = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
-        task = self._gathering(given, [_memory(each) for each in lists], opts)
-        return self._work([task()], [list(lists)], (outputs, inputs))
+        landing, spread = _landing(lists)
+        task = self._gathering(given, [_memory(each) for each in landing], opts)
+        return self._work([task()], list(lists), (landing, given), spread)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor in one, on each rank."""
+        given = given.contiguous()
         task = self._gathering(given, _cut(_memory(output), self._size, given), opts)
         return self._work([task()], [output], (output, given))
 
@@ -255,11 +257,14 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         """Reduce a list of tensors and leave one of the results on each rank."""
         output = _only(outputs)
         parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
-        task = self._scattering(output, [_memory(each) for each in parts], opts)
-        return self._work([task()], [output], (outputs, inputs))
+        parts = [each.contiguous() for each in parts]
+        [landing], spread = _landing([output])
+        task = self._scattering(landing, [_memory(each) for each in parts], opts)
+        return self._work([task()], [output], (landing, parts), spread)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Reduce a tensor and leave one part of the result on each rank."""
+        given = given.contiguous()
         task = self._scattering(output, _cut(_memory(given), self._size, output), opts)
         return self._work([task()], [output], (output, given))
 
@@ -319,28 +324,33 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, **more: Any) -> Work:
         """Collect every rank's tensor at the root."""
-        given, root = _only(inputs), _root(opts, more)
+        given, root = _only(inputs).contiguous(), _root(opts, more)
         memory = _memory(given)
         places = [_EMPTY] * (self._size + 1)
         lists: Sequence[Any] = []
         if self._rank == root:
             lists = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
-            places[: self._size] = [_memory(each) for each in lists]
+        landing, spread = _landing(lists)
+        if self._rank == root:
+            places[: self._size] = [_memory(each) for each in landing]
             self._require_places(places[: self._size], memory[1], "gather")
         source = [_EMPTY] * (self._size + 1)
         source[self._rank] = memory
         program = programs.gather(self._size, self._rank, root)
         what = f"gather to rank {self._members[root]} of {_described(given)}"
         task = self._issue(what, program, source, places, opts)
-        return self._work([task], [list(lists)], (outputs, inputs))
+        return self._work([task], list(lists), (landing, given), spread)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, **more: Any) -> Work:
         """Give each rank a tensor of the root's."""
         output, root = _only(outputs), _root(opts, more)
-        memory = _memory(output)
+        [landing], spread = _landing([output])
+        memory = _memory(landing)
         source = [_EMPTY] * (self._size + 1)
+        parts: Sequence[Any] = []
         if self._rank == root:
             parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
+            parts = [each.contiguous() for each in parts]
             source[: self._size] = [_memory(each) for each in parts]
             self._require_places(source[: self._size], memory[1], "scatter")
         places = [_EMPTY] * (self._size + 1)
@@ -348,7 +358,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         program = programs.scatter(self._size, self._rank, root)
         what = f"scatter from rank {self._members[root]} of {_described(output)}"
         task = self._issue(what, program, source, places, opts)
-        return self._work([task], [output], (outputs, inputs))
+        return self._work([task], [output], (landing, parts), spread)
 
     def barrier(self, opts: Any = None, **_: Any) -> Work:
         """Let nobody go on before everybody has come."""
@@ -450,6 +460,20 @@ def _memory(tensor: Any, *, dense: bool = False) -> tuple[int, int]:
     if not tensor.is_contiguous() and not (dense and _is_without_gaps(tensor)):
         raise ValueError("Tensors must be contiguous")  # as Gloo says it
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+def _landing(outputs: Sequence[Any]) -> tuple[list[Any], Callable[[], None] | None]:
+    """Give tensors without gaps to receive in, and what spreads them where some have gaps."""
+    dense = [
+        each if each.is_contiguous() else each.new_empty(each.shape) for each in outputs
+    ]  # fmt: skip
+    apart = [(out, one) for out, one in zip(outputs, dense, strict=True) if out is not one]
+
+    def spread() -> None:
+        for out, one in apart:
+            out.copy_(one)
+
+    return dense, spread if apart else None
 
 
 def _padded(part: Any, rows: int) -> Any:
