@@ -7,6 +7,7 @@ import csv
 import io
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from fullwire.simulation.collective import TunedTime
 from tests.builders import a_run
 from tests.conftest import Cli
 
+TWO_TO_ONE = Path(__file__).resolve().parents[1] / "examples" / "two-to-one.toml"
 clusters = st.builds(
     Cluster, workers=st.integers(2, 3000), rate_bps=st.floats(1e8, 1e12),
     latency_s=st.floats(0, 1e-3),
@@ -172,12 +174,29 @@ def test_on_a_described_cluster_every_algorithm_that_fits_is_tried() -> None:
 
 def test_a_step_on_a_described_cluster_is_tuned_over_its_links() -> None:
     table = fw.whatif(
-        "resnet50@v100", cluster="p3dn", nodes=4, algorithm=["auto", *algorithms("allreduce")],
-        buckets="ddp:1MiB",
+        "resnet50@v100", cluster="p3dn", nodes=4, buckets="ddp:1MiB",
+        algorithm=["auto", "hierarchical", "multi-ring", *algorithms("allreduce")],
     )  # fmt: skip
     auto, *others = table["communication_s"].tolist()
     assert auto <= min(others)
-    assert table.tuning
+    assert "hierarchical" in {each.algorithm.partition("-")[0] for each in table.tuning[0].ranges}
+    with pytest.raises(fw.UsageError, match="algorithm: expected ring or tree"):
+        fw.whatif("resnet50@v100", workers=4, algorithm="hierarchical")
+
+
+def test_an_algorithm_of_clusters_takes_in_a_step_what_it_takes_alone() -> None:
+    run = a_run(gradients=[(10, 64 * 2**20)])
+    where: dict[str, Any] = {"cluster": "dgx-h100", "nodes": 4, "bandwidth": "50Gbps"}
+    for name in ("hierarchical", "hierarchical-halving-doubling", "ring"):
+        found = fw.whatif(run, **where, algorithm=name)
+        played = fw.collective("allreduce", bytes="64MiB", **where, algorithm=name)
+        assert found["communication_s"][0] == pytest.approx(played.time_s, rel=1e-6)
+    spine: dict[str, Any] = {"cluster": TWO_TO_ONE, "algorithm": "multi-ring"}
+    packed, scattered = (
+        fw.whatif(run, **spine, placement=each)["communication_s"][0]
+        for each in ("packed", "scattered")
+    )
+    assert scattered > packed
 
 
 # The best of a grid

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fullwire.model.fabric import IN_NODE, LINK_KINDS, NIC, SPINE, TORUS, Fabric, LeafSpine, Torus
-from fullwire.model.fabric_cost import fabric_cost, with_workers
-from fullwire.model.plan import algorithms
+from fullwire.model.fabric_cost import with_workers
 from fullwire.model.tuning import AUTO
-from fullwire.simulation.sweep import Grid, Subject, sweep
+from fullwire.simulation.on_fabric import OnFabric
+from fullwire.simulation.sweep import Grid, Subject, sweep, tried
 
 NICS_AND_SPINE = "NICs and the spine's uplinks together"
 WORTH_BLAMING = 0.01  # of the step
@@ -64,7 +64,17 @@ def suspicions(subjects: Sequence[Subject], grid: Grid) -> tuple[Suspicion, ...]
     """Ask for each job at the first of all conditions, but among the most workers."""
     if grid.fabric is None:
         return ()
-    axes = ("bandwidth_bps", "compressors", "transports", "buckets", "algorithms", "latency_s")
+    axes = (
+        "bandwidth_bps",
+        "compressors",
+        "transports",
+        "buckets",
+        "algorithms",
+        "latency_s",
+        "accumulate",
+        "local_steps",
+        "jitters",
+    )
     point = replace(
         grid, workers=(max(grid.workers),), **{name: getattr(grid, name)[:1] for name in axes}
     )
@@ -90,14 +100,9 @@ def _suspicion(subject: Subject, point: Grid) -> Suspicion:
     network = fabric.network
     has_spine = isinstance(network, LeafSpine) and _leaves(fabric, workers) > 0
     size, per_bit = float(subject.step.bytes.sum()), 1 / rate_bps
-    names = algorithms("allreduce") if point.algorithms[0] == AUTO else point.algorithms
-    costs = [
-        fabric_cost(
-            "allreduce", each, with_workers(fabric, workers), workers,
-            is_scattered=point.is_scattered,
-        )
-        for each in names
-    ]  # fmt: skip
+    names = tried(point) if point.algorithms[0] == AUTO else point.algorithms
+    where = OnFabric(fabric, point.is_scattered)
+    costs = [where.cost("allreduce", each, workers) for each in names]
     cost = min(costs, key=lambda each: float(each.time_s(size, per_bit)))
     step_s = float(found["step_s"][0])
     suspects = tuple(_asked(subject, each) for each in _wider(point, has_spine=has_spine))

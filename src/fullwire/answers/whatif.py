@@ -40,7 +40,6 @@ from fullwire.model.compressor import Compressor
 from fullwire.model.cost import Floats
 from fullwire.model.fabric import Fabric, with_nodes
 from fullwire.model.fabric_cost import scattered, with_workers
-from fullwire.model.plan import algorithms
 from fullwire.model.run import Run
 from fullwire.model.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
 from fullwire.model.workloads import workload
@@ -56,6 +55,7 @@ from fullwire.simulation.sweep import (
     Progress,
     Subject,
     sweep,
+    tried,
 )
 from fullwire.simulation.target import Targets, targets
 from fullwire.simulation.transport import FullTransport
@@ -338,8 +338,7 @@ def _times(subject: Subject, grid: Grid, workers: int, rate_bps: float, latency_
     nics = dataclasses.replace(grid.fabric.nics, rate_bps=rate_bps, latency_s=latency_s)
     fabric = with_workers(dataclasses.replace(grid.fabric, nics=nics), workers)
     order = scattered(fabric)[:workers].tolist() if grid.is_scattered else None
-    names = algorithms("allreduce")
-    return over_links("allreduce", names, fabric, workers, subject.adds, order)
+    return over_links("allreduce", tried(grid), fabric, workers, subject.adds, order)
 
 
 def _warnings(

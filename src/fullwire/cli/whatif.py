@@ -57,8 +57,8 @@ def whatif(
     algorithm: Annotated[
         Text,
         typer.Option(
-            help="ring, tree, halving-doubling, or auto: for each message what is quickest; if not "
-            "given, as recorded, else ring"
+            help="ring, tree, halving-doubling, those of described clusters (torus, ...), or "
+            "auto: for each message what is quickest; if not given, as recorded, else ring"
         ),
     ] = None,
     latency: Annotated[Text, typer.Option(help="From one worker to another: 5us")] = None,

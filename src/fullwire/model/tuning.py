@@ -25,7 +25,7 @@ AUTO = "auto"
 Times: TypeAlias = Callable[[Floats], Mapping[str, Floats]]  # of sizes, by algorithm
 # Not every switch adds, and servers are a way to train of its own.
 _ASKED_FOR = ("in-network", "parameter-server")
-_LEAST_BYTES, _MOST_BYTES = 2**2, 2**34
+_LEAST_BYTES, _MOST_BYTES = 1, 2**34
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def ranges(times_s: Times) -> Iterator[Range]:
     def best(size: int) -> str:
         return next(choices(times_s, [size])).algorithm
 
-    first, begin = best(_LEAST_BYTES), 1
+    first, begin = best(_LEAST_BYTES), _LEAST_BYTES
     size = _LEAST_BYTES
     while size < _MOST_BYTES:
         if (then := best(2 * size)) != first:

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, cast, get_args
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
+from fullwire.model.cluster_plan import cluster_algorithms
 from fullwire.model.compressor import Compressor
 from fullwire.model.fabric import Fabric
 from fullwire.model.plan import algorithms
@@ -34,9 +35,17 @@ class Scenario:
 
     def __post_init__(self) -> None:
         self.cluster.check_equal_links()
-        known = (*algorithms("allreduce"), AUTO)
+        is_cluster = self.fabric is not None and not self.fabric.is_flat
+        known = (*(cluster_algorithms if is_cluster else algorithms)("allreduce"), AUTO)
         if self.algorithm not in known:
             raise UsageError(f"algorithm: expected {' or '.join(known)}, got {self.algorithm!r}")
+        if self.algorithm not in (*algorithms("allreduce"), AUTO) and not isinstance(
+            self.transport, FullTransport
+        ):
+            raise UsageError(
+                f"algorithm: {self.algorithm} is known with a full transport only, "
+                f"got {self.transport}"
+            )
 
 
 def lane_order(text: str) -> Order:

@@ -22,8 +22,9 @@ from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Compressor
 from fullwire.model.cost import AddTimes, Floats, gradient_cost, recorded_as, recorded_cost
 from fullwire.model.fabric import Fabric
+from fullwire.model.fabric_cost import with_workers
 from fullwire.model.plan import algorithms
-from fullwire.model.tuning import AUTO
+from fullwire.model.tuning import AUTO, open_to
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.on_fabric import OnFabric, Routed, routed_s
 from fullwire.simulation.scenario import Order, Scenario
@@ -91,8 +92,11 @@ class Grid:
                 raise UsageError(f"{name.removesuffix('_bps')}: expected at least one value")
         for workers, rate_bps, latency_s in _corners(self):
             Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
-        for algorithm in self.algorithms:
-            Scenario(cluster=Cluster(workers=1, rate_bps=1), algorithm=algorithm, lane=self.lane)
+        for algorithm, transport in itertools.product(self.algorithms, self.transports):
+            Scenario(
+                cluster=Cluster(workers=1, rate_bps=1), algorithm=algorithm, lane=self.lane,
+                transport=transport, fabric=self.fabric,
+            )  # fmt: skip
         if (most := max(self.accumulate) * max(self.local_steps)) > MOST_APART:
             raise UsageError(
                 f"synchronising once in {most:,} passes: expected at most {MOST_APART:,}"
@@ -371,7 +375,7 @@ def messages_of(
     buckets = grouped(subject.step, policy)
     on_fabric = OnFabric.of(grid.fabric, latency_s, is_scattered=grid.is_scattered)
     hop_s = latency_s if on_fabric is None else 0.0  # what links take holds their latencies
-    ways = algorithms("allreduce") if algorithm == AUTO else (algorithm,)
+    ways = tried(grid) if algorithm == AUTO else (algorithm,)
     return Messages(
         subject=subject, buckets=buckets, lane=grid.lane, workers=grid.workers,
         ways=tuple(
@@ -382,11 +386,27 @@ def messages_of(
     )  # fmt: skip
 
 
+def tried(grid: Grid) -> tuple[str, ...]:
+    """List what "auto" chooses from: algorithms that all of a grid's workers can use."""
+    usual = algorithms("allreduce")
+    if grid.fabric is None or grid.fabric.is_flat:
+        return usual
+    if not all(isinstance(each, FullTransport) for each in grid.transports):
+        return usual  # what another transport takes for the others nobody knows
+    fits = [
+        open_to("allreduce", with_workers(grid.fabric, workers), workers)
+        for workers in grid.workers
+    ]
+    return tuple(each for each in fits[0] if all(each in others for others in fits))
+
+
 def _way(subject: Subject, buckets: Buckets, algorithm: str, hop_s: float, grid: Grid) -> _Way:
     """Work out what one algorithm makes of the messages among workers around a switch."""
     shape = (len(buckets), len(grid.workers), len(grid.compressors))
     wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
     hops = np.empty(shape[1:])
+    if algorithm not in algorithms("allreduce"):  # its links say what it takes; adds as in a ring
+        algorithm = "ring"
     for row, workers in enumerate(grid.workers):
         by_kind = {
             combining: gradient_cost(combining, algorithm, workers, buckets.bytes, subject.adds)
