@@ -124,7 +124,7 @@ def test_much_lost_in_small_parts_is_not_called_scaling_well() -> None:
     assert found.verdict.sentence.startswith("No one thing holds this job back, but 36 ms")
     nothing_lost = Rank(100, [computing(100)], [(PER_MS, 0, 50)])
     sentence = fw.explain(a_job(nothing_lost, nothing_lost)).verdict.sentence
-    assert sentence == "This job scales: all of every 100 ms step is computation."
+    assert sentence == "This job scales: all of its 100 ms step is computation."
 
 
 def test_clocks_worse_than_the_largest_part_tell_nothing_about_it() -> None:
