@@ -177,8 +177,8 @@ def test_where_links_are_equal_and_never_shared_a_closed_form_is_exact() -> None
 def test_closed_forms_come_near_events_where_they_are_not_exact(rails: bool) -> None:
     fabric = pod(8, rails=rails, per_leaf=4)
     for algorithm in applicable_on("allreduce", fabric):
-        if algorithm in ("tree", "hierarchical-tree", "hierarchical-leader", "multi-ring"):
-            continue  # validation/README.md says how far off these are
+        if algorithm in ("tree", "hierarchical-tree"):
+            continue  # at full utilization, which chunks come near
         known = collective_cost("allreduce", algorithm, fabric)
         for size in (2**14, 2**22, 2**30):
             played = fabric_time("allreduce", algorithm, fabric, size)

@@ -3,7 +3,8 @@
 A stage takes as long as its slowest transfer when all of it goes on at once: the bytes on the
 fullest link of its way over that link's rate, and one latency. Where it is repeated, a rank goes on
 as soon as its own block came, so the pace is that of a block on its way around, over every link in
-turn, unless the fullest link needs longer. Stages follow each other, and parts go side by side.
+turn, unless the fullest link needs longer. Stages follow each other, and parts go side by side; if
+they share connections, such as rings within a node, their blocks come at different times there.
 
 That is exact where a stage's transfers are all alike and nobody who sends in it could have begun
 before the stage ahead had ended (`is_exact`); elsewhere events overlap more, or share less evenly.
@@ -93,19 +94,29 @@ def _step(where: Placed, fabric: Fabric, number: int) -> tuple[PlacedStep, bool]
     blocks = np.concatenate(
         [np.full(len(stage), stage.block_count, np.float64) for stage in stages]
     )
-    connection, which = np.unique(
-        np.concatenate([part[number] for part in where.transfers]), return_inverse=True
-    )
+    transfers = [part[number] for part in where.transfers]
+    connection, which = np.unique(np.concatenate(transfers), return_inverse=True)
     load = np.bincount(which, blocks).astype(np.float64)
     slowest_s = block * _slowest_s(where, fabric, connection, load)
     latency_s = where.routes.latency_s[connection]
+    is_alone = len(connection) == len(blocks)  # two on one connection go one after the other
+    own_s = (
+        slowest_s
+        if is_alone
+        else block
+        * np.concatenate(
+            [
+                _slowest_s(where, fabric, each, np.full(len(each), stage.block_count, np.float64))
+                for stage, each in zip(stages, transfers, strict=True)
+            ]
+        )
+    )
     step = PlacedStep(
         rounds=stages[0].rounds,
-        slowest_s=float(slowest_s.max()), around_s=float(slowest_s.mean()),
-        latest_s=float(latency_s.max()), latency_s=float(latency_s.mean()),
+        slowest_s=float(slowest_s.max()), around_s=float(own_s.mean()),
+        latest_s=float(latency_s.max()), latency_s=float(latency_s[which].mean()),
         adds=block * stages[0].block_count if stages[0].reduces else 0.0,
     )  # fmt: skip
-    is_alone = len(connection) == len(blocks)  # two on one connection go one after the other
     return step, is_alone and all(_are_equal(each) for each in (blocks, slowest_s, latency_s))
 
 
