@@ -25,12 +25,12 @@ def main() -> None:
         cluster = Cluster(lab, "fullwire")
         cluster.join(timeout_s=30)
         cluster.joined()
-        print("minute  rank: resident MB, descriptors, threads")
+        print("minute  rank: resident MB, allocated MB, descriptors, threads")
         for minute, now in enumerate(soaked(cluster, minutes + 1, 60.0)):
             held.append(now)
             shown = "  ".join(
-                f"{rank}: {each['memory_bytes'] / 1e6:.1f}, {each['descriptors']}, "
-                f"{each['threads']}"
+                f"{rank}: {each['memory_bytes'] / 1e6:.1f}, {each['allocated_bytes'] / 1e6:.3f}, "
+                f"{each['descriptors']}, {each['threads']}"
                 for rank, each in enumerate(now)
             )
             print(f"{minute:>6}  {shown}", flush=True)

@@ -5,6 +5,7 @@ python enduring.py SOCKET BACKEND: requests are `join`, `reduce`, `leave` and `h
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
@@ -72,13 +73,36 @@ def leave() -> dict[str, float]:
 
 def held() -> dict[str, int]:
     """Count what this process holds."""
+    gc.collect()
     status = Path("/proc/self/status").read_text().splitlines()
     figures = dict(line.split(":", 1) for line in status)
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": int(figures["Threads"]),
         "memory_bytes": 1024 * int(figures["VmRSS"].split()[0]),
+        "allocated_bytes": _allocated_bytes(),
+        "python_blocks": sys.getallocatedblocks(),
     }
+
+
+class _Mallinfo(ctypes.Structure):
+    """What mallinfo2 of glibc returns."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+def _allocated_bytes() -> int:
+    """Count what has been allocated and not freed, whatever the allocator keeps for itself."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Mallinfo
+    told = mallinfo()
+    return int(told.uordblks + told.hblkhd)
 
 
 def _said(error: Exception) -> str:
