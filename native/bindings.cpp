@@ -451,9 +451,10 @@ void define_transport(nb::module_& module) {
         .def_prop_ro("ended_ns", [](const Task& task) { return task.times.ended_ns; })
         .def_prop_ro("times", &times_of);
     nb::class_<Engine>(module, "TransportEngine")
-        .def(nb::init<int, std::vector<int>, std::vector<std::string>, std::string, double, int>(),
+        .def(nb::init<int, std::vector<int>, std::vector<std::string>, std::string, double, int,
+                      bool>(),
              nb::arg("rank"), nb::arg("sockets"), nb::arg("names"), nb::arg("group"),
-             nb::arg("silence_s"), nb::arg("spin_us"))
+             nb::arg("silence_s"), nb::arg("spin_us"), nb::arg("checks") = false)
         .def("collective", &issue_collective, nb::arg("description"), nb::arg("program"),
              nb::arg("source"), nb::arg("work"), nb::arg("reduction").none(), nb::arg("number"),
              nb::arg("divide_by"), nb::arg("timeout_s"), nb::arg("soon"))

@@ -15,14 +15,17 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <utility>
+
+#include "checksum.hpp"
 
 namespace fullwire {
 
 namespace {
 
-constexpr std::uint32_t kMagic = 0x31545746;  // "FWT1"
+constexpr std::uint32_t kMagic = 0x32545746;  // "FWT2"
 constexpr std::size_t kLargestChunk = std::size_t{256} << 10;
 constexpr std::size_t kSmallestChunk = std::size_t{16} << 10;
 constexpr std::size_t kLongestNote = 16384;
@@ -68,18 +71,17 @@ char* at(std::uint64_t address) { return reinterpret_cast<char*>(address); }
 struct Engine::Head {
     std::uint32_t magic = kMagic;
     std::uint8_t kind = 0;
-    std::uint8_t unused[3] = {};
+    std::uint8_t has_checksum = 0;
+    std::uint8_t unused[2] = {};
     std::uint64_t number = 0;
     std::uint64_t signature = 0;
     std::uint64_t extra = 0;
     std::uint32_t length = 0;
+    std::uint32_t checksum = 0;  // of what the head announces
+    std::uint32_t unused_too = 0;
     std::uint32_t check = 0;  // of the rest of the head
 
-    std::uint32_t right_check() const {
-        const char* bytes = reinterpret_cast<const char*>(this);
-        const std::uint64_t hash = hash_of(bytes, sizeof(Head) - sizeof(check));
-        return static_cast<std::uint32_t>(hash ^ (hash >> 32));
-    }
+    std::uint32_t right_check() const { return crc32c(this, sizeof(Head) - sizeof(check)); }
 
     bool makes_sense() const {
         const std::size_t longest =
@@ -100,6 +102,7 @@ struct Engine::Connection {
     Sink sink = Sink::head;
     Head head{};
     std::size_t head_bytes = 0, left = 0;
+    std::uint32_t checksum = 0;  // of what has come of this frame
     std::string note;
     TaskPointer transfer;
     std::array<char, 8> carry{};  // an element of which the end has not come yet
@@ -156,14 +159,20 @@ struct Engine::Case {
     std::uint64_t sequence;
     bool is_late;
     std::int64_t until_ns;
-    std::vector<std::optional<std::pair<bool, std::string>>> heard;  // by rank: has called it, what
+    struct Heard {
+        bool has_called;
+        std::string what;
+        int towards;  // the rank that it has most on the way to, or -1
+        std::uint64_t on_the_way_bytes;
+    };
+    std::vector<std::optional<Heard>> heard;  // by rank
 };
 
 Engine::Engine(int rank, std::vector<int> sockets, std::vector<std::string> names,
-               std::string group, double silence_s, int spin_us)
+               std::string group, double silence_s, int spin_us, bool checks)
     : rank_(rank), names_(std::move(names)), group_(std::move(group)),
       silence_ns_(static_cast<std::int64_t>(silence_s * 1e9)), spin_ns_(spin_us * 1000LL),
-      process_(::getpid()), scratch_(kScratch) {
+      checks_(checks), process_(::getpid()), scratch_(kScratch) {
     for (std::size_t other = 0; other < sockets.size(); ++other) {
         const bool is_self = static_cast<int>(other) == rank;
         connections_.push_back(is_self ? nullptr : std::make_unique<Connection>(
@@ -269,26 +278,16 @@ void Engine::drive(int wait_ms) {
         polled_.push_back({is_open ? connection->socket : -1, events, 0});
     }
     busy_.store(is_busy());
-    if (!busy_.load()) wait_ms = 0;
-    int found = ::poll(polled_.data(), polled_.size(), 0);
-    const bool spins = found == 0 && wait_ms > 0 && spin_ns_ > 0 && current_ &&
-                       current_->is_small;
-    for (const std::int64_t since = now_ns(); spins && found == 0 && now_ns() - since < spin_ns_;) {
-        ::sched_yield();  // to the other rank, if it was put on the same processor
-        found = ::poll(polled_.data(), polled_.size(), 0);
+    poll_for(busy_.load() ? wait_ms : 0);
+    if (polled_[0].revents) {
+        std::uint64_t count;
+        (void)!::read(wake_, &count, sizeof count);
     }
-    if (found == 0 && wait_ms > 0) found = ::poll(polled_.data(), polled_.size(), wait_ms);
-    if (found > 0) {
-        if (polled_[0].revents) {
-            std::uint64_t count;
-            (void)!::read(wake_, &count, sizeof count);
-        }
-        for (auto& connection : connections_) {
-            if (!connection || !connection->is_open()) continue;
-            const short events = polled_[static_cast<std::size_t>(connection->rank) + 1].revents;
-            if (events & POLLOUT) connection->is_full = false;
-            if (events & ~POLLOUT) receive(*connection);
-        }
+    for (auto& connection : connections_) {
+        if (!connection || !connection->is_open()) continue;
+        const short events = polled_[static_cast<std::size_t>(connection->rank) + 1].revents;
+        if (events & POLLOUT) connection->is_full = false;
+        if (events & ~POLLOUT) receive(*connection);
     }
     for (auto& connection : connections_) {
         if (connection && connection->is_open() && !connection->is_full) transmit(*connection);
@@ -307,6 +306,17 @@ void Engine::drive(int wait_ms) {
         judge_if_heard(now);
     }
     busy_.store(is_busy());
+}
+
+void Engine::poll_for(int wait_ms) {
+    const bool spins = wait_ms > 0 && spin_ns_ > 0 && current_ && current_->is_small;
+    int found = ::poll(polled_.data(), polled_.size(), spins ? 0 : wait_ms);
+    if (!spins) return;
+    for (const std::int64_t since = now_ns(); found == 0 && now_ns() - since < spin_ns_;) {
+        ::sched_yield();  // to the other rank, if it was put on the same processor
+        found = ::poll(polled_.data(), polled_.size(), 0);
+    }
+    if (found == 0) ::poll(polled_.data(), polled_.size(), wait_ms);
 }
 
 bool Engine::is_busy() const {
@@ -491,9 +501,19 @@ void Engine::end(const TaskPointer& task, Task::State state, const std::string& 
 
 void Engine::transmit(Connection& connection) {
     while (!connection.is_broken) {
-        if (connection.out.what == Connection::Out::What::nothing && !choose_next(connection)) return;
+        if (connection.out.what == Connection::Out::What::nothing) {
+            if (!choose_next(connection)) return;
+            seal(connection);
+        }
         if (!push(connection)) return;
     }
+}
+
+void Engine::seal(Connection& connection) const {
+    Connection::Out& out = connection.out;
+    out.head.has_checksum = checks_ ? 1 : 0;
+    if (checks_) out.head.checksum = crc32c(out.payload, out.head.length);
+    out.head.check = out.head.right_check();
 }
 
 bool Engine::choose_next(Connection& connection) {
@@ -558,7 +578,6 @@ bool Engine::choose_collective(Connection& connection) {
 // Hands a frame to the kernel; false if it takes no more for now.
 bool Engine::push(Connection& connection) {
     Connection::Out& out = connection.out;
-    if (!out.done) out.head.check = out.head.right_check();
     const std::size_t all = sizeof(Head) + out.head.length;
     while (out.done < all) {
         iovec parts[2];
@@ -602,10 +621,11 @@ bool Engine::push(Connection& connection) {
 }
 
 void Engine::say(Connection& connection, std::uint8_t kind, std::uint64_t number,
-                 std::uint64_t extra, const std::string& text) {
+                 std::uint64_t extra, const std::string& text, std::uint64_t signature) {
     Head head;
     head.kind = kind;
     head.number = number;
+    head.signature = signature;
     head.extra = extra;
     head.length = static_cast<std::uint32_t>(std::min(text.size(), kLongestNote));
     connection.notes.emplace_back(head, text.substr(0, kLongestNote));
@@ -681,8 +701,9 @@ std::size_t Engine::look_at(Connection& connection, const char* bytes, std::size
 void Engine::understand_head(Connection& connection) {
     using Sink = Connection::Sink;
     const Head& head = connection.head;
-    if (!head.makes_sense()) return refuse(connection, "it sent what is no frame of this transport");
+    if (!head.makes_sense()) return refuse(connection, "what is no frame of this transport");
     connection.left = head.length;
+    connection.checksum = 0;
     connection.note.clear();
     if (failed_) {
         connection.sink = head.kind == kAbort ? Sink::note : Sink::nowhere;
@@ -695,7 +716,7 @@ void Engine::understand_head(Connection& connection) {
             });
         const bool fits = found != receiving_.end() &&
                           head.length <= (*found)->work[0].bytes - (*found)->received[0];
-        if (!fits) return refuse(connection, "it sent a tensor that nobody had asked for");
+        if (!fits) return refuse(connection, "a tensor that nobody had asked for");
         connection.transfer = *found;
         connection.sink = Sink::transfer;
     } else {
@@ -728,7 +749,7 @@ void Engine::understand_data(Connection& connection) {
     }
     const bool is_ahead = !current_ || head.number > current_->sequence;
     if (is_ahead && connection.early_bytes + head.length > 2 * kEagerBytes) {
-        return refuse(connection, "it sent more than it had been told to");
+        return refuse(connection, "more than it had been told to");
     }
     connection.early.push_back({head.number, head.signature, head.extra, {}});
     connection.early.back().bytes.reserve(head.length);
@@ -741,6 +762,12 @@ void Engine::take_payload(Connection& connection, const char* bytes, std::size_t
     using Sink = Connection::Sink;
     connection.left -= count;
     const bool is_whole = !connection.left;
+    if (connection.head.has_checksum) {
+        connection.checksum = crc32c(bytes, count, connection.checksum);
+        if (is_whole && connection.checksum != connection.head.checksum) {
+            return refuse(connection, "bytes that were damaged on the way: their checksum is wrong");
+        }
+    }
     const Sink sink = connection.sink;
     if (is_whole) connection.sink = Sink::head;
     switch (sink) {
@@ -961,7 +988,7 @@ void Engine::understand_note(Connection& connection) {
                 sending_.begin(), sending_.end(), [&](const TaskPointer& task) {
                     return task->rank == connection.rank && task->transfer == head.number;
                 });
-            if (found == sending_.end()) return refuse(connection, "it asked for what nobody sends");
+            if (found == sending_.end()) return refuse(connection, "a request for what nobody sends");
             connection.granted_transfers.push_back(*found);
             sending_.erase(found);
             break;
@@ -994,8 +1021,10 @@ void Engine::understand_note(Connection& connection) {
             break;
         case kTell:
             if (case_ && case_->sequence == head.number) {
-                case_->heard[static_cast<std::size_t>(connection.rank)] = {head.extra != 0,
-                                                                           connection.note};
+                case_->heard[static_cast<std::size_t>(connection.rank)] =
+                    Case::Heard{(head.extra & 1) != 0, connection.note,
+                                static_cast<int>(std::min<std::uint64_t>(head.extra >> 1, names_.size())) - 1,
+                                head.signature};
                 judge_if_heard(now_ns());
             }
             break;
@@ -1019,7 +1048,22 @@ const std::string* Engine::misses(const Connection& connection) const {
 
 void Engine::tell(Connection& to, std::uint64_t sequence) {
     const std::string* found = description_of(sequence);
-    say(to, kTell, sequence, found ? 1 : 0, found ? *found : "");
+    const auto [towards, bytes] = most_on_the_way();
+    const std::uint64_t extra = static_cast<std::uint64_t>(towards + 1) << 1 | (found ? 1 : 0);
+    say(to, kTell, sequence, extra, found ? *found : "", bytes);
+}
+
+// Returns the rank that has not acknowledged most of what the kernel has for it, and how much.
+std::pair<int, std::uint64_t> Engine::most_on_the_way() const {
+    std::pair<int, std::uint64_t> most{-1, 0};
+    for (const auto& connection : connections_) {
+        if (!connection || !connection->is_open()) continue;
+        int bytes = 0;
+        ::ioctl(connection->socket, SIOCOUTQ, &bytes);
+        const auto unacknowledged = static_cast<std::uint64_t>(std::max(bytes, 0));
+        if (unacknowledged > most.second) most = {connection->rank, unacknowledged};
+    }
+    return most;
 }
 
 const std::string* Engine::description_of(std::uint64_t sequence) const {
@@ -1103,12 +1147,13 @@ void Engine::judge_if_heard(std::int64_t now) {
     }
     if (!case_ || failed_) return;
     const std::string* own = description_of(case_->sequence);
-    case_->heard[0] = {own != nullptr, own ? *own : ""};
+    const auto [towards, bytes] = most_on_the_way();
+    case_->heard[0] = Case::Heard{own != nullptr, own ? *own : "", towards, bytes};
     // Of a collective that is late it is enough to know who has called it. Where ranks disagree, the
     // others may be about to say what they call.
     const bool is_clear = std::all_of(
         case_->heard.begin(), case_->heard.end(),
-        [&](const auto& each) { return each && (each->first || case_->is_late); });
+        [&](const auto& each) { return each && (each->has_called || case_->is_late); });
     if (!is_clear && now < case_->until_ns) return;
     const std::string found = verdict();
     case_.reset();
@@ -1119,9 +1164,9 @@ std::string Engine::verdict() const {
     std::vector<std::pair<std::string, std::string>> said;  // what, and the ranks that say so
     for (std::size_t rank = 0; rank < case_->heard.size(); ++rank) {
         const auto& heard = case_->heard[rank];
-        const std::string what = !heard           ? "does not answer"
-                                 : !heard->first  ? "has not called it"
-                                                  : "called " + heard->second;
+        const std::string what = !heard               ? "does not answer"
+                                 : !heard->has_called ? "has not called it"
+                                                      : "called " + heard->what;
         const auto known = std::find_if(said.begin(), said.end(),
                                         [&](const auto& each) { return each.first == what; });
         const std::string& name = names_[rank];
@@ -1138,8 +1183,22 @@ std::string Engine::verdict() const {
     for (std::size_t each = 0; each < said.size(); ++each) {
         text += (each ? "; " : "") + said[each].second + " " + said[each].first;
     }
-    const bool is_one = said.size() == 1;
-    if (is_one) text += case_->is_late ? "" : ", with parts of different sizes";
+    if (case_->is_late) return text + on_the_way();
+    return said.size() == 1 ? text + ", with parts of different sizes" : text;
+}
+
+// Around a ring all wait for the slowest connection, and only there is something on the way.
+std::string Engine::on_the_way() const {
+    std::uint64_t most = 0;
+    for (const auto& heard : case_->heard) most = std::max(most, heard ? heard->on_the_way_bytes : 0);
+    std::string text;
+    for (std::size_t rank = 0; rank < case_->heard.size(); ++rank) {
+        const auto& heard = case_->heard[rank];
+        if (!heard || heard->towards < 0 || heard->on_the_way_bytes < most / 2) continue;
+        text += (text.empty() ? "; still on the way: " : ", ") +
+                std::to_string(heard->on_the_way_bytes) + " bytes from " +
+                name_of(static_cast<int>(rank)) + " to " + name_of(heard->towards);
+    }
     return text;
 }
 
@@ -1149,10 +1208,13 @@ void Engine::lost(Connection& connection, const std::string& how) {
     fail(name_of(connection.rank) + " is gone: " + how, true);
 }
 
+// Whatever else comes from there is not looked at; but it is told why, like all others.
 void Engine::refuse(Connection& connection, const std::string& what) {
     ++malformed_;
-    connection.close();
-    fail("the connection to " + name_of(connection.rank) + " was closed: " + what, true);
+    connection.sink = Connection::Sink::nowhere;
+    connection.left = std::numeric_limits<std::size_t>::max();
+    connection.head = Head{};
+    fail(name_of(connection.rank) + " sent " + name_of(rank_) + " " + what, true);
 }
 
 void Engine::fail(const std::string& problem, bool tell_others) {

@@ -3,7 +3,7 @@
 // A collective is a program: what this rank sends and receives, in order, and which send waits for
 // which receive. A send may follow the receive that it waits for byte by byte, so a ring forwards
 // what it has reduced while the rest is still on the wire. Between two ranks there is one
-// connection, which carries frames: a head of 40 bytes and what it announces. Of one collective at
+// connection, which carries frames: a head of 48 bytes and what it announces. Of one collective at
 // most `kEagerBytes` are sent to a rank before it has said that it is there too; so everything that
 // arrives can be read at once, and no frame ever waits behind another that nobody wants yet.
 //
@@ -26,6 +26,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "arithmetic.hpp"
@@ -110,8 +111,9 @@ using TaskPointer = std::shared_ptr<Task>;
 class Engine {
 public:
     // `sockets` by rank, connected and trusted, -1 at the own place; they are closed with the engine.
+    // With `checks` what it sends bears a checksum; where there is one the receiver looks at it.
     Engine(int rank, std::vector<int> sockets, std::vector<std::string> names, std::string group,
-           double silence_s, int spin_us);
+           double silence_s, int spin_us, bool checks);
     ~Engine();
 
     // `soon`: the caller waits at once, and will drive.
@@ -134,6 +136,7 @@ private:
 
     void work_in_background();
     void drive(int wait_ms);
+    void poll_for(int wait_ms);
     void take_issued();
     void begin(const TaskPointer& task);
     void begin_transfer(const TaskPointer& task);
@@ -146,10 +149,10 @@ private:
     bool choose_next(Connection& connection);
     bool choose_collective(Connection& connection);
     bool choose_transfer(Connection& connection);
+    void seal(Connection& connection) const;
     bool push(Connection& connection);
     void say(Connection& connection, std::uint8_t kind, std::uint64_t number, std::uint64_t extra,
-             const std::string& text = "");
-    std::size_t may_send(const Send& send) const;
+             const std::string& text = "", std::uint64_t signature = 0);
 
     void receive(Connection& connection);
     std::size_t look_at(Connection& connection, const char* bytes, std::size_t count);
@@ -169,8 +172,10 @@ private:
     void open_case(std::uint64_t sequence, bool is_late);
     const std::string* misses(const Connection& connection) const;
     void tell(Connection& to, std::uint64_t sequence);
+    std::pair<int, std::uint64_t> most_on_the_way() const;
     void judge_if_heard(std::int64_t now_ns);
     std::string verdict() const;
+    std::string on_the_way() const;
     const std::string* description_of(std::uint64_t sequence) const;
     void lost(Connection& connection, const std::string& how);
     void refuse(Connection& connection, const std::string& what);
@@ -184,6 +189,7 @@ private:
     const std::string group_;
     const std::int64_t silence_ns_;
     const std::int64_t spin_ns_;
+    const bool checks_;
     const int process_;
 
     std::mutex mutex_;

@@ -180,7 +180,9 @@ def test_a_slow_peer_is_waited_for_until_the_time_is_over(cluster: Cluster) -> N
     cluster.reduce(lasting_s=0, count=32 * COUNT)  # 7 s
     errors = {cluster.failed(rank) for rank in range(RANKS)}
     assert len(errors) == 1
-    assert "did not finish in time" in errors.pop()
+    error = errors.pop()
+    assert "did not finish in time" in error
+    assert re.search(r"rank 1 does not answer|on the way: .*(from|to) rank 1", error), error
 
 
 def test_strangers_at_the_port_neither_join_nor_keep_others_from_joining(cluster: Cluster) -> None:

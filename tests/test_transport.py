@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import multiprocessing
 import select
@@ -43,9 +44,13 @@ OPERATIONS: dict[int, Any] = {
 class Mesh:
     """Engines of one group, all in this process, each driven by a thread of its own."""
 
-    def __init__(self, size: int, *, silence_s: float = 30) -> None:
+    def __init__(
+        self, size: int, *, silence_s: float = 30, checks: bool = False,
+        pair: Callable[[int, int], tuple[socket.socket, socket.socket]] | None = None,
+    ) -> None:  # fmt: skip
         self.size = size
-        pairs = {(a, b): socket.socketpair() for a in range(size) for b in range(a)}
+        make = pair or (lambda a, b: socket.socketpair())
+        pairs = {(a, b): make(a, b) for a in range(size) for b in range(a)}
         self.engines = []
         for rank in range(size):
             mine = [-1] * size
@@ -53,7 +58,9 @@ class Mesh:
                 if rank in (a, b):
                     mine[b if rank == a else a] = (of_a if rank == a else of_b).detach()
             names = [str(each) for each in range(size)]
-            self.engines.append(_native.TransportEngine(rank, mine, names, "mesh", silence_s, 0))
+            self.engines.append(
+                _native.TransportEngine(rank, mine, names, "mesh", silence_s, 0, checks)
+            )
 
     def allreduce(
         self, algorithm: str, arrays: list[Any], operation: int, divide_by: int = 1
@@ -76,6 +83,48 @@ class Mesh:
     def close(self) -> None:
         for engine in self.engines:
             engine.close()
+
+
+class DamagedLine:
+    """Connects two ranks through ourselves, and changes one byte of what the second one sends."""
+
+    HEAD_BYTES = 48
+
+    def __init__(self, position: int) -> None:
+        self._position = position
+        self._threads: list[threading.Thread] = []
+        self._here: list[socket.socket] = []
+
+    def pair(self, a: int, b: int) -> tuple[socket.socket, socket.socket]:
+        """Damage what rank 0 sends to rank 1."""
+        if (a, b) != (1, 0):
+            return socket.socketpair()
+        (end_a, here_a), (end_b, here_b) = socket.socketpair(), socket.socketpair()
+        self._here = [here_a, here_b]
+        for source, target, position in ((here_a, here_b, None), (here_b, here_a, self._position)):
+            self._threads.append(
+                threading.Thread(target=self._pass_on, args=(source, target, position))
+            )
+            self._threads[-1].start()
+        return end_a, end_b
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        for each in self._here:
+            each.close()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, target: socket.socket, position: int | None) -> None:
+        passed = 0
+        while piece := bytearray(source.recv(1 << 16)):
+            if position is not None and passed <= position < passed + len(piece):
+                piece[position - passed] ^= 0x10
+            passed += len(piece)
+            with contextlib.suppress(OSError):
+                target.sendall(piece)
+        target.shutdown(socket.SHUT_WR)
 
 
 def in_threads(works: list[Callable[[], Any]]) -> list[Any]:
@@ -204,6 +253,15 @@ def test_half_precision_is_rounded_as_the_processor_would(bits: list[int]) -> No
         made.close()
 
 
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("operation", [SUM, PRODUCT, MINIMUM, MAXIMUM])
+def test_ranks_agree_on_the_bits_of_what_is_no_number(mesh: Any, kind: str, operation: int) -> None:
+    odd = np.array([np.nan, -np.nan, 0.0, -0.0, np.inf, -np.inf], kind)
+    arrays = [np.repeat(odd, len(odd)), np.tile(odd, len(odd))]
+    mesh(2).allreduce("exchange", arrays, operation)
+    assert arrays[0].tobytes() == arrays[1].tobytes()
+
+
 def test_algorithms_follow_the_cost_of_the_links() -> None:
     near = Links(rate_bps=10e9, latency_s=50e-6)
     assert programs.allreduce_algorithm(2, 4, near) == "exchange"
@@ -212,7 +270,7 @@ def test_algorithms_follow_the_cost_of_the_links() -> None:
     assert programs.allreduce_algorithm(8, 25 * 2**20, near) == "ring"
 
 
-@given(said=st.binary(min_size=40, max_size=400))
+@given(said=st.binary(min_size=DamagedLine.HEAD_BYTES, max_size=400))
 @settings(max_examples=25, deadline=None)
 def test_what_is_no_frame_closes_the_connection_and_is_counted(said: bytes) -> None:
     ours, theirs = socket.socketpair()
@@ -225,10 +283,46 @@ def test_what_is_no_frame_closes_the_connection_and_is_counted(said: bytes) -> N
         theirs.sendall(said)
         assert engine.wait(task, 30.0)
     assert task.problem
-    assert "rank 1 was closed: it sent what is no frame" in task.problem
+    assert "rank 1 sent rank 0 what is no frame of this transport" in task.problem
     assert engine.malformed == 1
     assert (array == 1).all()
     engine.close()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("place", ["payload", "head"])
+def test_damage_on_the_way_is_found_and_every_rank_is_told_whose(size: int, place: str) -> None:
+    line = DamagedLine(DamagedLine.HEAD_BYTES + 401 if place == "payload" else 20)
+    made = Mesh(size, checks=True, pair=line.pair)
+    said = made.allreduce("ring", [np.ones(5000, np.float32) for _ in range(size)], SUM)
+    made.close()
+    line.join()
+    what = "bytes that were damaged on the way" if place == "payload" else "what is no frame"
+    assert len(set(said)) == 1
+    assert f"rank 0 sent rank 1 {what}" in str(said[0])
+    assert made.engines[1].malformed == 1
+
+
+def test_without_checksums_damage_is_only_in_the_sum() -> None:
+    line = DamagedLine(DamagedLine.HEAD_BYTES + 401)
+    made = Mesh(2, pair=line.pair)
+    arrays = [np.ones(5000, np.float32) for _ in range(2)]
+    assert made.allreduce("ring", arrays, SUM) == [None, None]
+    made.close()
+    line.join()
+    assert any((array != 2).any() for array in arrays)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "exchange"])
+def test_checksums_change_no_sum(algorithm: str) -> None:
+    made = Mesh(3, checks=True)
+    for count in (0, 1, 40_009, 1_000_003):
+        arrays = [numbers("float32", count, rank) for rank in range(3)]
+        expected = np.sum(arrays, axis=0, dtype=np.float32)
+        assert made.allreduce(algorithm, arrays, SUM) == [None] * 3
+        for array in arrays:
+            np.testing.assert_array_equal(array, expected)
+    made.close()
 
 
 @pytest.mark.parametrize("size", [2, 3])

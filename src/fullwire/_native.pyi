@@ -129,6 +129,7 @@ class TransportEngine:
         group: str,
         silence_s: float,
         spin_us: int,
+        checks: bool = False,
     ) -> None: ...
     def collective(
         self,

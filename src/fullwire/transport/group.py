@@ -26,6 +26,7 @@ from fullwire.transport.rendezvous import meet
 from fullwire.transport.work import Completer, Work
 
 LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; never longer than the group's time-out
+CHECKSUM_VARIABLE = "FULLWIRE_CHECKSUM"  # 1: what this rank sends bears checksums
 SHORTEST_RENDEZVOUS_S = 30.0  # processes start when they start, whatever collectives may take
 _NUMBERS = {
     torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3, torch.int8: 4,
@@ -49,6 +50,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     def __init__(self, options: Any) -> None:
         rank, size = options.group_rank, options.group_size
         super().__init__(rank, size)
+        checks = _wants_checksums()
         self._rank, self._size = rank, size
         self._timeout_s = options.timeout.total_seconds()
         self._label = str(options.group_id)
@@ -60,7 +62,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self.strangers = met.strangers
         self._engine = _native.TransportEngine(
             rank, met.sockets, [str(member) for member in self._members], self._label,
-            min(LONGEST_SILENCE_S, self._timeout_s), _spin_us(met.machines, rank),
+            min(LONGEST_SILENCE_S, self._timeout_s), _spin_us(met.machines, rank), checks,
         )  # fmt: skip
         self._completer = Completer(self._engine)
         self._process = os.getpid()
@@ -551,6 +553,13 @@ def _typed(tensor: Any) -> str:
 
 def _described(tensor: Any) -> str:
     return f"{tensor.numel()} {_typed(tensor)}"
+
+
+def _wants_checksums() -> bool:
+    said = os.environ.get(CHECKSUM_VARIABLE, "0")
+    if said not in ("0", "1"):
+        raise TransportError(f"{CHECKSUM_VARIABLE}: expected 0 or 1, got {said!r}")
+    return said == "1"
 
 
 def _spin_us(machines: list[str], rank: int) -> int:
