@@ -5,7 +5,7 @@ PYTHON ?= python3
 # PIP_EXTRA_INDEX_URL), it takes that one; else it brings the CUDA libraries along.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test environment
+.PHONY: demo test sanitize environment
 
 demo: .venv/ready
 	@SHORT=$(SHORT) bash examples/demo.sh
@@ -15,6 +15,10 @@ test: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/python -m pytest
+
+# The native transport under ThreadSanitizer and AddressSanitizer.
+sanitize: .venv/ready
+	.venv/bin/python -m pytest tests/test_transport_races.py
 
 environment: .venv/ready
 
