@@ -63,12 +63,13 @@ class Mesh:
             )
 
     def allreduce(
-        self, algorithm: str, arrays: list[Any], operation: int, divide_by: int = 1
-    ) -> list[str | None]:
+        self, algorithm: str, arrays: list[Any], operation: int, divide_by: int = 1,
+        segments: int = 1,
+    ) -> list[str | None]:  # fmt: skip
         def one(rank: int) -> str | None:
             array, engine = arrays[rank], self.engines[rank]
             place = [(array.ctypes.data, array.nbytes)]
-            program = programs.allreduce(algorithm, self.size, rank)
+            program = programs.allreduce(algorithm, self.size, rank, segments)
             number = NUMBERS[array.dtype.name]
             task = engine.collective(
                 f"{array.nbytes} bytes", program, place, place, operation, number, divide_by, 30.0,
@@ -211,6 +212,23 @@ def test_every_rank_gets_the_sum(mesh: Any, algorithm: str, size: int) -> None:
         assert made.allreduce(algorithm, arrays, SUM) == [None] * size
         for array in arrays:
             np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize("size", range(1, 6))
+def test_a_ring_in_segments_gives_the_sum_of_a_ring(mesh: Any, size: int) -> None:
+    made = mesh(size)
+    for segments, count in ((2, 1), (4, 1000), (8, 700_001)):
+        arrays = [numbers("int32", count, rank) for rank in range(size)]
+        expected = np.sum(arrays, axis=0, dtype=np.int32)
+        assert made.allreduce("ring", arrays, SUM, segments=segments) == [None] * size
+        for array in arrays:
+            np.testing.assert_array_equal(array, expected)
+
+
+@given(workers=st.integers(1, 64), size=st.integers(0, 2**40))
+def test_segments_are_neither_small_nor_many(workers: int, size: int) -> None:
+    segments = programs.ring_segments(workers, size)
+    assert segments == 1 or 2**21 <= size / segments / workers < 2**22
 
 
 @pytest.mark.parametrize("kind", NUMBERS)

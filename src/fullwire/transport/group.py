@@ -148,7 +148,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             number, reduction, divide_by = self._how(tensor, opts)
             memory = _memory(tensor, dense=True)
             algorithm = self._algorithm(memory[1])
-            program = programs.allreduce(algorithm, self._size, self._rank)
+            segments = programs.ring_segments(self._size, memory[1]) if algorithm == "ring" else 1
+            program = programs.allreduce(algorithm, self._size, self._rank, segments)
             what = f"{name}({_called(opts)}) of {_described(tensor)}"
             how = (reduction, number, divide_by)
             tasks.append(partial(self._issue, what, program, [memory], [memory], opts, *how))

@@ -8,7 +8,7 @@ from the root, though it be an empty message), so that ranks that disagree find 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from fullwire.model.plan import plan, power_of_two_within
 from fullwire.model.stages import Plan, Transfers
 
 LARGEST_UNPIPELINED_BYTES = 2**20  # what the engine takes from a rank before it is asked for
+_SEGMENT_BYTES = 2**21  # for each rank: two of these of every rank lie in the processor's caches
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,49 @@ def _exchange_cost(workers: int, size_bytes: int) -> Cost:
     return Cost(np.float64(size_bytes * rounds), rounds, np.float64(0))  # type: ignore[arg-type]
 
 
+def ring_segments(workers: int, size_bytes: int) -> int:
+    """Return into how many parts a vector is cut, a power of two so that there are few programs."""
+    return 1 << max(size_bytes // (workers * _SEGMENT_BYTES), 1).bit_length() - 1
+
+
 @cache
-def allreduce(algorithm: str, workers: int, rank: int) -> Any:
-    """Every rank gets the sum."""
+def allreduce(algorithm: str, workers: int, rank: int, segments: int = 1) -> Any:
+    """Every rank gets the sum; a ring is carried out on several segments, one after the other."""
     if algorithm == "exchange":
         return _exchange(workers, rank, reduces=True)
-    return _planned(plan("allreduce", algorithm, workers), rank)
+    stated = plan("allreduce", algorithm, workers)
+    if segments == 1:
+        return _planned(stated, rank)
+    return _program(
+        stated.blocks * segments,
+        *_staggered(*_as_seen_from(stated, rank), stated.blocks, segments),
+        signals=False,
+    )
+
+
+def _staggered(
+    sends: list[Send], receives: list[Receive], blocks: int, segments: int
+) -> tuple[list[Send], list[Receive]]:
+    """Begin each segment one round after the one before it.
+
+    So what was added up is sent on while it is still in the processor's caches, and each part of a
+    large vector is read from memory and written to it once instead of twice.
+    """
+    rounds = range(len(sends))
+    order = sorted(
+        ((segment, round_) for segment in range(segments) for round_ in rounds),
+        key=lambda each: (sum(each), each[1]),
+    )
+    place = {each: index for index, each in enumerate(order)}
+
+    def moved(each: Any, segment: int) -> Any:
+        after = place[segment, each.after] if each.after >= 0 else -1
+        return replace(each, first_block=each.first_block + segment * blocks, after=after)
+
+    return (
+        [moved(sends[round_], segment) for segment, round_ in order],
+        [moved(receives[round_], segment) for segment, round_ in order],
+    )
 
 
 @cache
