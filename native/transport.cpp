@@ -28,6 +28,7 @@ namespace {
 constexpr std::uint32_t kMagic = 0x32545746;  // "FWT2"
 constexpr std::size_t kLargestChunk = std::size_t{256} << 10;
 constexpr std::size_t kSmallestChunk = std::size_t{16} << 10;
+constexpr std::size_t kSegment = std::size_t{64} << 10;  // what the kernel takes off a wire at once
 constexpr std::size_t kLongestNote = 16384;
 constexpr std::size_t kScratch = std::size_t{256} << 10;
 // Read beyond what goes to its place at once: the next frame's head, and little else to copy.
@@ -103,6 +104,7 @@ struct Engine::Connection {
     Head head{};
     std::size_t head_bytes = 0, left = 0;
     std::uint32_t checksum = 0;  // of what has come of this frame
+    std::size_t wakes_at = 1;    // so many bytes make the kernel wake us
     std::string note;
     TaskPointer transfer;
     std::array<char, 8> carry{};  // an element of which the end has not come yet
@@ -274,11 +276,12 @@ void Engine::drive(int wait_ms) {
     polled_.push_back({wake_, POLLIN, 0});
     for (auto& connection : connections_) {
         const bool is_open = connection && connection->is_open();
+        if (is_open) choose_wake(*connection);
         const short events = is_open && connection->is_full ? POLLIN | POLLOUT : POLLIN;
         polled_.push_back({is_open ? connection->socket : -1, events, 0});
     }
     busy_.store(is_busy());
-    poll_for(busy_.load() ? wait_ms : 0);
+    const bool is_quiet = poll_for(busy_.load() ? wait_ms : 0) == 0;
     if (polled_[0].revents) {
         std::uint64_t count;
         (void)!::read(wake_, &count, sizeof count);
@@ -287,7 +290,9 @@ void Engine::drive(int wait_ms) {
         if (!connection || !connection->is_open()) continue;
         const short events = polled_[static_cast<std::size_t>(connection->rank) + 1].revents;
         if (events & POLLOUT) connection->is_full = false;
-        if (events & ~POLLOUT) receive(*connection);
+        // What does not fill a chunk is looked at when nothing else happens.
+        const bool may_have_some = is_quiet && connection->wakes_at > 1;
+        if ((events & ~POLLOUT) || may_have_some) receive(*connection);
     }
     for (auto& connection : connections_) {
         if (connection && connection->is_open() && !connection->is_full) transmit(*connection);
@@ -308,15 +313,26 @@ void Engine::drive(int wait_ms) {
     busy_.store(is_busy());
 }
 
-void Engine::poll_for(int wait_ms) {
+int Engine::poll_for(int wait_ms) {
     const bool spins = wait_ms > 0 && spin_ns_ > 0 && current_ && current_->is_small;
     int found = ::poll(polled_.data(), polled_.size(), spins ? 0 : wait_ms);
-    if (!spins) return;
+    if (!spins) return found;
     for (const std::int64_t since = now_ns(); found == 0 && now_ns() - since < spin_ns_;) {
         ::sched_yield();  // to the other rank, if it was put on the same processor
         found = ::poll(polled_.data(), polled_.size(), 0);
     }
-    if (found == 0) ::poll(polled_.data(), polled_.size(), wait_ms);
+    return found ? found : ::poll(polled_.data(), polled_.size(), wait_ms);
+}
+
+// Where the rest of a chunk is sure to come, the kernel wakes us for all of it and not for each piece.
+void Engine::choose_wake(Connection& connection) {
+    using Sink = Connection::Sink;
+    const bool is_due = connection.sink == Sink::collective || connection.sink == Sink::transfer;
+    const std::size_t wanted = is_due && connection.left > kSegment ? connection.left : 1;
+    if (wanted == connection.wakes_at) return;
+    const int bytes = static_cast<int>(wanted);
+    ::setsockopt(connection.socket, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
+    connection.wakes_at = wanted;
 }
 
 bool Engine::is_busy() const {

@@ -136,7 +136,8 @@ private:
 
     void work_in_background();
     void drive(int wait_ms);
-    void poll_for(int wait_ms);
+    int poll_for(int wait_ms);
+    void choose_wake(Connection& connection);
     void take_issued();
     void begin(const TaskPointer& task);
     void begin_transfer(const TaskPointer& task);
