@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullwire.model.cluster import Cluster
+from fullwire.model.cluster_plan import applicable_on
 from fullwire.model.cost import AddTimes, cost
 from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, flat
 from fullwire.model.fabric_cost import FabricCost, fabric_cost, scattered, with_workers
 from fullwire.model.plan import OPS, algorithms
+from fullwire.simulation.fabric_collective import fabric_time
+from fullwire.sources.clusters import cluster
 from tests.strategies import cases, fabrics
 
 KNOWN = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
@@ -22,6 +25,7 @@ FAT_TREE = Fabric(
     inside=Inside(kind="switch", rate_bps=1200e9, latency_s=1e-6),
     network=LeafSpine(nodes_per_leaf=4, oversubscription=2, latency_s=2e-6),
 )  # fmt: skip
+RAILS = cluster("dgx-h100", 4)
 
 
 def time_s(found: FabricCost, fabric: Fabric, size_bytes: float = 1e9) -> float:
@@ -77,6 +81,24 @@ def test_a_slow_host_slows_all_and_stays_as_slow_at_faster_nics() -> None:
     found = fabric_cost("allreduce", "ring", slow, 128)
     assert time_s(found, slow) == pytest.approx(2 * 127 / 128 * 8e9 / 25e9, rel=1e-3)
     assert float(found.time_s(1e9, 1 / 400e9)) == pytest.approx(time_s(found, slow), rel=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", applicable_on("allreduce", RAILS))
+@pytest.mark.parametrize("size_bytes", [10**5, 10**9])
+def test_it_agrees_with_events_where_ranks_are_alike(algorithm: str, size_bytes: int) -> None:
+    found = fabric_cost("allreduce", algorithm, RAILS, 32)
+    played = fabric_time("allreduce", algorithm, RAILS, size_bytes)
+    near = {"tree": 0.6, "multi-ring": 0.09, "hierarchical-tree": 0.03}.get(algorithm, 0.011)
+    assert time_s(found, RAILS, size_bytes) == pytest.approx(played.time_s, rel=near)
+
+
+def test_eight_nics_of_a_node_carry_eight_times_as_much_as_one() -> None:
+    one, all_eight, shared = (
+        time_s(fabric_cost("allreduce", algorithm, RAILS, 32), RAILS)
+        for algorithm in ("ring", "multi-ring", "hierarchical")
+    )
+    assert 7 < one / all_eight <= 8
+    assert shared < one / 4
 
 
 def test_scattered_ranks_are_each_on_a_device_of_their_own() -> None:

@@ -68,6 +68,24 @@ def test_a_grid_on_a_cluster_equals_its_points() -> None:
         assert next(point.rows()) == row
 
 
+def test_every_algorithm_that_a_cluster_offers_is_predicted() -> None:
+    offered = "ring,hierarchical,hierarchical-halving-doubling,multi-ring,in-network"
+    result = fw.whatif("vgg16@v100", cluster="dgx-h100", nodes="2,16", algorithm=offered)
+    assert len(result) == 10
+    step_s = dict(zip(result["algorithm"], result["step_s"], strict=True))  # the last: 16 nodes
+    assert step_s["multi-ring"] < step_s["ring"]
+    assert step_s["hierarchical"] < step_s["ring"]
+    assert result["network_utilization"].max() <= 1
+    [usual] = fw.whatif("vgg16@v100", cluster="dgx-h100", nodes=16)["algorithm"]
+    assert usual == "multi-ring"
+    tuned = fw.whatif("vgg16@v100", cluster="dgx-h100", nodes=16, algorithm="auto")
+    assert tuned["step_s"][0] <= min(step_s["multi-ring"], step_s["hierarchical"])
+    with pytest.raises(UsageError, match=r"expected all 8 devices .*, got 12 workers"):
+        fw.whatif("vgg16@v100", cluster="dgx-h100", workers=12, algorithm="hierarchical")
+    with pytest.raises(UsageError, match="algorithm: expected ring or tree"):
+        fw.whatif("vgg16@v100", workers=8, algorithm="hierarchical")
+
+
 def test_what_is_not_said_is_as_the_cluster_has_it() -> None:
     result = fw.whatif("resnet50@v100", cluster="p3dn", nodes=2)
     assert result["workers"].tolist() == [16]
@@ -197,7 +215,9 @@ def test_a_grid_of_a_hundred_thousand_points_stays_one_of_arrays() -> None:
 
 def test_nics_and_a_spine_as_wide_as_they_are_are_blamed_together() -> None:
     """Scattered over the leaves of a 1:1 spine, neither alone would help."""
-    packed, scattered = fw.whatif("llama3-8b@h100", cluster="dgx-h100", nodes=64).suspicions
+    packed, scattered = fw.whatif(
+        "llama3-8b@h100", cluster="dgx-h100", nodes=64, algorithm="ring"
+    ).suspicions
     assert packed.worst is not None
     assert packed.worst.links == "NICs"
     assert scattered.worst is not None

@@ -11,7 +11,7 @@ from fullwire.answers.conditions import count, is_scattered, rate, worker_count
 from fullwire.answers.conditions import latency as read_latency
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
-from fullwire.model.cluster_plan import cluster_algorithms
+from fullwire.model.cluster_plan import cluster_algorithms, usual_algorithm
 from fullwire.model.cost import AddTimes
 from fullwire.model.fabric import Fabric, flat
 from fullwire.model.fabric_cost import scattered, with_workers
@@ -43,7 +43,6 @@ def collective(
     rank r is on device `order[r]`. `progress` hears how many of how many transfers are done.
     """
     op = op.lower().replace("-", "").replace("_", "")
-    algorithm = algorithm or cluster_algorithms(op)[0]
     adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
     size = size_bytes(bytes, "bytes")
     among = None if workers is None else worker_count(workers)
@@ -52,11 +51,13 @@ def collective(
     }  # fmt: skip
     if cluster is None:
         around = _one_switch(among, bandwidth, latency)
+        algorithm = algorithm or cluster_algorithms(op)[0]
         if order is None and op in OPS and algorithm in (AUTO, *algorithms(op)):
             return _around(op, algorithm, around, size, how)
         fabric = flat(around)
     else:
         fabric = _fabric(cluster, nodes, bandwidth, latency)
+        algorithm = algorithm or usual_algorithm(op, fabric)
     fabric = fabric if among is None else with_workers(fabric, among)
     where = _order(fabric, among, placement, order)
 

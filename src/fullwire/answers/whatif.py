@@ -36,6 +36,7 @@ from fullwire.answers.subjects import (
 from fullwire.answers.suspects import Suspicion, suspicions
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
+from fullwire.model.cluster_plan import usual_algorithm
 from fullwire.model.compressor import Compressor
 from fullwire.model.cost import Floats
 from fullwire.model.fabric import Fabric, with_nodes
@@ -247,7 +248,9 @@ def _grid(
     if recorded_workers == 1:  # a profile of one worker: the question is how it will scale
         recorded_workers = None
     usual_workers, usual_rates, usual_latency = _first(recorded_workers, USUAL_WORKERS), None, None
+    usual = "ring"
     if fabric is not None:
+        usual = usual_algorithm("allreduce", fabric)
         usual_workers = fabric.devices
         usual_rates, usual_latency = fabric.nics.rate_bps, fabric.nics.latency_s
     return Grid(
@@ -266,7 +269,7 @@ def _grid(
             _first(buckets, _recorded(runs, "buckets", "ddp")),
             lambda text: bucket_policy(str(text)),
         ),
-        algorithms=several(_first(algorithm, _recorded(runs, "algorithm", "ring")), str),
+        algorithms=several(_first(algorithm, _recorded(runs, "algorithm", usual)), str),
         latency_s=several(
             _first(latency_, usual_latency, _recorded(runs, "latency_s", 0.0)), latency
         ),

@@ -128,6 +128,13 @@ def cluster_algorithms(op: str) -> tuple[str, ...]:
     return (*usual, *(algorithm for known, algorithm in _BUILDERS if known == op))
 
 
+def usual_algorithm(op: str, fabric: Fabric) -> str:
+    """Return what is taken where nobody says: a ring for each NIC of a node, as NCCL has them."""
+    known = cluster_algorithms(op)
+    has_several = fabric.nics_per_node > 1 and not isinstance(fabric.network, Torus)
+    return "multi-ring" if has_several and "multi-ring" in known else known[0]
+
+
 def cluster_plan(op: str, algorithm: str, layout: Layout) -> Plan:
     """State a collective among ranks that are laid out like this."""
     known = cluster_algorithms(op)

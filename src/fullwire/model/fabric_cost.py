@@ -1,30 +1,33 @@
-"""What a collective takes on the links of a described cluster, in closed form.
+"""What a collective takes on the links of a described cluster, in closed form, exact or nearly so.
 
-A collective is rounds: transfers of one size that go on at once, so many times in a row. Transfers
-share the links that they meet on, so a round lasts as long as the link that has most to carry for
-its rate. A rank that has sent its block sends the next one as soon as that came, whatever others
-do: of many rounds in a row the pace is the slower one of what the busiest link takes, and of what a
-block takes on its way around, on average. Where all links are equal the second one decides, and the
-cost is that of `model.cost`, which also knows what adding takes.
+A plan is stages: transfers that go on at once, so many times in a row, and those of all its parts
+side by side. Transfers share the links that they meet on, so a round lasts as long as the link that
+has most to carry for its rate. A rank that has sent its block sends the next one as soon as that
+came, whatever others do: of many rounds in a row the pace is the slower one of what the busiest
+link takes, and of what a block takes on its way around, on average. Where all links are equal the
+second one decides, and the cost is that of `model.cost`. Where parts do not go side by side, or
+chunks follow each other closely, it is what the busiest link has to carry in all.
 
 Ranks are placed on devices in order, node by node, or `scattered`: neighbours on different leaves,
 as by a scheduler that does not know them.
 
 The rate of the NICs is left open, and with it that of all uplinks, so that one cost serves a grid:
-a link takes so many seconds a byte of its own, or so many bits a byte at the NICs' rate.
+a link takes so many seconds a byte of its own, or so many bits a byte at the NICs' rate. Where an
+exact time is wanted, `model.placed_cost` says whether it has one, and events always have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fullwire.errors import UsageError
+from fullwire.model.cluster_plan import plan_on
+from fullwire.model.cost import AddTimes
 from fullwire.model.fabric import (
     IN_NODE,
     LINK_KINDS,
@@ -32,12 +35,10 @@ from fullwire.model.fabric import (
     Floats,
     Ints,
     LeafSpine,
-    Routes,
     Torus,
     with_nodes,
 )
-from fullwire.model.plan import plan
-from fullwire.model.stages import Transfers
+from fullwire.model.placed import Placed, placed
 
 # Chunks of these follow each other closely, so that the busiest link never waits.
 _PIPELINED = (("allreduce", "tree"), ("broadcast", "ring"))
@@ -83,7 +84,18 @@ class FabricCost:
     """What a collective takes for any size, at any rate of the NICs."""
 
     rounds: tuple[RoundsCost, ...] = ()
+    hops: int = 0  # messages that wait for each other
+    sent_per_byte: float = 0.0  # what a rank sends at the most, for each byte of the message
+    adds: tuple[tuple[int, float], ...] = ()  # so many, each of this share of the message
     startup_s: float = 0.0
+
+    def add_s(self, size_bytes: ArrayLike, adds: AddTimes) -> Floats:
+        """Return the time for adding, for messages of these sizes."""
+        size = np.asarray(size_bytes, np.float64)
+        total: Floats = np.zeros_like(size)
+        for count, share in self.adds:
+            total = total + count * adds(size * share)
+        return total
 
     @property
     def network_bits_per_byte(self) -> float:
@@ -105,16 +117,6 @@ class FabricCost:
             here_s = float(each.time_s(size_bytes, per_bit))
             time_s[each.busiest] = time_s.get(each.busiest, 0.0) + here_s
         return max(time_s, key=lambda kind: time_s[kind], default=None)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Rounds:
-    """Transfers that go on at once, `times` in a row, each of this share of the message."""
-
-    source: Ints
-    target: Ints
-    share: float
-    times: int = 1
 
 
 def with_workers(fabric: Fabric, workers: int) -> Fabric:
@@ -146,94 +148,160 @@ def fabric_cost(
     """Return what a collective takes among so many devices of a cluster."""
     if workers == 1:
         return FabricCost()
-    device = scattered(fabric) if is_scattered else np.arange(fabric.devices)
-    parts = _parts(op, algorithm, workers)
-    if (op, algorithm) in _PIPELINED:
-        return FabricCost((_at_full_utilization(fabric, parts, device),), fabric.startup_s)
-    costs = tuple(_cost(fabric, each, device) for part in parts for each in part)
-    return FabricCost(costs, fabric.startup_s)
-
-
-def _parts(op: str, algorithm: str, workers: int) -> list[list[_Rounds]]:
-    """State a collective as rounds, part by part; those of a ring are all alike."""
-    if algorithm == "ring" and op in ("allreduce", "reducescatter", "allgather"):
-        rank = np.arange(workers)
-        times = (2 if op == "allreduce" else 1) * (workers - 1)
-        return [[_Rounds(rank, (rank + 1) % workers, 1 / workers, times)]]
-    stated = plan(op, algorithm, workers)
-    return [list(_one_by_one(part, stated.blocks)) for part in stated.parts]
-
-
-def _one_by_one(part: Transfers, blocks: int) -> Iterator[_Rounds]:
-    starts = [*np.flatnonzero(np.diff(part.round, prepend=-1)).tolist(), len(part)]
-    for begin, end in pairwise(starts):
-        yield _Rounds(
-            part.source[begin:end].astype(np.int64), part.target[begin:end].astype(np.int64),
-            float(part.block_count[begin]) / blocks,
-        )  # fmt: skip
-
-
-def _cost(fabric: Fabric, rounds: _Rounds, device: Ints) -> RoundsCost:
-    routes = fabric.routes(device[rounds.source], device[rounds.target])
-    own, of_nics = _by_link(fabric, routes)
-    weight = (rounds.times * rounds.share,)
-    busiest = _Busiest.of(fabric, own, of_nics)
-    paces = [Pace(weight, *busiest.bound, float(routes.latency_s.max()))]
-    if rounds.times > 1:
-        paces.append(_around(routes, own, of_nics, rounds))
-    return RoundsCost(tuple(paces), busiest.kind)
-
-
-def _around(routes: Routes, own: Floats, of_nics: Floats, rounds: _Rounds) -> Pace:
-    """Return the pace of a block on its way around: over every transfer's slowest link in turn."""
-    slowest = np.stack(
-        [np.maximum.reduceat(each[routes.link], routes.begin[:-1]) for each in (own, of_nics)], 1
-    )
-    kinds, counts = np.unique(slowest, axis=0, return_counts=True)
-    weight = rounds.times * rounds.share * counts / len(routes)
-    return Pace(
-        tuple(weight.tolist()), tuple(kinds[:, 0].tolist()), tuple(kinds[:, 1].tolist()),
-        rounds.times * float(routes.latency_s.mean()),
+    plan = plan_on(op, algorithm, fabric, workers)
+    where = placed(plan, fabric, scattered(fabric)[:workers] if is_scattered else None)
+    links = _Links.of(fabric)
+    sent = float(plan.sent_blocks()[:workers].max()) / plan.message_blocks
+    in_step = {tuple(stage.rounds for stage in part) for part in plan.stages}
+    if (op, algorithm) in _PIPELINED or len(in_step) > 1:
+        rounds, hops = (_at_full_utilization(where, links),), _longest(where)
+        return FabricCost(rounds, hops, sent, _adds_at_once(where), fabric.startup_s)
+    steps = list(_steps(where))
+    return FabricCost(
+        tuple(_cost(where, links, each) for each in steps), sum(each.times for each in steps),
+        sent, tuple(_adds_in_turn(where)), fabric.startup_s,
     )  # fmt: skip
 
 
-def _at_full_utilization(
-    fabric: Fabric, parts: Sequence[Sequence[_Rounds]], device: Ints
-) -> RoundsCost:
-    """Return what the busiest link has to carry in all, and the latencies in a row."""
-    own, of_nics = np.zeros(fabric.link_count), np.zeros(fabric.link_count)
-    in_a_row_s = []
-    for part in parts:
-        in_a_row_s.append(0.0)
-        for each in part:
-            routes = fabric.routes(device[each.source], device[each.target])
-            for total, here in zip((own, of_nics), _by_link(fabric, routes), strict=True):
-                total += each.share * here
-            in_a_row_s[-1] += float(routes.latency_s.max())
-    busiest = _Busiest.of(fabric, own, of_nics)
-    return RoundsCost((Pace((1.0,), *busiest.bound, max(in_a_row_s)),), busiest.kind)
+@dataclass(frozen=True, eq=False, slots=True)
+class _Links:
+    """How long links take for a byte: seconds of their own, or bits at the NICs' rate."""
 
-
-def _by_link(fabric: Fabric, routes: Routes) -> tuple[Floats, Floats]:
-    """Return what each link takes for a byte of every transfer: seconds of its own, or bits."""
-    bits = 8.0 * np.bincount(routes.link, minlength=fabric.link_count)
-    is_own = fabric.link_kind == IN_NODE
-    if fabric.other_hosts:
-        is_own |= fabric.link_rate_bps != replace(fabric, other_hosts=()).link_rate_bps
-    own = bits / fabric.link_rate_bps
-    of_nics = bits * (fabric.nics.rate_bps / fabric.link_rate_bps)
-    return np.where(is_own, own, 0.0), np.where(is_own, 0.0, of_nics)
-
-
-@dataclass(frozen=True, slots=True)
-class _Busiest:
-    """The link that has most to carry, among those of a rate of their own and the others."""
-
-    kind: str
-    bound: tuple[tuple[float], tuple[float]]
+    kind: Ints
+    own: Floats
+    of_nics: Floats
+    nic_rate_bps: float
 
     @staticmethod
-    def of(fabric: Fabric, own: Floats, of_nics: Floats) -> _Busiest:
-        link = int(np.argmax(np.maximum(own, of_nics / fabric.nics.rate_bps)))
-        kind = LINK_KINDS[fabric.link_kind[link]]
-        return _Busiest(kind, ((float(own.max()),), (float(of_nics.max()),)))
+    def of(fabric: Fabric) -> _Links:
+        is_own = fabric.link_kind == IN_NODE
+        if fabric.other_hosts:
+            is_own |= fabric.link_rate_bps != replace(fabric, other_hosts=()).link_rate_bps
+        own = 8 / fabric.link_rate_bps
+        of_nics = 8 * (fabric.nics.rate_bps / fabric.link_rate_bps)
+        return _Links(
+            fabric.link_kind.astype(np.int64), np.where(is_own, own, 0.0),
+            np.where(is_own, 0.0, of_nics), fabric.nics.rate_bps,
+        )  # fmt: skip
+
+    def busiest(self, load: Floats) -> tuple[str, tuple[tuple[float], tuple[float]]]:
+        """Return the kind of link that has most to carry, and what that takes."""
+        own, of_nics = load * self.own, load * self.of_nics
+        link = int(np.argmax(np.maximum(own, of_nics / self.nic_rate_bps)))
+        return LINK_KINDS[self.kind[link]], ((float(own.max()),), (float(of_nics.max()),))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Step:
+    """The stages that all parts are in at once: what each connection carries of the message.
+
+    `count` transfers of a round use a connection.
+    """
+
+    times: int
+    connection: Ints
+    share: Floats
+    count: Ints
+
+    def continues(self, other: _Step) -> bool:
+        """Say whether these rounds are more of the same."""
+        return np.array_equal(self.connection, other.connection) and np.array_equal(
+            self.share, other.share
+        )
+
+
+def _steps(where: Placed) -> Iterator[_Step]:
+    """Go through a plan step by step, those in a row that are alike together."""
+    parts, last = where.plan.stages, None
+    for number in range(len(parts[0])):
+        step = _step(where, number)
+        if last is not None and step.continues(last):
+            last = replace(last, times=last.times + step.times)
+            continue
+        if last is not None:
+            yield last
+        last = step
+    if last is not None:
+        yield last
+
+
+def _step(where: Placed, number: int) -> _Step:
+    stages = [part[number] for part in where.plan.stages]
+    carried = [np.full(len(each), each.block_count / where.plan.message_blocks) for each in stages]
+    connection, which = np.unique(
+        np.concatenate([part[number] for part in where.transfers]), return_inverse=True
+    )
+    share = np.bincount(which, np.concatenate(carried)).astype(np.float64)
+    return _Step(stages[0].rounds, connection, share, np.bincount(which))
+
+
+def _cost(where: Placed, links: _Links, step: _Step) -> RoundsCost:
+    link, which = _crossed(where, step.connection)
+    load = np.bincount(link, step.share[which], len(links.own)).astype(np.float64)
+    latency_s = where.routes.latency_s[step.connection]
+    kind, bound = links.busiest(load)
+    paces = [Pace((float(step.times),), *bound, float(latency_s.max()))]
+    if step.times > 1:
+        slowest = np.zeros((len(step.connection), 2))
+        for column, each in enumerate((links.own, links.of_nics)):
+            np.maximum.at(slowest[:, column], which, (load * each)[link])
+        paces.append(_around(step, slowest, latency_s))
+    return RoundsCost(tuple(paces), kind)
+
+
+def _crossed(where: Placed, connection: Ints) -> tuple[Ints, Ints]:
+    """Return the links that connections use, and which of the connections uses each."""
+    begin = where.routes.begin
+    length = begin[connection + 1] - begin[connection]
+    which = np.repeat(np.arange(len(connection)), length)
+    first = np.cumsum(length) - length
+    return where.routes.link[np.arange(len(which)) + (begin[connection] - first)[which]], which
+
+
+def _around(step: _Step, slowest: Floats, latency_s: Floats) -> Pace:
+    """Return the pace of a block on its way around: over every transfer's slowest link in turn."""
+    kinds, kind = np.unique(slowest, axis=0, return_inverse=True)
+    weight = step.times * np.bincount(kind.reshape(-1), step.count) / step.count.sum()
+    return Pace(
+        tuple(weight.tolist()), tuple(kinds[:, 0].tolist()), tuple(kinds[:, 1].tolist()),
+        step.times * float(np.average(latency_s, weights=step.count)),
+    )  # fmt: skip
+
+
+def _at_full_utilization(where: Placed, links: _Links) -> RoundsCost:
+    """Return what the busiest link has to carry in all, and the latencies in a row."""
+    load = where.blocks_over_links(len(links.own)) / where.plan.message_blocks
+    in_a_row_s = [
+        sum(
+            stage.rounds * float(where.routes.latency_s[connection].max())
+            for stage, connection in zip(part, connections, strict=True)
+        )
+        for part, connections in zip(where.plan.stages, where.transfers, strict=True)
+    ]
+    kind, bound = links.busiest(load)
+    return RoundsCost((Pace((1.0,), *bound, max(in_a_row_s)),), kind)
+
+
+def _longest(where: Placed) -> int:
+    return max(sum(stage.rounds for stage in part) for part in where.plan.stages)
+
+
+def _adds_in_turn(where: Placed) -> Iterator[tuple[int, float]]:
+    """Go through what is added round after round; parts add side by side."""
+    for stage in where.plan.stages[0]:
+        if stage.reduces:
+            yield stage.rounds, stage.block_count / where.plan.message_blocks
+
+
+def _adds_at_once(where: Placed) -> tuple[tuple[int, float], ...]:
+    """Return what the rank that adds most adds, where chunks follow each other closely."""
+    plan = where.plan
+    counts: dict[float, Ints] = {}
+    for part in plan.stages:
+        for stage in part:
+            if stage.reduces:
+                count = counts.setdefault(
+                    stage.block_count / plan.message_blocks, np.zeros(plan.seats, np.int64)
+                )
+                np.add.at(count, stage.target, stage.rounds)
+    return tuple((int(count.max()), share) for share, count in counts.items())

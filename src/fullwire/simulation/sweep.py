@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
-from fullwire.model.compressor import Compressor
+from fullwire.model.compressor import Combining, Compressor
 from fullwire.model.cost import AddTimes, Floats, gradient_cost, recorded_as, recorded_cost
 from fullwire.model.fabric import Fabric
 from fullwire.model.fabric_cost import with_workers
@@ -374,14 +374,10 @@ def messages_of(
     """Work out the messages of a step for all cluster sizes and compressors of a grid."""
     buckets = grouped(subject.step, policy)
     on_fabric = OnFabric.of(grid.fabric, latency_s, is_scattered=grid.is_scattered)
-    hop_s = latency_s if on_fabric is None else 0.0  # what links take holds their latencies
     ways = tried(grid) if algorithm == AUTO else (algorithm,)
     return Messages(
         subject=subject, buckets=buckets, lane=grid.lane, workers=grid.workers,
-        ways=tuple(
-            _over_links(_way(subject, buckets, each, hop_s, grid), buckets, each, grid, on_fabric)
-            for each in ways
-        ),
+        ways=tuple(_way(subject, buckets, each, latency_s, grid, on_fabric) for each in ways),
         others=tuple(_others(subject, latency_s, grid.workers, on_fabric)),
     )  # fmt: skip
 
@@ -400,18 +396,28 @@ def tried(grid: Grid) -> tuple[str, ...]:
     return tuple(each for each in fits[0] if all(each in others for others in fits))
 
 
-def _way(subject: Subject, buckets: Buckets, algorithm: str, hop_s: float, grid: Grid) -> _Way:
-    """Work out what one algorithm makes of the messages among workers around a switch."""
+def _way(
+    subject: Subject, buckets: Buckets, algorithm: str, latency_s: float, grid: Grid,
+    on_fabric: OnFabric | None,
+) -> _Way:  # fmt: skip
+    """Work out what one algorithm makes of the messages."""
     shape = (len(buckets), len(grid.workers), len(grid.compressors))
     wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
     hops = np.empty(shape[1:])
-    if algorithm not in algorithms("allreduce"):  # its links say what it takes; adds as in a ring
-        algorithm = "ring"
+    hop_s = latency_s if on_fabric is None else 0.0  # what links take holds their latencies
+    kinds = {each.combining for each in grid.compressors}
+    routed: list[dict[Combining, Routed]] = []
     for row, workers in enumerate(grid.workers):
-        by_kind = {
-            combining: gradient_cost(combining, algorithm, workers, buckets.bytes, subject.adds)
-            for combining in {each.combining for each in grid.compressors}
-        }
+        if on_fabric is None:
+            by_kind = {
+                kind: gradient_cost(kind, algorithm, workers, buckets.bytes, subject.adds)
+                for kind in kinds
+            }
+        else:
+            routed.append({kind: on_fabric.gradients(kind, algorithm, workers) for kind in kinds})
+            by_kind = {
+                kind: each.as_cost(buckets.bytes, subject.adds) for kind, each in routed[-1].items()
+            }
         for column, compressor in enumerate(grid.compressors):
             whole = by_kind[compressor.combining]
             packing = 0.0 if workers == 1 else compressor.codec_s_per_byte(workers)
@@ -419,25 +425,19 @@ def _way(subject: Subject, buckets: Buckets, algorithm: str, hop_s: float, grid:
             hops[row, column] = whole.hops
             sent_bits[:, row, column] = 8 * whole.sent_bytes
             fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s + packing * buckets.bytes
-    return _Way(wire_bits=wire_bits, hops=hops, fixed_s=fixed_s, sent_bits=sent_bits)
+    way = _Way(wire_bits=wire_bits, hops=hops, fixed_s=fixed_s, sent_bits=sent_bits)
+    return way if on_fabric is None else _over_links(way, buckets, routed, grid.compressors)
 
 
 def _over_links(
-    way: _Way, buckets: Buckets, algorithm: str, grid: Grid, on_fabric: OnFabric | None
-) -> _Way:
-    """Return the same messages as the links of a fabric take them, where there is one."""
-    if on_fabric is None:
-        return way
-    routed = []
-    for workers in grid.workers:
-        by_kind = {
-            combining: on_fabric.gradients(combining, algorithm, workers)
-            for combining in {each.combining for each in grid.compressors}
-        }
-        routed.append(tuple(by_kind[each.combining] for each in grid.compressors))
+    way: _Way, buckets: Buckets, by_kind: Sequence[Mapping[Combining, Routed]],
+    compressors: Sequence[Compressor],
+) -> _Way:  # fmt: skip
+    """Return the same messages as the links of a fabric take them."""
+    routed = tuple(tuple(row[each.combining] for each in compressors) for row in by_kind)
     carried = [[each.network_bits_per_byte for each in row] for row in routed]
     sent_bits = np.array(carried)[None] * buckets.bytes[:, None, None].astype(np.float64)
-    return replace(way, routed=tuple(routed), sent_bits=sent_bits)
+    return replace(way, routed=routed, sent_bits=sent_bits)
 
 
 def _others(
