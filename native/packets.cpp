@@ -314,6 +314,7 @@ void PacketScan::agree_segments(std::uint32_t number, std::uint16_t announced) {
 // or what large frames divide by is full.
 void PacketScan::end_message(std::uint32_t number, const Segment& segment, std::uint64_t end) {
     Flow& flow = flows_[number];
+    if (segment.payload == flow.largest_payload) return;  // which spares dividing, most often
     std::uint32_t full = flow.segment_limit > segment.options ? flow.segment_limit - segment.options : 0;
     if (full == 0) full = flow.segment_guess;
     if (full == 0) full = flow.largest_payload < 9000 ? flow.largest_payload : 1460u - segment.options;

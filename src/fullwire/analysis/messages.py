@@ -26,6 +26,7 @@ _TRAINING = ("allreduce", "reducescatter", "allgather", "alltoall")  # others co
 _READ = 0.99  # of the bytes: then it is sure whose they are
 _AT_ONCE_NS = 1_000_000_000  # a tag that comes again later than this is another collective's
 _MOST_TIMED = 200  # iterations, to say how long a usual one communicates
+_SURE = 0.9  # confidence that leaves nothing to look for
 _LEAST_TOLD = 0.7  # of all payload must be in messages that were read, or they are not the story
 
 
@@ -198,6 +199,8 @@ def iterations_of(
         iterations = _iterations(seen, bouts, found, len(hosts), width_ns)
         if best is None or iterations.confidence > best.confidence:
             best = iterations
+        if best.confidence >= _SURE:
+            break
     return best
 
 
