@@ -283,8 +283,6 @@ def test_congestion_control_is_the_one_asked_for(capfd: pytest.CaptureFixture[st
         assert printed_by(capfd, lab, program, "1000").count("b'reno\\x00") == 2
     with Lab(describe(workers=2, rate=["1Gbps"])) as lab:
         assert printed_by(capfd, lab, program, "1000").count(f"b'{lab.congestion}\\x00") == 2
-        if "cubic" in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text():
-            assert lab.congestion == "cubic"
     with (
         pytest.raises(UsageError, match="congestion: expected one of"),
         Lab(describe(workers=2, rate=["1Gbps"], congestion="nonsense")),

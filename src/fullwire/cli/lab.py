@@ -36,7 +36,7 @@ Rate: TypeAlias = Annotated[
 ]
 Mtu: TypeAlias = Annotated[int, typer.Option(help="Largest IP packet in bytes")]
 Congestion: TypeAlias = Annotated[
-    str | None, typer.Option(help="TCP congestion control: cubic, bbr, ... [default: cubic]")
+    str | None, typer.Option(help="TCP congestion control: cubic, bbr, ... [default: machine's]")
 ]
 Cpus: TypeAlias = Annotated[
     list[str] | None, typer.Option(help="Processors of every job: 0,2-3; 1:0-1 for host 1 alone")

@@ -29,7 +29,6 @@ _SWITCH, _SPINE = "switch", "spine"
 _NETWORK = ipaddress.ip_network("10.77.0.0/16")  # nothing else is in the lab to collide with
 _SWITCH_ADDRESS = str(_NETWORK[-2])
 
-_USUAL_CONGESTION = "cubic"
 _TBF, _NETEM = 0x10000, 0x20000  # handles 1: and 2:
 _ROOT = 0xFFFFFFFF
 _NETEM_FRAMES = 1_000_000  # its default of 1,000 would drop what a fast line has under way
@@ -171,7 +170,8 @@ class Network:
         )  # fmt: skip
         own.link("set", index=index, state="up")
         # By the route, and not by sysctl: that refuses algorithms that the machine itself offers.
-        metrics = {"cc_algo": self.congestion}
+        asked = self._description.congestion
+        metrics = {"cc_algo": asked} if asked else {}
         own.route("add", dst=str(_NETWORK), oif=index, scope="link", metrics=metrics)
 
     def shape(self) -> None:
@@ -282,14 +282,12 @@ def _carried_bytes(rate_bps: float, time_s: float) -> int:
 
 
 def _congestion(asked: str | None) -> str:
-    """Return the congestion control asked for, or the one that nearly all clusters have."""
+    """Return the congestion control asked for, or the machine's own."""
     settings = Path("/proc/sys/net/ipv4")
     offered = (settings / "tcp_available_congestion_control").read_text().split()
     if asked is not None and asked not in offered:
         raise UsageError(f"congestion: expected one of {', '.join(offered)}, got {asked!r}")
-    if asked is None and _USUAL_CONGESTION not in offered:
-        return (settings / "tcp_congestion_control").read_text().strip()
-    return asked or _USUAL_CONGESTION
+    return asked or (settings / "tcp_congestion_control").read_text().strip()
 
 
 def _no_ipv6() -> None:
