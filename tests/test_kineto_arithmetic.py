@@ -79,7 +79,7 @@ def reference(job: tuple[Rank, ...]) -> list[dict[str, int | None]]:
     for rank in job:
         sums = dict.fromkeys(("compute", "communication", "exposed", "overlap", "waiting"), 0)
         recorded, busy = [], 0
-        is_untold = False
+        untold = 0
         for us in range(END_US + 1):
             computes = any(begin <= us < end for begin, end in rank.computing)
             copies = any(begin <= us < end for begin, end in rank.copying)
@@ -94,13 +94,13 @@ def reference(job: tuple[Rank, ...]) -> list[dict[str, int | None]]:
             sums["exposed"] += communicates and not computes
             sums["overlap"] += communicates and computes
             sums["waiting"] += bool(outstanding) and not (computes or transfers or unnamed)
-            is_untold |= unnamed and not (computes or transfers)
+            untold += unnamed and not (computes or transfers)
             busy += computes or copies or communicates
             recorded += [us] if computes or copies or communicates else []
         span = recorded[-1] - recorded[0] + 1
         found.append({
             "span": span, **sums, "idle": span - busy,
-            "waiting": None if is_untold else sums["waiting"],
+            "waiting": None if untold > 0.05 * sums["exposed"] else sums["waiting"],
         })  # fmt: skip
     return found
 

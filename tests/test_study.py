@@ -19,6 +19,7 @@ from fullwire.answers.study.explained import modelled_rows, shares, shares_of_mo
 from fullwire.answers.study.measures import Measured, measured
 from fullwire.answers.study.predicted import Predicted, predictions
 from fullwire.answers.study.trials import QUICK, Trial, planned
+from fullwire.model import workloads
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Collectives, Gradients, Links, Provenance, Run, Sockets
 from fullwire.report.study import print_study, study_object, write_study
@@ -221,7 +222,7 @@ def test_modelled_iterations_do_not_follow_from_size_alone() -> None:
     rows = modelled_rows()
     found = shares_of_modelled(rows)
     assert found is not None
-    assert found.count == len(rows) == 5 * 3 * 4
+    assert found.count == len(rows) == len(workloads.names()) * 4
     assert found.alone["model size"] < 0.8 < found.together
 
 

@@ -27,4 +27,6 @@ observer.stop()
 observer.unregister_callback()
 (where / f"pickled/fr_rank_{rank}").write_bytes(c10d._dump_fr_trace())
 (where / f"json/fr_rank_{rank}.json").write_bytes(c10d._dump_fr_trace_json())
-dist.destroy_process_group()
+dist.barrier()
+sys.stdout.flush()
+os._exit(0)  # torch 2.13 aborts now and then on its way out of such a job, and all is written
