@@ -481,8 +481,9 @@ def check_carried(run: fw.Run, buckets: Collectives) -> None:
     assert (told.sent_bytes == buckets.bytes).all()  # 2 (N-1)/N of them, with two ranks
     assert (told.reducing_ns > 0).all()
     found = fw.explain(run, bandwidth="10Gbps")
-    [said] = [each for each in found.evidence if each.name == "transport_utilization"]
-    assert 0 < said.value < 10  # it is loopback, which has no rate
+    told_by = {"transport_utilization", "transport_time"}  # loopback may pass any rate
+    [said] = [each for each in found.evidence if each.name in told_by]
+    assert 0 < said.value <= 1
     assert found.account["unexplained"] < 0.05 * found.step_s
 
 

@@ -28,9 +28,10 @@ def carried_evidence(run: Run, rate_bps: Mapping[int, float]) -> Iterator[Eviden
     )
     rates = np.array([rate_bps.get(rank, np.nan) for rank in table.rank.tolist()])
     sends = table.sent_bytes > 0  # who only receives leaves its own link's way out idle
-    could_bits = 1e-9 * (moved_ns * rates)[sends].sum()
-    if np.isfinite(could_bits) and could_bits > 0:
-        share = float(8 * table.sent_bytes.sum() / could_bits)
+    sent_bits, could_bits = 8.0 * table.sent_bytes.sum(), 1e-9 * (moved_ns * rates)[sends].sum()
+    # More than the line carries: bytes that had come before their rank did were no transfer to it.
+    if 0 < sent_bits <= could_bits:
+        share = float(sent_bits / could_bits)
         yield Evidence(
             name="transport_utilization", value=share,
             sentence=f"{said}; meanwhile it used {share:.0%} of the line rate.",
