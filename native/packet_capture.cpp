@@ -223,14 +223,14 @@ PacketCapture::PacketCapture(int file, const std::vector<std::pair<std::string, 
         blocks.end();
     }
     flush();
+    struct sigaction action {};  // now, for whoever sees that we capture may want us to end
+    action.sa_handler = note_signal;  // without SA_RESTART: it ends a wait
+    ::sigaction(SIGTERM, &action, nullptr);
 }
 
 PacketCapture::~PacketCapture() = default;
 
 void PacketCapture::run(pid_t watched) {
-    struct sigaction action {};
-    action.sa_handler = note_signal;  // without SA_RESTART: it ends a wait
-    ::sigaction(SIGTERM, &action, nullptr);
     std::vector<pollfd> wakes;
     for (const auto& ring : rings_) wakes.push_back({ring->socket, POLLIN | POLLERR, 0});
     const int handle = static_cast<int>(::syscall(SYS_pidfd_open, watched, 0));  // Linux 5.3
