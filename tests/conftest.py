@@ -24,6 +24,8 @@ settings.register_profile("fullwire", deadline=None)
 settings.load_profile("fullwire")
 # What a plain shell starts in the background ignores Ctrl-C, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Where it is set, print writes a word at a time, and the words of a lab's hosts mix.
+os.environ.pop("PYTHONUNBUFFERED", None)
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
