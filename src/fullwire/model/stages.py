@@ -10,7 +10,7 @@ has: what a ring says 2(N-1) times is stated once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -172,10 +172,3 @@ def _columns(stage: Stage, round_number: int, number: int) -> tuple[Int32, ...]:
         stage.first_blocks(number), np.full(size, stage.block_count, np.int32),
         np.full(size, stage.reduces, np.int32),
     )  # fmt: skip
-
-
-def each_stage(stated: Plan) -> Iterator[tuple[int, Stage]]:
-    """Go through all stages, with the number of their part."""
-    for number, part in enumerate(stated.stages):
-        for stage in part:
-            yield number, stage

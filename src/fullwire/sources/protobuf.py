@@ -6,7 +6,6 @@ given up (groups) are damage. A field's meaning is its reader's business.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import BinaryIO, TypeAlias
 
@@ -61,11 +60,6 @@ def fields(message: bytes) -> Iterator[tuple[int, Field]]:
 def signed(value: int) -> int:
     """Return a number as int32 and int64 mean it: negative ones are written as 64 bits."""
     return value - 2**64 if value >= 2**63 else value
-
-
-def as_double(value: int) -> float:
-    """Return the double that 64 bits stand for."""
-    return float(struct.unpack("<d", value.to_bytes(8, "little"))[0])
 
 
 def _length(file: BinaryIO) -> int | None:
