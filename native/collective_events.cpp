@@ -11,6 +11,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "queues.hpp"
+
 namespace fullwire {
 namespace {
 
@@ -345,44 +347,6 @@ struct Parcel {
     std::uint32_t seat;  // where it will be received
 };
 
-struct Queue {
-    std::uint32_t first = kNone;
-    std::uint32_t last = kNone;
-};
-
-// The entries of all queues, so that an entry costs twelve bytes and no allocation.
-class QueueStore {
-  public:
-    void push(Queue& queue, Parcel parcel) {
-        const std::uint32_t place = free_place();
-        entries_[place] = {parcel, kNone};
-        (queue.first == kNone ? queue.first : entries_[queue.last].next) = place;
-        queue.last = place;
-    }
-
-    Parcel pop(Queue& queue) {
-        Entry& entry = entries_[queue.first];
-        const std::uint32_t place = std::exchange(queue.first, entry.next);
-        entry.next = std::exchange(free_, place);
-        return entry.parcel;
-    }
-
-  private:
-    struct Entry {
-        Parcel parcel;
-        std::uint32_t next;
-    };
-
-    std::uint32_t free_place() {
-        if (free_ != kNone) return std::exchange(free_, entries_[free_].next);
-        entries_.emplace_back();
-        return static_cast<std::uint32_t>(entries_.size() - 1);
-    }
-
-    std::vector<Entry> entries_;
-    std::uint32_t free_ = kNone;
-};
-
 // What every transfer touches comes first, and shares one cache line.
 struct alignas(64) Connection {
     std::uint32_t links[2];       // its uplink and its downlink
@@ -456,7 +420,7 @@ class Network {
     Parcel finish(std::uint32_t id, double now_s, Bytes bytes_of) {
         Connection& connection = connections_[id];
         const Parcel sent = connection.sending;
-        if (connection.waiting.first == kNone) {
+        if (connection.waiting.is_empty()) {
             connection.busy = false;
             leave(id, 0);
             leave(id, 1);
@@ -648,7 +612,7 @@ class Network {
     Agenda& agenda_;
     std::vector<Link> links_;
     std::vector<Connection> connections_;
-    QueueStore queues_;
+    QueueStore<Parcel> queues_;
     std::vector<std::uint32_t> untimed_;  // connections
     std::vector<std::uint32_t> changed_;  // links that one of several connections joined or left
     std::vector<std::uint32_t> inside_;   // links of the region being settled

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "queues.hpp"
 #include "shared_links.hpp"
 
 namespace fullwire {
@@ -279,41 +280,7 @@ struct Lane {
     double remaining_bytes = 0;
     double updated_s = 0;
     double rate = 0;
-    std::uint32_t first = kNone;  // of what waits
-    std::uint32_t last = kNone;
-};
-
-// The entries of all lanes, so that one that waits costs no allocation.
-class Waiting {
-  public:
-    void push(Lane& lane, const Parcel& parcel) {
-        const std::uint32_t place = free_place();
-        entries_[place] = {parcel, kNone};
-        (lane.first == kNone ? lane.first : entries_[lane.last].next) = place;
-        lane.last = place;
-    }
-
-    Parcel pop(Lane& lane) {
-        const std::uint32_t place = lane.first;
-        lane.first = entries_[place].next;
-        entries_[place].next = std::exchange(free_, place);
-        return entries_[place].parcel;
-    }
-
-  private:
-    struct Entry {
-        Parcel parcel;
-        std::uint32_t next;
-    };
-
-    std::uint32_t free_place() {
-        if (free_ != kNone) return std::exchange(free_, entries_[free_].next);
-        entries_.emplace_back();
-        return static_cast<std::uint32_t>(entries_.size() - 1);
-    }
-
-    std::vector<Entry> entries_;
-    std::uint32_t free_ = kNone;
+    Queue waiting;
 };
 
 class Player {
@@ -389,7 +356,7 @@ class Player {
     void start(double now_s) {
         std::sort(ready_.begin(), ready_.end());
         for (const Parcel& parcel : ready_) {
-            waiting_.push(lanes_[parcel.connection], parcel);
+            queues_.push(lanes_[parcel.connection].waiting, parcel);
             idle_.push_back(parcel.connection);
         }
         ready_.clear();
@@ -401,7 +368,7 @@ class Player {
     void go_on(std::uint32_t id, double now_s) {
         Lane& lane = lanes_[id];
         if (lane.is_busy) return;
-        if (lane.first == kNone) {
+        if (lane.waiting.is_empty()) {
             if (std::exchange(lane.is_joined, false)) links_.leave(id);
             return;
         }
@@ -410,7 +377,7 @@ class Player {
             lane.rate = 0;
         }
         lane.is_busy = true;
-        lane.sending = waiting_.pop(lane);
+        lane.sending = queues_.pop(lane.waiting);
         lane.remaining_bytes = script_.edges[lane.sending.edge].bytes;
         lane.updated_s = now_s;
         if (lane.rate > 0) departures_.set(id, now_s + lane.remaining_bytes / lane.rate);
@@ -432,7 +399,7 @@ class Player {
     SharedLinks links_;
     Departures departures_;
     std::vector<Lane> lanes_;
-    Waiting waiting_;
+    QueueStore<Parcel> queues_;
     Rounds rounds_;
     std::vector<Parcel> ready_;        // released at this instant
     std::vector<std::uint32_t> idle_;  // connections that ended a transfer now, or have a new one
