@@ -45,12 +45,14 @@ def check_profile(run: Run, rank: int, steps: int) -> None:
     begin, end = of_rank(run, rank, "backward")
     assert len(step_start) == len(begin) == steps
     early_ns = 0.4 * MS  # an accelerator's clock begins a pass a little before torch calls it
+    after_ns = []  # the step's start; which a machine with other work may note late in any one step
     for step in range(steps):
         chosen = (run.gradients.rank == rank) & (run.gradients.step == step)
         gradients = run.gradients.rows(chosen)
         assert gradients.bytes.tolist() == [size for _, size in PROFILE]
-        ready_ns = np.array([ready * MS for ready, _ in PROFILE])
-        assert (gradients.ready_ns - step_start[step] >= 10 * MS + ready_ns - 2 * MS).all()
+        after_ns.append(gradients.ready_ns - step_start[step])
+    ready_ns = np.array([ready * MS for ready, _ in PROFILE])
+    assert (np.median(after_ns, axis=0) >= 10 * MS + ready_ns - 2 * MS).all()
     assert np.median(end - begin) >= 30 * MS - 10 * early_ns
     assert np.median(step_end - step_start) >= 45 * MS - early_ns
 

@@ -390,16 +390,20 @@ def test_a_timetable_kills_every_process_of_a_host_and_of_no_other() -> None:
 @needs_namespaces
 def test_a_paused_host_stands_still_until_restored(capfd: pytest.CaptureFixture[str]) -> None:
     program = (
-        "import time; gaps = []; last = began = time.monotonic()\n"
-        "while last < began + 1:\n"
-        "    time.sleep(0.01); now = time.monotonic(); gaps.append(now - last); last = now\n"
-        "print(max(gaps))"
+        "import time; longest = 0; last = began = time.monotonic()\n"
+        "while longest < 0.4 and last < began + 30:\n"
+        "    time.sleep(0.01); now = time.monotonic()\n"
+        "    longest = max(longest, now - last); last = now\n"
+        "print(longest)"
     )
+    # A busy machine may start the program in the middle of a pause: then the next one is seen.
+    faults = ["200ms pause 0", "700ms restore 0", "3s pause 0", "3500ms restore 0",
+              "10s pause 0", "10500ms restore 0"]  # fmt: skip
     with Lab(describe(workers=1, rate=["1Gbps"])) as lab:
-        timetable = parse_faults(["200ms pause 0", "700ms restore 0"], lab.description)
         capfd.readouterr()
+        timetable = parse_faults(faults, lab.description)
         assert run_job(lab, [sys.executable, "-c", program], timetable) == 0
-    assert 0.4 < float(capfd.readouterr().out) < 0.9
+    assert 0.4 < float(capfd.readouterr().out) < 5
 
 
 # What it leaves behind
