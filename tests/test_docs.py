@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -67,6 +68,12 @@ def test_every_command_of_the_readme_exists_with_its_options(cli: Cli) -> None:
         words = words[: words.index("--")] if "--" in words else words
         for option in (word for word in words if word.startswith("--")):
             assert option in shown, line
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"])
+def test_no_long_line_stands_twice_as_where_two_changes_were_put_together(name: str) -> None:
+    lines = [line for line in (ROOT / name).read_text().splitlines() if len(line) > 60]
+    assert [line for line, count in Counter(lines).items() if count > 1] == []
 
 
 def test_the_pictures_of_the_readme_are_here() -> None:
