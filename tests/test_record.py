@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 
 from fullwire.analysis.summary import summarised
+from fullwire.errors import UsageError
 from fullwire.model.run import Run
+from fullwire.sources import read
 from fullwire.sources.live.inside.journal import HEADER_BYTES, MOST_WAITING, Journal, Note
 from fullwire.sources.live.record import join
-from fullwire.store import read_parts, read_run
+from fullwire.store import read_parts, read_run, write
 from tests.conftest import Cli
+from tests.jobs_by_hand import a_trained_job
 
 JOBS = Path(__file__).parent / "jobs"
 GRADIENT_BYTES = 6 * (64 * 64 + 64) * 4  # of the model in jobs/ddp.py
@@ -253,6 +256,17 @@ def test_fsdp_and_reductions_by_hand_train_to_the_same_bits(tmp_path: Path) -> N
 
 
 @needs_torch
+def test_ranks_that_are_forked_off_are_recorded_to_their_end_and_nobody_else(
+    tmp_path: Path,
+) -> None:
+    run, _ = recorded(tmp_path, sys.executable, str(JOBS / "forked.py"))
+    assert run.missing == ()
+    assert run.facts["workers"] == 2
+    assert [len(steps_in_order(run, rank)[0]) for rank in (0, 1)] == [6, 6]
+    assert "recorder_s" in run.facts
+
+
+@needs_torch
 def test_after_kill_9_of_a_rank_the_rest_opens_and_says_so(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path, *together(2, "killed.py"), status=9)
     assert any("rank 1" in sentence and "killed" in sentence for sentence in run.missing)
@@ -404,6 +418,15 @@ def test_a_recording_cut_anywhere_opens_up_to_its_last_whole_block(tmp_path: Pat
     assert steps[-1] >= 3
 
 
+def test_who_asks_about_a_recording_is_told_what_makes_a_run_of_it(tmp_path: Path) -> None:
+    directory = tmp_path / "job.run.recording"
+    directory.mkdir()
+    a_process(directory, steps=1)
+    for place in (tmp_path / "job.run", directory):
+        with pytest.raises(UsageError, match=f"`fullwire join {re.escape(str(directory))} -o"):
+            read(place)
+
+
 def test_a_backward_pass_ends_with_its_last_gradient_and_not_with_waiting(tmp_path: Path) -> None:
     a_process(tmp_path, steps=2).close()
     run = join([tmp_path], tmp_path / "job.run").run
@@ -464,3 +487,22 @@ def test_an_unknown_command_is_a_mistake_and_leaves_nothing(cli: Cli, tmp_path: 
     assert done.returncode == 2
     assert "no-such-command: cannot be run" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_can_be_recorded_the_job_does_not_begin_and_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    record = f"{sys.executable} -m fullwire.cli record -o {tmp_path}/job.run -- echo begun"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 0; exec {record}"], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"job.run.recording: cannot be recorded into: File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_a_name_of_its_own_is_refused(cli: Cli, tmp_path: Path) -> None:
+    run = write(a_trained_job(), tmp_path / "job.run")
+    done = cli("record", "-o", ".", "--force", "--", "true", cwd=run)
+    assert done.returncode == 2
+    assert done.stderr == "fullwire: write: expected the name of a new run, got '.'\n"

@@ -94,7 +94,7 @@ class RunWriter:
     """
 
     def __init__(self, path: str | Path, *, replace: bool = False) -> None:
-        self._place = _new_place(path)
+        self._place = new_place(path)
         self._replace = replace
         self._building = self._place.with_name(f".{self._place.name}.writing-{os.urandom(4).hex()}")
         self._waiting: dict[str, list[Table]] = {name: [] for name in TABLES}
@@ -408,7 +408,8 @@ def table_files(path: Path, name: str) -> list[Path]:
     return ([whole] if whole.exists() else []) + sorted((path / name).glob("*.parquet"))
 
 
-def _new_place(path: str | Path) -> Path:
+def new_place(path: str | Path) -> Path:
+    """Return where a new run is to be, unless nothing can be made there."""
     if not isinstance(path, str | os.PathLike) or "\0" in str(path):
         raise UsageError(f"write: expected a path, got {shown(path)}")
     place = Path(path)

@@ -237,6 +237,7 @@ def _recognised(path: Path) -> str:
         return _of_file(path)
     if "@" in str(path):
         return "workload"
+    _refuse_unfinished(path, path.with_name(f"{path.name}.recording"))
     raise UsageError(f"{path}: there is no such file, and no built-in workload of this name")
 
 
@@ -250,8 +251,18 @@ def _of_directory(path: Path) -> str:
     found = {_by_beginning(beginning_of(file)) for file in some} - {""}
     kind = next((each for each in (*_OF_MANY, *sorted(found)) if each in found), "")
     if not kind:
+        _refuse_unfinished(path, path)
         raise DamagedInput(path, f"neither a run nor a folder of {_FORMATS_IN_WORDS}")
     return kind
+
+
+def _refuse_unfinished(path: Path, recording: Path) -> None:
+    """Say what makes a run of a recording, if there is one."""
+    if any(recording.glob("*.journal")):
+        raise UsageError(
+            f"{path}: no run yet, only its recording, which goes on or was interrupted: "
+            f"`fullwire join {recording} -o NAME.run` makes a run of it"
+        )
 
 
 def _of_file(path: Path) -> str:

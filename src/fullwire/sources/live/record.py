@@ -29,7 +29,7 @@ from fullwire.sources.live.launch import (
     wait_for_samplers,
 )
 from fullwire.sources.live.progress import live_line
-from fullwire.store import RunWriter, read_run, refuse_taken
+from fullwire.store import RunWriter, new_place, read_run, refuse_taken
 
 _KNOWN = "job.json"  # among the journals: what is known of the job besides
 
@@ -79,11 +79,10 @@ def keep(
     The directory lies beside the run. If everything is killed it stays, and `join` makes the run of
     it. A job that a person interrupts has been recorded as far as it went.
     """
-    place = Path(output)
+    place = new_place(output)
     refuse_taken(place, replace)
     directory = directory_of(place)
-    _make(directory)
-    (directory / _KNOWN).write_bytes(msgspec.json.encode(known))  # for `join`
+    _begin(directory, known)
     try:
         with live_line(directory):
             status = play(directory)
@@ -115,10 +114,11 @@ def record_part(command: Sequence[str], output: str | Path, *, packets: bool = F
     What it did is left beside the place of the run, for `join` to make one run of all parts.
     """
     _check_command(command)
-    refuse_taken(Path(output), False)
+    place = new_place(output)
+    refuse_taken(place, False)
     if packets:
         check_capturing()
-    directory = directory_of(Path(output))
+    directory = directory_of(place)
     sampled = sampled_command(directory, command, packets=packets)
     note = parts.begin(directory, command, os.environ)
     status = run_to_its_end(sampled, recorded_environment(directory, os.environ))
@@ -188,7 +188,8 @@ def _check_command(command: Sequence[str]) -> None:
         raise UsageError("record: expected a command after --, like: -- torchrun train.py")
 
 
-def _make(directory: Path) -> None:
+def _begin(directory: Path, known: Known) -> None:
+    """Make the directory, and leave in it what `join` could not know."""
     try:
         directory.mkdir(parents=True)
     except FileExistsError:
@@ -199,3 +200,8 @@ def _make(directory: Path) -> None:
         ) from None
     except OSError as error:
         raise UsageError(f"{directory}: cannot be made: {error.strerror}") from None
+    try:
+        (directory / _KNOWN).write_bytes(msgspec.json.encode(known))
+    except OSError as error:
+        shutil.rmtree(directory)
+        raise UsageError(f"{directory}: cannot be recorded into: {error.strerror}") from None

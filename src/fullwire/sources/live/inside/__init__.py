@@ -14,37 +14,46 @@ DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
 
 
 class _TorchFinder:
-    """Waits for `import torch`, once; it finds nothing itself."""
+    """Waits until torch is imported; it finds nothing itself."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the others find torch, and watch it as soon as it is loaded."""
+        """Let the others find torch, and watch it as soon as it is loaded.
+
+        Who only asks whether there is a torch, as many libraries do, does not load it: this one
+        stays until somebody does.
+        """
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        import importlib.util
-
-        spec = importlib.util.find_spec(name)
+        others = [each for each in sys.meta_path if each is not self]
+        found = (each.find_spec(name, path, target) for each in others)
+        spec = next((each for each in found if each is not None), None)
         if spec is not None and spec.loader is not None:
-            _watch_after(spec.loader)
+            self._watch_after(spec.loader)
         return spec
+
+    def _watch_after(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def execute_and_watch(module: Any) -> None:
+            execute(module)
+            if self not in sys.meta_path:  # somebody loads it once more
+                return
+            sys.meta_path.remove(self)
+            try:
+                from .watch import watch
+
+                watch(self._directory)
+            except Exception as error:  # the job goes on, whatever is wrong with the recorder
+                sys.stderr.write(f"fullwire: this process is not recorded: {error!r}\n")
+
+        loader.exec_module = execute_and_watch
 
 
 def arm() -> None:
     """Record this process if it is one of a recorded job and imports torch."""
-    if os.environ.get(DIRECTORY_VARIABLE):
-        sys.meta_path.insert(0, _TorchFinder())
-
-
-def _watch_after(loader: Any) -> None:
-    execute = loader.exec_module
-
-    def execute_and_watch(module: Any) -> None:
-        execute(module)
-        try:
-            from .watch import watch
-
-            watch(os.environ[DIRECTORY_VARIABLE])
-        except Exception as error:  # the job goes on, whatever is wrong with the recorder
-            sys.stderr.write(f"fullwire: this process is not recorded: {error!r}\n")
-
-    loader.exec_module = execute_and_watch
+    directory = os.environ.get(DIRECTORY_VARIABLE)
+    if directory:
+        sys.meta_path.insert(0, _TorchFinder(directory))

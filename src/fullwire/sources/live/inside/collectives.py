@@ -14,7 +14,6 @@ a future is done, on whichever thread.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import itertools
 import os
@@ -30,6 +29,7 @@ import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .clock import Clock, Moment
+from .ending import at_end
 from .journal import Journal, Note
 
 _COLLECTIVES = {
@@ -174,7 +174,7 @@ class _Collectives:
         self._under_way: set[int] = set()  # collectives whose end is still to be told to us
         self._telling: deque[tuple[int, Any]] = deque()  # those that keep their own times
         os.register_at_fork(after_in_child=self._forget)
-        atexit.register(self._await_the_last)
+        at_end(self._await_the_last)
 
     def _forget(self) -> None:
         self._signatures.clear()

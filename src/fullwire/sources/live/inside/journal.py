@@ -121,7 +121,9 @@ class Journal:
             return
         try:
             began_ns = time.thread_time_ns()  # processor time: waiting for one is not our work
-            if self.is_open and (self.waiting or self._definitions):
+            # What is only defined waits for the first note: who starts ranks, or loads their data,
+            # may have made a model and is no rank.
+            if self.is_open and (self.waiting or (self._definitions and self._file >= 0)):
                 self._append()
             self._written_ns = time.monotonic_ns()
             self.write_ns += time.thread_time_ns() - began_ns

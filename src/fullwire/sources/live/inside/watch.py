@@ -14,7 +14,6 @@ matter. ARCHITECTURE.md says which other ways there were.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import itertools
 import os
@@ -31,6 +30,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .clock import Clock, Moment, clock_of_this_torch
 from .collectives import watch_collectives
+from .ending import at_end
 from .journal import Journal, Note
 from .processors import Processors
 
@@ -43,7 +43,7 @@ def watch(directory: str) -> None:
     journal = Journal(directory)
     clock = clock_of_this_torch(journal)
     os.register_at_fork(after_in_child=journal.start_anew)
-    atexit.register(_close, journal, clock)
+    at_end(functools.partial(_close, journal, clock))
     _watch_steps(journal, clock)
     _watch_gradients(journal, clock)
     _watch_backward(journal, clock)
@@ -56,8 +56,8 @@ def watch(directory: str) -> None:
 
 def _close(journal: Journal, clock: Clock) -> None:
     clock.close()
+    journal.write()
     if journal.is_open and journal.noted:
-        journal.write()
         journal.define(
             kind="cost", notes=journal.noted, note_ns=_note_cost_ns(), write_ns=journal.write_ns
         )

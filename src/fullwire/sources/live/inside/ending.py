@@ -1,0 +1,16 @@
+"""What a process still does when it ends, whichever way Python takes."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from multiprocessing import util
+
+
+def at_end(last: Callable[[], None]) -> None:
+    """Call this at the end of this process, and of each that is forked off; the latest goes first.
+
+    What `multiprocessing` forks ends past atexit, and calls only what was left with itself.
+    """
+    atexit.register(last)  # which also keeps it alive: the other register does not
+    util.register_after_fork(last, lambda it: util.Finalize(None, it, exitpriority=0))
