@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from fullwire.report.study import print_study, study_object, write_study
 from fullwire.store import write
 from tests.builders import MS, spans
 from tests.conftest import Cli
-from tests.test_lab import needs_namespaces
+from tests.test_lab import eventually, needs_namespaces, processes_with
 from tests.test_record import needs_torch
 
 HEADERS = 1514 / 1448
@@ -376,6 +378,23 @@ def test_a_tiny_study_is_played_for_real(tmp_path: Path) -> None:
     assert emulated.step_s > 0.095
     again = fw.study(tmp_path, trials=trials, say=lambda sentence: None)
     assert [each.step_s for each in again.measured] == [each.step_s for each in result.measured]
+
+
+@needs_namespaces
+@needs_torch
+def test_a_study_that_is_killed_leaves_nobody_who_plays_on(tmp_path: Path) -> None:
+    trial = Trial(kind="real", model="mlp-64", workers=1, rate="100Mbps", steps=100_000)
+    code = (
+        "from pathlib import Path; from fullwire.answers.study.playing import play; "
+        "from fullwire.answers.study.trials import Trial; "
+        f"play({trial!r}, Path({str(tmp_path)!r}), 60.0)"
+    )
+    place = playing.place_of(trial, tmp_path)
+    with subprocess.Popen([sys.executable, "-c", code]) as study:
+        begun = eventually(place.with_name(f"{place.name}.recording").exists, within_s=60)
+        study.kill()
+    assert begun
+    assert eventually(lambda: not processes_with(str(tmp_path)), within_s=20)
 
 
 def test_a_place_that_cannot_be_is_refused(cli: Cli, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -62,9 +63,10 @@ def _with_joined_faults(args: Sequence[str]) -> list[str]:
         word = left.pop(0)
         joined.append(word)
         if word == "--at" and left and " " not in left[0]:  # a quoted one is whole already
-            count = words_of(left[1]) if len(left) > 1 else 1
-            joined.append(" ".join(left[:count]))
-            del left[:count]
+            most = left[: words_of(left[1]) if len(left) > 1 else 1]
+            words = list(takewhile(lambda each: not each.startswith("--"), most))
+            joined.append(" ".join(words))
+            del left[: len(words)]
     return joined + left
 
 

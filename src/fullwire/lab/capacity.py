@@ -61,7 +61,12 @@ def _cached_capacity_bps(network: Network, pairs: int) -> float:
 
 
 def _cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:  # of a user whom the machine does not know, as in a container
+        return Path("/nonexistent")
 
 
 def _moved_bps(hosts: Sequence[Host]) -> float:

@@ -26,6 +26,7 @@ from fullwire.errors import FullwireError, UsageError
 from fullwire.lab.description import describe
 from fullwire.lab.emulated import check_possible, trainer_command
 from fullwire.lab.lab import Lab
+from fullwire.lab.namespaces import die_with_parent
 from fullwire.model.emulation import BYTES_A_VALUE
 from fullwire.model.run import Gradients, Run
 from fullwire.sources import read
@@ -92,7 +93,8 @@ def _last_line(log: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Record the trial described in a file."""
+    """Record the trial described in a file; nobody goes on with it once the study is gone."""
+    die_with_parent()
     trial = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Trial)
     output = Path(arguments[1])
     description = describe(workers=trial.workers, rate=[trial.rate], dilation=trial.dilation)
