@@ -15,6 +15,7 @@ import pytest
 from fullwire.answers.contest import contest_in_lab, mpi_program
 from fullwire.answers.contest.description import Contest, Measured, Moved, Outcome, Turn
 from fullwire.answers.contest.iperf import IperfFailed, both_ways_bps
+from fullwire.errors import FullwireError
 from fullwire.report.contest import contest_lines, contest_object, plot_contest
 from tests.conftest import Cli
 from tests.test_lab import needs_namespaces
@@ -115,6 +116,28 @@ def test_under_torchrun_the_ranks_are_those_of_torchrun(
     done = cli("bench", "transport", "--rate", "1Gbps", "--workers", "2")
     assert done.returncode == 2
     assert "workers: under torchrun its ranks take part, and they are 3: got 2" in done.stderr
+
+
+@needs_torch
+def test_half_of_torchruns_environment_is_refused_with_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fullwire.answers.contest.rank import take_part
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(FullwireError, match=r"bench transport: .*MASTER_ADDR"):
+        take_part(Contest(rate_bps=1e9, against=("gloo",)))
+
+
+@needs_torch
+def test_a_rank_alone_in_the_environment_makes_nobody_a_rank(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert "workers: expected how many" in cli("bench", "transport", "--rate", "1Gbps").stderr
 
 
 @needs_torch

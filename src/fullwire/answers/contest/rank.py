@@ -59,7 +59,7 @@ def take_part(contest: Contest) -> Outcome | None:
         outcome = _Held(contest).outcome()
         dist.barrier()
         dist.destroy_process_group()
-    except (RuntimeError, MpiFailed) as error:
+    except (RuntimeError, ValueError, MpiFailed) as error:  # ValueError: half an environment
         raise FullwireError(f"bench transport: {' '.join(str(error).split())}") from None
     return outcome
 
