@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -12,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from fullwire.model.facts import FactValue
+from fullwire.report.terminal import fact_rows
 from tests.conftest import Cli
+from tests.jobs_by_hand import a_trained_job
 
 WHATIF = ("whatif", "vgg16@v100", "--workers", "8,64", "--bandwidth", "10Gbps,100Gbps")
 ROW_KEYS = {
@@ -93,6 +97,16 @@ def test_a_simulated_step_is_written_shown_and_compared(cli: Cli, tmp_path: Path
     assert shown["tables"]["gradients"] == 161
     done = cli("compare", tmp_path / "slow.run", tmp_path / "fast.run")
     assert "too few steps to tell this from noise" in done.stdout
+
+
+def test_what_few_ranks_have_is_shown_rank_by_rank() -> None:
+    facts: dict[str, FactValue] = {
+        "delivered_out_bps": ((0.0, 478e6), (1.0, 95.6e6)),
+        "processor_s": tuple((float(rank), 0.02) for rank in range(9)),
+    }
+    job = dataclasses.replace(a_trained_job(), facts=facts)
+    shown = [value for _, value, _ in fact_rows(job)]
+    assert shown == ["rank 0: 478 Mbps, rank 1: 95.6 Mbps", "9 points (rank, s)"]
 
 
 def test_an_existing_run_is_replaced_only_when_forced(cli: Cli, tmp_path: Path) -> None:

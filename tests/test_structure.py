@@ -50,7 +50,7 @@ def test_these_names_are_exported_and_no_others() -> None:
     assert fullwire.__all__ == [
         "Comparison", "DamagedInput", "Explanation", "FullwireError", "Run", "Study", "UsageError",
         "WhatIf", "__version__", "cluster", "collective", "compare", "explain", "export", "flows",
-        "read", "record", "replay", "study", "whatif", "workloads", "write", "write_page",
+        "join", "read", "record", "replay", "study", "whatif", "workloads", "write", "write_page",
     ]  # fmt: skip
     for name in fullwire.__all__:
         assert getattr(fullwire, name) is not None

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fullwire.report.page import write_page as write_page
     from fullwire.sources import read as read
     from fullwire.sources.clusters import cluster as cluster
+    from fullwire.sources.live.record import join as join
     from fullwire.sources.live.record import record as record
     from fullwire.store import write as write
 
@@ -57,6 +58,7 @@ _PLACES = {
     "explain": "fullwire.answers.explain:explain",
     "export": "fullwire.report.chrome:export",
     "flows": "fullwire.answers.traffic:flows",
+    "join": "fullwire.sources.live.record:join",
     "read": "fullwire.sources:read",
     "record": "fullwire.sources.live.record:record",
     "replay": "fullwire.answers.whatif:replay",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fullwire.simulation.collective import CollectiveTime, TunedTime
 
 _TUNED_SAID = 4  # clusters of which it is said what the tuner takes
+_RANKS_SAID = 4  # of a fact that each rank has
 MOST_ROWS = 400  # a terminal scrolls; beyond this a file serves better
 _BAR = 10
 _MUCH = 0.05  # more bytes, or longer steps, by as much are worth a sentence
@@ -347,7 +348,7 @@ def fact_rows(run: Run) -> list[list[str]]:
     for name, value in run.facts.items():
         unit = REGISTRY[name].unit
         if isinstance(value, tuple):
-            shown = f"{len(value)} points {unit}"
+            shown = _points_cell(value, unit)
         elif name.endswith("_bps") and isinstance(value, float):
             shown = show_rate(value)
         elif name.endswith("_s") and isinstance(value, float):
@@ -356,6 +357,14 @@ def fact_rows(run: Run) -> list[list[str]]:
             shown = str(value)
         rows.append([name, shown, REGISTRY[name].meaning])
     return rows
+
+
+def _points_cell(points: Sequence[tuple[float, float]], unit: str) -> str:
+    """Print what each rank has; of many ranks, or of what is no rank's, only how many."""
+    if not unit.startswith("(rank,") or len(points) > _RANKS_SAID:
+        return f"{len(points)} points {unit}"
+    show = show_rate if "bit/s" in unit else show_time
+    return ", ".join(f"rank {rank:g}: {show(amount)}" for rank, amount in points)
 
 
 def _table_rows(rows: Mapping[str, int]) -> list[list[str]]:
