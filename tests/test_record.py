@@ -202,6 +202,13 @@ def test_a_hook_with_several_collectives_trains_to_the_same_bits(tmp_path: Path)
 
 
 @needs_torch
+def test_a_compiled_model_trains_as_it_would(tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, *together(1, "ddp.py", "compiled"))
+    assert run.complete
+    check_rank(run, 0, steps=5)
+
+
+@needs_torch
 def test_what_a_hook_works_is_codec_and_what_it_waits_for_is_not(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path, *together(2, "ddp.py", "slow"))
     for rank in (0, 1):

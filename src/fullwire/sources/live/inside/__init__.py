@@ -8,52 +8,65 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
 
 
-class _TorchFinder:
-    """Waits until torch is imported; it finds nothing itself."""
+class _Finder:
+    """Waits until a module is imported; it finds nothing itself."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    def __init__(self, module: str, then: Callable[[], None]) -> None:
+        self._module = module
+        self._then = then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the others find torch, and watch it as soon as it is loaded.
+        """Let the others find the module, and do what is to be done as soon as it is loaded.
 
         Who only asks whether there is a torch, as many libraries do, does not load it: this one
         stays until somebody does.
         """
-        if name != "torch":
+        if name != self._module:
             return None
         others = [each for each in sys.meta_path if each is not self]
         found = (each.find_spec(name, path, target) for each in others)
         spec = next((each for each in found if each is not None), None)
         if spec is not None and spec.loader is not None:
-            self._watch_after(spec.loader)
+            self._continue_after(spec.loader)
         return spec
 
-    def _watch_after(self, loader: Any) -> None:
+    def _continue_after(self, loader: Any) -> None:
         execute = loader.exec_module
 
-        def execute_and_watch(module: Any) -> None:
+        def execute_and_continue(module: Any) -> None:
             execute(module)
-            if self not in sys.meta_path:  # somebody loads it once more
-                return
-            sys.meta_path.remove(self)
-            try:
-                from .watch import watch
+            if self in sys.meta_path:  # else somebody loads it once more
+                sys.meta_path.remove(self)
+                self._then()
 
-                watch(self._directory)
-            except Exception as error:  # the job goes on, whatever is wrong with the recorder
-                sys.stderr.write(f"fullwire: this process is not recorded: {error!r}\n")
+        loader.exec_module = execute_and_continue
 
-        loader.exec_module = execute_and_watch
+
+def after_import(module: str, then: Callable[[], None]) -> None:
+    """Do something once a module has been imported, at once if it has been."""
+    if module in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Finder(module, then))
 
 
 def arm() -> None:
     """Record this process if it is one of a recorded job and imports torch."""
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if directory:
-        sys.meta_path.insert(0, _TorchFinder(directory))
+        after_import("torch", lambda: _watch(directory))
+
+
+def _watch(directory: str) -> None:
+    try:
+        from .watch import watch
+
+        watch(directory)
+    except Exception as error:  # the job goes on, whatever is wrong with the recorder
+        sys.stderr.write(f"fullwire: this process is not recorded: {error!r}\n")

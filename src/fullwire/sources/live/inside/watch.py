@@ -14,6 +14,7 @@ matter. ARCHITECTURE.md says which other ways there were.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -28,6 +29,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 from torch.utils.weak import WeakIdKeyDictionary
 
+from . import after_import
 from .clock import Clock, Moment, clock_of_this_torch
 from .collectives import watch_collectives
 from .ending import at_end
@@ -40,6 +42,7 @@ _CALIBRATION = 200
 
 def watch(directory: str) -> None:
     """Begin to record this process into a file in a directory."""
+    after_import("torch._dynamo", _stay_out_of_graphs)
     journal = Journal(directory)
     clock = clock_of_this_torch(journal)
     os.register_at_fork(after_in_child=journal.start_anew)
@@ -52,6 +55,12 @@ def watch(directory: str) -> None:
     if dist.is_available():
         watch_collectives(journal, clock)
         _watch_data_parallel(journal, clock)
+
+
+def _stay_out_of_graphs() -> None:
+    """Let torch.compile pass our functions by: it would trace them, and end the job at some."""
+    with contextlib.suppress(Exception):  # the job goes on
+        torch._dynamo.trace_rules.add(__package__)
 
 
 def _close(journal: Journal, clock: Clock) -> None:
