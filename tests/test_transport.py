@@ -353,6 +353,10 @@ def test_ddp_trains_to_the_same_weights_as_with_gloo() -> None:
         assert ours == theirs
 
 
+def test_a_compiled_model_trains() -> None:
+    assert in_processes(ranks.compiled, 1) == [16.0]
+
+
 def test_fsdp_trains_to_the_same_weights_as_with_gloo() -> None:
     ours = in_processes(ranks.sharded, 2, timeout_s=30)
     theirs = in_processes(ranks.sharded, 2, timeout_s=20)

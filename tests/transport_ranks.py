@@ -151,6 +151,17 @@ def _weights(rank: int, group: Any) -> list[list[float]]:
     return [parameter.flatten().tolist() for parameter in model.parameters()]
 
 
+def compiled(rank: int, size: int, store: Any, timeout: timedelta) -> float:
+    """Take the gradients of two passes of a model that torch.compile traces."""
+    joined(rank, size, store, timeout)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+    traced = torch.compile(model, backend="eager")
+    for _ in range(2):  # the second begins with DDP making its buckets anew
+        traced(torch.ones(2, 4)).sum().backward()
+    dist.destroy_process_group()
+    return float(model.module.weight.grad.sum())
+
+
 def sharded(rank: int, size: int, store: Any, timeout: timedelta) -> list[float]:
     """Train a model with FSDP2 on whichever backend is the default, and return its weights."""
     joined(rank, size, store, timeout, "fullwire" if timeout.seconds > 20 else "gloo")

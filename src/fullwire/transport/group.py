@@ -23,6 +23,7 @@ from fullwire.errors import TransportError
 from fullwire.transport import NAME, programs
 from fullwire.transport.calibrate import calibrated
 from fullwire.transport.rendezvous import meet
+from fullwire.transport.untraced import untraced
 from fullwire.transport.work import Completer, Work
 
 LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; never longer than the group's time-out
@@ -40,6 +41,7 @@ _EMPTY = (0, 0)
 _SPIN_US = 50  # while a small message is on its way, where processors are not shared
 
 
+@untraced
 class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check
     """A group whose ranks talk over connections of their own."""
 

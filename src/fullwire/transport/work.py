@@ -17,10 +17,12 @@ import torch
 import torch.distributed as dist
 
 from fullwire.errors import TransportError
+from fullwire.transport.untraced import untraced
 
 _LOOK_UP_S = 0.5
 
 
+@untraced
 class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we check
     """One or more tasks of the engine that are one collective to torch."""
 
