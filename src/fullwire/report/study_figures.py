@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fullwire.answers.study.figures import Figure, FigureName, Row
 
 _WIDTH, _HEIGHT = 250, 200
+_COLOURS = [*COLOURS, "#c98bb9"]  # three settings and five devices in one figure
 
 
 def draw_figure(figure: Figure, path: Path) -> None:
@@ -48,13 +49,13 @@ def _base(rows: Sequence[Row]) -> alt.Chart:
 def _colour(field: str, title: str = "") -> alt.Color:
     import altair as alt
 
-    scale = alt.Scale(range=COLOURS)
+    scale = alt.Scale(range=_COLOURS)
     return alt.Color(f"{field}:N", title=title or None, sort=None, scale=scale)
 
 
 _TICKS = (1, 2, 5, 10, 25, 50, 100)
-_SIZES = (1, 3, 10, 30, 100, 300, 1000)
-_TIMES = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+_SIZES = (1, 10, 100, 1e3, 1e4, 1e5)
+_TIMES = (1e-3, 0.01, 0.1, 1, 10, 100)
 
 
 def _log(field: str, title: str, ticks: Sequence[float] = _TICKS) -> alt.X:
@@ -72,12 +73,25 @@ def _workers() -> alt.X:
     return alt.X("workers:O", title="workers", axis=alt.Axis(labelAngle=0))
 
 
-def _panels(chart: alt.Chart, column: str, rows: Sequence[Row], columns: int = 3) -> alt.Chart:
+def _panels(
+    chart: alt.Chart, column: str, rows: Sequence[Row], columns: int = 3, *, alike: bool = True
+) -> alt.Chart:
+    """Draw one panel for each value of a column, in the order of the rows.
+
+    They stand beside each other rather than as facets, which draw axes where the last row has no
+    panel any more, and none below the panels above.
+    """
     import altair as alt
 
     shown = list(dict.fromkeys(row[column] for row in rows))
-    panels = chart.properties(width=_WIDTH, height=_HEIGHT)
-    return panels.facet(alt.Facet(f"{column}:N", title=None, sort=shown), columns=columns)
+    panels = [
+        chart.transform_filter(alt.FieldEqualPredicate(field=column, equal=each)).properties(
+            width=_WIDTH, height=_HEIGHT, title=alt.Title(each, fontSize=12, fontWeight="normal")
+        )
+        for each in shown
+    ]
+    together = alt.concat(*panels, columns=columns)
+    return together.resolve_scale(x="shared", y="shared") if alike else together
 
 
 def _scaling(rows: list[dict[str, Any]]) -> alt.Chart:
@@ -102,6 +116,7 @@ def _computation(rows: list[dict[str, Any]]) -> alt.Chart:
 
     chart = _base(rows).encode(
         x=_workers(),
+        xOffset=alt.XOffset("model:N", sort=None),  # many are 1, and would lie on each other
         y=alt.Y("over_one_worker:Q", title="computation, over one worker's"),
         color=_colour("model"),
     )
@@ -154,10 +169,13 @@ def _bytes(rows: list[dict[str, Any]]) -> alt.Chart:
     largest = max(row["size_mb"] for row in rows)
     ring = [
         {"size_mb": size, "sent_mb": size * factor, "of": of}
-        for of, factor in dict.fromkeys((row["of"], row["ring"]) for row in rows)
+        for of, factor in sorted({(row["of"], row["ring"]) for row in rows})
         for size in (0.0, largest)
     ]
-    points = [{**row, "sent_mb": row["sent_bytes"] * 1e-6} for row in rows]
+    points = [
+        {**row, "sent_mb": row["sent_bytes"] * 1e-6}
+        for row in sorted(rows, key=lambda row: row["workers"])
+    ]
     encoding = {
         "x": alt.X("size_mb:Q", title="gradients (MB)"),
         "y": alt.Y("sent_mb:Q", title="sent by each host in an iteration (MB)"),
@@ -178,9 +196,7 @@ def _ring(rows: list[dict[str, Any]]) -> alt.Chart:
     )
     squares = base.mark_rect(color=COLOURS[0], opacity=0.85)
     counts = base.mark_text(color="white", fontSize=13).encode(text="count():Q")
-    return _panels(squares + counts, "of", ordered, 2).resolve_scale(
-        x="independent", y="independent"
-    )
+    return _panels(squares + counts, "of", ordered, 2, alike=False)
 
 
 def _iteration(rows: list[dict[str, Any]]) -> alt.Chart:
@@ -216,7 +232,7 @@ def _explained(rows: list[dict[str, Any]]) -> alt.Chart:
         y=alt.Y("share:Q", title="share of the variance", scale=alt.Scale(domain=[0, 1])),
         color=_colour("kind"),
     )
-    return _panels(chart.mark_bar(), "basis", long, 2).resolve_scale(x="independent")
+    return _panels(chart.mark_bar(), "basis", long, 2, alike=False)
 
 
 _DRAWN: Mapping[FigureName, Callable[[list[dict[str, Any]]], alt.Chart]] = {

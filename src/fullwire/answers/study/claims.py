@@ -100,18 +100,25 @@ def _below_linear(findings: Findings) -> Claim:
         if each.trial.workers == most and each.trial.buckets == "ddp"
         and (baseline := alone(each.trial, findings.found)) is not None
     ]  # fmt: skip
-    said = "; ".join(f"{factor:.2f} ({_where(each.trial)})" for each, factor in at_most + faster)
+    said = "; ".join(map(_from_to, filter(None, (at_most, faster))))
     is_near = [each for each, factor in faster if factor >= WELL_BELOW]
     holds: Holds = "no" if best >= WELL_BELOW else "in part" if is_near else "yes"
     why = f"{most} workers share one machine; the paper has 64 GPUs"
     if holds == "in part":
-        why = f"not with {', '.join(_where(each.trial) for each in is_near)}; {why}"
+        why = f"not in {len(is_near)} of {len(faster)} with faster processors; {why}"
     elif holds == "no":
         why = f"the best is not below {WELL_BELOW}; {why}"
     return Claim(
         key="below_linear", paper=Z, claim=text, measured=f"scaling factor {said}", holds=holds,
         why=why, basis="measured",
     )  # fmt: skip
+
+
+def _from_to(pairs: Sequence[tuple[Measured, float]]) -> str:
+    """Say the least factor and the largest, each with its trial."""
+    ordered = sorted(pairs, key=lambda pair: pair[1])
+    ends = ordered[:1] if len(ordered) == 1 else [ordered[0], ordered[-1]]
+    return " to ".join(f"{factor:.2f} ({_where(each.trial)})" for each, factor in ends)
 
 
 def _computation_steady(findings: Findings) -> Claim:
