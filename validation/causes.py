@@ -40,6 +40,7 @@ CAUSES = {
     "late in input": Cause("straggler", 3, "1Gbps", "--late input", 1),
     "late between steps": Cause("straggler", 3, "1Gbps", "--late between", 1),
     "slow input": Cause("input", 2, "1Gbps", "--load-s 0.06"),
+    "slow reading": Cause("host", 2, "1Gbps", "--load-s 0.06 --no-loader"),
     "plenty of network": Cause("scales", 2, "10Gbps", "--layer-bytes 65536 --compute-s 0.12"),
     "tiny collectives": Cause(
         "latency", 2, "1Gbps", "--layers 100 --layer-bytes 2048 --compute-s 0.06 --one-by-one"

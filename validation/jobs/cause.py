@@ -72,6 +72,7 @@ def main() -> None:
     given.add_argument("--layer-bytes", type=int, default=16 * 1024)
     given.add_argument("--compute-s", type=float, default=0.08, help="of a step")
     given.add_argument("--load-s", type=float, default=0.0, help="of a batch, on every rank")
+    given.add_argument("--no-loader", action="store_true", help="batches are read by hand")
     given.add_argument("--late", choices=("forward", "backward", "input", "between"))
     given.add_argument("--late-s", type=float, default=0.06)
     given.add_argument("--bucket-mb", type=float, default=None)
@@ -101,7 +102,9 @@ def train(options: argparse.Namespace, late: str | None) -> None:
         model = DistributedDataParallel(inner, bucket_cap_mb=options.bucket_mb)
     optimizer = torch.optim.SGD(inner.parameters(), 0.1)
     load_s = options.load_s + (options.late_s if late == "input" else 0.0)
-    for batch in torch.utils.data.DataLoader(Batches(options.steps, load_s)):
+    data = Batches(options.steps, load_s)
+    by_hand = (data[number] for number in range(options.steps))
+    for batch in by_hand if options.no_loader else torch.utils.data.DataLoader(data):
         optimizer.zero_grad()
         loss = model(batch).sum()
         loss.backward()

@@ -86,6 +86,7 @@ class Account:
     parts_ns: Whole
     excess_ns: Whole  # what each rank spends beyond the lower median; the last axis is of three
     overlapped_ns: Whole  # computation beside communication, by rank and step
+    ahead_ns: Whole  # the host's before a step's first computation, by rank and step
     caused_ns: Floats  # what the others waited for each rank, by rank and step
     untold_ns: Whole  # exposed communication with ranks that are not in the run, by rank and step
     breakdowns: tuple[RankBreakdown, ...]
@@ -155,6 +156,7 @@ def account(
         parts_ns=parts_ns,
         excess_ns=excess_ns,
         overlapped_ns=np.stack([_in_order(each, steps, each.overlapped_ns) for each in ranks]),
+        ahead_ns=np.stack([_in_order(each, steps, each.ahead_ns) for each in ranks]),
         caused_ns=_caused_ns(marked, ranks, steps, transfers),
         untold_ns=np.stack(
             [_in_order(each, steps, each.parts_ns[:, Part.UNEXPLAINED]) for each in ranks]
@@ -173,8 +175,8 @@ def nothing() -> Account:
         ranks=(), steps=np.zeros(1, np.int64), is_typical=np.ones(1, bool), is_whole_trace=True,
         parts_ns=np.zeros((1, 1, len(Part)), np.int64),
         excess_ns=np.zeros((1, 1, len(_SPENT_BY_ITSELF)), np.int64),
-        overlapped_ns=np.zeros((1, 1), np.int64), caused_ns=np.zeros((1, 1)),
-        untold_ns=np.zeros((1, 1), np.int64), breakdowns=(),
+        overlapped_ns=np.zeros((1, 1), np.int64), ahead_ns=np.zeros((1, 1), np.int64),
+        caused_ns=np.zeros((1, 1)), untold_ns=np.zeros((1, 1), np.int64), breakdowns=(),
         lines=(), latency="none", beyond_line_rate=0.0, clock_error_ns=0,
     )  # fmt: skip
 
@@ -295,6 +297,7 @@ class _Told:
     step_number: Whole
     parts_ns: Whole  # by step and part, transfers aside
     overlapped_ns: Whole  # by step
+    ahead_ns: Whole  # by step
     exposed_ns: Whole  # each piece of exposed transfer,
     exposed_step: Whole  # the place of its step,
     exposed_period: Whole  # and of its period
@@ -317,10 +320,23 @@ def _told(line: Timeline) -> _Told:
     is_in_a_step[line.period[(line.period >= 0) & inside]] = True
     return _Told(
         rank=line.rank, step_number=line.step_number, parts_ns=parts, overlapped_ns=overlapped,
+        ahead_ns=_ahead_ns(line),
         exposed_ns=length_ns[exposed], exposed_step=line.step[exposed],
         exposed_period=line.period[exposed], periods=line.periods, is_in_a_step=is_in_a_step,
         breakdown=rank_breakdown(line),
     )  # fmt: skip
+
+
+def _ahead_ns(line: Timeline) -> Whole:
+    """Return what each step leaves to the host before anything is computed in it."""
+    first = np.zeros(len(line.step_number), np.int64)  # a step that computes nothing has no before
+    computing = np.flatnonzero((line.step >= 0) & line.is_computing)[::-1]
+    first[line.step[computing]] = computing
+    chosen = (line.step >= 0) & (line.doing == Doing.REST)
+    chosen &= np.arange(len(chosen)) < np.append(first, 0)[line.step]
+    ahead = np.zeros(len(first), np.int64)
+    np.add.at(ahead, line.step[chosen], line.length_ns[chosen])
+    return ahead
 
 
 def _together(run: Run, ranks: Sequence[_Told]) -> tuple[list[_Told], Whole]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fullwire.analysis.account import Account, Part, account, nothing
+from fullwire.analysis.ahead import ahead_evidence
 from fullwire.analysis.breakdown import RankBreakdown
 from fullwire.analysis.carried import carried_evidence
 from fullwire.analysis.compare import refuse_other_work
@@ -98,6 +99,7 @@ def explain(
     samples = (
         *nccl_evidence(job), *evidence(job, found.lines, rate_bps),
         *carried_evidence(job, rate_bps), *_of_copies(found),
+        *ahead_evidence(job, found),
     )  # fmt: skip
     if not found.step_s:
         samples += tuple(_of_schedule(job))

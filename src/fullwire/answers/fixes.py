@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.analysis.account import Account, Late, Part, late_ranks
+from fullwire.analysis.ahead import has_loader, usual_ahead_s
 from fullwire.analysis.placement import host_of_rank
 from fullwire.analysis.transfers import codes_of
 from fullwire.answers.forecast import Forecast, Forecaster
@@ -32,10 +33,11 @@ _MIB = 2**20
 _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
 _SYNCHRONISED_EVERY = (2, 4)
 _SMALL_NUMBERS = re.compile(r"16|half|8", re.IGNORECASE)  # in the names of types
+_LOADER = "DataLoader(num_workers=8, prefetch_factor=4, persistent_workers=True)"
 _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
     "look at its device: clock, temperature (of a GPU: nvidia-smi -q -d PERFORMANCE), other work",
     "look at its input: DataLoader(num_workers=...), its disk, its share of the data",
-    "look at its host: other processes, and what only it does between steps (logs, checkpoints)",
+    "look at its host: other processes, and what only it does between steps (reading, logs)",
 )
 # Casting float32 to float16 and back ran at 13 and 19 GB/s on one 2.5 GHz core; a hook does a
 # little more than that. A GPU casts at the speed of its memory: assumed.
@@ -74,6 +76,7 @@ def _considered(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
     yield from _fewer_synchronisations(run, job)
     yield from _no_straggler(job, account)
     yield from _input_ahead(job, account)
+    yield from _host_ahead(job, account)
     yield from _other_algorithms(run, job)
     yield from _overlap(run, job)
 
@@ -197,16 +200,32 @@ def _setting_of_straggler(account: Account, late: Late | None) -> str:
 def _input_ahead(job: Forecaster, account: Account) -> Iterator[Fix]:
     """Try a step that finds its data loaded."""
     input_ns = float(np.median(account.parts_ns[:, account.is_typical, Part.INPUT].mean(axis=0)))
-    step = job.subject.step
-    shorter_ns = min(round(input_ns), step.forward_ns, step.step_ns)
-    if shorter_ns > 0:
+    found = _beginning_sooner(job, round(input_ns))
+    if found is not None:
+        yield _fix("input", "data that is there when a step begins", _LOADER, found)
+
+
+def _host_ahead(job: Forecaster, account: Account) -> Iterator[Fix]:
+    """Try a step that begins with computing; what the host does before may be its own reading."""
+    found = _beginning_sooner(job, round(usual_ahead_s(account) * 1e9))
+    if found is not None:
+        reads = f"batches that the script reads by itself: {_LOADER}"
+        others = "logs, checkpoints, metrics: less often, or in another process"
         yield _fix(
-            "input", "data that is there when a step begins",
-            "DataLoader(num_workers=8, prefetch_factor=4, persistent_workers=True)",
-            job.ask(step=dataclasses.replace(
-                step, step_ns=step.step_ns - shorter_ns, forward_ns=step.forward_ns - shorter_ns,
-            )),
+            "host", "nothing of the host's before a step computes",
+            others if has_loader(account) else reads, found,
         )  # fmt: skip
+
+
+def _beginning_sooner(job: Forecaster, sooner_ns: int) -> Forecast | None:
+    """Predict the step without so much of what comes before its forward pass."""
+    step = job.subject.step
+    shorter_ns = min(sooner_ns, step.forward_ns, step.step_ns)
+    if shorter_ns <= 0:
+        return None
+    return job.ask(step=dataclasses.replace(
+        step, step_ns=step.step_ns - shorter_ns, forward_ns=step.forward_ns - shorter_ns,
+    ))  # fmt: skip
 
 
 def _other_algorithms(run: Run, job: Forecaster) -> Iterator[Fix]:

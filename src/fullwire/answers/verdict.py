@@ -21,6 +21,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fullwire.analysis.account import Account, Late, Part, late_ranks
+from fullwire.analysis.ahead import usual_ahead_s, where_batches_are_read
 from fullwire.analysis.breakdown import UNTOLD
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
@@ -301,12 +302,23 @@ def _first_sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
         what, costs = _SAID_ALIKE[kind]
         is_alone = not case.reaches_threshold(parts[Part.UNEXPLAINED.key])
         bottleneck = "the bottleneck, not the network" if is_alone else "the largest loss seen here"
-        return f"{what} {bottleneck}: {costs} {case.of_step(time_s)} ({case.share(time_s)})."
+        said = f"{what} {bottleneck}: {costs} {case.of_step(time_s)} ({case.share(time_s)})."
+        return f"{said}{_ahead_words(case)}" if kind == "host" else said
     if kind == "straggler":
         return _straggler_sentence(case, time_s)
     if kind == "latency":
         return _latency_sentence(case, time_s)
     return (_transport_sentence if kind == "transport" else _line_rate_sentence)(case, time_s)
+
+
+def _ahead_words(case: Case) -> str:
+    ahead_s, host_s = usual_ahead_s(case.account), case.account.parts_s[Part.HOST.key]
+    if ahead_s < host_s / 2:
+        return ""
+    return (
+        f" {show_time(min(ahead_s, host_s))} of that is before anything is computed, "
+        f"{where_batches_are_read(case.account)}."
+    )
 
 
 def _scales_sentence(case: Case) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -48,7 +48,11 @@ from fullwire.store import RunWriter
 # threads, ProcessGroupNCCL one stream.
 AT_ONCE = {"gloo": 2, "nccl": 1}
 _TOLD = (Note.BEGUN, Note.HEARD, Note.REDUCED, Note.SENT)
-SPARSE = (Note.OPTIMIZER, Note.EVALUATION, Note.INFERENCE, Note.PROCESSOR)  # few in a step
+SPARSE = (  # few in a step
+    Note.OPTIMIZER, Note.EVALUATION, Note.INFERENCE, Note.PROCESSOR, Note.BEFORE_FORWARD,
+)  # fmt: skip
+OFTEN = 0.5  # of the steps: what fewer of them spend before their forward is not usual
+DISK_BLOCK_BYTES = 512  # as the kernel counts them
 PART_NOTES = 2**14  # of a rank in memory at once
 CLOCK_COLLECTIVES = 20_000  # of a rank; more would tell little more of its machine's clock
 
@@ -59,6 +63,7 @@ class _Rank:
 
     journal: Journal
     processors: Whole  # what was noted of processor time
+    before_forward: Whole  # and of the program's thread before forward passes
     steps: Steps
     shift_ns: int
 
@@ -151,15 +156,20 @@ def _write_ranks(
     missing: list[str] = []
     costs_s: list[float] = []
     used_s: list[tuple[float, float, float]] = []
+    before_forward: list[tuple[float, float, float]] = []
     for rank in (_rank(each, clocks[machine_of(each)].shift_ns) for each in journals):
         missing += _write_rank(rank, known, writer)
         costs_s += _recorder_cost_s(rank)
         used_s += _processor_s(rank)
+        before_forward += _before_forward(rank)
     if costs_s:
         found["recorder_s"] = max(costs_s)
     if used_s:
         found["processor_s"] = tuple((rank, whole_s) for rank, whole_s, _ in used_s)
         found["communication_processor_s"] = tuple((rank, part_s) for rank, _, part_s in used_s)
+    if before_forward:
+        found["before_forward_processor_s"] = tuple((rank, s) for rank, s, _ in before_forward)
+        found["before_forward_read_bytes"] = tuple((rank, size) for rank, _, size in before_forward)
     return missing
 
 
@@ -215,8 +225,10 @@ def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str
 def _rank(journal: Journal, shift_ns: int) -> _Rank:
     sparse = journal.only(SPARSE)
     steps = found_steps(journal, sparse)
-    processors = sparse.of(Note.PROCESSOR)  # the rest, of hours of steps, is not kept
-    return _Rank(journal=journal, processors=processors, steps=steps, shift_ns=shift_ns)
+    return _Rank(  # the rest, of hours of steps, is not kept
+        journal=journal, processors=sparse.of(Note.PROCESSOR),
+        before_forward=sparse.of(Note.BEFORE_FORWARD), steps=steps, shift_ns=shift_ns,
+    )  # fmt: skip
 
 
 def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
@@ -315,6 +327,14 @@ def _processor_s(rank: _Rank) -> tuple[tuple[float, float, float], ...]:
         return ()
     whole_s, part_s = (notes[1:, [0, 2]].sum(axis=0) * 1e-9 / passed).tolist()
     return ((float(rank.number), whole_s, part_s),)
+
+
+def _before_forward(rank: _Rank) -> Iterator[tuple[float, float, float]]:
+    """Give a rank with what its program usually used before a forward: seconds, bytes read."""
+    notes = rank.before_forward
+    if len(notes) > OFTEN * len(rank.steps):
+        used_ns, blocks = np.median(notes[:, [0, 2]], axis=0).tolist()
+        yield float(rank.number), used_ns * 1e-9, blocks * DISK_BLOCK_BYTES
 
 
 def _recorder_cost_s(rank: _Rank) -> Iterable[float]:

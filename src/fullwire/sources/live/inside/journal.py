@@ -69,6 +69,7 @@ class Note:
     HEARD = 14  # how long before the end the first bytes of another rank had come
     REDUCED = 15  # how long it was added up
     SENT = 16  # bytes
+    BEFORE_FORWARD = 17  # processor time since the last step or batch, when, blocks read from disks
     PROCESSOR = 20  # processor time since the last, when, of it in communication's threads
 
 

@@ -2,12 +2,17 @@
 
 Transports that run on processors reach their limit there and not on the line. Their threads have
 names, and the kernel keeps a clock for every thread; reading both costs some 20 us, done rarely.
+
+What the program's own thread uses between a step and the next forward pass tells whether it
+computed there or waited, as for a disk.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import threading
 import time
 
 from .journal import Journal, Note
@@ -15,6 +20,7 @@ from .journal import Journal, Note
 # What their names begin with.
 COMMUNICATING = ("fullwire", "gloo", "pt_gloo", "NCCL", "UCX", "mscclpp")
 _EVERY_NS = 250_000_000
+_WORTH_A_NOTE_NS = 1_000_000
 _OF_A_THREAD = 6  # with the thread's number before it: the clock of what it has run (posix-timers)
 
 
@@ -60,3 +66,31 @@ class Processors:
             with open(f"/proc/self/task/{thread}/comm") as name:
                 self._is_communicating[thread] = name.read().startswith(COMMUNICATING)
         return self._is_communicating[thread]
+
+
+class BeforeForward:
+    """Notes what the program's thread used from a step, or from a batch, to the forward pass."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._here = threading.local()  # its since: when it began, and what the thread had used
+
+    def begins(self) -> None:
+        """Count from now on."""
+        self._here.since = _so_far()
+
+    def ends(self) -> None:
+        """Note it, where it took long enough; a forward that no step came before has none."""
+        since = vars(self._here).pop("since", None)
+        if since is None or time.monotonic_ns() - since[0] < _WORTH_A_NOTE_NS:
+            return
+        now_ns, used_ns, blocks = (
+            now - before for now, before in zip(_so_far(), (0, *since[1:]), strict=True)
+        )
+        self._journal.note(Note.BEFORE_FORWARD, used_ns, now_ns, blocks)
+
+
+def _so_far() -> tuple[int, int, int]:
+    """Return now, and what this thread has used: processor time, and blocks read from disks."""
+    blocks = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+    return time.monotonic_ns(), time.thread_time_ns(), blocks

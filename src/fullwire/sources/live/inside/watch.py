@@ -5,6 +5,8 @@
     backward       torch.autograd.backward, which Tensor.backward calls
     forward        DistributedDataParallel.forward; other models have no one place
     input          the data loader's __next__
+    the rest       what the thread uses between a step, or a batch, and DistributedDataParallel's
+                   forward, where a script reads its own batches
     evaluation     Module.eval() until Module.train()
     collectives    collectives.py
 
@@ -34,7 +36,7 @@ from .clock import Clock, Moment, clock_of_this_torch
 from .collectives import watch_collectives
 from .ending import at_end
 from .journal import Journal, Note
-from .processors import Processors
+from .processors import BeforeForward, Processors
 
 _now = time.monotonic_ns
 _CALIBRATION = 200
@@ -47,14 +49,15 @@ def watch(directory: str) -> None:
     clock = clock_of_this_torch(journal)
     os.register_at_fork(after_in_child=journal.start_anew)
     at_end(functools.partial(_close, journal, clock))
-    _watch_steps(journal, clock)
+    before_forward = BeforeForward(journal)
+    _watch_steps(journal, clock, before_forward)
     _watch_gradients(journal, clock)
     _watch_backward(journal, clock)
-    _watch_input(journal)
+    _watch_input(journal, before_forward)
     _watch_evaluation(journal)
     if dist.is_available():
         watch_collectives(journal, clock)
-        _watch_data_parallel(journal, clock)
+        _watch_data_parallel(journal, clock, before_forward)
 
 
 def _stay_out_of_graphs() -> None:
@@ -84,7 +87,7 @@ def _note_cost_ns() -> float:
     return (time.thread_time_ns() - began_ns) / _CALIBRATION
 
 
-def _watch_steps(journal: Journal, clock: Clock) -> None:
+def _watch_steps(journal: Journal, clock: Clock, before_forward: BeforeForward) -> None:
     numbers = WeakIdKeyDictionary()
     began: dict[int, Moment] = {}
     count = itertools.count()
@@ -101,6 +104,7 @@ def _watch_steps(journal: Journal, clock: Clock) -> None:
         clock.collect()
         processors.note_if_due()
         journal.write_if_due()
+        before_forward.begins()
 
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
@@ -174,12 +178,10 @@ def _watch_backward(journal: Journal, clock: Clock) -> None:
     torch.autograd.backward = backward_
 
 
-def _watch_input(journal: Journal) -> None:
+def _watch_input(journal: Journal, before_forward: BeforeForward) -> None:
     iterator = dataloader._BaseDataLoaderIter
-    iterator.__next__ = _timed(journal, Note.INPUT, iterator.__next__)
+    original = iterator.__next__
 
-
-def _timed(journal: Journal, kind: int, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
         journal.write_if_due()
@@ -187,9 +189,10 @@ def _timed(journal: Journal, kind: int, original: Callable[..., Any]) -> Callabl
         try:
             return original(*args, **kwargs)
         finally:
-            journal.note(kind, 0, began_ns, _now() - began_ns)
+            journal.note(Note.INPUT, 0, began_ns, _now() - began_ns)
+            before_forward.begins()
 
-    return timed
+    iterator.__next__ = timed
 
 
 def _watch_evaluation(journal: Journal) -> None:
@@ -213,7 +216,7 @@ def _watch_evaluation(journal: Journal) -> None:
     module.eval, module.train = eval_, train_
 
 
-def _watch_data_parallel(journal: Journal, clock: Clock) -> None:
+def _watch_data_parallel(journal: Journal, clock: Clock, before_forward: BeforeForward) -> None:
     build, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
     register = DistributedDataParallel.register_comm_hook
     register_builtin = DistributedDataParallel._register_builtin_comm_hook
@@ -225,6 +228,7 @@ def _watch_data_parallel(journal: Journal, clock: Clock) -> None:
 
     @functools.wraps(forward)
     def forward_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before_forward.ends()
         began = clock.moment()
         try:
             return forward(self, *args, **kwargs)

@@ -1,0 +1,95 @@
+"""What the host does before a step computes anything: where a script reads its own batches.
+
+Waiting for a DataLoader is known as input. Batches that a script reads by itself are the host's
+time, like logs and checkpoints; but where in its steps that time lies is known, and of a recorded
+DDP job also whether the program's thread worked meanwhile or waited, and what it read from disks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from fullwire.analysis.account import Account, Part
+from fullwire.analysis.utilization import Evidence
+from fullwire.model.run import Run
+from fullwire.units import show_bytes, show_time
+
+MUCH = 0.05  # of the step: less is not worth a sentence
+WORKS, WAITS = 0.7, 0.3  # of that time on a processor: from the one on it works, up to the other
+_READ = 1e5  # bytes a step: what is less was no batch
+
+
+def usual_ahead_s(account: Account) -> float:
+    """Return what ranks usually leave to the host before they compute, a step."""
+    ahead_ns = np.sort(account.ahead_ns[:, account.is_typical], axis=0)
+    return float(ahead_ns[(len(ahead_ns) - 1) // 2].mean()) * 1e-9
+
+
+def has_loader(account: Account) -> bool:
+    """Say whether ranks were seen to wait for data, as a DataLoader shows."""
+    return bool(account.parts_ns[:, :, Part.INPUT].any() or account.excess_ns[:, :, 1].any())
+
+
+def ahead_evidence(run: Run, account: Account) -> Iterator[Evidence]:
+    """Say how much of a step that is, usually and on the rank with most of it, and what it is."""
+    usual_s, least_s = usual_ahead_s(account), MUCH * account.step_s
+    if not account.step_s:
+        return
+    by_rank_s = account.ahead_ns[:, account.is_typical].mean(axis=1) * 1e-9
+    most = int(np.argmax(by_rank_s))
+    if by_rank_s[most] - usual_s >= least_s:
+        rank = account.ranks[most]
+        who, ahead_s, used = (
+            f"On rank {rank}, {show_time(by_rank_s[most])}",
+            by_rank_s[most],
+            [rank],
+        )
+    elif usual_s >= least_s:
+        who, ahead_s, used = show_time(usual_s), usual_s, list(account.ranks)
+    else:
+        return
+    yield Evidence(
+        name="host_ahead", value=float(ahead_s / account.step_s),
+        sentence=f"{who} of a step is the host's before anything is computed, "
+        f"{where_batches_are_read(account)}.",
+    )  # fmt: skip
+    yield from _what_it_does(run, ahead_s, used)
+
+
+def where_batches_are_read(account: Account) -> str:
+    """Say what a script may be doing there."""
+    if has_loader(account):
+        return "beside what it waits for its DataLoader: logs, checkpoints, copies to the device"
+    return "where a script that reads its own batches does so"
+
+
+def _what_it_does(run: Run, ahead_s: float, ranks: list[int]) -> Iterator[Evidence]:
+    used_s = _mean(run, "before_forward_processor_s", ranks)
+    if used_s is None:
+        return
+    share = min(used_s / ahead_s, 1.0)
+    read = _mean(run, "before_forward_read_bytes", ranks) or 0.0
+    also = f" and read {show_bytes(round(read))} from disks" if read >= _READ else ""
+    yield Evidence(
+        name="host_ahead_processor", value=share,
+        sentence=f"Meanwhile the program's thread was on a processor for {share:.0%} of the time"
+        f"{also}: {_words(share)}.",
+    )  # fmt: skip
+
+
+def _words(share: float) -> str:
+    if share >= WORKS:
+        return "it works, as at decoding, which other processes could do ahead"
+    if share <= WAITS:
+        return "it waits, as for a disk, a server, a queue or a sleep"
+    return "it works and waits by turns"
+
+
+def _mean(run: Run, fact: str, ranks: list[int]) -> float | None:
+    pairs = run.facts.get(fact, ())
+    assert isinstance(pairs, tuple)
+    known: Mapping[float, float] = dict(pairs)
+    here = [known[rank] for rank in ranks if rank in known]
+    return float(np.mean(here)) if here else None

@@ -1,0 +1,114 @@
+"""Time that a host takes before a step computes: said, with what the program's thread did."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fullwire as fw
+from fullwire.model.facts import FactValue
+from fullwire.model.run import Run, Spans
+from fullwire.sources.live.inside.journal import Journal, Note
+from fullwire.sources.live.inside.processors import BeforeForward
+from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
+
+READS_ITS_OWN = "where a script that reads its own batches does so"
+
+
+def reading(ms: float, *, loader: bool = False) -> Rank:
+    spans = [("compute", "backward", ms, ms + 40), ("input", "wait", 0.0, 1.0)]
+    return Rank(ms + 45, spans[: 1 + loader], [(8, ms + 40, ms + 41)])
+
+
+def thread(used_s: float, read_bytes: float = 0.0) -> dict[str, tuple[tuple[float, float], ...]]:
+    return {
+        "before_forward_processor_s": ((0.0, used_s), (1.0, used_s)),
+        "before_forward_read_bytes": ((0.0, read_bytes), (1.0, read_bytes)),
+    }
+
+
+def said(run: Run) -> dict[str, str]:
+    return {each.name: each.sentence for each in fw.explain(run).evidence}
+
+
+def test_a_script_that_reads_its_own_batches_is_told_where_its_time_goes() -> None:
+    run = a_job(reading(60), reading(60))
+    assert fw.explain(run).verdict.kind == "host"
+    assert f"60 ms of that is before anything is computed, {READS_ITS_OWN}." in (
+        fw.explain(run).verdict.sentence
+    )
+    assert said(run)["host_ahead"].startswith("60 ms of a step is the host's before")
+    assert "host_ahead_processor" not in said(run)
+
+
+@pytest.mark.parametrize(
+    ("used_s", "words"),
+    [(0.003, "5% of the time and read 38.5 MB from disks: it waits"),
+     (0.058, "97% of the time and read 38.5 MB from disks: it works"),
+     (0.03, "50% of the time and read 38.5 MB from disks: it works and waits")],
+)  # fmt: skip
+def test_whether_the_thread_worked_or_waited_is_evidence(used_s: float, words: str) -> None:
+    facts: dict[str, FactValue] = {"line_rate_bps": 1e9, **thread(used_s, 38_500_000)}
+    assert words in said(a_job(reading(60), reading(60), facts=facts))["host_ahead_processor"]
+
+
+def test_beside_a_data_loader_it_is_something_else() -> None:
+    run = a_job(reading(60, loader=True), reading(60, loader=True))
+    assert "beside what it waits for its DataLoader" in fw.explain(run).verdict.sentence
+
+
+def test_a_rank_that_reads_longer_than_the_others_is_named() -> None:
+    late = Rank(105, [("compute", "backward", 60.0, 100.0)], [(8, 100, 101)])
+    early = Rank(105, [("compute", "backward", 0.0, 40.0)], [(8, 40, 101)])
+    run = a_job(early, late, early)
+    assert fw.explain(run).verdict.kind == "straggler"
+    assert said(run)["host_ahead"].startswith("On rank 1, 60 ms of a step is the host's before")
+
+
+def test_a_little_time_before_computing_is_not_mentioned() -> None:
+    assert "host_ahead" not in said(a_job(reading(1), reading(1)))
+
+
+def test_what_reading_ahead_would_give_is_predicted() -> None:
+    job = a_trained_job()
+    later = np.where(job.spans.name == "forward", 30 * MS, 0)
+    spans: Spans = dataclasses.replace(job.spans, start_ns=job.spans.start_ns + later)
+    [fix] = [
+        each
+        for each in fw.explain(dataclasses.replace(job, spans=spans)).fixes
+        if each.kind == "host"
+    ]
+    assert fix.step_s == pytest.approx(0.146 - 0.031)
+    assert "DataLoader(num_workers" in fix.setting
+    assert not [each for each in fw.explain(job).fixes if each.kind == "host"]
+
+
+def noted(directory: Path, work: str) -> np.ndarray:
+    """Return the notes of a thread that works, or sleeps, before a forward pass."""
+    journal = Journal(str(directory))
+    before = BeforeForward(journal)
+    before.begins()
+    if work == "sleeps":
+        time.sleep(0.01)
+    began_ns = time.thread_time_ns()
+    while work == "works" and time.thread_time_ns() - began_ns < 10 * MS:
+        pass
+    before.ends()
+    before.ends()  # a second forward of the step says nothing more
+    return np.array([each for each in journal.waiting if each[0] == Note.BEFORE_FORWARD])
+
+
+def test_processor_time_before_a_forward_is_noted_once(tmp_path: Path) -> None:
+    [[_, worked_ns, _, _]] = noted(tmp_path, "works")
+    [[_, slept_ns, _, _]] = noted(tmp_path, "sleeps")
+    assert worked_ns >= 10 * MS > slept_ns
+
+
+def test_a_short_moment_before_a_forward_is_not_worth_a_note(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    BeforeForward(journal).ends()
+    assert not journal.waiting
