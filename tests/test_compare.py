@@ -109,6 +109,73 @@ def test_the_answer_is_the_same_every_time() -> None:
     assert fw.compare(one, other) == fw.compare(one, other)
 
 
+def recorded(median_ms: float, *off: float, seed: int = 0) -> list[Run]:
+    """Record a job of steady steps several times, each time this much slower as a whole."""
+    return [
+        steps_run([median_ms * (1 + each) * (1 + noise) for noise in 0.01 * steady])
+        for number, each in enumerate(off)
+        for steady in [np.random.default_rng(seed + number).standard_normal(60)]
+    ]
+
+
+def test_several_recordings_tell_a_smaller_change_than_one_of_each() -> None:
+    before, after = recorded(100, 0, 0, 0, 0), recorded(98, 0, 0, 0, 0, seed=50)
+    assert fw.compare(before[0], after[0]).is_significant is False
+    found = fw.compare(before, after)
+    assert found.is_significant is True
+    assert found.ratio == pytest.approx(0.98, abs=0.005)
+    assert [each.steps for each in found.before_recordings] == [60] * 4
+    assert found.before_steps == 240
+
+
+def test_how_recordings_of_a_side_differ_counts_however_little_their_steps_do() -> None:
+    before, after = recorded(100, -0.05, 0, 0.05), recorded(96, -0.05, 0, 0.05, seed=50)
+    assert fw.compare(before[1], after[1]).is_significant is True
+    assert fw.compare(before, after).is_significant is False
+
+
+def test_recordings_of_a_side_that_are_not_of_one_job_are_told() -> None:
+    one, other = (steps_run(noisy(100, n), facts={"workers": n}) for n in (2, 4))
+    found = fw.compare([one, other], one)
+    assert "Recordings of the first run differ in workers." in found.warnings
+
+
+def test_what_would_not_show_is_said(cli: Cli, tmp_path: Path) -> None:
+    place = fw.write(steps_run(noisy(100, 1)), tmp_path / "one.run")
+    done = cli("compare", place, place)
+    assert "No difference beyond noise" in done.stdout
+    assert "would not show" in done.stdout
+    assert "note: One recording of each" in done.stdout
+
+
+def test_the_command_takes_several_recordings_of_each(cli: Cli, tmp_path: Path) -> None:
+    places = [
+        fw.write(run, tmp_path / f"{number}.run")
+        for number, run in enumerate((*recorded(100, 0, 0.01), *recorded(80, 0, 0.01, seed=9)))
+    ]
+    done = cli("compare", *places[:2], "--", *places[2:])
+    assert done.returncode == 0, done.stderr
+    assert "more than noise" in done.stdout
+    assert all(str(place) in done.stdout for place in places)
+    assert "One recording of each" not in done.stdout
+    refused = cli("compare", *places)
+    assert refused.returncode == 2
+    assert "expected BEFORE.run and AFTER.run, or -- between several of each" in refused.stderr
+    assert "expected runs on both sides of --" in cli("compare", places[0], "--").stderr
+
+
+def test_the_command_says_which_part_of_the_step_changed(cli: Cli, tmp_path: Path) -> None:
+    places = [fw.write(a_trained_job(late_ms=late), tmp_path / f"{late}.run") for late in (0, 60)]
+    done = cli("compare", *places)
+    [line] = [
+        each for each in done.stdout.splitlines() if each.startswith("waiting for the latest")
+    ]
+    late_s = fw.explain(places[1]).account["straggler"]
+    assert line.split()[-2:] == [f"+{1e3 * late_s:.4g}", "ms"]
+    told = json.loads(cli("compare", *places, "--json").stdout)
+    assert told["account"]["after"]["straggler"] == pytest.approx(late_s)
+
+
 def test_too_few_steps_tell_nothing_about_noise() -> None:
     found = fw.compare(steps_run([100, 101]), steps_run([50, 51]))
     assert found.is_significant is None

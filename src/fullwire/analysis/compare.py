@@ -1,17 +1,20 @@
 """Did it get better, and by more than noise?
 
-Two runs are compared by the median of their steps, warm-up aside; a step of a job is as long as on
-its slowest rank. The interval of the ratio comes from resampling both runs' steps, several in a row
-at a time, because neighbours resemble each other, with a fixed seed, so that it is the same every
-time it is asked. What steps of one run cannot show is added: the same job, run again, is a little
-faster or slower as a whole.
+Recordings are compared by the median of their steps, warm-up aside; a step of a job is as long as
+on its slowest rank. The same job, recorded again, has another median, and not because steps are
+few: what makes a job slower for a while, such as other work on its machine, lasts a second as well
+as an hour. So medians of recordings are believed to differ as those of one recording's fifths do.
+Steps that scatter by themselves make these differ less the more there are; what lasts does not.
+Several recordings of a side show it themselves. Both estimate one variance, and the interval of the
+ratio is Student's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist, geometric_mean
 
 import numpy as np
 
@@ -23,27 +26,40 @@ from fullwire.model.facts import REGISTRY
 from fullwire.model.run import Run
 from fullwire.units import show_bytes
 
-RESAMPLES = 2_000
-AT_ONCE = 2_000_000  # steps that are resampled together: 16 MB
-# Standard deviation of the ratio of two runs of one job. Of 20 pairs of labs with nothing changed
-# between them whose lines were the limit, 16 differed by 1.1 % at most, the others by up to 5.5 %.
-# Where processors were, by up to 17 %: such runs carry a warning, which is passed on.
-RUN_TO_RUN = 0.01
+PIECES = 5  # of a recording, in order of time
+# Standard deviation of a median that its steps do not show: the same job, begun anew, is
+# a little faster or slower as a whole (validation/README.md).
+ANEW = 0.007
+RULE_COUNTS = 8  # degrees of freedom that this is worth, beside what recordings of a side show
+SURE = 0.95
 SAME_GRADIENTS = 0.01  # totals that differ by more are of different models
 _ALWAYS_DIFFER = {
     "recorder_s", "sampler_share", "capture_clocks", "captured_packets", "supposed_packets",
 }  # fmt: skip
-FEWEST_STEPS = 5  # below this, resampling says nothing about noise
+FEWEST_STEPS = 5  # of a recording; below this it says nothing about noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """How many steps of a recording were compared, and their median."""
+
+    steps: int
+    step_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Median steps, their ratio after/before, and whether the difference is more than noise."""
+    """Median steps, their ratio after/before, and whether the difference is more than noise.
+
+    Of several recordings of a side, times are the geometric mean of their medians.
+    """
 
     before_s: float
     after_s: float
     before_steps: int
     after_steps: int
+    before_recordings: tuple[Recording, ...]
+    after_recordings: tuple[Recording, ...]
     ratio: float
     low: float | None  # of the ratio, 95 %; None where there are too few steps
     high: float | None
@@ -59,35 +75,89 @@ class Comparison:
         before, after = self.workers
         return after / before / self.ratio
 
+    @property
+    def unseen(self) -> float | None:
+        """Return the change of the step that these recordings just do not tell from noise."""
+        return None if self.high is None else self.high / self.ratio - 1
 
-def compare(before: Run, after: Run) -> Comparison:
-    """Compare the steps of two runs of the same work."""
-    refuse_other_work(before, after)
-    first, second = step_lengths_s(before), step_lengths_s(after)
-    ratio = float(np.median(second) / np.median(first))
-    low = high = None
-    if min(len(first), len(second)) >= FEWEST_STEPS:
-        low, high = _ratio_interval(first, second)
+
+def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparison:
+    """Compare the steps of two runs of the same work, or of several recordings of each."""
+    sides = _recordings(before), _recordings(after)
+    [first, *others], [second, *_] = sides
+    for each in (*others, *sides[1]):
+        refuse_other_work(first, each)
+    lengths_s = [[step_lengths_s(run) for run in side] for side in sides]
+    found = [tuple(_recording(each) for each in side) for side in lengths_s]
+    before_s, after_s = (geometric_mean(each.step_s for each in side) for side in found)
+    ratio, off = after_s / before_s, _off(lengths_s)
+    low, high = (None, None) if off is None else (ratio * math.exp(-off), ratio * math.exp(off))
     return Comparison(
-        before_s=float(np.median(first)), after_s=float(np.median(second)),
-        before_steps=len(first), after_steps=len(second), ratio=ratio, low=low, high=high,
+        before_s=before_s, after_s=after_s,
+        before_steps=sum(map(len, lengths_s[0])), after_steps=sum(map(len, lengths_s[1])),
+        before_recordings=found[0], after_recordings=found[1], ratio=ratio, low=low, high=high,
         is_significant=None if low is None or high is None else not low <= 1 <= high,
-        differing_facts=_differing_facts(before, after), workers=(world(before), world(after)),
-        edge_bytes=_edge_bytes(before, after), warnings=tuple(_warnings(before, after)),
+        differing_facts=_differing_facts(first, second), workers=(world(first), world(second)),
+        edge_bytes=_edge_bytes(first, second), warnings=tuple(_warnings(sides)),
     )  # fmt: skip
 
 
-def _warnings(before: Run, after: Run) -> Iterator[str]:
-    for run, which in ((before, "first"), (after, "second")):
-        for sentence in run.missing:
-            yield f"The {which} run is partial: {sentence}."
-        if "warnings" in run.facts:
-            yield f"Where the {which} run was recorded: {run.facts['warnings']}."
-        here = len(recorded_ranks(run))
-        if here < world(run) and not stands_for_all(run):
-            yield f"Of the {which} run {here} of {world(run)} ranks are here: others may be slower."
+def _recordings(side: Run | Sequence[Run]) -> tuple[Run, ...]:
+    return (side,) if isinstance(side, Run) else tuple(side)
+
+
+def _recording(lengths_s: Floats) -> Recording:
+    return Recording(steps=len(lengths_s), step_s=float(np.median(lengths_s)))
+
+
+def _off(lengths_s: Sequence[Sequence[Floats]]) -> float | None:
+    """Return how far the logarithm of the ratio may be off; None where there are too few steps."""
+    recordings = [each for side in lengths_s for each in side]
+    if min(map(len, recordings)) < FEWEST_STEPS:
+        return None
+    by_rule = ANEW**2 + float(np.mean([_variance_of_pieces(each) for each in recordings]))
+    seen = sum(_squares(_log_medians(side)) for side in lengths_s)
+    freedom = RULE_COUNTS + sum(len(side) - 1 for side in lengths_s)
+    variance = (RULE_COUNTS * by_rule + seen) / freedom
+    return _student(SURE, freedom) * math.sqrt(variance * sum(1 / len(side) for side in lengths_s))
+
+
+def _variance_of_pieces(lengths_s: Floats) -> float:
+    """Return the variance of the fifths' medians; one slow stretch among steady steps is none."""
+    of_pieces = _squares(_log_medians(np.array_split(lengths_s, PIECES))) / (PIECES - 1)
+    away = np.abs(np.log(lengths_s / np.median(lengths_s)))
+    return min(of_pieces, float(1.4826 * np.median(away)) ** 2)
+
+
+def _log_medians(pieces: Sequence[Floats]) -> Floats:
+    return np.log([np.median(each) for each in pieces])
+
+
+def _warnings(sides: Sequence[Sequence[Run]]) -> Iterator[str]:
+    for side, which in zip(sides, ("first", "second"), strict=True):
+        for number, run in enumerate(side, 1):
+            yield from _of_one(run, f"{which} run{f', recording {number}' * (len(side) > 1)}")
+        yield from _of_repeats(side, which)
+    [before, *_], [after, *_] = sides
     if before.facts.get("dilation", 1.0) != after.facts.get("dilation", 1.0):
         yield "The runs differ in dilation, and so in how fast their processors count as."
+
+
+def _of_one(run: Run, which: str) -> Iterator[str]:
+    for sentence in run.missing:
+        yield f"The {which} is partial: {sentence}."
+    if "warnings" in run.facts:
+        yield f"Where the {which} was recorded: {run.facts['warnings']}."
+    here = len(recorded_ranks(run))
+    if here < world(run) and not stands_for_all(run):
+        yield f"Of the {which} {here} of {world(run)} ranks are here: others may be slower."
+
+
+def _of_repeats(side: Sequence[Run], which: str) -> Iterator[str]:
+    """Say what recordings of one side differ in, which should be of one job."""
+    differs = {name for again in side[1:] for name, *_ in _differing_facts(side[0], again)}
+    if differs - {"warnings"}:
+        yield f"Recordings of the {which} run differ in {', '.join(sorted(differs))}."
 
 
 def _edge_bytes(before: Run, after: Run) -> tuple[float, float] | None:
@@ -115,26 +185,19 @@ def step_lengths_s(run: Run) -> Floats:
     return np.asarray(lengths_s, np.float64)
 
 
-def _ratio_interval(before: Floats, after: Floats) -> tuple[float, float]:
-    random = np.random.default_rng(0)
-    ratios = _medians(after, random) / _medians(before, random)
-    ratio = float(np.median(after) / np.median(before))
-    low, high = np.quantile(ratios, [0.025, 0.975]).tolist()
-    beside = 1.96 * RUN_TO_RUN * ratio
-    return ratio - math.hypot(ratio - low, beside), ratio + math.hypot(high - ratio, beside)
+def _student(share: float, freedom: int) -> float:
+    """Return how many standard deviations hold a share of Student's distribution (A&S 26.7.5)."""
+    z = NormalDist().inv_cdf((1 + share) / 2)
+    return (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
 
 
-def _medians(lengths_s: Floats, random: np.random.Generator) -> Floats:
-    """Return medians of steps drawn anew, in stretches of some that follow each other."""
-    count = len(lengths_s)
-    stretch = round(count ** (1 / 3))
-    stretches, offsets = -(-count // stretch), np.arange(stretch)
-    medians = []
-    for first in range(0, RESAMPLES, drawn := max(1, AT_ONCE // count)):
-        starts = random.integers(0, count, (min(drawn, RESAMPLES - first), stretches, 1))
-        places = ((starts + offsets) % count).reshape(len(starts), -1)[:, :count]
-        medians.append(np.median(lengths_s[places], axis=1))
-    return np.concatenate(medians)
+def _squares(values: Floats) -> float:
+    return float(np.square(values - values.mean()).sum())
 
 
 def refuse_other_work(before: Run, after: Run) -> None:

@@ -91,7 +91,7 @@ def explain(
     for runs that do not know theirs; `calibrate` are other runs of the same cluster.
     """
     asked = opened(run)
-    job, rate_bps = asked.run, _line_rates(asked.run, bandwidth)
+    job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
     found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
     parts = found.parts_s
     baseline_s, inflation_s = _baseline(job, found, baseline)
@@ -200,7 +200,7 @@ def _forecaster(
         return None, (f"No fixes are predicted: {error}.",)
 
 
-def _line_rates(run: Run, bandwidth: str | float | None) -> dict[int, float]:
+def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, float]:
     """Return the line rate of each rank's link: as the run knows it, or as it was given."""
     known = run.facts.get("line_rate_bps")
     given = None if bandwidth is None else rate(bandwidth)

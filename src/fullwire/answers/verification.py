@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from fullwire.answers.conditions import rate, worker_count
 from fullwire.answers.fixes import FILLS_THE_LINE, casting
@@ -38,8 +40,14 @@ class Verification:
         return self.low_s <= self.measured_s <= self.high_s
 
 
-def verify(before: Run, after: Run) -> Verification | None:
-    """Predict the second run from the first; None where nothing changed that can be predicted."""
+def verify(
+    before: Run, after: Run, *, before_again: Sequence[Run] = (), after_again: Sequence[Run] = ()
+) -> Verification | None:
+    """Predict the second run from the first; None where nothing changed that can be predicted.
+
+    Other recordings of the first tell more about its transport, those of the second are its truth
+    as much.
+    """
     if "hook" in before.facts and before.facts["hook"] != after.facts.get("hook"):
         return None  # what the first run's hook did cannot be undone
     if before.facts.get("dilation") != after.facts.get("dilation"):
@@ -49,11 +57,12 @@ def verify(before: Run, after: Run) -> Verification | None:
     if len(set(backends)) > 1 and not becomes_ours:
         return None  # of what the other one does nothing is known
     try:
-        predictor, measured_ns = forecaster(before), typical_step(after).measured_ns
+        predictor = forecaster(before, calibrate=before_again)
+        measured_ns = [typical_step(each).measured_ns for each in (after, *after_again)]
         changes = dict(_changes(before, after))
     except FullwireError:
         return None  # one of them has no step that could be predicted
-    if predictor is None or measured_ns is None or not (changes or becomes_ours):
+    if predictor is None or None in measured_ns or not (changes or becomes_ours):
         return None
     axes: dict[str, Any] = dict(changes.values())
     full_s = predictor.ask(**axes, transports=(predictor.full(),)).step_s if becomes_ours else None
@@ -61,7 +70,7 @@ def verify(before: Run, after: Run) -> Verification | None:
     return Verification(
         changes=(*changes, *([f"backend {FILLS_THE_LINE}"] if becomes_ours else ())),
         predicted_s=found.step_s, low_s=found.low_s, high_s=found.high_s, full_s=full_s,
-        measured_s=measured_ns * 1e-9,
+        measured_s=float(np.mean(np.array(measured_ns, np.float64))) * 1e-9,
     )  # fmt: skip
 
 

@@ -3,32 +3,70 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from fullwire.cli.options import Json, print_json
+from fullwire.errors import UsageError
+
+_AFTER = "fullwire.compare.after"  # how many runs stand after --
+
+
+class TwoSides(TyperCommand):
+    """Remembers where `--` parts the recordings of one side from the other's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Count what stands after `--`, which is then dropped as everywhere."""
+        if "--" in args:
+            ctx.meta[_AFTER] = len(args) - 1 - args.index("--")
+        return super().parse_args(ctx, args)
 
 
 def compare(
-    before: Annotated[str, typer.Argument(metavar="BEFORE.run")],
-    after: Annotated[str, typer.Argument(metavar="AFTER.run")],
+    context: typer.Context,
+    runs: Annotated[list[str], typer.Argument(metavar="BEFORE.run... [--] AFTER.run...")],
     json: Json = False,
 ) -> None:
     """Compare the steps of two runs of the same work: better, worse, or noise?
+
+    Several recordings of each tell smaller changes from noise:
+
+    fullwire compare before*.run -- after*.run
 
     Where what changed can be predicted (links, workers, buckets, a casting hook), the prediction
     that the first run gives is held against the second.
     """
     from fullwire.analysis.compare import compare as answer
+    from fullwire.answers.changed import changed
     from fullwire.answers.opening import opened
     from fullwire.answers.verification import verify
     from fullwire.report.as_data import verification_object
-    from fullwire.report.terminal import print_comparison
+    from fullwire.report.comparison import print_comparison
 
-    first, second = opened(before).run, opened(after).run
-    result, verification = answer(first, second), verify(first, second)
+    before, after = _sides(runs, context.meta.get(_AFTER))
+    sides = [[opened(each) for each in side] for side in (before, after)]
+    first, second = ([each.run for each in side] for side in sides)
+    result, parts = answer(first, second), changed(*sides)
+    verification = verify(first[0], second[0], before_again=first[1:], after_again=second[1:])
     if json:
-        print_json({**asdict(result), "prediction": verification_object(verification)})
+        print_json({
+            **asdict(result), "account": None if parts is None else asdict(parts),
+            "prediction": verification_object(verification),
+        })  # fmt: skip
     else:
-        print_comparison(result, verification, before, after)
+        print_comparison(result, parts, verification, before, after)
+
+
+def _sides(runs: list[str], after: int | None) -> tuple[list[str], list[str]]:
+    """Part the recordings before a change from those after it; without `--` there is one each."""
+    if after is None and len(runs) != 2:
+        raise UsageError(
+            f"compare: expected BEFORE.run and AFTER.run, or -- between several of each, got "
+            f"{len(runs)} without --"
+        )
+    before = len(runs) - (1 if after is None else after)
+    if not 0 < before < len(runs):
+        raise UsageError("compare: expected runs on both sides of --")
+    return runs[:before], runs[before:]

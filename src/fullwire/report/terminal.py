@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 from fullwire.units import show_bytes, show_rate, show_time, visible
 
 if TYPE_CHECKING:
-    from fullwire.analysis.compare import Comparison
     from fullwire.answers.search import Best, Instead
-    from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import Tuned, WhatIf
     from fullwire.model.run import Run
     from fullwire.model.workloads import Workload
@@ -26,7 +24,6 @@ _TUNED_SAID = 4  # clusters of which it is said what the tuner takes
 _RANKS_SAID = 4  # of a fact that each rank has
 MOST_ROWS = 400  # a terminal scrolls; beyond this a file serves better
 _BAR = 10
-_MUCH = 0.05  # more bytes, or longer steps, by as much are worth a sentence
 
 
 def print_whatif(result: WhatIf, best: int | None = None) -> None:
@@ -196,79 +193,6 @@ def _print_tuning(result: TunedTime) -> None:
         for each in result.tuning.table
     ]
     print_table(["bytes", "cheapest", *names], rows, texts={"cheapest"})
-
-
-def print_comparison(
-    result: Comparison, verification: Verification | None, before: str, after: str
-) -> None:
-    """Print whether the second run is better than the first, and whether that was predicted."""
-    say(comparison_sentence(result))
-    if result.workers[0] != result.workers[1]:
-        say(work_sentence(result))
-    if result.edge_bytes is not None:
-        say(bytes_sentence(result))
-    if verification is not None:
-        say(verification_sentence(verification))
-    say("")
-    rows = [
-        [before, f"{result.before_steps:,}", show_time(result.before_s)],
-        [after, f"{result.after_steps:,}", show_time(result.after_s)],
-    ]
-    print_table(["run", "steps", "median step"], rows, texts={"run"})
-    if result.differing_facts:
-        print_table(
-            ["differs", before, after],
-            [list(row) for row in result.differing_facts],
-            texts={"differs", before, after},
-        )
-    print_notes(result.warnings)
-
-
-def work_sentence(result: Comparison) -> str:
-    """Say what another number of workers is worth: each of them does as much in a step."""
-    before, after = result.workers
-    return (
-        f"With {after:,} workers in place of {before:,} the job does {result.work_ratio:.2f} times "
-        f"the work in the same time; {after / before:.2f} would be perfect."
-    )
-
-
-def comparison_sentence(result: Comparison) -> str:
-    """Say whether the second run is better, and whether that is more than noise."""
-    change = f"{abs(1 - result.ratio):.1%}"
-    direction = "shorter" if result.ratio < 1 else "longer"
-    if result.is_significant is None:
-        return f"Steps are {change} {direction}; too few steps to tell this from noise."
-    interval = f"95 % interval of after/before {result.low:.4f} to {result.high:.4f}"
-    if not result.is_significant:
-        return f"No difference beyond noise: steps are {change} {direction} ({interval})."
-    return f"Steps are {change} {direction}, more than noise ({interval})."
-
-
-def bytes_sentence(result: Comparison) -> str:
-    """Say whether the length of iterations follows their bytes, as packets show them."""
-    assert result.edge_bytes is not None
-    before, after = result.edge_bytes
-    times = after / before
-    moved = (
-        f"An iteration moves {times:.2f} times the bytes ({show_bytes(after)} per edge against "
-        f"{show_bytes(before)}) and takes {result.ratio:.2f} times as long"
-    )
-    if abs(times - 1) > _MUCH and (times - 1) * (result.ratio - 1) < -(_MUCH**2):
-        return f"{moved}: bytes alone do not set its time."
-    return f"{moved}."
-
-
-def verification_sentence(result: Verification) -> str:
-    """Say what was predicted and what was measured."""
-    interval = f"{show_time(result.low_s)} to {show_time(result.high_s)}"
-    if result.full_s is not None:
-        interval += f"; {show_time(result.full_s)} on a full wire"
-    return (
-        f"With {', '.join(result.changes)}: predicted {show_time(result.predicted_s)} "
-        f"({interval}), measured {show_time(result.measured_s)}: {abs(result.error):.1%} off, "
-        f"{'within' if result.holds else 'OUTSIDE'} the interval."
-    )
 
 
 _HEADINGS = {

@@ -24,13 +24,9 @@ from fullwire.errors import FullwireError, UsageError
 from fullwire.model.compressor import Compressor
 from fullwire.model.run import Run
 from fullwire.report.as_data import explanation_object, verification_object
+from fullwire.report.comparison import comparison_sentence, verification_sentence, work_sentence
 from fullwire.report.explanation import SHOWN_AS, blamed
-from fullwire.report.terminal import (
-    comparison_sentence,
-    fact_rows,
-    verification_sentence,
-    work_sentence,
-)
+from fullwire.report.terminal import fact_rows
 from fullwire.simulation.transport import FullTransport, Transport
 from fullwire.sources.files import name_of
 from fullwire.units import show_bytes, show_rate, visible
