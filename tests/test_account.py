@@ -211,6 +211,16 @@ def test_times_that_cannot_be_are_refused_with_their_place() -> None:
         account(a_job(twice), RATES)
 
 
+def test_the_earliest_time_that_a_number_can_hold_is_refused() -> None:
+    """Its magnitude is one more than a number holds, and so comes out as itself."""
+    run = a_job(Rank(100, [("compute", "work", 0.0, 50.0)]))
+    start_ns = run.spans.start_ns.copy()
+    start_ns[0] = np.iinfo(np.int64).min
+    damaged = dataclasses.replace(run, spans=dataclasses.replace(run.spans, start_ns=start_ns))
+    with pytest.raises(DamagedInput, match="spans, row 0: times that cannot be"):
+        fw.explain(damaged)
+
+
 def with_columns(run: Run, **columns: Any) -> Run:
     return dataclasses.replace(run, collectives=dataclasses.replace(run.collectives, **columns))
 

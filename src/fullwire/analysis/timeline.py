@@ -139,7 +139,8 @@ def kinds_of(spans: Spans) -> NDArray[np.int8]:
 
 def _check_times(run: Run, table: str, start_ns: Whole, end_ns: Whole) -> None:
     """Refuse times that run backwards or cannot be: no account could rest on them."""
-    is_wrong = (end_ns < start_ns) | (abs(start_ns) > MOST_NS) | (abs(end_ns) > MOST_NS)
+    # Not by magnitude: that of the smallest whole number is itself.
+    is_wrong = (end_ns < start_ns) | (start_ns < -MOST_NS) | (end_ns > MOST_NS)
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
         raise DamagedInput(

@@ -91,7 +91,9 @@ def _panels(
         for each in shown
     ]
     together = alt.concat(*panels, columns=columns)
-    return together.resolve_scale(x="shared", y="shared") if alike else together
+    if not alike:
+        return together
+    return together.resolve_scale(x="shared", y="shared", xOffset="independent")
 
 
 def _scaling(rows: list[dict[str, Any]]) -> alt.Chart:

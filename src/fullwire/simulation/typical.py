@@ -309,10 +309,12 @@ def _check_possible(run: Run, ranks: Whole, numbers: Whole) -> None:
 
 
 def _bad_spans(spans: Spans) -> NDArray[np.bool_]:
-    too_far = np.maximum(np.abs(spans.start_ns), np.abs(spans.end_ns)) > MOST_NS
+    # Not by magnitude: that of the smallest whole number is itself.
+    too_far = (spans.start_ns < -MOST_NS) | (spans.end_ns > MOST_NS)
     return np.asarray((spans.end_ns < spans.start_ns) | too_far)
 
 
 def _bad(gradients: Gradients) -> NDArray[np.bool_]:
     is_size = (gradients.bytes > 0) & (gradients.bytes <= MOST_BYTES)
-    return np.asarray(~is_size | (np.abs(gradients.ready_ns) > MOST_NS))
+    too_far = (gradients.ready_ns < -MOST_NS) | (gradients.ready_ns > MOST_NS)
+    return np.asarray(~is_size | too_far)
