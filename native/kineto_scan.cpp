@@ -1,11 +1,14 @@
 #include "kineto_scan.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <optional>
+
+#include "json_bytes.hpp"
 
 namespace fullwire {
 
@@ -20,52 +23,37 @@ constexpr std::size_t kMostProcesses = 1'000;
 
 bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
-// The high bit of each byte of a word that is zero; right up to the first one, which is all that is
-// looked at.
-std::uint64_t zero_bytes(std::uint64_t word) {
-    return (word - 0x0101010101010101) & ~word & 0x8080808080808080;
-}
-
-std::uint64_t bytes_that_are(char wanted, std::uint64_t word) {
-    return zero_bytes(word ^ (0x0101010101010101 * static_cast<unsigned char>(wanted)));
-}
-
-// The first of [at, end) for which `is_found` says so; `marks` says it of eight bytes at once, and
-// where they are in the other order of bytes it is not asked.
-template <typename Marks, typename IsFound>
-const char* first_of(const char* at, const char* end, Marks marks, IsFound is_found) {
-    if constexpr (std::endian::native == std::endian::little) {
-        for (; end - at >= 8; at += 8) {
-            std::uint64_t word;
-            std::memcpy(&word, at, 8);
-            if (const std::uint64_t found = marks(word)) return at + std::countr_zero(found) / 8;
-        }
+// Which bytes a backslash before them escapes; `carry` says so of the first one, and then of the first
+// of what follows.
+std::uint64_t escaped(std::uint64_t slashes, bool& carry) {
+    std::uint64_t found = carry;
+    carry = false;
+    for (slashes &= ~found; slashes;) {
+        const std::uint64_t next = (slashes & -slashes) << 1;
+        carry = next == 0;
+        found |= next;
+        slashes &= (slashes - 1) & ~next;
     }
-    while (at < end && !is_found(*at)) ++at;
-    return at;
+    return found;
 }
 
-const char* first_in_text(const char* at, const char* end) {
-    return first_of(
-        at, end,
-        [](std::uint64_t word) { return bytes_that_are('"', word) | bytes_that_are('\\', word); },
-        [](char c) { return c == '"' || c == '\\'; });
+// From each bit that is set to before the next one.
+std::uint64_t from_one_to_the_next(std::uint64_t bits) {
+    for (int by = 1; by < 64; by *= 2) bits ^= bits << by;
+    return bits;
 }
 
-// A quote or a bracket. The two brackets of a kind differ in one bit from those of the other.
-const char* first_in_nested(const char* at, const char* end) {
-    return first_of(
-        at, end,
-        [](std::uint64_t word) {
-            const std::uint64_t folded = word | 0x2020202020202020;
-            return bytes_that_are('"', word) | bytes_that_are('{', folded) |
-                   bytes_that_are('}', folded);
-        },
-        [](char c) { return c == '"' || (c | 0x20) == '{' || (c | 0x20) == '}'; });
-}
+// What ends a number or a word.
+constexpr std::array<bool, 256> kEndsPlain = [] {
+    std::array<bool, 256> found{};
+    for (const char c : {',', '}', ']', ' ', '\n', '\t', '\r', '"', ':', '{', '['}) {
+        found[static_cast<unsigned char>(c)] = true;
+    }
+    return found;
+}();
 
-// Reads within [at, end). Each function returns false where the bytes end before the value does,
-// or where it is broken; `is_broken` tells which.
+// Reads within [at, end), and looks at up to 64 bytes behind. Each function returns false where the
+// bytes end before the value does, or where it is broken; `is_broken` tells which.
 struct Cursor {
     const char* at;
     const char* end;
@@ -78,28 +66,37 @@ struct Cursor {
 
     // The text between quotes, as escaped; the cursor is behind the closing one.
     bool text(std::string_view& found) {
-        const char* from = ++at;
-        while (true) {
-            const char* quote = first_in_text(from, end);
-            if (quote >= end) return false;
-            if (*quote == '"') {
-                found = {at, static_cast<std::size_t>(quote - at)};
-                at = quote + 1;
+        const char* const from = ++at;
+        while (at < end) {
+            const Sixteen bytes(at);
+            const std::uint64_t marks = bytes.are('"') | bytes.are('\\');
+            if (!marks) {
+                at += Sixteen::kBytes;
+                continue;
+            }
+            at += std::countr_zero(marks);
+            if (at >= end) return false;
+            if (*at == '"') {
+                found = {from, static_cast<std::size_t>(at - from)};
+                ++at;
                 return true;
             }
-            from = quote + 2;
-            if (from > end) return false;
+            at += 2;
         }
+        return false;
     }
 
     // Any value, as it stands in the file.
     bool value(std::string_view& found) {
-        const char* from = at;
-        if (*at == '"') {
+        const char* const from = at;
+        const char first = *at;
+        if (first == '"') {
             std::string_view inner;
             if (!text(inner)) return false;
-        } else if (*at == '{' || *at == '[') {
-            if (!nested()) return false;
+        } else if (first == '{') {
+            if (!close('{', '}', 0)) return false;
+        } else if (first == '[') {
+            if (!close('[', ']', 0)) return false;
         } else {
             if (!plain()) return false;
         }
@@ -109,30 +106,37 @@ struct Cursor {
 
     // A number or word: whatever stands before the next comma, bracket or space.
     bool plain() {
-        const char* from = at;
-        while (at < end && *at != ',' && *at != '}' && *at != ']' && !is_space(*at) && *at != '"' &&
-               *at != ':' && *at != '{' && *at != '[') {
-            ++at;
-        }
+        const char* const from = at;
+        while (at < end && !kEndsPlain[static_cast<unsigned char>(*at)]) ++at;
         if (at >= end) return false;
         if (at == from) is_broken = true;
         return at > from;
     }
 
-    bool nested() {
-        std::int64_t depth = 0;
-        while ((at = first_in_nested(at, end)) < end) {
-            const char c = *at;
-            if (c == '"') {
-                std::string_view inner;
-                if (!text(inner)) return false;
+    // Goes behind the bracket that closes the `depth` open ones. Brackets of the other kind are not
+    // counted, nor are those in texts.
+    bool close(char open, char shut, std::int64_t depth) {
+        std::uint64_t goes_on = 0;  // all ones where a text of the block before does
+        bool is_escaped = false;
+        for (; at < end; at += SixtyFour::kBytes) {
+            const SixtyFour bytes(at);
+            std::uint64_t quotes = bytes.are('"');
+            const std::uint64_t slashes = bytes.are('\\');
+            if (slashes || is_escaped) quotes &= ~escaped(slashes, is_escaped);
+            const std::uint64_t opens = bytes.are(open);
+            std::uint64_t brackets = opens | bytes.are(shut);
+            if (!brackets) {
+                if (__builtin_parityll(quotes)) goes_on = ~goes_on;
                 continue;
             }
-            ++at;
-            if (c == '{' || c == '[') {
-                ++depth;
-            } else if ((c == '}' || c == ']') && --depth == 0) {
-                return true;
+            const std::uint64_t texts = from_one_to_the_next(quotes) ^ goes_on;
+            goes_on = texts >> 63 ? ~std::uint64_t{0} : 0;
+            for (brackets &= ~texts; brackets; brackets &= brackets - 1) {
+                depth += brackets & -brackets & opens ? 1 : -1;
+                if (depth == 0) {
+                    at += std::countr_zero(brackets) + 1;
+                    return at <= end;
+                }
             }
         }
         return false;
@@ -148,7 +152,8 @@ struct Cursor {
         return true;
     }
 
-    // Goes through the members of the object that the cursor stands at; `take(key, value)`.
+    // Goes through the members of the object that the cursor stands at. `take(key, value)` says
+    // whether the rest is wanted; what is not is passed over.
     template <typename Take>
     bool members(Take take) {
         if (!expect('{') || !skip_spaces()) return false;
@@ -164,7 +169,7 @@ struct Cursor {
             }
             std::string_view key, found;
             if (!text(key) || !expect(':') || !skip_spaces() || !value(found)) return false;
-            take(key, found);
+            if (!take(key, found)) return close('{', '}', 1);
             if (!skip_spaces()) return false;
             const char c = *at++;
             if (c == '}') return true;
@@ -236,17 +241,27 @@ bool ends_with(std::string_view text, std::string_view with) {
     return text.size() >= with.size() && text.substr(text.size() - with.size()) == with;
 }
 
+// What the last digits of a text say, as in `stream 7`; -1 without any.
+std::int32_t last_number(std::string_view raw) {
+    raw = unquoted(raw);
+    return small_number(raw.substr(raw.find_last_not_of("0123456789") + 1));
+}
+
 enum class Category { other, kernel, copy, fill, launch, host };
 
-// The names of 2026, and those that PyTorch wrote before 1.12.
+// The names of 2026, those that PyTorch wrote before 1.12, and those of other makers' devices.
 Category category_of(std::string_view raw) {
     if (raw == "cpu_op" || raw == "user_annotation" || raw == "Operator") return Category::host;
-    if (raw == "kernel" || raw == "concurrent_kernel" || raw == "Kernel") return Category::kernel;
-    if (ends_with(raw, "_runtime") || ends_with(raw, "_driver") || raw == "Runtime") {
+    if (raw == "kernel" || raw == "concurrent_kernel" || raw == "Kernel" ||
+        raw == "mtia_ccp_events") {
+        return Category::kernel;
+    }
+    if (ends_with(raw, "_runtime") || ends_with(raw, "_driver") || raw == "Runtime" ||
+        raw == "runtime" || raw == "driver") {
         return Category::launch;
     }
-    if (raw == "gpu_memcpy" || raw == "Memcpy") return Category::copy;
-    if (raw == "gpu_memset" || raw == "Memset") return Category::fill;
+    if (ends_with(raw, "_memcpy") || raw == "Memcpy") return Category::copy;
+    if (ends_with(raw, "_memset") || raw == "Memset") return Category::fill;
     return Category::other;
 }
 
@@ -307,20 +322,25 @@ std::int32_t Names::number(std::string_view raw) {
 }
 
 struct KinetoScanner::Event {
-    std::string_view phase, category, name, process, thread, start, duration, args;
+    std::string_view phase, category, name, process, thread, start, duration, id, args;
     std::int64_t start_ns, duration_ns;
 };
 
 void KinetoScanner::feed(std::string_view chunk) {
     if (state_ == State::done || state_ == State::damaged) return;
+    buffer_.resize(held());
     buffer_.erase(0, position_);
     before_ += position_;
     position_ = 0;
-    buffer_.append(chunk);
+    buffer_.append(chunk).append(SixtyFour::kBytes, '\0');
     read();
-    if (state_ != State::damaged && buffer_.size() - position_ > most_value_bytes_) {
+    if (state_ != State::damaged && held() - position_ > most_value_bytes_) {
         fail("a value of over " + std::to_string(most_value_bytes_) + " bytes");
     }
+}
+
+std::size_t KinetoScanner::held() const {
+    return buffer_.size() - std::min(buffer_.size(), SixtyFour::kBytes);
 }
 
 void KinetoScanner::fail(std::string problem) {
@@ -331,7 +351,7 @@ void KinetoScanner::fail(std::string problem) {
 void KinetoScanner::read() {
     const char* const begin = buffer_.data();
     while (state_ != State::done && state_ != State::damaged) {
-        Cursor cursor{begin + position_, begin + buffer_.size()};
+        Cursor cursor{begin + position_, begin + held()};
         const bool is_any = cursor.skip_spaces();
         position_ = static_cast<std::size_t>(cursor.at - begin);
         if (!is_any) return;
@@ -376,7 +396,7 @@ void KinetoScanner::read() {
 }
 
 bool KinetoScanner::begin_value() {
-    Cursor cursor{buffer_.data() + position_, buffer_.data() + buffer_.size()};
+    Cursor cursor{buffer_.data() + position_, buffer_.data() + held()};
     if (key_ == "traceEvents" && *cursor.at == '[') {
         state_ = State::event;
         ++position_;
@@ -398,19 +418,26 @@ bool KinetoScanner::begin_value() {
 }
 
 bool KinetoScanner::read_event() {
-    Cursor cursor{buffer_.data() + position_, buffer_.data() + buffer_.size()};
+    Cursor cursor{buffer_.data() + position_, buffer_.data() + held()};
     Event event;
     const bool is_read = cursor.members([&](std::string_view key, std::string_view value) {
         switch (key.size()) {
             case 2:
-                if (key == "ph") event.phase = value;
-                else if (key == "ts") event.start = value;
+                if (key == "ts") event.start = value;
+                else if (key == "id") event.id = value;
+                else if (key == "ph") {
+                    event.phase = value;
+                    return lacks_launch_ || value == "\"X\"";
+                }
                 break;
             case 3:
-                if (key == "cat") event.category = value;
-                else if (key == "tid") event.thread = value;
+                if (key == "tid") event.thread = value;
                 else if (key == "pid") event.process = value;
                 else if (key == "dur") event.duration = value;
+                else if (key == "cat") {
+                    event.category = unquoted(value);
+                    return lacks_launch_ || category_of(event.category) != Category::other;
+                }
                 break;
             case 4:
                 if (key == "name") event.name = value;
@@ -419,6 +446,7 @@ bool KinetoScanner::read_event() {
             default:
                 break;
         }
+        return true;
     });
     if (!is_read) {
         if (cursor.is_broken) fail("an event that is no JSON");
@@ -432,8 +460,12 @@ bool KinetoScanner::read_event() {
 }
 
 void KinetoScanner::keep(Event& event) {
-    if (event.phase != "\"X\"") return;
-    const Category category = category_of(unquoted(event.category));
+    if (event.phase != "\"X\"") {
+        if (lacks_launch_) keep_flow(event);
+        return;
+    }
+    lacks_launch_ = false;
+    const Category category = category_of(event.category);
     if (category == Category::other) return;
     const auto start = nanoseconds(event.start);
     const auto duration = nanoseconds(event.duration);
@@ -457,6 +489,7 @@ void KinetoScanner::keep(Event& event) {
             else if (key == "device") device = small_number(value);
             else if (key == "stream") stream = small_number(value);
             else if (key == "Collective name") is_collective = true;
+            return true;
         });
     }
     if (category == Category::launch) {
@@ -474,10 +507,20 @@ void KinetoScanner::keep(Event& event) {
     work.duration_ns.push_back(*duration);
     work.correlation.push_back(correlation);
     work.name.push_back(names.number(unquoted(event.name)));
-    work.device.push_back(device);
-    work.stream.push_back(stream);
+    work.device.push_back(device >= 0 ? device : last_number(event.process));
+    work.stream.push_back(stream >= 0 ? stream : last_number(event.thread));
     work.note.push_back(is_collective ? keep_note(event.args) : -1);
     work.kind.push_back(static_cast<std::uint8_t>(kind));
+    lacks_launch_ = correlation == kAbsent;
+}
+
+// PyTorch up to 2.3 tells of an AMD device's work what launched it by an arrow behind it alone.
+void KinetoScanner::keep_flow(const Event& event) {
+    const bool leads_here = event.phase == "\"f\"" && event.category == "ac2g" &&
+                            nanoseconds(event.start) == work.start_ns.back();
+    if (!leads_here) return;
+    work.correlation.back() = whole_number(event.id);
+    lacks_launch_ = false;
 }
 
 void KinetoScanner::keep_operator(const Event& event) {
@@ -493,7 +536,7 @@ void KinetoScanner::keep_operator(const Event& event) {
                                                                           : -1);
         return;
     }
-    if (unquoted(event.category) == "user_annotation" || is_of_a_library(name)) return;
+    if (event.category == "user_annotation" || is_of_a_library(name)) return;
     const auto place = static_cast<std::size_t>(thread);
     if (start >= kept_start_ns_[place] && start + duration <= kept_end_ns_[place]) return;
     kept_start_ns_[place] = start;
@@ -523,6 +566,7 @@ std::int32_t KinetoScanner::keep_note(std::string_view raw) {
         else if (key == "Process Group Ranks") ranks = unquoted(value);
         else if (key == "Input Dims") elements = first_elements(value);
         else if (key == "Input type") type = first_text(value);
+        return true;
     });
     notes.in_elements.push_back(in);
     notes.out_elements.push_back(out);

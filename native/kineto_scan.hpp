@@ -96,19 +96,21 @@ class KinetoScanner {
     enum class State { begin, key, colon, value, after_value, event, after_event, done, damaged };
     struct Event;
 
+    std::size_t held() const;  // bytes of the buffer that were fed
     void read();
     void fail(std::string problem);
     bool begin_value();
     bool read_event();
     void keep(Event& event);
     void keep_operator(const Event& event);
+    void keep_flow(const Event& event);
     std::int32_t keep_note(std::string_view args);
     std::int32_t thread_of(std::string_view raw);
     void note_process(std::string_view raw);
 
     std::size_t most_value_bytes_;
     State state_ = State::begin;
-    std::string buffer_;
+    std::string buffer_;        // what was fed, and room behind it to look ahead
     std::size_t position_ = 0;  // in the buffer, of what is not yet read
     std::uint64_t before_ = 0;  // bytes read and gone from the buffer
     std::uint64_t events_ = 0, unusable_ = 0;
@@ -119,6 +121,7 @@ class KinetoScanner {
     std::int32_t last_thread_number_ = -1;
     std::unordered_set<std::string> processes_;
     std::string last_process_;
+    bool lacks_launch_ = false;  // the work kept last, of which an arrow may still tell it
     std::vector<std::int64_t> kept_end_ns_, kept_start_ns_;  // by thread: its last operator kept
 };
 

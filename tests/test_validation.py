@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from validation import collectives, damaged_captures, netx
+from validation import collectives, damaged_captures, damaged_traces, netx
 
 
 def test_the_papers_240_rows_are_reproduced_within_1e_5(shared_data: Path) -> None:
@@ -31,3 +31,11 @@ def test_damaged_captures_harm_nothing_under_sanitizers(tmp_path: Path) -> None:
     assert outcome.captures == 2_000
     assert outcome.whole > 200
     assert outcome.partial > 500
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="building the native scanner needs g++")
+def test_damaged_traces_harm_nothing_under_sanitizers(tmp_path: Path) -> None:
+    program = damaged_traces.build(tmp_path, [*damaged_captures.SANITIZED, "-O0"])
+    read, whole = damaged_traces.scan_damaged(program, 2_000)
+    assert read == 2_000
+    assert whole > 200

@@ -23,6 +23,7 @@ from fullwire.sources.files import name_of, opened
 
 ABSENT = np.iinfo(np.int64).min  # a number that an event does not give
 _CHUNK_BYTES = 2**20
+_PACKED_BYTES = 2**16  # which unpack to about a chunk
 _MOST_VALUE_BYTES = 64 * 2**20  # of one event, or of the list of all groups of a large job
 _MOST_EXPANSION = 300  # times that real traces, which shrink to a 20th, do not come near
 _EXPANSION_FROM_BYTES = 64 * 2**20
@@ -131,15 +132,14 @@ def _decompressed_beginning(beginning: bytes) -> bytes:
 
 
 def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
-    first = file.read(_CHUNK_BYTES)
-    if first[:2] != b"\x1f\x8b":
-        while first:
-            yield first
-            first = file.read(_CHUNK_BYTES)
+    data = file.read(_PACKED_BYTES)
+    if data[:2] != b"\x1f\x8b":
+        while data:
+            yield data
+            data = file.read(_CHUNK_BYTES)
         return
     taken, given = 0, 0
     unpacker = zlib.decompressobj(wbits=47)
-    data = first
     while data:
         taken += len(data)
         while data:
@@ -159,7 +159,7 @@ def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
                 data, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=47)
                 if data[:1] == b"\0" or not data:  # padding, or the end
                     data = b""
-        data = file.read(_CHUNK_BYTES)
+        data = file.read(_PACKED_BYTES)
 
 
 def _about_end(scanner: KinetoScanner) -> Iterator[str]:

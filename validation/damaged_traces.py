@@ -1,0 +1,62 @@
+"""Scan damaged profiler traces under AddressSanitizer and UndefinedBehaviorSanitizer.
+
+python -m validation.damaged_traces [COUNT] [SEED]
+
+The traces are those of `fuzz.py`. A small program of C++ (damaged_traces.cpp) links the very
+scanner, reads each as a whole and in pieces of random size, and holds the one against the other.
+It needs g++.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from validation import fuzz
+from validation.damaged_captures import SANITIZED
+
+_HERE = Path(__file__).parent
+_NATIVE = _HERE.parent / "native"
+
+
+def build(folder: Path, flags: Sequence[str] = SANITIZED) -> Path:
+    """Build the program, with sanitizers unless told otherwise."""
+    program = folder / "damaged_traces"
+    sources = [_HERE / "damaged_traces.cpp", _NATIVE / "kineto_scan.cpp"]
+    command = ["g++", "-std=c++20", "-Wall", "-Wextra", f"-I{_NATIVE}", *flags]
+    subprocess.run([*command, "-o", str(program), *map(str, sources)], check=True)
+    return program
+
+
+def scan_damaged(program: Path, count: int, seed: int = 0) -> tuple[int, int]:
+    """Scan so many damaged traces; return how many were read and how many of them whole."""
+    source, seeds = random.Random(seed), fuzz.kineto_seeds()
+    with tempfile.NamedTemporaryFile() as file:
+        for _ in range(count):
+            trace = fuzz.damaged(source.choice(seeds), source, is_ever_compressed=False)
+            file.write(struct.pack("<I", len(trace)) + trace)
+        file.flush()
+        done = subprocess.run(
+            [str(program), file.name], check=False, capture_output=True, text=True
+        )
+    if done.returncode:
+        raise SystemExit(f"status {done.returncode}: {done.stderr}")
+    read, whole = map(int, done.stdout.split())
+    return read, whole
+
+
+def main() -> None:
+    """Scan damaged traces, and print what became of them."""
+    count, seed = (int(each) for each in [*sys.argv[1:], *["100000", "0"][len(sys.argv) - 1 :]])
+    with tempfile.TemporaryDirectory() as folder:
+        read, whole = scan_damaged(build(Path(folder)), count, seed)
+    print(f"{read:,} damaged traces, the same whole and in pieces; {whole:,} had their end")
+
+
+if __name__ == "__main__":
+    main()
