@@ -23,6 +23,7 @@ COMPUTE, NETWORK, NEARBY = 7, 20, 24  # streams
 Of = Callable[[int, int], int]  # by rank and step
 Interval = tuple[int, int]
 Groups = dict[str, list[tuple[int, ...]]]  # the lists of ranks that bear a name
+Event = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +214,7 @@ class Writing:
     )
     first_step: Of = lambda rank, step: 3
     name: Callable[[int], str] = lambda rank: f"host_{4000 + rank}.17000{rank:05}.pt.trace.json"
+    form: Callable[[Event], list[Event]] = lambda event: [event]  # of each event, in its file
 
 
 NCCL_2_10 = {
@@ -249,6 +251,48 @@ _TOLD_OPS = {
 ROCM = Writing(is_hip=True, compute_names=_ROCM_COMPUTE, names=GENERIC)
 
 
+def of_torch_2_3_on_rocm(event: Event) -> list[Event]:
+    """Tell of a device's work nothing but where it ran; arrows lead to it from its launch."""
+    number = event.get("args", {}).get("correlation")
+    if number is None:
+        return [event]
+    is_launch = event["cat"] == "cuda_runtime"
+    if not is_launch:
+        event = event | {"pid": event["args"]["device"], "args": {"External id": number + 7}}
+    arrow = {"ph": "s", "id": number, "cat": "ac2g", "name": "ac2g"}
+    arrow |= {key: event[key] for key in ("pid", "tid", "ts")}
+    return [event, arrow if is_launch else arrow | {"ph": "f", "bp": "e"}]
+
+
+def of_rocm_6_1(event: Event) -> list[Event]:
+    """Number what launches RCCL's kernels, and not the kernels."""
+    if event.get("cat") == "kernel" and "nccl" in event["name"]:
+        event = event | {"args": event["args"] | {"correlation": 0}}
+    return [event]
+
+
+def of_an_intel_device(event: Event) -> list[Event]:
+    """Name queues and libraries as the plugin for Level Zero does."""
+    arguments = {
+        "sycl queue" if key == "stream" else key: value for key, value in event["args"].items()
+    }
+    name, category = event["name"].replace("nccl:", "xccl:"), event.get("cat", "")
+    changed = {"name": name, "cat": category.replace("cuda_", "xpu_"), "args": arguments}
+    return [event | (changed if event["ph"] == "X" else {})]
+
+
+def of_kineto_in_2026(event: Event) -> list[Event]:
+    """Bear categories that name no maker."""
+    return [event | {"cat": event["cat"].removeprefix("cuda_")}] if "cat" in event else [event]
+
+
+def of_mtia(event: Event) -> list[Event]:
+    """Bear the categories of Meta's own devices."""
+    own = {"cuda_runtime": "mtia_runtime", "kernel": "mtia_ccp_events"}
+    category = event.get("cat", "")
+    return [event | {"cat": own.get(category, category)}]
+
+
 def write(
     played: Sequence[Played], where: Path, writing: Writing, ranks: Sequence[int] | None = None
 ) -> Path:
@@ -268,6 +312,7 @@ def write(
 def _trace(each: Played, world: int, writing: Writing) -> dict[str, Any]:
     events = list(_events(each, world, writing))
     random.Random(each.rank).shuffle(events)  # they are in no order that is promised
+    events = [event for before in events for event in writing.form(before)]
     trace: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
     if writing.has_distributed_info:
         trace["distributedInfo"] = {

@@ -26,6 +26,11 @@ from tests.foreign_jobs import (
     Writing,
     cut,
     figures,
+    of_an_intel_device,
+    of_kineto_in_2026,
+    of_mtia,
+    of_rocm_6_1,
+    of_torch_2_3_on_rocm,
     play,
     replace,
     write,
@@ -189,6 +194,14 @@ WRITINGS = {
     "optimizer": Writing(marks="optimizer"),
     "rocm": ROCM,
     "rocm-old": replace(ROCM, names=OLD_RCCL, arguments="marks"),
+    "rocm-2.3": replace(ROCM, arguments="marks", form=of_torch_2_3_on_rocm),
+    "xpu": Writing(
+        names=dict.fromkeys(NCCL_2_10, "oneapi::ccl::kernel"),
+        arguments="marks",
+        form=of_an_intel_device,
+    ),
+    "2026": Writing(form=of_kineto_in_2026),
+    "mtia": Writing(form=of_mtia),
     "mscclpp": Writing(names=MSCCLPP, arguments="marks"),
     "generic": Writing(names=GENERIC, arguments="library"),
     "unlabelled": Writing(has_distributed_info=False, name=lambda rank: f"trace_rank{rank}.json"),
@@ -278,6 +291,18 @@ def test_without_steps_the_whole_trace_is_judged(tmp_path: Path, name: str) -> N
     assert found.verdict.kind == case.kind, found.verdict.sentence
     assert "of the trace" in found.verdict.sentence
     assert "No step is marked: the whole trace is taken for one." in found.warnings
+
+
+@pytest.mark.parametrize("name", ["slow-rank", "network", "hidden", "one"])
+def test_kernels_without_a_launch_get_it_in_turn(tmp_path: Path, name: str) -> None:
+    writing = replace(ROCM, arguments="marks", form=of_rocm_6_1)
+    case = replace(CASES[name], writing=writing)
+    played = play_case(case)
+    found = explained(case, tmp_path, played)
+    check_figures(found, played, case.recorded or range(case.ranks))
+    assert found.verdict.kind == case.kind, found.verdict.sentence
+    for words in case.says:
+        assert words in found.verdict.sentence
 
 
 def test_whole_microseconds_are_enough(tmp_path: Path) -> None:

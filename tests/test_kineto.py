@@ -253,6 +253,13 @@ def test_unknown_kernels_on_a_stream_that_only_communicates_communicate(tmp_path
         ("nvshmemi_barrier_kernel", Known.COMMUNICATES),
         ("mscclpp::allreduce_packet(void*)", Known.COMMUNICATES),
         ("void vllm::cross_device_reduce_1stage<__half, 8>(RankData*)", Known.COMMUNICATES),
+        ("void quickreduce::allreduce_prototype_twoshot<x>(int)", Known.COMMUNICATES),
+        ("void c10d::symmetric_memory::barrier_kernel(unsigned int**)", Known.COMMUNICATES),
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<x>(T*)", Known.COMMUNICATES),
+        ("kuserbuffers_pushrecv(int, int, int*, int*, int)", Known.COMMUNICATES),
+        ("mori::moe::EpDispatchIntraNodeKernel(x)", Known.COMMUNICATES),
+        ("ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32(x)", Known.COMMUNICATES),
+        ("void flashinfer::allreduce_fusion_kernel_oneshot_lamport<x>(y)", Known.COMMUNICATES),
         ("triton_poi_fused_all_reduce_wait_tensor_3", Known.COMPUTES),
         ("void at::native::reduce_kernel<512, 1>(R)", Known.COMPUTES),
         ("Cijk_Ailk_Bljk_SB_MT64x64x16", Known.COMPUTES),
@@ -264,9 +271,10 @@ def test_kernels_are_known_by_name(name: str, known: Known) -> None:
 
 
 def test_operations_and_types_have_one_name() -> None:
-    named = ["_allgather_base", "nccl:_reduce_scatter_base", "ReduceScatter", "ALLREDUCE", "x"]
+    named = ["_allgather_base", "nccl:_reduce_scatter_base", "ReduceScatter", "ALLREDUCE",
+             "void aiter::cross_device_reduce_2stage<__half, 8>(RankData*)", "x"]  # fmt: skip
     assert [op_of(name) for name in named] == [
-        "allgather", "reducescatter", "reducescatter", "allreduce", "",
+        "allgather", "reducescatter", "reducescatter", "allreduce", "allreduce", "",
     ]  # fmt: skip
     assert dtype_of("c10::BFloat16") == ("bfloat16", 2)
     assert dtype_of("Float8_e4m3fn") == ("float8_e4m3fn", 1)

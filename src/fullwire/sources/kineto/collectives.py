@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.model.run import SIZE_UNKNOWN, Collectives, Text, Whole
-from fullwire.sources.kineto.recognise import dtype_of, op_of
-from fullwire.sources.kineto.scan import ABSENT, Trace, last_around
+from fullwire.sources.kineto.recognise import Known, dtype_of, kinds_of, op_of
+from fullwire.sources.kineto.scan import ABSENT, Columns, Trace, last_around
 from fullwire.sources.kineto.steps import Launched, Steps
 
 # Libraries whose marks last as long as the collective; NCCL's last as long as its launch.
@@ -95,6 +95,34 @@ def numbered(found: Found, uses_own: frozenset[str], ambiguous: frozenset[str]) 
     )  # fmt: skip
 
 
+def with_launches_in_turn(trace: Trace) -> Trace:
+    """Return the trace in which collectives' kernels tell their launches, where that is sure.
+
+    ROCm 6.1 numbers what launches RCCL's kernels, and the kernels 0. A stream runs them in order
+    of their launches; so if as many launches of collectives led nowhere, those are theirs.
+    """
+    work, launches, marks = trace.work, trace.launches, trace.marks
+    lost = np.flatnonzero((work["correlation"] <= 0) & _is_named_communication(trace))
+    lanes = set(zip(work["device"][lost].tolist(), work["stream"][lost].tolist(), strict=True))
+    if len(lanes) != 1:
+        return trace
+    mark = last_around(
+        marks["start_ns"], marks["start_ns"] + marks["duration_ns"], marks["thread"],
+        _is_of_a_library(trace) | _tells_an_operation(trace), launches["time_ns"],
+        launches["thread"],
+    )  # fmt: skip
+    leads_nowhere = ~np.isin(launches["correlation"], work["correlation"])
+    found = np.flatnonzero(leads_nowhere & (mark >= 0))
+    if len(found) != len(lost):
+        return trace
+    lost = lost[np.argsort(work["start_ns"][lost], kind="stable")]
+    found = found[np.argsort(launches["time_ns"][found], kind="stable")]
+    correlation = work["correlation"].copy()
+    correlation[lost] = launches["correlation"][found]
+    told = Columns(by_name={**work.by_name, "correlation": correlation})
+    return replace(trace, work=told)
+
+
 def is_inside_a_mark(trace: Trace, launched: Launched, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Say which kernels were launched by a collective, as a library or the arguments mark it."""
     is_chosen = _is_of_a_library(trace) | _tells_an_operation(trace)
@@ -116,6 +144,11 @@ def _tells_an_operation(trace: Trace) -> NDArray[np.bool_]:
 def _is_of_a_library(trace: Trace) -> NDArray[np.bool_]:
     is_library = [":" in name and "#" not in name and "::" not in name for name in trace.names]
     return np.asarray(np.array(is_library)[trace.marks["name"]])
+
+
+def _is_named_communication(trace: Trace) -> NDArray[np.bool_]:
+    is_known = kinds_of(trace.names, None) == Known.COMMUNICATES
+    return np.asarray((trace.work["kind"] == 0) & is_known[trace.work["name"]])
 
 
 def _at(column: Whole, row: Whole) -> Whole:

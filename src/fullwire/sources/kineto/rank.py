@@ -73,6 +73,7 @@ class Tables:
 
 def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, Tables]:
     """Make tables of a trace; `pattern` finds names of kernels that communicate."""
+    trace = found_collectives.with_launches_in_turn(trace)
     steps = found_steps(trace)
     by_launch = launched(trace, steps)
     kinds = _kinds(trace, by_launch, pattern)

@@ -26,13 +26,17 @@ class Known(IntEnum):
     COMMUNICATES = 2
 
 
-# NCCL and RCCL; NVSHMEM; DeepEP, as its own package and as DeepSeek's traces show it; MSCCL and
-# MSCCL++; MPI, UCC, oneCCL and HCCL; the one- and two-shot kernels of vLLM, TensorRT-LLM and
-# torch's symmetric memory; and whatever calls itself by the name of a collective.
+# NCCL and RCCL; NVSHMEM and rocSHMEM; DeepEP, as its own package, as DeepSeek's traces show it and
+# as its kin; MSCCL and MSCCL++; MPI, UCC, oneCCL and HCCL; the one- and two-shot kernels of vLLM,
+# TensorRT-LLM and torch's symmetric memory, with its barriers and signals; Transformer Engine's
+# buffers; and whatever calls itself by the name of a collective.
 _COMMUNICATION = re.compile(
-    r"(?-i:[nr]ccl|[NR]CCL)|nvshmem|deep_?ep|\b(?:dpsk::)?ep::(?:\w+::)*\w*(?:dispatch|combine|notify|barrier)"
-    r"|msccl|\bmpi_|\bucc_|oneapi::ccl|hccl|gloo|cross_device_reduce|(?:one|two)_?shot|multimem"
-    r"|symm_mem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv",
+    r"(?-i:[nr]ccl|[NR]CCL)|(?:nv|roc)shmem|(?:deep|hybrid)_?ep"
+    r"|\b(?:dpsk::)?ep::(?:\w+::)*\w*(?:dispatch|combine|notify|barrier)|\bmori::"
+    r"|msccl|\bmpi_|\bucc_|oneapi::ccl|oneccl|xccl|hccl|\bhcom_|gloo|cross_device_reduce"
+    r"|quick_?reduce|(?:one|two)_?shot|multimem|symm_mem|symmetric_memory|\bbarrier_kernel"
+    r"|\b(?:put|wait)_signal|userbuffers|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+    r"|send_?recv",
     re.IGNORECASE,
 )
 # Inductor names a kernel after the operators that it fuses, collectives' waits among them.
@@ -49,10 +53,10 @@ _COMPUTATION = re.compile(
 
 # In this order: allgather before gather, sendrecv before send.
 _OPS: Mapping[str, str] = {
-    "allreduce": "allreduce", "allgather": "allgather", "reducescatter": "reducescatter",
-    "alltoall": "alltoall", "broadcast": "broadcast", "barrier": "barrier", "reduce": "reduce",
-    "gather": "gather", "scatter": "scatter", "sendrecv": "sendrecv", "send": "send",
-    "recv": "recv",
+    "allreduce": "allreduce", "crossdevicereduce": "allreduce", "allgather": "allgather",
+    "reducescatter": "reducescatter", "alltoall": "alltoall", "broadcast": "broadcast",
+    "barrier": "barrier", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
+    "sendrecv": "sendrecv", "send": "send", "recv": "recv",
 }  # fmt: skip
 
 _ITEM_BYTES: Mapping[str, int] = {
