@@ -11,7 +11,10 @@ namespace {
 
 constexpr std::uint16_t kIp4 = 0x0800;
 constexpr std::uint16_t kIp6 = 0x86dd;
+constexpr std::uint16_t kTaggedEthernet = 0x6558;  // a whole frame within GRE or Geneve
 constexpr std::uint16_t kVxlanPort = 4789;
+constexpr std::uint16_t kVxlanPortOfLinux = 8472;  // unless asked for the other
+constexpr std::uint16_t kGenevePort = 6081;
 constexpr std::uint16_t kRocePort = 4791;
 constexpr std::int64_t kEthernetHeader = 14;
 constexpr std::size_t kAhead = 8;  // packets: memory that is wanted soon
@@ -135,6 +138,9 @@ class Reader {
                   FlowKey& key, const Fragment& fragment, int depth);
     void transport(const Frame& frame, std::size_t at, std::size_t end, std::uint32_t protocol,
                    FlowKey& key, int depth);
+    bool tunnel(const Frame& frame, std::size_t at, std::size_t end, std::uint16_t port);
+    void gre(const Frame& frame, std::size_t at, std::size_t end);
+    void mirrored(const Frame& frame, std::size_t at, std::size_t end);
     void tcp(const Frame& frame, std::size_t at, std::size_t end, FlowKey& key);
     void udp(const Frame& frame, std::size_t at, std::size_t end, FlowKey& key, int depth);
     void roce(const Frame& frame, std::size_t at, std::size_t end, FlowKey& key);
@@ -260,7 +266,7 @@ void Reader::ip4(const Frame& frame, std::size_t at, std::size_t end, int depth)
     const std::size_t header = (ip[0] & 15) * 4u;
     // Offload leaves 0 where a length does not fit, or is filled in later.
     const std::size_t total = big16(ip + 2) ? big16(ip + 2) : end - at;
-    if (ip[0] >> 4 != 4 || header < 20 || total < header || at + total > end) {
+    if (ip[0] >> 4 != 4 || header < 20 || total < header || at > end || at + total > end) {
         ++found_.counts.impossible;
         return;
     }
@@ -334,7 +340,56 @@ void Reader::transport(const Frame& frame, std::size_t at, std::size_t end,
                            std::uint32_t protocol, FlowKey& key, int depth) {
     if (protocol == kTcp) return tcp(frame, at, end, key);
     if (protocol == kUdp) return udp(frame, at, end, key, depth);
+    if (protocol == kIp4InIp && depth == 0) return ip4(frame, at, end, 1);
+    if (protocol == kIp6InIp && depth == 0) return ip6(frame, at, end, 1);
+    if (protocol == kGre && depth == 0) return gre(frame, at, end);
     other(frame);
+}
+
+// Whether a datagram to this port was a tunnel's, whose contents are read then.
+bool Reader::tunnel(const Frame& frame, std::size_t at, std::size_t end, std::uint16_t port) {
+    if (frame.data.size() < at + 8) return false;
+    const std::uint8_t* const header = frame.data.data() + at;
+    if (port == kVxlanPort || port == kVxlanPortOfLinux) {
+        const bool is_vxlan = (header[0] & 8) && frame.data.size() >= at + 8 + 14;
+        if (is_vxlan) ethernet(frame, at + 8, end, 1);
+        return is_vxlan;
+    }
+    if (port != kGenevePort || header[0] >> 6 != 0) return false;
+    const std::size_t inner = at + 8 + (header[0] & 63) * 4u;
+    const std::uint16_t type = big16(header + 2);
+    type == kTaggedEthernet ? ethernet(frame, inner, end, 1) : network(frame, inner, end, type, 1);
+    return true;
+}
+
+// Generic routing encapsulation, and in it what switches send of the ports that they mirror.
+void Reader::gre(const Frame& frame, std::size_t at, std::size_t end) {
+    constexpr std::uint16_t kChecked = 0x8000, kKeyed = 0x2000, kNumbered = 0x1000, kVersion = 7;
+    if (frame.data.size() < at + 4) {
+        ++found_.counts.cut_headers;
+        return;
+    }
+    const std::uint16_t flags = big16(frame.data.data() + at);
+    const std::uint16_t type = big16(frame.data.data() + at + 2);
+    at += 4;
+    for (const std::uint16_t optional : {kChecked, kKeyed, kNumbered}) at += flags & optional ? 4 : 0;
+    if (flags & kVersion) return other(frame);
+    if (type == kTaggedEthernet) return ethernet(frame, at, end, 1);
+    if (type == 0x88be) return mirrored(frame, at + (flags & kNumbered ? 8 : 0), end);  // I and II
+    if (type != 0x22eb) return network(frame, at, end, type, 1);
+    if (frame.data.size() < at + 12) {  // III
+        ++found_.counts.cut_headers;
+        return;
+    }
+    const bool has_more = frame.data[at + 11] & 1;
+    mirrored(frame, at + 12 + (has_more ? 8 : 0), end);
+}
+
+// What is around a mirrored frame was not on the wire that it was mirrored from.
+void Reader::mirrored(const Frame& frame, std::size_t at, std::size_t end) {
+    Frame original = frame;
+    original.link_bytes = -static_cast<std::int64_t>(std::min(at, frame.length));
+    ethernet(original, at, end, 1);
 }
 
 void Reader::tcp(const Frame& frame, std::size_t at, std::size_t end,
@@ -382,8 +437,7 @@ void Reader::udp(const Frame& frame, std::size_t at, std::size_t end,
         return;
     }
     if (length != 0) end = std::min(end, at + length);
-    const bool has_inner = frame.data.size() >= at + 16 + 14 && (header[8] & 8);
-    if (port == kVxlanPort && depth == 0 && has_inner) return ethernet(frame, at + 16, end, 1);
+    if (depth == 0 && tunnel(frame, at + 8, end, port)) return;
     if (port == kRocePort && frame.data.size() >= at + 20 && end >= at + 24) {
         return roce(frame, at + 8, end, key);
     }

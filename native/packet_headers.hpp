@@ -33,8 +33,11 @@ struct FlowKey {
     FlowKey turned() const;  // the other direction
 };
 
+inline constexpr std::uint32_t kIp4InIp = 4;
 inline constexpr std::uint32_t kTcp = 6;
 inline constexpr std::uint32_t kUdp = 17;
+inline constexpr std::uint32_t kIp6InIp = 41;
+inline constexpr std::uint32_t kGre = 47;
 inline constexpr std::uint32_t kRoce = 256;  // beyond what IP numbers
 // What IP cut a datagram into: the queue pair is its identification. The first fragment is a packet
 // like others, followed by one without payload that says whose beginning it was; of the others the

@@ -82,10 +82,23 @@ def cooked2(packet: bytes, interface: int = 3) -> bytes:
     return struct.pack(">HHI", kind(packet), 0, interface) + bytes(12) + packet
 
 
-def vxlan(frame: bytes) -> bytes:
-    return ethernet(
-        ip(udp(b"\x08" + bytes(7) + frame, ports=(5, 4789)), "1.0.0.1", "1.0.0.2", protocol=17)
-    )
+def tunnel(body: bytes, protocol: int) -> bytes:
+    """Return the frame that carries what is in a tunnel between two other hosts."""
+    return ethernet(ip(body, "1.0.0.1", "1.0.0.2", protocol=protocol))
+
+
+def vxlan(frame: bytes, port: int = 4789) -> bytes:
+    return tunnel(udp(b"\x08" + bytes(7) + frame, ports=(5, port)), 17)
+
+
+def geneve(inner: bytes, type: int = 0x6558, options: bytes = b"") -> bytes:
+    head = struct.pack(">BBHI", len(options) // 4, 0, type, 9 << 8)
+    return tunnel(udp(head + options + inner, ports=(5, 6081)), 17)
+
+
+def gre(inner: bytes, type: int, *, flags: int = 0, more: bytes = b"") -> bytes:
+    """Put something into GRE; `more` is what the flags announce, and what else comes first."""
+    return tunnel(struct.pack(">HH", flags, type) + more + inner, 47)
 
 
 def pcap(

@@ -113,6 +113,18 @@ SEGMENT6 = p.ip(p.tcp(1, 100), "fe80::1", "fe80::2")
         (229, SEGMENT6, 60),
         (0, b"\x02\0\0\0" + SEGMENT, 40),
         (1, p.vxlan(p.ethernet(SEGMENT)), 104),
+        (1, p.vxlan(p.ethernet(SEGMENT), port=8472), 104),
+        (1, p.geneve(p.ethernet(SEGMENT)), 104),
+        (1, p.geneve(SEGMENT6, 0x86DD, bytes(8)), 118),
+        (1, p.tunnel(SEGMENT, 4), 74),
+        (1, p.tunnel(SEGMENT6, 41), 94),
+        (1, p.gre(SEGMENT, 0x0800), 78),
+        (1, p.gre(p.ethernet(SEGMENT), 0x6558, flags=0x2000, more=bytes(4)), 96),
+        # What a switch mirrors was on its wire without what is around it now: ERSPAN I, II, III.
+        (1, p.gre(p.ethernet(SEGMENT), 0x88BE), 54),
+        (1, p.gre(p.ethernet(SEGMENT), 0x88BE, flags=0x1000, more=bytes(12)), 54),
+        (1, p.gre(p.ethernet(SEGMENT), 0x22EB, flags=0x1000, more=bytes(16)), 54),
+        (1, p.gre(p.ethernet(SEGMENT), 0x22EB, more=bytes(11) + b"\1" + bytes(8)), 54),
         (1, p.ethernet(p.ip(p.tcp(1, 100), claimed=0)), 54),  # as offload leaves it
         (1, p.ethernet(p.ip(p.tcp(1, 100), "fe80::1", "fe80::2", claimed=0)), 74),
     ],
