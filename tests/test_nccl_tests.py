@@ -155,6 +155,45 @@ def test_tables_without_a_usable_row_are_refused(tmp_path: Path, rows: str) -> N
         read(a_log(tmp_path, rows))
 
 
+_COLUMNS = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+_OLD_RCCL = """# nThread: 1 nGpus: 1 minBytes: 8 maxBytes: 134217728 step: 2(factor) warmupIters: 5
+#   Rank  0 Pid 106347 on  nid000013 device  0 [0000:c9:00.0] Device 738c
+#   Rank  1 Pid  97185 on  nid000014 device  0 [0000:c9:00.0] Device 738c
+"""
+_NAMELESS = (
+    "# Collective test starting: all_reduce_perf\n"
+    "#  Rank  0 Group  0 Pid 864817 on gpu611e device  0 [0000:05:00] \n"
+    "#  Rank  1 Group  0 Pid 864818 on gpu611e device  1 [0000:29:00] \n"
+)
+
+
+@pytest.mark.parametrize(
+    ("head", "bus_gb_s", "workers"),
+    [
+        pytest.param(_OLD_RCCL, "10.00", 2, id="old RCCL"),
+        pytest.param(_NAMELESS, "10.00", 2, id="devices without a name"),
+        pytest.param("", "18.75", 16, id="ranks by their bandwidths"),
+        pytest.param("", "19.99", 1, id="too many for the digits"),
+    ],
+)
+def test_whoever_made_it_its_ranks_are_counted(
+    tmp_path: Path, head: str, bus_gb_s: str, workers: int
+) -> None:
+    path = tmp_path / "all_reduce.txt"
+    row = f"  16777216  4194304  float  sum  -1  1678  10.00  {bus_gb_s}  0\n"
+    path.write_text(head + _COLUMNS + row + TAIL)
+    run = read(path)
+    assert run.facts["workers"] == workers
+    assert run.complete == bool(head)
+
+
+def test_a_table_of_one_rank_is_no_transport(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.txt"
+    path.write_text(_COLUMNS + "  1024  256  float  sum  -1  3.5  0.29  0.00  0\n" + TAIL)
+    with pytest.raises(UsageError, match="one alone sends nothing"):
+        fullwire.whatif("vgg16@v100", workers=8, transport=str(path))
+
+
 def test_a_transport_that_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nccl-tests"):
         fullwire.whatif("vgg16@v100", transport="nothing.log")

@@ -73,7 +73,10 @@ class Transports:
 
 
 def _timed(path: Path) -> TableTransport:
-    return TableTransport(name=path.name, points=read_table(path).points())
+    table = read_table(path)
+    if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
+        raise UsageError(f"{path}: expected a table of several ranks: one alone sends nothing")
+    return TableTransport(name=path.name, points=table.points())
 
 
 def subject_of(name: str, run: Run, found: Transports) -> Subject:

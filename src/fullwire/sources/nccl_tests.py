@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from fullwire.model.cost import bus_factor
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Collectives, Provenance, Run
 from fullwire.sources.files import lines_of, name_of
-from fullwire.sources.nccl_log import log_facts
+from fullwire.sources.nccl_log import log_facts, read_nccl_logs
 
 _LONGEST_LINE = 64 * 1024
 _MOST_LINES = 20_000_000
@@ -31,10 +31,12 @@ _MOST_ROWS = 10_000
 _MOST_RANKS = 100_000
 _MOST_BYTES = 2**50
 _LONGEST_US = 3.6e9
+_LAST_DIGIT = 0.01  # of bandwidths, as they are printed
 _OF_NCCL = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] ")
-_RANK = re.compile(r"#\s+Rank\s+(\d{1,6})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+)")
+_RANK = re.compile(r"#\s+Rank\s+(\d{1,6})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\](.*)")
 _PERF = re.compile(r"\b(\w+)_perf\b")
-_BEGINS_TABLE = re.compile(r"#\s+(?:nThread |Collective test starting)")
+_BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
+_HEADING = re.compile(rb"#\s+size\s+count(?:\s+\(?elements\)?)?\s+type\s")
 # mpirun and srun put the rank before what it prints, even within a row.
 _TAGS = re.compile(r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^\d{1,6}:) ?")
 _OPS = {
@@ -42,6 +44,7 @@ _OPS = {
     "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce", "sendrecv": "sendrecv",
     "gather": "gather", "scatter": "scatter",
 }  # fmt: skip
+_OF_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "gather", "scatter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,9 @@ class Table:
 
 def looks_like(beginning: bytes) -> bool:
     """Say whether a file with this beginning is the output of nccl-tests."""
-    return b"# nThread " in beginning or b"# Collective test starting" in beginning
+    return _HEADING.search(beginning) is not None or any(
+        each in beginning for each in (b"# nThread ", b"# nThread: ", b"# Collective test starting")
+    )
 
 
 def read_table(path: Path) -> Table:
@@ -142,19 +147,34 @@ class _Reading:
     def tables(self, path: Path) -> Iterator[Table]:
         """Return what was read, if any row is whole."""
         self._broken += not _keep(self._rows, self._row, self._columns)
-        problems = _problems(self._broken, self._has_end)
         if self._rows:
+            op = self._op or _op(path.stem)
+            told = _ranks_told(op, max(self._rows, key=lambda row: row.bus_gb_s))
+            workers = len(self._hosts) or told or 1
+            problems = [*_problems(self._broken, self._has_end)]
+            if not self._hosts:
+                by = f"by their bandwidths {told}" if told else "taken for one"
+                problems.append(f"its ranks are not listed: {by}")
+            devices = sorted(set(filter(None, self._hosts.values())))
             yield Table(
-                op=self._op or _op(path.stem), workers=max(len(self._hosts), 1),
-                device=", ".join(sorted(set(self._hosts.values()))[:8]), rows=tuple(self._rows),
+                op=op, workers=workers, device=", ".join(devices[:8]), rows=tuple(self._rows),
                 problems=tuple(f"{name_of(path)}: {each}" for each in problems),
             )  # fmt: skip
 
 
 def read_nccl_tests(paths: Sequence[Path]) -> Run:
-    """Read the output of nccl-tests as a run: a collective for each size, one after another."""
-    tables = [table for path in paths for table in read_tables(path)]
+    """Read the output of nccl-tests as a run: a collective for each size, one after another.
+
+    Of a test that hung before its first row, what NCCL said while it was set up is worth reading.
+    """
     said, problems = log_facts(paths)
+    try:
+        tables = [table for path in paths for table in read_tables(path)]
+    except DamagedInput as error:
+        if not said:
+            raise
+        run = read_nccl_logs(paths)
+        return replace(run, missing=(*run.missing, str(error)))
     facts: dict[str, FactValue] = {
         **said, "workers": max(table.workers for table in tables), "backend": "nccl",
     }  # fmt: skip
@@ -237,6 +257,17 @@ def _keep(rows: list[Row], words: list[str], columns: list[str]) -> bool:
         in_place_bus_gb_s=numbers[6] if len(numbers) > 6 else None,
     ))  # fmt: skip
     return True
+
+
+def _ranks_told(op: str, row: Row) -> int | None:
+    """Return among how many ranks both bandwidths of a row are as they are, if digits suffice."""
+    algorithm_gb_s = max(row.algorithm_gb_s, _LAST_DIGIT)
+    share = row.bus_gb_s / algorithm_gb_s / (2 if op == "allreduce" else 1)
+    if op not in _OF_ALL or not 0 < share < 1:
+        return None
+    ranks = 1 / (1 - share)
+    unsure = ranks**2 * _LAST_DIGIT / algorithm_gb_s
+    return round(ranks) if abs(ranks - round(ranks)) + unsure < 0.5 else None
 
 
 def _op(text: str) -> str:
