@@ -15,6 +15,7 @@ import fullwire as fw
 from fullwire.analysis.flows import Traffic, analyse_flows
 from fullwire.analysis.pattern import find_pattern
 from fullwire.errors import UsageError
+from fullwire.report.traffic_picture import _places
 from tests import packets as p
 from tests.conftest import Cli
 from tests.strategies import cases
@@ -286,3 +287,20 @@ def test_a_damaged_capture_is_status_3_and_a_partial_one_says_so(cli: Cli, tmp_p
 def test_nothing_to_read_is_refused() -> None:
     with pytest.raises(UsageError, match="expected packet captures"):
         fw.flows()
+
+
+def test_a_tree_is_drawn_as_a_tree() -> None:
+    above = [None, 0, 0, 1, 1, 2]
+    edges = [(host, parent) for host, parent in enumerate(above) if parent is not None]
+    sent: list[Sent] = [
+        (a, b, 1_000_000, n * 100, n * 100 + 30) for n in range(5) for one, other in edges
+        for a, b in ((one, other), (other, one))
+    ]  # fmt: skip
+    result = analysed(sent)
+    assert result.pattern.kind == "tree"
+    places = _places(result)
+    assert [places[host].x for host in range(6)] == [-1, 0, 0, 1, 1, 1]
+    rows = [places[host].y for host in (3, 4, 5)]
+    assert rows == [1, 0, -1]
+    assert places[1].y == 0.5
+    assert places[2].y == places[5].y

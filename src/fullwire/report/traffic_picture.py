@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import atan2, cos, degrees, pi, sin
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -55,12 +55,54 @@ def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
     save(titled(chart, first, wrap(" ".join(others), 150)), path)
 
 
-def _places(result: Traffic) -> dict[int, tuple[float, float]]:
-    """Put the hosts on a circle, in sending order, from the top and clockwise."""
+class _Place(NamedTuple):
+    """Where a host is drawn, and its name beside it."""
+
+    x: float
+    y: float
+    name_x: float
+    name_y: float
+    align: Literal["left", "center", "right"]
+
+
+def _places(result: Traffic) -> dict[int, _Place]:
+    """Put the hosts on a circle, in sending order, from the top and clockwise; or draw a tree."""
     order = [*result.pattern.order]
+    if result.pattern.kind == "tree" and len(order) == len(result.hosts):
+        return _in_generations(order, _edge_bytes(result))
     order += [host for host in range(len(result.hosts)) if host not in order]
     turn = 2 * pi / max(len(order), 1)
-    return {host: (sin(n * turn), cos(n * turn)) for n, host in enumerate(order)}
+    around = {host: (sin(n * turn), cos(n * turn)) for n, host in enumerate(order)}
+    return {host: _Place(x, y, x * 1.15, y * 1.18, _align(x)) for host, (x, y) in around.items()}
+
+
+def _in_generations(order: list[int], sent: Real) -> dict[int, _Place]:
+    """Put a tree's root to the left, its children beside it, each in the middle of its own."""
+    generation, children = {order[0]: 0}, {host: list[int]() for host in order}
+    for host in order[1:]:  # outwards, so that a host's parent has come before
+        parent = max(generation, key=lambda other: float(sent[other, host]))
+        generation[host] = generation[parent] + 1
+        children[parent].append(host)
+    leaves = _leaves(order[0], children)
+    across, down = 2 / max(generation.values()), 2 / max(len(leaves) - 1, 1)
+    y: dict[int, float] = {host: 1 - row * down for row, host in enumerate(leaves)}
+    for host in reversed(order):
+        if children[host]:
+            y[host] = sum(y[child] for child in children[host]) / len(children[host])
+    places = {}
+    for host in order:
+        x, above = generation[host] * across - 1, 0.2 if y[host] >= y[order[0]] else -0.2
+        if host == order[0]:
+            places[host] = _Place(x, y[host], x - 0.15, y[host], "right")
+        elif children[host]:
+            places[host] = _Place(x, y[host], x + 0.08, y[host] + above, "right")
+        else:
+            places[host] = _Place(x, y[host], x + 0.15, y[host], "left")
+    return places
+
+
+def _leaves(host: int, children: dict[int, list[int]]) -> list[int]:
+    return [leaf for child in children[host] for leaf in _leaves(child, children)] or [host]
 
 
 def _edge_bytes(result: Traffic) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -79,16 +121,16 @@ def _pattern(result: Traffic) -> alt.LayerChart:
     places, sent = _places(result), _edge_bytes(result)
     scale_down = min(_MANY / max(len(places), 1), 1.0)
     drawn = [
-        _arrow(places[source], places[target], float(size / sent.max()), scale_down)
+        _arrow(places[source][:2], places[target][:2], float(size / sent.max()), scale_down)
         | {"colour": _colour(result, source)}
         | {"said": show_bytes(float(size))}
         for (source, target), size in np.ndenumerate(sent)
         if size > _SMALL_EDGE * sent.max()
     ]  # fmt: skip
     hosts = [
-        {"x": x, "y": y, "lx": x * 1.15, "ly": y * 1.18, "host": result.hosts[host],
-         "colour": _colour(result, host), "align": _align(x)}
-        for host, (x, y) in places.items()
+        {"x": place.x, "y": place.y, "lx": place.name_x, "ly": place.name_y, "align": place.align,
+         "host": result.hosts[host], "colour": _colour(result, host)}
+        for host, place in places.items()
     ]  # fmt: skip
     scale = alt.Scale(domain=[-1.7, 1.7], nice=False)
     plain = {"axis": None, "scale": scale}
