@@ -256,6 +256,11 @@ def with_steps(run: Run) -> tuple[Run, bool]:
     if ((spans.lane == "host") & (spans.name == "step")).any():
         return run, False
     ranks = recorded_ranks(run)
+    if not len(ranks) and len(run.flows):
+        raise UsageError(
+            f"{run.provenance.source}: packets have no steps until these are found among them: "
+            "explain the run that `fullwire flows CAPTURE... -o x.run` writes"
+        )
     if not len(ranks):
         _refuse(run, "there is nothing to explain: no spans and no collectives")
     start, end = _extents(run, ranks)

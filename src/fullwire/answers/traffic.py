@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fullwire.errors import UsageError
-from fullwire.sources.files import path_of
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.sources.captures import is_capture
+from fullwire.sources.files import files_like, path_of
 from fullwire.units import size_bytes
 
 if TYPE_CHECKING:
@@ -61,12 +63,21 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
             return _given_run(captures[0])
         place = path_of(captures[0], "flows")
         if place.is_dir():
-            from fullwire.store import read_run
+            from fullwire.store import is_run, read_run
 
-            return read_run(place)
+            if is_run(place):
+                return read_run(place)
     from fullwire.sources.pcap import read_captures
 
-    return read_captures([path_of(each, "flows") for each in captures])
+    return read_captures(_captures([path_of(each, "flows") for each in captures]))
+
+
+def _captures(places: Sequence[Path]) -> list[Path]:
+    """Return the captures that are given: files, and what directories hold of them."""
+    found = files_like(places, is_capture)
+    if not found:
+        raise DamagedInput(places[0], "neither a run nor a folder of packet captures")
+    return found
 
 
 def _given_run(given: object) -> Run:

@@ -25,7 +25,7 @@ import numpy as np
 from fullwire.errors import DamagedInput
 from fullwire.model.facts import FactValue
 from fullwire.model.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans
-from fullwire.sources.files import name_of, opened
+from fullwire.sources.files import name_of, opened_plain
 from fullwire.sources.kineto.recognise import dtype_of, op_of
 from fullwire.sources.protobuf import BrokenMessageError, Field, fields, messages, signed
 
@@ -200,7 +200,7 @@ def _spans(rank: int, trace: _Trace, zero_ns: int) -> Spans:
 
 def _traced(path: Path) -> _Trace:
     trace = _Trace()
-    with opened(path) as file:
+    with opened_plain(path) as file:
         is_text = file.read(1) == b"{"
         file.seek(0)
         try:

@@ -21,7 +21,7 @@ import numpy as np
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.facts import FactValue
 from fullwire.model.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
-from fullwire.sources.files import name_of, opened
+from fullwire.sources.files import name_of, opened_plain
 
 _BEGINNING = b'{"fullwire": 1, "displayTimeUnit": "ms", "traceEvents": ['
 _LONGEST_LINE = 2**20
@@ -78,7 +78,7 @@ def read_chrome(path: Path) -> Run:
     """Read an export as the run that it was made of."""
     rows = _Rows()
     about = None
-    with opened(path) as file:
+    with opened_plain(path) as file:
         if file.readline(_LONGEST_LINE).rstrip() != _BEGINNING:
             raise DamagedInput(path, "expected a trace as `fullwire export` writes it")
         while line := file.readline(_LONGEST_LINE):

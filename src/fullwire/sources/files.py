@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.sources.packed import unpacked, unpacked_beginning
 from fullwire.units import shown
 
 _SNIFFED_BYTES = 128 * 1024
@@ -56,14 +57,14 @@ def _is_directory(place: Path) -> bool:
 
 
 def beginning_of(path: Path) -> bytes:
-    """Return what a file begins with, to find out what it is."""
+    """Return what a file begins with, packed or not, to find out what it is."""
     with opened(path) as file:
-        return file.read(_SNIFFED_BYTES)
+        return unpacked_beginning(file.read(_SNIFFED_BYTES))
 
 
 def lines_of(path: Path, *, most: int, longest: int) -> Iterator[bytes]:
     """Read line by line in bounded memory: a line without end is refused, not collected."""
-    with opened(path) as file:
+    with opened_plain(path) as file:
         for number in range(1, most + 1):
             line = file.readline(longest + 1)
             if not line:
@@ -72,6 +73,13 @@ def lines_of(path: Path, *, most: int, longest: int) -> Iterator[bytes]:
                 raise DamagedInput(path, f"longer than {longest} bytes", line=number)
             yield line
     raise DamagedInput(path, f"more than {most} lines")
+
+
+@contextmanager
+def opened_plain(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, and unpack it if it is packed."""
+    with opened(path) as file, unpacked(path, file) as plain:
+        yield plain
 
 
 @contextmanager

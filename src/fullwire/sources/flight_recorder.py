@@ -32,7 +32,7 @@ from fullwire.errors import DamagedInput
 from fullwire.model.facts import FactValue
 from fullwire.model.run import SIZE_UNKNOWN, Collectives, Provenance, Run
 from fullwire.sources import pickles
-from fullwire.sources.files import name_of, opened
+from fullwire.sources.files import name_of, opened_plain
 from fullwire.sources.kineto.recognise import dtype_of, op_of
 
 _MOST_FILE_BYTES = 512 * 2**20  # pickled: what is kept of it is bounded by itself
@@ -172,7 +172,7 @@ def _behind(dumps: Mapping[int, _Dump]) -> Iterator[str]:
 
 
 def _dump(path: Path) -> _Dump:
-    with opened(path) as file:
+    with opened_plain(path) as file:
         is_pickle = file.read(1) == b"\x80"
         most_bytes = _MOST_FILE_BYTES if is_pickle else _MOST_JSON_BYTES
         if file.seek(0, os.SEEK_END) > most_bytes:

@@ -32,7 +32,7 @@ import numpy as np
 from fullwire.errors import DamagedInput
 from fullwire.model.facts import FactValue
 from fullwire.model.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans, Whole
-from fullwire.sources.files import name_of, opened
+from fullwire.sources.files import name_of, opened_plain
 from fullwire.units import shown
 
 _CHUNK_BYTES = 2**20
@@ -204,7 +204,7 @@ def _read(path: Path, book: _Book) -> Iterator[str]:
     """Hand all events over, and say what was wrong."""
     count = 0
     rest, problem = b"", ""
-    with opened(path) as file:
+    with opened_plain(path) as file:
         rest = file.read(_CHUNK_BYTES).lstrip()
         if rest[:1] != b"[":
             raise DamagedInput(path, "expected a list of events")

@@ -12,17 +12,21 @@ from pathlib import Path
 
 from fullwire.errors import UsageError
 from fullwire.model.facts import FactValue
+from fullwire.sources.files import opened
 from fullwire.units import shown
 
+_MOST_BYTES = 2**26
 _MOST_RANKS = 1_000_000
 
 
 def read_hosts(path: Path) -> dict[str, FactValue]:
     """Read a hosts file as the facts `addresses` and, where it has ranks, `hosts`."""
+    with opened(path) as file:
+        content = file.read(_MOST_BYTES)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
     addresses: dict[str, list[str]] = {}
     host_of_rank: dict[int, str] = {}
     for number, line in enumerate(text.splitlines(), 1):

@@ -24,7 +24,7 @@ from pathlib import Path
 from fullwire.errors import DamagedInput
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Provenance, Run
-from fullwire.sources.files import files_like, name_of, opened
+from fullwire.sources.files import files_like, name_of, opened_plain
 
 _LONGEST_LINE = 64 * 1024
 _MOST_KEPT = 10_000  # names, rings or paths of a kind: real logs have fewer by far
@@ -104,7 +104,7 @@ def log_facts(paths: Iterable[Path]) -> tuple[dict[str, FactValue], tuple[str, .
     """Return what logs say, and what is wrong with them."""
     log = _Log()
     for path in paths:
-        with opened(path) as file:
+        with opened_plain(path) as file:
             while line := file.readline(_LONGEST_LINE):
                 log.take(line.decode(errors="replace"))
     return log.facts(), tuple(log.problems())

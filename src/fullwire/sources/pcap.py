@@ -7,20 +7,17 @@ to load as three million packets to read.
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import os
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from fullwire._native import PacketScan
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.sources.captures import GZIP, XZ, ZSTD
 from fullwire.sources.files import opened
+from fullwire.sources.packed import BROKEN, XZ, Unpack, unpacker
 
 if TYPE_CHECKING:
     from fullwire.model.run import Run
@@ -62,7 +59,7 @@ def read_captures(paths: Sequence[Path]) -> Run:
 def _scanned(path: Path, threads: int, is_over: Event) -> Scanned:
     scan, problem = PacketScan(), ""
     with opened(path) as file:
-        unpack = _unpacker(file)
+        unpack = unpacker(os.pread(file.fileno(), len(XZ), 0))
         if unpack is None:
             while scan.read(file.fileno(), threads, _ENOUGH_BYTES) and not is_over.is_set():
                 pass
@@ -75,35 +72,22 @@ def _scanned(path: Path, threads: int, is_over: Event) -> Scanned:
     return Scanned(path, scan, problem)
 
 
-def _unpacker(file: BinaryIO) -> Callable[[BinaryIO], Any] | None:
-    """Return what unpacks a file, None for a plain one."""
-    beginning = os.pread(file.fileno(), 6, 0)
-    if beginning.startswith(GZIP):
-        return gzip.open
-    if beginning.startswith(XZ):
-        return lzma.open
-    if beginning.startswith(ZSTD):
-        import pyarrow as pa  # here, because plain captures need not wait until it is loaded
-
-        return lambda file: pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
-    return None
-
-
 def _unpacked(
-    scan: PacketScan, path: Path, file: BinaryIO, unpack: Callable[[BinaryIO], Any],
+    scan: PacketScan, path: Path, file: BinaryIO, unpack: Unpack,
     is_over: Event,
 ) -> str:  # fmt: skip
     """Scan a packed file; return the problem where it cannot be unpacked to its end."""
-    buffer, unpacked = memoryview(bytearray(_PIECE_BYTES)), 0
+    unpacked = 0
     try:
         with unpack(file) as stream:
-            while (length := stream.readinto(buffer)) and not (scan.damage() or is_over.is_set()):
-                unpacked += length
+            # What is there at once: of a file that was cut, nothing is left out before the cut.
+            while (piece := stream.read1(_PIECE_BYTES)) and not (scan.damage() or is_over.is_set()):
+                unpacked += len(piece)
                 if unpacked > max(_BOMB_BYTES, _MOST_EXPANSION * file.tell()):
                     raise DamagedInput(
                         path, f"it unpacks to more than {_MOST_EXPANSION} times its size"
                     )
-                scan.feed(buffer[:length])
-    except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+                scan.feed(piece)
+    except BROKEN as error:
         return f"it cannot be unpacked to its end: {error}"
     return ""

@@ -17,12 +17,12 @@ import numpy as np
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.facts import FactValue
 from fullwire.model.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans, Whole
-from fullwire.sources.files import name_of
+from fullwire.sources.files import files_like, name_of
 from fullwire.sources.kineto.clocks import Clocks, Ends, clocks_of, ends_of
 from fullwire.sources.kineto.collectives import numbered
 from fullwire.sources.kineto.rank import Outline, Tables, read_rank
 from fullwire.sources.kineto.recognise import asked_for
-from fullwire.sources.kineto.scan import scanned
+from fullwire.sources.kineto.scan import looks_like, scanned
 from fullwire.units import show_ranks, show_time, shown
 
 _ENDINGS = (".json", ".json.gz")
@@ -111,7 +111,7 @@ class Job:
         """Refuse traces of which not one could be read."""
         if not self.ranks:
             why = self.missing[0] if self.missing else "no profiler trace is in it"
-            raise DamagedInput(paths[0], why)
+            raise DamagedInput(paths[0], why.removeprefix(f"{paths[0]}: "))
 
     def naming(self) -> Naming:
         """Say how the collectives of all ranks are to be numbered."""
@@ -240,7 +240,10 @@ def read_kineto(paths: Sequence[Path], *, communication: str | None = None) -> R
 
 
 def traces_in(directory: Path) -> list[Path]:
-    """List what may be traces in a directory and below; 10 comes after 9 where names count."""
+    """List what may be traces in a directory and below; 10 comes after 9 where names count.
+
+    Names say it, or else, where none does, how files begin.
+    """
     try:
         found = [path for path in directory.rglob("*") if path.name.endswith(_ENDINGS)]
         found.sort(
@@ -249,9 +252,10 @@ def traces_in(directory: Path) -> list[Path]:
                 for part in re.split(r"([0-9]{1,18})", str(path))
             ]
         )
-        return [path for path in found if path.is_file()]
+        named = [path for path in found if path.is_file()]
     except OSError as error:
         raise UsageError(f"{directory}: cannot be read: {error.strerror or error}") from None
+    return named or files_like([directory], looks_like)
 
 
 def trace_files(paths: Iterable[Path]) -> Iterator[Path]:

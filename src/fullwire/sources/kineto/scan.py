@@ -20,6 +20,7 @@ from fullwire._native import KinetoScanner
 from fullwire.errors import DamagedInput
 from fullwire.model.run import Whole
 from fullwire.sources.files import name_of, opened
+from fullwire.sources.packed import GZIP, XZ, ZSTD
 
 ABSENT = np.iinfo(np.int64).min  # a number that an event does not give
 _CHUNK_BYTES = 2**20
@@ -94,12 +95,11 @@ def last_around(
 
 
 def looks_like(beginning: bytes) -> bool:
-    """Say whether a file with this beginning is a Kineto trace, compressed or not."""
-    text = _decompressed_beginning(beginning) if beginning[:2] == b"\x1f\x8b" else beginning
-    if text.lstrip()[:1] != b"{":
+    """Say whether a file with this beginning is a Kineto trace."""
+    if beginning.lstrip()[:1] != b"{":
         return False
     keys = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"schemaVersion"')
-    return any(key in text for key in keys)
+    return any(key in beginning for key in keys)
 
 
 def scanned(path: Path) -> Trace:
@@ -124,16 +124,11 @@ def scanned(path: Path) -> Trace:
     return _trace(path, scanner, problems)
 
 
-def _decompressed_beginning(beginning: bytes) -> bytes:
-    try:
-        return zlib.decompressobj(wbits=47).decompress(beginning, 4096)
-    except zlib.error:
-        return b""
-
-
 def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
     data = file.read(_PACKED_BYTES)
-    if data[:2] != b"\x1f\x8b":
+    if data.startswith((XZ, ZSTD)):
+        raise DamagedInput(path, "traces are read plain or packed by gzip: unpack it first")
+    if not data.startswith(GZIP):
         while data:
             yield data
             data = file.read(_CHUNK_BYTES)

@@ -1,0 +1,159 @@
+"""Files that somebody packed, or put among others, are read as what they are, or refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import fullwire as fw
+from fullwire.errors import DamagedInput
+from fullwire.sources import read
+from tests import packets as p
+from tests.conftest import Cli
+from tests.foreign_jobs import Do, Writing, play, write
+from tests.test_chakra import COLLECTIVE, a_node, a_trace, attribute
+from tests.test_flight_recorder import a_dump, an_entry
+from tests.test_flows import captured
+from tests.test_horovod import a_job
+from tests.test_nccl_tests import a_log
+
+_ROW = "  1024  256  float  sum  -1  9.50  0.11  0.11  0  9.1  0.1  0.1  0\n"
+_SAID = "h:1:2 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n"
+
+
+def _dump(path: Path) -> None:
+    path.write_bytes(pickle.dumps(a_dump(an_entry(1), an_entry(2)), protocol=2))
+
+
+def _timeline(path: Path) -> None:
+    a_job().write(path)
+
+
+def _schedule(path: Path) -> None:
+    a_trace(path, a_node(1, COLLECTIVE, attribute("comm_type", 0), attribute("comm_size", 64)))
+
+
+def _table(path: Path) -> None:
+    a_log(path.parent, _ROW, path.name)
+
+
+def _set_up(path: Path) -> None:
+    path.write_text(_SAID)
+
+
+def _packets(path: Path) -> None:
+    captured(path)
+
+
+_PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress, "xz": lzma.compress,
+    "zst": lambda content: pa.compress(content, codec="zstd", asbytes=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("packer", _PACKERS)
+@pytest.mark.parametrize("make", [_dump, _timeline, _schedule, _table, _set_up, _packets])
+def test_what_is_packed_is_read_as_if_it_were_not(
+    tmp_path: Path, make: Callable[[Path], None], packer: str
+) -> None:
+    plain = tmp_path / "all_reduce_rank_0"
+    make(plain)
+    packed = tmp_path / "traces" / f"all_reduce_rank_0.{packer}"
+    packed.parent.mkdir()
+    packed.write_bytes(_PACKERS[packer](plain.read_bytes()))
+    known, found = read(plain), read(packed)
+    assert dict(found.facts) == dict(known.facts)
+    for (name, one), (_, other) in zip(known.tables(), found.tables(), strict=True):
+        assert {n: c.tolist() for n, c in one.columns().items()} == {
+            n: c.tolist() for n, c in other.columns().items()
+        }, name
+    assert len(read(packed.parent).collectives) == len(known.collectives)
+
+
+def test_what_was_cut_while_packed_is_refused_and_a_bomb_too(tmp_path: Path) -> None:
+    _timeline(tmp_path / "x.json")
+    packed = gzip.compress((tmp_path / "x.json").read_bytes())
+    (tmp_path / "cut.json.gz").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(DamagedInput, match="cannot be unpacked to its end"):
+        read(tmp_path / "cut.json.gz")
+    bomb = b"# nThread 1 nGpus 2\n" + bytes(70 << 20)
+    (tmp_path / "bomb.log.gz").write_bytes(gzip.compress(bomb))
+    with pytest.raises(DamagedInput, match="over 300 times its size"):
+        read(tmp_path / "bomb.log.gz")
+
+
+def test_of_a_cut_capture_all_before_the_cut_is_read(tmp_path: Path) -> None:
+    frames = [(number, p.segment(1 + number, 1)) for number in range(3_000)]
+    content = gzip.compress(p.pcap(frames))
+    (tmp_path / "x.pcap.gz").write_bytes(content[: len(content) * 9 // 10])
+    run = read(tmp_path / "x.pcap.gz")
+    assert 2_500 < int(run.flows.packets.sum()) < 3_000
+    assert "cannot be unpacked to its end" in run.missing[0]
+
+
+def test_a_folder_of_captures_is_one_argument(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "captures/rank0").mkdir(parents=True)
+    captured(tmp_path / "captures/rank0/x.pcap")
+    (tmp_path / "captures/notes.txt").write_text("from the switch")
+    found = fw.flows(tmp_path / "captures")
+    assert found.iterations is not None
+    assert found.iterations.count == 8
+    (tmp_path / "empty").mkdir()
+    done = cli("flows", tmp_path / "empty")
+    assert (done.returncode, done.stderr) == (
+        3, f"fullwire: {tmp_path}/empty: neither a run nor a folder of packet captures\n"
+    )  # fmt: skip
+
+
+def test_who_explains_packets_is_told_what_finds_their_steps(tmp_path: Path, cli: Cli) -> None:
+    capture = captured(tmp_path / "x.pcap")
+    done = cli("explain", capture)
+    assert done.returncode == 2
+    assert "the run that `fullwire flows CAPTURE... -o x.run` writes" in done.stderr
+
+
+def test_a_pipe_as_file_of_hosts_is_refused(tmp_path: Path, cli: Cli) -> None:
+    os.mkfifo(tmp_path / "hosts")
+    done = cli("flows", captured(tmp_path / "x.pcap"), "--hosts", tmp_path / "hosts")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "expected a file, got a pipe" in done.stderr
+
+
+def test_traces_of_a_folder_need_no_ending_if_none_has_one(tmp_path: Path) -> None:
+    played = play([Do(what="compute", us=100)], ranks=2, steps=4)
+    where = write(played, tmp_path / "traces", Writing(name=lambda rank: f"rank{rank}.json"))
+    for path in where.iterdir():
+        path.rename(path.with_suffix(".trace"))
+    (where / "notes.txt").write_text("of two ranks")
+    run = read(where)
+    assert run.complete
+    assert sorted(set(run.spans.rank.tolist())) == [0, 1]
+
+
+def test_a_damaged_trace_is_named_once(tmp_path: Path, cli: Cli) -> None:
+    trace = {"schemaVersion": 1, "traceEvents": []}
+    (tmp_path / "x.json").write_text(json.dumps(trace))
+    done = cli("import", tmp_path / "x.json", "-o", tmp_path / "x.run")
+    assert done.returncode == 3
+    assert done.stderr.count(str(tmp_path)) == 1
+    shutil.copyfile(tmp_path / "x.json", tmp_path / "y.json")
+    (tmp_path / "y.json").write_bytes(lzma.compress((tmp_path / "y.json").read_bytes()))
+    with pytest.raises(DamagedInput, match="plain or packed by gzip"):
+        read(tmp_path / "y.json")
+
+
+def test_a_test_that_hung_tells_how_nccl_was_set_up(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.log"
+    path.write_text("# nThread 1 nGpus 2 minBytes 8 maxBytes 2048\n" + _SAID)
+    run = read(path)
+    assert run.facts["nccl_network"] == "Socket"
+    assert "no whole row" in run.missing[-1]
