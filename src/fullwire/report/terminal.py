@@ -278,7 +278,7 @@ def fact_rows(run: Run) -> list[list[str]]:
         elif name.endswith("_s") and isinstance(value, float):
             shown = show_time(value)
         else:
-            shown = str(value)
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
         rows.append([name, shown, REGISTRY[name].meaning])
     return rows
 
