@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,13 @@ def test_a_closed_or_full_error_output_leaves_the_status() -> None:
     mistaken = f"{FULLWIRE} whatif vgg16@v100 --workers none"
     assert in_a_shell(f"{mistaken} 2>&-").returncode == 2
     assert in_a_shell(f"{mistaken} 2>/dev/full").returncode == 2
+
+
+def test_ctrl_c_while_it_is_still_being_loaded_leaves_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import fullwire.cli as c; c.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def test_a_reader_that_has_seen_enough_leaves_status_0() -> None:

@@ -13,7 +13,15 @@ if "OPENBLAS_NUM_THREADS" not in os.environ:
 
 
 def main() -> None:
-    """Run the command line, and turn what Fullwire refuses into one line and an exit status."""
+    """Run the command line; Ctrl-C ends it without a word, also while it is still being loaded."""
+    try:
+        _run_or_refuse()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run_or_refuse() -> None:
+    """Turn what Fullwire refuses into one line and an exit status."""
     from typer import Exit
     from typer._click.exceptions import ClickException, NoArgsIsHelpError  # pinned in pyproject
 
@@ -27,8 +35,6 @@ def main() -> None:
         _stop(str(error), error.exit_status)
     except MemoryError:
         _stop("out of memory: ask for a smaller grid or fewer workers", 2)
-    except KeyboardInterrupt:
-        sys.exit(130)
     except BrokenPipeError:  # whoever was reading has seen enough, as in `| head`
         _abandon(sys.stdout)
         sys.exit(0)
