@@ -434,6 +434,18 @@ def test_who_asks_about_a_recording_is_told_what_makes_a_run_of_it(tmp_path: Pat
             read(place)
 
 
+def test_of_a_killed_process_it_is_not_said_that_no_step_ended(tmp_path: Path) -> None:
+    directory = tmp_path / "job.run.recording"
+    directory.mkdir()
+    a_process(directory, steps=0).close()
+    journal = a_process(directory, steps=0, rank=1)
+    journal.note(Note.ZERO_GRAD, 0, 1_000, 0)
+    journal.write()
+    missing = join([directory], tmp_path / "job.run").run.missing
+    assert "rank 1: its process ended without closing its recording (was it killed?)" in missing
+    assert not any("no step ever ended" in sentence for sentence in missing)
+
+
 def test_a_backward_pass_ends_with_its_last_gradient_and_not_with_waiting(tmp_path: Path) -> None:
     a_process(tmp_path, steps=2).close()
     run = join([tmp_path], tmp_path / "job.run").run

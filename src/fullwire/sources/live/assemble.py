@@ -200,7 +200,8 @@ def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
             carried=carried,
         )
         writer.add(**dict(known.undilated(part).tables()))
-    if not len(rank.steps):
+    # Of a process that was killed, the end of its recording may be missing, and steps with it.
+    if not len(rank.steps) and rank.journal.header["status"] == ENDED:
         return [f"rank {rank.number}: no step ever ended: no torch optimizer took one",
                 *collectives.missing()]  # fmt: skip
     return collectives.missing()
