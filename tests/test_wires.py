@@ -21,6 +21,7 @@ TELLING = [
     "evaluation every 5", "checkpoints to a store", "five equal buckets",
     "overlap without gaps", "overlap without gaps, no broadcast",
     "iterations that take longer and longer", "two iterations, too few to repeat",
+    "a late host, hardly any computation", "a broadcast of as many bytes as an iteration",
     "slow link, 1/3, 4 hosts", "slow link and overlap without gaps",
     "a parameter server whose link is everyone's", "snap 54", "cooked", "vxlan", "RoCEv2", "IPv6",
     "pcapng, 10^-3 s", "at each host, clocks hours apart", "begun in mid-job",

@@ -203,6 +203,13 @@ def jobs() -> Iterator[Case]:
              Truth(iterations=100, gradient=200_000))  # fmt: skip
     yield of("a late host", replace(training, late={2: 30.0}), 4)
     yield of("a late host, four buckets", replace(many, late={1: 25.0}), 4)
+    both = w.at_once(w.ring(ring_of(4)), w.ring(ring_of(4, back=False)))
+    quick = w.Training(collective=both, buckets=(0.25,) * 4, compute_ms=5.0, late={3: 20.0})
+    yield of("a late host, hardly any computation", quick, 4,
+             Truth(kind="two-way ring", may_be_sharded=True))  # fmt: skip
+    yield of("a broadcast of as many bytes as an iteration",
+             w.Training(collective=w.all_to_all(range(6)), broadcast=w.spread(6), iterations=4), 6,
+             Truth(kind="all-to-all", iterations=4, gradient=None))  # fmt: skip
     yield of("small gradient", replace(training, gradient=40_000), 4, Truth(gradient=40_000))
 
 
