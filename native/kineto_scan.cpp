@@ -15,6 +15,7 @@ namespace fullwire {
 namespace {
 
 constexpr std::size_t kLongestName = 2000;        // bytes of a name that are kept
+constexpr std::size_t kLongEvent = 1 << 20;       // that is not read anew with every chunk
 constexpr std::size_t kMostNameBytes = 64 << 20;  // of all names together
 constexpr std::size_t kMostHeaderBytes = 32 << 20;
 constexpr double kMostMicroseconds = 2.0e15;  // 64 years: MOST_NS of the analysis
@@ -333,7 +334,11 @@ void KinetoScanner::feed(std::string_view chunk) {
     before_ += position_;
     position_ = 0;
     buffer_.append(chunk).append(SixtyFour::kBytes, '\0');
-    read();
+    if (chunk.empty() || held() >= worth_reading_) {
+        read();
+        const std::size_t left = held() - position_;
+        worth_reading_ = left < kLongEvent ? 0 : 2 * left;
+    }
     if (state_ != State::damaged && held() - position_ > most_value_bytes_) {
         fail("a value of over " + std::to_string(most_value_bytes_) + " bytes");
     }

@@ -75,7 +75,7 @@ class KinetoScanner {
   public:
     explicit KinetoScanner(std::size_t most_value_bytes) : most_value_bytes_(most_value_bytes) {}
 
-    void feed(std::string_view chunk);
+    void feed(std::string_view chunk);  // an empty one is the end
 
     bool is_whole() const { return state_ == State::done; }
     const std::string& damage() const { return damage_; }  // why reading stopped, or ""
@@ -111,6 +111,7 @@ class KinetoScanner {
     std::size_t most_value_bytes_;
     State state_ = State::begin;
     std::string buffer_;        // what was fed, and room behind it to look ahead
+    std::size_t worth_reading_ = 0;  // bytes of the buffer: less was tried, and does not do
     std::size_t position_ = 0;  // in the buffer, of what is not yet read
     std::uint64_t before_ = 0;  // bytes read and gone from the buffer
     std::uint64_t events_ = 0, unusable_ = 0;

@@ -520,6 +520,30 @@ def test_how_a_file_comes_in_chunks_changes_nothing() -> None:
                 np.testing.assert_array_equal(one[name], other[name])
 
 
+def test_an_event_of_many_chunks_is_read_wherever_it_stands(tmp_path: Path) -> None:
+    job = Job(world=1).kernel(GEMM, 0, 1).kernel("n" * 3_000_000, 1, 2).kernel(GEMM, 2, 3)
+    for content in (job.text(), job.text().partition(', {"ph": "X", "cat": "kernel"')[0] + "]}"):
+        (tmp_path / "long.json").write_text(content)
+        run = read(tmp_path / "long.json")
+        assert not run.missing
+        assert len(run.spans) == content.count(GEMM) + content.count("nnn" * 1_000_000)
+
+
+def test_a_job_that_communicates_has_two_ranks_unless_it_says_how_many(tmp_path: Path) -> None:
+    untold = Job(None).kernel(GEMM, 0, 50).kernel(ALL_REDUCE, 50, 90, stream=9)
+    del untold.header["distributedInfo"]
+    found = fullwire.explain(read(untold.write(tmp_path / "untold.json")))
+    assert found.ranks[0].waiting_s is None
+    alone = Job(world=1).kernel(GEMM, 0, 50).kernel(ALL_REDUCE, 50, 90, stream=9)
+    assert read(alone.write(tmp_path / "alone.json")).facts["workers"] == 1
+
+
+def test_elements_that_are_none_are_not_told(tmp_path: Path) -> None:
+    job = Job().kernel(GEMM, 0, 50).kernel(ALL_REDUCE, 50, 90, stream=9, **reduced(0))
+    run = read(job.write(tmp_path / "coalesced.json"))
+    assert set(run.collectives.dtype) == {"unknown"}
+
+
 def _tables(scanner: Any) -> list[dict[str, Any]]:
     return [scanner.work(), scanner.launches(), scanner.operators(), scanner.marks(),
             scanner.notes()]  # fmt: skip

@@ -311,7 +311,8 @@ def _world(ranks: Mapping[int, Outline]) -> int:
     """Return how many ranks the job had, or at least had: one that communicates has two."""
     told = [each.world for each in ranks.values() if each.world]
     groups = [each.largest_group for each in ranks.values()]
-    least = 2 if any(each.is_distributed for each in ranks.values()) else 1
+    communicates = any(each.is_distributed or each.collectives for each in ranks.values())
+    least = 2 if communicates and not told else 1
     return max([*told, *groups, max(ranks) + 1, least])
 
 

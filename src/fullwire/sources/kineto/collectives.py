@@ -17,6 +17,7 @@ from fullwire.sources.kineto.steps import Launched, Steps
 # Libraries whose marks last as long as the collective; NCCL's last as long as its launch.
 _TIMED_LIBRARIES = ("gloo:", "mpi:", "ucc:")
 _GATHERS = ("allgather", "gather")
+_MAY_SEND_NOTHING = ("barrier", "alltoall")
 _MOST_BYTES = 2**50
 _STEP_SEQUENCE = 2**20  # sequences are counted within a step, so that ranks may begin at another
 
@@ -224,7 +225,8 @@ class _Described:
         if elements < 0 and op not in _GATHERS:  # of a gathering, the input is the smaller side
             elements = self.first_elements
         size = elements * self.item_bytes
-        return size if 0 <= size <= _MOST_BYTES else -1
+        least = 0 if op in _MAY_SEND_NOTHING else 1  # a coalesced one says 0, and is not without
+        return size if least <= size <= _MOST_BYTES else -1
 
 
 _TOLD = ("op", "dtype", "first_input_type", "group", "ranks", "in_elements", "out_elements",

@@ -23,8 +23,8 @@ from fullwire.sources.files import name_of, opened
 from fullwire.sources.packed import GZIP, XZ, ZSTD
 
 ABSENT = np.iinfo(np.int64).min  # a number that an event does not give
-_CHUNK_BYTES = 2**20
-_PACKED_BYTES = 2**16  # which unpack to about a chunk
+_CHUNK_BYTES = 2**16  # little enough to stay in the processor's caches
+_PACKED_BYTES = 2**14  # which unpack to some chunks
 _MOST_VALUE_BYTES = 64 * 2**20  # of one event, or of the list of all groups of a large job
 _MOST_EXPANSION = 300  # times that real traces, which shrink to a 20th, do not come near
 _EXPANSION_FROM_BYTES = 64 * 2**20
@@ -111,6 +111,8 @@ def scanned(path: Path) -> Trace:
             scanner.feed(chunk)
             if scanner.is_whole or scanner.damage:
                 break
+        else:
+            scanner.feed(b"")
     problems += _about_end(scanner)
     if not scanner.events:
         is_cut = not scanner.is_whole
