@@ -70,11 +70,10 @@ class Trace:
 
     def lanes(self) -> tuple[Whole, Whole]:
         """Return the streams of all devices, and which of them each work ran on."""
-        # Both have 32 bits; numpy's own way over rows took a third of what is done with a trace.
-        lanes, lane = np.unique(
-            (self.work["device"] << 32) + self.work["stream"], return_inverse=True
-        )
-        return lanes, lane
+        # Both have 32 bits, and there are few: sorting them all took a tenth of the tables' time.
+        number = (self.work["device"] << 32) + self.work["stream"]
+        lanes = np.array(sorted(set(number.tolist())), np.int64)
+        return lanes, np.searchsorted(lanes, number)
 
 
 def last_around(
