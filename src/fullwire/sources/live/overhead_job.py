@@ -116,7 +116,7 @@ class _Recorder:
 
         owners: list[Any] = [
             torch.autograd, dist, dist.ProcessGroup, dist.Work, torch._C.Future,
-            DistributedDataParallel, optimizers.Optimizer,
+            DistributedDataParallel, optimizers.Optimizer, inspect.unwrap(dist.Reducer),
         ]  # fmt: skip
         self._replaced = [
             (owner, name, value, inspect.unwrap(value, stop=lambda each: not _is_ours(each)))

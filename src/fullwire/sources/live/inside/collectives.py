@@ -14,6 +14,7 @@ a future is done, on whichever thread.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import os
@@ -21,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ MOST_SIGNATURES = 4096  # kept to be told by number again, where sizes change wi
 _LONGEST_GOODBYE_NS = 2_000_000_000  # a collective whose other ranks are gone never ends
 _GOODBYE_S = 0.005
 _now = time.monotonic_ns
+_here = threading.local()
+_SEQUENCES = (list, tuple)
 _when_done = torch._C.Future.add_done_callback  # as it was: hooks' own use of it is watched
 
 
@@ -196,21 +199,24 @@ class _Collectives:
 
         @functools.wraps(original)
         def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._codec.is_working():
+                return apart(group, *args, **kwargs)
             on_device = self._clock.knows_devices and _is_on_device(args)
             issued = self._clock.moment(on_device)
             work = original(group, *args, **kwargs)
             if self._journal.is_open:
                 try:
-                    number = self._note_issue(group, op, [*args, *kwargs.values()], issued)
+                    number = self._note_issue(group, op, (*args, *kwargs.values()), issued)
                     if work is not None:  # part of a coalesced group, which ends as a whole
                         self._await_end(number, on_device, work)
                 except Exception as error:  # the job goes on
                     self._journal.give_up(error)
             return work
 
-        return self._codec.apart(collective)
+        apart = self._codec.apart(collective)
+        return collective
 
-    def _note_issue(self, group: Any, op: str, arguments: list[Any], issued: Moment) -> int:
+    def _note_issue(self, group: Any, op: str, arguments: Sequence[Any], issued: Moment) -> int:
         number = next(self._count)
         size, dtype = _payload(arguments)
         among = group.group_name
@@ -274,6 +280,7 @@ class _Collectives:
         # On a device this is called when all is queued, with a current stream that waits for the
         # result: the moment is an event there. Else it is called when the result is there.
         ended = self._clock.moment(on_device)
+        _keep_thread_state()
         try:
             future.value()
         except Exception:  # the collective failed, as when a rank dies: it has no end
@@ -283,16 +290,19 @@ class _Collectives:
         self._under_way.discard(number)
 
     def _signature(self, *words: Any) -> int:
-        if words not in self._signatures:
-            if len(self._signatures) >= MOST_SIGNATURES:
-                self._signatures.clear()
-            self._identify()
-            self._signatures[words] = number = next(self._numbers)
-            op, dtype, size, group = words
-            self._journal.define(
-                kind="signature", number=number, op=op, dtype=dtype, bytes=size, group=group
-            )
-        return self._signatures[words]
+        number = self._signatures.get(words)
+        return self._define_signature(*words) if number is None else number
+
+    def _define_signature(self, op: str, dtype: Any, size: int, group: str) -> int:
+        if len(self._signatures) >= MOST_SIGNATURES:
+            self._signatures.clear()
+        self._identify()
+        self._signatures[op, dtype, size, group] = number = next(self._numbers)
+        name = "" if dtype is None else str(dtype).removeprefix("torch.")
+        self._journal.define(
+            kind="signature", number=number, op=op, dtype=name, bytes=size, group=group
+        )
+        return number
 
     def _identify(self) -> None:
         if not self._is_identified:
@@ -303,38 +313,48 @@ class _Collectives:
             )  # fmt: skip
 
 
-def _pair(op: str, here: int, arguments: list[Any]) -> str:
+def _keep_thread_state() -> None:
+    """Let a transport's thread keep what Python would make anew for each callback.
+
+    This counts as if the thread were inside Python for good; nothing counts it back.
+    """
+    if not hasattr(_here, "keeps_state"):
+        _here.keeps_state = True
+        ctypes.pythonapi.PyGILState_Ensure()
+
+
+def _pair(op: str, here: int, arguments: Sequence[Any]) -> str:
     """Name the group of two ranks, sender first. Who receives from any gives no rank."""
     other = arguments[1] if len(arguments) > 2 else "any"
     return f" {here}>{other}" if op == "send" else f" {other}>{here}"
 
 
 def _is_on_device(arguments: tuple[Any, ...]) -> bool:
-    first = next((each for argument in arguments for each in _tensors(argument)), None)
-    return first is not None and bool(first.is_cuda)
+    first = next(filter(None, map(_tensors, arguments)), None)
+    return first is not None and bool(first[0].is_cuda)
 
 
-def _payload(arguments: list[Any]) -> tuple[int, str]:
-    """Return the bytes of the larger side of a collective, and their type.
+def _payload(arguments: Sequence[Any]) -> tuple[int, Any]:
+    """Return the bytes of the larger side of a collective, and their type if there are any.
 
     The gathered side of a gather and the scattered side of a scatter are the larger: what all ranks
     together hold, as in `fullwire collective`.
     """
-    sizes, dtype = [0], ""
+    most, dtype = 0, None
     for argument in arguments:
-        tensors = list(_tensors(argument))
+        tensors = _tensors(argument)
         if tensors:
-            sizes.append(sum(each.numel() * each.element_size() for each in tensors))
-            dtype = str(tensors[0].dtype).removeprefix("torch.")
-    return max(sizes), dtype
+            most = max(most, sum([each.numel() * each.element_size() for each in tensors]))
+            dtype = tensors[0].dtype
+    return most, dtype
 
 
-def _tensors(argument: Any) -> Iterator[Any]:
+def _tensors(argument: Any) -> list[Any]:
     if isinstance(argument, torch.Tensor):
-        yield argument
-    elif isinstance(argument, list | tuple):
-        for each in argument:
-            yield from _tensors(each)
+        return [argument]
+    if isinstance(argument, _SEQUENCES):
+        return [tensor for each in argument for tensor in _tensors(each)]
+    return []
 
 
 def _watch_reducer(journal: Journal) -> None:

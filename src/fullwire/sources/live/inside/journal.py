@@ -27,7 +27,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import sub
 from typing import Any
 
@@ -91,6 +91,7 @@ class Journal:
         self.is_open = True
         self.write_ns = 0
         self.noted = 0
+        self.at_once = self.at_once_ns = 0
         self.waiting.clear()
         self._definitions = list(self._defined)
         self._file = -1
@@ -103,6 +104,14 @@ class Journal:
             self.waiting.append((kind, number, time_ns, rest))
             if len(self.waiting) >= MOST_WAITING:
                 self.write()
+
+    def note_all(self, notes: Iterable[tuple[int, int, int, int]]) -> None:
+        """Remember many things at once; they wait for the next writing like those of hooks."""
+        if self.is_open:
+            began_ns, before = time.thread_time_ns(), len(self.waiting)
+            self.waiting.extend(notes)
+            self.at_once += len(self.waiting) - before
+            self.at_once_ns += time.thread_time_ns() - began_ns
 
     def define(self, **definition: Any) -> None:
         """Remember what a number means, or a fact."""

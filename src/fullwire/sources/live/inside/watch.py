@@ -1,7 +1,7 @@
 """What is watched in torch, and how: through torch's own hooks where it has them.
 
     steps          the optimizer's global step hooks
-    gradients      a post-accumulate hook on every parameter that an optimizer is given
+    gradients      gradients.py
     backward       torch.autograd.backward, which Tensor.backward calls
     forward        DistributedDataParallel.forward; other models have no one place
     input          the data loader's __next__
@@ -35,6 +35,7 @@ from . import after_import
 from .clock import Clock, Moment, clock_of_this_torch
 from .collectives import watch_collectives
 from .ending import at_end
+from .gradients import Gradients, hook_of, watch_gradients
 from .journal import Journal, Note
 from .processors import BeforeForward, Processors
 
@@ -49,10 +50,10 @@ def watch(directory: str) -> None:
     clock = clock_of_this_torch(journal)
     os.register_at_fork(after_in_child=journal.start_anew)
     at_end(functools.partial(_close, journal, clock))
+    gradients = watch_gradients(journal, clock)
     before_forward = BeforeForward(journal)
-    _watch_steps(journal, clock, before_forward)
-    _watch_gradients(journal, clock)
-    _watch_backward(journal, clock)
+    _watch_steps(journal, clock, gradients, before_forward)
+    _watch_backward(journal, clock, gradients)
     _watch_input(journal, before_forward)
     _watch_evaluation(journal)
     if dist.is_available():
@@ -71,7 +72,10 @@ def _close(journal: Journal, clock: Clock) -> None:
     journal.write()
     if journal.is_open and journal.noted:
         journal.define(
-            kind="cost", notes=journal.noted, note_ns=_note_cost_ns(), write_ns=journal.write_ns
+            kind="cost",
+            notes=journal.noted - journal.at_once,
+            note_ns=_note_cost_ns(),
+            write_ns=journal.write_ns + journal.at_once_ns,
         )
     journal.close()
 
@@ -80,14 +84,16 @@ def _note_cost_ns() -> float:
     """Time the shortest hook on a journal that is thrown away."""
     scratch = Journal("")
     parameter = torch.zeros(1)
-    hook = _gradient_hook(scratch, 0)
+    hook = hook_of(scratch, 0)
     began_ns = time.thread_time_ns()
     for _ in range(_CALIBRATION):
         hook(parameter)
     return (time.thread_time_ns() - began_ns) / _CALIBRATION
 
 
-def _watch_steps(journal: Journal, clock: Clock, before_forward: BeforeForward) -> None:
+def _watch_steps(
+    journal: Journal, clock: Clock, gradients: Gradients, before_forward: BeforeForward
+) -> None:
     numbers = WeakIdKeyDictionary()
     began: dict[int, Moment] = {}
     count = itertools.count()
@@ -96,6 +102,9 @@ def _watch_steps(journal: Journal, clock: Clock, before_forward: BeforeForward) 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if optimizer not in numbers:
             numbers[optimizer] = next(count)
+        if not gradients.is_in_pass:
+            gradients.tell(0)  # of a pass that did not come through torch.autograd.backward
+            gradients.expect(optimizer)
         began[numbers[optimizer]] = clock.moment()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -118,62 +127,22 @@ def _watch_steps(journal: Journal, clock: Clock, before_forward: BeforeForward) 
     optimizers.Optimizer.zero_grad = zero_grad
 
 
-def _watch_gradients(journal: Journal, clock: Clock) -> None:
-    numbers = WeakIdKeyDictionary()
-    count = itertools.count()
-    add = optimizers.Optimizer.add_param_group
-
-    @functools.wraps(add)
-    def add_param_group(self: Any, param_group: Any) -> None:
-        add(self, param_group)
-        try:
-            for parameter in self.param_groups[-1]["params"]:
-                if parameter.requires_grad and parameter.is_leaf and parameter not in numbers:
-                    numbers[parameter] = number = next(count)
-                    _watch_gradient(journal, clock, parameter, number)
-        except Exception as error:  # the job goes on
-            journal.give_up(error)
-
-    optimizers.Optimizer.add_param_group = add_param_group
-
-
-def _watch_gradient(journal: Journal, clock: Clock, parameter: Any, number: int) -> None:
-    size = parameter.numel() * parameter.element_size()
-    journal.define(kind="parameter", number=number, bytes=size)
-    if parameter.is_cuda:
-        hook = _device_gradient_hook(clock, number)
-    else:
-        hook = _gradient_hook(journal, number)
-    parameter.register_post_accumulate_grad_hook(hook)
-
-
-def _gradient_hook(journal: Journal, number: int) -> Callable[[Any], None]:
-    append, kind = journal.waiting.append, Note.GRADIENT
-
-    def ready(parameter: Any, now: Callable[[], int] = time.monotonic_ns) -> None:
-        append((kind, number, now(), 0))  # past journal.note: this is called for every parameter
-
-    return ready
-
-
-def _device_gradient_hook(clock: Clock, number: int) -> Callable[[Any], None]:
-    def ready(parameter: Any) -> None:
-        clock.note_one(Note.GRADIENT, number, clock.moment())
-
-    return ready
-
-
-def _watch_backward(journal: Journal, clock: Clock) -> None:
+def _watch_backward(journal: Journal, clock: Clock, gradients: Gradients) -> None:
     backward = torch.autograd.backward
 
     @functools.wraps(backward)
     def backward_(*args: Any, **kwargs: Any) -> Any:
-        journal.write_if_due()
-        began = clock.moment()
-        try:
+        if gradients.is_in_pass:  # a checkpoint's, inside the one that is noted
             return backward(*args, **kwargs)
+        journal.write_if_due()
+        gradients.is_in_pass, began_ns, began = True, _now(), clock.moment()
+        try:
+            result = backward(*args, **kwargs)
         finally:
+            gradients.is_in_pass = False
             clock.note(Note.BACKWARD, 0, began, clock.moment())
+        gradients.tell(began_ns)
+        return result
 
     torch.autograd.backward = backward_
 
