@@ -82,21 +82,13 @@ class Sampler {
 
     void run() {
         file_.define(host_.links);
-        while (!is_over()) {
+        do {
             sample_what_is_due(monotonic_ns());
-            sleep_until_next_tick();
-        }
+        } while (!is_over_before_next_tick());
         sample_once_more();
     }
 
   private:
-    bool is_over() const {
-        if (is_told_to_end) return true;
-        if (watched_.file < 0) return ::kill(host_.watched, 0) != 0 && errno == ESRCH;
-        pollfd end{watched_.file, POLLIN, 0};  // also of a process that nobody has reaped
-        return ::poll(&end, 1, 0) > 0;
-    }
-
     void sample_what_is_due(std::int64_t now_ns) {
         interfaces_.sample();
         if (look_due_.is_now(now_ns)) sockets_.find_if_changed(file_);
@@ -133,13 +125,14 @@ class Sampler {
         file_.write();
     }
 
-    // Ticks are whole multiples on the machine's clock, so that several samplers of one machine
-    // wake at the same time and disturb the job once.
-    static void sleep_until_next_tick() {
-        const std::int64_t now_ns = monotonic_ns();
-        const std::int64_t next_ns = now_ns - now_ns % kTick + kTick;
-        const timespec next{next_ns / 1'000'000'000, next_ns % 1'000'000'000};
-        ::clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, nullptr);
+    // Sleep until the next tick or the end, in one call. Ticks are whole multiples on the machine's
+    // clock, so that several samplers of one machine wake at the same time and disturb the job once.
+    bool is_over_before_next_tick() const {
+        const timespec left{0, kTick - monotonic_ns() % kTick};
+        pollfd end{watched_.file, POLLIN, 0};  // also of a process that nobody has reaped
+        const bool has_ended = ::ppoll(&end, 1, &left, nullptr) > 0;
+        if (is_told_to_end) return true;
+        return watched_.file < 0 ? ::kill(host_.watched, 0) != 0 && errno == ESRCH : has_ended;
     }
 
     const SampledHost& host_;
