@@ -41,11 +41,11 @@ def windows() -> Windows:
 
 
 def test_utilization_is_bits_sent_over_line_rate_and_window() -> None:
-    [link] = links_in_use(a_run(), windows())
+    [link] = links_in_use(a_run(), [a_run().links], windows())
     assert (link.host, link.line_rate_bps) == ("a", 1e9)
     assert link.in_steps == pytest.approx(0.4)
     assert link.while_communicating == pytest.approx(1.0)
 
 
 def test_processors_count_while_steps_run() -> None:
-    assert processor_use(a_run(), windows()) == pytest.approx(0.25)
+    assert processor_use([a_run().hosts], windows()) == pytest.approx(0.25)

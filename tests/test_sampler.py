@@ -224,7 +224,7 @@ def test_a_file_cut_anywhere_opens_up_to_its_last_whole_block(whole: bytes, tmp_
         (tmp_path / f"x{SUFFIX}").write_bytes(whole[:length])
         [samples], unreadable = read_samples([tmp_path])
         assert not unreadable
-        counts.append(sum(rows.shape[1] for rows in samples.series.values()))
+        counts.append(sum(len(rows["time_ns"]) for kind in Kind for _, rows in samples.of(kind)))
     assert counts == sorted(counts)
     assert counts[0] == 0
     assert counts[-1] > 20
@@ -271,7 +271,8 @@ def test_any_numbers_are_read_as_they_were(
     directory = tmp_path_factory.mktemp("numbers")
     (directory / f"x{SUFFIX}").write_bytes(whole[:HEADER_BYTES] + block(payload))
     [samples], _ = read_samples([directory])
-    assert samples.series[(Kind.OWN_COST, 0)].T.tolist() == [list(row) for row in rows]
+    [(_, columns)] = samples.of(Kind.OWN_COST)
+    assert [*zip(*columns.values(), strict=True)] == rows
 
 
 def as_written(number: int) -> bytes:

@@ -240,6 +240,11 @@ def counted(path: str | Path) -> tuple[Run, Mapping[str, int]]:
     return outline, {name: count for name, count in found.items() if count}
 
 
+def rows_written(path: str | Path) -> Mapping[str, int]:
+    """Return how many rows each table of a run had when it was written."""
+    return _read_description(Path(path)).rows
+
+
 def read_parts(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> Iterator[Run]:
     """Open a run a piece at a time, where it was written so; a step of a rank is in one piece.
 

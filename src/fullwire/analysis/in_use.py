@@ -7,13 +7,13 @@ between two samples, which lie some 10 ms apart.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from fullwire.analysis.placement import host_line_rates_bps, host_of_rank
-from fullwire.model.run import Run, Whole
+from fullwire.model.run import Hosts, Links, Run, Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,13 @@ class LinkUse:
 
 
 class Windows:
-    """When steps ran and when collectives were outstanding, by rank; kept while parts go by."""
+    """When steps ran and when collectives were outstanding, by rank; kept while parts go by.
 
-    def __init__(self) -> None:
+    Of a long job the collectives of every so many steps are enough, and all of an hour too many.
+    """
+
+    def __init__(self, every_nth_step: int = 1) -> None:
+        self._every_nth_step = every_nth_step
         self._steps: dict[int, list[Whole]] = defaultdict(list)
         self._outstanding: dict[int, list[Whole]] = defaultdict(list)
 
@@ -40,7 +44,8 @@ class Windows:
             spans, collectives = part.spans, part.collectives
             steps = spans.rows((spans.lane == "host") & (spans.name == "step"))
             _remember(self._steps, steps.rank, steps.start_ns, steps.end_ns)
-            _remember(self._outstanding, collectives.rank, collectives.issue_ns, collectives.end_ns)
+            kept = collectives.rows(collectives.step % self._every_nth_step == 0)
+            _remember(self._outstanding, kept.rank, kept.issue_ns, kept.end_ns)
             yield part
 
     def steps(self, ranks: Iterable[int]) -> Whole:
@@ -58,39 +63,58 @@ class Windows:
         return (int(steps[0, 0]), int(steps[-1, 1])) if len(steps) else None
 
 
-def links_in_use(run: Run, windows: Windows) -> list[LinkUse]:
-    """Return the use of each host's busiest link whose line rate is known."""
+def links_in_use(run: Run, samples: Iterable[Links], windows: Windows) -> list[LinkUse]:
+    """Return the use of each host's busiest link whose line rate is known.
+
+    Samples come in pieces, so that all of an hour never are in memory with their names.
+    """
     rates_bps = host_line_rates_bps(run)
     found = []
-    for host in sorted(set(run.links.host) & set(rates_bps)):
-        here = run.links.rows(run.links.host == host)
-        sent = {name: int(np.ptp(here.tx_bytes[here.interface == name])) for name in here.interface}
-        busiest = max(sorted(sent), key=lambda name: sent[name])
-        link = here.rows(here.interface == busiest)
+    for host, links in _counters(samples, rates_bps).items():
+        busiest = max(sorted(links), key=lambda name: int(np.ptp(links[name][1])))
         ranks = [rank for rank, name in host_of_rank(run).items() if name == host]
         steps = windows.steps(ranks)
         outstanding = _common(steps, windows.outstanding(ranks))
         found.append(
             LinkUse(
                 host=host, interface=busiest, line_rate_bps=rates_bps[host],
-                in_steps=_share(link.time_ns, link.tx_bytes, steps, rates_bps[host]),
-                while_communicating=_share(
-                    link.time_ns, link.tx_bytes, outstanding, rates_bps[host]
-                ),
+                in_steps=_share(*links[busiest], steps, rates_bps[host]),
+                while_communicating=_share(*links[busiest], outstanding, rates_bps[host]),
             )
         )  # fmt: skip
     return found
 
 
-def processor_use(run: Run, windows: Windows) -> float | None:
+def _counters(
+    samples: Iterable[Links], hosts: Collection[str]
+) -> dict[str, dict[str, tuple[Whole, Whole]]]:
+    """Return when links of some hosts were sampled and what they had sent, by host and name."""
+    pieces: dict[tuple[str, str], list[Whole]] = defaultdict(list)
+    for table in samples:
+        columns = np.stack([table.time_ns, table.tx_bytes])
+        for host, name in dict.fromkeys(zip(table.host, table.interface, strict=True)):
+            if host in hosts:
+                here = (table.host == host) & (table.interface == name)
+                pieces[host, name].append(columns[:, here])
+    found: dict[str, dict[str, tuple[Whole, Whole]]] = defaultdict(dict)
+    for (host, name), parts in sorted(pieces.items()):
+        time_ns, tx_bytes = np.concatenate(parts, axis=1)
+        found[host][name] = time_ns, tx_bytes
+    return found
+
+
+def processor_use(samples: Iterable[Hosts], windows: Windows) -> float | None:
     """Return the mean share of the job's processors in use while its steps ran."""
     if windows.whole is None:
         return None
     begin_ns, end_ns = windows.whole
-    is_processor = np.array([name.startswith("cpu") for name in run.hosts.device], bool)
-    inside = (run.hosts.time_ns >= begin_ns) & (run.hosts.time_ns <= end_ns)
-    shares = run.hosts.utilization[is_processor & inside]
-    return float(shares.mean()) if len(shares) else None
+    count, total = 0, 0.0
+    for table in samples:
+        is_processor = np.array([name.startswith("cpu") for name in table.device], bool)
+        inside = (table.time_ns >= begin_ns) & (table.time_ns <= end_ns)
+        shares = table.utilization[is_processor & inside]
+        count, total = count + len(shares), total + float(shares.sum())
+    return total / count if count else None
 
 
 def _remember(windows: dict[int, list[Whole]], rank: Whole, start: Whole, end: Whole) -> None:

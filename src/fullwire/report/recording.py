@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from fullwire.analysis.capture_audit import capture_audit
 from fullwire.analysis.in_use import Windows, links_in_use, processor_use
 from fullwire.analysis.summary import Summary, summarised
-from fullwire.model.run import Run
-from fullwire.store import read_parts, read_run
+from fullwire.model.run import Hosts, Links, Run
+from fullwire.store import read_parts, read_rows, read_run, rows_written
 from fullwire.units import show_bytes, show_rate, show_time
+
+MOST_COLLECTIVES = 200_000  # of all ranks, of which it is remembered when they were outstanding
 
 
 def recording_lines(path: Path) -> Iterator[str]:
     """Go through the lines that sum a recording up; of its ranks never all is in memory."""
-    run, windows = read_run(path, only=("links", "hosts")), Windows()
+    run = read_run(path, only=())
+    missing = list(run.missing)
+    collectives = rows_written(path).get("collectives", 0)
+    windows = Windows(every_nth_step=1 + collectives // MOST_COLLECTIVES)
     parts = read_parts(path, only=("spans", "collectives"))
     summary = summarised(windows.seen_in(parts))
     yield f"fullwire: {_ranks(summary.ranks)}, {_steps(summary)}"
@@ -25,19 +31,20 @@ def recording_lines(path: Path) -> Iterator[str]:
             f"exposed for {show_time(summary.exposed_s)} "
             f"({summary.exposed_s / summary.mean_step_s:.0%} of the step)"
         )
-        yield from _in_use(run, windows)
+        yield from _in_use(run, path, windows, missing)
         yield f"  recorder       {_own_cost(run, summary.step_s)}"
-    yield from _packets(run)
+    yield from _packets(run, path)
     if "dilation" in run.facts:
         yield f"  undilated      all times; the job ran {run.facts['dilation']:g} times slower"
-    yield f"  written        {path}" + ("" if run.complete else ", PARTIAL:")
-    for sentence in run.missing:
+    yield f"  written        {path}" + (", PARTIAL:" if missing else "")
+    for sentence in missing:
         yield f"    {sentence}"
 
 
-def _in_use(run: Run, windows: Windows) -> Iterator[str]:
+def _in_use(run: Run, path: Path, windows: Windows, missing: list[str]) -> Iterator[str]:
     """Say how much of links and processors was in use, as far as it was sampled."""
-    links = [link for link in links_in_use(run, windows) if link.in_steps is not None]
+    samples = cast(Iterator[Links], read_rows(path, "links", missing))
+    links = [link for link in links_in_use(run, samples, windows) if link.in_steps is not None]
     if links:
         busiest = max(links, key=lambda link: link.in_steps or 0)
         while_outstanding = (
@@ -49,17 +56,17 @@ def _in_use(run: Run, windows: Windows) -> Iterator[str]:
             f"  links          {busiest.in_steps:.0%} of {show_rate(busiest.line_rate_bps)} used"
             f"{while_outstanding} ({busiest.host}, the busiest of {len(links)})"
         )
-    in_use = processor_use(run, windows)
+    in_use = processor_use(cast(Iterator[Hosts], read_rows(path, "hosts", missing)), windows)
     if in_use is not None:
         yield f"  processors     {in_use:.0%} in use on average"
 
 
-def _packets(run: Run) -> Iterator[str]:
+def _packets(run: Run, path: Path) -> Iterator[str]:
     """Say whether the capture has all packets, as far as anybody counted them."""
     captured, dropped = run.facts.get("captured_packets"), run.facts.get("dropped_packets")
     if isinstance(captured, int):
         yield f"  packets        {captured:,} captured, {dropped or 'none'} dropped"
-        for sentence in capture_audit(run):
+        for sentence in capture_audit(read_run(path, only=("links",))):
             yield f"                 {sentence}"
 
 

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from fullwire.errors import DamagedInput
 from fullwire.model.emulation import undilated
 from fullwire.model.facts import FactValue
-from fullwire.model.run import Basis, Carried, Collectives, Gradients, Provenance, Run, Spans, Whole
+from fullwire.model.run import (
+    TABLES,
+    Basis,
+    Carried,
+    Collectives,
+    Gradients,
+    Provenance,
+    Run,
+    Spans,
+    Whole,
+)
 from fullwire.sources.live.captured import read_captured
 from fullwire.sources.live.clocks import SAME, offsets
 from fullwire.sources.live.hosts import (
@@ -33,7 +43,7 @@ from fullwire.sources.live.hosts import (
 )
 from fullwire.sources.live.inside.journal import ENDED, FAILED, Note
 from fullwire.sources.live.journals import Journal, Notes, read_journals
-from fullwire.sources.live.sampled import Shift, hosts_of, links_of, sockets_of
+from fullwire.sources.live.sampled import Shift, tables_of
 from fullwire.sources.live.samples import HostSamples, read_samples
 from fullwire.sources.live.steps import (
     Steps,
@@ -177,14 +187,14 @@ def _write_samples(
     samples: Sequence[HostSamples], shift_ns: Shift, known: Known, writer: RunWriter
 ) -> None:
     """Write what the samplers saw, host by host."""
+    names = {kind: name for name, kind in TABLES.items()}
     for host in samples:
-        part = Run(
-            provenance=known.provenance,
-            links=links_of([host], shift_ns),
-            sockets=sockets_of([host], shift_ns),
-            hosts=hosts_of([host], shift_ns),
-        )
-        writer.add(**dict(known.undilated(part).tables()))
+        for table in tables_of(host, shift_ns(host)):
+            part = Run(
+                provenance=known.provenance,
+                **{names[type(table)]: table},  # type: ignore[arg-type]  # TABLES names the fields
+            )
+            writer.add(**dict(known.undilated(part).tables()))
 
 
 def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
@@ -227,8 +237,8 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
     sparse = journal.only(SPARSE)
     steps = found_steps(journal, sparse)
     return _Rank(  # the rest, of hours of steps, is not kept
-        journal=journal, processors=sparse.of(Note.PROCESSOR),
-        before_forward=sparse.of(Note.BEFORE_FORWARD), steps=steps, shift_ns=shift_ns,
+        journal=journal, processors=sparse[Note.PROCESSOR],
+        before_forward=sparse[Note.BEFORE_FORWARD], steps=steps, shift_ns=shift_ns,
     )  # fmt: skip
 
 
@@ -362,10 +372,11 @@ def _gradients(rank: _Rank, all_notes: Notes) -> Gradients:
     notes = all_notes.of(Note.GRADIENT)
     notes = notes[np.argsort(notes[:, 1], kind="stable")]
     step = rank.steps.of(notes[:, 1])
-    begin = last_backward_start_ns(all_notes, rank.steps)
-    kept = step >= 0
-    kept[kept] = notes[kept, 1] >= begin[step[kept]]
-    notes, step = notes[kept], step[kept]
+    notes, step = notes[step >= 0], step[step >= 0]
+    among = range(step.min(initial=len(rank.steps)), step.max(initial=-1) + 1)
+    begin_ns = last_backward_start_ns(all_notes, rank.steps, among)
+    is_last = notes[:, 1] >= begin_ns[step - among.start]
+    notes, step = notes[is_last], step[is_last]
     sizes = {each["number"]: each["bytes"] for each in rank.journal.defined("parameter")}
     first = np.searchsorted(step, step)
     return Gradients(

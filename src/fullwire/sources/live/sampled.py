@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,50 +14,38 @@ from fullwire.sources.live.samples import HostSamples, Kind
 Shift = Callable[[HostSamples], int]  # what brings its times to the run's zero
 
 
-def links_of(samples: Sequence[HostSamples], shift_ns: Shift) -> Links:
-    """Return the rows of every link, by host and interface, in the order of time."""
-    parts = [
-        {
-            "host": _text(each.host, rows), "interface": _text(each.links[number]["name"], rows),
-            **rows, "time_ns": rows["time_ns"] + shift_ns(each),
-        }
-        for each in samples
-        for number, rows in each.of(Kind.LINK)
-    ]  # fmt: skip
-    return Links(**_joined(parts, Links))
+def tables_of(samples: HostSamples, shift_ns: int) -> Iterator[Links | Sockets | Hosts]:
+    """Go through what a sampler saw, some rows at a time: links, connections, then devices."""
+    for number, rows in samples.of(Kind.LINK):
+        link = samples.links[number]["name"]
+        moved = {**rows, "time_ns": rows["time_ns"] + shift_ns}
+        yield Links(host=_text(samples.host, rows), interface=_text(link, rows), **moved)
+    for number, rows in samples.of(Kind.SOCKET):
+        yield _sockets(samples, number, rows, shift_ns)
+    for device, shares in _devices(samples):
+        time_ns = {"time_ns": shares["time_ns"] + shift_ns}
+        named = {"host": _text(samples.host, shares), "device": _text(device, shares)}
+        yield Hosts(**{**shares, **time_ns, **named})
 
 
-def sockets_of(samples: Sequence[HostSamples], shift_ns: Shift) -> Sockets:
-    """Return the rows of every connection of the job."""
-    parts = [
-        {
-            "host": _text(each.host, rows), "flow": _text(each.flows[number], rows),
-            "time_ns": rows["time_ns"] + shift_ns(each),
-            "bytes_acked": rows["bytes_acked"], "retransmits": rows["retransmits"],
-            "rtt_ns": rows["rtt_us"] * 1000, "cwnd_packets": rows["cwnd_packets"],
-            "delivery_rate_bps": rows["delivery_rate_bytes"] * 8.0,
-            "application_limited": rows["application_limited"],
-            "busy_ns": rows["busy_us"] * 1000,
-            "receiver_window_limited_ns": rows["receiver_window_limited_us"] * 1000,
-            "send_buffer_limited_ns": rows["send_buffer_limited_us"] * 1000,
-        }
-        for each in samples
-        for number, rows in each.of(Kind.SOCKET)
-    ]  # fmt: skip
-    return Sockets(**_joined(parts, Sockets))
-
-
-def hosts_of(samples: Sequence[HostSamples], shift_ns: Shift) -> Hosts:
-    """Return the rows of every processor, of memory and of every GPU."""
-    parts = [
-        {
-            "host": _text(each.host, rows), "device": _text(device, rows), **rows,
-            "time_ns": rows["time_ns"] + shift_ns(each),
-        }
-        for each in samples
-        for device, rows in _devices(each)
-    ]  # fmt: skip
-    return Hosts(**_joined(parts, Hosts))
+def _sockets(
+    samples: HostSamples, number: int, rows: Mapping[str, Whole], shift_ns: int
+) -> Sockets:
+    """Return rows of one connection of the job."""
+    return Sockets(
+        host=_text(samples.host, rows),
+        flow=_text(samples.flows[number], rows),
+        time_ns=rows["time_ns"] + shift_ns,
+        bytes_acked=rows["bytes_acked"],
+        retransmits=rows["retransmits"],
+        rtt_ns=rows["rtt_us"] * 1000,
+        cwnd_packets=rows["cwnd_packets"],
+        delivery_rate_bps=rows["delivery_rate_bytes"].astype(np.float64) * 8,
+        application_limited=rows["application_limited"],
+        busy_ns=rows["busy_us"] * 1000,
+        receiver_window_limited_ns=rows["receiver_window_limited_us"] * 1000,
+        send_buffer_limited_ns=rows["send_buffer_limited_us"] * 1000,
+    )
 
 
 def sampler_defects(samples: Sequence[HostSamples]) -> list[str]:
@@ -68,10 +56,10 @@ def sampler_defects(samples: Sequence[HostSamples]) -> list[str]:
 def sampler_share(samples: Sequence[HostSamples]) -> float | None:
     """Return the processor time of the costliest sampler, over the time that it ran."""
     shares = [
-        float(rows["processor_ns"][-1] / (rows["time_ns"][-1] - each.header["monotonic_ns"]))
+        float(last["processor_ns"] / (last["time_ns"] - each.header["monotonic_ns"]))
         for each in samples
-        for _, rows in each.of(Kind.OWN_COST)
-        if rows["time_ns"][-1] > each.header["monotonic_ns"]
+        for _, _, last in each.ends_of(Kind.OWN_COST)
+        if last["time_ns"] > each.header["monotonic_ns"]
     ]
     return max(shares, default=None)
 
@@ -81,8 +69,8 @@ def line_rates_bps(samples: Sequence[HostSamples]) -> dict[str, float]:
     rates: dict[str, float] = {}
     for each in samples:
         moved = {
-            number: int(rows["tx_bytes"][-1] - rows["tx_bytes"][0])
-            for number, rows in each.of(Kind.LINK)
+            number: last["tx_bytes"] - first["tx_bytes"]
+            for number, first, last in each.ends_of(Kind.LINK)
         }
         if moved:
             busiest = max(moved, key=lambda number: moved[number])
@@ -90,21 +78,19 @@ def line_rates_bps(samples: Sequence[HostSamples]) -> dict[str, float]:
     return {host: rate_bps for host, rate_bps in rates.items() if rate_bps > 0}
 
 
-def _devices(samples: HostSamples) -> list[tuple[str, Mapping[str, Any]]]:
-    found: list[tuple[str, Mapping[str, Any]]] = []
+def _devices(samples: HostSamples) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    last: dict[int, Mapping[str, Whole]] = {}  # of each processor: shares are between two samples
     for number, rows in samples.of(Kind.PROCESSOR):
-        found.append((f"cpu{number}", _shares(rows)))
+        before = last.get(number, {name: column[:0] for name, column in rows.items()})
+        last[number] = {name: column[-1:] for name, column in rows.items()}
+        joined = {name: np.append(before[name], column) for name, column in rows.items()}
+        yield f"cpu{number}", _shares(joined)
     for _, rows in samples.of(Kind.MEMORY):
         share = rows["used_bytes"] / np.maximum(rows["all_bytes"], 1)
-        found.append(("memory", _device_rows(rows["time_ns"], share, rows["used_bytes"])))
+        yield "memory", _device_rows(rows["time_ns"], share, rows["used_bytes"])
     for number, rows in samples.of(Kind.GPU):
-        found.append(
-            (
-                f"gpu{number}",
-                _device_rows(rows["time_ns"], rows["percent"] / 100, rows["memory_bytes"]),
-            )
-        )
-    return found
+        share = rows["percent"] / 100
+        yield f"gpu{number}", _device_rows(rows["time_ns"], share, rows["memory_bytes"])
 
 
 def _shares(rows: Mapping[str, Whole]) -> Mapping[str, Any]:
@@ -134,11 +120,3 @@ def _defects(samples: HostSamples) -> list[str]:
 
 def _text(value: str, rows: Mapping[str, Whole]) -> Text:
     return np.full(len(rows["time_ns"]), value, object)
-
-
-def _joined(
-    parts: Sequence[Mapping[str, Any]], table: type[Links | Sockets | Hosts]
-) -> dict[str, Any]:
-    if not parts:
-        return dict(table.empty().columns())
-    return {name: np.concatenate([part[name] for part in parts]) for name in table.column_types()}

@@ -1,22 +1,30 @@
-"""The files of a job's samplers, read as far as they are whole."""
+"""The files of a job's samplers, read as far as they are whole, and never all at once."""
 
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from fullwire.model.run import Whole
 from fullwire.sources.live.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES
-from fullwire.sources.live.journals import Header, blocks_in, files_in, read_header
+from fullwire.sources.live.journals import (
+    Header,
+    block_from,
+    blocks_in,
+    files_in,
+    read_header,
+)
 from fullwire.sources.live.sampler import SUFFIX
 
 SAMPLES = 3  # the kind of block, beside those of a journal
+PIECE_ROWS = 10_000  # of one series, in memory at once
 _LONGEST_NUMBER_BYTES = 10
 _WHOLE_NUMBERS = ("watched", "monotonic_ns", "unix_ns")
 
@@ -45,13 +53,22 @@ COLUMNS: Mapping[Kind, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+@dataclass(eq=False, slots=True)
+class _Series:
+    """What was sampled of one thing: where its blocks begin, its first row and its last."""
+
+    first: Whole
+    last: Whole
+    places: array[int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSamples:
-    """What one sampler left: its header, and the rows of each thing that it sampled."""
+    """What one sampler left: its header, and where the rows of each thing are that it sampled."""
 
     path: Path
     header: Header
-    series: Mapping[tuple[Kind, int], Whole]  # by kind and number: COLUMNS of the kind, then rows
+    series: Mapping[tuple[Kind, int], _Series]  # by kind and number
     definitions: tuple[Mapping[str, Any], ...]
     bytes_not_read: int
 
@@ -61,10 +78,18 @@ class HostSamples:
         return str(self.header["host"])
 
     def of(self, kind: Kind) -> Iterator[tuple[int, Mapping[str, Whole]]]:
-        """Go through the series of a kind: each one's number and columns."""
-        for (each, number), rows in self.series.items():
+        """Go through what was sampled of a kind, some rows at a time: its number and columns."""
+        with self.path.open("rb") as file:
+            for (each, number), series in self.series.items():
+                if each == kind:
+                    for rows in _pieces(file, series.places):
+                        yield number, dict(zip(COLUMNS[kind], rows, strict=True))
+
+    def ends_of(self, kind: Kind) -> Iterator[tuple[int, Mapping[str, int], Mapping[str, int]]]:
+        """Go through the series of a kind: each one's number, first row and last row."""
+        for (each, number), series in self.series.items():
             if each == kind:
-                yield number, dict(zip(COLUMNS[kind], rows, strict=True))
+                yield number, _named(kind, series.first), _named(kind, series.last)
 
     @property
     def links(self) -> list[Mapping[str, Any]]:
@@ -96,24 +121,54 @@ def header_of(path: Path) -> Header:
 
 def _read(path: Path) -> HostSamples:
     header, length, place = header_of(path), path.stat().st_size, HEADER_BYTES
-    parts: dict[tuple[Kind, int], list[Whole]] = {}
+    series: dict[tuple[Kind, int], _Series] = {}
     definitions: list[Mapping[str, Any]] = []
     for block, payload in blocks_in(path, length):
-        place += BLOCK.size + len(payload)
         if block == DEFINITIONS:
             definitions += json.loads(payload)
         elif block == SAMPLES:
-            kind, number, rows = _rows(payload)
-            parts.setdefault((kind, number), []).append(rows)
+            _survey(payload, place, series)
+        place += BLOCK.size + len(payload)
     read = HostSamples(
         path=path,
         header=header,
-        series={key: np.concatenate(each, axis=1) for key, each in parts.items()},
+        series=series,
         definitions=tuple(definitions),
         bytes_not_read=max(0, length - place),
     )
     _refuse_nameless(read)
     return read
+
+
+def _named(kind: Kind, row: Whole) -> dict[str, int]:
+    return dict(zip(COLUMNS[kind], row.tolist(), strict=True))
+
+
+def _survey(payload: bytes, place: int, series: dict[tuple[Kind, int], _Series]) -> None:
+    """Add a block to the series that it continues."""
+    kind, number, rows = _rows(payload)
+    if not rows.shape[1]:
+        return
+    if (kind, number) not in series:
+        series[kind, number] = _Series(rows[:, 0].copy(), rows[:, -1].copy(), array("q"))
+    series[kind, number].last = rows[:, -1].copy()
+    series[kind, number].places.append(place)
+
+
+def _pieces(file: BinaryIO, places: Sequence[int]) -> Iterator[Whole]:
+    """Join a series's blocks to pieces of some thousand rows."""
+    held: list[Whole] = []
+    for place in places:
+        file.seek(place)
+        block = block_from(file)
+        if block is None:  # the file has changed since it was surveyed
+            break
+        held.append(_rows(block[1])[2])
+        if sum(rows.shape[1] for rows in held) >= PIECE_ROWS:
+            yield np.concatenate(held, axis=1)
+            held = []
+    if held:
+        yield np.concatenate(held, axis=1)
 
 
 def _rows(payload: bytes) -> tuple[Kind, int, Whole]:

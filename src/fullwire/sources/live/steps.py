@@ -14,7 +14,7 @@ is waiting for DDP's buckets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,9 +58,9 @@ class Span:
     end_ns: int
 
 
-def found_steps(journal: Journal, notes: Notes) -> Steps:
+def found_steps(journal: Journal, notes: Mapping[int, Whole]) -> Steps:
     """Find the steps of a process, from all that it noted of optimizers and evaluations."""
-    ends = np.fromiter(_round_ends(_outermost(notes.of(Note.OPTIMIZER))), np.int64)
+    ends = np.fromiter(_round_ends(_outermost(notes[Note.OPTIMIZER])), np.int64)
     starts = np.empty(len(ends), np.int64)
     if len(ends):
         starts[0] = _first_sign(journal, int(ends[0]))
@@ -113,12 +113,13 @@ def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
     yield from _plain(steps, "compute", "evaluation", notes.of(Note.INFERENCE)[:, 1:])
 
 
-def last_backward_start_ns(notes: Notes, steps: Steps) -> Whole:
+def last_backward_start_ns(notes: Notes, steps: Steps, among: range) -> Whole:
     """Return when each step's last backward pass began; the step's start where there is none."""
-    begin = steps.start_ns.copy()
+    begin = steps.start_ns[among.start : among.stop].copy()
     starts = notes.of(Note.BACKWARD)[:, 1]
     step = steps.of(starts)
-    np.maximum.at(begin, step[step != OUTSIDE], starts[step != OUTSIDE])
+    is_among = (step >= among.start) & (step < among.stop)
+    np.maximum.at(begin, step[is_among] - among.start, starts[is_among])
     return begin
 
 
@@ -142,6 +143,8 @@ def _round_ends(optimizers: Whole) -> Iterator[int]:
 
 def _outermost(optimizers: Whole) -> Whole:
     """Leave out steps taken inside other steps, as by an optimizer that wraps another."""
+    if (optimizers[1:, 1] >= optimizers[:-1, 2]).all():  # as nearly always: one after the other
+        return optimizers
     ordered = optimizers[np.lexsort((-optimizers[:, 2], optimizers[:, 1]))]
     reached = np.maximum.accumulate(np.concatenate([[-1], ordered[:-1, 2]]))
     kept: Whole = ordered[ordered[:, 2] > reached]
@@ -153,16 +156,16 @@ def _first_sign(journal: Journal, end_ns: int) -> int:
     return min([*(journal.first_ns[kind] for kind in kinds if kind in journal.first_ns), end_ns])
 
 
-def _evaluations(notes: Notes, step_ends: Whole) -> Whole:
+def _evaluations(notes: Mapping[int, Whole], step_ends: Whole) -> Whole:
     """Return when evaluations ended, by Module.train() or by the last forward without gradients.
 
     A time in evaluation mode with a step in it is none: some layers stay so while others train.
     """
-    modes = notes.of(Note.EVALUATION)[:, 1:]
+    modes = notes[Note.EVALUATION][:, 1:]
     if len(modes):
         steps_in = np.searchsorted(step_ends, modes[:, 1]) - np.searchsorted(step_ends, modes[:, 0])
         modes = modes[steps_in == 0]
-    return np.concatenate([modes[:, 1], notes.of(Note.INFERENCE)[:, 2]]).astype(np.int64)
+    return np.concatenate([modes[:, 1], notes[Note.INFERENCE][:, 2]]).astype(np.int64)
 
 
 def _passes(notes: Notes, steps: Steps) -> Iterator[Span]:

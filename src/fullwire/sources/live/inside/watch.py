@@ -21,7 +21,6 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
