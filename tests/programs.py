@@ -38,9 +38,9 @@ class Operation:
     seed: int = 0
 
 
-def request(program: list[Operation]) -> list[dict[str, Any]]:
-    """Return a program as ranks are asked for it."""
-    return [asdict(operation) for operation in program]
+def request(program: list[Operation], backend: str) -> dict[str, Any]:
+    """Return a program as ranks are asked for it: with "gloo" first, then with "ours"."""
+    return {"backend": backend, "program": [asdict(operation) for operation in program]}
 
 
 def counts() -> st.SearchStrategy[int]:

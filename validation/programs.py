@@ -40,7 +40,9 @@ def main() -> None:
         check()
     finally:
         pool.close()
-    print(f"{asked:,} programs, {kinds.total():,} operations, {time.monotonic() - began_s:.0f} s")
+    took_s = time.monotonic() - began_s
+    print(f"{asked:,} programs, {kinds.total():,} operations, {took_s:.0f} s; ", end="")
+    print(f"Gloo stood still {pool.gloo_stalls} times")
     print(", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common()))
 
 

@@ -1,7 +1,8 @@
 """A rank that carries out programs of collectives with two backends, and says where they differ.
 
-python programs.py SOCKET BACKEND: a request is a list of operations (`tests/programs.py`). Each
-has its own tensors, whose values follow from its seed and the rank, so both backends begin alike.
+python programs.py SOCKET BACKEND: a request is a list of operations (`tests/programs.py`) and the
+backend: Gloo first, whose results the other's are compared with. Each operation has its own
+tensors, whose values follow from its seed and the rank, so both backends begin alike.
 Gloo's lie close together: of others it reduces whatever memory follows. Ours may refuse those, and
 has to give what Gloo gives and touch nothing between and around them if it does not.
 """
@@ -289,22 +290,28 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=_TIMEOUT)
     gloo, ours = Backend("gloo", is_reference=True), Backend(sys.argv[2], is_reference=False)
 
-    def compare(request: list[dict[str, Any]]) -> dict[str, list[Any]]:
-        program = [Operation(**each) for each in request]
-        expected, got = gloo.run(program), ours.run(program)
-        return {
-            "differences": [
-                difference(one, other) for one, other in zip(expected, got, strict=True)
-            ],
-            "digests": [
-                each.digest()
-                if isinstance(each, Memory) and each.operation.kind in SAME_EVERYWHERE
-                else None
-                for each in got
-            ],
-        }
+    expected: list[Outcome] = []
 
-    serve(compare)
+    def carry_out(request: dict[str, Any]) -> dict[str, list[Any]] | None:
+        program = [Operation(**each) for each in request["program"]]
+        if request["backend"] == "gloo":
+            expected[:] = gloo.run(program)
+            return None
+        return _compared(expected, ours.run(program))
+
+    serve(carry_out)
+
+
+def _compared(expected: list[Outcome], got: list[Outcome]) -> dict[str, list[Any]]:
+    return {
+        "differences": [difference(one, other) for one, other in zip(expected, got, strict=True)],
+        "digests": [
+            each.digest()
+            if isinstance(each, Memory) and each.operation.kind in SAME_EVERYWHERE
+            else None
+            for each in got
+        ],
+    }
 
 
 if __name__ == "__main__":
