@@ -36,6 +36,8 @@ constexpr std::size_t kLookAhead = 4096;
 constexpr std::size_t kSmall = std::size_t{64} << 10;  // worth spinning for
 constexpr std::size_t kRemembered = 64;                // descriptions, for a verdict
 constexpr int kTickMs = 50;
+// Condition variables of glibc before 2.41 lose a wake-up now and then: so nobody waits for ever.
+constexpr std::chrono::seconds kLookAgain{1};
 constexpr std::int64_t kSecond = 1'000'000'000;
 constexpr std::int64_t kGraceNs = kSecond;  // for ranks that are about to call a collective
 constexpr std::int64_t kGoodbyeNs = kSecond;
@@ -222,7 +224,7 @@ bool Engine::wait(const TaskPointer& task, double timeout_s) {
     while (!task->is_done()) {
         if (Clock::now() >= until) return false;
         if (driven_ || closing_) {
-            ended_.wait_until(lock, std::min(until, Clock::now() + std::chrono::seconds(1)));
+            ended_.wait_until(lock, std::min(until, Clock::now() + kLookAgain));
             continue;
         }
         driven_ = true;
@@ -239,7 +241,7 @@ bool Engine::wait(const TaskPointer& task, double timeout_s) {
 
 bool Engine::wait_for_any() {
     std::unique_lock lock(mutex_);
-    ended_.wait(lock, [this] { return closing_ || ended_count_ != ended_seen_; });
+    while (!closing_ && ended_count_ == ended_seen_) ended_.wait_for(lock, kLookAgain);
     ended_seen_ = ended_count_;
     return !closing_;
 }
@@ -622,8 +624,9 @@ bool Engine::push(Connection& connection) {
         }
         out.done += static_cast<std::size_t>(sent);
     }
-    moved_ns_ = now_ns();
     const auto what = std::exchange(out.what, Connection::Out::What::nothing);
+    // Ranks that ask each other whether they live move nothing.
+    if (what != Connection::Out::What::note) moved_ns_ = now_ns();
     if (what == Connection::Out::What::collective && out.ends_send && current_) {
         --current_->sends_left;
         take_all_early();
@@ -1054,12 +1057,22 @@ const std::string* Engine::misses(const Connection& connection) const {
     const bool is_needed = connection.next_receive < connection.receives.size() ||
                            connection.next_send < connection.sends.size();
     if (current_ && is_needed) return &current_->description;
-    for (const auto* transfers : {&sending_, &receiving_}) {
-        for (const TaskPointer& task : *transfers) {
-            if (task->rank == connection.rank) return &task->description;
-        }
+    for (const TaskPointer& task : transfers_under_way()) {
+        if (connection.rank == (task->from >= 0 ? task->from : task->rank)) return &task->description;
     }
     return nullptr;
+}
+
+// What is announced, expected, or asked for and on its way.
+std::vector<TaskPointer> Engine::transfers_under_way() const {
+    std::vector<TaskPointer> transfers = sending_;
+    transfers.insert(transfers.end(), receiving_.begin(), receiving_.end());
+    for (const auto& connection : connections_) {
+        if (!connection) continue;
+        transfers.insert(transfers.end(), connection->granted_transfers.begin(),
+                         connection->granted_transfers.end());
+    }
+    return transfers;
 }
 
 void Engine::tell(Connection& to, std::uint64_t sequence) {
@@ -1091,15 +1104,17 @@ const std::string* Engine::description_of(std::uint64_t sequence) const {
 
 void Engine::look_for_silence(std::int64_t now) {
     if (failed_) return;
-    const bool waits = current_ || !sending_.empty() || !receiving_.empty();
+    const std::vector<TaskPointer> transfers = transfers_under_way();
+    const bool waits = current_ || !transfers.empty();
     const auto is_over = [&](const TaskPointer& task) {
         return now - task->times.begun_ns > static_cast<std::int64_t>(task->timeout_s * 1e9);
     };
-    for (const auto* transfers : {&sending_, &receiving_}) {
-        const auto late = std::find_if(transfers->begin(), transfers->end(), is_over);
-        if (late == transfers->end()) continue;
+    const auto late = std::find_if(transfers.begin(), transfers.end(), is_over);
+    if (late != transfers.end()) {
         const std::int64_t limit = static_cast<std::int64_t>((*late)->timeout_s * 1e9);
-        return fail((*late)->description + " did not finish within " + seconds(limit), true);
+        return fail((*late)->description + " did not finish before the timeout of " +
+                        seconds(limit) + " was over",
+                    true);
     }
     if (current_ && is_over(current_)) suspect(current_->sequence, true);
     if (failed_ || !waits || now - moved_ns_ < silence_ns_ / 4) return;
@@ -1194,7 +1209,7 @@ std::string Engine::verdict() const {
     }
     const std::string which = "collective " + std::to_string(case_->sequence - uncounted_) +
                               " of group " + group_;
-    std::string text = case_->is_late ? which + " did not finish in time: "
+    std::string text = case_->is_late ? which + " did not finish before the timeout was over: "
                                       : "ranks disagree on " + which + ": ";
     for (std::size_t each = 0; each < said.size(); ++each) {
         text += (each ? "; " : "") + said[each].second + " " + said[each].first;
@@ -1237,12 +1252,10 @@ void Engine::fail(const std::string& problem, bool tell_others) {
     if (failed_) return;
     failed_ = true;
     std::vector<TaskPointer> ended(waiting_.begin(), waiting_.end());
-    ended.insert(ended.end(), sending_.begin(), sending_.end());
-    ended.insert(ended.end(), receiving_.begin(), receiving_.end());
+    const std::vector<TaskPointer> transfers = transfers_under_way();
+    ended.insert(ended.end(), transfers.begin(), transfers.end());
     for (auto& connection : connections_) {
         if (!connection) continue;
-        ended.insert(ended.end(), connection->granted_transfers.begin(),
-                     connection->granted_transfers.end());
         // Nobody may look at a tensor from here on: what of one is half sent is copied.
         Connection::Out& out = connection->out;
         if (out.what == Connection::Out::What::collective ||
@@ -1308,7 +1321,7 @@ void Engine::close() {
         (void)!::write(wake_, &one, sizeof one);
         changed_.notify_all();
         ended_.notify_all();
-        changed_.wait(lock, [this] { return !driven_; });
+        while (driven_) changed_.wait_for(lock, kLookAgain);
         driven_ = true;  // for good
     }
     thread_.join();

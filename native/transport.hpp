@@ -52,7 +52,8 @@ struct Receive {
     int after_sends; // so many sends read what it overwrites, and must have left
 };
 
-struct Program {
+// Shared with Python, and let go of without it: no thread of ours ever waits for the interpreter.
+struct Program : std::enable_shared_from_this<Program> {
     std::uint32_t blocks;
     std::vector<Send> sends;
     std::vector<Receive> receives;
@@ -172,6 +173,7 @@ private:
     void suspect(std::uint64_t sequence, bool is_late);
     void open_case(std::uint64_t sequence, bool is_late);
     const std::string* misses(const Connection& connection) const;
+    std::vector<TaskPointer> transfers_under_way() const;
     void tell(Connection& to, std::uint64_t sequence);
     std::pair<int, std::uint64_t> most_on_the_way() const;
     void judge_if_heard(std::int64_t now_ns);

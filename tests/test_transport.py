@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ NUMBERS: dict[str, int] = {
     "float32": 0, "float64": 1, "float16": 2, "int8": 4, "int16": 5, "int32": 6, "int64": 7,
     "uint8": 8,
 }  # fmt: skip
+PING = 6  # the kind of frame
 SUM, PRODUCT, MINIMUM, MAXIMUM, AND, OR, XOR = range(7)
 OPERATIONS: dict[int, Any] = {
     SUM: np.add, PRODUCT: np.multiply, MINIMUM: np.minimum, MAXIMUM: np.maximum,
@@ -126,6 +128,35 @@ class DamagedLine:
             with contextlib.suppress(OSError):
                 target.sendall(piece)
         target.shutdown(socket.SHUT_WR)
+
+
+class StalledLine:
+    """Connects two ranks through ourselves, until so many bytes have passed; then nothing does."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._here: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._pass_on)
+
+    def pair(self, a: int, b: int) -> tuple[socket.socket, socket.socket]:
+        (end_a, here_a), (end_b, here_b) = socket.socketpair(), socket.socketpair()
+        self._here = [here_a, here_b]
+        self._thread.start()
+        return end_a, end_b
+
+    def close(self) -> None:
+        self._thread.join(30)
+        for each in self._here:
+            each.close()
+
+    def _pass_on(self) -> None:
+        one, other = self._here
+        passed = 0
+        while passed < self._most_bytes:
+            for source in select.select(self._here, [], [])[0]:
+                piece = source.recv(1 << 16)
+                (other if source is one else one).sendall(piece)
+                passed += len(piece)
 
 
 def in_threads(works: list[Callable[[], Any]]) -> list[Any]:
@@ -343,6 +374,61 @@ def test_checksums_change_no_sum(algorithm: str) -> None:
     made.close()
 
 
+def test_who_stops_in_the_middle_of_a_transfer_is_named_to_the_sender() -> None:
+    """It had asked for the tensor: nothing else is waited for, and nothing comes from it."""
+    line = StalledLine(1 << 20)
+    made = Mesh(2, silence_s=2, pair=line.pair)
+    space = [np.zeros(1 << 23, np.float32) for _ in range(2)]
+    tasks = [
+        engine.transfer("a tensor", rank == 0, 1 - rank, 0, (memory.ctypes.data, memory.nbytes), 60)
+        for rank, (engine, memory) in enumerate(zip(made.engines, space, strict=True))
+    ]
+    for rank, (engine, task) in enumerate(zip(made.engines, tasks, strict=True)):
+        assert engine.wait(task, 30.0)
+        assert f"rank {1 - rank} does not answer" in str(task.problem)
+    made.close()
+    line.close()
+
+
+def test_a_transfer_that_moves_has_no_more_than_its_time() -> None:
+    line = StalledLine(1 << 20)
+    made = Mesh(2, pair=line.pair)
+    memory = np.zeros(1 << 23, np.float32)
+    place = (memory.ctypes.data, memory.nbytes)
+    expected = made.engines[1].transfer("a tensor", False, 0, 0, place, 60)
+    task = made.engines[0].transfer("a tensor", True, 1, 0, place, 1.0)
+    assert made.engines[0].wait(task, 20.0)
+    assert task.problem == "a tensor did not finish before the timeout of 1.0 s was over"
+    made.close()
+    line.close()
+    assert expected.is_done
+
+
+def test_a_rank_that_asks_whether_we_live_hides_nobody_who_does_not() -> None:
+    chatty, silent = socket.socketpair(), socket.socketpair()
+    sockets = [-1, chatty[0].detach(), silent[0].detach()]
+    engine = _native.TransportEngine(0, sockets, ["0", "1", "2"], "mesh", 1.0, 0)
+    place = [(0, 0)]
+    program = programs.barrier(3, 0)
+    task = engine.collective("a barrier", program, place, place, None, 8, 1, 60.0, False)
+
+    def ask_and_ask() -> None:
+        with chatty[1], contextlib.suppress(OSError):
+            while (head := chatty[1].recv(DamagedLine.HEAD_BYTES, socket.MSG_WAITALL))[4] != PING:
+                pass
+            while not task.is_done:
+                chatty[1].sendall(head)
+                time.sleep(0.02)
+
+    asking = threading.Thread(target=ask_and_ask)
+    asking.start()
+    with silent[1]:
+        assert engine.wait(task, 20.0)
+    assert "rank 2 does not answer" in str(task.problem)
+    engine.close()
+    asking.join()
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_collectives_end_as_with_gloo(size: int) -> None:
     assert in_processes(ranks.both_backends, size) == [[]] * size
@@ -372,6 +458,10 @@ def test_a_forked_child_may_end_without_ending_the_group() -> None:
     assert in_processes(ranks.forked, 2) == [(0, 20.0)] * 2
 
 
+def test_what_a_future_sets_off_may_wait_for_other_futures() -> None:
+    assert in_processes(ranks.nested, 2) == [[2.0, 4.0, 8.0, 16.0]] * 2
+
+
 def test_a_killed_rank_is_named() -> None:
     assert (
         in_processes(ranks.killed, 3, dead=(ranks.VICTIM,))
@@ -387,8 +477,8 @@ def test_a_stopped_rank_is_named_within_the_time_out() -> None:
 
 def test_a_rank_that_does_not_come_is_named_on_every_rank() -> None:
     assert set(in_processes(ranks.absent, 3, timeout_s=1)) == {
-        "collective 1 of group 0 did not finish in time: rank 0, 2 called all_reduce(SUM) of "
-        "10 float32; rank 1 has not called it"
+        "collective 1 of group 0 did not finish before the timeout was over: rank 0, 2 called "
+        "all_reduce(SUM) of 10 float32; rank 1 has not called it"
     }
 
 

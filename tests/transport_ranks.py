@@ -214,6 +214,24 @@ def forked(rank: int, size: int, store: Any, timeout: timedelta) -> tuple[int, f
     return status, float(tensor.sum())
 
 
+def nested(rank: int, size: int, store: Any, timeout: timedelta) -> list[float]:
+    """Begin the next sum when one is there, and wait for it right there, as PowerSGD does."""
+    joined(rank, size, store, timeout)
+
+    def sum_again(before: Any) -> Any:
+        doubled = before.value()[0].clone()
+        return dist.all_reduce(doubled, async_op=True).get_future().wait()
+
+    time.sleep(0.2 * rank)  # so the first sum is open when it is said what comes next
+    chain = [dist.all_reduce(torch.ones(1000), async_op=True).get_future()]
+    for _ in range(3):
+        chain.append(chain[-1].then(sum_again))
+    inside = chain[-1].then(lambda _: [float(each.value()[0][0]) for each in chain])
+    sums = list(inside.wait())
+    dist.destroy_process_group()
+    return sums
+
+
 def killed(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     joined(rank, size, store, timeout)
     if rank == VICTIM:

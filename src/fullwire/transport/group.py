@@ -69,7 +69,11 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._completer = Completer(self._engine)
         self._process = os.getpid()
         atexit.register(self.shutdown)
-        self.links = calibrated(self._engine, rank, size, self._timeout_s)
+        try:
+            self.links = calibrated(self._engine, rank, size, self._timeout_s)
+        except BaseException:  # nobody will have the group, so nobody could leave it
+            self.shutdown()
+            raise
         self._engine.count_from_here()
         self._algorithms: dict[int, str] = {}
 

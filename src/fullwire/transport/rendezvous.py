@@ -231,6 +231,7 @@ class _Door:
             secret = _secret(self.store)
             nonce = secrets.token_bytes(_NONCE_BYTES)
             guest.hello = hello
+            guest.until = time.monotonic() + _PATIENCE_S
             guest.expected = _proof(secret, b"client", hello + nonce)
             guest.connection.send(nonce + _proof(secret, b"server", hello + nonce))
         except (OSError, _NotYet):

@@ -85,12 +85,14 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
 
     def get_future(self) -> Any:
         """Return a Future, which a thread of Python completes."""
-        if self._future is None:
-            self._future = torch.futures.Future()
-            if self.is_completed():
-                self.complete()
-            else:
-                self._completer.add(self)
+        with self._finishing:
+            is_first = self._future is None
+            if is_first:
+                self._future = torch.futures.Future()
+        if is_first and self.is_completed():
+            self.complete()
+        elif is_first:
+            self._completer.add(self)
         return self._future
 
     def complete(self) -> None:
@@ -116,39 +118,67 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
 
 
 class Completer:
-    """A thread that completes Futures; it exists from the first one on."""
+    """Threads that complete Futures; the first one exists from the first Future on.
+
+    What a Future sets off runs in the thread that completes it, and may wait for another Future,
+    as PowerSGD's hook does. So before it completes any, a thread leaves the watch to another one.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._lock = threading.Lock()
+        self._watch = threading.Lock()
         self._waiting: list[Work] = []
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._on_watch = 0  # threads that watch, or would take over
 
     def add(self, work: Work) -> None:
         """Complete this one's Future when it is over."""
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="fullwire-futures", daemon=True
-                )
-                self._thread.start()
             self._waiting.append(work)
+            if not self._threads:
+                self._start()
         if work.is_completed():  # it may have ended before we had it
-            self._complete()
+            self._complete_ended()
 
     def close(self) -> None:
         """Complete the rest, once the engine is closed."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        self._complete()
+        self._complete_ended()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="fullwire-futures", daemon=True)
+        self._threads.append(thread)
+        self._on_watch += 1
+        thread.start()
 
     def _run(self) -> None:
-        while self._engine.wait_for_any():
-            self._complete()
+        while ended := self._watched():
+            for work in ended:
+                work.complete()
+            with self._lock:
+                self._on_watch += 1
 
-    def _complete(self) -> None:
-        with self._lock:
-            done = [work for work in self._waiting if work.is_completed()]
-            self._waiting = [work for work in self._waiting if work not in done]
-        for work in done:
+    def _watched(self) -> list[Work]:
+        """Wait for Futures to complete, one thread at a time; none once the engine is closed."""
+        with self._watch:
+            while self._engine.wait_for_any():
+                if ended := self._taken():
+                    with self._lock:
+                        self._on_watch -= 1
+                        if not self._on_watch:
+                            self._start()
+                    return ended
+        return []
+
+    def _complete_ended(self) -> None:
+        for work in self._taken():
             work.complete()
+
+    def _taken(self) -> list[Work]:
+        with self._lock:
+            ended = [work for work in self._waiting if work.is_completed()]
+            self._waiting = [work for work in self._waiting if work not in ended]
+        return ended
