@@ -443,6 +443,7 @@ void define_transport(nb::module_& module) {
         .def(nb::new_(&program_of), nb::arg("blocks"), nb::arg("sends"), nb::arg("receives"),
              nb::arg("signals"));
     nb::class_<Task>(module, "TransportTask")
+        .def_ro("description", &Task::description)
         .def_prop_ro("is_done", &Task::is_done)
         .def_prop_ro("problem", [](const Task& task) {
             return task.has_failed() ? std::optional<std::string>(task.problem) : std::nullopt;

@@ -266,8 +266,9 @@ Category category_of(std::string_view raw) {
     return Category::other;
 }
 
-constexpr std::array<std::string_view, 9> kLibraries = {"nccl:", "gloo:", "mpi:",  "ucc:", "rccl:",
-                                                        "xccl:", "hccl:", "oneccl:", "c10d::"};
+constexpr std::array<std::string_view, 10> kLibraries = {"nccl:", "gloo:",   "mpi:",  "ucc:",
+                                                         "rccl:", "xccl:",   "hccl:", "oneccl:",
+                                                         "c10d::", "fullwire:"};
 
 bool is_of_a_library(std::string_view name) {
     for (const std::string_view library : kLibraries) {
@@ -277,7 +278,7 @@ bool is_of_a_library(std::string_view name) {
 }
 
 bool is_mark(std::string_view name) {
-    if (name.empty() || std::strchr("PeOrngmuxho", name.front()) == nullptr) return false;
+    if (name.empty() || std::strchr("PeOrngmuxhof", name.front()) == nullptr) return false;
     return starts_with(name, "ProfilerStep#") || starts_with(name, "Optimizer.step#") ||
            name == "record_param_comms" || starts_with(name, "enumerate(DataLoader)#") ||
            is_of_a_library(name);

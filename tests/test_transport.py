@@ -562,6 +562,17 @@ def test_a_recorded_job_tells_when_each_bucket_was_on_the_wire(tmp_path: Path) -
     check_carried(run, buckets)
 
 
+def test_a_profiler_sees_collectives_until_they_end(tmp_path: Path) -> None:
+    in_processes(partial(ranks.profiled, str(tmp_path)), 2)
+    table = fw.read(tmp_path).collectives
+    for rank in (0, 1):
+        own = table.rows(table.rank == rank)
+        assert own.op.tolist() == ["allreduce", "barrier", "broadcast"]
+        assert (own.end_ns > own.issue_ns).all()
+    waited_ns = table.end_ns - table.issue_ns
+    assert waited_ns[(table.rank == 0) & (table.op == "allreduce")] > 150_000_000
+
+
 def check_carried(run: fw.Run, buckets: Collectives) -> None:
     """Of every bucket the transport itself tells; nobody had to ask it."""
     carried = run.carried

@@ -232,6 +232,19 @@ def nested(rank: int, size: int, store: Any, timeout: timedelta) -> list[float]:
     return sums
 
 
+def profiled(directory: str, rank: int, size: int, store: Any, timeout: timedelta) -> None:
+    """Leave a trace of three collectives, to the first of which rank 1 comes late."""
+    joined(rank, size, store, timeout)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        time.sleep(0.2 * rank)
+        work = dist.all_reduce(torch.ones(10), async_op=True)
+        dist.barrier()
+        work.get_future().wait()
+        dist.broadcast(torch.ones(10), 0)
+        dist.destroy_process_group()  # which leaves no Future open
+    profile.export_chrome_trace(f"{directory}/rank{rank}.json")
+
+
 def killed(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     joined(rank, size, store, timeout)
     if rank == VICTIM:

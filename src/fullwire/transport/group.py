@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from fullwire.transport import NAME, programs
 from fullwire.transport.calibrate import calibrated
 from fullwire.transport.rendezvous import meet
 from fullwire.transport.untraced import untraced
-from fullwire.transport.work import Completer, Work
+from fullwire.transport.work import Completer, Work, show_to_profiler
 
 LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; never longer than the group's time-out
 CHECKSUM_VARIABLE = "FULLWIRE_CHECKSUM"  # 1: what this rank sends bears checksums
@@ -421,6 +422,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         afterwards: Callable[[], None] | None = None,
     ) -> Work:  # fmt: skip
         work = Work(self._engine, self._completer, tasks, result, kept, afterwards)
+        if torch.autograd._profiler_enabled():
+            show_to_profiler(work, _operation(tasks[0]))
         # Whoever drops the work and the tensor still has the engine read and write it.
         with self._issuing:
             while self._in_flight and self._in_flight[0].is_completed():
@@ -560,6 +563,12 @@ def _typed(tensor: Any) -> str:
 
 def _described(tensor: Any) -> str:
     return f"{tensor.numel()} {_typed(tensor)}"
+
+
+def _operation(task: Any) -> str:
+    """Name what a task does, as torch's own backends do for profilers."""
+    word = re.split(r"\W", task.description)[0]
+    return f"{NAME}:{'recv' if word == 'receive' else word}"
 
 
 def _wants_checksums() -> bool:

@@ -15,7 +15,7 @@ from fullwire.sources.kineto.scan import ABSENT, Columns, Trace, last_around
 from fullwire.sources.kineto.steps import Launched, Steps
 
 # Libraries whose marks last as long as the collective; NCCL's last as long as its launch.
-_TIMED_LIBRARIES = ("gloo:", "mpi:", "ucc:")
+_TIMED_LIBRARIES = ("gloo:", "mpi:", "ucc:", "fullwire:")
 _GATHERS = ("allgather", "gather")
 _MAY_SEND_NOTHING = ("barrier", "alltoall")
 _MOST_BYTES = 2**50
