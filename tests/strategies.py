@@ -115,8 +115,13 @@ def _networks(draw: st.DrawFn) -> tuple[Network, int]:
         LeafSpine, nodes_per_leaf=st.integers(1, 5), oversubscription=st.floats(0.25, 16),
         by_rail=st.booleans(), latency_s=st.floats(0, 1),
     )  # fmt: skip
+    pods = st.builds(
+        LeafSpine, nodes_per_leaf=st.integers(1, 3), oversubscription=st.floats(0.25, 16),
+        by_rail=st.booleans(), latency_s=st.floats(0, 1), leaves_per_pod=st.integers(1, 3),
+        core_oversubscription=st.floats(0.25, 16),
+    )  # fmt: skip
     torus = st.just(Torus(rows=rows, columns=columns))
-    return draw(st.just(OneSwitch()) | leaves | torus), rows * columns
+    return draw(st.just(OneSwitch()) | leaves | pods | torus), rows * columns
 
 
 @st.composite

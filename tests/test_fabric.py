@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.fabric import (
+    CORE,
     SPINE,
     Fabric,
     Inside,
@@ -107,6 +108,26 @@ def test_uplinks_carry_what_their_ports_do_divided_by_the_oversubscription() -> 
     assert not (one_leaf.link_kind == SPINE).any()
 
 
+def test_between_pods_a_transfer_goes_through_the_core_and_within_one_it_does_not() -> None:
+    for by_rail, rail in ((False, ""), (True, ".rail1")):
+        network = LeafSpine(
+            nodes_per_leaf=1, oversubscription=2, by_rail=by_rail, latency_s=3e-6,
+            leaves_per_pod=2, core_oversubscription=4,
+        )  # fmt: skip
+        pods = replace(RAILS, network=network)
+        assert route(pods, 1, 5)[1:-1] == [f"leaf0{rail}.spine.up", f"leaf1{rail}.spine.down"]
+        assert route(pods, 1, 9)[1:-1] == [
+            f"leaf0{rail}.spine.up", f"pod0{rail}.core.up", f"pod1{rail}.core.down",
+            f"leaf2{rail}.spine.down",
+        ]  # fmt: skip
+        assert (latency_s(pods, 1, 5), latency_s(pods, 1, 9)) == pytest.approx((5e-6, 8e-6))
+        ports = 1 if by_rail else 4
+        assert pods.pods == 3 * (4 if by_rail else 1)
+        assert pods.core_rate_bps == 2 * (ports * 4e11 / 2) / 4
+        assert set(pods.link_rate_bps[pods.link_kind == CORE]) == {pods.core_rate_bps}
+        assert with_nodes(pods, 2).pods == 0
+
+
 def test_a_slow_host_is_slow_both_ways() -> None:
     slow = replace(FAT_TREE, other_hosts=(OtherHost(node=3, nic_rate_bps=1e11),))
     different = np.flatnonzero(slow.link_rate_bps != FAT_TREE.link_rate_bps)
@@ -180,8 +201,8 @@ def follow(path: Sequence[str], fabric: Fabric, node: int) -> int:
         if way in ("east", "west", "south", "north"):
             assert place == f"node{node}"
             node = neighbour(fabric, node, way)
-        elif "spine" in place:
-            switch = "spine" if way == "up" else place
+        elif "spine" in place or "core" in place:
+            switch = place
         elif "device" in place:
             assert place.startswith(f"node{node}.")
         elif way == "up":

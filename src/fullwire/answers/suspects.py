@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fullwire.model.fabric import IN_NODE, LINK_KINDS, NIC, SPINE, TORUS, Fabric, LeafSpine, Torus
+from fullwire.model.fabric import (
+    CORE,
+    IN_NODE,
+    LINK_KINDS,
+    NIC,
+    SPINE,
+    TORUS,
+    Fabric,
+    LeafSpine,
+    Torus,
+)
 from fullwire.model.fabric_cost import with_workers
 from fullwire.model.tuning import AUTO
 from fullwire.simulation.on_fabric import OnFabric
@@ -133,8 +143,11 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
     network, faster = fabric.network, _faster(point)
     if has_spine and isinstance(network, LeafSpine):
         if network.oversubscription > 1:
-            wider = replace(fabric, network=replace(network, oversubscription=1.0))
+            wider = replace(fabric, network=_with_a_wide_spine(network))
             yield LINK_KINDS[SPINE], "a 1:1 spine", replace(point, fabric=wider)
+        if network.core_oversubscription > 1:
+            wider = replace(fabric, network=replace(network, core_oversubscription=1.0))
+            yield LINK_KINDS[CORE], "a 1:1 core", replace(point, fabric=wider)
         kept = replace(network, oversubscription=_FASTER * network.oversubscription)
         assert faster.fabric is not None
         faster = replace(faster, fabric=replace(faster.fabric, network=kept))
@@ -147,6 +160,15 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
             fabric, inside=replace(fabric.inside, rate_bps=_FASTER * fabric.inside.rate_bps)
         )
         yield LINK_KINDS[IN_NODE], "in-node links twice as fast", replace(point, fabric=wider)
+
+
+def _with_a_wide_spine(network: LeafSpine) -> LeafSpine:
+    """Return it with a 1:1 spine, and the core as wide as it was."""
+    wider = replace(network, oversubscription=1.0)
+    if network.leaves_per_pod is None:
+        return wider
+    kept = network.oversubscription * network.core_oversubscription
+    return replace(wider, core_oversubscription=kept)
 
 
 def _faster(point: Grid) -> Grid:

@@ -70,7 +70,7 @@ def layout_of(fabric: Fabric, servers: int = 1) -> Layout:
     return Layout(
         nodes=fabric.nodes, per_node=fabric.devices_per_node, nics_per_node=fabric.nics_per_node,
         nodes_per_leaf=(
-            None if isinstance(network, Torus)
+            None if isinstance(network, Torus) or fabric.pods
             else network.nodes_per_leaf if isinstance(network, LeafSpine) and fabric.leaves
             else fabric.nodes
         ),
@@ -114,7 +114,7 @@ def applicable_on(op: str, fabric: Fabric, workers: int | None = None) -> tuple[
         if algorithm == "torus":
             return is_torus and is_all
         if algorithm == "in-network":
-            return are_whole_nodes and not is_torus
+            return are_whole_nodes and layout_of(fabric).nodes_per_leaf is not None
         return are_whole_nodes or among < fabric.devices_per_node
 
     return tuple(each for each in cluster_algorithms(op) if fits(each))
@@ -372,7 +372,7 @@ def _parameter_server(op: str, layout: Layout) -> _Stated:
 def _in_network(op: str, layout: Layout) -> _Stated:
     """State what switches add, over nodes: seats from `nodes` on are the leaves, then the spine."""
     if layout.nodes_per_leaf is None:
-        raise UsageError("algorithm in-network: expected switches, and a torus has none")
+        raise UsageError("algorithm in-network: expected one switch, or leaves below one spine")
     nodes = np.arange(layout.nodes)
     leaf = layout.nodes + nodes // layout.nodes_per_leaf
     leaves = np.unique(leaf)

@@ -7,7 +7,8 @@ switch is no bottleneck; the uplinks of a leaf are taken together as one link, a
 spread over them evenly. A device reaches every NIC of its node, and uses the one that is nearest:
 
     switch    all NICs are on one switch
-    fat-tree  the NICs of some nodes are on one leaf; leaves reach each other through the spine
+    fat-tree  the NICs of some nodes are on one leaf; leaves reach each other through the spine,
+              and where some leaves are a pod with a spine of its own, pods through the core
     rails     NIC 0 of some nodes is on one leaf, NIC 1 on another, and so on. A transfer leaves
               through the NIC of the rail that its target is on, over in-node links if the source
               is on another (NCCL calls this PXN), so that no traffic goes from rail to rail
@@ -38,8 +39,8 @@ Mask: TypeAlias = NDArray[np.bool_]
 InsideKind: TypeAlias = Literal["switch", "pcie"]
 
 MOST_DEVICES = 1_000_000
-LINK_KINDS = ("in-node links", "NICs", "spine uplinks", "torus links")
-IN_NODE, NIC, SPINE, TORUS = range(len(LINK_KINDS))
+LINK_KINDS = ("in-node links", "NICs", "spine uplinks", "torus links", "core uplinks")
+IN_NODE, NIC, SPINE, TORUS, CORE = range(len(LINK_KINDS))
 _SIDES = ("east", "west", "south", "north")
 
 
@@ -86,17 +87,26 @@ class OneSwitch:
 class LeafSpine:
     """Leaves below a spine; `latency_s` is what the way through the spine adds.
 
-    The uplinks of a leaf carry what its ports do, divided by the oversubscription.
+    The uplinks of a leaf carry what its ports do, divided by the oversubscription. Where so many
+    leaves are a pod, each pod has a spine, whose uplinks to the core carry what its leaves send up,
+    divided by the core's; the way through the core adds the latency once more.
     """
 
     nodes_per_leaf: int
     oversubscription: float = 1.0
     by_rail: bool = False
     latency_s: float = 0.0
+    leaves_per_pod: int | None = None
+    core_oversubscription: float = 1.0
 
     def __post_init__(self) -> None:
         _check_count("network.nodes_per_leaf", self.nodes_per_leaf)
         _check_above_zero("network.oversubscription", self.oversubscription, "a ratio")
+        if self.leaves_per_pod is not None:
+            _check_count("network.leaves_per_pod", self.leaves_per_pod)
+        elif self.core_oversubscription != 1:
+            raise UsageError("network.leaves_per_pod: expected how many leaves are below one core")
+        _check_above_zero("network.core_oversubscription", self.core_oversubscription, "a ratio")
         _check_latency("network", self.latency_s)
 
     @property
@@ -255,6 +265,23 @@ class Fabric:
         return groups * (self.nics_per_node if self.network.by_rail else 1)
 
     @property
+    def pods(self) -> int:
+        """How many pods of leaves reach each other through the core; none without one."""
+        if not isinstance(self.network, LeafSpine) or self.network.leaves_per_pod is None:
+            return 0
+        rails = self.nics_per_node if self.network.by_rail else 1
+        of_rail = -(-self.leaves // rails // self.network.leaves_per_pod)
+        return of_rail * rails if of_rail > 1 else 0
+
+    @property
+    def core_rate_bps(self) -> float:
+        """The line rate of all uplinks of one pod together."""
+        assert isinstance(self.network, LeafSpine)
+        assert self.network.leaves_per_pod is not None
+        leaves_bps = self.network.leaves_per_pod * self.uplink_rate_bps
+        return leaves_bps / self.network.core_oversubscription
+
+    @property
     def uplink_rate_bps(self) -> float:
         """The line rate of all uplinks of one leaf together."""
         assert isinstance(self.network, LeafSpine)
@@ -283,6 +310,8 @@ class Fabric:
         rate_bps[self._blocks[2] : self._blocks[4]] = np.tile(self._nic_rates_bps(), self._nic_ends)
         if self.leaves:
             rate_bps[self._blocks[4] :] = self.uplink_rate_bps * self.nics.payload_share
+        if self.pods:
+            rate_bps[self._blocks[6] :] = self.core_rate_bps * self.nics.payload_share
         return rate_bps
 
     def _nic_rates_bps(self) -> Floats:
@@ -301,6 +330,7 @@ class Fabric:
         kinds[: self._blocks[2]] = IN_NODE
         kinds[self._blocks[2] : self._blocks[4]] = TORUS if self._is_torus else NIC
         kinds[self._blocks[4] :] = SPINE
+        kinds[self._blocks[6] :] = CORE
         return kinds
 
     @property
@@ -336,10 +366,13 @@ class Fabric:
 
     @cached_property
     def _blocks(self) -> tuple[int, ...]:
-        """Where links begin: device up, device down, NIC up, NIC down, leaf up, leaf down, end."""
+        """Where links begin: up and down of devices, NICs, leaves and pods in turn, and the end."""
         devices = self.devices if self.inside is not None else 0
         nics = self.nodes * self.nics_per_node
-        sizes = (devices, devices, nics, nics * (self._nic_ends - 1), self.leaves, self.leaves)
+        sizes = (
+            devices, devices, nics, nics * (self._nic_ends - 1), self.leaves, self.leaves,
+            self.pods, self.pods,
+        )  # fmt: skip
         return (0, *np.cumsum(sizes).tolist())
 
 
@@ -365,7 +398,7 @@ def link_classes(fabric: Fabric) -> Iterator[LinkClass]:
         share, latency_s = nics.payload_share, nics.latency_s
         if kind == IN_NODE and inside is not None:
             share, latency_s = inside.payload_share, inside.latency_s
-        elif kind == SPINE and isinstance(network, LeafSpine):
+        elif kind in (SPINE, CORE) and isinstance(network, LeafSpine):
             latency_s = network.latency_s
         yield LinkClass(
             kind=name, count=len(rates_bps), slowest_bps=float(rates_bps.min()) / share,
@@ -398,6 +431,8 @@ class LinkNames(Sequence[str]):
         if block < 2:
             node, device = divmod(place, fabric.devices_per_node)
             return f"node{node}.device{device}.{way}"
+        if block >= 6:
+            return f"{_by_rail_name(fabric, 'pod', place)}.core.{way}"
         if block >= 4:
             return f"{leaf_name(fabric, place)}.spine.{way}"
         node, nic = divmod(place, fabric.nics_per_node)
@@ -406,11 +441,15 @@ class LinkNames(Sequence[str]):
 
 def leaf_name(fabric: Fabric, leaf: int) -> str:
     """Return the name of a leaf: leaf3, or leaf1.rail5."""
+    return _by_rail_name(fabric, "leaf", leaf)
+
+
+def _by_rail_name(fabric: Fabric, kind: str, number: int) -> str:
     assert isinstance(fabric.network, LeafSpine)
     if not fabric.network.by_rail:
-        return f"leaf{leaf}"
-    group, rail = divmod(leaf, fabric.nics_per_node)
-    return f"leaf{group}.rail{rail}"
+        return f"{kind}{number}"
+    group, rail = divmod(number, fabric.nics_per_node)
+    return f"{kind}{group}.rail{rail}"
 
 
 def with_nodes(fabric: Fabric, nodes: int) -> Fabric:
@@ -448,15 +487,18 @@ def _routes(fabric: Fabric, source: Ints, target: Ints) -> Routes:
     stays = ~leaves & (source != target)
     hands_over = leaves & (out_nic != own_nic)
     crosses, up, down = _through_spine(fabric, from_node, to_node, out_nic, in_nic)
+    climbs, pod_up, pod_down = _through_core(fabric, up, down)
     columns = [
         (leaves, blocks[2] + from_node * nics + out_nic),
         (crosses, blocks[4] + up),
+        (climbs, blocks[6] + pod_up),
+        (climbs, blocks[7] + pod_down),
         (crosses, blocks[5] + down),
         (leaves, blocks[3] + to_node * nics + in_nic),
     ]
     latency_s = np.where(leaves, fabric.nics.latency_s, 0.0)
     if isinstance(fabric.network, LeafSpine):
-        latency_s += crosses * fabric.network.latency_s
+        latency_s += (crosses + climbs.astype(np.int64)) * fabric.network.latency_s
     if inside is not None:
         over_lanes = leaves & (inside.kind == "pcie")
         at_relay = hands_over & (inside.kind == "switch")
@@ -494,6 +536,19 @@ def _through_spine(
     if network.by_rail:
         up, down = up * fabric.nics_per_node + out_nic, down * fabric.nics_per_node + in_nic
     return up != down, up, down
+
+
+def _through_core(fabric: Fabric, up: Ints, down: Ints) -> tuple[Mask, Ints, Ints]:
+    """Say which transfers leave their pod, and over which pods' uplinks."""
+    network = fabric.network
+    if not fabric.pods or not isinstance(network, LeafSpine):
+        return np.zeros(up.shape, bool), np.zeros_like(up), np.zeros_like(down)
+    assert network.leaves_per_pod is not None
+    rails = fabric.nics_per_node if network.by_rail else 1
+    pod_up, pod_down = (
+        leaf // rails // network.leaves_per_pod * rails + leaf % rails for leaf in (up, down)
+    )
+    return pod_up != pod_down, pod_up, pod_down
 
 
 def _joined(columns: Sequence[tuple[Mask, Ints]], latency_s: Floats) -> Routes:

@@ -132,11 +132,12 @@ def with_workers(fabric: Fabric, workers: int) -> Fabric:
 
 
 def scattered(fabric: Fabric) -> Ints:
-    """Return the device of each rank where consecutive nodes are on different leaves."""
+    """Return the device of each rank where consecutive nodes are on different leaves, and pods."""
     node = np.arange(fabric.nodes)
     if isinstance(fabric.network, LeafSpine):
-        per_leaf = fabric.network.nodes_per_leaf
-        node = np.lexsort((node // per_leaf, node % per_leaf))
+        leaf, place = np.divmod(node, fabric.network.nodes_per_leaf)
+        pod, leaf = np.divmod(leaf, fabric.network.leaves_per_pod or fabric.nodes)
+        node = np.lexsort((pod, leaf, place))
     within = np.arange(fabric.devices_per_node)
     return (node[:, None] * fabric.devices_per_node + within).reshape(-1)
 

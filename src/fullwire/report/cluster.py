@@ -80,7 +80,10 @@ def network_words(network: Network) -> str:
         return f"a torus of {network.rows} x {network.columns}"
     kind = "rails" if network.by_rail else "a fat tree"
     nodes = "1 node" if network.nodes_per_leaf == 1 else f"{network.nodes_per_leaf} nodes"
-    return f"{kind}, {nodes} a leaf, {network.oversubscription:g}:1"
+    core = ""
+    if network.leaves_per_pod is not None:
+        core = f", {network.leaves_per_pod} leaves a pod, {network.core_oversubscription:g}:1"
+    return f"{kind}, {nodes} a leaf, {network.oversubscription:g}:1{core}"
 
 
 def _link_rows(fabric: Fabric) -> Iterator[list[str]]:
@@ -117,7 +120,7 @@ def _leaves(fabric: Fabric) -> Iterator[str]:
     cells = some(-(-fabric.nodes // network.nodes_per_leaf), _MOST_CELLS)
     ports = network.nodes_per_leaf * (1 if network.by_rail else fabric.nics_per_node)
     width = _CELL * len(cells)
-    yield _row("", ["╔" + " spine ".center(width - 2, "═") + "╗"], width)
+    yield from _spines(fabric, width)
     uplink = show_rate(fabric.uplink_rate_bps)
     yield _row("uplinks", [_or_gap(each, "┃") for each in cells])
     narrow = " ◀" if network.oversubscription > 1 else ""
@@ -128,6 +131,19 @@ def _leaves(fabric: Fabric) -> Iterator[str]:
     yield _row("NICs", [_or_gap(each, _strands(ports)) for each in cells])
     yield _row("", [_or_gap(each, down) for each in cells])
     yield _row("nodes", [_or_gap(each, _nodes_of(fabric, each)) for each in cells])
+
+
+def _spines(fabric: Fabric, width: int) -> Iterator[str]:
+    """Draw the spine, or the core, what goes up to it, and that each pod has a spine."""
+    network = fabric.network
+    title = " core " if fabric.pods else " spine "
+    yield _row("", ["╔" + title.center(width - 2, "═") + "╗"], width)
+    if fabric.pods:
+        assert isinstance(network, LeafSpine)
+        ratio = f"{network.core_oversubscription:g}:1"
+        narrow = " ◀" if network.core_oversubscription > 1 else ""
+        yield _row(ratio, [f"{show_rate(fabric.core_rate_bps)} up from each pod"], width) + narrow
+        yield _row("pods", [f"a spine over each {network.leaves_per_pod} leaves"], width)
 
 
 def _leaf_words(fabric: Fabric, group: int | None) -> str:

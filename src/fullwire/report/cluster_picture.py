@@ -27,6 +27,7 @@ _MOST_RAILS = 8
 _RAIL_COLOURS = [COLOURS[0], *COLOURS[2:], "#3c8dad", "#a3b18a"]  # without the red of what is slow
 _SPINE, _LEAF, _NODE = (16, 46), 118, 226  # heights, from the top
 _RAIL_STEP = 7
+_CORE_ROOM = 84
 _FULL = 0.6  # of a leaf's room: as wide as all that comes up to it
 
 
@@ -105,7 +106,9 @@ def _draw_leaves(sheet: _Sheet, fabric: Fabric) -> None:
     sheet.box(0, _SPINE[0], _WIDE, _SPINE[1], _PALE, _LINE)
     narrow = network.oversubscription > 1
     colour = _RED if narrow else _BLUE
-    sheet.word(_WIDE / 2, sum(_SPINE) / 2, "spine", size=13)
+    sheet.word(
+        _WIDE / 2, sum(_SPINE) / 2, "a spine in each pod" if fabric.pods else "spine", size=13
+    )
     over = f"uplinks {network.oversubscription:g}:1{', by rail' if network.by_rail else ''}"
     sheet.word(10, sum(_SPINE) / 2, over, align="left", colour=colour, size=12)
     groups = some(-(-fabric.nodes // network.nodes_per_leaf), _MOST_LEAVES)
@@ -126,6 +129,32 @@ def _draw_leaves(sheet: _Sheet, fabric: Fabric) -> None:
         sheet.box(middle - 34, half - 9, middle + 34, half + 9, "white", "white")
         sheet.word(middle, half, uplink, colour=colour)
         _draw_leaf(sheet, fabric, group, middle, room)
+    if fabric.pods:
+        _draw_core(sheet, fabric, network)
+
+
+def _draw_core(sheet: _Sheet, fabric: Fabric, network: LeafSpine) -> None:
+    """Draw the core above the spines, and what goes up to it from each pod."""
+    colour = _RED if network.core_oversubscription > 1 else _BLUE
+    _move_up(sheet, -_CORE_ROOM)
+    below = _CORE_ROOM + _SPINE[0]
+    sheet.box(0, _SPINE[0], _WIDE, _SPINE[1], _PALE, _LINE)
+    sheet.word(_WIDE / 2, sum(_SPINE) / 2, "core", size=13)
+    pods = some(fabric.pods // (fabric.nics_per_node if network.by_rail else 1), _MOST_LEAVES)
+    room = _WIDE / len(pods)
+    wide = _FULL * room / max(network.core_oversubscription, 1)
+    for place, pod in enumerate(pods):
+        x, half = (place + 0.5) * room, (_SPINE[1] + below) / 2
+        if pod is None:
+            sheet.word(x, half, "…", size=20)
+            continue
+        sheet.band(x, _SPINE[1], below, wide, colour)
+        sheet.box(x - 60, half - 9, x + 60, half + 9, "white", "white")
+        sheet.word(x, half, f"pod{pod}: {show_rate(fabric.core_rate_bps)}", colour=colour)
+    over = (
+        f"uplinks {network.core_oversubscription:g}:1 from pods of {network.leaves_per_pod} leaves"
+    )
+    sheet.word(10, sum(_SPINE) / 2, over, align="left", colour=colour, size=12)
 
 
 def _draw_leaf(sheet: _Sheet, fabric: Fabric, group: int, middle: float, room: float) -> None:
@@ -216,7 +245,7 @@ def _draw_switch(sheet: _Sheet, fabric: Fabric) -> None:
 
 
 def _move_up(sheet: _Sheet, by: float) -> None:
-    """Leave out the room that a spine would take."""
+    """Move all that was drawn up, over the room that a spine would take, or down."""
     for each in (*sheet.boxes, *sheet.words):
         each["y"] -= by
     for each in sheet.boxes:

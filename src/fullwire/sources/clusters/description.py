@@ -23,6 +23,8 @@
     nodes_per_leaf = 4
     oversubscription = "2:1"
     latency = "1us"               # what the way through the spine adds
+    leaves_per_pod = 4            # each pod has a spine, and pods reach each other through a core
+    core_oversubscription = "4:1"
 
     [[hosts]]                     # a node that differs
     node = 3
@@ -69,7 +71,10 @@ _TOP_KEYS = (
     "inside", "nics", "network", "hosts",
 )  # fmt: skip
 _LINK_KEYS = ("rate", "latency", "payload_share")
-_LEAF_KEYS = ("kind", "nodes_per_leaf", "oversubscription", "latency")
+_LEAF_KEYS = (
+    "kind", "nodes_per_leaf", "oversubscription", "latency", "leaves_per_pod",
+    "core_oversubscription",
+)  # fmt: skip
 _NETWORK_KEYS: Mapping[str, Sequence[str]] = {
     "switch": ("kind",), "fat-tree": _LEAF_KEYS, "rails": _LEAF_KEYS,
     "torus": ("kind", "rows", "columns"),
@@ -132,7 +137,10 @@ def _network(table: _Table | None) -> Network:
         return Torus(rows=table.count("rows"), columns=table.count("columns"))
     return LeafSpine(
         nodes_per_leaf=table.count("nodes_per_leaf"), by_rail=kind == "rails",
-        oversubscription=table.oversubscription(), latency_s=table.time("latency"),
+        oversubscription=table.oversubscription("oversubscription"),
+        latency_s=table.time("latency"),
+        leaves_per_pod=table.count("leaves_per_pod") if "leaves_per_pod" in table.held else None,
+        core_oversubscription=table.oversubscription("core_oversubscription"),
     )  # fmt: skip
 
 
@@ -222,12 +230,12 @@ class _Table:
             raise UsageError(f"{self._what(key)}: expected {expected}, got {shown(value)}")
         return value
 
-    def oversubscription(self) -> float:
+    def oversubscription(self, key: str) -> float:
         """Return a ratio such as "2:1", also given as the number 2."""
-        value = self.held.get("oversubscription", 1)
+        value = self.held.get(key, 1)
         if not isinstance(value, str):
-            return self.number("oversubscription", 1.0)
-        what = self._what("oversubscription")
+            return self.number(key, 1.0)
+        what = self._what(key)
         down, colon, up = value.partition(":")
         if not colon:
             raise UsageError(f'{what}: expected a ratio, like "2:1", got {shown(value)}')
@@ -295,9 +303,16 @@ def _network_lines(network: Network) -> Iterator[str]:
         yield from (f"rows = {network.rows}", f"columns = {network.columns}")
     if isinstance(network, LeafSpine):
         yield f"nodes_per_leaf = {network.nodes_per_leaf}"
-        yield f'oversubscription = "{_plain(Decimal(repr(network.oversubscription)))}:1"'
+        yield f'oversubscription = "{_ratio(network.oversubscription)}"'
         if network.latency_s:
             yield f'latency = "{_printed(network.latency_s, _TIMES)}"'
+        if network.leaves_per_pod is not None:
+            yield f"leaves_per_pod = {network.leaves_per_pod}"
+            yield f'core_oversubscription = "{_ratio(network.core_oversubscription)}"'
+
+
+def _ratio(value: float) -> str:
+    return f"{_plain(Decimal(repr(value)))}:1"
 
 
 _RATES = ((12, "Tbps"), (9, "Gbps"), (6, "Mbps"), (3, "kbps"), (0, "bps"))
