@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from fullwire.model.cluster import Cluster
 from fullwire.model.cluster_plan import applicable_on
 from fullwire.model.cost import AddTimes, cost
-from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, flat
-from fullwire.model.fabric_cost import FabricCost, fabric_cost, scattered, with_workers
+from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus, flat
+from fullwire.model.fabric_cost import FabricCost, collective_cost, scattered, with_workers
 from fullwire.model.plan import OPS, algorithms
 from fullwire.simulation.fabric_collective import fabric_time
+from fullwire.simulation.on_fabric import believed_cost
 from fullwire.sources.clusters import cluster
 from tests.strategies import cases, fabrics
 
@@ -26,6 +27,18 @@ FAT_TREE = Fabric(
     network=LeafSpine(nodes_per_leaf=4, oversubscription=2, latency_s=2e-6),
 )  # fmt: skip
 RAILS = cluster("dgx-h100", 4)
+TORUS = Fabric(
+    name="torus", nodes=64, nics=Nics(rate_bps=100e9, per_node=4, latency_s=1e-6),
+    network=Torus(rows=4, columns=16),
+)  # fmt: skip
+SLOW_BELOW_A_SPINE = replace(FAT_TREE, other_hosts=(OtherHost(node=3, nic_rate_bps=60e9),))
+
+
+def fabric_cost(
+    op: str, algorithm: str, fabric: Fabric, workers: int, *, is_scattered: bool = False
+) -> FabricCost:
+    order = scattered(fabric)[:workers] if is_scattered else None
+    return collective_cost(op, algorithm, fabric, workers=workers, order=order)
 
 
 def time_s(found: FabricCost, fabric: Fabric, size_bytes: float = 1e9) -> float:
@@ -81,6 +94,35 @@ def test_a_slow_host_slows_all_and_stays_as_slow_at_faster_nics() -> None:
     found = fabric_cost("allreduce", "ring", slow, 128)
     assert time_s(found, slow) == pytest.approx(2 * 127 / 128 * 8e9 / 25e9, rel=1e-3)
     assert float(found.time_s(1e9, 1 / 400e9)) == pytest.approx(time_s(found, slow), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fabric", "algorithm"),
+    [
+        (TORUS, "torus"),
+        (replace(TORUS, other_hosts=(OtherHost(node=5, nic_rate_bps=25e9),)), "torus"),
+        (SLOW_BELOW_A_SPINE, "halving-doubling"),
+        (SLOW_BELOW_A_SPINE, "hierarchical"),
+    ],
+)
+def test_where_ranks_drift_apart_what_is_believed_is_what_events_say(
+    fabric: Fabric, algorithm: str
+) -> None:
+    plain = collective_cost("allreduce", algorithm, fabric)
+    found = believed_cost("allreduce", algorithm, fabric, fabric.devices)
+    assert not plain.is_near
+    for size_bytes in (10**3, 10**6, 10**9):
+        played = fabric_time("allreduce", algorithm, fabric, size_bytes)
+        assert time_s(found, fabric, size_bytes) == pytest.approx(played.time_s, rel=0.05)
+
+
+def test_a_cluster_too_large_to_be_played_keeps_its_closed_form() -> None:
+    large = replace(TORUS, nodes=4096, network=Torus(rows=32, columns=128))
+    slow = replace(large, other_hosts=(OtherHost(node=5, nic_rate_bps=25e9),))
+    assert believed_cost("allreduce", "torus", large, 4096).is_believed  # all but a few are alike
+    plain = collective_cost("allreduce", "torus", slow)
+    assert believed_cost("allreduce", "torus", slow, 4096) == plain
+    assert not plain.is_believed
 
 
 @pytest.mark.parametrize("algorithm", applicable_on("allreduce", RAILS))

@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 
 from fullwire.model.cluster import Cluster
-from fullwire.model.cluster_plan import applicable_on
+from fullwire.model.cluster_plan import applicable_on, plan_on
 from fullwire.model.cost import AddTimes
 from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics
-from fullwire.model.placed_cost import collective_cost
+from fullwire.model.fabric_cost import cost_of
+from fullwire.model.placed import placed
 from fullwire.simulation.collective import collective_time
 from fullwire.simulation.fabric_collective import fabric_time
 
@@ -122,7 +123,8 @@ def on_a_fat_tree(nodes: int, algorithm: str, size: int) -> tuple[float, float, 
     folded, whole = (
         fabric_time("allreduce", algorithm, fabric, size, folds=folds) for folds in (True, False)
     )
-    closed_s = float(collective_cost("allreduce", algorithm, fabric).time_s(size))
+    where = placed(plan_on("allreduce", algorithm, fabric), fabric)
+    closed_s = float(cost_of(where, fabric).whole_s(size))
     assert folded.played is not None
     assert whole.played is not None
     return (

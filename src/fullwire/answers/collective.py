@@ -7,7 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fullwire.answers.conditions import count, is_scattered, rate, worker_count
+from fullwire.answers.conditions import (
+    OneOrMany,
+    count,
+    device_order,
+    is_scattered,
+    rate,
+    worker_count,
+)
 from fullwire.answers.conditions import latency as read_latency
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
@@ -19,6 +26,7 @@ from fullwire.model.plan import OPS, algorithms
 from fullwire.model.tuning import AUTO, applicable, around_a_switch, open_to, over_links, tuned
 from fullwire.simulation.collective import CollectiveTime, collective_time, quickest_time
 from fullwire.simulation.fabric_collective import Told, fabric_time
+from fullwire.simulation.on_fabric import believed_cost
 from fullwire.sources.clusters import ClusterLike
 from fullwire.sources.clusters import cluster as described_cluster
 from fullwire.sources.netx import read_reduce_cost
@@ -31,7 +39,7 @@ def collective(
     algorithm: str | None = None, chunks: int = 1, chunk_order: str = "pipelined",
     level: str = "event", reduce_cost: str | Path | None = None,
     cluster: ClusterLike | None = None, nodes: str | int | None = None,
-    placement: str = "packed", order: Sequence[int] | None = None, servers: int = 1,
+    placement: str = "packed", order: OneOrMany = None, servers: int = 1,
     progress: Told | None = None,
 ) -> CollectiveTime:  # fmt: skip
     """Time a collective of so many bytes: `allreduce`, `reducescatter`, `allgather` and others.
@@ -46,6 +54,7 @@ def collective(
     adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
     size = size_bytes(bytes, "bytes")
     among = None if workers is None else worker_count(workers)
+    order = None if order is None else device_order(order)
     how: dict[str, Any] = {
         "chunks": chunks, "chunk_order": chunk_order, "level": level, "adds": adds,
     }  # fmt: skip
@@ -71,7 +80,10 @@ def collective(
     if algorithm != AUTO:
         return timed(algorithm)
     names = open_to(op, fabric, among)
-    return quickest_time(names, timed, tuned(over_links(op, names, fabric, among, adds, where)))
+    costs = {
+        each: believed_cost(op, each, fabric, among or fabric.devices, where) for each in names
+    }
+    return quickest_time(names, timed, tuned(over_links(costs, adds)))
 
 
 def _around(

@@ -47,6 +47,18 @@ def is_scattered(fabric: Fabric | None, placement: str) -> bool:
     return placement == "scattered"
 
 
+def device_order(given: OneOrMany) -> tuple[int, ...]:
+    """Read which device each rank is on."""
+    return several(given, _device)
+
+
+def _device(value: Any) -> int:
+    number = _typed_whole(value) if isinstance(value, str) else _whole(value)
+    if number is None or number < 0:
+        raise UsageError(f"order: expected devices, counted from 0, got {shown(value)}")
+    return number
+
+
 def rate(value: Any) -> float:
     """Read a bandwidth."""
     return bits_per_second(value, "bandwidth")

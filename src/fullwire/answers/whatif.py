@@ -40,12 +40,12 @@ from fullwire.model.cluster_plan import usual_algorithm
 from fullwire.model.compressor import Compressor
 from fullwire.model.cost import Floats
 from fullwire.model.fabric import Fabric, with_nodes
-from fullwire.model.fabric_cost import scattered, with_workers
 from fullwire.model.run import Run
 from fullwire.model.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
 from fullwire.model.workloads import workload
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.interval import interval_s
+from fullwire.simulation.on_fabric import OnFabric
 from fullwire.simulation.replay import replay as replay_subject
 from fullwire.simulation.scenario import Order, Scenario, lane_order
 from fullwire.simulation.stragglers import jitter
@@ -250,7 +250,7 @@ def _grid(
     usual_workers, usual_rates, usual_latency = _first(recorded_workers, USUAL_WORKERS), None, None
     usual = "ring"
     if fabric is not None:
-        usual = usual_algorithm("allreduce", fabric)
+        usual = "ring" if _have_one_ring(runs) else usual_algorithm("allreduce", fabric)
         usual_workers = fabric.devices
         usual_rates, usual_latency = fabric.nics.rate_bps, fabric.nics.latency_s
     return Grid(
@@ -280,6 +280,11 @@ def _grid(
         fabric=fabric,
         is_scattered=is_scattered(fabric, placement),
     )
+
+
+def _have_one_ring(runs: Sequence[Run]) -> bool:
+    """Say whether the runs' backends go around one ring, whatever NICs there are."""
+    return all(run.facts.get("backend") in ("gloo", "fullwire") for run in runs)
 
 
 def _same_fabric(runs: Sequence[Run]) -> Fabric | None:
@@ -338,10 +343,12 @@ def _times(subject: Subject, grid: Grid, workers: int, rate_bps: float, latency_
     if grid.fabric is None or grid.fabric.is_flat:
         flat = Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
         return around_a_switch("allreduce", flat, subject.adds)
-    nics = dataclasses.replace(grid.fabric.nics, rate_bps=rate_bps, latency_s=latency_s)
-    fabric = with_workers(dataclasses.replace(grid.fabric, nics=nics), workers)
-    order = scattered(fabric)[:workers].tolist() if grid.is_scattered else None
-    return over_links("allreduce", tried(grid), fabric, workers, subject.adds, order)
+    nics = dataclasses.replace(grid.fabric.nics, rate_bps=rate_bps)
+    fabric = dataclasses.replace(grid.fabric, nics=nics)
+    where = OnFabric.of(fabric, latency_s, is_scattered=grid.is_scattered)
+    assert where is not None
+    costs = {each: where.cost("allreduce", each, workers) for each in tried(grid)}
+    return over_links(costs, subject.adds)
 
 
 def _warnings(
@@ -360,10 +367,29 @@ def _warnings(
                 f"{name}: ranks that are not here may be later than those that are, and then every "
                 "step is longer than predicted."
             )
+    yield from _drifting(grid)
     if {"tree", AUTO} & set(grid.algorithms) and max(grid.workers) > 2:
         yield (
             "tree: the time at full utilization; played transfer by transfer, with links shared, "
             "a double tree takes 9 % longer at the least (fullwire collective --algorithm tree)."
+        )
+
+
+def _drifting(grid: Grid) -> Iterator[str]:
+    """Say where no closed form is near and the cluster is too large to be played."""
+    where = OnFabric.of(grid.fabric, grid.latency_s[0], is_scattered=grid.is_scattered)
+    if where is None:
+        return
+    workers = max(grid.workers)
+    asked = {*grid.algorithms, *(tried(grid) if AUTO in grid.algorithms else ())} - {AUTO}
+    names = [
+        each for each in sorted(asked) if not where.cost("allreduce", each, workers).is_believed
+    ]
+    if names:
+        yield (
+            f"{', '.join(names)}: among {workers:,} workers of {where.fabric.name} ranks drift "
+            "apart, and there are too many to play: these predictions may be off by a third "
+            "(fullwire collective --cluster plays one)."
         )
 
 

@@ -12,15 +12,19 @@ Ranks are placed on devices in order, node by node, or `scattered`: neighbours o
 as by a scheduler that does not know them.
 
 The rate of the NICs is left open, and with it that of all uplinks, so that one cost serves a grid:
-a link takes so many seconds a byte of its own, or so many bits a byte at the NICs' rate. Where an
-exact time is wanted, `model.placed_cost` says whether it has one, and events always have.
+a link takes so many seconds a byte of its own, or so many bits a byte at the NICs' rate.
+
+All that is exact where a step's transfers are all alike and nobody who sends in it could have begun
+before the step ahead had ended (`is_exact`); elsewhere events overlap more, or share less evenly.
+With slow hosts, and where parts that do not go side by side meet on links, that can be a third
+(not `is_near`): there `simulation.on_fabric` adds what events say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,6 +43,7 @@ from fullwire.model.fabric import (
     with_nodes,
 )
 from fullwire.model.placed import Placed, placed
+from fullwire.model.stages import Part
 
 # Chunks of these follow each other closely, so that the busiest link never waits.
 _PIPELINED = (("allreduce", "tree"), ("broadcast", "ring"))
@@ -88,6 +93,21 @@ class FabricCost:
     sent_per_byte: float = 0.0  # what a rank sends at the most, for each byte of the message
     adds: tuple[tuple[int, float], ...] = ()  # so many, each of this share of the message
     startup_s: float = 0.0
+    nic_rate_bps: float = 1.0
+    is_exact: bool = False  # at that rate
+    is_near: bool = True  # else ranks drift apart, and only events tell
+    # From events: a message's time at the NICs' rate, and how many times as long as said it takes.
+    played: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def is_believed(self) -> bool:
+        """Whether it is near what events say, by itself or because some were played."""
+        return self.is_near or bool(self.played)
+
+    def whole_s(self, size_bytes: ArrayLike, adds: AddTimes | None = None) -> Floats:
+        """Return the time with all additions, at the rate that the NICs have."""
+        added_s = self.add_s(size_bytes, adds or AddTimes())
+        return self.time_s(size_bytes, 1 / self.nic_rate_bps) + added_s
 
     def add_s(self, size_bytes: ArrayLike, adds: AddTimes) -> Floats:
         """Return the time for adding, for messages of these sizes."""
@@ -105,10 +125,14 @@ class FabricCost:
 
     def time_s(self, size_bytes: ArrayLike, per_bit: ArrayLike) -> Floats:
         """Return the time for messages of these sizes, at so many seconds a bit."""
-        total: Floats = np.asarray(self.startup_s)
+        total: Floats = np.zeros(())
         for each in self.rounds:
             total = total + each.time_s(size_bytes, per_bit)
-        return total
+        if self.played:
+            wire_s, times = np.array(self.played).T
+            here_s = np.maximum(8 * np.multiply(size_bytes, per_bit), wire_s[0])
+            total = total * np.interp(np.log(here_s), np.log(wire_s), times)
+        return self.startup_s + total
 
     def busiest(self, size_bytes: float, per_bit: float) -> str | None:
         """Name the kind of link that takes most of the time; None among one worker."""
@@ -142,26 +166,52 @@ def scattered(fabric: Fabric) -> Ints:
     return (node[:, None] * fabric.devices_per_node + within).reshape(-1)
 
 
-@lru_cache(maxsize=4096)
-def fabric_cost(
-    op: str, algorithm: str, fabric: Fabric, workers: int, *, is_scattered: bool = False
-) -> FabricCost:
-    """Return what a collective takes among so many devices of a cluster."""
-    if workers == 1:
-        return FabricCost()
-    plan = plan_on(op, algorithm, fabric, workers)
-    where = placed(plan, fabric, scattered(fabric)[:workers] if is_scattered else None)
+def collective_cost(
+    op: str, algorithm: str, fabric: Fabric, *,
+    workers: int | None = None, order: ArrayLike | None = None, servers: int = 1,
+) -> FabricCost:  # fmt: skip
+    """Return what a collective takes with ranks on devices in this order, on all if nobody says."""
+    where = placed(plan_on(op, algorithm, fabric, workers, servers), fabric, order)
+    return cost_of(where, fabric, is_pipelined=(op, algorithm) in _PIPELINED)
+
+
+def cost_of(where: Placed, fabric: Fabric, *, is_pipelined: bool = False) -> FabricCost:
+    """Return what a plan takes where it was placed; pipelined, its chunks follow each other."""
+    plan = where.plan
+    if not plan.transfer_count():
+        return FabricCost(is_exact=True)
     links = _Links.of(fabric)
-    sent = float(plan.sent_blocks()[:workers].max()) / plan.message_blocks
-    in_step = {tuple(stage.rounds for stage in part) for part in plan.stages}
-    if (op, algorithm) in _PIPELINED or len(in_step) > 1:
-        rounds, hops = (_at_full_utilization(where, links),), _longest(where)
-        return FabricCost(rounds, hops, sent, _adds_at_once(where), fabric.startup_s)
-    steps = list(_steps(where))
-    return FabricCost(
-        tuple(_cost(where, links, each) for each in steps), sum(each.times for each in steps),
-        sent, tuple(_adds_in_turn(where)), fabric.startup_s,
+    known = FabricCost(
+        sent_per_byte=float(plan.sent_blocks()[: plan.workers].max()) / plan.message_blocks,
+        startup_s=fabric.startup_s, nic_rate_bps=fabric.nics.rate_bps,
     )  # fmt: skip
+    if is_pipelined or not _go_side_by_side(plan.stages):
+        return replace(
+            known, rounds=(_at_full_utilization(where, links),), hops=_longest(where),
+            adds=_adds_at_once(where), is_near=is_pipelined,
+        )  # fmt: skip
+    steps = list(_steps(where))
+    is_exact = all(_is_alike(where, links, each) for each in steps) and all(
+        map(_follows_itself, plan.stages)
+    )
+    return replace(
+        known, rounds=tuple(_cost(where, links, each) for each in steps),
+        hops=sum(each.times for each in steps), adds=tuple(_adds_in_turn(where)),
+        is_exact=is_exact, is_near=is_exact or not fabric.other_hosts or len(steps) == 1,
+    )  # fmt: skip
+
+
+def _go_side_by_side(parts: tuple[Part, ...]) -> bool:
+    rounds = [[stage.rounds for stage in part] for part in parts]
+    return all(each == rounds[0] for each in rounds)
+
+
+def _follows_itself(part: Part) -> bool:
+    """Say whether all who send in a stage have received in the one before, round after round."""
+    repeated = [(stage, stage) for stage in part if stage.rounds > 1]
+    return all(
+        np.isin(after.source, before.target).all() for before, after in [*pairwise(part), *repeated]
+    )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -193,21 +243,38 @@ class _Links:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Step:
-    """The stages that all parts are in at once: what each connection carries of the message.
+class _Load:
+    """What connections carry at once, each of the message for a round."""
 
-    `count` transfers of a round use a connection.
+    connection: Ints
+    share: Floats
+
+    def equals(self, other: _Load) -> bool:
+        """Say whether the same connections carry the same."""
+        return np.array_equal(self.connection, other.connection) and np.array_equal(
+            self.share, other.share
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Step:
+    """The stages that all parts are in at once, so many times.
+
+    A block meets on its way around what goes on `beside` it. That is everything; but parts that
+    share connections, such as rings within a node, have their blocks there at different times.
     """
 
     times: int
-    connection: Ints
-    share: Floats
-    count: Ints
+    load: _Load
+    beside: tuple[_Load, ...]
 
     def continues(self, other: _Step) -> bool:
         """Say whether these rounds are more of the same."""
-        return np.array_equal(self.connection, other.connection) and np.array_equal(
-            self.share, other.share
+        return len(self.beside) == len(other.beside) and all(
+            one.equals(another)
+            for one, another in zip(
+                (self.load, *self.beside), (other.load, *other.beside), strict=True
+            )
         )
 
 
@@ -228,26 +295,44 @@ def _steps(where: Placed) -> Iterator[_Step]:
 
 def _step(where: Placed, number: int) -> _Step:
     stages = [part[number] for part in where.plan.stages]
-    carried = [np.full(len(each), each.block_count / where.plan.message_blocks) for each in stages]
-    connection, which = np.unique(
-        np.concatenate([part[number] for part in where.transfers]), return_inverse=True
+    loads = tuple(
+        _Load(
+            part[number].astype(np.int64),
+            np.full(len(stage), stage.block_count / where.plan.message_blocks),
+        )
+        for stage, part in zip(stages, where.transfers, strict=True)
     )
-    share = np.bincount(which, np.concatenate(carried)).astype(np.float64)
-    return _Step(stages[0].rounds, connection, share, np.bincount(which))
+    connection, which = np.unique(
+        np.concatenate([each.connection for each in loads]), return_inverse=True
+    )
+    share = np.bincount(which, np.concatenate([each.share for each in loads])).astype(np.float64)
+    together = _Load(connection, share)
+    are_apart = len(which) == len(connection)
+    return _Step(stages[0].rounds, together, (together,) if are_apart else loads)
 
 
 def _cost(where: Placed, links: _Links, step: _Step) -> RoundsCost:
-    link, which = _crossed(where, step.connection)
-    load = np.bincount(link, step.share[which], len(links.own)).astype(np.float64)
-    latency_s = where.routes.latency_s[step.connection]
-    kind, bound = links.busiest(load)
+    latency_s = where.routes.latency_s[step.load.connection]
+    kind, bound = links.busiest(_on_links(where, links, step.load))
     paces = [Pace((float(step.times),), *bound, float(latency_s.max()))]
     if step.times > 1:
-        slowest = np.zeros((len(step.connection), 2))
-        for column, each in enumerate((links.own, links.of_nics)):
-            np.maximum.at(slowest[:, column], which, (load * each)[link])
-        paces.append(_around(step, slowest, latency_s))
+        paces.append(_around(where, links, step))
     return RoundsCost(tuple(paces), kind)
+
+
+def _on_links(where: Placed, links: _Links, load: _Load) -> Floats:
+    link, which = _crossed(where, load.connection)
+    return np.bincount(link, load.share[which], len(links.own)).astype(np.float64)
+
+
+def _slowest(where: Placed, links: _Links, load: _Load) -> Floats:
+    """Return what the fullest link takes that each connection uses: of its own, and of NICs."""
+    link, which = _crossed(where, load.connection)
+    carried = _on_links(where, links, load)
+    slowest = np.zeros((len(load.connection), 2))
+    for column, each in enumerate((links.own, links.of_nics)):
+        np.maximum.at(slowest[:, column], which, (carried * each)[link])
+    return slowest
 
 
 def _crossed(where: Placed, connection: Ints) -> tuple[Ints, Ints]:
@@ -259,14 +344,29 @@ def _crossed(where: Placed, connection: Ints) -> tuple[Ints, Ints]:
     return where.routes.link[np.arange(len(which)) + (begin[connection] - first)[which]], which
 
 
-def _around(step: _Step, slowest: Floats, latency_s: Floats) -> Pace:
+def _around(where: Placed, links: _Links, step: _Step) -> Pace:
     """Return the pace of a block on its way around: over every transfer's slowest link in turn."""
+    slowest = np.concatenate([_slowest(where, links, each) for each in step.beside])
+    latency_s = np.concatenate([where.routes.latency_s[each.connection] for each in step.beside])
     kinds, kind = np.unique(slowest, axis=0, return_inverse=True)
-    weight = step.times * np.bincount(kind.reshape(-1), step.count) / step.count.sum()
+    weight = step.times * np.bincount(kind.reshape(-1)) / len(slowest)
     return Pace(
         tuple(weight.tolist()), tuple(kinds[:, 0].tolist()), tuple(kinds[:, 1].tolist()),
-        step.times * float(np.average(latency_s, weights=step.count)),
+        step.times * float(latency_s.mean()),
     )  # fmt: skip
+
+
+def _is_alike(where: Placed, links: _Links, step: _Step) -> bool:
+    """Say whether all transfers carry as much, as fast, at the rate that the NICs have."""
+    slowest = _slowest(where, links, step.load)
+    slowest_s = np.maximum(slowest[:, 0], slowest[:, 1] / links.nic_rate_bps)
+    return step.beside[0] is step.load and all(
+        map(_are_equal, (step.load.share, slowest_s, where.routes.latency_s[step.load.connection]))
+    )
+
+
+def _are_equal(values: Floats) -> bool:
+    return bool(np.ptp(values) <= 1e-12 * values.max())
 
 
 def _at_full_utilization(where: Placed, links: _Links) -> RoundsCost:

@@ -73,6 +73,8 @@ def _checked_order(plan: Plan, fabric: Fabric, order: ArrayLike | None) -> Ints:
             raise UsageError("order: switches add what is cabled to them, in no other order")
         if devices.shape != (plan.workers,) or len(np.unique(devices)) != plan.workers:
             raise UsageError(f"order: expected {plan.workers} different devices, one for each rank")
+        if not 0 <= devices.min() <= devices.max() < fabric.devices:
+            raise UsageError(f"order: expected devices from 0 to {fabric.devices - 1}")
     if plan.workers > fabric.devices:
         raise UsageError(
             f"workers: {fabric.name} has {fabric.devices:,} devices, got {plan.workers:,} workers"

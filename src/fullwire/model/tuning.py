@@ -17,7 +17,7 @@ from fullwire.model.cluster import Cluster
 from fullwire.model.cluster_plan import applicable_on
 from fullwire.model.cost import AddTimes, Floats, cost
 from fullwire.model.fabric import Fabric
-from fullwire.model.placed_cost import collective_cost
+from fullwire.model.fabric_cost import FabricCost
 from fullwire.model.plan import algorithms, power_of_two_within
 from fullwire.units import show_bytes
 
@@ -84,15 +84,9 @@ def open_to(op: str, fabric: Fabric, workers: int | None) -> tuple[str, ...]:
     return tuple(each for each in applicable_on(op, fabric, workers) if each not in _ASKED_FOR)
 
 
-def over_links(
-    op: str, names: Sequence[str], fabric: Fabric, workers: int | None, adds: AddTimes,
-    order: Sequence[int] | None,
-) -> Times:  # fmt: skip
-    """Return what a collective takes by each of these algorithms on a described cluster."""
-    costs = {
-        each: collective_cost(op, each, fabric, workers=workers, order=order) for each in names
-    }
-    return lambda sizes: {name: each.time_s(sizes, adds) for name, each in costs.items()}
+def over_links(costs: Mapping[str, FabricCost], adds: AddTimes) -> Times:
+    """Return what a collective takes by each algorithm, as these costs on a cluster say."""
+    return lambda sizes: {name: each.whole_s(sizes, adds) for name, each in costs.items()}
 
 
 def tuned(times_s: Times) -> Tuning:

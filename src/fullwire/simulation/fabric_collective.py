@@ -7,7 +7,7 @@ reaches. How many transfers were played follows the kinds there are, not the dev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -18,8 +18,8 @@ from fullwire.errors import UsageError
 from fullwire.model.cluster_plan import plan_on
 from fullwire.model.cost import AddTimes, bus_factor
 from fullwire.model.fabric import LINK_KINDS, Fabric, Floats, Ints
+from fullwire.model.fabric_cost import cost_of
 from fullwire.model.placed import Placed, placed
-from fullwire.model.placed_cost import placed_cost
 from fullwire.model.stages import Int32
 from fullwire.simulation.collective import CollectiveTime, check_conditions
 
@@ -62,6 +62,17 @@ def fabric_time(
     return _with_busiest(known, where, fabric)
 
 
+def played_times_s(
+    where: Placed, fabric: Fabric, sizes_bytes: Sequence[int], most_played: int
+) -> Floats | None:
+    """Play a plan for some sizes, without its start-up; None if that takes too many transfers."""
+    alike = _folded(where, fabric)
+    if _counted(alike, where)[1] > most_played:
+        return None
+    played = [_play(alike, where, each, AddTimes(), 1, False, None) for each in sizes_bytes]
+    return np.array([time_s for time_s, _, _ in played])
+
+
 def _with_busiest(known: CollectiveTime, where: Placed, fabric: Fabric) -> CollectiveTime:
     blocks = where.blocks_over_links(fabric.link_count)
     if not blocks.any() or known.time_s == 0:
@@ -77,7 +88,7 @@ def _with_busiest(known: CollectiveTime, where: Placed, fabric: Fabric) -> Colle
 def _closed_s(
     where: Placed, fabric: Fabric, size_bytes: int, adds: AddTimes, chunks: int, serial: bool
 ) -> float:
-    known = placed_cost(where, fabric)
+    known = cost_of(where, fabric)
     if not known.is_exact:
         raise UsageError(
             f"no closed form is exact for {where.plan.op} by {where.plan.algorithm} on "
@@ -88,7 +99,7 @@ def _closed_s(
             "no closed form is exact for pipelined chunks on a described cluster: "
             "ask with --level event, --chunks 1 or --chunk-order serial"
         )
-    moving_s = float(known.time_s(size_bytes / chunks, adds)) - known.startup_s
+    moving_s = float(known.whole_s(size_bytes / chunks, adds)) - known.startup_s
     return known.startup_s + chunks * moving_s
 
 
