@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fullwire.cli.options import ClusterOption, Json, Placement, print_json
+from fullwire.cli.options import ALGORITHMS, ClusterOption, Json, Placement, print_json
 from fullwire.cli.progress import progress
 
 
@@ -26,12 +26,12 @@ def collective(
     cluster: ClusterOption = None,
     nodes: Annotated[str | None, typer.Option(help="Nodes of the cluster: 16")] = None,
     placement: Placement = "packed",
+    order: Annotated[
+        str | None, typer.Option(help="The device of each rank, for rings: 0,4,1,5,2,6,3,7")
+    ] = None,
     algorithm: Annotated[
         str | None,
-        typer.Option(
-            help="ring, tree, halving-doubling, multi-ring, hierarchical, torus, in-network "
-            "and others: an unknown name lists them all; or auto: the quickest"
-        ),
+        typer.Option(help=f"{ALGORITHMS} the quickest"),
     ] = None,
     servers: Annotated[int, typer.Option(help="So many ranks serve parameters")] = 1,
     chunks: Annotated[int, typer.Option(help="Cut the message into so many")] = 1,
@@ -59,7 +59,7 @@ def collective(
             op, bytes=bytes_, workers=workers, bandwidth=bandwidth, latency=latency,
             algorithm=algorithm, chunks=chunks, chunk_order=chunk_order, level=level,
             reduce_cost=reduce_cost, cluster=cluster, nodes=nodes, placement=placement,
-            servers=servers, progress=told,
+            order=order, servers=servers, progress=told,
         )  # fmt: skip
     if json:
         print_json(asdict(result))

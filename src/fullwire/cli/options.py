@@ -17,6 +17,10 @@ Placement: TypeAlias = Annotated[
     str,
     typer.Option(help="Ranks on its devices: packed node by node, or scattered over its leaves"),
 ]
+ALGORITHMS = (
+    "ring, tree, halving-doubling, or on clusters multi-ring, hierarchical, torus, in-network and "
+    "others: an unknown name lists them all; auto:"
+)
 Packets: TypeAlias = Annotated[
     bool, typer.Option("--packets", help="Capture packet headers meanwhile, for fullwire flows")
 ]

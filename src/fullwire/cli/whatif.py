@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullwire.cli.options import ClusterOption, Force, Json, Placement, print_json
+from fullwire.cli.options import ALGORITHMS, ClusterOption, Force, Json, Placement, print_json
 from fullwire.cli.progress import progress
 from fullwire.errors import UsageError
 
@@ -57,8 +57,8 @@ def whatif(
     algorithm: Annotated[
         Text,
         typer.Option(
-            help="ring, tree, halving-doubling, those of described clusters (torus, ...), or "
-            "auto: for each message what is quickest; if not given, as recorded, else ring"
+            help=f"{ALGORITHMS} the quickest for each message; if not given, as recorded, else "
+            "ring, or a ring for each NIC of a cluster"
         ),
     ] = None,
     latency: Annotated[Text, typer.Option(help="From one worker to another: 5us")] = None,
