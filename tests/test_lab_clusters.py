@@ -25,6 +25,11 @@ TWO_LEAVES = Fabric(
     name="two leaves", nodes=4, nics=Nics(rate_bps=200e6),
     network=LeafSpine(nodes_per_leaf=2, oversubscription=2),
 )  # fmt: skip
+RAILS = Fabric(
+    name="rails", nodes=2, devices_per_node=4, inside=Inside(kind="switch", rate_bps=1e12),
+    nics=Nics(rate_bps=100e6, per_node=2, latency_s=4e-6),
+    network=LeafSpine(nodes_per_leaf=2, by_rail=True),
+)  # fmt: skip
 SENT_BYTES = 4_000_000
 
 # Hosts 0 and 1 send to hosts 2 and 3 at once, then to each other within the leaf; who receives
@@ -64,6 +69,48 @@ else:
     send(rank + 1, 5001)
 """
 
+# Each rank sends to the one of the same place on the other host, by the interface that it is told
+# to use, and then to its neighbour on its own host; then it prints who it is.
+OVER_OWN_NICS = """
+import fcntl, os, socket, struct, sys, threading, time
+e, size = os.environ, int(sys.argv[1])
+rank, place, of = int(e["RANK"]), int(e["LOCAL_RANK"]), int(e["LOCAL_WORLD_SIZE"])
+nic = e["GLOO_SOCKET_IFNAME"]
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    ours = socket.inet_ntoa(fcntl.ioctl(asked, 0x8915, struct.pack("256s", nic.encode()))[20:24])
+
+def receive():
+    for _ in range(2):
+        peer, _ = listener.accept()
+        with peer:
+            while peer.recv(1 << 20):
+                pass
+
+def send(address, port):
+    for attempt in range(500):
+        try:
+            with socket.create_connection((address, port)) as peer:
+                return peer.sendall(bytes(size))
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+
+listener = socket.create_server((ours, 5000 + place))
+at_work = threading.Thread(target=receive)
+at_work.start()
+network, _, number = ours.rpartition(".")
+send(f"{network}.{3 - int(number)}", 5000 + place)
+neighbour = place ^ 1
+send(ours, 5000 + neighbour)
+at_work.join()
+print(rank, place, of, e["WORLD_SIZE"], nic, ours, socket.gethostname(), flush=True)
+"""
+LEFT_BY_NICS = """
+import os
+left = [open(f"/sys/class/net/eth{n}/statistics/tx_bytes").read().strip() for n in (0, 1)]
+if os.environ["LOCAL_RANK"] == "0":
+    print(os.environ["RANK"], *left, flush=True)
+"""
+
 needs_namespaces = pytest.mark.usefixtures("namespaces")
 
 
@@ -71,9 +118,29 @@ def test_a_described_cluster_says_which_hosts_and_links_there_are() -> None:
     slow = replace(TWO_LEAVES, other_hosts=(OtherHost(node=3, nic_rate_bps=50e6),))
     description = describe(fabric=slow, dilation=2)
     assert description.rates_bps == [100e6, 100e6, 100e6, 25e6]
-    assert [description.leaf_of(host) for host in range(4)] == [0, 0, 1, 1]
+    assert [description.leaf_of(host, 0) for host in range(4)] == [0, 0, 1, 1]
     assert description.uplink_rate_bps == 100e6
     assert describe(fabric=replace(TWO_LEAVES, nodes=2)).leaves == 0
+
+
+def test_a_host_of_several_devices_has_a_rank_for_each_and_each_its_nic() -> None:
+    description = describe(fabric=RAILS)
+    assert (description.ranks, description.ranks_per_host, description.nics_per_host) == (8, 4, 2)
+    assert [description.host_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [description.nic_of(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    four = replace(RAILS, nodes=4, network=LeafSpine(nodes_per_leaf=2, by_rail=True))
+    many = describe(fabric=four)
+    assert [many.leaf_of(host, nic) for host in (0, 3) for nic in (0, 1)] == [0, 1, 2, 3]
+
+
+def test_a_described_latency_is_added_where_a_lab_would_not_have_it_anyway() -> None:
+    near, far = (
+        describe(fabric=replace(TWO_LEAVES, nics=Nics(rate_bps=200e6, latency_s=each)))
+        for each in (20e-6, 1e-3)
+    )
+    assert (near.latency_s, near.left_out_s) == (0.0, 20e-6)
+    assert (far.latency_s, far.left_out_s) == (1e-3, 0.0)
+    assert describe(workers=2, rate=["1Gbps"], latency="20us").latency_s == 20e-6
 
 
 @pytest.mark.parametrize(
@@ -87,8 +154,8 @@ def test_a_described_cluster_says_which_hosts_and_links_there_are() -> None:
             "torus: a lab cannot make a torus",
         ),
         (
-            replace(TWO_LEAVES, devices_per_node=8, inside=Inside(kind="switch", rate_bps=1e12)),
-            "two leaves: a lab cannot shape links inside a node: expected nodes of one device",
+            replace(RAILS, nodes=64),
+            "devices: expected at most 128 ranks in one machine, got 64 hosts of 4",
         ),
         (replace(TWO_LEAVES, nodes=256), "expected at most 128 hosts in one machine, got 256"),
         (replace(TWO_LEAVES, nics=Nics(rate_bps=400e9)), "expected 1 Mbps to 34.36 Gbps"),
@@ -110,9 +177,9 @@ def test_a_cluster_and_hosts_besides_are_refused(cli: Cli) -> None:
     assert "expected workers and their rate, or a cluster" in none.stderr
     nodes = cli("lab", "run", "--nodes", "2", "--workers", "2", "--rate", "1Gbps", "--", "true")
     assert "--nodes: expected a described cluster with them" in nodes.stderr
-    large = cli("lab", "run", "--cluster", "p3dn", "--", "true")
-    assert large.returncode == 2
-    assert "p3dn: a lab cannot shape links inside a node" in large.stderr
+    fast = cli("lab", "run", "--cluster", "p3dn", "--", "true")
+    assert fast.returncode == 2
+    assert "which is what the kernel's token bucket takes, got 100 Gbps" in fast.stderr
 
 
 @needs_namespaces
@@ -136,6 +203,41 @@ def test_real_bytes_between_leaves_take_as_long_as_the_spine_lets_them(
     run = replace(read("resnet50@v100"), facts={"workers": 4, **facts})
     assert recorded_fabric(run) == TWO_LEAVES
     assert whatif(run).suspicions[0].cluster == "two leaves"
+
+
+def printed_by(
+    capfd: pytest.CaptureFixture[str], lab: Lab, program: str, *words: str
+) -> list[list[str]]:
+    capfd.readouterr()
+    assert run_job(lab, [sys.executable, "-c", program, *words]) == 0
+    return [line.split() for line in capfd.readouterr().out.splitlines()]
+
+
+@needs_namespaces
+def test_each_rank_has_its_place_its_nic_and_no_other_way_out(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with Lab(describe(fabric=RAILS)) as lab:
+        assert [(link.host, link.nic) for link in lab.links] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        assert {link.line_rate_bps for link in lab.links} == {100e6}
+        said = summary(lab)
+        before = printed_by(capfd, lab, LEFT_BY_NICS)
+        ranks = sorted(printed_by(capfd, lab, OVER_OWN_NICS, "500000"))
+        after = printed_by(capfd, lab, LEFT_BY_NICS)
+        facts = lab_facts(lab)
+    assert said.startswith("2 hosts of 4 ranks and 2 NICs up; links deliver at least")
+    assert "this machine's memory" in said
+    assert "4 us of latency are not added" in said
+    assert facts["in_host_bps"] == lab.in_host_bps
+    assert ranks == [
+        [str(rank), str(rank % 4), "4", "8", f"eth{rank % 4 // 2}",
+         f"10.{77 + rank % 4 // 2}.0.{1 + rank // 4}", f"host{rank // 4}"]
+        for rank in range(8)
+    ]  # fmt: skip
+    for (_, *earlier), (_, *later) in zip(sorted(before), sorted(after), strict=True):
+        for one, other in zip(earlier, later, strict=True):
+            # Two ranks' bytes by each NIC; what went to a neighbour on the host left by none.
+            assert 1_000_000 < int(other) - int(one) < 1_300_000
 
 
 def test_a_run_that_was_recorded_on_a_cluster_is_asked_about_on_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shlex
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from fullwire.lab.description import LabDescription
 from fullwire.lab.faults import Fault
 from fullwire.lab.lab import Lab
+from fullwire.lab.messages import LinkRate
 from fullwire.lab.session import Say, run_job
 from fullwire.model.facts import FactValue
 from fullwire.sources.clusters.description import as_toml
@@ -62,8 +64,8 @@ def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> dict[str, FactValue]:
     facts: dict[str, FactValue] = {
         "line_rate_bps": cluster.rate_bps,
         "payload_share": lab.description.payload_share,
-        "delivered_out_bps": tuple((float(i.host), i.sent_bps * dilation) for i in lab.links),
-        "delivered_in_bps": tuple((float(i.host), i.received_bps * dilation) for i in lab.links),
+        "delivered_out_bps": _by_host(lab, lambda link: link.sent_bps),
+        "delivered_in_bps": _by_host(lab, lambda link: link.received_bps),
         "hosts": ",".join(lab.host_names),
         "congestion": lab.congestion,
     }
@@ -72,6 +74,8 @@ def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> dict[str, FactValue]:
         facts["other_line_rates_bps"] = tuple((float(rank), rate_bps) for rank, rate_bps in others)
     if cluster.latency_s:
         facts["latency_s"] = cluster.latency_s
+    if lab.in_host_bps is not None:
+        facts["in_host_bps"] = lab.in_host_bps * dilation
     if lab.description.fabric is not None:
         facts["cluster"] = as_toml(lab.description.fabric)
     if lab.warnings:
@@ -79,3 +83,12 @@ def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> dict[str, FactValue]:
     if faults:
         facts["faults"] = "; ".join(f"{show_time(fault.at_s)} {fault}" for fault in faults)
     return facts
+
+
+def _by_host(lab: Lab, rate_bps: Callable[[LinkRate], float]) -> tuple[tuple[float, float], ...]:
+    """Return for each host what the slowest of its NICs delivered, undilated."""
+    slowest: dict[int, float] = {}
+    for link in lab.links:
+        slowest[link.host] = min(rate_bps(link), slowest.get(link.host, math.inf))
+    dilation = lab.description.dilation
+    return tuple((float(host), each_bps * dilation) for host, each_bps in slowest.items())

@@ -127,6 +127,8 @@ def run(
 ) -> None:
     """Run a command on every host of a cluster made for it; with -o, record it.
 
+    On a described cluster a host runs it once for each of its devices.
+
     fullwire lab run --workers 4 --rate 1Gbps -o job.run -- python train.py
     fullwire lab run --workers 4 --rate 10Gbps --workload vgg16@v100 --dilate 10
     fullwire lab run --cluster ours.toml -- python train.py
@@ -193,7 +195,7 @@ def _what_to_run(
         return
     from fullwire.lab.emulated import check_possible, trainer_command
 
-    check_possible(job.emulation, description.cluster.workers)
+    check_possible(job.emulation, description.ranks)
     for warning in job.warnings:
         _say(f"warning: {warning}")
     with trainer_command(job.emulation) as words:

@@ -30,7 +30,7 @@ def capacity_warning(network: Network, description: LabDescription) -> str | Non
 
     Asked before the network is shaped, for it is the bare links that are measured.
     """
-    needed_bps = sum(description.rates_bps) * description.payload_share
+    needed_bps = sum(description.rates_bps) * description.nics_per_host * description.payload_share
     pairs = min(len(network.hosts) // 2, max(1, (os.cpu_count() or 1) // 2))
     if pairs == 0:
         return None
@@ -41,6 +41,12 @@ def capacity_warning(network: Network, description: LabDescription) -> str | Non
         f"all links at full rate need {show_rate(needed_bps)} of payload, and this machine moves "
         f"{show_rate(capacity_bps)} between such hosts: processors, not links, may be the limit"
     )
+
+
+def in_host_bps(network: Network, description: LabDescription) -> float | None:
+    """Return what a rank can send another on its host; None where hosts have one each."""
+    first = network.hosts[0]
+    return _moved_bps([first, first]) if description.ranks_per_host > 1 else None
 
 
 def _cached_capacity_bps(network: Network, pairs: int) -> float:

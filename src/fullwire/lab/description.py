@@ -12,11 +12,11 @@ from fullwire.model.cluster import Cluster
 from fullwire.model.fabric import Fabric, LeafSpine, Torus
 from fullwire.units import bits_per_second, seconds, show_rate
 
-MOST_HOSTS = 128
+MOST_HOSTS = MOST_RANKS = 128
 LEAST_RATE_BPS = 1e6  # below, one packet takes longer than a measurement may
 MOST_RATE_BPS = 8 * (2**32 - 1)  # tbf counts bytes per second in 32 bits
+LEAST_ADDED_S = 50e-6  # a small message between two hosts takes as long without any
 LEAST_MTU, MOST_MTU = 576, 9000
-INTERFACE = "eth0"  # inside each host
 
 _ETHERNET_HEADER_BYTES = 14
 _TCP_IP_HEADER_BYTES = 52  # IPv4 20, TCP 20, the time stamp option 12
@@ -29,8 +29,8 @@ class LabDescription:
     `cpus` holds, for each host, the processors that its job may use; empty means all of them.
     The cluster's latency is added on the way out of each host, and `loss` there drops that share.
     With dilation links are that many times slower than the cluster's, and times longer, for a job
-    that computes so much slower too. On a `fabric`, which `cluster` is then the hosts of, hosts may
-    be on leaves below a spine.
+    that computes so much slower too. On a `fabric`, whose nodes `cluster` then is, a host has a
+    rank for each device, and as many NICs, and hosts may be on leaves below a spine.
     """
 
     cluster: Cluster
@@ -46,6 +46,11 @@ class LabDescription:
             raise UsageError(
                 f"workers: expected at most {MOST_HOSTS} hosts in one machine, "
                 f"got {self.cluster.workers}"
+            )
+        if self.ranks > MOST_RANKS:
+            raise UsageError(
+                f"devices: expected at most {MOST_RANKS} ranks in one machine, got "
+                f"{self.cluster.workers} hosts of {self.ranks_per_host}"
             )
         for host in range(self.cluster.workers):
             check_rate(self.cluster.link_rate_bps(host), self.dilation)
@@ -65,18 +70,56 @@ class LabDescription:
     @property
     def latency_s(self) -> float:
         """What is added on the way out of each host, as it is made."""
-        return self.cluster.latency_s * self.dilation
+        return self._added_s(self.cluster.latency_s)
+
+    @property
+    def left_out_s(self) -> float:
+        """The described latency that is too short to be added."""
+        return 0.0 if self.latency_s else self.cluster.latency_s
+
+    def _added_s(self, latency_s: float) -> float:
+        """Add nothing to a described cluster that a message takes in any lab."""
+        dilated_s = latency_s * self.dilation
+        return dilated_s if self.fabric is None or dilated_s >= LEAST_ADDED_S else 0.0
+
+    @property
+    def ranks_per_host(self) -> int:
+        """How many ranks each host has, one for each device."""
+        return 1 if self.fabric is None else self.fabric.devices_per_node
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are; they count from host to host."""
+        return self.cluster.workers * self.ranks_per_host
+
+    def host_of(self, rank: int) -> int:
+        """Return the host that a rank is on."""
+        return rank // self.ranks_per_host
+
+    @property
+    def nics_per_host(self) -> int:
+        """How many NICs each host has."""
+        return 1 if self.fabric is None else self.fabric.nics_per_node
+
+    def nic_of(self, rank: int) -> int:
+        """Return the NIC that is near a rank's device."""
+        return 0 if self.fabric is None else int(self.fabric.nic_of_device[self.place_of(rank)])
+
+    def place_of(self, rank: int) -> int:
+        """Return which rank of its host it is."""
+        return rank % self.ranks_per_host
 
     @property
     def leaves(self) -> int:
         """How many leaves hang below a spine; none where all hosts are on one switch."""
         return 0 if self.fabric is None else self.fabric.leaves
 
-    def leaf_of(self, host: int) -> int:
-        """Return the leaf that a host is on."""
+    def leaf_of(self, host: int, nic: int) -> int:
+        """Return the leaf that a NIC of a host is on."""
         assert self.fabric is not None
         assert isinstance(self.fabric.network, LeafSpine)
-        return host // self.fabric.network.nodes_per_leaf
+        group = host // self.fabric.network.nodes_per_leaf
+        return group * self.nics_per_host + nic if self.fabric.network.by_rail else group
 
     @property
     def uplink_rate_bps(self) -> float:
@@ -89,7 +132,7 @@ class LabDescription:
         """What is added on the way up to the spine, as it is made."""
         if self.fabric is None or not isinstance(self.fabric.network, LeafSpine):
             return 0.0
-        return self.fabric.network.latency_s * self.dilation
+        return self._added_s(self.fabric.network.latency_s)
 
     @property
     def payload_share(self) -> float:
@@ -161,10 +204,10 @@ def _hosts_of(fabric: Fabric) -> Cluster:
             f"{fabric.name}: a lab cannot make a torus, where hosts pass on what is for others: "
             "expected a switch or a fat tree"
         )
-    if fabric.devices_per_node > 1 or fabric.inside is not None:
+    if fabric.pods:
         raise UsageError(
-            f"{fabric.name}: a lab cannot shape links inside a node: expected nodes of one device "
-            f"and no [inside], got {fabric.devices_per_node} a node"
+            f"{fabric.name}: a lab has leaves below one spine and cannot make the core above pods: "
+            "expected no leaves_per_pod, or fewer nodes"
         )
     return Cluster(
         workers=fabric.nodes, rate_bps=fabric.nics.rate_bps, latency_s=fabric.nics.latency_s,
@@ -183,6 +226,11 @@ def _for_all_and_one(texts: Sequence[str], what: str) -> tuple[list[str], dict[i
         else:
             own[host_number(host, what)] = value
     return common, own
+
+
+def interface_of(nic: int) -> str:
+    """Return what a NIC is called inside its host."""
+    return f"eth{nic}"
 
 
 def host_number(text: str, what: str) -> int:

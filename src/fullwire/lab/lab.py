@@ -25,6 +25,7 @@ class Lab:
         self.description = description
         self.links: tuple[LinkRate, ...] = ()
         self.uplinks: tuple[LinkRate, ...] = ()
+        self.in_host_bps: float | None = None
         self.addresses: tuple[str, ...] = ()
         self.host_names: tuple[str, ...] = ()
         self.congestion = ""
@@ -56,17 +57,17 @@ class Lab:
 
     def start(
         self,
-        host: int,
+        rank: int,
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
         in_foreground: bool = False,
         packet_socket: str | None = None,
     ) -> None:
-        """Start a command on a host, with our standard output and error as its own."""
+        """Start a rank's command on its host, with our standard output and error as its own."""
         self._tell(
             Start(
-                host=host, command=tuple(command), environment=dict(environment),
+                rank=rank, command=tuple(command), environment=dict(environment),
                 in_foreground=in_foreground, packet_socket=packet_socket,
             )
         )  # fmt: skip
@@ -92,6 +93,7 @@ class Lab:
             raise UsageError(answer.sentence)
         assert isinstance(answer, Ready)
         self.links, self.uplinks = answer.links, answer.uplinks
+        self.in_host_bps = answer.in_host_bps
         self.addresses = answer.addresses
         self.host_names, self.congestion = answer.host_names, answer.congestion
         self.warnings = answer.warnings

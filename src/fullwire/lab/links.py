@@ -3,6 +3,10 @@
 Below a spine there is a bridge for each leaf, and one in a namespace of its own for the spine; a
 veth pair with its two buckets joins them, as slow as the leaf's uplinks are together.
 
+A host with several NICs has a veth pair for each, and each NIC a network of its own: what goes to
+the address of NIC 2 leaves by NIC 2, so no traffic goes from rail to rail. Ranks of one host reach
+each other through its loopback, whichever addresses they use, and that nothing shapes.
+
 The bucket at the host's end holds what the host sends to the line rate, the one at the switch's end
 what it receives: full duplex. tbf counts whole Ethernet frames without preamble and checksum, also
 when the kernel hands it many segments as one, so a 1500 byte MTU leaves 1448/1514 for payload.
@@ -23,11 +27,10 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from fullwire.errors import UsageError
 from fullwire.lab import namespaces
-from fullwire.lab.description import INTERFACE, MOST_MTU, LabDescription
+from fullwire.lab.description import MOST_MTU, LabDescription, interface_of
 
 _SWITCH, _SPINE = "switch", "spine"
-_NETWORK = ipaddress.ip_network("10.77.0.0/16")  # nothing else is in the lab to collide with
-_SWITCH_ADDRESS = str(_NETWORK[-2])
+_FIRST_NETWORK = 77  # 10.77.0.0/16; nothing else is in the lab to collide with
 
 _TBF, _NETEM = 0x10000, 0x20000  # handles 1: and 2:
 _ROOT = 0xFFFFFFFF
@@ -41,13 +44,46 @@ _LARGEST_HAND_DOWN_BYTES = 72_000  # the same, with the headers of each segment
 _HOST_QUEUE_BYTES = 1000 * _LARGEST_HAND_DOWN_BYTES
 
 
+def _network_of(nic: int) -> ipaddress.IPv4Network:
+    """Return the addresses of the NICs of this number, on all hosts."""
+    return ipaddress.IPv4Network(f"10.{_FIRST_NETWORK + nic}.0.0/16")
+
+
+def _switch_address(nic: int) -> str:
+    """Return the address of the one switch on a NIC's network."""
+    return str(_network_of(nic)[-2])
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One NIC of a host: its number there, and its port on a switch."""
+
+    host: int
+    number: int
+
+    @property
+    def interface(self) -> str:
+        """What it is called inside its host."""
+        return interface_of(self.number)
+
+    @property
+    def port(self) -> str:
+        """What the switch calls it."""
+        return f"port{self.host}.{self.number}"
+
+    @property
+    def address(self) -> str:
+        """Its address on the network of its number."""
+        return str(_network_of(self.number)[self.host + 1])
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host: its number, its network namespace as an open file, and its port on the switch."""
+    """One host: its number, its network namespace as an open file, and its NICs."""
 
     number: int
     network: int
-    port: str
+    nics: tuple[Nic, ...]
 
     @property
     def name(self) -> str:
@@ -56,8 +92,8 @@ class Host:
 
     @property
     def address(self) -> str:
-        """Its address on the lab's network."""
-        return str(_NETWORK[self.number + 1])
+        """The address that its name stands for, its first NIC's."""
+        return self.nics[0].address
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +105,14 @@ class Leaf:
     up: str
     down: str
 
-    @property
-    def address(self) -> str:
-        """The leaf's own address, for those who measure."""
-        return str(_NETWORK[-2 - 2 * self.number])
+    def address(self, nic: int = 0) -> str:
+        """The leaf's own address on a NIC's network, for those who measure."""
+        return str(_network_of(nic)[-2 - 2 * self.number])
 
     @property
     def spine_address(self) -> str:
         """The spine's, as this leaf sees it."""
-        return str(_NETWORK[-3 - 2 * self.number])
+        return str(_network_of(0)[-3 - 2 * self.number])
 
 
 class Network:
@@ -95,10 +130,7 @@ class Network:
             if description.leaves:
                 self._make_spine()
             else:
-                index = self._make_bridge(self._switch, _SWITCH)
-                self._switch.addr(
-                    "add", index=index, address=_SWITCH_ADDRESS, prefixlen=_NETWORK.prefixlen
-                )
+                self._make_switch()
             self.hosts = [self._make_host(number) for number in range(description.cluster.workers)]
 
     def _make_bridge(self, netlink: IPRoute, name: str) -> int:
@@ -106,6 +138,14 @@ class Network:
         index = _index(netlink, name)
         netlink.link("set", index=index, state="up", mtu=self._description.mtu)
         return index
+
+    def _make_switch(self) -> None:
+        index = self._make_bridge(self._switch, _SWITCH)
+        for nic in range(self._description.nics_per_host):
+            self._switch.addr(
+                "add", index=index, address=_switch_address(nic),
+                prefixlen=_network_of(nic).prefixlen,
+            )  # fmt: skip
 
     def _make_spine(self) -> None:
         _answer_for_own_addresses_only()
@@ -129,50 +169,62 @@ class Network:
         )  # fmt: skip
         up = _index(self._switch, leaf.up)
         self._switch.link("set", index=up, master=bridge, state="up")
-        _add_way(self._switch, bridge, leaf.address, leaf.spine_address)
+        _add_way(self._switch, bridge, leaf.address(), leaf.spine_address)
+        for nic in range(1, self._description.nics_per_host):
+            self._switch.addr("add", index=bridge, address=leaf.address(nic), prefixlen=32)
         with namespaces.inside(spine), IPRoute() as at_spine:
             down, at = _index(at_spine, leaf.down), _index(at_spine, _SPINE)
             at_spine.link("set", index=down, master=at, state="up")
-            _add_way(at_spine, at, leaf.spine_address, leaf.address)
+            _add_way(at_spine, at, leaf.spine_address, leaf.address())
 
-    def beside(self, host: Host) -> str:
-        """Return the address of the switch that a host is on."""
-        return self._leaf_of(host).address if self.leaves else _SWITCH_ADDRESS
+    def beside(self, nic: Nic) -> str:
+        """Return the address of the switch that a NIC is on."""
+        if self.leaves:
+            return self._leaf_of(nic).address(nic.number)
+        return _switch_address(nic.number)
 
-    def _leaf_of(self, host: Host) -> Leaf:
-        return self.leaves[self._description.leaf_of(host.number)]
+    def _leaf_of(self, nic: Nic) -> Leaf:
+        return self.leaves[self._description.leaf_of(nic.host, nic.number)]
 
     def _make_host(self, number: int) -> Host:
-        host = Host(number, namespaces.new_network(), port=f"port{number}")
+        nics = tuple(Nic(number, each) for each in range(self._description.nics_per_host))
+        host = Host(number, namespaces.new_network(), nics)
         with namespaces.inside(host.network):
             _no_ipv6()
             _allow_ping()
-        mtu = self._description.mtu
-        self._switch.link(
-            "add", ifname=host.port, kind="veth", mtu=mtu,
-            peer={"ifname": INTERFACE, "mtu": mtu, "net_ns_fd": host.network},
-        )  # fmt: skip
-        port = _index(self._switch, host.port)
-        bridge = _index(self._switch, self._leaf_of(host).bridge if self.leaves else _SWITCH)
-        self._switch.link("set", index=port, master=bridge, state="up")
-        if self.leaves:
-            _add_way(self._switch, bridge, None, host.address)
+            _answer_for_own_addresses_only()
+        for nic in nics:
+            self._plug(nic, host)
         with _netlink_of(host) as own:
-            self._make_interface(own, host)
+            own.link("set", index=_index(own, "lo"), state="up")
+            for nic in nics:
+                self._make_interface(own, nic)
         return host
 
-    def _make_interface(self, own: IPRoute, host: Host) -> None:
-        index = _index(own, INTERFACE)
-        own.link("set", index=_index(own, "lo"), state="up")
+    def _plug(self, nic: Nic, host: Host) -> None:
+        """Make the cable from a NIC to its switch."""
+        mtu = self._description.mtu
+        self._switch.link(
+            "add", ifname=nic.port, kind="veth", mtu=mtu,
+            peer={"ifname": nic.interface, "mtu": mtu, "net_ns_fd": host.network},
+        )  # fmt: skip
+        port = _index(self._switch, nic.port)
+        bridge = _index(self._switch, self._leaf_of(nic).bridge if self.leaves else _SWITCH)
+        self._switch.link("set", index=port, master=bridge, state="up")
+        if self.leaves:
+            _add_way(self._switch, bridge, None, nic.address)
+
+    def _make_interface(self, own: IPRoute, nic: Nic) -> None:
+        index, network = _index(own, nic.interface), _network_of(nic.number)
         own.addr(
-            "add", index=index, address=host.address, prefixlen=_NETWORK.prefixlen,
+            "add", index=index, address=nic.address, prefixlen=network.prefixlen,
             flags=_NO_PREFIX_ROUTE,
         )  # fmt: skip
         own.link("set", index=index, state="up")
         # By the route, and not by sysctl: that refuses algorithms that the machine itself offers.
         asked = self._description.congestion
         metrics = {"cc_algo": asked} if asked else {}
-        own.route("add", dst=str(_NETWORK), oif=index, scope="link", metrics=metrics)
+        own.route("add", dst=str(network), oif=index, scope="link", metrics=metrics)
 
     def shape(self) -> None:
         """Hold every link to its line rate."""
@@ -190,22 +242,25 @@ class Network:
             _hold_to(at_spine, _index(at_spine, leaf.down), rate_bps, queue_bytes)
 
     def set_rate(self, host: Host, rate_bps: float) -> None:
-        """Hold what a host sends and what it receives to a rate each."""
-        port = _index(self._switch, host.port)
-        _hold_to(self._switch, port, rate_bps, _switch_queue_bytes(rate_bps))
+        """Hold what each NIC of a host sends and what it receives to a rate each."""
         with _netlink_of(host) as own:
-            index = _index(own, INTERFACE)
-            _hold_to(own, index, rate_bps, _HOST_QUEUE_BYTES)
-            # What is larger than the bucket would be cut into single frames, each of which wakes
-            # the receiver: a NIC hands up what came in together.
-            own.link("set", index=index, gso_max_size=_hand_down_bytes(rate_bps))
+            for nic in host.nics:
+                port = _index(self._switch, nic.port)
+                _hold_to(self._switch, port, rate_bps, _switch_queue_bytes(rate_bps))
+                index = _index(own, nic.interface)
+                _hold_to(own, index, rate_bps, _HOST_QUEUE_BYTES)
+                # What is larger than the bucket would be cut into single frames, each of which
+                # wakes the receiver: a NIC hands up what came in together.
+                own.link("set", index=index, gso_max_size=_hand_down_bytes(rate_bps))
 
     def add_netem(self) -> None:
         """Add the delay and the loss on the way out of every host, if any are asked for."""
-        if self._description.latency_s or self._description.loss:
+        latency_s, loss = self._description.latency_s, self._description.loss
+        if latency_s or loss:
             for host in self.hosts:
                 with _netlink_of(host) as own:
-                    _delay(own, INTERFACE, self._description.latency_s, self._description.loss)
+                    for nic in host.nics:
+                        _delay(own, nic.interface, latency_s, loss)
         if self.leaves and self._description.spine_latency_s:
             for leaf in self.leaves:
                 _delay(self._switch, leaf.up, self._description.spine_latency_s, loss=0.0)
@@ -219,7 +274,8 @@ class Network:
         self._set_port(host, "up")
 
     def _set_port(self, host: Host, state: str) -> None:
-        self._switch.link("set", index=_index(self._switch, host.port), state=state)
+        for nic in host.nics:
+            self._switch.link("set", index=_index(self._switch, nic.port), state=state)
 
 
 def _hold_to(netlink: IPRoute, index: int, rate_bps: float, queue_bytes: int) -> None:
@@ -239,7 +295,7 @@ def _delay(netlink: IPRoute, name: str, latency_s: float, loss: float) -> None:
     except NetlinkError:
         raise UsageError(
             "latency and loss need the kernel's netem, which this machine has not: "
-            "load sch_netem, or leave --latency and --loss out"
+            "load sch_netem, or leave them out"
         ) from None
 
 
@@ -253,7 +309,7 @@ def _add_way(netlink: IPRoute, bridge: int, own: str | None, other: str) -> None
 
 
 def _answer_for_own_addresses_only() -> None:
-    """Let each bridge answer for its own address: all of them hear who is asked for."""
+    """Let each interface answer for its own address: all of them hear who is asked for."""
     Path("/proc/sys/net/ipv4/conf/all/arp_ignore").write_text("1")
 
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRate:
-    """What a host's link, or a leaf's uplinks, delivered each way before the job, as payload."""
+    """What a host's NIC, or a leaf's uplinks, delivered each way before the job, as payload."""
 
     host: int
     line_rate_bps: float
     payload_limit_bps: float
     sent_bps: float
     received_bps: float
+    nic: int = 0
 
     @property
     def delivered_bps(self) -> float:
@@ -34,7 +35,10 @@ class LinkRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The lab stands, and this is what was measured in it."""
+    """The lab stands, and this is what was measured in it.
+
+    `in_host_bps` is what one rank sends another on the same host, where there are several.
+    """
 
     links: tuple[LinkRate, ...]
     addresses: tuple[str, ...]
@@ -42,6 +46,7 @@ class Ready:
     congestion: str
     warnings: tuple[str, ...]
     uplinks: tuple[LinkRate, ...] = ()
+    in_host_bps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +58,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Start a command on a host; in the foreground it gets the terminal.
+    """Start a rank's command on its host; in the foreground it gets the terminal.
 
-    `packet_socket` is the variable that is to name an open packet socket of the host, for a command
-    that captures: the capability to open one ends where a command begins.
+    `packet_socket` is the variable that is to name open packet sockets of the host, one for each of
+    its NICs, for a command that captures: the capability to open one ends where a command begins.
     """
 
-    host: int
+    rank: int
     command: tuple[str, ...]
     environment: Mapping[str, str]
     in_foreground: bool = False
@@ -75,7 +80,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A host's command has ended, with an exit status as a shell shows it."""
+    """A rank's command has ended, with an exit status as a shell shows it."""
 
-    host: int
+    rank: int
     status: int

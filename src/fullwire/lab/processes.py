@@ -1,4 +1,4 @@
-"""Processes on hosts: started there, told apart by their host, reaped when they end."""
+"""Processes on hosts: started there, told apart by their rank, reaped when they end."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Processes:
     """The commands of a lab, by the process ids that the first of a pid namespace sees."""
 
     def __init__(self) -> None:
-        self._host_of: dict[int, int] = {}
+        self._rank_of: dict[int, int] = {}
 
     def start(self, host: Host, request: Start, processors: frozenset[int]) -> None:
-        """Start a command on a host."""
+        """Start a rank's command on its host."""
         pid = os.fork()
         if pid == 0:
             _become_command(host, request, processors)
-        self._host_of[pid] = host.number
+        self._rank_of[pid] = request.rank
 
     def reaped(self) -> Iterator[Ended]:
         """Take leave of every process that has ended; orphans come to us and go unmentioned."""
@@ -37,12 +37,12 @@ class Processes:
                 pid, wait_status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid in self._host_of:
-                    yield Ended(self._host_of.pop(pid), _shell_status(wait_status))
+                if pid in self._rank_of:
+                    yield Ended(self._rank_of.pop(pid), _shell_status(wait_status))
 
     def signal_groups(self, number: int) -> None:
         """Signal the commands and whatever is in their process groups."""
-        for pid in self._host_of:
+        for pid in self._rank_of:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, number)
 
@@ -80,7 +80,8 @@ def _become_command(host: Host, request: Start, processors: frozenset[int]) -> N
         _reset_signals()
         environment = dict(request.environment)
         if request.packet_socket is not None:
-            environment[request.packet_socket] = str(namespaces.packet_socket())
+            sockets = [str(namespaces.packet_socket()) for _ in host.nics]
+            environment[request.packet_socket] = ",".join(sockets)
         os.execvpe(request.command[0], request.command, environment)
     except OSError as error:
         sys.stderr.write(f"fullwire: host {host.number}: {request.command[0]}: {error.strerror}\n")

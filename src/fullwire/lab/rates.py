@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fullwire.errors import UsageError
 from fullwire.lab import namespaces
@@ -37,9 +37,11 @@ def measured_links(network: Network, description: LabDescription) -> tuple[LinkR
     """Measure every link each way, or refuse the lab at the first that delivers too little."""
     links = []
     for host, rate_bps in zip(network.hosts, description.rates_bps, strict=True):
-        way = _Way(host.network, network.beside(host))
-        links.append(_measured_link(way, host.number, rate_bps, description.payload_share))
-        check_delivery(links[-1], f"host {host.number}")
+        for nic in host.nics:
+            way = _Way(host.network, network.beside(nic))
+            measured = _measured_link(way, host.number, rate_bps, description.payload_share)
+            links.append(replace(measured, nic=nic.number))
+            check_delivery(links[-1], f"host {host.number}")
     return tuple(links)
 
 
@@ -48,7 +50,7 @@ def measured_uplinks(network: Network, description: LabDescription) -> tuple[Lin
     links = []
     for leaf in network.leaves:
         assert network.spine is not None
-        way = _Way(network.spine, leaf.address)
+        way = _Way(network.spine, leaf.address())
         rate_bps = description.uplink_rate_bps
         links.append(_measured_link(way, leaf.number, rate_bps, description.payload_share))
         check_delivery(links[-1], f"leaf {leaf.number}")

@@ -1,4 +1,4 @@
-"""One job on a lab: a rank on every host, faults on a timetable, and the exit status of it all."""
+"""One job on a lab: ranks on their hosts, faults on a timetable, and the exit status of it all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from fullwire.lab.description import INTERFACE
+from fullwire.lab.description import LabDescription, interface_of
 from fullwire.lab.faults import Fault
 from fullwire.lab.lab import Lab
 from fullwire.lab.terminal import take_terminal
@@ -25,14 +25,14 @@ def run_job(
     environment: Mapping[str, str] = os.environ, packet_socket: str | None = None,
     say: Say = lambda sentence: None,
 ) -> int:  # fmt: skip
-    """Run a command on every host and return its exit status, which is the first failing rank's."""
-    hosts = range(lab.description.cluster.workers)
-    for host in hosts:
+    """Run a command as every rank and return its exit status, which is the first failing rank's."""
+    ranks = range(lab.description.ranks)
+    for rank in ranks:
         lab.start(
-            host, command, {**environment, **rank_environment(lab, host)},
+            rank, command, {**environment, **rank_environment(lab, rank)},
             packet_socket=packet_socket,
         )  # fmt: skip
-    job = _Job(lab, len(hosts), faults, say)
+    job = _Job(lab, len(ranks), faults, say)
     try:
         return job.finish()
     except KeyboardInterrupt:
@@ -44,10 +44,11 @@ def run_job(
 
 
 def run_shell(lab: Lab, host: int) -> int:
-    """Run the user's shell on one host, in the foreground of the terminal."""
+    """Run the user's shell on one host as its first rank, in the foreground of the terminal."""
     shell = os.environ.get("SHELL", "/bin/sh")
-    environment = os.environ | rank_environment(lab, host)
-    lab.start(host, [shell], environment, in_foreground=True)
+    rank = host * lab.description.ranks_per_host
+    environment = os.environ | rank_environment(lab, rank)
+    lab.start(rank, [shell], environment, in_foreground=True)
     try:
         while (ended := lab.next_end(None)) is None:
             pass
@@ -59,7 +60,6 @@ def run_shell(lab: Lab, host: int) -> int:
 def summary(lab: Lab) -> str:
     """Say what the links deliver, in one sentence."""
     least = min(lab.links, key=lambda link: link.delivered_share)
-    hosts = "1 host" if len(lab.links) == 1 else f"{len(lab.links)} hosts"
     below = ""
     if lab.uplinks:
         slowest = min(lab.uplinks, key=lambda link: link.delivered_bps)
@@ -68,23 +68,50 @@ def summary(lab: Lab) -> str:
             f"{show_rate(slowest.delivered_bps)} of {show_rate(slowest.payload_limit_bps)}"
         )
     return (
-        f"{hosts} up; links deliver at least {least.delivered_share:.1%} of the payload that their "
-        f"line rates allow (host {least.host}: "
-        f"{show_rate(least.delivered_bps)} of {show_rate(least.payload_limit_bps)}){below}"
+        f"{_hosts(lab.description)} up; links deliver at least {least.delivered_share:.1%} of the "
+        f"payload that their line rates allow (host {least.host}: "
+        f"{show_rate(least.delivered_bps)} of {show_rate(least.payload_limit_bps)})"
+        f"{below}{_not_as_described(lab)}"
     )
 
 
-def rank_environment(lab: Lab, host: int) -> dict[str, str]:
-    """Return what torch.distributed wants to know on a host."""
+def _hosts(description: LabDescription) -> str:
+    count, ranks, nics = description.cluster.workers, description.ranks_per_host, ""
+    if description.nics_per_host > 1:
+        nics = f" and {description.nics_per_host} NICs"
+    each = f" of {ranks} ranks{nics}" if ranks > 1 else ""
+    return f"{count} host{'s' if count > 1 else ''}{each}"
+
+
+def _not_as_described(lab: Lab) -> str:
+    """Say what of a described cluster this machine has in its own way."""
+    said = ""
+    if lab.in_host_bps is not None:
+        said += (
+            f"; what joins ranks of a host is this machine's memory, {show_rate(lab.in_host_bps)} "
+            "over TCP, and not shaped"
+        )
+    if lab.description.left_out_s:
+        said += (
+            f"; {show_time(lab.description.left_out_s)} of latency are not added, since a small "
+            "message takes as long here anyway"
+        )
+    return said
+
+
+def rank_environment(lab: Lab, rank: int) -> dict[str, str]:
+    """Return what torch.distributed wants to know in a rank."""
+    description = lab.description
+    interface = interface_of(description.nic_of(rank))
     return {
-        "RANK": str(host),
-        "WORLD_SIZE": str(lab.description.cluster.workers),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(description.ranks),
+        "LOCAL_RANK": str(description.place_of(rank)),
+        "LOCAL_WORLD_SIZE": str(description.ranks_per_host),
         "MASTER_ADDR": lab.addresses[0],
         "MASTER_PORT": str(MASTER_PORT),
-        "GLOO_SOCKET_IFNAME": INTERFACE,
-        "NCCL_SOCKET_IFNAME": INTERFACE,
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
     }
 
 
@@ -105,7 +132,7 @@ class _Job:
         while self._running:
             ended = self._lab.next_end(self._time_to_next_s())
             if ended is not None:
-                self._note_end(ended.host, ended.status)
+                self._note_end(ended.rank, ended.status)
             elif self._is_overdue():
                 self.end(signal.SIGTERM)
                 break

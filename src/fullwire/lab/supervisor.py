@@ -58,7 +58,7 @@ class _Inside:
 
     def __init__(self, description: LabDescription) -> None:
         # Loaded here: entering namespaces wants a process without threads, and pyroute2 is large.
-        from fullwire.lab.capacity import capacity_warning
+        from fullwire.lab.capacity import capacity_warning, in_host_bps
         from fullwire.lab.links import Network
         from fullwire.lab.processes import Processes
         from fullwire.lab.rates import measured_links, measured_uplinks
@@ -76,6 +76,7 @@ class _Inside:
         self.ready = Ready(
             links=links,
             uplinks=uplinks,
+            in_host_bps=in_host_bps(self._network, description),
             addresses=tuple(host.address for host in self._network.hosts),
             host_names=tuple(host.name for host in self._network.hosts),
             congestion=self._network.congestion,
@@ -97,8 +98,8 @@ class _Inside:
     def _do(self, request: Start | Fault | Signal) -> None:
         if isinstance(request, Start):
             cpus = self._description.cpus
-            host = self._network.hosts[request.host]
-            self._processes.start(host, request, cpus[request.host] if cpus else frozenset())
+            host = self._network.hosts[self._description.host_of(request.rank)]
+            self._processes.start(host, request, cpus[host.number] if cpus else frozenset())
         elif isinstance(request, Signal):
             self._processes.signal_groups(request.number)
         else:

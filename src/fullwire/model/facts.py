@@ -54,6 +54,9 @@ _REGISTERED = (
         False,
         "payload that each rank's link received before the job, alone and one way",
     ),
+    Fact(
+        "in_host_bps", float, "bit/s", False, "what a rank sent another on its host before the job"
+    ),
     Fact("payload_share", float, "", False, "share of the line rate that headers leave"),
     Fact("congestion", str, "", False, "TCP's congestion control on the way between hosts"),
     Fact("hosts", str, "", False, "the host of each rank, in their order, with commas between"),

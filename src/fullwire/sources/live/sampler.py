@@ -26,7 +26,7 @@ from typing import Any
 
 SUFFIX = ".samples"
 CAPTURE_SUFFIX, CAPTURING_SUFFIX = ".pcapng", ".capturing"
-SOCKET_VARIABLE = "FULLWIRE_PACKET_SOCKET"  # an open packet socket, from whoever may make one
+SOCKET_VARIABLE = "FULLWIRE_PACKET_SOCKET"  # open packet sockets, from whoever may make them
 MOST_INTERFACES = 16
 _HEADER_BYTES = 512  # this and the three states as in inside/journal.py
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed"
@@ -150,8 +150,9 @@ def _begin_capture(watched: int, directory: str) -> None:
     os.close(tell)
     answer = b"".join(iter(lambda: os.read(hear, 1024), b""))
     os.close(hear)
-    if given := os.environ.pop(SOCKET_VARIABLE, ""):
-        os.close(int(given))  # it is no matter of the job's
+    for given in _given_sockets():
+        os.close(given)  # they are no matter of the job's
+    os.environ.pop(SOCKET_VARIABLE, None)
     if answer != _READY:
         sys.stderr.write(f"fullwire: packets cannot be captured: {answer.decode() or 'killed'}\n")
         sys.exit(_NOT_STARTED)
@@ -195,9 +196,14 @@ def _capture(watched: int, directory: str, told: _TellOnce) -> None:
 def _packet_sockets() -> dict[str, int]:
     """Return a socket for each interface; it hears nothing before it is bound to it."""
     names = list(_interfaces())
-    if given := os.environ.get(SOCKET_VARIABLE):
-        return {name: int(given) for name in names[:1]}
+    if given := _given_sockets():
+        return dict(zip(names, given, strict=False))
     return {name: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).detach() for name in names}
+
+
+def _given_sockets() -> list[int]:
+    given = os.environ.get(SOCKET_VARIABLE, "")
+    return [int(each) for each in given.split(",") if each]
 
 
 def _header(status: str, began: dict[str, int], reason: str = "") -> bytes:
