@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
-from fullwire.model.fabric import Fabric, flat
+from fullwire.model.fabric import Fabric, Nics, OtherHost, flat
 from fullwire.report.cluster import cluster_sentence, drawing, print_cluster, some
 from fullwire.report.sentences import suspicion_sentences
 from fullwire.sources.clusters import cluster, names
@@ -211,6 +212,19 @@ def test_a_grid_of_a_hundred_thousand_points_stays_one_of_arrays() -> None:
     )  # fmt: skip
     assert len(result) == 100_000
     assert np.isfinite(result["step_s"]).all()
+
+
+def test_slow_hosts_and_latencies_are_suspects_too() -> None:
+    even = Fabric(name="ours", nodes=6, nics=Nics(rate_bps=100e9, latency_s=5e-6))
+    slow = dataclasses.replace(even, other_hosts=(OtherHost(node=1, nic_rate_bps=25e9),))
+    [blamed] = fw.whatif("vgg16@v100", cluster=slow).suspicions
+    assert blamed.worst is not None
+    assert (blamed.worst.links, blamed.worst.change) == ("slow hosts", "every host at 100 Gbps")
+    as_even = fw.whatif("vgg16@v100", cluster=even)["step_s"][0]
+    assert blamed.worst.step_s == pytest.approx(as_even)
+    far = dataclasses.replace(even, nics=Nics(rate_bps=100e9, latency_s=50e-3))
+    [sentence] = suspicion_sentences(fw.whatif("vgg16@v100", cluster=far))
+    assert "6 workers of ours: the latencies hold it back: with none a step would take" in sentence
 
 
 def test_nics_and_a_spine_as_wide_as_they_are_are_blamed_together() -> None:

@@ -1,8 +1,9 @@
 """Which links of a described cluster hold a job back? Each is made wider, and the step asked again.
 
-A kind of link is what to blame as far as the step gets shorter when only these are faster: the
-spine without oversubscription, NICs or in-node links of twice the rate. Where none of them alone
-is, as on a spine as wide as its NICs, NICs and spine are made faster together. The answer depends
+A kind of link is what to blame as far as the step gets shorter when only these are faster: slow
+hosts with NICs like the others', the spine without oversubscription, NICs or in-node links of twice
+the rate, or all without latency. Where none of them alone is, as on a spine as wide as its NICs,
+NICs and spine are made faster together. The answer depends
 on where ranks are, so it is also given for ranks that are scattered over the leaves.
 """
 
@@ -26,8 +27,10 @@ from fullwire.model.fabric_cost import with_workers
 from fullwire.model.tuning import AUTO
 from fullwire.simulation.on_fabric import OnFabric
 from fullwire.simulation.sweep import Grid, Subject, sweep, tried
+from fullwire.units import show_rate
 
 NICS_AND_SPINE = "NICs and the spine's uplinks together"
+SLOW_HOSTS, LATENCIES = "slow hosts", "latencies"
 WORTH_BLAMING = 0.01  # of the step
 _FASTER = 2.0
 
@@ -118,6 +121,7 @@ def _suspicion(subject: Subject, point: Grid) -> Suspicion:
     suspects = tuple(_asked(subject, each) for each in _wider(point, has_spine=has_spine))
     if has_spine and all(each.step_s >= (1 - WORTH_BLAMING) * step_s for each in suspects):
         suspects += (_asked(subject, (NICS_AND_SPINE, "both twice as fast", _faster(point))),)
+    suspects += (_asked(subject, (LATENCIES, "none", _without_latency(point))),)
     return Suspicion(
         run=subject.name, cluster=fabric.name, workers=workers, is_scattered=point.is_scattered,
         oversubscription=network.oversubscription
@@ -141,6 +145,12 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
     fabric = point.fabric
     assert fabric is not None
     network, faster = fabric.network, _faster(point)
+    [rate_bps] = point.bandwidth_bps
+    not_slow = tuple(each for each in fabric.other_hosts if each.nic_rate_bps >= rate_bps)
+    if not_slow != fabric.other_hosts:
+        wider = replace(fabric, other_hosts=not_slow)
+        change = f"every host at {show_rate(rate_bps)}"
+        yield SLOW_HOSTS, change, replace(point, fabric=wider)
     if has_spine and isinstance(network, LeafSpine):
         if network.oversubscription > 1:
             wider = replace(fabric, network=_with_a_wide_spine(network))
@@ -160,6 +170,17 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
             fabric, inside=replace(fabric.inside, rate_bps=_FASTER * fabric.inside.rate_bps)
         )
         yield LINK_KINDS[IN_NODE], "in-node links twice as fast", replace(point, fabric=wider)
+
+
+def _without_latency(point: Grid) -> Grid:
+    fabric = point.fabric
+    assert fabric is not None
+    network, inside = fabric.network, fabric.inside
+    if isinstance(network, LeafSpine):
+        network = replace(network, latency_s=0.0)
+    if inside is not None:
+        inside = replace(inside, latency_s=0.0)
+    return replace(point, latency_s=(0.0,), fabric=replace(fabric, network=network, inside=inside))
 
 
 def _with_a_wide_spine(network: LeafSpine) -> LeafSpine:
