@@ -143,7 +143,7 @@ def _spines(fabric: Fabric, width: int) -> Iterator[str]:
         ratio = f"{network.core_oversubscription:g}:1"
         narrow = " ◀" if network.core_oversubscription > 1 else ""
         yield _row(ratio, [f"{show_rate(fabric.core_rate_bps)} up from each pod"], width) + narrow
-        yield _row("pods", [f"a spine over each {network.leaves_per_pod} leaves"], width)
+        yield _row("pods", [f"a spine over every {network.leaves_per_pod} leaves"], width)
 
 
 def _leaf_words(fabric: Fabric, group: int | None) -> str:
