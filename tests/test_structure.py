@@ -15,7 +15,7 @@ import fullwire
 PACKAGE = Path(fullwire.__file__).parent
 # A room may import from rooms of lower levels, and from itself; rooms of one level do not meet.
 LEVELS = {
-    "errors": 0, "_native": 0, "units": 1, "model": 2, "store": 3, "compression": 3,
+    "errors": 0, "_native": 0, "units": 1, "crew": 2, "model": 2, "store": 3, "compression": 3,
     "sources": 4, "analysis": 4, "simulation": 4, "transport": 4, "lab": 4,
     "answers": 5, "report": 6, "cli": 7,
 }  # fmt: skip

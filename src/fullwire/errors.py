@@ -11,8 +11,9 @@ One place, `fullwire.cli`, turns them into exit statuses. Anything else that esc
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class FullwireError(Exception):
@@ -37,6 +38,12 @@ class DamagedInput(FullwireError):
         self.line = line
         place = str(path) if line is None else f"{path}:{line}"
         super().__init__(f"{place}: {problem}")
+        self._given = (path, problem, line)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Come from another process as what it was there."""
+        path, problem, line = self._given
+        return partial(DamagedInput, line=line), (path, problem)
 
 
 class TransportError(FullwireError, RuntimeError):

@@ -194,7 +194,10 @@ class RunWriter:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A numbered piece of a run that is being written, by this process or another."""
+    """A numbered piece of a run that is being written, by this process or another, or by two.
+
+    Each of its files appears whole, so it does not matter if one of two writers ends in between.
+    """
 
     building: Path
     number: int
@@ -205,9 +208,12 @@ class Piece:
 
         for name, table in tables.items():
             if len(table):
-                directory = self.building / name
+                directory, scratch = self.building / name, self.building / _SCRATCH
                 directory.mkdir(exist_ok=True)
-                _write_table(table, directory / f"{self.number:06}.parquet")
+                scratch.mkdir(exist_ok=True)
+                writing = scratch / f"{name}-{self.number:06}-{os.urandom(4).hex()}"
+                _write_table(table, writing)
+                writing.replace(directory / f"{self.number:06}.parquet")
                 _sync_directory(directory)
         pa.default_memory_pool().release_unused()  # else it keeps what several pieces took
         return {name: len(table) for name, table in tables.items()}

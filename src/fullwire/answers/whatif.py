@@ -34,6 +34,7 @@ from fullwire.answers.subjects import (
     with_batches,
 )
 from fullwire.answers.suspects import Suspicion, suspicions
+from fullwire.crew import HERE, crew
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.cluster_plan import usual_algorithm
@@ -158,6 +159,7 @@ def whatif(
     lane: str = "fifo",
     target: str | float | None = None,
     progress: Progress | None = None,
+    on: str = HERE,
 ) -> WhatIf:
     """Predict a step under every combination of the conditions given.
 
@@ -172,6 +174,7 @@ def whatif(
     `accumulate` adds up the gradients of so many passes before they are sent; with `local_steps`
     workers average their parameters after so many steps of their own. Times are those of one pass
     in either case. `jitter` is how ranks scatter: the step waits for the slowest of them.
+    `on="ray"`, or a Ray cluster's address, has the grid computed there.
     """
     many = named(with_batches(runs, batch))
     only = [run for _, run in many]
@@ -184,11 +187,14 @@ def whatif(
     )  # fmt: skip
     subjects = [subject_of(name, run, found) for name, run in many]
     wanted = None if target is None else ratio(target, "target")
-    predictions = sweep(subjects, grid, progress)
+    with crew(on) as those:
+        predictions = sweep(subjects, grid, progress, those)
+        around_s = interval_s(subjects, grid, predictions, found.calibration, those)
+        reaching = None if wanted is None else targets(subjects, grid, wanted, those)
     return WhatIf(
         predictions=predictions,
-        interval_s=interval_s(subjects, grid, predictions, found.calibration),
-        targets=None if wanted is None else targets(subjects, grid, wanted),
+        interval_s=around_s,
+        targets=reaching,
         basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
         warnings=tuple(_warnings(many, subjects, grid)),

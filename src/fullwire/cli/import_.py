@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fullwire.cli.leaving import signals_end_it
-from fullwire.cli.options import Force
+from fullwire.cli.options import Force, On
 
 
 def import_(
@@ -43,6 +43,7 @@ def import_(
         int | None,
         typer.Option(min=1, help="How many profiler traces are read at once [default: processors]"),
     ] = None,
+    on: On = "here",
     force: Force = False,
 ) -> None:
     """Read another tool's trace and write it as a run.
@@ -56,7 +57,8 @@ def import_(
     with signals_end_it():
         place = import_run(
             output, *files, format=format_, step_time=step_time, reduce_cost=reduce_cost,
-            communication=communication, processes=processes, replace=force, told=_progress(),
+            communication=communication, processes=processes, on=on, replace=force,
+            told=_progress(),
         )  # fmt: skip
     sys.stderr.write(f"written: {place}\n")
 

@@ -17,6 +17,15 @@ Placement: TypeAlias = Annotated[
     str,
     typer.Option(help="Ranks on its devices: packed node by node, or scattered over its leaves"),
 ]
+On: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="here|ray|ADDRESS",
+        help="Who works: this machine; the Ray cluster that RAY_ADDRESS names, or one that is "
+        "started here; or the cluster at ray://HOST:PORT",
+    ),
+]
 ALGORITHMS = (
     "ring, tree, halving-doubling, or on clusters multi-ring, hierarchical, torus, in-network and "
     "others: an unknown name lists them all; auto:"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullwire.cli.options import ALGORITHMS, ClusterOption, Force, Json, Placement, print_json
+from fullwire.cli.leaving import signals_end_it
+from fullwire.cli.options import ALGORITHMS, ClusterOption, Force, Json, On, Placement, print_json
 from fullwire.cli.progress import progress
 from fullwire.errors import UsageError
 
@@ -101,6 +102,7 @@ def whatif(
             "--output", "-o", metavar="X.run", help="Write the one simulated step as a run."
         ),
     ] = None,
+    on: On = "here",
     force: Force = False,
     format_: Annotated[str, typer.Option("--format", help="table, csv or json")] = "table",
     json: Json = False,
@@ -125,10 +127,10 @@ def whatif(
             raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
         _refuse_unsynchronised(accumulate, local_steps)
         _write(answers.replay(runs[0], lane=lane, **conditions), output, force)
-    with progress("predicted") as told:
+    with progress("predicted") as told, signals_end_it():
         result = answers.whatif(
             runs, lane=lane, target=target, progress=told, accumulate=accumulate,
-            local_steps=local_steps, batch=batch, **conditions,
+            local_steps=local_steps, batch=batch, on=on, **conditions,
         )  # fmt: skip
     if plot is not None:
         from fullwire.report.charts import plot_whatif

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.crew import ALONE, Crew
 from fullwire.model.cost import Floats
 from fullwire.simulation.calibrate import Calibration
 from fullwire.simulation.sweep import Grid, Predictions, Subject, shaped, sweep, with_residue
@@ -30,6 +31,7 @@ def interval_s(
     grid: Grid,
     predictions: Predictions,
     calibration: Calibration | None,
+    crew: Crew = ALONE,
 ) -> tuple[Floats, Floats]:
     """Return the least and the largest step time to be expected, for every row."""
     is_known = _has_evidence(subjects, grid)
@@ -39,7 +41,7 @@ def interval_s(
     step_s = predictions.measures["step_s"]
     variance = np.square(_of_the_steps(subjects) * step_s)
     if calibration is not None:
-        variance = variance + _of_the_transport(subjects, grid, step_s, calibration)
+        variance = variance + _of_the_transport(subjects, grid, step_s, calibration, crew)
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
     return (step_s - half_s).reshape(-1), (step_s + half_s).reshape(-1)
 
@@ -61,19 +63,21 @@ def _of_the_steps(subjects: Sequence[Subject]) -> Floats:
 
 
 def _of_the_transport(
-    subjects: Sequence[Subject], grid: Grid, step_s: Floats, calibration: Calibration
+    subjects: Sequence[Subject], grid: Grid, step_s: Floats, calibration: Calibration, crew: Crew
 ) -> Floats:
     """Return the variance that comes from the transport: of its directions, the worse sign each."""
     variance = np.zeros(step_s.shape)
     for one, other in zip(calibration.variants[::2], calibration.variants[1::2], strict=True):
-        away_s = [np.abs(_with(each, subjects, grid) - step_s) for each in (one, other)]
+        away_s = [np.abs(_with(each, subjects, grid, crew) - step_s) for each in (one, other)]
         variance += np.square(np.maximum(*away_s))
     return variance
 
 
-def _with(transport: MeasuredTransport, subjects: Sequence[Subject], grid: Grid) -> Floats:
+def _with(
+    transport: MeasuredTransport, subjects: Sequence[Subject], grid: Grid, crew: Crew
+) -> Floats:
     transports = tuple(
         transport if isinstance(each, MeasuredTransport) else each for each in grid.transports
     )
     others = [with_residue(each, transport) for each in subjects]
-    return sweep(others, replace(grid, transports=transports)).measures["step_s"]
+    return sweep(others, replace(grid, transports=transports), crew=crew).measures["step_s"]

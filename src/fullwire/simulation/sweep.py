@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Combining, Compressor
@@ -42,6 +45,7 @@ from fullwire.simulation.typical import Step
 Progress: TypeAlias = Callable[[int, int], None]
 
 BLOCK_POINTS = 16_384  # three arrays of so many numbers fit the second-level cache
+PIECE_POINTS = 2**18  # some 10 MB of measures: what is computed at once, here or elsewhere
 MOST_POINTS = 100_000_000  # 4 GB of measures
 MOST_APART = 10_000  # passes between two synchronisations
 AXES = (
@@ -338,7 +342,9 @@ class _Other:
     routed: tuple[tuple[Routed, ...], ...] = ()
 
 
-def sweep(subjects: Sequence[Subject], grid: Grid, progress: Progress | None = None) -> Predictions:
+def sweep(
+    subjects: Sequence[Subject], grid: Grid, progress: Progress | None = None, crew: Crew = ALONE
+) -> Predictions:
     """Predict every point of the grid for every subject."""
     axes = _axes(subjects, grid)
     shape = tuple(len(values) for values in axes.values())
@@ -346,13 +352,15 @@ def sweep(subjects: Sequence[Subject], grid: Grid, progress: Progress | None = N
     if total > MOST_POINTS:
         raise UsageError(f"a grid of {total:,} points: expected at most {MOST_POINTS:,}")
     measures = {name: np.empty(shape) for name in MEASURES}
+    pieces = list(_pieces(subjects, grid))
+    computed = crew.each(partial(_predicted, subjects, grid), pieces)
     done = 0
-    for place, messages, transport in _scenes(subjects, grid):
-        block = {name: measure[place] for name, measure in measures.items()}
-        for points in _fill(block, messages, transport, grid):
-            done += points
-            if progress:
-                progress(done, total)
+    for piece, found in zip(pieces, computed, strict=True):
+        for name, measure in measures.items():
+            measure[piece.place] = found[name]
+        done += found["step_s"].size
+        if progress:
+            progress(done, total)
     return Predictions(axes=axes, measures=measures | _of_the_run(subjects))
 
 
@@ -369,16 +377,18 @@ def with_residue(subject: Subject, transport: Transport) -> Subject:
 
 
 def messages_of(
-    subject: Subject, policy: BucketPolicy, algorithm: str, latency_s: float, grid: Grid
-) -> Messages:
-    """Work out the messages of a step for all cluster sizes and compressors of a grid."""
+    subject: Subject, policy: BucketPolicy, algorithm: str, latency_s: float, grid: Grid,
+    sizes: slice = slice(None),
+) -> Messages:  # fmt: skip
+    """Work out the messages of a step for the cluster sizes, or some, and compressors of a grid."""
     buckets = grouped(subject.step, policy)
     on_fabric = OnFabric.of(grid.fabric, latency_s, is_scattered=grid.is_scattered)
     ways = tried(grid) if algorithm == AUTO else (algorithm,)
+    here = replace(grid, workers=grid.workers[sizes])
     return Messages(
-        subject=subject, buckets=buckets, lane=grid.lane, workers=grid.workers,
-        ways=tuple(_way(subject, buckets, each, latency_s, grid, on_fabric) for each in ways),
-        others=tuple(_others(subject, latency_s, grid.workers, on_fabric)),
+        subject=subject, buckets=buckets, lane=grid.lane, workers=here.workers,
+        ways=tuple(_way(subject, buckets, each, latency_s, here, on_fabric) for each in ways),
+        others=tuple(_others(subject, latency_s, here.workers, on_fabric)),
     )  # fmt: skip
 
 
@@ -469,27 +479,67 @@ def scaling_factor(step: Step, overhead_s: Floats) -> Floats:
     return baseline_s / (baseline_s + overhead_s)
 
 
-def _scenes(
-    subjects: Sequence[Subject], grid: Grid
-) -> Iterator[tuple[tuple[int, ...], Messages, Transport]]:
-    """Go through what messages depend on but workers, bandwidth and compressors, with its place."""
-    for run, subject in enumerate(subjects):
-        for bucket, policy in enumerate(grid.buckets):
-            for kind, algorithm in enumerate(grid.algorithms):
-                for late, latency_s in enumerate(grid.latency_s):
-                    messages = messages_of(subject, policy, algorithm, latency_s, grid)
-                    for number, transport in enumerate(grid.transports):
-                        yield (run, bucket, kind, number, late), messages, transport
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What is computed at once, by its places on the axes: all that follows from some messages."""
+
+    sizes: slice  # of the workers
+    run: int
+    buckets: int
+    algorithm: int
+    latency: int
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Return where it is on all axes."""
+        whole = slice(None)
+        return (self.run, self.buckets, self.algorithm, whole, self.latency,
+                whole, whole, whole, self.sizes)  # fmt: skip
+
+
+def _pieces(subjects: Sequence[Subject], grid: Grid) -> Iterator[_Piece]:
+    """Cut a grid; what has the same cluster sizes comes in a row, since it shares their routes."""
+    axes = (subjects, grid.buckets, grid.algorithms, grid.latency_s)
+    places = itertools.product(_sizes(grid), *(range(len(axis)) for axis in axes))
+    return itertools.starmap(_Piece, places)
+
+
+def _sizes(grid: Grid) -> Iterator[slice]:
+    """Cut the cluster sizes so that pieces are small; on a fabric each takes long enough alone."""
+    others = (grid.transports, grid.accumulate, grid.local_steps, grid.jitters, grid.bandwidth_bps,
+              grid.compressors)  # fmt: skip
+    together = max(1, PIECE_POINTS // math.prod(map(len, others)))
+    if grid.fabric is not None and not grid.fabric.is_flat:
+        together = 1
+    for first in range(0, len(grid.workers), together):
+        yield slice(first, first + together)
+
+
+def _predicted(subjects: Sequence[Subject], grid: Grid, piece: _Piece) -> dict[str, Floats]:
+    """Compute the measures of one piece."""
+    messages = messages_of(
+        subjects[piece.run], grid.buckets[piece.buckets], grid.algorithms[piece.algorithm],
+        grid.latency_s[piece.latency], grid, piece.sizes,
+    )  # fmt: skip
+    shape = (
+        len(grid.transports), len(grid.accumulate), len(grid.local_steps), len(grid.jitters),
+        len(messages.workers), len(grid.bandwidth_bps), len(grid.compressors),
+    )  # fmt: skip
+    found = {name: np.empty(shape) for name in MEASURES}
+    for number, transport in enumerate(grid.transports):
+        block = {name: measure[number] for name, measure in found.items()}
+        _fill(block, messages, transport, grid)
+    return found
 
 
 def _fill(
     block: Mapping[str, Floats], messages: Messages, transport: Transport, grid: Grid
-) -> Iterator[int]:
-    """Compute the measures of one scene, block by block, and say how many points each held."""
+) -> None:
+    """Compute the measures of one transport, block by block."""
     rate_bps = np.array(grid.bandwidth_bps)[None, :, None]
     ratio = np.array([each.ratio for each in grid.compressors])[None, None, :]
     baseline_s = messages.subject.step.step_ns * 1e-9
-    for sizes, rates in _blocks(len(grid.workers), len(grid.bandwidth_bps), ratio.size):
+    for sizes, rates in _blocks(len(messages.workers), len(grid.bandwidth_bps), ratio.size):
         asked = (sizes, rate_bps[:, rates], transport, ratio)
         exposed = messages.exposed(*asked)
         used_s = messages.sent_bits(*asked) / rate_bps[:, rates]
@@ -504,7 +554,6 @@ def _fill(
             step_s = np.add(baseline_s, overhead_s, out=block["step_s"][here])
             np.divide(baseline_s, step_s, out=block["scaling_factor"][here])
             np.divide(used_s / apart, step_s, out=block["network_utilization"][here])
-            yield overhead_s.size
 
 
 def synchronising(grid: Grid) -> Iterator[tuple[tuple[int, ...], tuple[int, int, Jitter]]]:

@@ -6,13 +6,17 @@ halving an interval; what is returned reaches the target when it is asked again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.model.cost import Floats
+from fullwire.simulation.buckets import BucketPolicy
 from fullwire.simulation.stragglers import Jitter
 from fullwire.simulation.sweep import (
     Grid,
@@ -62,7 +66,7 @@ class Targets:
     least_compression: tuple[Reached, ...]
 
 
-def targets(subjects: Sequence[Subject], grid: Grid, wanted: float) -> Targets:
+def targets(subjects: Sequence[Subject], grid: Grid, wanted: float, crew: Crew = ALONE) -> Targets:
     """Find what reaches the wanted scaling factor, for every other condition of the grid."""
     if not 0 < wanted < 1:
         raise UsageError(f"target: expected a scaling factor between 0 and 1, got {wanted:g}")
@@ -71,20 +75,34 @@ def targets(subjects: Sequence[Subject], grid: Grid, wanted: float) -> Targets:
             "target: expected a fifo lane; with priority more bandwidth can make a step slower, "
             "so there is no least one"
         )
+    scenes = list(
+        itertools.product(range(len(subjects)), grid.buckets, grid.algorithms, grid.latency_s)
+    )
     bandwidths: list[Reached] = []
     ratios: list[Reached] = []
-    for subject in subjects:
-        for policy in grid.buckets:
-            for algorithm in grid.algorithms:
-                for latency_s in grid.latency_s:
-                    messages = messages_of(subject, policy, algorithm, latency_s, grid)
-                    names = (subject.name, str(policy), algorithm, latency_s)
-                    for search in _searches(messages, grid, wanted, names):
-                        bandwidths += search.bandwidths()
-                        ratios += search.ratios()
+    for found in crew.each(partial(_reached, subjects, grid, wanted), scenes):
+        bandwidths += found[0]
+        ratios += found[1]
     return Targets(
         scaling_factor=wanted, least_bandwidth=tuple(bandwidths), least_compression=tuple(ratios)
     )
+
+
+def _reached(
+    subjects: Sequence[Subject], grid: Grid, wanted: float,
+    scene: tuple[int, BucketPolicy, str, float],
+) -> tuple[list[Reached], list[Reached]]:  # fmt: skip
+    """Find the least bandwidths and ratios of one scene."""
+    number, policy, algorithm, latency_s = scene
+    subject = subjects[number]
+    messages = messages_of(subject, policy, algorithm, latency_s, grid)
+    names = (subject.name, str(policy), algorithm, latency_s)
+    bandwidths: list[Reached] = []
+    ratios: list[Reached] = []
+    for search in _searches(messages, grid, wanted, names):
+        bandwidths += search.bandwidths()
+        ratios += search.ratios()
+    return bandwidths, ratios
 
 
 def _searches(

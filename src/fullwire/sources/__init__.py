@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from fullwire.crew import HERE
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.captures import is_capture
 from fullwire.sources.files import beginning_of, files_in, files_like, name_of, path_of
@@ -189,12 +190,14 @@ def import_run(
     reduce_cost: str | Path | None = None,
     communication: str | None = None,
     processes: int | None = None,
+    on: str = HERE,
     replace: bool = False,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Path:
     """Read a foreign trace and write it as a run; ranks of a job side by side, in bounded memory.
 
-    `processes` read at once; `told` hears how many of how many traces are read.
+    `processes` read at once, or those of a Ray cluster if `on` names one ("ray", or its address);
+    `told` hears how many of how many traces are read.
     """
     kind, traces, logs = _sorted_out("import", (path, *more), format)
     if kind == "kineto":
@@ -203,10 +206,11 @@ def import_run(
         _refuse_others(traces[0], kind, step_time, reduce_cost, communication)
         return import_kineto(
             traces, output, communication=communication, logs=_all_logs(logs, traces),
-            processes=processes, replace=replace, told=told,
+            processes=processes, on=on, replace=replace, told=told,
         )  # fmt: skip
-    if processes is not None:
-        raise UsageError(f"{path}: --processes belongs to profiler traces, not to a {kind}")
+    if processes is not None or on != HERE:
+        option = "--on" if processes is None else "--processes"
+        raise UsageError(f"{path}: {option} belongs to profiler traces, not to a {kind}")
     from fullwire.store import write
 
     run = _read_sorted(kind, traces, logs, step_time, reduce_cost, communication)

@@ -4,8 +4,11 @@
     compare   once all outlines are known, each rank's collectives are numbered, and give their ends
     place     once all clocks are known, each rank's tables become a piece of the run
 
-Each is done by processes of a pool, one trace at a time in each. What is in memory of all ranks is
-their outlines and the ends of at most 20,000 collectives each, 16 bytes an end.
+Each is done by a crew, one trace at a time in each process. A task may be done twice, if a node of
+Ray is lost: so what it writes appears whole, and what it reads stays until its result is here.
+
+What is in memory of all ranks is their outlines and the ends of at most 20,000 collectives each, 16
+bytes an end.
 """
 
 from __future__ import annotations
@@ -13,15 +16,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
 
+from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.kineto.assemble import Job, Move, Naming, trace_files
 from fullwire.sources.kineto.clocks import Clocks, Ends, ends_of
@@ -30,11 +31,6 @@ from fullwire.sources.kineto.recognise import asked_for
 from fullwire.sources.kineto.scan import scanned
 from fullwire.store import Piece, RunWriter
 
-if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
-
-_Task = TypeVar("_Task")
-_Result = TypeVar("_Result")
 _MOST_PROCESSES = 16  # unless asked for: each takes some 100 MB
 _WORTH_A_POOL_BYTES = 16 * 2**20  # of files: less is read before a pool has started
 
@@ -42,7 +38,7 @@ _WORTH_A_POOL_BYTES = 16 * 2**20  # of files: less is read before a pool has sta
 def import_kineto(
     paths: Sequence[Path], place: str | Path, *, communication: str | None = None,
     logs: Sequence[Path] = (),
-    processes: int | None = None, replace: bool = False,
+    processes: int | None = None, on: str = HERE, replace: bool = False,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Path:  # fmt: skip
     """Write the run of many ranks' traces and NCCL's `logs`.
@@ -51,7 +47,10 @@ def import_kineto(
     """
     asked_for(communication)  # refused before anything is read
     files = list(trace_files(paths))
-    with RunWriter(place, replace=replace) as writer, _Readers(processes, files) as readers:
+    with (
+        RunWriter(place, replace=replace) as writer,
+        _crew(on, processes, files, paths, writer) as readers,
+    ):
         try:
             job, waiting = _scan_all(files, communication, writer, readers, told)
             job.refuse_nothing(paths)
@@ -66,7 +65,7 @@ def import_kineto(
 
 
 def _scan_all(
-    files: Sequence[Path], communication: str | None, writer: RunWriter, readers: _Readers,
+    files: Sequence[Path], communication: str | None, writer: RunWriter, readers: Crew,
     told: Callable[[int, int], None],
 ) -> tuple[Job, dict[int, Path]]:  # fmt: skip
     """Take all traces for ranks of a job, and return where the tables of each rank wait."""
@@ -79,16 +78,15 @@ def _scan_all(
     return job, {rank: scans[number][1] for rank, number in job.traces.items()}
 
 
-def _place_all(
-    job: Job, waiting: Mapping[int, Path], writer: RunWriter, readers: _Readers
-) -> Clocks:
+def _place_all(job: Job, waiting: Mapping[int, Path], writer: RunWriter, readers: Crew) -> Clocks:
     """Compare the clocks of all ranks, and write each rank's tables where they belong."""
     naming, order = job.naming(), sorted(waiting)
     ends = readers.each(partial(_ends, naming), [waiting[rank] for rank in order])
     places = job.places(dict(zip(order, ends, strict=True)))
     tasks = [_Place(rank, waiting[rank], places.moves[rank], writer.piece()) for rank in order]
-    for rows in readers.each(partial(_place, naming), tasks):
+    for task, rows in zip(tasks, readers.each(partial(_place, naming), tasks), strict=True):
         writer.took(rows)
+        task.waiting.unlink()
     return places.clocks
 
 
@@ -109,7 +107,9 @@ def _scan(communication: str | None, task: tuple[Path, Path]) -> Outline | str:
         outline, tables = read_rank(scanned(path), asked_for(communication))
     except DamagedInput as error:
         return str(error)
-    waiting.write_bytes(pickle.dumps(tables, protocol=5))
+    writing = waiting.with_name(f"{waiting.name}-{os.urandom(4).hex()}")
+    writing.write_bytes(pickle.dumps(tables, protocol=5))
+    writing.replace(waiting)
     return outline
 
 
@@ -120,11 +120,9 @@ def _ends(naming: Naming, waiting: Path) -> Ends:
 def _place(naming: Naming, task: _Place) -> dict[str, int]:
     tables = _waiting(task.waiting)
     found = task.move.placed(task.rank, tables, naming.of(tables))
-    rows = task.piece.write(
+    return task.piece.write(
         {"spans": found.spans, "gradients": found.gradients, "collectives": found.collectives}
     )
-    task.waiting.unlink()
-    return rows
 
 
 def _waiting(path: Path) -> Tables:
@@ -133,51 +131,17 @@ def _waiting(path: Path) -> Tables:
     return tables
 
 
-class _Readers:
-    """Processes that each do one task at a time; none but this one, if one is enough."""
-
-    def __init__(self, processes: int | None, files: Sequence[Path]) -> None:
-        if processes is None:
-            processes = 1 if _bytes_of(files) < _WORTH_A_POOL_BYTES else _usable_processors()
-        self._count = min(processes, max(len(files), 1))
-        self._pool: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> _Readers:
-        if self._count > 1:
-            import multiprocessing
-            from concurrent.futures import ProcessPoolExecutor
-
-            # Started anew: a fork would copy locks that other threads of this process hold.
-            self._pool = ProcessPoolExecutor(
-                self._count, multiprocessing.get_context("spawn"), _end_with_the_parent
-            )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def each(
-        self, function: Callable[[_Task], _Result], tasks: Iterable[_Task]
-    ) -> Iterator[_Result]:
-        """Do tasks, and return what they give in their order."""
-        if self._pool is None:
-            yield from map(function, tasks)
-            return
-        from concurrent.futures.process import BrokenProcessPool
-
-        try:
-            yield from self._pool.map(function, tasks)
-        except BrokenProcessPool:
-            raise UsageError(
-                f"import: one of {self._count} reading processes was killed, as happens where "
-                "memory is short; --processes 1 takes the least"
-            ) from None
+def _crew(
+    on: str, processes: int | None, files: Sequence[Path], paths: Sequence[Path], writer: RunWriter
+) -> AbstractContextManager[Crew]:
+    """Gather those who read: none but this process, if it is enough."""
+    if on != HERE:
+        if processes is not None:
+            raise UsageError("--processes is for work that is done here, not on Ray")
+        return crew(on, shared=[*filter(Path.exists, paths), writer.scratch])
+    if processes is None:
+        processes = 1 if _bytes_of(files) < _WORTH_A_POOL_BYTES else _usable_processors()
+    return crew(processes=min(processes, max(len(files), 1)))
 
 
 def _usable_processors() -> int:
@@ -190,18 +154,3 @@ def _bytes_of(files: Iterable[Path]) -> int:
         with contextlib.suppress(OSError):  # said when it is read
             total += path.stat().st_size
     return total
-
-
-def _end_with_the_parent() -> None:
-    """Let a reading process end when the one that started it does, whichever way that is."""
-    import multiprocessing
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is told to end by the parent
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()

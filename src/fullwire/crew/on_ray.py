@@ -1,0 +1,267 @@
+"""Processes of a Ray cluster (ray.io): one that is there, or one of this machine alone.
+
+A cluster that is joined has to have this version of Fullwire on every node that computes, and each
+node has to see what is shared: they are asked before any work begins. Ray does again elsewhere what
+was on a node that is lost. What Fullwire itself refuses, or the disk, comes back as the value that
+it is and is raised here: it is no failure of a node, so nothing is done again for it.
+
+What Ray would print, show or report on its own account is turned off. A cluster that is started
+here listens on the loopback only, keeps its files in a folder of its own, and goes with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fullwire import __version__
+from fullwire.crew import Result, Task
+from fullwire.errors import FullwireError, UsageError
+from fullwire.units import shown
+
+_LOTS_EACH = 8  # of tasks, for each processor: the last to come ends soon after the others
+_AHEAD = 3  # lots for each processor that are asked for before the first result is taken
+_RETRIES = 3  # of a lot whose process or node was lost
+_LISTENS_S = 10.0
+_ANSWER_S = 120.0  # for a node's first answer, which takes the start of a process
+_STORE_BYTES = 256 * 2**20  # for what a cluster of this machine has in memory of results
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # tells ray.io who uses it
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning; our tasks use no accelerator
+}
+# Without it a cluster of one node listens on all of the machine's addresses, as one of many must.
+_LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+@contextmanager
+def on_ray(on: str, shared: Sequence[Path]) -> Iterator[OnRay]:
+    """Join the cluster, or start one on this machine, and leave it again."""
+    address = _address(on)
+    ray = _imported(_QUIET | (_LOOPBACK_ONLY if address is None else {}))
+    if ray.is_initialized():  # by whoever called us, in this process: theirs to leave
+        yield _crew(ray, shared)
+        return
+    with _started(ray) if address is None else _joined(ray, address):
+        yield _crew(ray, shared)
+
+
+def _address(on: str) -> str | None:
+    """Return the address of the cluster to join; None for one of this machine."""
+    if not isinstance(on, str) or (on != "ray" and ":" not in on):
+        raise UsageError(
+            "on: expected here, ray, or the address of a Ray cluster such as ray://head:10001, "
+            f"got {shown(on)}"
+        )
+    address = os.environ.get("RAY_ADDRESS", "") if on == "ray" else on
+    return None if address in ("", "local") else address
+
+
+def _imported(settings: dict[str, str]) -> Any:
+    for name, value in settings.items():  # read when Ray is loaded, and by what it starts
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(f"on: Ray is not here ({error}): pip install 'fullwire[ray]'") from None
+    return ray
+
+
+@contextmanager
+def _started(ray: Any) -> Iterator[None]:
+    """Start a cluster of one node, this machine, whose files go with it."""
+    # Not in TMPDIR, which may be deep: Ray makes sockets below, whose names have to be short.
+    place = tempfile.mkdtemp(prefix="fullwire-ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp"))
+    processors = len(os.sched_getaffinity(0))
+    try:
+        with _connected(
+            ray, address="local", num_cpus=processors, include_dashboard=False,
+            object_store_memory=_STORE_BYTES, _node_ip_address="127.0.0.1", _temp_dir=place,
+        ):  # fmt: skip
+            yield
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _joined(ray: Any, address: str) -> Iterator[None]:
+    if address != "auto":  # Ray looks for one that this machine is a node of
+        _refuse_silent(address)
+    with _connected(ray, address=address):
+        yield
+
+
+def _refuse_silent(address: str) -> None:
+    """Refuse an address where nobody listens: Ray would try for minutes, and say so in between."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise UsageError(f"on: no Ray cluster at {address}: {_one_line(error)}") from None
+
+
+@contextmanager
+def _connected(ray: Any, **how: Any) -> Iterator[None]:
+    try:
+        with _own_signals():
+            ray.init(log_to_driver=False, logging_level="error", **how)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"on: Ray, {how['address']}: {_one_line(error)}") from None
+    # What it says of nodes that are lost goes to standard output, which is ours; it has no setting.
+    ray._private.worker._worker_logs_enabled = False
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        ray._private.worker._worker_logs_enabled = True
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep our handler of SIGTERM, which Ray would replace."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _crew(ray: Any, shared: Sequence[Path]) -> OnRay:
+    nodes = [each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
+    if not nodes:
+        raise UsageError("on: the Ray cluster has no processors")
+    _refuse_unfit(ray, nodes, shared)
+    return OnRay(ray, int(sum(each["Resources"]["CPU"] for each in nodes)) or 1)
+
+
+class OnRay:
+    """The processors of a cluster."""
+
+    def __init__(self, ray: Any, processors: int) -> None:
+        self._ray = ray
+        self._processors = processors
+
+    def each(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+        """Do all tasks, and give what they return, in their order."""
+        ray = self._ray
+        work = ray.remote(num_cpus=1, max_retries=_RETRIES)(_done)
+        whole = ray.put((os.getcwd(), function))  # each node gets it once
+        lots = iter(_lots(tasks, self._processors))
+        asked = deque(
+            work.remote(whole, lot) for lot in itertools.islice(lots, _AHEAD * self._processors)
+        )
+        while asked:
+            results = self._got(asked.popleft())
+            asked.extend(work.remote(whole, lot) for lot in itertools.islice(lots, 1))
+            for result in results:
+                if isinstance(result, _Raised):
+                    raise result.error
+                yield result
+
+    def _got(self, asked: Any) -> Any:
+        ray = self._ray
+        try:
+            return ray.get(asked)
+        except ray.exceptions.RayTaskError:
+            raise  # a bug of ours, with the place where it happened
+        except ray.exceptions.RayError as error:
+            raise UsageError(
+                f"on: work was given up after {1 + _RETRIES} attempts, each of which lost its "
+                f"process or its node, as happens where memory is short: {_one_line(error)}"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """What a task raised in place of a result."""
+
+    error: Exception
+
+
+def _lots(tasks: Sequence[Task], processors: int) -> Iterator[Sequence[Task]]:
+    """Put tasks in a row together, since each lot has to be asked for."""
+    count = max(1, len(tasks) // (_LOTS_EACH * processors))
+    for first in range(0, len(tasks), count):
+        yield tasks[first : first + count]
+
+
+def _done(
+    whole: tuple[str, Callable[[Task], Result]], lot: Sequence[Task]
+) -> list[Result | _Raised]:
+    """Do tasks in a row up to one that cannot be done."""
+    where, function = whole
+    _go(where)
+    found: list[Result | _Raised] = []
+    for task in lot:
+        try:
+            found.append(function(task))
+        except (FullwireError, OSError, MemoryError) as error:
+            found.append(_Raised(error))
+            break
+    return found
+
+
+def _go(where: str) -> None:
+    """Stand where the command stands, if that is here too: people type paths from there."""
+    with contextlib.suppress(OSError):
+        os.chdir(where)
+
+
+def _refuse_unfit(ray: Any, nodes: Sequence[dict[str, Any]], shared: Sequence[Path]) -> None:
+    """Ask every node whether it can do our work."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def told(where: str, paths: Sequence[str]) -> tuple[str, list[str]]:
+        # Sent as code, since there may be no Fullwire that could be imported.
+        import os
+
+        try:
+            import fullwire
+        except ImportError:
+            return "", []
+        with contextlib.suppress(OSError):
+            os.chdir(where)
+        return fullwire.__version__, [path for path in paths if not os.path.exists(path)]
+
+    asked = [
+        ray.remote(num_cpus=0)(told)
+        .options(scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False))
+        .remote(os.getcwd(), [str(path) for path in shared])
+        for each in nodes
+    ]
+    for node, answer in zip(nodes, asked, strict=True):
+        name = node["NodeManagerHostname"]
+        try:
+            version, unseen = ray.get(answer, timeout=_ANSWER_S)
+        except ray.exceptions.RayError as error:
+            raise UsageError(
+                f"on: the Ray node {name} does not answer: {_one_line(error)}"
+            ) from None
+        if version != __version__:
+            has = f"Fullwire {version}" if version else "no Fullwire"
+            raise UsageError(
+                f"on: the Ray node {name} has {has}: expected {__version__} on every node"
+            )
+        if unseen:
+            raise UsageError(
+                f"on: the Ray node {name} does not see {unseen[0]}: what is imported, and the "
+                "run, have to be in folders that all nodes share"
+            )
+
+
+def _one_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
