@@ -389,6 +389,31 @@ def test_on_a_full_disk_the_job_goes_on_and_what_was_written_can_be_joined(
     assert any("its recorder failed and the job went on" in each for each in run.missing)
 
 
+@pytest.mark.skipif(not namespaces_are_permitted(), reason=NAMESPACES_ARE_NOT_PERMITTED)
+def test_a_job_that_fails_on_a_full_disk_ends_with_its_own_status(tmp_path: Path) -> None:
+    fullwire = f"{sys.executable} -m fullwire.cli"
+    script = f"""
+        mount -t tmpfs -o size=48k none {tmp_path}
+        {fullwire} record -o {tmp_path}/x.run -- sh -c "yes > {tmp_path}/all; exit 7"
+    """
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
+    assert done.returncode == 7
+    assert "No space left on device; what was recorded is in" in done.stderr
+
+
+@pytest.mark.parametrize("status", [0, 5])
+def test_a_part_ends_with_its_job_s_status_where_its_end_cannot_be_noted(
+    status: int, cli: Cli, tmp_path: Path
+) -> None:
+    left = tmp_path / "x.run.recording"
+    command = ["sh", "-c", f"rm -rf {left}; exit {status}"]
+    done = cli("record", "--part", "-o", tmp_path / "x.run", "--", *command)
+    assert done.returncode == status
+    assert "how this part ended cannot be noted: No such file or directory" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def a_process(directory: Path, steps: int, rank: int = 0) -> Journal:
     """Write what a process with one optimizer, a gradient and a collective a step would."""
     journal = Journal(str(directory))

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 
 class FullwireError(Exception):
     """The base of all errors that Fullwire raises on purpose; its text is one plain sentence."""
 
-    exit_status: ClassVar[int] = 1
+    exit_status: int = 1
 
 
 class UsageError(FullwireError):

@@ -101,9 +101,8 @@ def keep(
             path = assemble([directory], writer, ended)
         put_captures(directory, path)
     except UsageError as error:  # as on a full disk: what was recorded is not given up
-        raise UsageError(
-            f"{error}; what was recorded is in {directory}: `fullwire join {directory} -o NAME.run`"
-        ) from None
+        left = f"what was recorded is in {directory}: `fullwire join {directory} -o NAME.run`"
+        raise _after_the_job(f"{error}; {left}", status or UsageError.exit_status) from None
     shutil.rmtree(directory)
     return Recording(path=path, exit_status=status)
 
@@ -124,7 +123,11 @@ def record_part(command: Sequence[str], output: str | Path, *, packets: bool = F
     status = run_to_its_end(sampled, recorded_environment(directory, os.environ))
     wait_for_samplers(directory, _has_lost_its_job)
     wait_for_captures(directory, f"{socket.gethostname()}-")
-    parts.end(note, status)
+    try:
+        parts.end(note, status)
+    except OSError as error:
+        problem = f"{note}: how this part ended cannot be noted: {error.strerror}"
+        raise _after_the_job(problem, status) from None
     return status
 
 
@@ -140,6 +143,13 @@ def join(
     with RunWriter(output, replace=replace) as writer:
         path = assemble(places, writer, _known(places))
     return Recording(path=path, exit_status=0)
+
+
+def _after_the_job(problem: str, exit_status: int) -> UsageError:
+    """Refuse with a status other than usual: whoever started the job waits for how it ended."""
+    refused = UsageError(problem)
+    refused.exit_status = exit_status
+    return refused
 
 
 def _known(places: Sequence[Path]) -> Known:
