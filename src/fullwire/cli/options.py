@@ -23,7 +23,7 @@ On: TypeAlias = Annotated[
         "--on",
         metavar="here|ray|ADDRESS",
         help="Who works: this machine; the Ray cluster that RAY_ADDRESS names, or one that is "
-        "started here; or the cluster at ray://HOST:PORT",
+        "started here; or the one at HOST:PORT or ray://HOST:PORT",
     ),
 ]
 ALGORITHMS = (

@@ -35,21 +35,24 @@ _LOTS_EACH = 8  # of tasks, for each processor: the last to come ends soon after
 _AHEAD = 3  # lots for each processor that are asked for before the first result is taken
 _RETRIES = 3  # of a lot whose process or node was lost
 _LISTENS_S = 10.0
-_ANSWER_S = 120.0  # for a node's first answer, which takes the start of a process
+_ANSWER_S = 180.0  # for a node's first answer, which takes the start of a process
 _STORE_BYTES = 256 * 2**20  # for what a cluster of this machine has in memory of results
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # tells ray.io who uses it
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning; our tasks use no accelerator
 }
-# Without it a cluster of one node listens on all of the machine's addresses, as one of many must.
-_LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_STARTED_HERE = {
+    # Else a cluster of one node listens on all of the machine's addresses, as one of many must.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_worker_niceness": "0",  # else they go after all others of the machine
+}
 
 
 @contextmanager
 def on_ray(on: str, shared: Sequence[Path]) -> Iterator[OnRay]:
     """Join the cluster, or start one on this machine, and leave it again."""
     address = _address(on)
-    ray = _imported(_QUIET | (_LOOPBACK_ONLY if address is None else {}))
+    ray = _imported(_QUIET | (_STARTED_HERE if address is None else {}))
     if ray.is_initialized():  # by whoever called us, in this process: theirs to leave
         yield _crew(ray, shared)
         return
@@ -61,7 +64,7 @@ def _address(on: str) -> str | None:
     """Return the address of the cluster to join; None for one of this machine."""
     if not isinstance(on, str) or (on != "ray" and ":" not in on):
         raise UsageError(
-            "on: expected here, ray, or the address of a Ray cluster such as ray://head:10001, "
+            "on: expected here, ray, or the address of a Ray cluster such as head:6379, "
             f"got {shown(on)}"
         )
     address = os.environ.get("RAY_ADDRESS", "") if on == "ray" else on
@@ -87,7 +90,7 @@ def _started(ray: Any) -> Iterator[None]:
     try:
         with _connected(
             ray, address="local", num_cpus=processors, include_dashboard=False,
-            object_store_memory=_STORE_BYTES, _node_ip_address="127.0.0.1", _temp_dir=place,
+            object_store_memory=_STORE_BYTES, _temp_dir=place,
         ):  # fmt: skip
             yield
     finally:
@@ -225,42 +228,42 @@ def _refuse_unfit(ray: Any, nodes: Sequence[dict[str, Any]], shared: Sequence[Pa
     """Ask every node whether it can do our work."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def told(where: str, paths: Sequence[str]) -> tuple[str, list[str]]:
-        # Sent as code, since there may be no Fullwire that could be imported.
-        import os
-
+    question = ray.remote(num_cpus=0)(_question())
+    asked = [
+        question.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False)
+        ).remote(os.getcwd(), [str(path) for path in shared])
+        for each in nodes
+    ]
+    for node, answer in zip(nodes, asked, strict=True):
+        name = f"the Ray node {node['NodeManagerHostname']}"
         try:
-            import fullwire
+            version, unseen = ray.get(answer, timeout=_ANSWER_S)
+        except ray.exceptions.RayError as error:
+            raise UsageError(f"on: {name} does not answer: {_one_line(error)}") from None
+        if version != __version__:
+            has = f"Fullwire {version}" if version else "no Fullwire"
+            raise UsageError(f"on: {name} has {has}: expected {__version__} on every node")
+        if unseen:
+            raise UsageError(
+                f"on: {name} does not see {unseen[0]}: what is imported, and the run, have to be "
+                "in folders that all nodes share"
+            )
+
+
+def _question() -> Callable[[str, Sequence[str]], tuple[str, list[str]]]:
+    """Make a function that is sent as code: on a node there may be no Fullwire to find it in."""
+
+    def told(where: str, paths: Sequence[str]) -> tuple[str, list[str]]:
+        try:
+            from fullwire import __version__
         except ImportError:
             return "", []
         with contextlib.suppress(OSError):
             os.chdir(where)
-        return fullwire.__version__, [path for path in paths if not os.path.exists(path)]
+        return __version__, [path for path in paths if not os.path.exists(path)]
 
-    asked = [
-        ray.remote(num_cpus=0)(told)
-        .options(scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False))
-        .remote(os.getcwd(), [str(path) for path in shared])
-        for each in nodes
-    ]
-    for node, answer in zip(nodes, asked, strict=True):
-        name = node["NodeManagerHostname"]
-        try:
-            version, unseen = ray.get(answer, timeout=_ANSWER_S)
-        except ray.exceptions.RayError as error:
-            raise UsageError(
-                f"on: the Ray node {name} does not answer: {_one_line(error)}"
-            ) from None
-        if version != __version__:
-            has = f"Fullwire {version}" if version else "no Fullwire"
-            raise UsageError(
-                f"on: the Ray node {name} has {has}: expected {__version__} on every node"
-            )
-        if unseen:
-            raise UsageError(
-                f"on: the Ray node {name} does not see {unseen[0]}: what is imported, and the "
-                "run, have to be in folders that all nodes share"
-            )
+    return told
 
 
 def _one_line(error: BaseException) -> str:

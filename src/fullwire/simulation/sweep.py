@@ -384,11 +384,14 @@ def messages_of(
     buckets = grouped(subject.step, policy)
     on_fabric = OnFabric.of(grid.fabric, latency_s, is_scattered=grid.is_scattered)
     ways = tried(grid) if algorithm == AUTO else (algorithm,)
-    here = replace(grid, workers=grid.workers[sizes])
+    workers, compressors = grid.workers[sizes], grid.compressors
     return Messages(
-        subject=subject, buckets=buckets, lane=grid.lane, workers=here.workers,
-        ways=tuple(_way(subject, buckets, each, latency_s, here, on_fabric) for each in ways),
-        others=tuple(_others(subject, latency_s, here.workers, on_fabric)),
+        subject=subject, buckets=buckets, lane=grid.lane, workers=workers,
+        ways=tuple(
+            _way(subject, buckets, each, latency_s, workers, compressors, on_fabric)
+            for each in ways
+        ),
+        others=tuple(_others(subject, latency_s, workers, on_fabric)),
     )  # fmt: skip
 
 
@@ -407,17 +410,17 @@ def tried(grid: Grid) -> tuple[str, ...]:
 
 
 def _way(
-    subject: Subject, buckets: Buckets, algorithm: str, latency_s: float, grid: Grid,
-    on_fabric: OnFabric | None,
+    subject: Subject, buckets: Buckets, algorithm: str, latency_s: float,
+    sizes: Sequence[int], compressors: Sequence[Compressor], on_fabric: OnFabric | None,
 ) -> _Way:  # fmt: skip
     """Work out what one algorithm makes of the messages."""
-    shape = (len(buckets), len(grid.workers), len(grid.compressors))
+    shape = (len(buckets), len(sizes), len(compressors))
     wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
     hops = np.empty(shape[1:])
     hop_s = latency_s if on_fabric is None else 0.0  # what links take holds their latencies
-    kinds = {each.combining for each in grid.compressors}
+    kinds = {each.combining for each in compressors}
     routed: list[dict[Combining, Routed]] = []
-    for row, workers in enumerate(grid.workers):
+    for row, workers in enumerate(sizes):
         if on_fabric is None:
             by_kind = {
                 kind: gradient_cost(kind, algorithm, workers, buckets.bytes, subject.adds)
@@ -428,7 +431,7 @@ def _way(
             by_kind = {
                 kind: each.as_cost(buckets.bytes, subject.adds) for kind, each in routed[-1].items()
             }
-        for column, compressor in enumerate(grid.compressors):
+        for column, compressor in enumerate(compressors):
             whole = by_kind[compressor.combining]
             packing = 0.0 if workers == 1 else compressor.codec_s_per_byte(workers)
             wire_bits[:, row, column] = 8 * whole.wire_bytes
@@ -436,7 +439,7 @@ def _way(
             sent_bits[:, row, column] = 8 * whole.sent_bytes
             fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s + packing * buckets.bytes
     way = _Way(wire_bits=wire_bits, hops=hops, fixed_s=fixed_s, sent_bits=sent_bits)
-    return way if on_fabric is None else _over_links(way, buckets, routed, grid.compressors)
+    return way if on_fabric is None else _over_links(way, buckets, routed, compressors)
 
 
 def _over_links(
