@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -161,24 +162,30 @@ def test_a_node_that_is_lost_in_the_middle_changes_nothing(
     third = two_nodes.another()
     began, go_on = tmp_path / "began", tmp_path / "go_on"
     began.mkdir()
-    with crew(two_nodes.address) as those:
-        found = those.each(partial(slow_half, third.node_id, began, go_on), range(60))
-        results = [next(found)]
-        wait_for(lambda: any(began.iterdir()))  # the third node is in the middle of something
+
+    def lose_it() -> None:
+        wait_for(lambda: any(began.iterdir()))
         two_nodes.lose(third)
         go_on.touch()
-        results += found
+
+    meanwhile = threading.Thread(target=lose_it)
+    with crew(two_nodes.address) as those:
+        meanwhile.start()
+        results = list(those.each(partial(slow_half, third.node_id, began, go_on), range(60)))
+    meanwhile.join()
     assert results == [number / 2 for number in range(60)]
     assert capfd.readouterr() == ("", "")
 
 
 def slow_half(lost: str, began: Path, go_on: Path, number: int) -> float:
-    """Divide, but on one node not before somebody says so."""
+    """Divide; on the node to be lost not before somebody says so, elsewhere once it has begun."""
     import ray
 
     if ray.get_runtime_context().get_node_id() == lost:
         (began / str(number)).touch()
         wait_for(go_on.exists)
+    else:
+        wait_for(lambda: any(began.iterdir()))
     return number / 2
 
 
