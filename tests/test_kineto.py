@@ -413,6 +413,13 @@ def test_files_without_a_rank_are_taken_as_their_names_count(tmp_path: Path) -> 
     assert (kernels.end_ns - kernels.start_ns).tolist() == [1_000 * n for n in range(10, 22)]
 
 
+def test_a_folder_names_the_rank_of_its_only_trace(tmp_path: Path) -> None:
+    for folder, name in (("rank5", "a"), ("rank_2", "a"), ("rank7", "a"), ("rank7", "b")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        Job(None, world=9).kernel(GEMM, 0, 10).write(tmp_path / folder / f"{name}.json")
+    assert sorted(set(read(tmp_path).spans.rank)) == [0, 1, 2, 5]
+
+
 def test_a_damaged_rank_leaves_the_others(tmp_path: Path) -> None:
     two_ranks(tmp_path)
     (tmp_path / "trace-1.json").write_text("garbage")

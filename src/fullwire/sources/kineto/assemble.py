@@ -8,6 +8,7 @@ outline (`rank.py`) and the ends of its collectives; its tables are placed one b
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,7 @@ class Job:
         self.traces: dict[int, int] = {}  # by rank, which of `found`
         self.missing = [each for each in found if isinstance(each, str)]
         read = [(n, each) for n, each in enumerate(found) if isinstance(each, Outline)]
+        self._in_folder = Counter(each.path.parent for _, each in read)
         world = _usual_world([each for _, each in read])
         for number, outline in sorted(read, key=lambda each: each[1].rank is None):
             self.missing += outline.problems
@@ -96,7 +98,7 @@ class Job:
         """
         if outline.rank is not None:
             return outline.rank
-        named = _RANK_IN_NAME.search(outline.path.name)
+        named = self._rank_in(outline.path)
         if named is None and any(each.rank is not None for each in self.ranks.values()):
             return None
         free = next(n for n in range(len(self.ranks) + 1) if n not in self.ranks)
@@ -106,6 +108,13 @@ class Job:
             f"rank {rank}, {where}"
         )
         return rank
+
+    def _rank_in(self, path: Path) -> re.Match[str] | None:
+        """Find the rank in the name of a file, or of the folder that it has for itself."""
+        named = _RANK_IN_NAME.search(path.name)
+        if named is None and self._in_folder[path.parent] == 1:
+            return _RANK_IN_NAME.fullmatch(path.parent.name)
+        return named
 
     def refuse_nothing(self, paths: Sequence[Path]) -> None:
         """Refuse traces of which not one could be read."""
