@@ -295,7 +295,7 @@ def _delay(netlink: IPRoute, name: str, latency_s: float, loss: float) -> None:
     except NetlinkError:
         raise UsageError(
             "latency and loss need the kernel's netem, which this machine has not: "
-            "load sch_netem, or leave them out"
+            "load sch_netem, or leave them out, also of a described cluster"
         ) from None
 
 
