@@ -667,6 +667,7 @@ def _batches(path: Path, kind: type[Table], crc32: int | None) -> Iterator[Table
         for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=list(wanted)):
             table = pa.Table.from_batches([batch])
             yield kind(**{name: _from_arrow(table, name, type_) for name, type_ in wanted.items()})
+    pa.default_memory_pool().release_unused()  # else it keeps what many files took
 
 
 def _crc32(path: Path) -> int:

@@ -13,7 +13,7 @@ from fullwire.model.run import Hosts, Links, Run
 from fullwire.store import read_parts, read_rows, read_run, rows_written
 from fullwire.units import show_bytes, show_rate, show_time
 
-MOST_COLLECTIVES = 200_000  # of all ranks, of which it is remembered when they were outstanding
+MOST_COLLECTIVES = 50_000  # of all ranks, of which it is remembered when they were outstanding
 
 
 def recording_lines(path: Path) -> Iterator[str]:

@@ -14,7 +14,6 @@ a future is done, on whichever thread.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import os
@@ -49,7 +48,6 @@ MOST_SIGNATURES = 4096  # kept to be told by number again, where sizes change wi
 _LONGEST_GOODBYE_NS = 2_000_000_000  # a collective whose other ranks are gone never ends
 _GOODBYE_S = 0.005
 _now = time.monotonic_ns
-_here = threading.local()
 _SEQUENCES = (list, tuple)
 _when_done = torch._C.Future.add_done_callback  # as it was: hooks' own use of it is watched
 
@@ -280,7 +278,6 @@ class _Collectives:
         # On a device this is called when all is queued, with a current stream that waits for the
         # result: the moment is an event there. Else it is called when the result is there.
         ended = self._clock.moment(on_device)
-        _keep_thread_state()
         try:
             future.value()
         except Exception:  # the collective failed, as when a rank dies: it has no end
@@ -311,16 +308,6 @@ class _Collectives:
                 kind="identity", rank=dist.get_rank(), workers=dist.get_world_size(),
                 backend=dist.get_backend(), torch=torch.__version__,
             )  # fmt: skip
-
-
-def _keep_thread_state() -> None:
-    """Let a transport's thread keep what Python would make anew for each callback.
-
-    This counts as if the thread were inside Python for good; nothing counts it back.
-    """
-    if not hasattr(_here, "keeps_state"):
-        _here.keeps_state = True
-        ctypes.pythonapi.PyGILState_Ensure()
 
 
 def _pair(op: str, here: int, arguments: Sequence[Any]) -> str:
