@@ -103,7 +103,9 @@ bool add_up(Engine& engine, int rank) {
         ::usleep(20'000);
         engine.abort("enough");
         waiter.join();
-        is_right &= late->problem == "enough";
+        // Where processors are scarce it may have been added up, or the others have left, before that.
+        is_right &= !late->has_failed() || late->problem == "enough" ||
+                    late->problem.find(" has left the group") != std::string::npos;
     } else {
         ::usleep(10'000);
         engine.issue(late, true);
