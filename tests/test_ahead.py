@@ -73,6 +73,15 @@ def test_a_little_time_before_computing_is_not_mentioned() -> None:
     assert "host_ahead" not in said(a_job(reading(1), reading(1)))
 
 
+def test_many_gaps_between_computations_are_a_program_that_does_not_keep_up() -> None:
+    kernels = [("compute", "kernel", 2.0 * n, 2.0 * n + 0.5) for n in range(60)]
+    rank = Rank(121, kernels, [(8, 118.5, 119)])
+    found = fw.explain(a_job(rank, rank))
+    assert found.verdict.kind == "host"
+    assert "59 gaps between computations, in which devices wait" in found.verdict.sentence
+    assert "host_gaps" not in said(a_job(reading(60), reading(60)))
+
+
 def test_what_reading_ahead_would_give_is_predicted() -> None:
     job = a_trained_job()
     later = np.where(job.spans.name == "forward", 30 * MS, 0)

@@ -78,6 +78,11 @@ def test_models_of_other_sizes_are_not_compared() -> None:
         fw.compare(four, five)
 
 
+def test_a_job_is_not_compared_with_another_models_profile() -> None:
+    with pytest.raises(UsageError, match="they train different models"):
+        fw.compare(a_trained_job(), fw.read("vgg16@v100"))
+
+
 def test_steps_of_no_time_are_not_compared() -> None:
     with pytest.raises(UsageError, match="its steps take no time"):
         fw.compare(steps_run([0, 0, 0]), steps_run([100]))
@@ -144,6 +149,7 @@ def test_what_would_not_show_is_said(cli: Cli, tmp_path: Path) -> None:
     place = fw.write(steps_run(noisy(100, 1)), tmp_path / "one.run")
     done = cli("compare", place, place)
     assert "No difference beyond noise" in done.stdout
+    assert "steps are as long as before" in done.stdout
     assert "would not show" in done.stdout
     assert "note: One recording of each" in done.stdout
 

@@ -58,6 +58,13 @@ def test_the_largest_part_is_the_verdict(kind: str) -> None:
     assert sum(found.account.values()) == pytest.approx(found.step_s)
 
 
+def test_communication_alone_has_no_scaling_factor() -> None:
+    rank = Rank(100, [], [(PER_MS, 0, 50)])
+    found = fw.explain(a_job(rank, rank))
+    assert found.verdict.kind == "unknown"
+    assert found.scaling_factor is None
+
+
 def test_below_the_threshold_a_job_scales() -> None:
     """A part of 9 ms in 99 does not count, one of 11 ms in 100 does."""
     sent = [(8, 49, 50)]

@@ -87,6 +87,8 @@ class Account:
     excess_ns: Whole  # what each rank spends beyond the lower median; the last axis is of three
     overlapped_ns: Whole  # computation beside communication, by rank and step
     ahead_ns: Whole  # the host's before a step's first computation, by rank and step
+    gaps_ns: Whole  # the host's between a step's computations, by rank and step
+    gap_count: Whole
     caused_ns: Floats  # what the others waited for each rank, by rank and step
     untold_ns: Whole  # exposed communication with ranks that are not in the run, by rank and step
     breakdowns: tuple[RankBreakdown, ...]
@@ -157,6 +159,8 @@ def account(
         excess_ns=excess_ns,
         overlapped_ns=np.stack([_in_order(each, steps, each.overlapped_ns) for each in ranks]),
         ahead_ns=np.stack([_in_order(each, steps, each.ahead_ns) for each in ranks]),
+        gaps_ns=np.stack([_in_order(each, steps, each.gaps_ns) for each in ranks]),
+        gap_count=np.stack([_in_order(each, steps, each.gap_count) for each in ranks]),
         caused_ns=_caused_ns(marked, ranks, steps, transfers),
         untold_ns=np.stack(
             [_in_order(each, steps, each.parts_ns[:, Part.UNEXPLAINED]) for each in ranks]
@@ -176,6 +180,7 @@ def nothing() -> Account:
         parts_ns=np.zeros((1, 1, len(Part)), np.int64),
         excess_ns=np.zeros((1, 1, len(_SPENT_BY_ITSELF)), np.int64),
         overlapped_ns=np.zeros((1, 1), np.int64), ahead_ns=np.zeros((1, 1), np.int64),
+        gaps_ns=np.zeros((1, 1), np.int64), gap_count=np.zeros((1, 1), np.int64),
         caused_ns=np.zeros((1, 1)), untold_ns=np.zeros((1, 1), np.int64), breakdowns=(),
         lines=(), latency="none", beyond_line_rate=0.0, clock_error_ns=0,
     )  # fmt: skip
@@ -303,6 +308,8 @@ class _Told:
     parts_ns: Whole  # by step and part, transfers aside
     overlapped_ns: Whole  # by step
     ahead_ns: Whole  # by step
+    gaps_ns: Whole  # by step
+    gap_count: Whole  # by step
     exposed_ns: Whole  # each piece of exposed transfer,
     exposed_step: Whole  # the place of its step,
     exposed_period: Whole  # and of its period
@@ -323,25 +330,33 @@ def _told(line: Timeline) -> _Told:
     exposed = np.flatnonzero(inside & (line.doing == Doing.TRANSFER))
     is_in_a_step = np.zeros(len(line.periods.hops), bool)
     is_in_a_step[line.period[(line.period >= 0) & inside]] = True
+    ahead_ns, gaps_ns, gap_count = _host_around_computing(line)
     return _Told(
         rank=line.rank, step_number=line.step_number, parts_ns=parts, overlapped_ns=overlapped,
-        ahead_ns=_ahead_ns(line),
+        ahead_ns=ahead_ns, gaps_ns=gaps_ns, gap_count=gap_count,
         exposed_ns=length_ns[exposed], exposed_step=line.step[exposed],
         exposed_period=line.period[exposed], periods=line.periods, is_in_a_step=is_in_a_step,
         breakdown=rank_breakdown(line),
     )  # fmt: skip
 
 
-def _ahead_ns(line: Timeline) -> Whole:
-    """Return what each step leaves to the host before anything is computed in it."""
-    first = np.zeros(len(line.step_number), np.int64)  # a step that computes nothing has no before
-    computing = np.flatnonzero((line.step >= 0) & line.is_computing)[::-1]
-    first[line.step[computing]] = computing
-    chosen = (line.step >= 0) & (line.doing == Doing.REST)
-    chosen &= np.arange(len(chosen)) < np.append(first, 0)[line.step]
-    ahead = np.zeros(len(first), np.int64)
-    np.add.at(ahead, line.step[chosen], line.length_ns[chosen])
-    return ahead
+def _host_around_computing(line: Timeline) -> tuple[Whole, Whole, Whole]:
+    """Return the time of the host before each step computes, and between, and its gaps there."""
+    steps = len(line.step_number)
+    first, last = np.zeros(steps, np.int64), np.zeros(steps, np.int64)  # 0 where nothing computes
+    computing = np.flatnonzero((line.step >= 0) & line.is_computing)
+    last[line.step[computing]] = computing
+    first[line.step[computing[::-1]]] = computing[::-1]
+    rest = np.flatnonzero((line.step >= 0) & (line.doing == Doing.REST))
+    step = line.step[rest]
+    ahead, gap = rest < first[step], (rest > first[step]) & (rest < last[step])
+
+    def total_ns(chosen: NDArray[np.bool_]) -> Whole:
+        found = np.zeros(steps, np.int64)
+        np.add.at(found, step[chosen], line.length_ns[rest[chosen]])
+        return found
+
+    return total_ns(ahead), total_ns(gap), np.bincount(step[gap], minlength=steps)
 
 
 def _together(run: Run, ranks: Sequence[_Told]) -> tuple[list[_Told], Whole]:

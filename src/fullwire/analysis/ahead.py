@@ -1,8 +1,9 @@
-"""What the host does before a step computes anything: where a script reads its own batches.
+"""What the host does before a step computes anything, and between: where its time is lost.
 
-Waiting for a DataLoader is known as input. Batches that a script reads by itself are the host's
-time, like logs and checkpoints; but where in its steps that time lies is known, and of a recorded
-DDP job also whether the program's thread worked meanwhile or waited, and what it read from disks.
+Before, a script reads its own batches. Waiting for a DataLoader is known as input; batches that a
+script reads by itself are the host's time, like logs and checkpoints. But where in its steps that
+time lies is known, and of a recorded DDP job also whether the program's thread worked meanwhile or
+waited, and what it read from disks. Between, many gaps mean that a device waits for the program.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fullwire.units import show_bytes, show_time
 
 MUCH = 0.05  # of the step: less is not worth a sentence
 WORKS, WAITS = 0.7, 0.3  # of that time on a processor: from the one on it works, up to the other
+MANY = 50  # gaps between a step's computations: a program that gives a device little at a time
 _READ = 1e5  # bytes a step: what is less was no batch
 
 
@@ -25,6 +27,25 @@ def usual_ahead_s(account: Account) -> float:
     """Return what ranks usually leave to the host before they compute, a step."""
     ahead_ns = np.sort(account.ahead_ns[:, account.is_typical], axis=0)
     return float(ahead_ns[(len(ahead_ns) - 1) // 2].mean()) * 1e-9
+
+
+def usual_gaps(account: Account) -> tuple[float, float]:
+    """Return how long the host lets ranks idle between computations, a step, and how often."""
+    gaps_ns = account.gaps_ns[:, account.is_typical]
+    return float(np.median(gaps_ns)) * 1e-9, float(
+        np.median(account.gap_count[:, account.is_typical])
+    )
+
+
+def gap_words(account: Account) -> str:
+    """Say what many gaps mean; nothing where there are few."""
+    gaps_s, count = usual_gaps(account)
+    if count < MANY or gaps_s < MUCH * account.step_s:
+        return ""
+    return (
+        f"{show_time(gaps_s)} of a step are {count:,.0f} gaps between computations, in which "
+        "devices wait for the program: torch.compile or CUDA graphs give them much at once"
+    )
 
 
 def has_loader(account: Account) -> bool:
@@ -37,6 +58,9 @@ def ahead_evidence(run: Run, account: Account) -> Iterator[Evidence]:
     usual_s, least_s = usual_ahead_s(account), MUCH * account.step_s
     if not account.step_s:
         return
+    if words := gap_words(account):
+        gaps_s, _ = usual_gaps(account)
+        yield Evidence(name="host_gaps", value=gaps_s / account.step_s, sentence=f"{words}.")
     by_rank_s = account.ahead_ns[:, account.is_typical].mean(axis=1) * 1e-9
     most = int(np.argmax(by_rank_s))
     if by_rank_s[most] - usual_s >= least_s:

@@ -222,7 +222,8 @@ def refuse_other_work(before: Run, after: Run) -> None:
 def gradient_bytes(run: Run) -> int | None:
     """Return the bytes of the gradients that a rank has in a step, where it has all of them."""
     table = run.gradients
-    if not len(table) or "buckets" not in run.facts:  # without DDP it may have a shard
+    may_have_a_shard = world(run) > 1 and "buckets" not in run.facts
+    if not len(table) or may_have_a_shard:
         return None
     pairs, place = np.unique(np.stack([table.rank, table.step]), axis=1, return_inverse=True)
     totals = np.bincount(place.reshape(-1), table.bytes, pairs.shape[1])

@@ -107,13 +107,14 @@ def explain(
         run=job, account=found, inflation_s=inflation_s, evidence=samples,
         knows_line_rate=bool(rate_bps),
     )  # fmt: skip
+    is_told = found.step_s > 0 and (baseline is not None or computes(case))
     predictor, why_not = _forecaster(job, rate_bps, [opened(each).run for each in calibrate])
     return Explanation(
         verdict=judged(case),
         step_s=found.step_s,
         baseline_step_s=baseline_s,
         is_estimated=baseline is None,
-        scaling_factor=baseline_s / found.step_s if found.step_s and baseline_s else None,
+        scaling_factor=baseline_s / found.step_s if is_told and baseline_s else None,
         account=parts,
         compute_inflation_s=inflation_s,
         ranks=found.breakdowns,

@@ -21,7 +21,12 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fullwire.analysis.account import Account, Late, Part, late_ranks
-from fullwire.analysis.ahead import usual_ahead_s, where_batches_are_read
+from fullwire.analysis.ahead import (
+    gap_words,
+    usual_ahead_s,
+    usual_gaps,
+    where_batches_are_read,
+)
 from fullwire.analysis.breakdown import UNTOLD
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
@@ -313,6 +318,8 @@ def _first_sentence(case: Case, kind: Kind, missing: Sequence[str]) -> str:
 
 def _ahead_words(case: Case) -> str:
     ahead_s, host_s = usual_ahead_s(case.account), case.account.parts_s[Part.HOST.key]
+    if usual_gaps(case.account)[0] > host_s / 2 and (words := gap_words(case.account)):
+        return f" {words}."
     if ahead_s < host_s / 2:
         return ""
     return (

@@ -85,7 +85,7 @@ def _changes(before: Run, after: Run) -> Iterator[tuple[str, tuple[str, Any]]]:
         yield f"links of {show_rate(rate_bps)}", ("bandwidth_bps", (rate_bps,))
     if differs("workers"):
         workers = worker_count(after.facts["workers"])
-        yield f"{workers} workers", ("workers", (workers,))
+        yield f"{workers} worker{'s' if workers > 1 else ''}", ("workers", (workers,))
     if differs("buckets"):
         buckets = str(after.facts["buckets"])
         yield f"buckets {buckets}", ("buckets", (bucket_policy(buckets),))

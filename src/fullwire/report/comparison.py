@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fullwire.answers.changed import Changed
     from fullwire.answers.verification import Verification
 
+_NOT_SHOWN = 0.0005  # of the step: it would be printed as nothing
 _MUCH = 0.05  # more bytes, or longer steps, by as much are worth a sentence
 
 
@@ -75,25 +76,28 @@ def _recorded_once(result: Comparison) -> Iterator[str]:
 def work_sentence(result: Comparison) -> str:
     """Say what another number of workers is worth: each of them does as much in a step."""
     before, after = result.workers
+    workers = f"{after:,} worker{'s' if after > 1 else ''}"
     return (
-        f"With {after:,} workers in place of {before:,} the job does {result.work_ratio:.2f} times "
+        f"With {workers} in place of {before:,} the job does {result.work_ratio:.2f} times "
         f"the work in the same time; {after / before:.2f} would be perfect."
     )
 
 
 def comparison_sentence(result: Comparison) -> str:
     """Say whether the second run is better, and whether that is more than noise."""
-    change = f"{abs(1 - result.ratio):.1%}"
-    direction = "shorter" if result.ratio < 1 else "longer"
+    changed = abs(result.ratio - 1)
+    how = f"{changed:.1%} {'shorter' if result.ratio < 1 else 'longer'}"
+    if changed < _NOT_SHOWN:
+        how = "as long as before"
     if result.is_significant is None:
-        return f"Steps are {change} {direction}; too few steps to tell this from noise."
+        return f"Steps are {how}; too few steps to tell this from noise."
     interval = f"95 % interval of after/before {result.low:.4f} to {result.high:.4f}"
     if not result.is_significant:
         return (
-            f"No difference beyond noise: steps are {change} {direction} ({interval}); less than "
+            f"No difference beyond noise: steps are {how} ({interval}); less than "
             f"{result.unseen:.1%} would not show."
         )
-    return f"Steps are {change} {direction}, more than noise ({interval})."
+    return f"Steps are {how}, more than noise ({interval})."
 
 
 def bytes_sentence(result: Comparison) -> str:

@@ -33,6 +33,10 @@ from fullwire.units import show_bytes, show_rate, visible
 
 NAME_LENGTH = 160  # a name in a trace may be of any length; what is cut says so
 SENTENCE_LENGTH = 600
+_NOTHING_COMPUTED = (
+    "it tells nothing of what was computed. A recording of the job does (fullwire record), or a "
+    "profiler's trace of it."
+)
 
 
 def contents(
@@ -198,6 +202,8 @@ def _usage(found: UsageOverTime | None) -> dict[str, Any] | None:
 
 def _explorer(run: Run, result: Explanation) -> dict[str, Any]:
     """Return the grid of predictions, or why there is none."""
+    if result.scaling_factor is None:
+        return {"missing": _NOTHING_COMPUTED}
     try:
         return _explorer_object(explorer(run, result.predictor, result.predicted_from_s))
     except FullwireError as error:

@@ -94,7 +94,7 @@
       el(heading, { class: "verdict" }, name(run.sentence)),
       el("dl", { class: "figures" },
         figure("a step takes", time(found.step_s), isUneven(found) ? `on average; ${brief(found.median_step_s)} in the median` : ""),
-        figure(alone, time(found.baseline_step_s), ""),
+        found.scaling_factor === null ? null : figure(alone, time(found.baseline_step_s), ""),
         found.scaling_factor === null ? null
           : figure("scaling factor, 1 is perfect", found.scaling_factor.toFixed(3), found.full
             ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full` : ""),
@@ -114,9 +114,10 @@
     const rows = Object.entries(found.account).filter(([, s]) => s > 0).map(([key, s]) => {
       const from = reached;
       reached += s;
-      return fallRow(data.parts[key], s, found.step_s, from, key, key === run.blamed);
+      const mark = key !== run.blamed ? "" : found.verdict.kind === "unknown" ? "what it is, this run cannot tell" : "the bottleneck";
+      return fallRow(data.parts[key], s, found.step_s, from, key, mark);
     });
-    const total = fallRow("a step", found.step_s, found.step_s, 0, null, false);
+    const total = fallRow("a step", found.step_s, found.step_s, 0, null, "");
     total.classList.add("sum");
     const section = part("Where a step goes", "Parts of a typical step, averaged over ranks. They add up to it exactly.",
       el("ol", { class: "fall" }, rows, total));
@@ -124,13 +125,13 @@
     return section;
   }
 
-  function fallRow(label, s, step, from, key, isBlamed) {
+  function fallRow(label, s, step, from, key, mark) {
     const piece = el("i");
     piece.style.left = `${(100 * from) / step}%`;
     piece.style.width = `${(100 * s) / step}%`;
     if (key) piece.style.background = `var(--${key})`;
-    return el("li", { class: isBlamed ? "blamed" : "" },
-      el("span", { class: "name" }, label), el("span", { class: "bar", "aria-hidden": "true" }, piece),
+    return el("li", { class: mark ? "blamed" : "" },
+      el("span", { class: "name" }, label, mark ? el("small", null, mark) : null), el("span", { class: "bar", "aria-hidden": "true" }, piece),
       el("span", { class: "number" }, time(s)), el("span", { class: "number muted" }, percent(s / step, 1)));
   }
 
