@@ -258,7 +258,7 @@ def _missing(case: Case) -> Iterator[str]:
     if case.clock_error_s > case.largest()[1]:
         yield f"ranks' clocks to better than {show_time(case.largest()[1])}"
     if not computes(case):
-        yield "computation"
+        yield "computation, which a recording of the job has, or a profiler's trace of it"
     elif world(run) > 1 and not communicates(case):
         yield "the collectives"
     recorded = len(recorded_ranks(run))

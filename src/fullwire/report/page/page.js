@@ -114,7 +114,7 @@
     const rows = Object.entries(found.account).filter(([, s]) => s > 0).map(([key, s]) => {
       const from = reached;
       reached += s;
-      const mark = key !== run.blamed ? "" : found.verdict.kind === "unknown" ? "what it is, this run cannot tell" : "the bottleneck";
+      const mark = key !== run.blamed ? "" : found.verdict.kind === "unknown" ? "not told by this run" : "the bottleneck";
       return fallRow(data.parts[key], s, found.step_s, from, key, mark);
     });
     const total = fallRow("a step", found.step_s, found.step_s, 0, null, "");
@@ -161,9 +161,10 @@
   function noFixes(run, found) {
     const said = found.warnings.find((each) => each.startsWith("No fixes are predicted"));
     if (said) return name(said);
+    if (found.scaling_factor === null) return "What the job computes is not known, so neither is what would help it: record it (fullwire record), or import its profiler’s traces.";
     if (found.full) return "Of all changes that can be predicted, none shortens the step by 1 % or more.";
     return run.workers === 1 ? "One worker has nobody to wait for. What would help is predicted for jobs of several."
-      : "The line rate of the links is not known, so nothing is predicted; --bandwidth gives it.";
+      : `${found.verdict.kind === "host" ? "Of the host’s time the sentence on top tells most. " : ""}The line rate of the links is not known, so nothing is predicted; --bandwidth gives it.`;
   }
 
   // Predictions start from the median step; the account, and the step on top, is of the mean.
