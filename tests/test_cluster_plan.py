@@ -149,7 +149,7 @@ def test_one_rank_has_nothing_to_do() -> None:
     ("op", "algorithm", "layout", "said"),
     [
         ("allreduce", "torus", Layout(nodes=4), "expected a cluster whose nodes form a torus"),
-        ("allreduce", "in-network", Layout(nodes=4), "a torus has none"),
+        ("allreduce", "in-network", Layout(nodes=4), "expected one switch, or leaves below"),
         ("allreduce", "parameter-server", Layout(nodes=4, servers=5), "servers: expected 1 to 4"),
         ("alltoall", "pairwise", Layout(nodes=10_000), "99,990,000 different transfers"),
         ("alltoall", "ring", Layout(nodes=4), "expected pairwise, hierarchical, got 'ring'"),
