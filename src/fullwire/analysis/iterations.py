@@ -218,8 +218,8 @@ def _iterations(series: Series, cut: _Cut) -> Iterations | None:
     reached = np.concatenate([np.zeros((1, len(edges))), np.cumsum(by_burst, axis=0)])
     each = reached[cut.last + 1] - reached[cut.first]
     usual = np.median(each, axis=0)
-    alike = _differs(each, usual) < _OTHER_EDGES
-    if not usual.any() or np.mean(alike) < _LEAST_ALIKE:
+    alike = _differs(each, usual) < _OTHER_EDGES if usual.any() else np.zeros(len(each), bool)
+    if np.mean(alike) < _LEAST_ALIKE:
         return None  # as many bytes each time, but not over the same edges
     cut = replace(cut, first=cut.first[alike], last=cut.last[alike])
     usual += _sent_ahead(reached[cut.first[1:]] - reached[cut.last[:-1] + 1], usual)
