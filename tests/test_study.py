@@ -395,7 +395,8 @@ def test_a_study_that_is_killed_leaves_nobody_who_plays_on(tmp_path: Path) -> No
         begun = eventually(place.with_name(f"{place.name}.recording").exists, within_s=60)
         study.kill()
     assert begun
-    assert eventually(lambda: not processes_with(str(tmp_path)), within_s=20)
+    eventually(lambda: not processes_with(str(tmp_path)), within_s=60)
+    assert [Path(f"/proc/{pid}/status").read_text() for pid in processes_with(str(tmp_path))] == []
 
 
 def test_a_place_that_cannot_be_is_refused(cli: Cli, tmp_path: Path) -> None:
