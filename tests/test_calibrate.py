@@ -196,6 +196,17 @@ def test_the_break_even_is_where_the_share_crosses_the_threshold() -> None:
     assert f"{found.bandwidth_bps / 1e9:.4g} Gbps" in found.sentence
 
 
+@pytest.mark.parametrize(("processors_used_s", "is_said"), [(0.03, True), (0.001, False)])
+def test_a_transport_that_the_line_hides_is_given_no_rate_of_its_own(
+    processors_used_s: float, is_said: bool
+) -> None:
+    run = a_trained_job(a_transport(), facts=used(processors_used_s))
+    found = break_even(a_forecaster(run), 0.10)
+    assert found.is_limited
+    assert (found.line_takes_over_bps is not None) == is_said
+    assert ("the line is what limits" in found.sentence) == is_said
+
+
 def test_a_job_that_scales_says_when_it_would_not() -> None:
     run = a_trained_job(a_transport(processor_s_per_byte=1e-10), rate_bps=100 * GBPS,
                         gradients_mib=(1, 1, 1, 1), facts=used(0.0005))  # fmt: skip

@@ -69,7 +69,8 @@ def _line_takes_over_bps(job: Forecaster) -> float | None:
     if not isinstance(transport, MeasuredTransport):
         return None
     [crowd] = transport.crowd([job.workers])
-    return float(8 / (transport.share * transport.processor_s_per_byte * crowd))
+    line_bps = float(8 / (transport.share * transport.processor_s_per_byte * crowd))
+    return line_bps if line_bps < _FAR * job.rate_bps else None  # so little work was not seen
 
 
 def _sentence(
