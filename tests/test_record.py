@@ -66,7 +66,9 @@ def solo(mode: str) -> list[str]:
 
 
 def digests(command: list[str]) -> set[str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    # Now and then torch aborts on its way out of a Gloo job, when all of it is done and printed.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (0, -signal.SIGABRT, signal.SIGABRT), done.stderr
     return weights(done.stdout)
 
 
