@@ -24,7 +24,7 @@ Unpack: TypeAlias = Callable[[BinaryIO], Any]
 # What a packed file that breaks off, or is none, makes its unpacker raise.
 BROKEN = (EOFError, lzma.LZMAError, zlib.error, OSError)
 _PIECE_BYTES = 1 << 16
-_MOST_EXPANSION = 300  # times that real logs, which shrink to a 50th, do not come near
+MOST_EXPANSION = 300  # times that real logs and traces, which shrink to a 50th, do not come near
 _EXPANSION_FROM_BYTES = 1 << 26
 
 
@@ -39,6 +39,11 @@ def unpacker(beginning: bytes) -> Unpack | None:
 
         return lambda file: pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
     return None
+
+
+def has_no_end(packed_bytes: int, unpacked_bytes: int) -> bool:
+    """Say whether so few bytes have become so many that it is no file which somebody wrote."""
+    return unpacked_bytes > max(_EXPANSION_FROM_BYTES, MOST_EXPANSION * packed_bytes)
 
 
 def unpacked_beginning(beginning: bytes) -> bytes:
@@ -67,9 +72,9 @@ def unpacked(path: Path, file: BinaryIO) -> Iterator[BinaryIO]:
             with unpack(file) as stream:
                 while piece := stream.read(_PIECE_BYTES):
                     whole.write(piece)
-                    if whole.tell() > max(_EXPANSION_FROM_BYTES, _MOST_EXPANSION * file.tell()):
+                    if has_no_end(file.tell(), whole.tell()):
                         raise DamagedInput(
-                            path, f"it unpacks to over {_MOST_EXPANSION} times its size"
+                            path, f"it unpacks to over {MOST_EXPANSION} times its size"
                         )
         except BROKEN as error:
             raise DamagedInput(path, f"it cannot be unpacked to its end: {error}") from None

@@ -20,14 +20,12 @@ from fullwire._native import KinetoScanner
 from fullwire.errors import DamagedInput
 from fullwire.model.run import Whole
 from fullwire.sources.files import name_of, opened
-from fullwire.sources.packed import GZIP, XZ, ZSTD
+from fullwire.sources.packed import GZIP, MOST_EXPANSION, XZ, ZSTD, has_no_end
 
 ABSENT = np.iinfo(np.int64).min  # a number that an event does not give
 _CHUNK_BYTES = 2**16  # little enough to stay in the processor's caches
 _PACKED_BYTES = 2**14  # which unpack to some chunks
 _MOST_VALUE_BYTES = 64 * 2**20  # of one event, or of the list of all groups of a large job
-_MOST_EXPANSION = 300  # times that real traces, which shrink to a 20th, do not come near
-_EXPANSION_FROM_BYTES = 64 * 2**20
 MOST_RANKS = 100_000_000
 
 
@@ -145,9 +143,9 @@ def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
                 problems.append(f"its compressed bytes are damaged ({error})")
                 return
             given += len(chunk)
-            if given > max(_EXPANSION_FROM_BYTES, _MOST_EXPANSION * taken):
+            if has_no_end(taken, given):
                 raise DamagedInput(
-                    path, f"it unpacks to over {_MOST_EXPANSION} times its size, as no trace does"
+                    path, f"it unpacks to over {MOST_EXPANSION} times its size, as no trace does"
                 )
             yield chunk
             data = unpacker.unconsumed_tail
