@@ -30,9 +30,8 @@ PIECES = 5  # of a recording, in order of time
 # Standard deviation of a median that its steps do not show: the same job, begun anew, is
 # a little faster or slower as a whole (validation/README.md).
 ANEW = 0.005
-RULE_COUNTS = (
-    8  # degrees of freedom, those of two recordings' fifths, beside what several recordings show
-)
+# Degrees of freedom, those of two recordings' fifths, beside what several recordings show.
+RULE_COUNTS = 8
 SURE = 0.95
 SAME_GRADIENTS = 0.01  # totals that differ by more are of different models
 _ALWAYS_DIFFER = {
