@@ -29,7 +29,8 @@ class _Finder:
         """
         if name != self._module:
             return None
-        others = [each for each in sys.meta_path if each is not self]
+        # Finders of old may have no such method; Python passes them by, or asks them after us.
+        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
         found = (each.find_spec(name, path, target) for each in others)
         spec = next((each for each in found if each is not None), None)
         if spec is not None and spec.loader is not None:
