@@ -45,6 +45,28 @@ else:
     peer.sendall(bytes(size))
 """
 
+# Rank 0 sends to rank 1 for a time, which prints for how long at most nothing came.
+LONGEST_PAUSE = """
+import os, socket, sys, time
+if os.environ["RANK"] == "1":
+    peer, _ = socket.create_server(("", 5000)).accept()
+    before, longest_s = time.perf_counter(), 0
+    while peer.recv(1 << 20):
+        now = time.perf_counter()
+        before, longest_s = now, max(longest_s, now - before)
+    print(longest_s)
+else:
+    for attempt in range(200):
+        try:
+            peer = socket.create_connection(("host1", 5000))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    until = time.perf_counter() + float(sys.argv[1])
+    while time.perf_counter() < until:
+        peer.sendall(bytes(1 << 20))
+"""
+
 # Rank 0 sends over many connections to rank 1, and prints what its way out has sent and dropped.
 SIXTEEN_AT_ONCE = """
 import os, socket, threading, time
@@ -368,6 +390,19 @@ def test_a_slow_link_is_slow_and_restored_is_not(capfd: pytest.CaptureFixture[st
         lab.disturb(Fault(at_s=0, kind="restore", host=1))
         usual_s = float(printed_by(capfd, lab, TRANSFER, "2000000"))
     assert 3 < slow_s / usual_s < 5
+
+
+@needs_namespaces
+def test_a_link_that_becomes_slow_goes_on_with_what_was_on_its_way(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """What the kernel has handed down in one piece may be more than a slow link lets pass."""
+    faults = ["1s slow 0 50Mbps", "2s restore 0", "2500ms slow 1 50Mbps", "3500ms restore 1"]
+    with Lab(describe(workers=2, rate=["1Gbps"])) as lab:
+        capfd.readouterr()
+        timetable = parse_faults(faults, lab.description)
+        assert run_job(lab, [sys.executable, "-c", LONGEST_PAUSE, "4"], timetable) == 0
+    assert float(capfd.readouterr().out) < 0.8
 
 
 @needs_namespaces

@@ -38,7 +38,7 @@ _NETEM_FRAMES = 1_000_000  # its default of 1,000 would drop what a fast line ha
 _NO_PREFIX_ROUTE = 0x200  # we add the route ourselves, with the congestion control in it
 _LARGEST_FRAME_BYTES = MOST_MTU + 14
 _MOST_SEGMENTS_BYTES = 65_536  # that the kernel hands down in one piece
-_LARGEST_HAND_DOWN_BYTES = 72_000  # the same, with the headers of each segment
+_LARGEST_HAND_DOWN_BYTES = 74_000  # the same, with the headers of each segment, however small
 # A host drops nothing on its own way out: its NIC makes TCP wait. The kernel's usual queue is as
 # long as this, a thousand hand-downs.
 _HOST_QUEUE_BYTES = 1000 * _LARGEST_HAND_DOWN_BYTES
@@ -229,29 +229,36 @@ class Network:
     def shape(self) -> None:
         """Hold every link to its line rate."""
         with _kernel_refusals_explained():
-            for host, rate_bps in zip(self.hosts, self._description.rates_bps, strict=True):
-                self.set_rate(host, rate_bps)
+            for host in self.hosts:
+                self.set_rate(host, self._usual_bps(host))
             for leaf in self.leaves:
                 self._shape_uplink(leaf, self._description.uplink_rate_bps)
 
     def _shape_uplink(self, leaf: Leaf, rate_bps: float) -> None:
-        queue_bytes = _switch_queue_bytes(rate_bps)
-        _hold_to(self._switch, _index(self._switch, leaf.up), rate_bps, queue_bytes)
+        sizes = _burst_bytes(rate_bps), _switch_queue_bytes(rate_bps)
+        _hold_to(self._switch, _index(self._switch, leaf.up), rate_bps, *sizes)
         assert self.spine is not None
         with namespaces.inside(self.spine), IPRoute() as at_spine:
-            _hold_to(at_spine, _index(at_spine, leaf.down), rate_bps, queue_bytes)
+            _hold_to(at_spine, _index(at_spine, leaf.down), rate_bps, *sizes)
 
     def set_rate(self, host: Host, rate_bps: float) -> None:
         """Hold what each NIC of a host sends and what it receives to a rate each."""
+        # What waits in a bucket that becomes smaller than it is would wait there for ever.
+        waiting_bytes = min(_LARGEST_HAND_DOWN_BYTES, _burst_bytes(self._usual_bps(host)))
+        burst_bytes = max(_burst_bytes(rate_bps), waiting_bytes)
         with _netlink_of(host) as own:
             for nic in host.nics:
                 port = _index(self._switch, nic.port)
-                _hold_to(self._switch, port, rate_bps, _switch_queue_bytes(rate_bps))
+                queue_bytes = _switch_queue_bytes(rate_bps)
+                _hold_to(self._switch, port, rate_bps, burst_bytes, queue_bytes)
                 index = _index(own, nic.interface)
-                _hold_to(own, index, rate_bps, _HOST_QUEUE_BYTES)
+                _hold_to(own, index, rate_bps, burst_bytes, _HOST_QUEUE_BYTES)
                 # What is larger than the bucket would be cut into single frames, each of which
                 # wakes the receiver: a NIC hands up what came in together.
                 own.link("set", index=index, gso_max_size=_hand_down_bytes(rate_bps))
+
+    def _usual_bps(self, host: Host) -> float:
+        return self._description.rates_bps[host.number]
 
     def add_netem(self) -> None:
         """Add the delay and the loss on the way out of every host, if any are asked for."""
@@ -278,8 +285,9 @@ class Network:
             self._switch.link("set", index=_index(self._switch, nic.port), state=state)
 
 
-def _hold_to(netlink: IPRoute, index: int, rate_bps: float, queue_bytes: int) -> None:
-    burst_bytes = _burst_bytes(rate_bps)
+def _hold_to(
+    netlink: IPRoute, index: int, rate_bps: float, burst_bytes: int, queue_bytes: int
+) -> None:
     netlink.tc(
         "replace", "tbf", index, handle=_TBF, parent=_ROOT, rate=round(rate_bps / 8),
         burst=burst_bytes, limit=burst_bytes + queue_bytes,
