@@ -177,6 +177,14 @@ def test_a_node_that_is_lost_in_the_middle_changes_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_node_that_is_lost_when_it_is_asked_is_done_without(two_nodes: TwoNodes) -> None:
+    """Ray still thinks that it is there, for as long as its checks of health take."""
+    third = two_nodes.another()
+    two_nodes.lose(third)
+    with crew(two_nodes.address) as those:
+        assert list(those.each(half, [1, 3])) == [0.5, 1.5]
+
+
 def slow_half(lost: str, began: Path, go_on: Path, number: int) -> float:
     """Divide; on the node to be lost not before somebody says so, elsewhere once it has begun."""
     import ray

@@ -19,6 +19,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ _AHEAD = 3  # lots for each processor that are asked for before the first result
 _RETRIES = 3  # of a lot whose process or node was lost
 _LISTENS_S = 10.0
 _ANSWER_S = 180.0  # for a node's first answer, which takes the start of a process
+_LOST_S = 5.0  # for Ray to tell everybody that a node is lost
 _STORE_BYTES = 256 * 2**20  # for what a cluster of this machine has in memory of results
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # tells ray.io who uses it
@@ -144,11 +146,16 @@ def _own_signals() -> Iterator[None]:
 
 
 def _crew(ray: Any, shared: Sequence[Path]) -> OnRay:
+    _refuse_unfit(ray, _nodes(ray), shared)
+    nodes = _nodes(ray)  # that are there still
+    return OnRay(ray, int(sum(each["Resources"]["CPU"] for each in nodes)) or 1)
+
+
+def _nodes(ray: Any) -> list[dict[str, Any]]:
     nodes = [each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
     if not nodes:
         raise UsageError("on: the Ray cluster has no processors")
-    _refuse_unfit(ray, nodes, shared)
-    return OnRay(ray, int(sum(each["Resources"]["CPU"] for each in nodes)) or 1)
+    return nodes
 
 
 class OnRay:
@@ -240,6 +247,8 @@ def _refuse_unfit(ray: Any, nodes: Sequence[dict[str, Any]], shared: Sequence[Pa
         try:
             version, unseen = ray.get(answer, timeout=_ANSWER_S)
         except ray.exceptions.RayError as error:
+            if _is_lost(ray, node):  # just before, when Ray did not know it yet
+                continue
             raise UsageError(f"on: {name} does not answer: {_one_line(error)}") from None
         if version != __version__:
             has = f"Fullwire {version}" if version else "no Fullwire"
@@ -249,6 +258,16 @@ def _refuse_unfit(ray: Any, nodes: Sequence[dict[str, Any]], shared: Sequence[Pa
                 f"on: {name} does not see {unseen[0]}: what is imported, and the run, have to be "
                 "in folders that all nodes share"
             )
+
+
+def _is_lost(ray: Any, node: dict[str, Any]) -> bool:
+    """Wait for Ray to find out whether a node is lost that could not be asked."""
+    deadline_s = time.monotonic() + _LOST_S
+    while any(each["Alive"] and each["NodeID"] == node["NodeID"] for each in ray.nodes()):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def _question() -> Callable[[str, Sequence[str]], tuple[str, list[str]]]:
