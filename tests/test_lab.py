@@ -24,17 +24,12 @@ from fullwire.lab.session import run_job
 SRC = Path(__file__).resolve().parents[1] / "src"
 UNKNOWN = 65533  # a user without a name or a home, as containers have them
 
-# Rank 0 sends to rank 1, which prints how long the payload took.
-TRANSFER = """
+# Rank 0 has a connection to rank 1.
+CONNECTED = """
 import os, socket, sys, time
-size = int(sys.argv[1])
-if os.environ["RANK"] == "1":
-    listener = socket.create_server(("", 5000))
-    peer, _ = listener.accept()
-    began, left = time.perf_counter(), size
-    while left:
-        left -= len(peer.recv(min(left, 1 << 20)))
-    print(time.perf_counter() - began)
+receives = os.environ["RANK"] == "1"
+if receives:
+    peer, _ = socket.create_server(("", 5000)).accept()
 else:
     for attempt in range(200):
         try:
@@ -42,26 +37,27 @@ else:
             break
         except ConnectionRefusedError:
             time.sleep(0.02)
+"""
+# It sends so many bytes, and rank 1 prints how long they took.
+TRANSFER = f"""{CONNECTED}
+size = int(sys.argv[1])
+if receives:
+    began, left = time.perf_counter(), size
+    while left:
+        left -= len(peer.recv(min(left, 1 << 20)))
+    print(time.perf_counter() - began)
+else:
     peer.sendall(bytes(size))
 """
-
-# Rank 0 sends to rank 1 for a time, which prints for how long at most nothing came.
-LONGEST_PAUSE = """
-import os, socket, sys, time
-if os.environ["RANK"] == "1":
-    peer, _ = socket.create_server(("", 5000)).accept()
+# It sends for a time, and rank 1 prints for how long at most nothing came.
+LONGEST_PAUSE = f"""{CONNECTED}
+if receives:
     before, longest_s = time.perf_counter(), 0
     while peer.recv(1 << 20):
         now = time.perf_counter()
         before, longest_s = now, max(longest_s, now - before)
     print(longest_s)
 else:
-    for attempt in range(200):
-        try:
-            peer = socket.create_connection(("host1", 5000))
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.02)
     until = time.perf_counter() + float(sys.argv[1])
     while time.perf_counter() < until:
         peer.sendall(bytes(1 << 20))

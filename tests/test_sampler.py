@@ -24,26 +24,18 @@ from fullwire.sources.live.record import join
 from fullwire.sources.live.sampler import SUFFIX
 from fullwire.sources.live.samples import SAMPLES, HostSamples, Kind, read_samples
 from fullwire.store import read_run
-from tests.test_lab import eventually, finished, lab_run, needs_namespaces
+from tests.test_lab import CONNECTED, eventually, finished, lab_run, needs_namespaces
 
 SAMPLER = Path(__file__).resolve().parents[1] / "src/fullwire/sources/live/sampler.py"
 SENT = 30_000_000
 
 # Rank 0 sends to rank 1; both stay until the sampler has seen the connection at rest.
-SENDS = """
-import os, socket, sys, time
+SENDS = f"""{CONNECTED}
 size = int(sys.argv[1])
-if os.environ["RANK"] == "1":
-    peer, _ = socket.create_server(("", 5000)).accept()
+if receives:
     while size:
         size -= len(peer.recv(min(size, 1 << 20)))
 else:
-    for attempt in range(200):
-        try:
-            peer = socket.create_connection(("host1", 5000))
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.02)
     peer.sendall(bytes(size))
 time.sleep(1.5)
 """
