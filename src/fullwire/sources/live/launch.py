@@ -24,7 +24,7 @@ from fullwire.sources.live.samples import header_of
 
 _ON_PATH = Path(__file__).parent / "path"
 _SAMPLER = Path(__file__).parent / "sampler.py"
-_LAST_WRITE_S = 2.0
+_LOOK_S, _LOOKS = 0.005, 400  # counted and not timed: where a machine stands still, all stand
 
 
 def recorded_environment(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -64,24 +64,32 @@ def check_capturing() -> None:
 
 def wait_for_samplers(directory: Path, concerns_us: Callable[[Header], bool]) -> None:
     """Wait a little for samplers that are about to end: to write what they still have."""
-    until_s = time.monotonic() + _LAST_WRITE_S
-    while _is_any_running(directory, concerns_us) and time.monotonic() < until_s:
-        time.sleep(0.005)
+    _wait_while(lambda: _is_any_running(directory, concerns_us))
 
 
 def wait_for_captures(directory: Path, host: str = "") -> None:
     """Wait a little for captures, of one host or of all, to be written to their end."""
-    until_s = time.monotonic() + _LAST_WRITE_S
     ours = f"{glob.escape(host)}*{CAPTURING_SUFFIX}"
-    while any(directory.glob(ours)) and time.monotonic() < until_s:
-        time.sleep(0.005)
+    _wait_while(lambda: any(directory.glob(ours)))
+
+
+def _wait_while(is_at_work: Callable[[], bool]) -> None:
+    """Have a little patience, and no less of it where nobody gets a processor."""
+    for _ in range(_LOOKS):
+        if not is_at_work():
+            return
+        time.sleep(_LOOK_S)
 
 
 def _is_any_running(directory: Path, concerns_us: Callable[[Header], bool]) -> bool:
-    headers = map(header_of, directory.glob(f"*{SUFFIX}"))
+    return any(_runs(path, concerns_us) for path in directory.glob(f"*{SUFFIX}"))
+
+
+def _runs(path: Path, concerns_us: Callable[[Header], bool]) -> bool:
     # Whoever reads it all will say what is wrong.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return any(each["status"] == RUNNING and concerns_us(each) for each in headers)
+        header = header_of(path)
+        return bool(header["status"] == RUNNING and concerns_us(header))
     return False
 
 

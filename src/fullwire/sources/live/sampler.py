@@ -111,13 +111,13 @@ def _sample(watched: int, directory: str) -> None:
     from fullwire._native import sample
 
     interfaces, ports = _interfaces(), _rdma_ports()
+    links = [{"name": name, "speed_bps": _speed_bps(name)} for name in interfaces]
+    links += [{"name": name, "speed_bps": _rdma_speed_bps(path)} for name, path in ports.items()]
     began = {
         "watched": watched, "monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()
     }  # fmt: skip
     path = os.path.join(directory, _name(began["monotonic_ns"]) + SUFFIX)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    links = [{"name": name, "speed_bps": _speed_bps(name)} for name in interfaces]
-    links += [{"name": name, "speed_bps": _rdma_speed_bps(path)} for name, path in ports.items()]
     os.write(file, _header(_RUNNING, began))
     try:
         sample(
