@@ -31,7 +31,7 @@ receives = os.environ["RANK"] == "1"
 if receives:
     peer, _ = socket.create_server(("", 5000)).accept()
 else:
-    for attempt in range(200):
+    for attempt in range(2000):
         try:
             peer = socket.create_connection(("host1", 5000))
             break
@@ -112,7 +112,7 @@ def printed_by(capfd: pytest.CaptureFixture[str], lab: Lab, program: str, *words
     return capfd.readouterr().out
 
 
-def eventually(holds: Callable[[], bool], within_s: float = 5.0) -> bool:
+def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> bool:
     until_s = time.monotonic() + within_s
     while not holds() and time.monotonic() < until_s:
         time.sleep(0.02)

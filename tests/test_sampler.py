@@ -29,34 +29,54 @@ from tests.test_lab import CONNECTED, eventually, finished, lab_run, needs_names
 SAMPLER = Path(__file__).resolve().parents[1] / "src/fullwire/sources/live/sampler.py"
 SENT = 30_000_000
 
-# Rank 0 sends to rank 1; both stay until the sampler has seen the connection at rest.
-SENDS = f"""{CONNECTED}
-size = int(sys.argv[1])
-if receives:
-    while size:
-        size -= len(peer.recv(min(size, 1 << 20)))
-else:
-    peer.sendall(bytes(size))
-time.sleep(1.5)
+# `grown(512)` waits until this host's sampler has written its first samples after the header of its
+# file, `sampled()` until it has written all that there is now.
+AWAITS = """
+import glob, os, socket, time
+samples = os.path.join(os.environ["FULLWIRE_RECORD_INTO"], socket.gethostname() + "-*.samples")
+
+def size():
+    return max(map(os.path.getsize, glob.glob(samples)), default=0)
+
+def grown(beyond):
+    while size() <= beyond:
+        time.sleep(0.01)
+
+def sampled():
+    for _ in range(2):  # the first time may have been under way
+        grown(size())
+
+grown(512)
 """
-# Talks to itself over loopback, and prints the port.
+# Rank 0 sends to rank 1; both stay until the sampler has seen the connection at rest.
+SENDS = f"""{AWAITS}{CONNECTED}
+left = int(sys.argv[1])
+if receives:
+    while left:
+        left -= len(peer.recv(min(left, 1 << 20)))
+else:
+    peer.sendall(bytes(left))
+sampled()
+"""
+# Talks to itself over loopback, prints the port, and waits for its input to end or to be sampled.
 TALKS = """
-import socket, sys, time
+import socket, sys
 server = socket.create_server(("127.0.0.1", 0))
 ours = socket.create_connection(server.getsockname())
 theirs, _ = server.accept()
 ours.sendall(bytes(10_000))
 print(ours.getsockname()[1], flush=True)
-time.sleep(float(sys.argv[1]))
 """
+STRANGER = f"{TALKS}\nsys.stdin.read()"
+TALKER = f"{TALKS}{AWAITS}\nsampled()"
 
 
 def record_command(place: Path, *command: str) -> list[str]:
     return [sys.executable, "-m", "fullwire.cli", "record", "-o", str(place), "--", *command]
 
 
-def talking(seconds: float) -> list[str]:
-    return [sys.executable, "-c", TALKS, str(seconds)]
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +132,15 @@ def test_processors_and_memory_are_shares(sent: Run) -> None:
 
 
 def test_only_the_jobs_connections_are_sampled(tmp_path: Path) -> None:
-    with subprocess.Popen(talking(30), stdout=subprocess.PIPE, text=True) as stranger:
+    with subprocess.Popen(
+        python(STRANGER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as stranger:
         assert stranger.stdout is not None
         foreign = stranger.stdout.readline().strip()
         done = subprocess.run(
-            record_command(tmp_path / "job.run", *talking(1.5)),
+            record_command(tmp_path / "job.run", *python(TALKER)),
             capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
-        stranger.kill()
     ports = {
         flow.split(">")[0].split(":")[1] for flow in read_run(tmp_path / "job.run").sockets.flow
     }
@@ -130,31 +151,38 @@ def test_only_the_jobs_connections_are_sampled(tmp_path: Path) -> None:
 
 def test_when_the_sampler_is_killed_the_job_goes_on_and_the_run_says_so(tmp_path: Path) -> None:
     place = tmp_path / "job.run"
-    with subprocess.Popen(
-        record_command(place, *talking(2.5)), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as job:
-        file = the_file(tmp_path / "job.run.recording")
-        assert eventually(lambda: file.stat().st_size > HEADER_BYTES)
-        os.kill(int(file.name.split("-")[-2]), signal.SIGKILL)
-        assert job.wait(timeout=30) == 0
+    with subprocess.Popen(record_command(place, "cat"), stdin=subprocess.PIPE) as job:
+        os.kill(sampler_of(the_file(tmp_path / "job.run.recording")), signal.SIGKILL)
+    assert job.returncode == 0
     run = read_run(place)
     assert len(run.links) + len(run.hosts) > 0
     assert any("its sampler ended before the job (was it killed?)" in each for each in run.missing)
 
 
 def the_file(directory: Path) -> Path:
-    assert eventually(lambda: len(list(directory.glob(f"*{SUFFIX}"))) == 1)
+    """Return the only file of samples, once there are some in it."""
+
+    def sizes() -> list[int]:
+        return [path.stat().st_size for path in directory.glob(f"*{SUFFIX}")]
+
+    assert eventually(lambda: len(sizes()) == 1 and sizes()[0] > HEADER_BYTES)
     [file] = directory.glob(f"*{SUFFIX}")
     return file
 
 
+def sampler_of(file: Path) -> int:
+    return int(file.name.split("-")[-2])
+
+
 def test_the_sampler_of_a_recorder_that_was_killed_ends_with_the_job(tmp_path: Path) -> None:
-    with subprocess.Popen(record_command(tmp_path / "x.run", "sleep", "1.5")) as recorder:
-        sampler = int(the_file(tmp_path / "x.run.recording").name.split("-")[-2])
+    directory = tmp_path / "x.run.recording"
+    command = record_command(tmp_path / "x.run", "cat")
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as recorder:
+        sampler = sampler_of(the_file(directory))
         recorder.kill()
-    [host], unreadable = read_samples([tmp_path / "x.run.recording"])
-    assert not unreadable
-    assert eventually(lambda: of(host.path.parent)[0].header["status"] == "ended")
+        recorder.wait()
+        assert statuses(directory) == ["running"]
+    assert eventually(lambda: statuses(directory) == ["ended"])
     assert eventually(lambda: is_over(sampler))
 
 
@@ -167,22 +195,30 @@ def is_over(process: int) -> bool:
 
 
 def test_one_samples_a_host_and_another_goes_on_when_it_ends(tmp_path: Path) -> None:
-    tasks = [sampling(tmp_path, "sleep", "0.6")]
-    the_file(tmp_path)
-    tasks.append(sampling(tmp_path, "sleep", "1.6"))
-    for task in tasks:
-        assert task.wait(timeout=30) == 0
-    assert eventually(lambda: all(each.header["status"] == "ended" for each in of(tmp_path)))
+    with sampling(tmp_path, "cat") as one, sampling(tmp_path, "cat") as other:
+        tasks = {one.pid: one, other.pid: other}
+        the_file(tmp_path)
+        [sampled] = of(tmp_path)
+        tasks.pop(sampled.header["watched"]).communicate()
+        assert eventually(lambda: len(statuses(tmp_path)) == 2)
+    assert one.returncode == other.returncode == 0
+    assert eventually(lambda: statuses(tmp_path) == ["ended", "ended"])
     first, second = sorted((times_of(each) for each in of(tmp_path)), key=lambda each: each[0])
     assert first[-1] < second[0]
 
 
 def sampling(directory: Path, *command: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, str(SAMPLER), str(directory), *command])
+    """Start a command with its sampler; `cat` ends when nobody writes to it any more."""
+    words = [sys.executable, str(SAMPLER), str(directory), *command]
+    return subprocess.Popen(words, stdin=subprocess.PIPE)
 
 
 def of(directory: Path) -> list[HostSamples]:
     return read_samples([directory])[0]
+
+
+def statuses(directory: Path) -> list[str]:
+    return [each.header["status"] for each in of(directory)]
 
 
 def times_of(samples: HostSamples) -> list[int]:
@@ -201,12 +237,12 @@ def test_a_job_keeps_its_process_and_sees_no_child_of_ours(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Sample a real host for two seconds; return the file."""
+    """Sample a real host for a while; return the file."""
     directory = tmp_path_factory.mktemp("whole")
     environment = {**os.environ, "FULLWIRE_RECORD_INTO": str(directory)}
-    command = [sys.executable, str(SAMPLER), str(directory), *talking(2.2)]
+    command = [sys.executable, str(SAMPLER), str(directory), *python(TALKER)]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=30)
-    assert eventually(lambda: all(each.header["status"] == "ended" for each in of(directory)))
+    assert eventually(lambda: statuses(directory) == ["ended"])
     return the_file(directory).read_bytes()
 
 
@@ -301,7 +337,7 @@ def test_gpus_are_sampled_through_nvml_where_it_is(tmp_path: Path) -> None:
     library = str(tmp_path / "libnvidia-ml.so.1")
     subprocess.run(["g++", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.cpp"], check=True)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    command = record_command(tmp_path / "x.run", "sleep", "0.5")
+    command = record_command(tmp_path / "x.run", *python(AWAITS))
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=30)
     hosts = read_run(tmp_path / "x.run").hosts
     second = hosts.rows(hosts.device == "gpu1")
@@ -328,10 +364,13 @@ def test_rdma_ports_are_sampled_where_they_are(tmp_path: Path) -> None:
         ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
     )
     command = [*enter, "sh", "-c", FAKE_SYS, "sh", sys.executable, str(SAMPLER), str(tmp_path)]
-    done = subprocess.run([*command, "sleep", "0.5"], capture_output=True, check=False, timeout=30)
+    environment = {**os.environ, "FULLWIRE_RECORD_INTO": str(tmp_path)}
+    done = subprocess.run(
+        [*command, *python(AWAITS)], env=environment, capture_output=True, check=False, timeout=30
+    )
     if done.returncode == 77:
         pytest.skip(f"a /sys of our own cannot be mounted: {done.stderr.decode()}")
-    assert eventually(lambda: all(each.header["status"] == "ended" for each in of(tmp_path)))
+    assert eventually(lambda: statuses(tmp_path) == ["ended"])
     [samples] = of(tmp_path)
     at = [link["name"] for link in samples.links].index("mlx5_0/1")
     assert samples.links[at]["speed_bps"] == 400e9
@@ -346,18 +385,18 @@ def test_a_disk_that_takes_no_more_ends_the_sampler_and_not_the_job(tmp_path: Pa
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
-    command = [sys.executable, str(SAMPLER), str(tmp_path), *talking(2)]
-    environment = {**os.environ, "FULLWIRE_RECORD_INTO": str(tmp_path)}
-    subprocess.run(
-        [sys.executable, "-c", code, *command], env=environment, check=True, capture_output=True,
-        timeout=30,
-    )  # fmt: skip
-    assert eventually(lambda: all(each.header["status"] != "running" for each in of(tmp_path)))
+    command = [sys.executable, str(SAMPLER), str(tmp_path), "cat"]
+    with subprocess.Popen([*python(code), *command], stdin=subprocess.PIPE) as job:
+        assert eventually(lambda: statuses(tmp_path) == ["failed"])
+        assert job.poll() is None
+    assert job.returncode == 0
     run = join([tmp_path], tmp_path / "x.run").run
     assert any("its sampler failed and the job went on" in each for each in run.missing)
 
 
 def test_a_sampler_is_there_at_once(tmp_path: Path) -> None:
     began_s = time.monotonic()
-    assert sampling(tmp_path, "true").wait(timeout=30) == 0
-    assert time.monotonic() - began_s < 5
+    with sampling(tmp_path, "true") as job:
+        pass
+    assert job.returncode == 0
+    assert time.monotonic() - began_s < 10
