@@ -31,7 +31,8 @@ def names_in(run: Run, step: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "way", ["plain", "accumulated", "checkpointed", "unused", "static", "optimizer first"]
+    "way",
+    ["plain", "accumulated", "checkpointed", "unused", "static", "optimizer first", "starved"],
 )
 def test_every_gradient_is_told_once_in_its_last_backward_pass(
     passes: tuple[Run, list[str]], way: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import torch
@@ -12,17 +13,30 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 STEPS = 3
-WAYS = ("plain", "accumulated", "checkpointed", "unused", "static", "around", "optimizer first")
+WAYS = (
+    "plain", "accumulated", "checkpointed", "unused", "static", "around", "optimizer first",
+    "starved",
+)  # fmt: skip
 
 
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     for way in WAYS:
+        if way == "starved":
+            starve()
         train(way)
         sys.stdout.write(f"{way}\n")
     sys.stdout.flush()
     dist.destroy_process_group()
+
+
+def starve() -> None:
+    """Let the recorder stand still around its looks at the clock, as where others compute."""
+    if recorder := sys.modules.get("fullwire_inside.watch"):
+        begin, moment = recorder.Gradients.begin, recorder.Clock.moment
+        recorder.Gradients.begin = lambda *given: (begin(*given), time.sleep(0.02))
+        recorder.Clock.moment = lambda *given: (time.sleep(0.005), moment(*given))[1]
 
 
 class Model(nn.Module):  # type: ignore[misc]  # torch may be absent when we check

@@ -134,13 +134,14 @@ def _watch_backward(journal: Journal, clock: Clock, gradients: Gradients) -> Non
         if gradients.is_in_pass:  # a checkpoint's, inside the one that is noted
             return backward(*args, **kwargs)
         journal.write_if_due()
-        gradients.is_in_pass, began_ns, began = True, _now(), clock.moment()
+        # In this order: no gradient is told to have been ready before its pass began.
+        gradients.is_in_pass, began, after_ns = True, clock.moment(), _now()
         try:
             result = backward(*args, **kwargs)
         finally:
             gradients.is_in_pass = False
             clock.note(Note.BACKWARD, 0, began, clock.moment())
-        gradients.tell(began_ns)
+        gradients.tell(after_ns)
         return result
 
     torch.autograd.backward = backward_
