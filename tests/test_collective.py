@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from fractions import Fraction
+from pathlib import Path
 from signal import SIGINT
 
 import numpy as np
@@ -185,12 +187,19 @@ def test_columns_that_cannot_be_are_refused_before_they_are_followed() -> None:
             _native.play_collective(2, [bad], [(1.0, 0.0)], 1.0, 0.0, 1, False)
 
 
+def processor_s(process: int) -> float:
+    times = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
 def test_ctrl_c_ends_a_long_play() -> None:
     command = "collective allreduce --bytes 1GB --workers 3000 --bandwidth 1Gbps --chunks 50"
     play = subprocess.Popen(
         [sys.executable, "-m", "fullwire.cli", *command.split()], stderr=subprocess.PIPE, text=True
     )
-    time.sleep(4)  # it would play for minutes
+    while processor_s(play.pid) < 3:  # so it is loaded, and would play for minutes
+        assert play.poll() is None
+        time.sleep(0.05)
     play.send_signal(SIGINT)
     _, complaint = play.communicate(timeout=20)
     assert play.returncode not in (0, 2)

@@ -26,7 +26,7 @@ pytestmark = [needs_torch, needs_namespaces]
 
 RANKS = 3
 TIMEOUT_S = 2.0
-MUCH_ROOM_S = 8.0  # a shared machine may stand still for a while
+MUCH_ROOM_S = 18.0  # a shared machine may stand still for a while
 COUNT = 1 << 18  # a mebibyte
 # What may become more. The allocator's pages breathe with what came too soon; what is not given
 # back to it shows in `allocated_bytes` at once, whatever the pages do.

@@ -24,6 +24,7 @@ from fullwire.sources import contents, import_run, read
 from fullwire.store import by_ranks, read_run
 from tests.conftest import Cli
 from tests.test_kineto import ALL_REDUCE, GEMM, Job, a_ddp_step, reduced
+from tests.test_sampler import is_over
 
 
 def five_ranks(where: Path, *, steps: bool = True) -> Path:
@@ -214,7 +215,7 @@ def test_an_import_that_is_killed_leaves_no_run_and_no_process(
     process.send_signal(how)
     assert process.wait(30) != 0
     deadline = time.monotonic() + 30
-    while any(os.path.exists(f"/proc/{number}") for number in readers):
+    while not all(map(is_over, readers)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     left = [path.name for path in tmp_path.iterdir() if path != many_ranks]

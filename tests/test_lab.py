@@ -49,14 +49,20 @@ if receives:
 else:
     peer.sendall(bytes(size))
 """
-# It sends for a time, and rank 1 prints for how long at most nothing came.
+# It sends for a time, and rank 1 prints how often in a row it waited for 0.1 s in vain: a machine
+# that stands still makes neither of them wait.
 LONGEST_PAUSE = f"""{CONNECTED}
 if receives:
-    before, longest_s = time.perf_counter(), 0
-    while peer.recv(1 << 20):
-        now = time.perf_counter()
-        before, longest_s = now, max(longest_s, now - before)
-    print(longest_s)
+    peer.settimeout(0.1)
+    in_vain = longest = 0
+    piece = b"something"
+    while piece:
+        try:
+            piece, in_vain = peer.recv(1 << 20), 0
+        except TimeoutError:
+            in_vain += 1
+            longest = max(longest, in_vain)
+    print(longest)
 else:
     until = time.perf_counter() + float(sys.argv[1])
     while time.perf_counter() < until:
@@ -72,12 +78,18 @@ def take(peer):
     while peer.recv(1 << 20):
         pass
 
+def connected():
+    for attempt in range(2000):
+        try:
+            return socket.create_connection(("host1", 5000))
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+
 if os.environ["RANK"] == "1":
     listener = socket.create_server(("", 5000))
     at_work = [threading.Thread(target=take, args=listener.accept()[:1]) for _ in range(16)]
 else:
-    time.sleep(0.5)
-    peers = [socket.create_connection(("host1", 5000)) for _ in range(16)]
+    peers = [connected() for _ in range(16)]
     at_work = [threading.Thread(target=each.sendall, args=(bytes(4_000_000),)) for each in peers]
 for each in at_work:
     each.start()
@@ -102,7 +114,7 @@ def lab_run(*options: str, command: list[str]) -> list[str]:
 
 
 def finished(command: list[str]) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command, capture_output=True, timeout=50, check=False)
+    return subprocess.run(command, capture_output=True, timeout=100, check=False)
 
 
 def printed_by(capfd: pytest.CaptureFixture[str], lab: Lab, program: str, *words: str) -> str:
@@ -110,6 +122,16 @@ def printed_by(capfd: pytest.CaptureFixture[str], lab: Lab, program: str, *words
     capfd.readouterr()
     assert run_job(lab, [sys.executable, "-c", program, *words]) == 0
     return capfd.readouterr().out
+
+
+def shortest_s(take: Callable[[], float], enough_s: float) -> float:
+    """Return how long something takes if nothing else comes in between, as on a busy machine."""
+    took_s = take()
+    for _ in range(9):
+        if took_s <= enough_s:
+            break
+        took_s = min(took_s, take())
+    return took_s
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> bool:
@@ -269,9 +291,12 @@ def test_a_transfer_between_hosts_takes_what_the_line_allows(
     capfd: pytest.CaptureFixture[str], mtu: int
 ) -> None:
     description = describe(workers=2, rate=["200Mbps"], mtu=mtu)
+    size = 20 * 2**20
+    floor_s = 8 * size / 200e6 / description.payload_share
     with Lab(description) as lab:
-        took_s = float(printed_by(capfd, lab, TRANSFER, str(20 * 2**20)))
-    floor_s = 8 * 20 * 2**20 / 200e6 / description.payload_share
+        took_s = shortest_s(
+            lambda: float(printed_by(capfd, lab, TRANSFER, str(size))), floor_s * 1.10
+        )
     assert floor_s * 0.97 <= took_s <= floor_s * 1.10
 
 
@@ -319,7 +344,8 @@ def test_latency_is_added_or_refused_with_a_sentence(capfd: pytest.CaptureFixtur
     )
     try:
         with Lab(describe(workers=1, rate=["1Gbps"], latency="20ms")) as lab:
-            assert 0.02 <= float(printed_by(capfd, lab, program)) < 0.2
+            took_s = shortest_s(lambda: float(printed_by(capfd, lab, program)), 0.2)
+            assert 0.02 <= took_s < 0.2
     except UsageError as error:
         assert "need the kernel's netem, which this machine has not" in str(error)  # noqa: PT017
 
@@ -381,11 +407,17 @@ def test_a_shell_opens_on_the_host_asked_for() -> None:
 @needs_namespaces
 def test_a_slow_link_is_slow_and_restored_is_not(capfd: pytest.CaptureFixture[str]) -> None:
     with Lab(describe(workers=2, rate=["200Mbps"])) as lab:
+        usual_floor_s, slow_floor_s = (
+            8 * 2_000_000 / rate_bps / lab.description.payload_share for rate_bps in (200e6, 50e6)
+        )
+
+        def transfer() -> float:
+            return float(printed_by(capfd, lab, TRANSFER, "2000000"))
+
         lab.disturb(Fault(at_s=0, kind="slow", host=1, rate_bps=50e6))
-        slow_s = float(printed_by(capfd, lab, TRANSFER, "2000000"))
+        assert 0.9 < shortest_s(transfer, 1.25 * slow_floor_s) / slow_floor_s < 1.25
         lab.disturb(Fault(at_s=0, kind="restore", host=1))
-        usual_s = float(printed_by(capfd, lab, TRANSFER, "2000000"))
-    assert 3 < slow_s / usual_s < 5
+        assert 0.9 < shortest_s(transfer, 1.25 * usual_floor_s) / usual_floor_s < 1.25
 
 
 @needs_namespaces
@@ -398,7 +430,7 @@ def test_a_link_that_becomes_slow_goes_on_with_what_was_on_its_way(
         capfd.readouterr()
         timetable = parse_faults(faults, lab.description)
         assert run_job(lab, [sys.executable, "-c", LONGEST_PAUSE, "4"], timetable) == 0
-    assert float(capfd.readouterr().out) < 0.8
+    assert int(capfd.readouterr().out) < 8
 
 
 @needs_namespaces

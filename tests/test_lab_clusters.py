@@ -48,7 +48,7 @@ def receive(where, port):
         print(where, size - left, began, time.monotonic(), flush=True)
 
 def send(target, port):
-    for attempt in range(500):
+    for attempt in range(2000):
         try:
             peer = socket.create_connection((f"host{target}", port))
             break
@@ -87,7 +87,7 @@ def receive():
                 pass
 
 def send(address, port):
-    for attempt in range(500):
+    for attempt in range(2000):
         try:
             with socket.create_connection((address, port)) as peer:
                 return peer.sendall(bytes(size))

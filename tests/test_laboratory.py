@@ -96,7 +96,7 @@ def test_the_job_gets_the_environment_that_it_would_have_without_us(tmp_path: Pa
     command = lab_run(*options, command=[sys.executable, "-c", ours])
     # Not what this process would hand down: its C library holds more than os.environ does.
     given = dict(os.environ)
-    done = subprocess.run(command, env=given, capture_output=True, timeout=50, check=True)
+    done = subprocess.run(command, env=given, capture_output=True, timeout=100, check=True)
     added = set(eval(done.stdout)) - set(given)  # a list of words that we printed ourselves
     assert added <= {
         "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",

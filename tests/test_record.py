@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from fullwire.sources.live.record import join
 from fullwire.store import read_parts, read_run, write
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
+from tests.test_lab import children_of, eventually
 
 JOBS = Path(__file__).parent / "jobs"
 GRADIENT_BYTES = 6 * (64 * 64 + 64) * 4  # of the model in jobs/ddp.py
@@ -365,13 +365,10 @@ def test_after_kill_9_what_was_recorded_can_be_joined(tmp_path: Path, whom: str)
     with subprocess.Popen([*fullwire, *job], stdout=subprocess.PIPE, process_group=0) as process:
         assert process.stdout is not None
         if whom == "everything":
-            process.stdout.readline()
-            time.sleep(0.5)  # the recorder writes every quarter of a second
+            process.stdout.readline()  # of thirty steps most are written
             os.killpg(process.pid, signal.SIGKILL)
         else:
-            while not (tmp_path / "job.run.recording").exists():
-                time.sleep(0.01)
-            time.sleep(0.2)  # until it has started the job, whose torch takes longer to load
+            assert eventually(lambda: bool(children_of(process.pid)))  # the job has been started
             process.kill()
         process.stdout.read()  # until nobody of the job is left
     run = join([tmp_path / "job.run.recording"], place).run

@@ -2,7 +2,7 @@
 
 python solo.py plain|accumulation|evaluation|optimizers|full-disk|broken|long|no-step|endless
 
-optimizers ends with 7; long takes 3000 steps, no-step none, and endless says so after the first
+optimizers ends with 7; long takes 3000 steps, no-step none, and endless says so after thirty
 """
 
 import itertools
@@ -30,7 +30,7 @@ def main(mode: str) -> None:
     batches = itertools.islice(itertools.cycle(data), LENGTHS.get(mode, STEPS))
     for step, batch in enumerate(batches):
         if mode == "endless":
-            sys.stdout.write("a step\n" * (step == 3))
+            sys.stdout.write("thirty steps\n" * (step == 30))
             sys.stdout.flush()
             time.sleep(0.02)
         optimizer.zero_grad()
