@@ -23,7 +23,8 @@ from fullwire.units import show_rate
 LEAST_SHARE = 0.9  # of the payload that the line rate allows; below, the lab is refused
 _CONVINCING_SHARE = 0.97
 _IMPOSSIBLE_SHARE = 1.01  # more can only have piled up while the receiver waited for a processor
-_ATTEMPTS, _MOST_ATTEMPTS = 4, 12  # a busy machine may spoil some; more only before a refusal
+_ATTEMPTS, _MOST_ATTEMPTS = 4, 20  # a busy machine may spoil some; more only before a refusal
+_BREATHER_S = 0.2  # before those, for whatever keeps the processors busy to pass
 
 _WARM_UP_S, _LEAST_S, _MOST_S = 0.02, 0.08, 0.5
 _ENOUGH_ARRIVALS = 40
@@ -97,6 +98,8 @@ def _best(sender: socket.socket, receiver: socket.socket, limit_bps: float) -> f
             enough_share = _CONVINCING_SHARE if attempt <= _ATTEMPTS else LEAST_SHARE
             if any(enough_share * limit_bps <= each <= most_bps for each in found_bps):
                 break
+            if attempt >= _ATTEMPTS:
+                time.sleep(_BREATHER_S)
     return max((each for each in found_bps if each <= most_bps), default=min(found_bps))
 
 
