@@ -104,12 +104,13 @@ def test_a_job_that_ends_before_its_collectives_ends_as_it_would(tmp_path: Path)
     assert len(run.collectives) >= 2 * 3
 
 
-STEPS_FOR_THREE_SECONDS = """
-import time, torch
+LIVE_LINE = re.compile(rb"\r\x1b\[Kfullwire: (\d+) steps, lately [\d.]+ ms each\r")
+STEPS_UNTIL_TOLD = """
+import os, sys, time, torch
 weight = torch.nn.Parameter(torch.zeros(4))
 optimizer = torch.optim.SGD([weight], 0.1)
-until = time.monotonic() + 3
-while time.monotonic() < until:
+until = time.monotonic() + 60
+while not os.path.exists(sys.argv[1]) and time.monotonic() < until:
     weight.sum().backward()
     optimizer.step()
     time.sleep(0.05)
@@ -120,19 +121,22 @@ while time.monotonic() < until:
 def test_on_a_terminal_one_line_says_how_the_job_goes_and_leaves_no_trace(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     fullwire = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(tmp_path / "job.run")]
-    command = [*fullwire, "--", sys.executable, "-c", STEPS_FOR_THREE_SECONDS]
+    enough = tmp_path / "enough"
+    command = [*fullwire, "--", sys.executable, "-c", STEPS_UNTIL_TOLD, str(enough)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as job:
         os.close(theirs)
         shown = b""
         with contextlib.suppress(OSError):  # a terminal whose other side has gone
             while piece := os.read(ours, 4096):
                 shown += piece
+                if len(set(LIVE_LINE.findall(shown))) >= 2:
+                    enough.touch()
         assert job.stdout is not None
         assert job.stdout.read() == b""
     os.close(ours)
-    lines = re.findall(rb"\r\x1b\[Kfullwire: ([\d,]+) steps, lately ([\d.]+) ms each\r", shown)
+    lines = LIVE_LINE.findall(shown)
     assert len(lines) >= 2, shown
-    assert int(lines[0][0]) < int(lines[-1][0])
+    assert int(lines[0]) < int(lines[-1])
     after = shown.rpartition(b"each\r")[2]
     assert after.startswith(b"\r\x1b[K")  # erased before anything else is said
 
@@ -218,19 +222,19 @@ def test_a_compiled_model_trains_as_it_would(tmp_path: Path) -> None:
 def test_what_a_hook_works_is_codec_and_what_it_waits_for_is_not(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path, *together(2, "ddp.py", "slow"))
     for rank in (0, 1):
-        here = (run.spans.rank == rank) & (run.spans.name == "codec")
-        codec = run.spans.rows(here)
+        in_last = (run.spans.rank == rank) & (run.spans.step == 4)
+        codec = run.spans.rows(in_last & (run.spans.name == "codec"))
         sent = run.collectives.rows(
             (run.collectives.rank == rank)
             & (run.collectives.step == 4)
             & (run.collectives.op == "allreduce")
         )
         assert len(sent) > 1
-        lengths_ns = (codec.end_ns - codec.start_ns)[codec.step == 4]
-        assert (lengths_ns > 19_000_000).sum() == len(sent)  # packing
-        assert (lengths_ns > 9_000_000).sum() == 2 * len(sent)  # and unpacking
-        packed_ns = codec.end_ns[(codec.step == 4) & (codec.end_ns - codec.start_ns > 19_000_000)]
-        assert (packed_ns <= sent.issue_ns + 1_000_000).all()
+        lengths_ns = codec.end_ns - codec.start_ns
+        assert (lengths_ns > 19_000_000).sum() >= len(sent)  # packing, each before it is sent
+        assert (lengths_ns > 9_000_000).sum() == 2 * len(sent)  # and unpacking, when it is there
+        for issue_ns, end_ns in zip(sent.issue_ns, sent.end_ns, strict=True):
+            assert not ((codec.start_ns < issue_ns) & (codec.end_ns > end_ns)).any()
 
 
 @needs_torch

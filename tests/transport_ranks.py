@@ -236,8 +236,12 @@ def profiled(directory: str, rank: int, size: int, store: Any, timeout: timedelt
     """Leave a trace of three collectives, to the first of which rank 1 comes late."""
     joined(rank, size, store, timeout)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        time.sleep(0.2 * rank)
+        if rank == 1:
+            store.wait(["rank 0 is there"])
+            time.sleep(0.2)
         work = dist.all_reduce(torch.ones(10), async_op=True)
+        if rank == 0:
+            store.set("rank 0 is there", "")
         dist.barrier()
         work.get_future().wait()
         dist.broadcast(torch.ones(10), 0)
