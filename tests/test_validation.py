@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import shutil
 from pathlib import Path
 
 import pytest
 
+import validation
 from validation import collectives, damaged_captures, damaged_traces, netx
+
+SCRIPTS = [each.name for each in pkgutil.iter_modules(validation.__path__)]
+FOREIGN = ("torch", "torchvision", "transformers")  # which some of them need
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_that_is_asked_for_help_says_what_it_is_for(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        module = importlib.import_module(f"validation.{script}")
+    except ModuleNotFoundError as error:
+        if error.name not in FOREIGN:
+            raise
+        pytest.skip(f"{error.name} is not installed")
+    if not hasattr(module, "main"):
+        pytest.skip("a part of others")
+    monkeypatch.setattr("sys.argv", [script, "--help"])
+    with pytest.raises(SystemExit) as end:
+        module.main()
+    assert end.value.code == 0
+    assert (module.__doc__ or "").splitlines()[0] in capsys.readouterr().out
 
 
 def test_the_papers_240_rows_are_reproduced_within_1e_5(shared_data: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fullwire as fw
+from validation import arguments
 
 JOB = Path(__file__).parent / "jobs" / "cause.py"
 LONGEST_JOB_S = 120.0
@@ -92,8 +93,13 @@ def is_right(cause: Cause, found: fw.Explanation) -> bool:
 
 def main() -> None:
     """Print the table."""
-    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    names = sys.argv[2:] or list(CAUSES)
+    taken = arguments.parser(__doc__)
+    taken.add_argument("repeats", type=int, nargs="?", default=5)
+    taken.add_argument("causes", nargs="*", default=[*CAUSES], metavar="cause")
+    given = taken.parse_args()
+    repeats, names = given.repeats, given.causes
+    if unknown := [name for name in names if name not in CAUSES]:
+        taken.error(f"expected some of {', '.join(CAUSES)}; got {unknown[0]!r}")
     print(f"{'cause':<20} {'expected':<10} right  {'found':<22} its share of the step")
     wrong = 0
     for name in names:

@@ -10,13 +10,13 @@ DIRECTORY already is not recorded again.
 from __future__ import annotations
 
 import statistics
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from fullwire.answers.verification import verify
 from fullwire.simulation.typical import typical_step
 from fullwire.units import show_time
+from validation import arguments
 from validation.emulated_jobs import Job, recorded
 
 JOBS = (
@@ -33,7 +33,11 @@ JOBS = (
 
 def main() -> None:
     """Record what is missing and print the table."""
-    place, rounds = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    taken = arguments.parser(__doc__)
+    taken.add_argument("directory", type=Path)
+    taken.add_argument("rounds", type=int, nargs="?", default=1)
+    given = taken.parse_args()
+    place, rounds = given.directory, given.rounds
     place.mkdir(parents=True, exist_ok=True)
     print("| job | Gloo | full line | predicted | fullwire | off | in its interval | faster |")
     print("|---|---|---|---|---|---|---|---|")

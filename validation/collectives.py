@@ -22,6 +22,7 @@ from fullwire.model.fabric_cost import cost_of
 from fullwire.model.placed import placed
 from fullwire.simulation.collective import collective_time
 from fullwire.simulation.fabric_collective import fabric_time
+from validation import arguments
 
 RATE_BPS = 50 * 2**30 * 8.0
 LATENCY_S = 500e-9
@@ -135,7 +136,9 @@ def on_a_fat_tree(nodes: int, algorithm: str, size: int) -> tuple[float, float, 
 
 def main() -> None:
     """Print the four tables."""
-    astra = astra_errors(Path(sys.argv[1]))
+    taken = arguments.parser(__doc__)
+    taken.add_argument("astra", type=Path)
+    astra = astra_errors(taken.parse_args().astra)
     print("serial ring, 4 chunks, 50 GiB/s, 500 ns: ours against ASTRA-sim")
     print("workers      bytes   plain   with its two costs")
     for workers, size, plain, alike in astra:

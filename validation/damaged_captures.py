@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests import packets as p
+from validation import arguments
 
 _HERE = Path(__file__).parent
 _NATIVE = _HERE.parent / "native"
@@ -108,8 +108,11 @@ def read_damaged(program: Path, count: int, first: int = 0) -> Outcome:
 
 def main() -> None:
     """Read damaged captures on all processors, and print what became of them."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    flags = ["-O2"] if "plain" in sys.argv else SANITIZED
+    taken = arguments.parser(__doc__)
+    taken.add_argument("count", type=int, nargs="?", default=1_000_000)
+    taken.add_argument("how", nargs="?", choices=["plain"])
+    given = taken.parse_args()
+    count, flags = given.count, ["-O2"] if given.how else SANITIZED
     processors = len(os.sched_getaffinity(0))
     share = -(-count // processors)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processors) as beside:

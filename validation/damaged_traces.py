@@ -12,12 +12,11 @@ from __future__ import annotations
 import random
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from validation import fuzz
+from validation import arguments, fuzz
 from validation.damaged_captures import SANITIZED
 
 _HERE = Path(__file__).parent
@@ -52,9 +51,12 @@ def scan_damaged(program: Path, count: int, seed: int = 0) -> tuple[int, int]:
 
 def main() -> None:
     """Scan damaged traces, and print what became of them."""
-    count, seed = (int(each) for each in [*sys.argv[1:], *["100000", "0"][len(sys.argv) - 1 :]])
+    taken = arguments.parser(__doc__)
+    taken.add_argument("count", type=int, nargs="?", default=100_000)
+    taken.add_argument("seed", type=int, nargs="?", default=0)
+    given = taken.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        read, whole = scan_damaged(build(Path(folder)), count, seed)
+        read, whole = scan_damaged(build(Path(folder)), given.count, given.seed)
     print(f"{read:,} damaged traces, the same whole and in pieces; {whole:,} had their end")
 
 

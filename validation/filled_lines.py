@@ -8,12 +8,12 @@ the rate up to which the line limits the transport that is fitted to the run, wh
 
 from __future__ import annotations
 
-import sys
 from typing import NamedTuple
 
 import fullwire as fw
 from fullwire.answers.verdict import exposed_transfer_s
 from fullwire.units import show_rate
+from validation import arguments
 
 
 class Seen(NamedTuple):
@@ -45,7 +45,9 @@ def seen(run: str) -> Seen | None:
 
 def main() -> None:
     """Print a line for the runs on either side of their transport's limit."""
-    found = [each for run in sys.argv[1:] if (each := seen(run)) is not None]
+    taken = arguments.parser(__doc__)
+    taken.add_argument("runs", nargs="+", metavar="run")
+    found = [each for run in taken.parse_args().runs if (each := seen(run)) is not None]
     print(f"{'line rate':<16} {'runs':>5}  {'used':<12} {'the limit lies':<24} verdicts")
     for is_above, words in ((True, "above the limit"), (False, "below the limit")):
         here = [each for each in found if each.is_above == is_above]

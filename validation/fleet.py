@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from validation import arguments
+
 RANKS = (16, 64, 256)
 LATE_SHARE = 0.1  # of a collective's time: what the late rank takes for it
 CLOCK_NS = 40_000_000
@@ -100,11 +102,11 @@ def least_waiting(told: Any) -> int:
 
 def asked(run: Path) -> Iterator[Cost]:
     """Ask of a run what there is to ask besides `explain`, and return what each takes."""
-    for arguments in (
+    for command in (
         ("whatif", run, "--bandwidth", "100Gbps"), ("compare", run, run),
         ("report", run, "-o", run.with_suffix(".html")),
     ):  # fmt: skip
-        yield measured(*arguments)[0]
+        yield measured(*command)[0]
 
 
 def row(world: int, original: Original, late: int, costs: Sequence[Cost]) -> str:
@@ -119,14 +121,20 @@ def row(world: int, original: Original, late: int, costs: Sequence[Cost]) -> str
     return f"| {' | '.join(cells)} |"
 
 
-def main(trace: Path, directory: Path, sizes: Sequence[int]) -> int:
+def main() -> int:
     """Print the table; of each command the time, the processors' time and the memory."""
+    taken = arguments.parser(__doc__)
+    taken.add_argument("trace", type=Path)
+    taken.add_argument("directory", type=Path)
+    taken.add_argument("ranks", type=int, nargs="*", default=RANKS)
+    given = taken.parse_args()
+    trace, directory = given.trace, given.directory
     original = Original(trace)
     print(f"{trace.name}: {original.events:,} events, {original.bytes / 1e6:.1f} MB a rank")
     print("| ranks | events | JSON | import | explain | whatif | compare | report | late rank |")
     print("|---|---|---|---|---|---|---|---|---|")
     is_right = True
-    for world in sizes:
+    for world in given.ranks:
         folder, run = directory / f"traces-{world}", directory / f"{world}.run"
         original.write_job(folder, world)
         imported, _ = measured("import", folder, "-o", run)
@@ -139,4 +147,4 @@ def main(trace: Path, directory: Path, sizes: Sequence[int]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), [*map(int, sys.argv[3:])] or RANKS))
+    sys.exit(main())

@@ -15,7 +15,6 @@ import gzip
 import json
 import random
 import re
-import sys
 import tempfile
 import time
 import warnings
@@ -27,6 +26,7 @@ from typing import Any
 import fullwire
 from fullwire.errors import FullwireError
 from fullwire.sources import read
+from validation import arguments
 
 CASES = 100_000
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
@@ -219,18 +219,20 @@ def outcomes(reader: str, cases: int, seed: int) -> Counter[str]:
     return counts
 
 
-def main(reader: str, cases: int, seed: int) -> int:
+def main() -> None:
     """Print how the cases ended."""
+    taken = arguments.parser(__doc__)
+    taken.add_argument("reader", choices=["kineto", "horovod"])
+    taken.add_argument("cases", type=int, nargs="?", default=CASES)
+    taken.add_argument("seed", type=int, nargs="?", default=0)
+    given = taken.parse_args()
     warnings.simplefilter("error")
     begin_s = time.perf_counter()
-    counts = outcomes(reader, cases, seed)
+    counts = outcomes(given.reader, given.cases, given.seed)
     said = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
-    print(
-        f"{reader}, seed {seed}: {cases:,} cases in {time.perf_counter() - begin_s:.0f} s: {said}"
-    )
-    return 0
+    took_s = time.perf_counter() - begin_s
+    print(f"{given.reader}, seed {given.seed}: {given.cases:,} cases in {took_s:.0f} s: {said}")
 
 
 if __name__ == "__main__":
-    given = [*sys.argv[2:], *[str(CASES), "0"][len(sys.argv) - 2 :]]
-    sys.exit(main(sys.argv[1], int(given[0]), int(given[1])))
+    main()

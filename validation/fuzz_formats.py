@@ -9,7 +9,6 @@ command that repeats it, and ends the script with status 1.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -31,6 +30,7 @@ from fullwire.sources import read
 from tests.builders import a_run
 from tests.test_chakra import COLLECTIVE, COMPUTES, a_node, attribute, text, varint
 from tests.test_flight_recorder import a_dump, an_entry
+from validation import arguments
 
 _NUMBERS = (b"0", b"-1", b"9" * 20, b"9" * 400, b"1e999", b"NaN", b"2147483648", b"null")
 _EXPLAINED = 0.05  # of the cases that are read are explained, too
@@ -165,11 +165,11 @@ def fuzzed(name: str, reader: Reader, cases: int, seed: int, where: Path) -> int
 def main() -> int:
     """Fuzz the readers that are asked for."""
     known = readers()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cases", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--reader", choices=sorted(known), action="append")
-    asked = parser.parse_args()
+    taken = arguments.parser(__doc__)
+    taken.add_argument("--cases", type=int, default=100_000)
+    taken.add_argument("--seed", type=int, default=1)
+    taken.add_argument("--reader", choices=sorted(known), action="append")
+    asked = taken.parse_args()
     bad = 0
     # In memory: some file systems wait for the disk before they write a file anew.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -23,6 +23,7 @@ from fullwire.lab.session import run_job
 from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics
 from fullwire.simulation.fabric_collective import fabric_time
 from fullwire.units import show_time
+from validation import arguments
 
 SIZE_BYTES = 8_000_000
 DESCRIBED = Fabric(
@@ -119,7 +120,9 @@ def measured_s(lab: Lab, backend: str, times: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Print the table."""
-    times = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    taken = arguments.parser(__doc__)
+    taken.add_argument("times", type=int, nargs="?", default=3)
+    times = taken.parse_args().times
     with Lab(describe(fabric=DESCRIBED)) as lab:
         expected_s = predicted_s(lab)
         found = {each: measured_s(lab, each, times) for each in ("gloo", "fullwire")}

@@ -23,6 +23,7 @@ from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job
 from fullwire.units import show_rate
+from validation import arguments
 
 RATES = ("100Mbps", "200Mbps", "500Mbps", "1Gbps", "2.5Gbps", "5Gbps", "10Gbps")
 JOB_S = 0.5
@@ -94,7 +95,9 @@ def idle_s() -> float:
 
 def main() -> None:
     """Print the table."""
-    labs = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    taken = arguments.parser(__doc__)
+    taken.add_argument("labs", type=int, nargs="?", default=7)
+    labs = taken.parse_args().labs
     found: dict[str, list[Delivered]] = {rate: [] for rate in RATES}
     refusals = dict.fromkeys(RATES, 0)
     for _ in range(labs):

@@ -9,7 +9,6 @@ hooks on saved tensors, beside ours. Language models are made of two layers, sin
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ import transformers
 
 from fullwire.model.workloads import MODELS, language
 from fullwire.model.workloads.layers import FP32_BYTES, Layer
+from validation import arguments
 
 _LAYERS = 2
 _Loss = Callable[[Any, int], Any]
@@ -26,7 +26,12 @@ _Loss = Callable[[Any, int], Any]
 
 def main() -> None:
     """Print a line for each model."""
-    chosen = sys.argv[1:] or [*_PICTURES, *_TEXTS]
+    known = [*_PICTURES, *_TEXTS]
+    taken = arguments.parser(__doc__)
+    taken.add_argument("models", nargs="*", default=known, metavar="model")
+    chosen = taken.parse_args().models
+    if unknown := [name for name in chosen if name not in known]:
+        taken.error(f"expected some of {', '.join(known)}; got {unknown[0]!r}")
     print(f"{'model':<16} {'tensors':>8} {'same':>5} {'order':>6} {'kept':>10} {'ours':>10}  off")
     for name in chosen:
         torch.manual_seed(0)

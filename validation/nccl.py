@@ -18,6 +18,7 @@ from fullwire.model.fabric import Fabric
 from fullwire.simulation.fabric_collective import fabric_time
 from fullwire.sources.clusters import cluster
 from fullwire.sources.nccl_tests import Row, read_table
+from validation import arguments
 
 MIB = 2**20
 CLUSTER = "dgx-a100"
@@ -75,7 +76,9 @@ def rows_of(data: Path, op: str) -> tuple[Row, ...]:
 
 def main() -> None:
     """Print the table; the status says whether all but two are within the tolerance."""
-    data = Path(sys.argv[1])
+    taken = arguments.parser(__doc__)
+    taken.add_argument("data", type=Path)
+    data = taken.parse_args().data
     found = compared(data)
     print(f"start-up of 4 to 16 MiB: {startup_s(data) * 1e6:.1f} us")
     print("collective          bytes   measured   in place  predicted   error")

@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from validation import arguments
+
 TOLERANCE = 1e-5
 STEP_TIME_S = {"vgg16": "0.19452352295080985s", "resnet50": "0.12808580219559176s"}
 
@@ -70,7 +72,9 @@ def _answer(answers: Any, row: dict[str, str]) -> Any:
 
 def main() -> None:
     """Print the worst error of each model and column."""
-    found = worst_errors(Path(sys.argv[1]))
+    taken = arguments.parser(__doc__)
+    taken.add_argument("data", type=Path)
+    found = worst_errors(taken.parse_args().data)
     print("model     column           rows  worst relative error")
     for (model, column), (count, error) in found.items():
         print(f"{model:<9} {column:<15} {count:>5}  {error:.1e}")

@@ -9,7 +9,6 @@ what is there already is not recorded again.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import fullwire as fw
 from fullwire.model.run import Run
 from fullwire.simulation.typical import typical_step
 from fullwire.units import show_time
+from validation import arguments
 from validation.emulated_jobs import Job, recorded
 
 SHOWN = Job()
@@ -63,7 +63,9 @@ JOBS = (
 
 def main() -> None:
     """Record what is missing, predict, and print the table."""
-    place = Path(sys.argv[1])
+    taken = arguments.parser(__doc__)
+    taken.add_argument("directory", type=Path)
+    place = taken.parse_args().directory
     place.mkdir(parents=True, exist_ok=True)
     shown = recorded(SHOWN, place)
     print("| job | measured | predicted | interval | error | holds |")

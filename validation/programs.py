@@ -9,7 +9,6 @@ The first program that differs is made as small as it goes, and shown.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 
@@ -17,13 +16,16 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.programs import Operation, programs
 from tests.test_programs import Pool
+from validation import arguments
 
 USUAL = 10_000
 
 
 def main() -> None:
     """Carry them out and say how many there were."""
-    asked = int(sys.argv[1]) if len(sys.argv) > 1 else USUAL
+    taken = arguments.parser(__doc__)
+    taken.add_argument("programs", type=int, nargs="?", default=USUAL)
+    asked = taken.parse_args().programs
     kinds: Counter[str] = Counter()
     pool = Pool("fullwire")
 

@@ -6,13 +6,13 @@ as it is, and with every time of the second made shorter by a known share, which
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import fullwire as fw
 from fullwire.model.emulation import undilated
 from fullwire.model.run import Run
+from validation import arguments
 
 FAST_BPS = 3.5e9  # from here on two processors are what limits these jobs, and not the line
 SHORTER = (0.03, 0.05, 0.10)
@@ -21,7 +21,11 @@ Calls = list[bool]  # of a pair: called different as it is, and found with each 
 
 def main() -> None:
     """Print how many pairs were called different, and how many known changes were found."""
-    found = list(_calls(Path(sys.argv[1]), Path(sys.argv[2])))
+    taken = arguments.parser(__doc__)
+    taken.add_argument("one", type=Path)
+    taken.add_argument("two", type=Path)
+    given = taken.parse_args()
+    found = list(_calls(given.one, given.two))
     heads = "".join(f"{f'{share:.0%} found':>12}" for share in SHORTER)
     print(f"{'':<14}{'pairs':>6}{'different':>12}{heads}")
     for name, chosen in (

@@ -13,13 +13,16 @@ import sys
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from tests.test_failure import RANKS, Cluster, grown, soaked
+from validation import arguments
 
 USUAL_MINUTES = 30
 
 
 def main() -> None:
     """Print a line for each minute, and end with status 1 if anything grew."""
-    minutes = int(sys.argv[1]) if len(sys.argv) > 1 else USUAL_MINUTES
+    taken = arguments.parser(__doc__)
+    taken.add_argument("minutes", type=int, nargs="?", default=USUAL_MINUTES)
+    minutes = taken.parse_args().minutes
     held = []
     with Lab(describe(workers=RANKS, rate=["1Gbps"])) as lab:
         cluster = Cluster(lab, "fullwire")

@@ -12,7 +12,6 @@ pip install expecttest.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import unittest
 from collections import Counter
@@ -22,6 +21,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 from unittest import mock
+
+from validation import arguments
 
 _LONGEST_S = 60
 _BACKENDS = ("gloo", "fullwire")
@@ -38,7 +39,11 @@ class Outcome:
 
 def main() -> None:
     """Run what is asked for and tell the differences."""
-    ranks, words = int(sys.argv[1]), sys.argv[2:] or [""]
+    taken = arguments.parser(__doc__)
+    taken.add_argument("ranks", type=int)
+    taken.add_argument("words", nargs="*", default=[""], metavar="word")
+    given = taken.parse_args()
+    ranks, words = given.ranks, given.words
     cases = _cases(ranks)
     counts: Counter[tuple[str, str]] = Counter()
     for name in unittest.TestLoader().getTestCaseNames(cases):

@@ -8,7 +8,6 @@ somewhere. What is said of it is right, or left open, or wrong, which it must ne
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ import fullwire as fw
 from fullwire.analysis.flows import Traffic
 from fullwire.report.traffic import traffic_sentences
 from tests import wires as w
+from validation import arguments
 
 MB = 10**6
 NONE = "nothing"  # that could be said, so nothing should be
@@ -450,7 +450,9 @@ def said_of(captures: Sequence[bytes], folder: Path) -> Traffic:
 
 def main() -> None:
     """Print what is not right, or all that is said of the cases that are named."""
-    words = [each.lower() for each in sys.argv[1:]]
+    taken = arguments.parser(__doc__)
+    taken.add_argument("words", nargs="*", metavar="word")
+    words = [each.lower() for each in taken.parse_args().words]
     groups = [each for each in GROUPS if each.__name__ in words] or GROUPS
     words = [each for each in words if each not in [group.__name__ for group in groups]]
     tally = {"right": 0, "left open": 0, "WRONG": 0}
