@@ -411,7 +411,8 @@ fullwire::TaskPointer issue_collective(
     task->divide_by = divide_by;
     task->timeout_s = timeout_s;
     const nb::gil_scoped_release released;
-    engine.issue(task, soon);
+    using Caller = fullwire::Engine::Caller;
+    engine.issue(task, soon ? Caller::waits : Caller::goes_on);
     return task;
 }
 
@@ -426,7 +427,8 @@ fullwire::TaskPointer issue_transfer(fullwire::Engine& engine, std::string descr
     (sends ? task->source : task->work).push_back({block.first, block.second});
     task->timeout_s = timeout_s;
     const nb::gil_scoped_release released;
-    engine.issue(task, true);
+    // To torch an isend and a send are the same call.
+    engine.issue(task, fullwire::Engine::Caller::may_wait);
     return task;
 }
 

@@ -36,6 +36,9 @@ constexpr std::size_t kLookAhead = 4096;
 constexpr std::size_t kSmall = std::size_t{64} << 10;  // worth spinning for
 constexpr std::size_t kRemembered = 64;                // descriptions, for a verdict
 constexpr int kTickMs = 50;
+constexpr int kWatchfulTickMs = 1;
+constexpr std::int64_t kWatchNs = 100'000'000;  // for transfers, after one
+constexpr std::int64_t kPatienceNs = 200'000;   // from the call to the wait of who waits at once
 // Condition variables of glibc before 2.41 lose a wake-up now and then: so nobody waits for ever.
 constexpr std::chrono::seconds kLookAgain{1};
 constexpr std::int64_t kSecond = 1'000'000'000;
@@ -100,6 +103,7 @@ struct Engine::Connection {
     int rank;
     int socket;
     bool has_left = false;
+    std::string loss;  // how it was closed, if it was and nobody had said so
 
     // What comes in.
     Sink sink = Sink::head;
@@ -196,8 +200,8 @@ Engine::~Engine() {
 
 // ---- Who drives -------------------------------------------------------------------------------
 
-void Engine::issue(const TaskPointer& task, bool soon) {
-    task->times.issued_ns = now_ns();
+void Engine::issue(const TaskPointer& task, Caller caller) {
+    const std::int64_t now = task->times.issued_ns = now_ns();
     const std::lock_guard lock(mutex_);
     if (closing_ || !problem_.empty()) {
         task->problem = problem_.empty() ? "the group was destroyed" : problem_;
@@ -210,8 +214,14 @@ void Engine::issue(const TaskPointer& task, bool soon) {
     if (driven_) {
         const std::uint64_t one = 1;
         (void)!::write(wake_, &one, sizeof one);
-    } else if (!soon) {
+    } else if (caller == Caller::goes_on || (caller == Caller::may_wait && busy_.load())) {
+        patient_until_ns_ = 0;
         changed_.notify_all();
+    } else if (caller == Caller::may_wait) {
+        if (issued_.size() == 1) patient_until_ns_ = now + kPatienceNs;
+        // To wake somebody for each costs more than a small transfer: so he stays awake for a while.
+        if (now > watchful_until_ns_) changed_.notify_all();
+        watchful_until_ns_ = now + kWatchNs;
     }
 }
 
@@ -253,8 +263,13 @@ void Engine::work_in_background() {
     while (!closing_) {
         if (driven_ || (!is_due && issued_.empty() && !busy_.load())) {
             // Idle, it looks from time to time whether somebody asks or is gone.
-            is_due = changed_.wait_for(lock, std::chrono::milliseconds(kTickMs)) ==
-                     std::cv_status::timeout;
+            const bool is_watchful = now_ns() < watchful_until_ns_;
+            const std::chrono::milliseconds tick{is_watchful ? kWatchfulTickMs : kTickMs};
+            is_due = changed_.wait_for(lock, tick) == std::cv_status::timeout && !is_watchful;
+            continue;
+        }
+        if (const std::int64_t rest_ns = patient_until_ns_ - now_ns(); rest_ns > 0) {
+            changed_.wait_for(lock, std::chrono::nanoseconds(rest_ns));
             continue;
         }
         is_due = false;
@@ -469,9 +484,7 @@ void Engine::begin(const TaskPointer& task) {
     for (auto& connection : connections_) {
         if (!connection || (connection->sends.empty() && connection->receives.empty())) continue;
         if (!connection->is_open() || connection->has_left) {
-            return fail(name_of(connection->rank) + " has left the group, before " +
-                            task->description,
-                        false);
+            return fail(absence_of(*connection) + ", before " + task->description, true);
         }
         if (connection->to_receive > kEagerBytes) say(*connection, kReady, task->sequence, 0);
     }
@@ -933,8 +946,7 @@ void Engine::begin_transfer(const TaskPointer& task) {
     if (task->rank >= 0) {
         Connection& connection = *connections_[static_cast<std::size_t>(task->rank)];
         if (!connection.is_open() || connection.has_left) {
-            return fail(name_of(task->rank) + " has left the group, before " + task->description,
-                        false);
+            return fail(absence_of(connection) + ", before " + task->description, false);
         }
     }
     if (task->kind == Task::Kind::send) {
@@ -1055,10 +1067,15 @@ void Engine::understand_note(Connection& connection) {
 // Returns what cannot come to its end without this rank.
 const std::string* Engine::misses(const Connection& connection) const {
     const bool is_needed = connection.next_receive < connection.receives.size() ||
-                           connection.next_send < connection.sends.size();
+                           connection.next_send < connection.sends.size() ||
+                           connection.out.what == Connection::Out::What::collective;
     if (current_ && is_needed) return &current_->description;
+    const bool was_last = std::none_of(connections_.begin(), connections_.end(), [](const auto& each) {
+        return each && each->is_open() && !each->has_left;
+    });
     for (const TaskPointer& task : transfers_under_way()) {
-        if (connection.rank == (task->from >= 0 ? task->from : task->rank)) return &task->description;
+        const int other = task->from >= 0 ? task->from : task->rank;
+        if (other == connection.rank || (other < 0 && was_last)) return &task->description;
     }
     return nullptr;
 }
@@ -1236,7 +1253,14 @@ std::string Engine::on_the_way() const {
 void Engine::lost(Connection& connection, const std::string& how) {
     connection.close();
     if (failed_ || connection.has_left) return;
-    fail(name_of(connection.rank) + " is gone: " + how, true);
+    connection.loss = how;
+    // A process may end without a word once it has all it wants; whoever still misses it tells.
+    if (misses(connection)) fail(absence_of(connection), true);
+}
+
+std::string Engine::absence_of(const Connection& connection) const {
+    return name_of(connection.rank) +
+           (connection.has_left ? " has left the group" : " is gone: " + connection.loss);
 }
 
 // Whatever else comes from there is not looked at; but it is told why, like all others.

@@ -117,8 +117,9 @@ public:
            double silence_s, int spin_us, bool checks);
     ~Engine();
 
-    // `soon`: the caller waits at once, and will drive.
-    void issue(const TaskPointer& task, bool soon);
+    // Who waits at once will drive; who may, is given a moment to.
+    enum class Caller : std::uint8_t { waits, may_wait, goes_on };
+    void issue(const TaskPointer& task, Caller caller);
     // False when the time is over. A negative time is for ever.
     bool wait(const TaskPointer& task, double timeout_s);
     // Waits until any task has ended since this was last called, or the engine is closed: false.
@@ -181,6 +182,7 @@ private:
     std::string on_the_way() const;
     const std::string* description_of(std::uint64_t sequence) const;
     void lost(Connection& connection, const std::string& how);
+    std::string absence_of(const Connection& connection) const;
     void refuse(Connection& connection, const std::string& what);
     void fail(const std::string& problem, bool tell_others);
     bool is_busy() const;
@@ -199,6 +201,7 @@ private:
     std::condition_variable changed_;  // the engine is free to be driven, or has something to do
     std::condition_variable ended_;    // a task has ended
     bool driven_ = false;
+    std::int64_t patient_until_ns_ = 0, watchful_until_ns_ = 0;
     std::atomic<bool> closing_{false};
     std::atomic<bool> busy_{false};
     std::vector<TaskPointer> issued_;

@@ -504,6 +504,17 @@ def test_who_needs_a_rank_that_has_left_is_told() -> None:
     assert said[1] == "home"
 
 
+def test_a_process_that_ends_without_a_word_is_missed_by_who_needs_it_only() -> None:
+    (received, error), (_, other) = in_processes(ranks.gone_without_a_word, 3, dead=(ranks.VICTIM,))
+    assert received == 1
+    for said in (error, other):
+        assert said.startswith("rank 1 is gone: its connection was closed")
+
+
+def test_transfers_that_nobody_waits_for_begin_at_once() -> None:
+    assert max(in_processes(ranks.unattended, 2)) < 5  # 10 s at a look every 50 ms
+
+
 def test_strangers_are_turned_away_and_counted() -> None:
     (strangers, total), _ = in_processes(ranks.beleaguered, 2)
     assert strangers >= 5

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -317,6 +318,58 @@ def gone_home(rank: int, size: int, store: Any, timeout: timedelta) -> str:
         dist.destroy_process_group()
         return "home"
     return _problem(lambda: dist.all_reduce(torch.ones(10)))
+
+
+def gone_without_a_word(rank: int, size: int, store: Any, timeout: timedelta) -> tuple[float, str]:
+    """Use what the others can do without the victim, which has ended, and then what they cannot."""
+    joined(rank, size, store, timeout)
+    dist.barrier()
+    if rank == VICTIM:
+        os._exit(0)
+    time.sleep(0.3)  # long enough to see that it is gone
+    received = torch.zeros(1)
+    if rank == 0:
+        dist.recv(received, size - 1)
+    elif rank == size - 1:
+        dist.send(torch.ones(1), 0)
+    return float(received), _problem(lambda: dist.all_reduce(torch.ones(10)))
+
+
+def let_go(rank: int, size: int, store: Any, timeout: timedelta) -> list[bool]:
+    """Say which tensors are gone once they are dropped, though a receive is open before them."""
+    joined(rank, size, store, timeout)
+    if rank == 1:
+        waiting = torch.ones(1)
+        received = dist.irecv(waiting, 0)
+    tensors = [torch.ones(10) for _ in range(3)]
+    dist.all_reduce(tensors[0])
+    dist.all_reduce(tensors[1], async_op=True).wait()
+    dist.all_reduce(tensors[2], async_op=True).get_future().wait()
+    watched = [weakref.ref(tensor) for tensor in tensors]
+    del tensors
+    until_s = time.monotonic() + 5  # the thread that completes Futures may still be at it
+    while any(each() is not None for each in watched) and time.monotonic() < until_s:
+        time.sleep(0.001)
+    gone = [each() is None for each in watched]
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    else:
+        received.wait()
+    dist.destroy_process_group()
+    return gone
+
+
+def unattended(rank: int, size: int, store: Any, timeout: timedelta) -> float:
+    """Exchange a number many times, and only look from time to time whether it is there."""
+    joined(rank, size, store, timeout)
+    began_s = time.monotonic()
+    for _ in range(200):
+        works = [dist.isend(torch.ones(1), 1 - rank), dist.irecv(torch.zeros(1), 1 - rank)]
+        while not all(work.is_completed() for work in works):
+            time.sleep(0.0005)
+    took_s = time.monotonic() - began_s
+    dist.destroy_process_group()
+    return took_s
 
 
 def _problem(work: Callable[[], Any]) -> str:

@@ -85,7 +85,7 @@ bool add_up(Engine& engine, int rank) {
         std::vector<std::thread> waiters;
         for (auto& each : values) {
             tasks.push_back(sum_of(each, rank));
-            engine.issue(tasks.back(), turn % 2 == 0);
+            engine.issue(tasks.back(), static_cast<Engine::Caller>(turn % 3));
             waiters.emplace_back([&engine, task = tasks.back()] { engine.wait(task, -1); });
         }
         for (std::thread& waiter : waiters) waiter.join();
@@ -98,7 +98,7 @@ bool add_up(Engine& engine, int rank) {
     std::vector<float> never(1000, 1);
     const TaskPointer late = sum_of(never, rank);
     if (rank == 0) {
-        engine.issue(late, false);
+        engine.issue(late, Engine::Caller::goes_on);
         std::thread waiter([&] { engine.wait(late, -1); });
         ::usleep(20'000);
         engine.abort("enough");
@@ -108,7 +108,7 @@ bool add_up(Engine& engine, int rank) {
                     late->problem.find(" has left the group") != std::string::npos;
     } else {
         ::usleep(10'000);
-        engine.issue(late, true);
+        engine.issue(late, Engine::Caller::waits);
         if (rank == 1) engine.wait(late, 0.001);
         ::usleep(30'000);
         engine.close();
