@@ -511,6 +511,10 @@ def test_a_process_that_ends_without_a_word_is_missed_by_who_needs_it_only() -> 
         assert said.startswith("rank 1 is gone: its connection was closed")
 
 
+def test_a_tensor_is_let_go_when_its_collective_has_been_waited_for() -> None:
+    assert in_processes(ranks.let_go, 2) == [[True] * 3] * 2
+
+
 def test_transfers_that_nobody_waits_for_begin_at_once() -> None:
     assert max(in_processes(ranks.unattended, 2)) < 5  # 10 s at a look every 50 ms
 

@@ -10,7 +10,6 @@ import atexit
 import os
 import re
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -59,8 +58,9 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._label = str(options.group_id)
         self._purpose = ""
         self._members = list(options.global_ranks_in_group) or list(range(size))
-        self._in_flight: deque[Work] = deque()
-        self._issuing = threading.Lock()
+        self._in_flight: set[Work] = set()
+        self._most_in_flight = 1
+        self._holding = threading.Lock()
         met = meet(options.store, rank, size, max(self._timeout_s, SHORTEST_RENDEZVOUS_S))
         self.strangers = met.strangers
         self._engine = _native.TransportEngine(
@@ -421,15 +421,24 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self, tasks: Sequence[Any], result: Any, kept: Any,
         afterwards: Callable[[], None] | None = None,
     ) -> Work:  # fmt: skip
-        work = Work(self._engine, self._completer, tasks, result, kept, afterwards)
+        work = Work(self._engine, self._completer, tasks, result, kept, afterwards, self._let_go)
+        self._hold(work)
         if torch.autograd._profiler_enabled():
             show_to_profiler(work, _operation(tasks[0]))
-        # Whoever drops the work and the tensor still has the engine read and write it.
-        with self._issuing:
-            while self._in_flight and self._in_flight[0].is_completed():
-                self._in_flight.popleft()
-            self._in_flight.append(work)
         return work
+
+    def _hold(self, work: Work) -> None:
+        """Keep a work: who drops it and the tensor still has the engine read and write it."""
+        with self._holding:
+            if len(self._in_flight) >= self._most_in_flight:  # some ended that nobody waited for
+                self._in_flight = {each for each in self._in_flight if not each.is_completed()}
+                self._most_in_flight = 2 * len(self._in_flight) + 1
+            self._in_flight.add(work)
+
+    def _let_go(self, work: Work) -> None:
+        """Forget a work that has ended, at once: its tensor may be large."""
+        with self._holding:
+            self._in_flight.discard(work)
 
     def _how(self, tensor: Any, opts: Any) -> tuple[int, int, int]:
         """Return what to reduce with: the number's kind, the operation and what to divide by."""

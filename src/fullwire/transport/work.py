@@ -30,7 +30,7 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
 
     def __init__(
         self, engine: Any, completer: Completer, tasks: Sequence[Any], result: Any,
-        kept: Any = None, afterwards: Callable[[], None] | None = None,
+        kept: Any, afterwards: Callable[[], None] | None, let_go: Callable[[Work], None],
     ) -> None:  # fmt: skip
         super().__init__()
         self.tasks = tasks
@@ -39,6 +39,7 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
         self._result = result
         self._kept = kept  # tensors that the engine reads or writes
         self._afterwards = afterwards
+        self._let_go = let_go
         self._finishing = threading.Lock()
         self._future: Any = None
 
@@ -115,6 +116,7 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
             if afterwards is not None and not self.problem():
                 afterwards()
             self._kept = None
+        self._let_go(self)
 
 
 def show_to_profiler(work: Work, name: str) -> None:
@@ -161,11 +163,17 @@ class Completer:
         thread.start()
 
     def _run(self) -> None:
-        while ended := self._watched():
-            for work in ended:
-                work.complete()
-            with self._lock:
-                self._on_watch += 1
+        while self._completed_some():
+            pass
+
+    def _completed_some(self) -> bool:
+        """Complete what ends next, and keep nothing of it while watching for more."""
+        ended = self._watched()
+        for work in ended:
+            work.complete()
+        with self._lock:
+            self._on_watch += 1
+        return bool(ended)
 
     def _watched(self) -> list[Work]:
         """Wait for Futures to complete, one thread at a time; none once the engine is closed."""
