@@ -96,6 +96,26 @@ def test_the_interval_grows_with_the_distance_from_what_was_measured() -> None:
     assert (np.diff(shares) > 0).all()
 
 
+@pytest.mark.parametrize(("workers", "rate_bps"), [(4, 0.2 * GBPS), (4, 3 * GBPS), (8, 1 * GBPS)])
+def test_a_model_that_is_split_over_ranks_sums_gradients_among_the_others(
+    workers: int, rate_bps: float
+) -> None:
+    shown = a_trained_job(a_transport(), workers=4, split_mib=8, facts=used(0.05 / 1.42))
+    assert typical_step(shown).shards == 2
+    truth = a_trained_job(a_transport(), workers=workers, rate_bps=rate_bps, split_mib=8)
+    assert predicted_s(shown, truth) == pytest.approx(measured_s(truth), rel=0.05)
+    [*_, said] = fw.whatif(shown, transport="measured").warnings
+    assert "gradients are summed in groups of one in 2 ranks" in said
+
+
+def test_no_step_is_expected_shorter_than_a_worker_alone_takes() -> None:
+    table = fw.whatif(
+        a_trained_job(a_transport(), noise=2.0), bandwidth="10Mbps,1Gbps", transport="measured"
+    )
+    low_s, _ = table.interval_s
+    assert (low_s > 0.5 * table["baseline_step_s"]).all()
+
+
 def test_ranks_on_one_machine_share_its_processors_and_elsewhere_they_do_not() -> None:
     here = a_transport()
     apart = dataclasses.replace(here, machines=2)

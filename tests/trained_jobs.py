@@ -39,11 +39,13 @@ def a_trained_job(
     steps: int = 12,
     slower_ms: float = 0.0,
     noise: float = 0.0,
+    split_mib: float = 0.0,
     facts: Mapping[str, FactValue] | None = None,
 ) -> Run:
     """Play so many steps: 20 ms forward, 10 ms backward for each gradient, buckets, 5 ms rest.
 
-    The last rank takes `slower_ms` longer in its forward, and messages vary by `noise`.
+    The last rank takes `slower_ms` longer in its forward, and messages vary by `noise`. With
+    `split_mib` the model is split over pairs of ranks, which sum as much amidst the forward.
     """
     random = np.random.default_rng(7)
     count = len(gradients_mib)
@@ -52,22 +54,37 @@ def a_trained_job(
     messages = bucket_policy(buckets).group(ready_ns, sizes)
     spans: list[tuple[int, int, str, str, int, int]] = []
     gradients: list[tuple[int, int, int, int, int]] = []
-    collectives: list[tuple[int, int, int, int, int, int]] = []
+    collectives: list[tuple[int, int, int, int, int, int, str]] = []
+    among = workers // 2 if split_mib else workers
+    split_ns = 0
+    if split_mib:
+        split_s = message_s(transport, 2, rate_bps, round(split_mib * MIB), crowd_of=workers)
+        split_ns = round(split_s * 1e9)
     start_ns = 0
     for step in range(steps):
-        begin_ns = [start_ns + round((20 + slower_ms * (rank == workers - 1)) * MS)
+        begin_ns = [start_ns + round((20 + slower_ms * (rank == workers - 1)) * MS) + split_ns
                     for rank in range(workers)]  # fmt: skip
+        if split_mib:
+            amidst_ns = start_ns + 5 * MS
+            for rank in range(workers):
+                collectives.append(
+                    (rank, step, step, round(split_mib * MIB), amidst_ns, amidst_ns + split_ns,
+                     f"pair {rank // 2}")
+                )  # fmt: skip
+                spans.append((rank, step, "communication", "wait", amidst_ns, amidst_ns + split_ns))
         lane_ns = 0.0
         for order, (size, ready) in enumerate(
             zip(messages.bytes.tolist(), messages.ready_ns.tolist(), strict=True)
         ):
             issue_ns = [begin + ready for begin in begin_ns]
-            time_s = message_s(transport, workers, rate_bps, size) * random.uniform(1, 1 + noise)
+            time_s = message_s(transport, among, rate_bps, size, crowd_of=workers)
+            time_s *= random.uniform(1, 1 + noise)
             lane_ns = max(lane_ns, max(issue_ns)) + time_s * 1e9
             collectives += [
-                (rank, step, step * len(messages) + order, size, issue_ns[rank], round(lane_ns))
+                (rank, step, step * len(messages) + order, size, issue_ns[rank], round(lane_ns),
+                 f"replica {rank % 2}" if split_mib else "0")
                 for rank in range(workers)
-            ]
+            ]  # fmt: skip
         end_ns = max(round(lane_ns), max(begin_ns) + count * 10 * MS) + 5 * MS
         for rank in range(workers):
             begin = begin_ns[rank]
@@ -93,11 +110,14 @@ def a_trained_job(
     )  # fmt: skip
 
 
-def message_s(transport: MeasuredTransport, workers: int, rate_bps: float, size: int) -> float:
-    """Return the time of one all-reduce."""
+def message_s(
+    transport: MeasuredTransport, workers: int, rate_bps: float, size: int,
+    crowd_of: int | None = None,
+) -> float:  # fmt: skip
+    """Return the time of one all-reduce; of more ranks than it is among, others are there too."""
     ring = cost("allreduce", "ring", workers, float(size), AddTimes())
     line_s = 8 * ring.wire_bytes / (rate_bps * transport.share)
-    crowd = transport.crowd([workers])
+    crowd = transport.crowd([crowd_of or workers])
     return float(transport.message_s(line_s, ring.wire_bytes, np.array(float(ring.hops)), crowd)[0])
 
 
@@ -114,13 +134,14 @@ def _gradients(rows: Sequence[tuple[int, int, int, int, int]]) -> Gradients:
     return Gradients(rank=rank, step=step, order=order, bytes=size, ready_ns=ready)
 
 
-def _collectives(rows: Sequence[tuple[int, int, int, int, int, int]]) -> Collectives:
-    rank, step, sequence, size, issue, end = map(np.array, zip(*rows, strict=True))
+def _collectives(rows: Sequence[tuple[int, int, int, int, int, int, str]]) -> Collectives:
+    *numbers, groups = zip(*rows, strict=True)
+    rank, step, sequence, size, issue, end = map(np.array, numbers)
     words = {
         name: np.full(len(rows), word, object)
-        for name, word in (("group", "0"), ("op", "allreduce"), ("dtype", "float32"))
+        for name, word in (("op", "allreduce"), ("dtype", "float32"))
     }
     return Collectives(
         rank=rank, step=step, sequence=sequence, bytes=size, issue_ns=issue, start_ns=issue,
-        end_ns=end, **words,
+        end_ns=end, group=np.array(groups, object), **words,
     )  # fmt: skip

@@ -366,6 +366,11 @@ def _warnings(
         if subject.step.is_estimated:
             yield f"{name}: T1 is estimated from the computation of a job of several workers."
         yield from _about_median(name, run, subject)
+        if subject.step.shards > 1:
+            yield (
+                f"{name}: gradients are summed in groups of one in {subject.step.shards} ranks; "
+                "with more workers these groups grow, and the others stay as they are."
+            )
         for sentence in run.missing:
             yield f"{name} is partial: {sentence}."
         if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):

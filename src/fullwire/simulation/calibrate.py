@@ -6,6 +6,7 @@ A busy period is a time in which something was on its way: from the moment when 
 issued a collective that nothing was before, to the end of the last one that was issued meanwhile.
 Gloo sends two at a time, so single durations overlap; what a period holds and how long it lasted
 does not depend on the order inside. Periods that hold the same are one observation, by its median.
+They are those of one rank: where ranks form groups, others send over other links meanwhile.
 
 The four numbers of a transport are fitted to all observations at once, in logarithms. What is
 known beforehand enters as observations of its own, each with its uncertainty: the share of the line
@@ -17,8 +18,9 @@ and what the fit leaves uncertain comes out as the width of the prediction.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,10 @@ from numpy.typing import NDArray
 from fullwire.errors import UsageError
 from fullwire.model.cost import AddTimes, Floats, recorded_cost
 from fullwire.model.run import Collectives, Run, Whole
+from fullwire.simulation.groups import members_of
 from fullwire.simulation.transport import MeasuredTransport
+
+_Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of each collective
 
 _LEAST_SPREAD = 0.02  # no observation is believed to better than this
 _START_S = 2e-3  # nor than this: connections that were idle take a moment to be up to speed
@@ -120,11 +125,11 @@ def observations_of(run: Run) -> Iterator[Observation]:
     rate_bps, workers = line_rate_bps(run), run.facts.get("workers", 1)
     if rate_bps is None or not isinstance(workers, int) or workers < 2:
         return
-    periods: dict[tuple[tuple[str, int], ...], list[float]] = defaultdict(list)
-    for held, time_s in _busy_periods(run.collectives):
+    periods: dict[_Held, list[float]] = defaultdict(list)
+    for held, time_s in _busy_periods(run.collectives, members_of(run)):
         periods[held].append(time_s)
     for held, times_s in periods.items():
-        costs = [recorded_cost(op, workers, size, AddTimes()) for op, size in held]
+        costs = [recorded_cost(op, members, size, AddTimes()) for op, size, members in held]
         middle_s = float(np.median(times_s))
         deviation = 1.4826 * float(np.median(np.abs(np.log(np.array(times_s) / middle_s))))
         yield Observation(
@@ -154,7 +159,7 @@ def _spread_of_median(deviation: float, count: int, time_s: float) -> float:
     return float(np.sqrt(_LEAST_SPREAD**2 + of_median**2 + (_START_S / time_s) ** 2))
 
 
-def _busy_periods(table: Collectives) -> Iterator[tuple[tuple[tuple[str, int], ...], float]]:
+def _busy_periods(table: Collectives, members: Mapping[str, int]) -> Iterator[tuple[_Held, float]]:
     """Go through the busy periods of the steps: what each held, in order of size, and its time."""
     rows = table.rows(table.step >= 0)
     issued_ns, ended_ns, first = _of_all_ranks(rows)
@@ -166,7 +171,10 @@ def _busy_periods(table: Collectives) -> Iterator[tuple[tuple[tuple[str, int], .
     begins = np.flatnonzero(np.append([True], issued_ns[1:] > reached_ns[:-1]))
     for begin, end in zip(begins, [*begins[1:], len(issued_ns)], strict=True):
         time_ns = int(reached_ns[end - 1] - issued_ns[begin])
-        held = [(str(rows.op[row]), int(rows.bytes[row])) for row in first[begin:end]]
+        held = [
+            (str(rows.op[row]), int(rows.bytes[row]), members[str(rows.group[row])])
+            for row in first[begin:end]
+        ]
         if time_ns > 0:
             yield tuple(sorted(held)), time_ns * 1e-9
 
@@ -175,6 +183,7 @@ def _of_all_ranks(rows: Collectives) -> tuple[Whole, Whole, NDArray[np.intp]]:
     """Bring the ranks' rows of each collective together: last issue, mean end, one of the rows.
 
     A collective that not all ranks of its group have is left out: who knows when it could begin.
+    So is one that the first rank has no part in.
     """
     groups = np.unique(rows.group.astype(str), return_inverse=True)[1]
     order = np.lexsort((rows.rank, rows.sequence, groups))
@@ -188,6 +197,7 @@ def _of_all_ranks(rows: Collectives) -> tuple[Whole, Whole, NDArray[np.intp]]:
     most = np.zeros(int(groups.max()) + 1, np.int64)
     np.maximum.at(most, groups[order][begins], count)
     is_whole = (count == most[groups[order][begins]]) & (count > 1)
+    is_whole &= rows.rank[order][begins] == rows.rank.min()
     return (issued_ns[is_whole], (issued_ns + ended_ns)[is_whole], order[begins][is_whole])
 
 
@@ -233,14 +243,15 @@ def _used_in(run: Run) -> _Used | None:
     per_rank, rate_bps = run.facts.get("communication_processor_s"), line_rate_bps(run)
     if run.facts.get("backend") != "gloo" or not isinstance(per_rank, tuple):
         return None  # others poll, and use what there is
-    rows, workers = run.collectives.rows(run.collectives.step >= 0), run.facts.get("workers", 1)
+    rows = run.collectives.rows(run.collectives.step >= 0)
     if rate_bps is None or not len(rows):
         return None
-    assert isinstance(workers, int)
     rank_steps = len(np.unique(np.stack([rows.rank, rows.step]), axis=1).T)
+    by_name = members_of(run)
+    members = np.array([by_name[name] for name in rows.group.astype(str).tolist()])
     costs = [
-        recorded_cost(op, workers, rows.bytes[rows.op == op], AddTimes())
-        for op in dict.fromkeys(rows.op.tolist())
+        recorded_cost(op, count, rows.bytes[(rows.op == op) & (members == count)], AddTimes())
+        for op, count in dict.fromkeys(zip(rows.op.tolist(), members.tolist(), strict=True))
     ]
     return _Used(
         wire_bytes=sum(float(each.wire_bytes.sum()) for each in costs) / rank_steps,

@@ -3,8 +3,8 @@
 The prediction is made again with every transport that fits the observations nearly as well; each of
 them, too, has to give back the measured step under the conditions in which it was measured. The
 deviations are independent of each other and of how the steps vary, so their squares add up, and the
-interval is two standard deviations wide on each side. A number that rests on one unrepeated profile
-and on no measured transport has no interval.
+interval is two standard deviations wide on each side; but no step is shorter than a worker's own. A
+number that rests on one unrepeated profile and on no measured transport has no interval.
 """
 
 from __future__ import annotations
@@ -39,11 +39,19 @@ def interval_s(
         nothing = np.broadcast_to(np.nan, len(predictions))
         return nothing, nothing
     step_s = predictions.measures["step_s"]
-    variance = np.square(_of_the_steps(subjects) * step_s)
+    of_steps = _of_the_steps(subjects)
+    variance = np.square(of_steps * step_s)
     if calibration is not None:
         variance = variance + _of_the_transport(subjects, grid, step_s, calibration, crew)
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
-    return (step_s - half_s).reshape(-1), (step_s + half_s).reshape(-1)
+    low_s = np.maximum(step_s - half_s, _alone_s(subjects) * (1 - _WIDTH * of_steps))
+    return low_s.reshape(-1), (step_s + half_s).reshape(-1)
+
+
+def _alone_s(subjects: Sequence[Subject]) -> Floats:
+    """Return what a worker's own step takes, without any communication."""
+    own_s = [each.step.step_ns * 1e-9 for each in subjects]
+    return np.array(own_s).reshape(shaped(run=len(subjects)))
 
 
 def _has_evidence(subjects: Sequence[Subject], grid: Grid) -> NDArray[np.bool_]:

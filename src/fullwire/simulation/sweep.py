@@ -385,11 +385,17 @@ def messages_of(
     on_fabric = OnFabric.of(grid.fabric, latency_s, is_scattered=grid.is_scattered)
     ways = tried(grid) if algorithm == AUTO else (algorithm,)
     workers, compressors = grid.workers[sizes], grid.compressors
+    shards = subject.step.shards
+    if shards > 1 and on_fabric is not None:
+        raise UsageError(
+            f"{subject.name}: its gradients are summed in groups of one in {shards} ranks, and on "
+            "a described cluster only sums over all ranks are predicted"
+        )
+    among = [-(-each // shards) for each in workers]  # that hold the same part of the model
     return Messages(
         subject=subject, buckets=buckets, lane=grid.lane, workers=workers,
         ways=tuple(
-            _way(subject, buckets, each, latency_s, workers, compressors, on_fabric)
-            for each in ways
+            _way(subject, buckets, each, latency_s, among, compressors, on_fabric) for each in ways
         ),
         others=tuple(_others(subject, latency_s, workers, on_fabric)),
     )  # fmt: skip
@@ -459,8 +465,9 @@ def _others(
     """Work out the step's collectives that are no buckets, equal ones together."""
     others = subject.step.others
     exposed = others.exposed_ns / max(others.total_ns, 1)
-    for (op, size), count in Counter(zip(others.op, others.bytes, strict=True)).items():
-        costs = [recorded_cost(op, each, size, subject.adds) for each in workers]
+    kinds = Counter(zip(others.op, others.bytes, others.members, strict=True))
+    for (op, size, members), count in kinds.items():
+        costs = [recorded_cost(op, members or each, size, subject.adds) for each in workers]
         yield _Other(
             wire_bits=np.array([8 * float(each.wire_bytes) for each in costs]),
             hops=np.array([float(each.hops) for each in costs]),

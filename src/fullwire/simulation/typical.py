@@ -13,6 +13,7 @@ exposed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.cost import Floats
 from fullwire.model.run import Collectives, Gradients, Run, Spans, Whole
+from fullwire.simulation.groups import members_of
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
@@ -35,6 +37,7 @@ class Others:
 
     op: tuple[str, ...] = ()
     bytes: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()  # the ranks that each is among; 0 for all, however many
     exposed_ns: int = 0
     total_ns: int = 0  # of their durations
     are_gradients: bool = False  # summed by hand, after the backward pass
@@ -56,6 +59,7 @@ class Step:
     is_estimated: bool  # taken from a run of several workers: its own waiting is left out
     waiting_ns: int = 0  # for the slowest rank, in a step of several workers
     others: Others = Others()
+    shards: int = 1  # of the model: gradients are summed among one in so many workers
     measured_ns: int | None = None  # in the run, with the workers that it had
     count: int = 1  # of the steps that it stands for
     deviation: float = 0.0  # of them from it, as a share of it
@@ -66,7 +70,7 @@ def typical_step(run: Run) -> Step:
     """Work out what a step of this run usually takes."""
     table = _table_of_steps(run)
     own_workers = _workers(run)
-    bucket_end_ns, others = _communication(run, table, own_workers)
+    bucket_end_ns, others, shards = _communication(run, table, own_workers)
     tail_ns = table.end_ns - np.maximum(table.computed_ns, bucket_end_ns)
     origin_ns = table.start_ns.mean(axis=0)
     begin_ns = table.backward_ns.max(axis=0)
@@ -85,6 +89,7 @@ def typical_step(run: Run) -> Step:
         is_estimated=own_workers > 1,
         waiting_ns=max(0, together_ns - step_ns) if len(table.ranks) > 1 else 0,
         others=others,
+        shards=shards,
         measured_ns=_median(measured_ns),
         count=len(table.numbers),
         deviation=_deviation(measured_ns),
@@ -190,12 +195,15 @@ def _in_table(table: Spans, ranks: Whole, numbers: Whole, *columns: str) -> list
     return [getattr(kept, name).reshape(shape) for name in columns]
 
 
-def _communication(run: Run, table: _Steps, workers: int) -> tuple[Whole, Others]:
-    """Return when the last bucket of each step had ended, and what else was communicated."""
+def _communication(run: Run, table: _Steps, workers: int) -> tuple[Whole, Others, int]:
+    """Return when the last bucket of each step had ended, what else was communicated, and shards.
+
+    A model may be split over ranks, which then communicate meanwhile in groups of their own.
+    """
     none = np.full(table.end_ns.shape, -MOST_NS, np.int64)
     rows = run.collectives
     if workers == 1 or not len(rows):
-        return none, Others()
+        return none, Others(), 1
     rows = rows.rows(np.isin(rows.rank, table.ranks) & np.isin(rows.step, table.numbers))
     place = np.searchsorted(table.ranks, rows.rank), np.searchsorted(table.numbers, rows.step)
     is_bucket = (
@@ -204,11 +212,29 @@ def _communication(run: Run, table: _Steps, workers: int) -> tuple[Whole, Others
         & (rows.issue_ns <= table.computed_ns[place] + _BUCKET_LEAVES_NS)
         & ("buckets" in run.facts)
     )
+    is_bucket &= _is_of_gradients(rows, is_bucket, table)
     np.maximum.at(none, tuple(axis[is_bucket] for axis in place), rows.end_ns[is_bucket])
-    return none, _others(run, rows.rows(~is_bucket), table)
+    members = members_of(run)
+    among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
+    others = _others(run, rows.rows(~is_bucket), table, members)
+    return none, others, max(1, workers // max(among, default=workers))
 
 
-def _others(run: Run, rows: Collectives, table: _Steps) -> Others:
+def _is_of_gradients(
+    rows: Collectives, is_bucket: NDArray[np.bool_], table: _Steps
+) -> NDArray[np.bool_]:
+    """Say which rows are of the group that sums a rank's gradients: it sums as many bytes."""
+    names, group = np.unique(rows.group.astype(str), return_inverse=True)
+    pair = np.searchsorted(table.ranks, rows.rank) * len(names) + group.reshape(-1)
+    sums = np.bincount(
+        pair, np.where(is_bucket, rows.bytes, 0), len(table.ranks) * len(names)
+    ).reshape(len(table.ranks), len(names))
+    off = np.abs(sums - float(table.bytes.sum()) * len(table.numbers))
+    off[sums == 0] = np.inf
+    return np.asarray(off.argmin(axis=1)[pair // len(names)] == pair % len(names))
+
+
+def _others(run: Run, rows: Collectives, table: _Steps, members: Mapping[str, int]) -> Others:
     middle = len(table.numbers) // 2
     looked_at = table.numbers[max(0, middle - _LOOKED_AT // 2) : middle + _LOOKED_AT // 2 + 1]
     busy_ranks = run.spans.rank[run.spans.lane == "compute"]  # all, or some that stand for all
@@ -222,18 +248,30 @@ def _others(run: Run, rows: Collectives, table: _Steps) -> Others:
     exposed, total = [], []
     for number in looked_at:
         here = rows.rows(rows.step == number)
-        busy = spans.rows((spans.step == number) & (spans.lane == "compute"))
-        everything = (
-            np.concatenate([here.issue_ns, busy.start_ns]),
-            np.concatenate([here.end_ns, busy.end_ns]),
-        )
-        exposed.append(_covered_ns(*everything) - _covered_ns(busy.start_ns, busy.end_ns))
+        exposed.append(_exposed_ns(here, spans.rows(spans.step == number)))
         total.append(int((here.end_ns - here.start_ns).sum()))
+    among = [members[name] for name in usual.group.astype(str).tolist()]
     return Others(
         op=tuple(usual.op.tolist()), bytes=tuple(usual.bytes.tolist()),
+        members=tuple(0 if count == _workers(run) else count for count in among),
         exposed_ns=_median(np.array(exposed)), total_ns=_median(np.array(total)),
         are_gradients="buckets" not in run.facts and _sum_gradients(usual, table),
     )  # fmt: skip
+
+
+def _exposed_ns(rows: Collectives, spans: Spans) -> int:
+    """Return how long collectives went on beside no computation, or were waited for amidst it."""
+    is_wait = (spans.lane == "communication") & (spans.name == "wait")
+    busy, waits = spans.rows((spans.lane == "compute") | is_wait), spans.rows(is_wait)
+    own = rows.issue_ns, rows.end_ns
+    beside_none_ns = _covered_ns(*_both(own, busy)) - _covered_ns(busy.start_ns, busy.end_ns)
+    waited_for_ns = _covered_ns(*own) - _covered_ns(*_both(own, waits))
+    return beside_none_ns + waited_for_ns + _covered_ns(waits.start_ns, waits.end_ns)
+
+
+def _both(own: tuple[Whole, Whole], others: Spans) -> tuple[Whole, Whole]:
+    start_ns, end_ns = own
+    return np.append(start_ns, others.start_ns), np.append(end_ns, others.end_ns)
 
 
 def _sum_gradients(rows: Collectives, table: _Steps) -> bool:
