@@ -286,6 +286,16 @@ def test_where_mean_and_median_step_differ_both_answers_say_so() -> None:
     assert "152.7 ms" in said
 
 
+def test_workers_that_only_meet_outside_their_steps_are_no_job_that_scales() -> None:
+    job = a_trained_job()
+    apart = dataclasses.replace(job.collectives, step=np.full(len(job.collectives), -1))
+    found = fw.explain(dataclasses.replace(job, collectives=apart))
+    assert found.verdict.kind == "unknown"
+    assert found.verdict.sentence.startswith("Nothing was communicated in its steps")
+    assert found.full is None
+    assert not found.fixes
+
+
 def test_a_rate_that_the_collectives_beat_is_not_the_links_rate() -> None:
     rank = Rank(60, [BACKWARD], [(100 * PER_MS, 50, 60)])
     found = fw.explain(a_job(rank, rank))

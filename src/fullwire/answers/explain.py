@@ -13,6 +13,7 @@ from fullwire.analysis.breakdown import RankBreakdown
 from fullwire.analysis.carried import carried_evidence
 from fullwire.analysis.compare import refuse_other_work
 from fullwire.analysis.nccl import nccl_evidence
+from fullwire.analysis.steadiness import change_words
 from fullwire.analysis.transfers import holds_times, recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import Evidence, evidence, missing_tables
 from fullwire.answers.break_even import BreakEven, break_even
@@ -108,7 +109,7 @@ def explain(
         knows_line_rate=bool(rate_bps),
     )  # fmt: skip
     is_told = found.step_s > 0 and (baseline is not None or computes(case))
-    predictor, why_not = _forecaster(job, rate_bps, [opened(each).run for each in calibrate])
+    predictor, why_not = _forecaster(case, rate_bps, [opened(each).run for each in calibrate])
     return Explanation(
         verdict=judged(case),
         step_s=found.step_s,
@@ -192,11 +193,13 @@ def _at_full_utilization(given_s: float | None, predictor: Forecaster) -> Foreca
 
 
 def _forecaster(
-    run: Run, rate_bps: Mapping[int, float], calibrate: Sequence[Run]
+    case: Case, rate_bps: Mapping[int, float], calibrate: Sequence[Run]
 ) -> tuple[Forecaster | None, tuple[str, ...]]:
     """Make the job ready for predictions, or say why there are none."""
+    if world(case.run) > 1 and computes(case) and not communicates(case):
+        return None, ("No fixes are predicted: nothing was communicated in its steps.",)
     try:
-        return forecaster(run, min(rate_bps.values(), default=None), calibrate), ()
+        return forecaster(case.run, min(rate_bps.values(), default=None), calibrate), ()
     except (UsageError, DamagedInput) as error:
         return None, (f"No fixes are predicted: {error}.",)
 
@@ -256,6 +259,8 @@ def _warnings(case: Case, is_estimated: bool, rate_bps: Mapping[int, float]) -> 
     if not found.step_s:
         return
     yield from _steps_left_out(found)
+    if changed := change_words(found):
+        yield f"The job changed midway: {changed}; the account is of both."
     yield from _between_steps(run)
     yield from _ranks_left_out(run, found)
     if is_estimated and world(run) > 1:

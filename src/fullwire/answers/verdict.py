@@ -28,6 +28,7 @@ from fullwire.analysis.ahead import (
     where_batches_are_read,
 )
 from fullwire.analysis.breakdown import UNTOLD
+from fullwire.analysis.steadiness import few_steps_words
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
 from fullwire.model.run import Run
@@ -125,7 +126,8 @@ def judged(case: Case) -> Verdict:
     """Judge a case."""
     kind, reasons = _kind(case)
     missing = tuple(_missing(case)) if kind == "unknown" else ()
-    sentence = f"{_first_sentence(case, kind, missing)}{_besides(case, kind)}"
+    said = _first_sentence(case, kind, missing)
+    sentence = f"{said}{_in_few_steps(case, kind)}{_besides(case, kind)}"
     return Verdict(
         kind=kind, sentence=sentence, threshold=THRESHOLD, reasons=reasons,
         missing=missing,
@@ -133,10 +135,14 @@ def judged(case: Case) -> Verdict:
 
 
 def communicates(case: Case) -> bool:
-    """Say whether any communication was recorded."""
-    is_span = case.run.spans.lane == "communication"
+    """Say whether any communication was recorded, in steps where the recorder marked them."""
+    spans, collectives = case.run.spans, case.run.collectives
     is_told = any(each.communication_s for each in case.account.breakdowns)
-    return is_told or bool(len(case.run.collectives) or is_span.any())
+    if case.run.provenance.origin == "measured" and not case.account.is_whole_trace:
+        spans = spans.rows(np.isin(spans.step, case.account.steps))
+        collectives = collectives.rows(np.isin(collectives.step, case.account.steps))
+        is_told = False  # that is of all the time
+    return is_told or bool(len(collectives) or (spans.lane == "communication").any())
 
 
 def computes(case: Case) -> bool:
@@ -167,7 +173,8 @@ def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
     if _too_few_steps(case):
         return "unknown", (f"{_typical_count(case)} to judge by",)
     if world(case.run) > 1 and not communicates(case):
-        return "unknown", (f"{world(case.run)} workers, and no communication in the run",)
+        where = "the run" if case.account.is_whole_trace else "its steps"
+        return "unknown", (f"{world(case.run)} workers, and no communication in {where}",)
     if not computes(case):
         return "unknown", tuple(_without_computation(case))
     key, largest_s = case.largest()
@@ -369,6 +376,13 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
             f"computation is {case.share(case.account.parts_s[Part.COMPUTE.key])} of its step. "
             f"Missing: {wanted}."
         )
+    is_whole = computes(case) and not _too_few_steps(case) and not case.run.missing
+    if is_whole and not communicates(case):
+        return (
+            f"{falls_short}Nothing was communicated in its steps: either each of the "
+            f"{world(case.run)} workers trains by itself, and no network holds it back, or what "
+            f"they communicate was not recorded. Missing: {wanted}."
+        )
     if exposed_s == 0:
         return f"{falls_short}This run cannot tell what limits the job. Missing: {wanted}."
     if not computes(case) and len(case.run.collectives):
@@ -390,6 +404,14 @@ def _largest_collective(run: Run) -> str:
     length_s = float(np.median(largest.end_ns - largest.issue_ns)) * 1e-9
     size = f" of {show_bytes(int(largest.bytes[0]))}" if largest.bytes[0] else ""
     return f"its largest collective, {largest.op[0]}{size}, took {show_time(length_s)}"
+
+
+def _in_few_steps(case: Case, kind: Kind) -> str:
+    """Say which steps have what the verdict is about, if few of them do."""
+    key = {"overlap": Part.LINE_RATE.key}.get(kind, kind)
+    parts = [part for part in Part if part.key == key]
+    words = few_steps_words(case.account, parts[0]) if parts else ""
+    return f" {words}." if words else ""
 
 
 def _besides(case: Case, kind: Kind) -> str:

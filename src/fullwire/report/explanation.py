@@ -9,6 +9,8 @@ from textwrap import wrap
 
 from fullwire.analysis.account import Part
 from fullwire.answers.explain import Explanation
+from fullwire.answers.forecast import Forecast
+from fullwire.answers.verdict import NOTABLE
 from fullwire.report.terminal import print_notes, print_table, say
 from fullwire.units import show_time
 
@@ -91,16 +93,34 @@ def _scaling(result: Explanation, scaling_factor: float) -> str:
         f"{show_time(result.baseline_step_s)}{how}, it takes {show_time(result.step_s)}."
     )
     if result.full is not None:
-        text += f" Were its links used to the full, it would be {result.full.scaling_factor:.3f}."
+        text += f" Were its links used to the full, {_at_full_utilization(result, result.full)}."
     if result.compute_inflation_s is not None and result.compute_inflation_s > 0:
         text += f" Computing takes {show_time(result.compute_inflation_s)} more than alone."
     return text
 
 
+def _at_full_utilization(result: Explanation, full: Forecast) -> str:
+    median_s = _other_median_s(result)
+    if median_s is None:
+        return f"it would be {full.scaling_factor:.3f}"
+    now = result.predicted_from_s / median_s
+    return f"that of the median step would be {full.scaling_factor:.3f} instead of {now:.3f}"
+
+
+def _other_median_s(result: Explanation) -> float | None:
+    """Return the median step that predictions start from, where it is not the mean one."""
+    median_s = result.median_step_s
+    if median_s is None or abs(result.step_s / median_s - 1) <= NOTABLE:
+        return None
+    return median_s
+
+
 def _print_fixes(result: Explanation) -> None:
     if not result.fixes:
         return
-    say("What would help, predicted:")
+    median_s = _other_median_s(result)
+    of_which = "" if median_s is None else f" the median step, {show_time(median_s)}"
+    say(f"What would help{of_which}, predicted:")
     rows = [
         [
             fix.change, show_time(fix.step_s), f"{show_time(fix.low_s)} to {show_time(fix.high_s)}",

@@ -1,0 +1,57 @@
+"""Whether all steps are alike: what a mean step would hide.
+
+A part that only a few steps have (a checkpoint, an evaluation) is a part of the mean step, and no
+other step shows it. A job that became slower midway has two usual steps, and the mean is neither.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fullwire.analysis.account import Account, Part
+from fullwire.model.cost import Floats
+from fullwire.units import show_time
+
+MOST_OF_IT = 0.75  # of a part: if few steps hold it, it is theirs
+FEW = 0.25  # of the steps
+CHANGED = 0.10  # between the medians of the first and the second half of the steps
+_SCATTERS = 3.0  # times that steps scatter within a half, which is what a change must exceed
+_FEWEST_STEPS = 8
+
+
+def few_steps_words(account: Account, part: Part) -> str:
+    """Say which steps have a part, if few of them have most of it."""
+    by_step_s = account.parts_ns[:, account.is_typical].mean(axis=0) * 1e-9
+    of_part, length_s = by_step_s[:, part], by_step_s.sum(axis=1)
+    is_long, count = of_part >= of_part.max() / 2, len(of_part)
+    few, share = int(is_long.sum()), float(of_part[is_long].sum() / max(of_part.sum(), 1e-9))
+    if count < _FEWEST_STEPS or few > FEW * count or share < MOST_OF_IT:
+        return ""
+    long_s, usual_s = (float(np.median(length_s[each])) for each in (is_long, ~is_long))
+    verb = "takes" if few == 1 else "take"
+    return (
+        f"Of this loss {share:.0%} is in {few} of {count} steps, which {verb} "
+        f"{show_time(long_s)}; the others take {show_time(usual_s)}"
+    )
+
+
+def change_words(account: Account) -> str:
+    """Say how much slower or faster the job became midway, if it did."""
+    by_step_s = account.parts_ns[:, account.is_typical].mean(axis=0) * 1e-9
+    first, second = np.array_split(by_step_s, 2)
+    if len(by_step_s) < _FEWEST_STEPS:
+        return ""
+    before_s, after_s = (float(np.median(half.sum(axis=1))) for half in (first, second))
+    scatter_s = max(_scatter_s(half.sum(axis=1)) for half in (first, second))
+    if abs(after_s - before_s) < max(CHANGED * before_s, _SCATTERS * scatter_s):
+        return ""
+    moved_s = np.median(second, axis=0) - np.median(first, axis=0)
+    part = Part(int(np.argmax(moved_s * np.sign(after_s - before_s))))
+    return (
+        f"steps take {show_time(before_s)} in the first half of the run and {show_time(after_s)} "
+        f"in the second, most of the difference in {part.key.replace('_', ' ')}"
+    )
+
+
+def _scatter_s(lengths_s: Floats) -> float:
+    return float(1.4826 * np.median(np.abs(lengths_s - np.median(lengths_s))))

@@ -1,0 +1,93 @@
+"""Steps that are not alike: what the mean step would hide is said."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import fullwire as fw
+from fullwire.model.run import Provenance, Run, Spans, Whole
+from fullwire.report.explanation import print_explanation
+from tests.builders import MS, spans
+from tests.trained_jobs import a_trained_job, a_transport
+
+
+def a_job(waits_ms: Sequence[int], computes_ms: Sequence[int]) -> Run:
+    """Make a run of two ranks whose steps wait for data and compute as long as is said."""
+    rows, start = [], 0
+    for step, (waits, computes) in enumerate(zip(waits_ms, computes_ms, strict=True)):
+        begin, end = start + waits * MS, start + (waits + computes) * MS
+        rows += [
+            spans(
+                ("host", "step", start, end), ("input", "wait", start, begin),
+                ("compute", "backward", begin, end), ("communication", "wait", end - MS, end),
+                rank=rank, step=step,
+            )
+            for rank in (0, 1)
+        ]  # fmt: skip
+        start = end
+    return Run(
+        provenance=Provenance(origin="measured", source="a test"),
+        facts={"workers": 2, "line_rate_bps": 1e9}, spans=Spans.joined(rows),
+    )  # fmt: skip
+
+
+def test_a_loss_of_few_steps_is_said_to_be_theirs() -> None:
+    found = fw.explain(a_job([100 * (step % 5 == 4) for step in range(20)], [100] * 20))
+    assert found.verdict.kind == "input"
+    assert found.verdict.sentence.endswith(
+        "Of this loss 100% is in 4 of 20 steps, which take 200 ms; the others take 100 ms."
+    )
+    assert "Of this loss" not in fw.explain(a_job([30] * 20, [100] * 20)).verdict.sentence
+
+
+def test_a_job_that_becomes_slower_midway_is_said_to() -> None:
+    [said] = midway(a_job([1] * 20, [100] * 10 + [150] * 10))
+    assert "101 ms in the first half of the run and 151 ms in the second" in said
+    assert "difference in compute" in said
+    assert not midway(a_job([1] * 20, [100, 150] * 10))
+    assert not midway(a_job([1] * 20, [100] * 20))
+
+
+def midway(run: Run) -> list[str]:
+    return [each for each in fw.explain(run).warnings if "midway" in each]
+
+
+def test_what_would_help_speaks_of_the_step_that_it_is_predicted_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = a_trained_job(a_transport(), steps=20)
+    print_explanation(fw.explain(job))
+    assert "What would help, predicted:" in capsys.readouterr().out
+    print_explanation(fw.explain(with_long_steps(job, every=5, longer_ms=300)))
+    shown = capsys.readouterr().out
+    assert "What would help the median step, " in shown
+    assert "that of the median step would be " in shown
+
+
+def with_long_steps(job: Run, *, every: int, longer_ms: int) -> Run:
+    """Make every so manieth step longer, at its end."""
+    spans, gradients, rows = job.spans, job.gradients, job.collectives
+
+    def later_ns(step: Whole) -> Whole:
+        return np.asarray(step // every * longer_ms * MS)
+
+    is_longer = (spans.name == "step") & (spans.step % every == every - 1)
+    ends_ns = spans.end_ns + later_ns(spans.step) + np.where(is_longer, longer_ms * MS, 0)
+    moved = {
+        name: getattr(rows, name) + later_ns(rows.step)
+        for name in ("issue_ns", "start_ns", "end_ns")
+    }
+    return dataclasses.replace(
+        job,
+        spans=dataclasses.replace(
+            spans, start_ns=spans.start_ns + later_ns(spans.step), end_ns=ends_ns
+        ),
+        collectives=dataclasses.replace(rows, **moved),
+        gradients=dataclasses.replace(
+            gradients, ready_ns=gradients.ready_ns + later_ns(gradients.step)
+        ),
+    )
