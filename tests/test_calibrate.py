@@ -77,6 +77,17 @@ def test_a_run_that_the_processors_hold_up_shows_their_cost() -> None:
     assert found.processor_s_per_byte == pytest.approx(2.5e-9, rel=0.15)
 
 
+def test_where_a_faster_line_changes_little_the_answer_says_so() -> None:
+    run = a_trained_job(a_transport(processor_s_per_byte=2.5e-9), facts=used(0.12))
+    fast = fw.whatif(run, bandwidth="1Gbps,25Gbps", transport="measured")
+    [said] = [each for each in fast.warnings if "a faster line changes little" in each]
+    assert "with 2 workers the line is what limits this transport up to 3" in said
+    assert not any(
+        "faster line" in each
+        for each in fw.whatif(run, bandwidth="1Gbps", transport="measured").warnings
+    )
+
+
 def test_a_second_run_of_the_cluster_narrows_the_interval() -> None:
     slow = a_trained_job(a_transport(), facts=used(0.03))
     fast = a_trained_job(a_transport(), rate_bps=100 * GBPS, facts=used(0.03))

@@ -68,8 +68,7 @@ def _line_takes_over_bps(job: Forecaster) -> float | None:
     [transport] = job.grid.transports
     if not isinstance(transport, MeasuredTransport):
         return None
-    [crowd] = transport.crowd([job.workers])
-    line_bps = float(8 / (transport.share * transport.processor_s_per_byte * crowd))
+    line_bps = transport.line_limits_up_to_bps(job.workers)
     return line_bps if line_bps < _FAR * job.rate_bps else None  # so little work was not seen
 
 

@@ -60,9 +60,9 @@ from fullwire.simulation.sweep import (
     tried,
 )
 from fullwire.simulation.target import Targets, targets
-from fullwire.simulation.transport import FullTransport
+from fullwire.simulation.transport import FullTransport, MeasuredTransport
 from fullwire.sources.clusters import ClusterLike, cluster
-from fullwire.units import ratio, show_time
+from fullwire.units import ratio, show_rate, show_time
 
 # What is asked when neither the person nor the run says: sizes and speeds that people buy.
 USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
@@ -378,12 +378,26 @@ def _warnings(
                 f"{name}: ranks that are not here may be later than those that are, and then every "
                 "step is longer than predicted."
             )
+    yield from _beyond_the_line(grid)
     yield from _drifting(grid)
     if {"tree", AUTO} & set(grid.algorithms) and max(grid.workers) > 2:
         yield (
             "tree: the time at full utilization; played transfer by transfer, with links shared, "
             "a double tree takes 9 % longer at the least (fullwire collective --algorithm tree)."
         )
+
+
+def _beyond_the_line(grid: Grid) -> Iterator[str]:
+    """Say from which line rate on a measured transport has no more use for it."""
+    for transport in (each for each in grid.transports if isinstance(each, MeasuredTransport)):
+        limits_bps = {each: transport.line_limits_up_to_bps(each) for each in grid.workers}
+        workers = min(limits_bps, key=lambda each: (limits_bps[each], each))
+        if max(grid.bandwidth_bps) > limits_bps[workers]:
+            yield (
+                f"measured: with {workers:,} workers the line is what limits this transport up to "
+                f"{show_rate(limits_bps[workers])}; above, the work of sending and receiving does, "
+                "and a faster line changes little. Faster processors, or another transport, would."
+            )
 
 
 def _drifting(grid: Grid) -> Iterator[str]:

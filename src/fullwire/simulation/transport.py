@@ -79,6 +79,11 @@ class MeasuredTransport:
         both = shorter_s / np.maximum(longer_s, np.finfo(float).tiny)
         return np.asarray(longer_s * (1 + both**_SHARPNESS) ** (1 / _SHARPNESS))
 
+    def line_limits_up_to_bps(self, workers: int) -> float:
+        """Return the line rate from which on processors are busier than the line."""
+        [crowd] = self.crowd([workers])
+        return float(8 / (self.share * self.processor_s_per_byte * crowd))
+
     def crowd(self, workers: Sequence[int]) -> Floats:
         """Return how many ranks share a processor, one at the least.
 
