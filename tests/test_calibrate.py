@@ -119,6 +119,18 @@ def test_a_model_that_is_split_over_ranks_sums_gradients_among_the_others(
     assert "gradients are summed in groups of one in 2 ranks" in said
 
 
+def test_a_transport_that_fills_the_line_still_costs_each_message_something() -> None:
+    """A storm of tiny messages is no matter of a full line."""
+    run = a_trained_job(
+        a_transport(processor_s_per_hop=0.2), gradients_mib=[0.001] * 40, buckets="ddp:1kB"
+    )
+    job = a_forecaster(run)
+    gained_s = job.measured_s - job.filling().ask().step_s
+    assert 0.5 * (job.measured_s - job.alone_s) < gained_s
+    assert job.filling().ask().step_s > 2 * job.alone_s
+    assert job.unhindered().ask().step_s == pytest.approx(job.measured_s, rel=0.1)
+
+
 def test_no_step_is_expected_shorter_than_a_worker_alone_takes() -> None:
     table = fw.whatif(
         a_trained_job(a_transport(), noise=2.0), bandwidth="10Mbps,1Gbps", transport="measured"

@@ -145,6 +145,22 @@ def test_recordings_of_a_side_that_are_not_of_one_job_are_told() -> None:
     assert "Recordings of the first run differ in workers." in found.warnings
 
 
+def test_how_many_recordings_would_show_a_small_change_is_said() -> None:
+    rng = np.random.default_rng(3)
+    uneven = [steps_run((100 + 8 * rng.standard_normal(40)).tolist()) for _ in range(2)]
+    needed = fw.compare(*uneven).recordings_for_small
+    assert needed is not None
+    assert 2 <= needed <= 10
+    assert fw.compare(steps_run([100.0] * 60), steps_run([101.0] * 60)).recordings_for_small == 1
+
+
+def test_long_steps_that_changed_are_said_though_the_median_did_not() -> None:
+    before, after = steps_run([100.0, 100, 100, 300] * 15), steps_run([100.0, 100, 100, 600] * 15)
+    [said] = [each for each in fw.compare(before, after).warnings if "Mean steps" in each]
+    assert "from 150 ms to 225 ms (+50.0%)" in said
+    assert not any("Mean" in each for each in fw.compare(before, before).warnings)
+
+
 def test_what_would_not_show_is_said(cli: Cli, tmp_path: Path) -> None:
     place = fw.write(steps_run(noisy(100, 1)), tmp_path / "one.run")
     done = cli("compare", place, place)

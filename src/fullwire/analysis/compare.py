@@ -24,7 +24,7 @@ from fullwire.errors import UsageError
 from fullwire.model.cost import Floats
 from fullwire.model.facts import REGISTRY
 from fullwire.model.run import Run
-from fullwire.units import show_bytes
+from fullwire.units import show_bytes, show_time
 
 PIECES = 5  # of a recording, in order of time
 # Standard deviation of a median that its steps do not show: the same job, begun anew, is
@@ -38,6 +38,9 @@ _ALWAYS_DIFFER = {
     "recorder_s", "sampler_share", "capture_clocks", "captured_packets", "supposed_packets",
 }  # fmt: skip
 FEWEST_STEPS = 5  # of a recording; below this it says nothing about noise
+SMALL = 0.05  # a change that people want to see
+_MOST_RECORDINGS = 30  # of each side: more of them nobody makes
+_MEANS_DIFFER = 0.05  # from medians by more: few long steps are what changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class Comparison:
     differing_facts: tuple[tuple[str, str, str], ...]
     workers: tuple[int, int]
     edge_bytes: tuple[float, float] | None  # of an iteration, where both runs have packets
+    recordings_for_small: int | None  # of each side, to tell SMALL from noise; None if too many
     warnings: tuple[str, ...]
 
     @property
@@ -91,7 +95,8 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
     lengths_s = [[step_lengths_s(run) for run in side] for side in sides]
     found = [tuple(_recording(each) for each in side) for side in lengths_s]
     before_s, after_s = (geometric_mean(each.step_s for each in side) for side in found)
-    ratio, off = after_s / before_s, _off(lengths_s)
+    ratio, noise = after_s / before_s, _noise(lengths_s)
+    off = None if noise is None else noise.off([1 / len(side) for side in lengths_s])
     low, high = (None, None) if off is None else (ratio * math.exp(-off), ratio * math.exp(off))
     return Comparison(
         before_s=before_s, after_s=after_s,
@@ -99,7 +104,9 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
         before_recordings=found[0], after_recordings=found[1], ratio=ratio, low=low, high=high,
         is_significant=None if low is None or high is None else not low <= 1 <= high,
         differing_facts=_differing_facts(first, second), workers=(world(first), world(second)),
-        edge_bytes=_edge_bytes(first, second), warnings=tuple(_warnings(sides)),
+        edge_bytes=_edge_bytes(first, second),
+        recordings_for_small=None if noise is None else _recordings_for_small(noise),
+        warnings=(*_warnings(sides), *_about_means(lengths_s, ratio)),
     )  # fmt: skip
 
 
@@ -111,16 +118,47 @@ def _recording(lengths_s: Floats) -> Recording:
     return Recording(steps=len(lengths_s), step_s=float(np.median(lengths_s)))
 
 
-def _off(lengths_s: Sequence[Sequence[Floats]]) -> float | None:
-    """Return how far the logarithm of the ratio may be off; None where there are too few steps."""
+@dataclass(frozen=True, slots=True)
+class _Noise:
+    """The variance of a recording's median, and with how many degrees of freedom it is known."""
+
+    variance: float
+    freedom: int
+
+    def off(self, shares: Sequence[float]) -> float:
+        """Return how far a ratio's logarithm may be off; of each side, one over its recordings."""
+        return _student(SURE, self.freedom) * math.sqrt(self.variance * sum(shares))
+
+
+def _noise(lengths_s: Sequence[Sequence[Floats]]) -> _Noise | None:
+    """Judge by how recordings drift and by how they differ; None where there are too few steps."""
     recordings = [each for side in lengths_s for each in side]
     if min(map(len, recordings)) < FEWEST_STEPS:
         return None
     by_rule = ANEW**2 + float(np.mean([_variance_of_pieces(each) for each in recordings]))
     seen = sum(_squares(_log_medians(side)) for side in lengths_s)
     freedom = RULE_COUNTS + sum(len(side) - 1 for side in lengths_s)
-    variance = (RULE_COUNTS * by_rule + seen) / freedom
-    return _student(SURE, freedom) * math.sqrt(variance * sum(1 / len(side) for side in lengths_s))
+    return _Noise((RULE_COUNTS * by_rule + seen) / freedom, freedom)
+
+
+def _recordings_for_small(noise: _Noise) -> int | None:
+    """Return how many recordings of each side would tell a small change from such noise."""
+    for count in range(1, _MOST_RECORDINGS + 1):
+        known = _Noise(noise.variance, RULE_COUNTS + 2 * (count - 1))
+        if math.expm1(known.off([1 / count, 1 / count])) <= SMALL:
+            return count
+    return None
+
+
+def _about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator[str]:
+    """Say where means changed otherwise than medians, which a few long steps do not move."""
+    before_s, after_s = (geometric_mean(float(each.mean()) for each in side) for side in lengths_s)
+    if abs(after_s / before_s / ratio - 1) > _MEANS_DIFFER:
+        yield (
+            f"Mean steps changed otherwise: from {show_time(before_s)} to {show_time(after_s)} "
+            f"({after_s / before_s - 1:+.1%}). Some steps are much longer than the median one, and "
+            "these changed."
+        )
 
 
 def _variance_of_pieces(lengths_s: Floats) -> float:

@@ -101,7 +101,7 @@ def _fuller_transport(run: Run, job: Forecaster) -> Iterator[Fix]:
     yield _fix(
         "transport", f"a transport that fills the {show_rate(job.rate_bps)} there are",
         _setting_of_transport(run),
-        job.filling().ask() if is_gloo else job.ask(transports=(job.full(),)),
+        (job.filling() if is_gloo else job.unhindered()).ask(),
     )  # fmt: skip
 
 

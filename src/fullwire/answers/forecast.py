@@ -7,14 +7,20 @@ headers, which every forecast that rests on it says.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fullwire.answers.subjects import as_recorded, plain_subject
 from fullwire.errors import UsageError
 from fullwire.model.run import Run
-from fullwire.simulation.calibrate import PAYLOAD_SHARE, Calibration, calibrated, filling
+from fullwire.simulation.calibrate import (
+    PAYLOAD_SHARE,
+    Calibration,
+    calibrated,
+    filling,
+    unhindered,
+)
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.sweep import Grid, Residue, Subject, sweep, with_residue
 from fullwire.simulation.transport import FullTransport, full_transport
@@ -70,15 +76,23 @@ class Forecaster:
 
         What they can shows in what the measured transport took of them.
         """
+        return self._on(filling)
+
+    def unhindered(self) -> Forecaster:
+        """Return the job on a transport that fills the line, and has the same cost of a message."""
+        return self._on(unhindered)
+
+    def _on(self, other: Callable[[Calibration, float], Calibration]) -> Forecaster:
+        """Return the job on another transport, as full as can be where none was measured."""
         if self.calibration is None:
             return dataclasses.replace(
                 self, grid=dataclasses.replace(self.grid, transports=(self.full(),))
             )
-        ours = filling(self.calibration, self.payload_share)
+        found = other(self.calibration, self.payload_share)
         # Nobody measured the step on this transport, so there is none to give back.
         subject = dataclasses.replace(self.subject, residue=Residue(), recorded=None)
-        grid = dataclasses.replace(self.grid, transports=(ours.transport,))
-        return dataclasses.replace(self, subject=subject, grid=grid, calibration=ours)
+        grid = dataclasses.replace(self.grid, transports=(found.transport,))
+        return dataclasses.replace(self, subject=subject, grid=grid, calibration=found)
 
     def ask(self, *, step: Step | None = None, **changed: Any) -> Forecast:
         """Predict the step with these axes of the grid changed, or with another step."""

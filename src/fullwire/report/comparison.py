@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from fullwire.analysis.compare import SMALL
 from fullwire.report.explanation import SHOWN_AS
 from fullwire.report.terminal import print_notes, print_table, say
 from fullwire.units import show_bytes, show_time
@@ -66,11 +67,19 @@ def _signed(time_s: float) -> str:
 
 
 def _recorded_once(result: Comparison) -> Iterator[str]:
-    if len(result.before_recordings) == len(result.after_recordings) == 1:
+    """Say that more recordings tell more, and how many would show a small change."""
+    needed, is_once = result.recordings_for_small, result.before_recordings[1:] == ()
+    is_open = result.is_significant is False and (result.unseen or 0) > SMALL
+    more = "Several, made in turns, tell more"
+    if is_open and needed is not None:
+        more = f"Some {needed} of each, made in turns, would show {SMALL:.0%}"
+    if is_once and len(result.after_recordings) == 1:
         yield (
             "One recording of each: whatever else changed between them counts as the change. "
-            "Several, made in turns, tell more: fullwire compare before*.run -- after*.run"
+            f"{more}: fullwire compare before*.run -- after*.run"
         )
+    elif is_open and needed is not None:
+        yield f"{more}."
 
 
 def work_sentence(result: Comparison) -> str:

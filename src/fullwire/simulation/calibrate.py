@@ -65,6 +65,8 @@ _OTHER_S_PER_HOP = _Known(20e-6, 1.5)
 # What our transport's work for a byte is of Gloo's on the same processors. All of it is done while
 # something is on the line. Chosen on labs of two and four ranks (validation/README.md).
 _OURS_OF_GLOOS_WORK = _Known(0.8, 0.2)
+# What a message in a row costs ours, of Gloo's on the same processors: 0.03 to 0.2 of it was seen.
+_OURS_OF_GLOOS_HOP = _Known(0.1, 0.7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +110,28 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
 def filling(found: Calibration, payload_share: float) -> Calibration:
     """Return what our own transport would be on the processors that Gloo was measured on."""
 
-    def ours(line_off: float = 0.0, work_off: float = 0.0) -> MeasuredTransport:
+    def ours(
+        line_off: float = 0.0, work_off: float = 0.0, hop_off: float = 0.0
+    ) -> MeasuredTransport:
         share = payload_share * _SHARE_OF_PAYLOAD.off_by(line_off)
         work = found.transport.processor_s_per_byte * _OURS_OF_GLOOS_WORK.off_by(work_off)
+        hop = found.transport.processor_s_per_hop * _OURS_OF_GLOOS_HOP.off_by(hop_off)
         return replace(
             found.transport, share=min(share, 1.0), processor_s_per_byte=work,
-            processor_s_per_hop=0.0, apart=0.0,
+            processor_s_per_hop=hop, apart=0.0,
         )  # fmt: skip
 
-    variants = (ours(line_off=-1), ours(line_off=1), ours(work_off=-1), ours(work_off=1))
+    variants = (
+        ours(line_off=-1), ours(line_off=1), ours(work_off=-1), ours(work_off=1),
+        ours(hop_off=-1), ours(hop_off=1),
+    )  # fmt: skip
     return replace(found, transport=ours(), variants=variants)
+
+
+def unhindered(found: Calibration, payload_share: float) -> Calibration:
+    """Return a transport that has no work with bytes; a message costs it what it costs."""
+    no_work = replace(found.transport, share=payload_share, processor_s_per_byte=0.0, apart=0.0)
+    return replace(found, transport=no_work, variants=())
 
 
 def observations_of(run: Run) -> Iterator[Observation]:

@@ -202,9 +202,11 @@ def _communication(run: Run, table: _Steps, workers: int) -> tuple[Whole, Others
     """
     none = np.full(table.end_ns.shape, -MOST_NS, np.int64)
     rows = run.collectives
-    if workers == 1 or not len(rows):
+    if workers == 1:
         return none, Others(), 1
     rows = rows.rows(np.isin(rows.rank, table.ranks) & np.isin(rows.step, table.numbers))
+    if not len(rows):  # none in a step
+        return none, Others(), 1
     place = np.searchsorted(table.ranks, rows.rank), np.searchsorted(table.numbers, rows.step)
     is_bucket = (
         (rows.op == "allreduce")
