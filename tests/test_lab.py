@@ -434,6 +434,20 @@ def test_a_link_that_becomes_slow_goes_on_with_what_was_on_its_way(
 
 
 @needs_namespaces
+def test_a_link_that_was_made_faster_than_it_is_goes_on_at_its_own_rate(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    faults = ["0s slow 0 1Gbps", "0s slow 1 1Gbps", "1s restore 0", "1s restore 1"]
+    faults += ["20s kill 0", "20s kill 1"]  # where it stands still
+    with Lab(describe(workers=2, rate=["10Mbps"])) as lab:
+        capfd.readouterr()
+        timetable = parse_faults(faults, lab.description)
+        program = f"import time; time.sleep(0.3)\n{LONGEST_PAUSE}"
+        assert run_job(lab, [sys.executable, "-c", program, "2"], timetable) == 0
+    assert float(capfd.readouterr().out) < 2
+
+
+@needs_namespaces
 def test_a_cut_cable_has_no_carrier_until_restored(capfd: pytest.CaptureFixture[str]) -> None:
     program = "print(open('/sys/class/net/eth0/carrier').read(), end='')"
     with Lab(describe(workers=1, rate=["1Gbps"])) as lab:

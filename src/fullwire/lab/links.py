@@ -125,6 +125,7 @@ class Network:
         _no_ipv6()
         self.leaves: list[Leaf] = []
         self.spine: int | None = None  # its namespace, if there is one
+        self._waiting_bytes: dict[int, int] = {}  # of one piece, at a host's link, at most
         with _kernel_refusals_explained():
             self._switch.link("set", index=_index(self._switch, "lo"), state="up")
             if description.leaves:
@@ -229,8 +230,8 @@ class Network:
     def shape(self) -> None:
         """Hold every link to its line rate."""
         with _kernel_refusals_explained():
-            for host in self.hosts:
-                self.set_rate(host, self._usual_bps(host))
+            for host, rate_bps in zip(self.hosts, self._description.rates_bps, strict=True):
+                self.set_rate(host, rate_bps)
             for leaf in self.leaves:
                 self._shape_uplink(leaf, self._description.uplink_rate_bps)
 
@@ -243,9 +244,7 @@ class Network:
 
     def set_rate(self, host: Host, rate_bps: float) -> None:
         """Hold what each NIC of a host sends and what it receives to a rate each."""
-        # What waits in a bucket that becomes smaller than it is would wait there for ever.
-        waiting_bytes = min(_LARGEST_HAND_DOWN_BYTES, _burst_bytes(self._usual_bps(host)))
-        burst_bytes = max(_burst_bytes(rate_bps), waiting_bytes)
+        burst_bytes = self._burst_for(host, rate_bps)
         with _netlink_of(host) as own:
             for nic in host.nics:
                 port = _index(self._switch, nic.port)
@@ -257,8 +256,14 @@ class Network:
                 # wakes the receiver: a NIC hands up what came in together.
                 own.link("set", index=index, gso_max_size=_hand_down_bytes(rate_bps))
 
-    def _usual_bps(self, host: Host) -> float:
-        return self._description.rates_bps[host.number]
+    def _burst_for(self, host: Host, rate_bps: float) -> int:
+        """Leave room for what waits: in a bucket smaller than it is it would wait for ever."""
+        whole_bytes = _burst_bytes(rate_bps)
+        waiting_bytes = max(
+            self._waiting_bytes.get(host.number, 0), min(_LARGEST_HAND_DOWN_BYTES, whole_bytes)
+        )
+        self._waiting_bytes[host.number] = waiting_bytes
+        return max(whole_bytes, waiting_bytes)
 
     def add_netem(self) -> None:
         """Add the delay and the loss on the way out of every host, if any are asked for."""
