@@ -467,6 +467,22 @@ def test_a_timetable_kills_every_process_of_a_host_and_of_no_other() -> None:
 
 
 @needs_namespaces
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_command_that_has_only_just_been_started_is_reached(number: signal.Signals) -> None:
+    """It is on its way to its host then, and to a group of its own."""
+    with Lab(describe(workers=1, rate=["1Gbps"])) as lab:
+        for _ in range(10):
+            lab.start(0, ["sleep", "20"], os.environ)
+            if number == signal.SIGKILL:
+                lab.disturb(Fault(at_s=0, kind="kill", host=0))
+            else:
+                lab.signal(number)
+            ended = lab.next_end(10)
+            assert ended is not None
+            assert ended.status == 128 + number
+
+
+@needs_namespaces
 def test_a_paused_host_stands_still_until_restored(capfd: pytest.CaptureFixture[str]) -> None:
     program = (
         "import time; longest = 0; last = began = time.monotonic()\n"

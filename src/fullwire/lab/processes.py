@@ -21,14 +21,19 @@ class Processes:
     """The commands of a lab, by the process ids that the first of a pid namespace sees."""
 
     def __init__(self) -> None:
-        self._rank_of: dict[int, int] = {}
+        self._started: dict[int, tuple[int, Host]] = {}  # rank and host of each
 
     def start(self, host: Host, request: Start, processors: frozenset[int]) -> None:
         """Start a rank's command on its host."""
+        # Python forgets in a child what it has not handled: a Ctrl-C waits until it may end it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         pid = os.fork()
         if pid == 0:
             _become_command(host, request, processors)
-        self._rank_of[pid] = request.rank
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        with contextlib.suppress(OSError):  # whoever of us both comes first: it is to be a group
+            os.setpgid(pid, pid)
+        self._started[pid] = request.rank, host
 
     def reaped(self) -> Iterator[Ended]:
         """Take leave of every process that has ended; orphans come to us and go unmentioned."""
@@ -37,24 +42,29 @@ class Processes:
                 pid, wait_status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid in self._rank_of:
-                    yield Ended(self._rank_of.pop(pid), _shell_status(wait_status))
+                if pid in self._started:
+                    rank, _ = self._started.pop(pid)
+                    yield Ended(rank, _shell_status(wait_status))
 
     def signal_groups(self, number: int) -> None:
         """Signal the commands and whatever is in their process groups."""
-        for pid in self._rank_of:
+        for pid in self._started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, number)
 
+    def signal_host(self, host: Host, number: int) -> None:
+        """Signal every process on a host, also those that left their group or their parent."""
+        signalled: set[int] = set()
+        while found := self._on(host) - signalled:  # until no new one was born meanwhile
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            signalled |= found
 
-def signal_host(host: Host, number: int) -> None:
-    """Signal every process on a host, also those that left their group or their parent."""
-    signalled: set[int] = set()
-    while found := set(_processes_on(host)) - signalled:  # until no new one was born meanwhile
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        signalled |= found
+    def _on(self, host: Host) -> set[int]:
+        """Find a host's processes, also those that were just started and are on their way there."""
+        coming = {pid for pid, (_, goal) in self._started.items() if goal is host}
+        return coming | set(_processes_on(host))
 
 
 def _processes_on(host: Host) -> Iterator[int]:
@@ -105,3 +115,4 @@ def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

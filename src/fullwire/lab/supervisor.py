@@ -106,8 +106,6 @@ class _Inside:
             self._disturb(request)
 
     def _disturb(self, fault: Fault) -> None:
-        from fullwire.lab.processes import signal_host
-
         host = self._network.hosts[fault.host]
         if fault.kind == "slow":
             assert fault.rate_bps is not None
@@ -115,13 +113,13 @@ class _Inside:
         elif fault.kind == "cut":
             self._network.cut(host)
         elif fault.kind == "kill":
-            signal_host(host, signal.SIGKILL)
+            self._processes.signal_host(host, signal.SIGKILL)
         elif fault.kind == "pause":
-            signal_host(host, signal.SIGSTOP)
+            self._processes.signal_host(host, signal.SIGSTOP)
         else:
             self._network.plug_in(host)
             self._network.set_rate(host, self._description.rates_bps[host.number])
-            signal_host(host, signal.SIGCONT)
+            self._processes.signal_host(host, signal.SIGCONT)
 
 
 @contextlib.contextmanager
