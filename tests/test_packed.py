@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 import fullwire as fw
-from fullwire.errors import DamagedInput
-from fullwire.sources import read
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.sources import import_run, read
 from tests import packets as p
 from tests.conftest import Cli
 from tests.foreign_jobs import Do, Writing, play, write
@@ -145,10 +145,70 @@ def test_a_damaged_trace_is_named_once(tmp_path: Path, cli: Cli) -> None:
     done = cli("import", tmp_path / "x.json", "-o", tmp_path / "x.run")
     assert done.returncode == 3
     assert done.stderr.count(str(tmp_path)) == 1
-    shutil.copyfile(tmp_path / "x.json", tmp_path / "y.json")
-    (tmp_path / "y.json").write_bytes(lzma.compress((tmp_path / "y.json").read_bytes()))
-    with pytest.raises(DamagedInput, match="plain or packed by gzip"):
-        read(tmp_path / "y.json")
+
+
+@pytest.mark.parametrize("packer", _PACKERS)
+def test_traces_are_read_packed_whole_or_cut(tmp_path: Path, packer: str) -> None:
+    played = play([Do(what="compute", us=100)], ranks=2, steps=400)
+    plain = write(played, tmp_path / "plain", Writing(name=lambda rank: f"rank{rank}.json"))
+    known = read(plain)
+    where = tmp_path / "packed"
+    where.mkdir()
+    for path in plain.iterdir():
+        (where / f"{path.name}.{packer}").write_bytes(_PACKERS[packer](path.read_bytes()))
+    found = read(where)
+    assert found.complete
+    assert found.spans.start_ns.tolist() == known.spans.start_ns.tolist()
+    cut = where / f"rank1.json.{packer}"
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    partial = read(where)
+    assert any("in the middle" in each or "damaged" in each for each in partial.missing)
+    assert sum(partial.spans.rank == 0) > 0
+    bomb = b'{"schemaVersion": 1, "traceEvents": [' + b" " * (70 << 20)
+    (tmp_path / "bomb").write_bytes(_PACKERS[packer](bomb))
+    with pytest.raises(DamagedInput, match="over 300 times its size"):
+        read(tmp_path / "bomb")
+
+
+def test_archives_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    _set_up(tmp_path / "nccl.log")
+    kinds = {"tar": "xf", "gztar": "xf", "xztar": "xf", "zip": "unzip"}
+    for packing, word in kinds.items():
+        where = tmp_path / packing
+        where.mkdir()
+        archive = shutil.make_archive(str(where / "logs"), packing, tmp_path, "nccl.log")
+        with pytest.raises(
+            DamagedInput, match=rf"archive: unpack it first \(.*{word}\)"
+        ) as refused:
+            read(archive)
+        assert archive in str(refused.value)
+        with pytest.raises(DamagedInput, match="unpack it first"):
+            read(where)  # a folder of archives
+
+
+def test_what_a_folder_holds_besides_is_said(tmp_path: Path) -> None:
+    played = play([Do(what="compute", us=100)], ranks=2, steps=4)
+    where = write(played, tmp_path / "traces", Writing())
+    _dump(where / "rank0.dump")
+    _packets(where / "rank0.pcap")
+    _set_up(where / "nccl.log")
+    shutil.make_archive(str(where / "more"), "zip", tmp_path, "traces/nccl.log")
+    for run in (read(where), read(import_run(tmp_path / "x.run", where))):
+        assert run.facts["nccl_network"] == "Socket"
+        assert run.missing == (
+            f"{where}: left out is what else is in it (archives, capture, flight-recorder): "
+            "a run is made of one kind, here kineto",
+        )
+
+
+def test_a_folder_of_everything_is_not_searched_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fullwire.sources.files._MOST_BELOW", 20)
+    for number in range(21):
+        (tmp_path / str(number)).mkdir()
+    with pytest.raises(UsageError, match="over 20 files and folders are below it: name the folder"):
+        read(tmp_path)
 
 
 def test_a_test_that_hung_tells_how_nccl_was_set_up(tmp_path: Path) -> None:

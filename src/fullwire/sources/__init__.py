@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fullwire.crew import HERE
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.captures import is_capture
 from fullwire.sources.files import beginning_of, files_in, files_like, name_of, path_of
+from fullwire.sources.packed import unpacked_elsewhere
 from fullwire.units import seconds, shown
 
 if TYPE_CHECKING:
@@ -28,8 +30,18 @@ _FORMATS_IN_WORDS = (
     "nccl-tests print, packet captures, exports of a run, or netx backward logs"
 )
 _SOON_BYTES = 4096  # in which traces say what they are; logs may begin with what others print
-_MOST_NAMED = 5  # files, in a refusal
-_MOST_SNIFFED = 100  # files of a directory, to find out what they are
+_ARCHIVE = "archives"  # and what is packed in a way that is not unpacked here
+_MOST_NAMED = 5  # files, in a sentence
+_MOST_SNIFFED = 1_000  # files of a directory, to find out what they are: some 0.1 ms each
+
+
+class _Given(NamedTuple):
+    """What somebody wants read: of one kind, with NCCL's logs and what is left out beside it."""
+
+    kind: str
+    traces: list[Path]
+    logs: list[Path]
+    left_out: list[str]
 
 
 def read(
@@ -48,14 +60,15 @@ def read(
     which do not hold them.
     """
     given = _sorted_out("read", (path, *more), format)
-    return _read_sorted(*given, step_time, reduce_cost, communication)
+    return _read_sorted(given, step_time, reduce_cost, communication)
 
 
 def _read_sorted(
-    kind: str, traces: Sequence[Path], logs: Sequence[Path], step_time: str | float | None,
-    reduce_cost: str | Path | None, communication: str | None,
+    given: _Given, step_time: str | float | None, reduce_cost: str | Path | None,
+    communication: str | None,
 ) -> Run:  # fmt: skip
     """Read what was given, once it is known what it is."""
+    kind, traces, logs, left_out = given
     _refuse_others(traces[0], kind, step_time, reduce_cost, communication)
     # Each where it is needed: none loads what another one needs.
     if kind == "netx":
@@ -75,21 +88,33 @@ def _read_sorted(
 
         return read_run(traces[0])
     run = _read(kind, traces, communication)
-    return run if kind == "nccl-log" else _with_logs(run, logs, traces)
+    run = run if kind == "nccl-log" else _with_logs(run, logs, traces)
+    return dataclasses.replace(run, missing=(*run.missing, *left_out)) if left_out else run
 
 
-def _sorted_out(
-    where: str, paths: Sequence[str | Path], format: str | None
-) -> tuple[str, list[Path], list[Path]]:
-    """Return what the paths are, those that hold it, and NCCL's logs beside them."""
+def _sorted_out(where: str, paths: Sequence[str | Path], format: str | None) -> _Given:
+    """Say what the paths are, which hold it, and what they hold besides."""
     if format is not None and (not isinstance(format, str) or format not in FORMATS):
         raise UsageError(f"format: expected one of {', '.join(FORMATS)}, got {shown(format)}")
     places = [path_of(each, where) for each in paths]
-    kinds = [_recognised(place) if format is None else format for place in places]
+    found = [[format] if format else _recognised(place) for place in places]
+    kinds = [each[0] for each in found]
     kind = next((each for each in kinds if each != "nccl-log"), "nccl-log")
     _refuse_mixed(places, kinds, kind)
     traces = [place for place, each in zip(places, kinds, strict=True) if each == kind]
-    return kind, traces, [place for place in places if place not in traces]
+    logs = [place for place in places if place not in traces]
+    others = zip(places, found, strict=True)
+    return _Given(kind, traces, logs, [each for pair in others for each in _left_out(*pair, kind)])
+
+
+def _left_out(place: Path, found: Sequence[str], kind: str) -> Iterator[str]:
+    """Say what else is in a directory: NCCL's logs are used beside anything, others are not."""
+    others = sorted(set(found) - {kind, "nccl-log"})
+    if others:
+        yield (
+            f"{name_of(place)}: left out is what else is in it ({', '.join(others)}): a run is "
+            f"made of one kind, here {kind}"
+        )
 
 
 def _with_logs(run: Run, logs: Sequence[Path], traces: Sequence[Path]) -> Run:
@@ -175,7 +200,7 @@ def contents(path: str | Path) -> tuple[Run, Mapping[str, int]]:
     from fullwire.store import counted, is_run
 
     place = path_of(path, "show")
-    if _recognised(place) == "run" and is_run(place):
+    if _recognised(place) == ["run"] and is_run(place):
         return counted(place)
     run = read(path)
     return run, {name: len(table) for name, table in run.tables() if len(table)}
@@ -199,21 +224,22 @@ def import_run(
     `processes` read at once, or those of a Ray cluster if `on` names one ("ray", or its address);
     `told` hears how many of how many traces are read.
     """
-    kind, traces, logs = _sorted_out("import", (path, *more), format)
+    given = _sorted_out("import", (path, *more), format)
+    kind, traces, logs, left_out = given
     if kind == "kineto":
         from fullwire.sources.kineto import import_kineto
 
         _refuse_others(traces[0], kind, step_time, reduce_cost, communication)
         return import_kineto(
             traces, output, communication=communication, logs=_all_logs(logs, traces),
-            processes=processes, on=on, replace=replace, told=told,
+            left_out=left_out, processes=processes, on=on, replace=replace, told=told,
         )  # fmt: skip
     if processes is not None or on != HERE:
         option = "--on" if processes is None else "--processes"
         raise UsageError(f"{path}: {option} belongs to profiler traces, not to a {kind}")
     from fullwire.store import write
 
-    run = _read_sorted(kind, traces, logs, step_time, reduce_cost, communication)
+    run = _read_sorted(given, step_time, reduce_cost, communication)
     return write(run, output, replace=replace)
 
 
@@ -229,7 +255,8 @@ def _refuse_others(
         raise UsageError(f"{path}: --communication belongs to profiler traces, not to a {kind}")
 
 
-def _recognised(path: Path) -> str:
+def _recognised(path: Path) -> list[str]:
+    """Return what a path is; a directory may be of several kinds, of which the first counts."""
     try:
         is_directory = path.is_dir()
         is_there = is_directory or path.exists()
@@ -238,26 +265,34 @@ def _recognised(path: Path) -> str:
     if is_directory:
         return _of_directory(path)
     if is_there:
-        return _of_file(path)
+        return [_of_file(path)]
     if "@" in str(path):
-        return "workload"
+        return ["workload"]
     _refuse_unfinished(path, path.with_name(f"{path.name}.recording"))
     raise UsageError(f"{path}: there is no such file, and no built-in workload of this name")
 
 
-def _of_directory(path: Path) -> str:
-    """Return what a directory is of: of several formats, the one that tells most of a job."""
+def _of_directory(path: Path) -> list[str]:
+    """Return what a directory is of: of several formats, first the one that tells most of a job."""
     from fullwire.store import is_run
 
     if is_run(path):
-        return "run"
-    some = itertools.islice(files_in(path), _MOST_SNIFFED)
+        return ["run"]
+    some = list(itertools.islice(files_in(path), _MOST_SNIFFED))
     found = {_by_beginning(beginning_of(file)) for file in some} - {""}
-    kind = next((each for each in (*_OF_MANY, *sorted(found)) if each in found), "")
-    if not kind:
+    if not found - {_ARCHIVE}:
         _refuse_unfinished(path, path)
-        raise DamagedInput(path, f"neither a run nor a folder of {_FORMATS_IN_WORDS}")
-    return kind
+        _refuse_packed(some)
+        which = "" if len(some) < _MOST_SNIFFED else f", by its first {len(some):,} files"
+        raise DamagedInput(path, f"neither a run nor a folder of {_FORMATS_IN_WORDS}{which}")
+    return sorted(found, key=(*_OF_MANY, *sorted(found)).index)
+
+
+def _refuse_packed(files: Sequence[Path]) -> None:
+    """Say what has to be done with the first file that is packed in a way which is not read."""
+    for file in files:
+        if packed := unpacked_elsewhere(beginning_of(file)):
+            raise DamagedInput(file, packed)
 
 
 def _refuse_unfinished(path: Path, recording: Path) -> None:
@@ -270,6 +305,7 @@ def _refuse_unfinished(path: Path, recording: Path) -> None:
 
 
 def _of_file(path: Path) -> str:
+    _refuse_packed([path])
     beginning = beginning_of(path)
     kind = _by_beginning(beginning)
     if kind:
@@ -280,6 +316,8 @@ def _of_file(path: Path) -> str:
 
 
 def _by_beginning(beginning: bytes) -> str:
+    if unpacked_elsewhere(beginning):
+        return _ARCHIVE  # whose members would be taken for it
     return next((kind for kind, looks_like in _looks_like() if looks_like(beginning)), "")
 
 

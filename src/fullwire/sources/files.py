@@ -14,6 +14,7 @@ from fullwire.sources.packed import unpacked, unpacked_beginning
 from fullwire.units import shown
 
 _SNIFFED_BYTES = 128 * 1024
+_MOST_BELOW = 200_000  # files and folders: a job has fewer, and `/` would take minutes
 
 
 def path_of(given: object, what: str) -> Path:
@@ -30,12 +31,27 @@ def name_of(path: str | Path) -> str:
 
 
 def files_in(directory: Path) -> Iterator[Path]:
-    """Go through the files of a directory and below, in order; links to elsewhere are followed."""
+    """Go through the files of a directory and below, in order; links to files are followed."""
+    found: list[Path] = []
+    below = 0
     try:
-        found = sorted(directory.rglob("*"))
-        yield from (path for path in found if path.is_file())
+        for folder, folders, files in os.walk(directory, onerror=_refused):
+            found += (Path(folder, name) for name in files)
+            below += len(files) + len(folders)
+            if below > _MOST_BELOW:
+                raise UsageError(
+                    f"{directory}: over {_MOST_BELOW:,} files and folders are below it: name the "
+                    "folder of one job, or its files"
+                )
+        yield from (path for path in sorted(found) if path.is_file())
     except OSError as error:
-        raise UsageError(f"{directory}: cannot be read: {error.strerror or error}") from None
+        place = error.filename or directory
+        raise UsageError(f"{place}: cannot be read: {error.strerror or error}") from None
+
+
+def _refused(error: OSError) -> None:
+    """Leave no folder out that cannot be looked into: what is in it would be missing unsaid."""
+    raise error
 
 
 def files_like(places: Sequence[Path], looks_like: Callable[[bytes], bool]) -> list[Path]:

@@ -23,6 +23,16 @@ Unpack: TypeAlias = Callable[[BinaryIO], Any]
 
 # What a packed file that breaks off, or is none, makes its unpacker raise.
 BROKEN = (EOFError, lzma.LZMAError, zlib.error, OSError)
+# How what is not unpacked here begins, and what does it.
+_OTHERS = {
+    b"PK\x03\x04": ("a zip archive", "unzip"),
+    b"PK\x05\x06": ("an empty zip archive", "unzip"),
+    b"BZh": ("packed by bzip2", "bunzip2"),
+    b"\x04\x22\x4d\x18": ("packed by lz4", "unlz4"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", "7z x"),
+    b"Rar!\x1a\x07": ("a RAR archive", "unrar x"),
+}
+_TAR_AT = 257  # where a tar archive says what it is
 _PIECE_BYTES = 1 << 16
 MOST_EXPANSION = 300  # times that real logs and traces, which shrink to a 50th, do not come near
 _EXPANSION_FROM_BYTES = 1 << 26
@@ -39,6 +49,16 @@ def unpacker(beginning: bytes) -> Unpack | None:
 
         return lambda file: pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
     return None
+
+
+def unpacked_elsewhere(beginning: bytes) -> str:
+    """Return what has to be done first with a file that begins so, "" where nothing has to."""
+    if beginning[_TAR_AT:].startswith(b"ustar"):
+        return "a tar archive: unpack it first (tar xf), and name the folder"
+    for start, (what, by) in _OTHERS.items():
+        if beginning.startswith(start):
+            return f"{what}: unpack it first ({by}), and name what comes out"
+    return ""
 
 
 def has_no_end(packed_bytes: int, unpacked_bytes: int) -> bool:

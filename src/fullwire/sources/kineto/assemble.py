@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fullwire.errors import DamagedInput, UsageError
+from fullwire.errors import DamagedInput
 from fullwire.model.facts import FactValue
 from fullwire.model.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans, Whole
-from fullwire.sources.files import files_like, name_of
+from fullwire.sources.files import files_in, files_like, name_of
 from fullwire.sources.kineto.clocks import Clocks, Ends, clocks_of, ends_of
 from fullwire.sources.kineto.collectives import numbered
 from fullwire.sources.kineto.rank import Outline, Tables, read_rank
@@ -26,7 +26,7 @@ from fullwire.sources.kineto.recognise import asked_for
 from fullwire.sources.kineto.scan import looks_like, scanned
 from fullwire.units import show_ranks, show_time, shown
 
-_ENDINGS = (".json", ".json.gz")
+_ENDINGS = (".json", ".json.gz", ".json.xz", ".json.zst")
 _MOST_NAMED = 5  # unknown kernels, in a warning
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
 _REPORTED_NS = 100_000  # of a clock's difference: less is within what hosts usually keep
@@ -253,17 +253,13 @@ def traces_in(directory: Path) -> list[Path]:
 
     Names say it, or else, where none does, how files begin.
     """
-    try:
-        found = [path for path in directory.rglob("*") if path.name.endswith(_ENDINGS)]
-        found.sort(
-            key=lambda path: [
-                (int(part), "") if part.isdigit() else (-1, part)
-                for part in re.split(r"([0-9]{1,18})", str(path))
-            ]
-        )
-        named = [path for path in found if path.is_file()]
-    except OSError as error:
-        raise UsageError(f"{directory}: cannot be read: {error.strerror or error}") from None
+    named = [path for path in files_in(directory) if path.name.endswith(_ENDINGS)]
+    named.sort(
+        key=lambda path: [
+            (int(part), "") if part.isdigit() else (-1, part)
+            for part in re.split(r"([0-9]{1,18})", str(path))
+        ]
+    )
     return named or files_like([directory], looks_like)
 
 

@@ -37,11 +37,11 @@ _WORTH_A_POOL_BYTES = 16 * 2**20  # of files: less is read before a pool has sta
 
 def import_kineto(
     paths: Sequence[Path], place: str | Path, *, communication: str | None = None,
-    logs: Sequence[Path] = (),
+    logs: Sequence[Path] = (), left_out: Sequence[str] = (),
     processes: int | None = None, on: str = HERE, replace: bool = False,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Path:  # fmt: skip
-    """Write the run of many ranks' traces and NCCL's `logs`.
+    """Write the run of many ranks' traces and NCCL's `logs`, and say what was `left_out`.
 
     `told` hears how many of how many traces are read.
     """
@@ -61,7 +61,7 @@ def import_kineto(
                 run = with_logs(run, logs)
         except OSError as error:
             raise writer.refusal(error) from None
-        return writer.finish(run.provenance, run.facts, run.missing)
+        return writer.finish(run.provenance, run.facts, (*run.missing, *left_out))
 
 
 def _scan_all(

@@ -20,7 +20,7 @@ from fullwire._native import KinetoScanner
 from fullwire.errors import DamagedInput
 from fullwire.model.run import Whole
 from fullwire.sources.files import name_of, opened
-from fullwire.sources.packed import GZIP, MOST_EXPANSION, XZ, ZSTD, has_no_end
+from fullwire.sources.packed import BROKEN, GZIP, MOST_EXPANSION, XZ, ZSTD, has_no_end, unpacker
 
 ABSENT = np.iinfo(np.int64).min  # a number that an event does not give
 _CHUNK_BYTES = 2**16  # little enough to stay in the processor's caches
@@ -126,7 +126,8 @@ def scanned(path: Path) -> Trace:
 def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
     data = file.read(_PACKED_BYTES)
     if data.startswith((XZ, ZSTD)):
-        raise DamagedInput(path, "traces are read plain or packed by gzip: unpack it first")
+        yield from _unpacked(path, file, data, problems)
+        return
     if not data.startswith(GZIP):
         while data:
             yield data
@@ -143,10 +144,7 @@ def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
                 problems.append(f"its compressed bytes are damaged ({error})")
                 return
             given += len(chunk)
-            if has_no_end(taken, given):
-                raise DamagedInput(
-                    path, f"it unpacks to over {MOST_EXPANSION} times its size, as no trace does"
-                )
+            _refuse_endless(path, taken, given)
             yield chunk
             data = unpacker.unconsumed_tail
             if unpacker.eof:
@@ -154,6 +152,28 @@ def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
                 if data[:1] == b"\0" or not data:  # padding, or the end
                     data = b""
         data = file.read(_PACKED_BYTES)
+
+
+def _unpacked(path: Path, file: BinaryIO, beginning: bytes, problems: list[str]) -> Iterator[bytes]:
+    """Unpack what gzip did not pack; of what was cut, all before the cut is there."""
+    unpack, given = unpacker(beginning), 0
+    assert unpack is not None
+    file.seek(0)
+    try:
+        with unpack(file) as stream:
+            while chunk := stream.read1(_CHUNK_BYTES):
+                given += len(chunk)
+                _refuse_endless(path, file.tell(), given)
+                yield chunk
+    except BROKEN as error:
+        problems.append(f"its compressed bytes are damaged ({error})")
+
+
+def _refuse_endless(path: Path, packed_bytes: int, unpacked_bytes: int) -> None:
+    if has_no_end(packed_bytes, unpacked_bytes):
+        raise DamagedInput(
+            path, f"it unpacks to over {MOST_EXPANSION} times its size, as no trace does"
+        )
 
 
 def _about_end(scanner: KinetoScanner) -> Iterator[str]:
