@@ -87,6 +87,13 @@ def test_durations_last_and_stand_where_the_program_asked(tmp_path: Path) -> Non
     assert run.missing == ("1 of 2 ranks are here",)
 
 
+def test_a_name_that_ends_in_a_date_tells_no_rank(tmp_path: Path) -> None:
+    written(tmp_path, 1, a_dump(an_entry(1))).rename(tmp_path / "dump_20241121")
+    run = read(tmp_path / "dump_20241121")
+    assert run.facts["workers"] == 2
+    assert "its name tells no rank, so it is taken for 0" in run.missing[0]
+
+
 def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     written(tmp_path, 0, a_dump(an_entry(1), an_entry(2, state="started", retired=False)))
     written(tmp_path, 1, a_dump(an_entry(1)))

@@ -145,6 +145,20 @@ def test_a_row_that_is_cut_is_left_out_and_said(tmp_path: Path) -> None:
     assert "ends before its average" in table.problems[1]
 
 
+def test_values_that_were_wrong_are_said(tmp_path: Path) -> None:
+    path = a_log(tmp_path, "  8  2  float  sum  -1  9.5  0.1  0.1  999  9.1  0.1  0.1  0\n")
+    path.write_text(path.read_text() + "# Out of bounds values : 1234 FAILED\n")
+    assert read(path).missing == (f"{path}: 1,234 values were wrong, by its own validation",)
+
+
+def test_the_time_before_each_line_does_not_matter(tmp_path: Path) -> None:
+    path = a_log(tmp_path, "  8  2  float  sum  -1  9.5  0.1  0.1  0  9.1  0.1  0.1  0\n")
+    for time in ("2024-11-21T10:00:00.123456789Z ", "2024-11-21 10:00:00 "):
+        stamped = "".join(time + line for line in path.read_text().splitlines(True))
+        (tmp_path / "all_reduce.stamped").write_text(stamped)
+        assert read_table(tmp_path / "all_reduce.stamped") == read_table(path)
+
+
 @pytest.mark.parametrize(
     "rows",
     ["", "8 2 float sum -1 nan 0 0\n", "8 2 float sum -1 0 0 0\n", "8 2 float\n", "x" * 100_000,

@@ -147,6 +147,25 @@ def test_a_damaged_trace_is_named_once(tmp_path: Path, cli: Cli) -> None:
     assert done.stderr.count(str(tmp_path)) == 1
 
 
+def _trace(path: Path) -> None:
+    played = play([Do(what="compute", us=100)], ranks=1, steps=4)
+    where = write(played, path.parent / "one", Writing(name=lambda rank: f"rank{rank}.json"))
+    (where / "rank0.json").rename(path)
+
+
+@pytest.mark.parametrize("make", [_timeline, _schedule, _table, _set_up, _trace])
+def test_a_mark_before_text_says_nothing(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    plain = tmp_path / "all_reduce_rank_0"
+    make(plain)
+    (tmp_path / "marked").mkdir()
+    marked = tmp_path / "marked" / plain.name
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    known, found = read(plain), read(marked)
+    assert dict(found.facts) == dict(known.facts)
+    assert len(found.missing) == len(known.missing)
+    assert [len(table) for _, table in found.tables()] == [len(t) for _, t in known.tables()]
+
+
 @pytest.mark.parametrize("packer", _PACKERS)
 def test_traces_are_read_packed_whole_or_cut(tmp_path: Path, packer: str) -> None:
     played = play([Do(what="compute", us=100)], ranks=2, steps=400)

@@ -244,7 +244,8 @@ def _of_values(path: Path, whole: Mapping[Any, Any], problems: list[str]) -> _Du
         problems.append(f"{len(listed) - len(entries):,} entries cannot be understood")
     library = str(listed[0].get("profiling_name", "")) if listed and entries else ""
     return _Dump(
-        path=path, rank=_rank_of(path, whole), world=max(map(len, members.values()), default=0),
+        path=path, rank=_rank_of(path, whole, members),
+        world=max(map(len, members.values()), default=0),
         library=library.partition(":")[0] if ":" in library else "", entries=tuple(entries),
         problems=tuple(problems),
     )  # fmt: skip
@@ -262,12 +263,17 @@ def _members(config: object) -> dict[str, tuple[int, ...]]:
     return members
 
 
-def _rank_of(path: Path, whole: Mapping[Any, Any]) -> int | None:
+def _rank_of(
+    path: Path, whole: Mapping[Any, Any], members: Mapping[str, tuple[int, ...]]
+) -> int | None:
+    """Return the rank that a dump tells, or the one in its name, which may also end in a date."""
     rank = _whole(whole.get("rank"), _MOST_RANK)
     if rank is not None:
         return rank
     named = _RANK_IN_NAME.search(path.name.removesuffix(".json"))
-    return int(named[1] or named[2]) if named else None
+    ranks = {each for of in members.values() for each in of}
+    found = int(named[1] or named[2]) if named else None
+    return found if not ranks or found in ranks else None
 
 
 class _Work:

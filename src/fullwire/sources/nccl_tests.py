@@ -38,7 +38,12 @@ _PERF = re.compile(r"\b(\w+)_perf\b")
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
 _HEADING = re.compile(rb"#\s+size\s+count(?:\s+\(?elements\)?)?\s+type\s")
 # mpirun and srun put the rank before what it prints, even within a row.
-_TAGS = re.compile(r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^\d{1,6}:) ?")
+# Kubernetes puts the time before a line.
+_TAGS = re.compile(
+    r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^\d{1,6}:"
+    r"|^\d{4}-\d\d-\d\d[T ][\d:.,]{8,20}(?:Z|[+-]\d\d:?\d\d)?) ?"
+)
+_WRONG = re.compile(r"# Out of bounds values : (\d{1,18}) FAILED")
 _OPS = {
     "allreduce": "allreduce", "allgather": "allgather", "reducescatter": "reducescatter",
     "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce", "sendrecv": "sendrecv",
@@ -117,6 +122,7 @@ class _Reading:
     def __init__(self, op: str = "") -> None:
         self.mentioned = ""  # since the table's end: the next one's
         self._op, self._has_end, self._broken = op, False, 0
+        self._wrong = 0  # values that a validation found
         self._columns, self._row, self._rows = list[str](), list[str](), list[Row]()
         self._hosts: dict[int, str] = {}
 
@@ -136,6 +142,8 @@ class _Reading:
             if rank is not None and len(self._hosts) < _MOST_RANKS:
                 self._hosts[int(rank[1])] = rank[3].strip()
             self._has_end = self._has_end or "Avg bus bandwidth" in text
+            if (wrong := _WRONG.match(text)) is not None:
+                self._wrong = int(wrong[1])
             return
         words = text.split()
         if self._columns and _begins_row(words):
@@ -151,7 +159,7 @@ class _Reading:
             op = self._op or _op(path.stem)
             told = _ranks_told(op, max(self._rows, key=lambda row: row.bus_gb_s))
             workers = len(self._hosts) or told or 1
-            problems = [*_problems(self._broken, self._has_end)]
+            problems = [*_problems(self._broken, self._has_end, self._wrong)]
             if not self._hosts:
                 by = f"by their bandwidths {told}" if told else "taken for one"
                 problems.append(f"its ranks are not listed: {by}")
@@ -275,7 +283,9 @@ def _op(text: str) -> str:
     return next((op for word, op in _OPS.items() if word in plain), "")
 
 
-def _problems(broken: int, has_end: bool) -> Iterator[str]:
+def _problems(broken: int, has_end: bool, wrong: int) -> Iterator[str]:
+    if wrong:
+        yield f"{wrong:,} values were wrong, by its own validation"
     if broken:
         yield f"{broken} rows are not whole, and are left out"
     if not has_end:

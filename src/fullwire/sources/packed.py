@@ -12,13 +12,14 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from fullwire.errors import DamagedInput
 
 GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which some editors put before text: there it says nothing
 Unpack: TypeAlias = Callable[[BinaryIO], Any]
 
 # What a packed file that breaks off, or is none, makes its unpacker raise.
@@ -48,7 +49,14 @@ def unpacker(beginning: bytes) -> Unpack | None:
         import pyarrow as pa  # here, because plain files need not wait until it is loaded
 
         return lambda file: pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
+    if beginning.startswith(BYTE_ORDER_MARK):
+        return _after_mark
     return None
+
+
+def _after_mark(file: BinaryIO) -> AbstractContextManager[BinaryIO]:
+    file.seek(len(BYTE_ORDER_MARK))
+    return nullcontext(file)
 
 
 def unpacked_elsewhere(beginning: bytes) -> str:

@@ -20,7 +20,16 @@ from fullwire._native import KinetoScanner
 from fullwire.errors import DamagedInput
 from fullwire.model.run import Whole
 from fullwire.sources.files import name_of, opened
-from fullwire.sources.packed import BROKEN, GZIP, MOST_EXPANSION, XZ, ZSTD, has_no_end, unpacker
+from fullwire.sources.packed import (
+    BROKEN,
+    BYTE_ORDER_MARK,
+    GZIP,
+    MOST_EXPANSION,
+    XZ,
+    ZSTD,
+    has_no_end,
+    unpacker,
+)
 
 ABSENT = np.iinfo(np.int64).min  # a number that an event does not give
 _CHUNK_BYTES = 2**16  # little enough to stay in the processor's caches
@@ -125,7 +134,7 @@ def scanned(path: Path) -> Trace:
 
 def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
     data = file.read(_PACKED_BYTES)
-    if data.startswith((XZ, ZSTD)):
+    if data.startswith((XZ, ZSTD, BYTE_ORDER_MARK)):
         yield from _unpacked(path, file, data, problems)
         return
     if not data.startswith(GZIP):
