@@ -463,6 +463,7 @@ void Reader::roce(const Frame& frame, std::size_t at, std::size_t end,
     segment.sequence = big32(header + 8) & 0xffffff;
     if (has_data) {
         segment.payload = static_cast<std::uint32_t>(end - at - around);
+        segment.flags = header[0] >> 5 == 0 ? kReliable : 0;
     } else {
         segment.flags = kNoData;
     }

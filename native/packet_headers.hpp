@@ -46,6 +46,7 @@ inline constexpr std::uint32_t kFragment = 512;
 
 inline constexpr std::uint8_t kSyn = 2;
 inline constexpr std::uint8_t kNoData = 4;  // RST of TCP; of RoCEv2 what answers and asks
+inline constexpr std::uint8_t kReliable = 8;  // RoCEv2: what is lost is sent again, with all after it
 inline constexpr std::uint8_t kAck = 16;
 
 // What one packet says.

@@ -250,6 +250,7 @@ void PacketScan::take_roce(std::uint32_t number, const Segment& segment) {
     const std::uint64_t packet = unwrapped(flow.stream.furthest(), segment.sequence, 24);
     const Share share = flow.stream.add(packet, packet + 1, segment.time_ns);
     flow.largest_payload = std::max(flow.largest_payload, segment.payload);
+    flow.is_reliable = (segment.flags & kReliable) != 0;
     give_up_holes(number);
     flow.reordered_bytes += share.reordered * segment.payload;
     count(flow, segment, share.fresh * segment.payload, share.again * segment.payload, 1);
@@ -462,15 +463,18 @@ void PacketScan::settle_holes(std::uint32_t number) {
 }
 
 // Bytes that the other side acknowledged did arrive: where they were not seen, the capture missed
-// them and not the network. They were sent, so they count, when they were found to be missing.
+// them and not the network. They were sent, so they count, when they were found to be missing. Of a
+// reliable queue pair of RoCEv2 nobody sees who acknowledges it; but what it had lost it would have
+// sent again, with all that follows.
 void PacketScan::settle(std::uint32_t number, const Hole& hole) {
     Flow& flow = flows_[number];
     const bool is_roce = keys()[number].protocol == kRoce;  // which numbers packets
     const std::uint64_t bytes = (hole.end - hole.begin) * (is_roce ? flow.largest_payload : 1);
     const Flow* const back = flow.back == FlowNumbers::kNone ? nullptr : &flows_[flow.back];
     const bool has_arrived =
-        back != nullptr && back->has_acknowledged &&
-        static_cast<std::int32_t>(back->acknowledged - static_cast<std::uint32_t>(hole.end)) >= 0;
+        flow.is_reliable ||
+        (back != nullptr && back->has_acknowledged &&
+         static_cast<std::int32_t>(back->acknowledged - static_cast<std::uint32_t>(hole.end)) >= 0);
     (has_arrived ? flow.missed_bytes : flow.lost_bytes) += bytes;
     if (!has_arrived || bytes > kMostMissed) return;
     if (bins_.size() >= kMostBins) make_room();

@@ -58,6 +58,7 @@ struct Flow {
     std::uint16_t segment_limit = 0;  // agreed when the connection opened, TCP options included
     std::uint16_t segment_guess = 0;  // what frames divide by, where no opening was seen
     bool has_acknowledged = false;
+    bool is_reliable = false;  // RoCEv2: nothing after a lost packet stays unrepeated
     Direction direction = Direction::unknown;
     std::uint32_t back = FlowNumbers::kNone;  // the other direction of the connection
     RoundTrips round_trips;

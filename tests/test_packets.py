@@ -222,6 +222,22 @@ def test_roce_counts_each_packet_once_across_the_wrap(capture: Path) -> None:
     assert run.facts["retransmitted_bytes"] == 1024
 
 
+@pytest.mark.parametrize(("opcode", "missed", "lost"), [(1, 2048, 0), (33, 0, 2048)])
+def test_what_roce_did_not_send_again_was_not_lost(
+    capture: Path, opcode: int, missed: int, lost: int
+) -> None:
+    # Reliable: a gap that nothing fills is the capture's. Unreliable (its send
+    # middle is 33): nobody can tell.
+    frames = [
+        (psn * 1000, p.ethernet(p.ip(p.roce(psn, 1024, opcode=opcode), protocol=17)))
+        for psn in range(1, 21) if psn not in (7, 8)
+    ]  # fmt: skip
+    run = read_bytes(capture, p.pcap(frames))
+    assert (run.facts["missed_bytes"], run.facts["lost_bytes"]) == (missed, lost)
+    assert run.facts["retransmitted_bytes"] == 0
+    assert payload(run) == 18 * 1024 + missed
+
+
 @pytest.mark.parametrize("snap", [54, 60, 96, 200])
 def test_any_snap_length_from_54_gives_the_same_payload(capture: Path, snap: int) -> None:
     run = read_bytes(capture, p.pcap(a_stream((1, 1000), (1001, 1000)), snap=snap))

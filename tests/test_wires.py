@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import fullwire as fw
 from fullwire.report.traffic import traffic_object, traffic_sentences
@@ -63,6 +65,34 @@ def test_two_trainings_in_one_capture_are_told_each_for_itself(tmp_path: Path) -
     assert [each.iterations and each.iterations.count for each in result.groups] == [12, 7]
     assert second.gradient_bytes == pytest.approx(5e6, rel=1e-3)
     assert len(traffic_object(result)["groups"]) == 2
+
+
+def test_trainings_that_follow_each_other_are_told_each_for_itself(tmp_path: Path) -> None:
+    first = played(replace(plain(), iterations=9), 4)
+    other = played(replace(plain(), iterations=12, gradient=5_000_000), 4)
+    last_ns = int(first.time_ns.max())
+    later = replace(
+        other, time_ns=other.time_ns + (last_ns - int(other.time_ns.min())) + 2 * 10**9,
+        connection=other.connection + 7,
+    )  # fmt: skip
+    result = said_of([w.capture(first), w.capture(later)], tmp_path)
+    assert [each.iterations and each.iterations.count for each in result.groups] == [9, 12]
+    assert result.groups[1].gradient_bytes == pytest.approx(5e6, rel=1e-3)
+    assert result.groups[1].during_s is not None
+    assert result.groups[1].during_s[0] > 2
+    assert "2 trainings between 4 hosts, one after the other" in " ".join(traffic_sentences(result))
+    assert len(traffic_object(result)["groups"]) == 2
+    # A capture that was rotated, or made in two places, is one training as before.
+    halves = [first.rows(np.flatnonzero(part)) for part in _halves(first.time_ns)]
+    whole = said_of([w.capture(each) for each in halves], tmp_path)
+    assert whole.groups == ()
+    assert whole.iterations is not None
+    assert whole.iterations.count == 9
+
+
+def _halves(time_ns: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    middle = np.median(time_ns)
+    return time_ns < middle, time_ns >= middle
 
 
 def test_mirrored_packets_count_once_on_the_wire(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from fullwire.analysis.senders import (
 )
 from fullwire.analysis.separate import trainings_of
 from fullwire.analysis.steps_seen import steps_said
+from fullwire.analysis.successive import trainings_in_turn
 from fullwire.errors import UsageError
 from fullwire.model.run import UNREAD, Real, Run, Whole
 
@@ -67,7 +68,8 @@ class Traffic:
     slow_link: SlowLink | None
     audit: tuple[str, ...]
     warnings: tuple[str, ...]
-    groups: tuple[Traffic, ...] = ()  # of hosts that are trainings of their own
+    groups: tuple[Traffic, ...] = ()  # of hosts, or of times, that are trainings of their own
+    during_s: tuple[float, float] | None = None  # since the first packet, if trainings take turns
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -79,6 +81,20 @@ def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
     """Say what the packets of a run say; `model_bytes` is how large its gradients are, if known."""
     if not len(run.flows):
         raise UsageError("flows: this holds no TCP, UDP or RoCEv2 packets between hosts")
+    turns = trainings_in_turn(run)
+    if len(turns) == 1:
+        return _at_once(run, model_bytes)
+    zero_ns = int(run.flows.start_ns.min())
+    return _apart(run, edges_of(run), tuple(
+        replace(_at_once(each, model_bytes), during_s=(
+            (int(each.flows.start_ns.min()) - zero_ns) * 1e-9,
+            (int(each.flows.end_ns.max()) - zero_ns) * 1e-9,
+        )) for each in turns
+    ))  # fmt: skip
+
+
+def _at_once(run: Run, model_bytes: float | None) -> Traffic:
+    """Say it of what is between the first packet and the last, of one training or several."""
     edges = edges_of(run)
     parts = trainings_of(edges)
     if len(parts) == 1:

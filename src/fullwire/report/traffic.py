@@ -26,17 +26,38 @@ def print_traffic(result: Traffic) -> None:
     if len(result.hosts) <= _MOST_HOSTS:
         _print_matrix(result)
     _print_edges(result)
-    for part in result.groups or (result,):
+    for part in _trainings(result):
         usual = usual_iteration(part)
         if usual is not None:
             _print_iteration(usual, part)
     for sentence in result.audit:
         _say_under(sentence, width)
+    _print_audits(result, width)
+    print_notes(f"PARTIAL: {sentence}" for sentence in result.warnings)
+
+
+def _trainings(result: Traffic) -> Iterator[Traffic]:
+    """Go through the trainings that were told apart, or give the only one."""
     for group in result.groups:
-        say(f"of {', '.join(group.hosts)}:")
+        yield from _trainings(group)
+    if not result.groups:
+        yield result
+
+
+def _print_audits(result: Traffic, width: int) -> None:
+    for group in result.groups:
+        say(f"of {_named(group)}:")
         for sentence in group.audit:
             _say_under(sentence, width)
-    print_notes(f"PARTIAL: {sentence}" for sentence in result.warnings)
+        _print_audits(group, width)
+
+
+def _named(group: Traffic) -> str:
+    """Name a training by when it was, or else by its hosts."""
+    if group.during_s is None:
+        return ", ".join(group.hosts)
+    begin_s, end_s = group.during_s
+    return f"{show_time(begin_s)} to {show_time(end_s)}"
 
 
 def _say_under(sentence: str, width: int) -> None:
@@ -47,12 +68,18 @@ def _say_under(sentence: str, width: int) -> None:
 def traffic_sentences(result: Traffic) -> Iterator[str]:
     """Say it as one would in a meeting."""
     if result.groups:
-        yield (
-            f"{len(result.hosts)} hosts in {len(result.groups)} groups that send each other "
-            "nothing, each a training of its own or none."
-        )
+        if result.groups[0].during_s is not None:
+            yield (
+                f"{len(result.groups)} trainings between {len(result.hosts)} hosts, one after the "
+                "other and without a connection in common."
+            )
+        else:
+            yield (
+                f"{len(result.hosts)} hosts in {len(result.groups)} groups that send each other "
+                "nothing, each a training of its own or none."
+            )
         for group in result.groups:
-            yield f"{', '.join(group.hosts)}:"
+            yield f"{_named(group)}:"
             yield from traffic_sentences(group)
         return
     yield f"{len(result.hosts)} hosts, {_shape(result)}."
@@ -205,6 +232,7 @@ def traffic_object(result: Traffic) -> dict[str, Any]:
         "audit": list(result.audit),
         "warnings": list(result.warnings),
         "groups": [traffic_object(group) for group in result.groups],
+        "during_s": result.during_s,
     }
 
 
