@@ -341,6 +341,8 @@ nb::dict counts_of(const fullwire::PacketScan& scan) {
     shown["bytes"] = counts.bytes;
     shown["other_packets"] = counts.other_packets;
     shown["other_bytes"] = counts.other_bytes;
+    shown["unread_links"] = counts.unread_links;
+    shown["unread_link"] = counts.unread_link;
     shown["fragments"] = counts.fragments;
     shown["cut_headers"] = counts.cut_headers;
     shown["impossible"] = counts.impossible;

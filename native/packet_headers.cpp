@@ -224,7 +224,10 @@ void Reader::take(std::uint32_t link, Frame& frame) {
             frame.point = big32(data + 4);
             return network(frame, 20, end, big16(data), 0);
         }
-        default: return other(frame);
+        default:
+            ++found_.counts.unread_links;
+            found_.counts.unread_link = link;
+            return other(frame);
     }
     ++found_.counts.cut_headers;
 }
@@ -507,6 +510,8 @@ Counts& Counts::operator+=(const Counts& other) {
     bytes += other.bytes;
     other_packets += other.other_packets;
     other_bytes += other.other_bytes;
+    unread_links += other.unread_links;
+    if (other.unread_links > 0) unread_link = other.unread_link;
     fragments += other.fragments;
     cut_headers += other.cut_headers;
     impossible += other.impossible;

@@ -70,6 +70,8 @@ struct Counts {
     std::uint64_t bytes = 0;         // on the wire, as the capture has it
     std::uint64_t other_packets = 0;  // not TCP or UDP over IP
     std::uint64_t other_bytes = 0;
+    std::uint64_t unread_links = 0;   // of a link layer that is not read
+    std::uint64_t unread_link = 0;    // the number of the latest such layer
     std::uint64_t fragments = 0;      // of IP, whose first one was not seen before
     std::uint64_t cut_headers = 0;    // too short to be told
     std::uint64_t impossible = 0;     // headers that contradict themselves

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fullwire as fw
 from fullwire._native import PacketScan
 from fullwire.analysis.flows import analyse_flows
 from fullwire.errors import DamagedInput, FullwireError, UsageError
@@ -243,6 +244,19 @@ def test_any_snap_length_from_54_gives_the_same_payload(capture: Path, snap: int
     run = read_bytes(capture, p.pcap(a_stream((1, 1000), (1001, 1000)), snap=snap))
     assert run.complete
     assert payload(run) == 2000
+
+
+def test_packets_of_a_link_layer_that_is_not_read_are_said(capture: Path) -> None:
+    frame = p.segment(1, 1000)
+    content = p.section() + p.interface(105) + p.interface(1)
+    content += p.enhanced(1, frame) + p.enhanced(2, frame, number=1) + p.enhanced(3, frame)
+    run = read_bytes(capture, content)
+    assert payload(run) == 1000
+    said = "2 packets are of link type 105, and not of Ethernet, Linux cooked or raw IP"
+    assert run.missing == (f"{capture}: {said}",)
+    capture.write_bytes(p.pcap([(1, frame)], link=105))
+    with pytest.raises(UsageError, match=r"holds no TCP.*; .*1 packets are of link type 105"):
+        fw.flows(capture)
 
 
 def test_a_shorter_snap_length_is_said(capture: Path) -> None:

@@ -80,7 +80,9 @@ class Traffic:
 def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
     """Say what the packets of a run say; `model_bytes` is how large its gradients are, if known."""
     if not len(run.flows):
-        raise UsageError("flows: this holds no TCP, UDP or RoCEv2 packets between hosts")
+        raise UsageError("; ".join([
+            "flows: this holds no TCP, UDP or RoCEv2 packets between hosts", *run.missing[:1]
+        ]))  # fmt: skip
     turns = trainings_in_turn(run)
     if len(turns) == 1:
         return _at_once(run, model_bytes)

@@ -341,7 +341,8 @@ def _missing(captures: Iterable[_Capture]) -> Iterator[str]:
             yield f"{name}: {capture.problem}"
         for key, sentence in _LACKS.items():
             if capture.counts[key]:
-                yield f"{name}: {capture.counts[key]:,} {sentence}"
+                said = sentence.format(link=capture.counts["unread_link"])
+                yield f"{name}: {capture.counts[key]:,} {said}"
 
 
 _COUNTED = {
@@ -351,6 +352,7 @@ _COUNTED = {
 }
 _LACKS = {
     "dropped": "packets were dropped by the capture",
+    "unread_links": "packets are of link type {link}, and not of Ethernet, Linux cooked or raw IP",
     "fragments": "fragments of IP packets belong to no flow that could be told",
     "cut_headers": "packets were cut before the end of their headers; 96 bytes are enough",
     "impossible": "packets have headers that contradict themselves",
