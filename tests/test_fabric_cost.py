@@ -116,6 +116,18 @@ def test_where_ranks_drift_apart_what_is_believed_is_what_events_say(
         assert time_s(found, fabric, size_bytes) == pytest.approx(played.time_s, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("op", "algorithm"),
+    [("alltoall", "pairwise"), ("broadcast", "tree"), ("allreduce", "parameter-server")],
+)
+def test_where_steps_go_ways_of_their_own_events_are_believed(op: str, algorithm: str) -> None:
+    fabric = replace(SLOW_BELOW_A_SPINE, other_hosts=())
+    found = believed_cost(op, algorithm, fabric, fabric.devices)
+    for size_bytes in (1024, 10**5, 10**9):
+        played = fabric_time(op, algorithm, fabric, size_bytes)
+        assert time_s(found, fabric, size_bytes) == pytest.approx(played.time_s, rel=0.05)
+
+
 def test_a_cluster_too_large_to_be_played_keeps_its_closed_form() -> None:
     large = replace(TORUS, nodes=4096, network=Torus(rows=32, columns=128))
     slow = replace(large, other_hosts=(OtherHost(node=5, nic_rate_bps=25e9),))

@@ -16,8 +16,9 @@ a link takes so many seconds a byte of its own, or so many bits a byte at the NI
 
 All that is exact where a step's transfers are all alike and nobody who sends in it could have begun
 before the step ahead had ended (`is_exact`); elsewhere events overlap more, or share less evenly.
-With slow hosts, and where parts that do not go side by side meet on links, that can be a third
-(not `is_near`): there `simulation.on_fabric` adds what events say.
+With slow hosts, where parts that do not go side by side meet on links, and where steps go ways of
+their own (all-to-all, broadcasts, parameter servers), that can be a third and more (not `is_near`):
+there `simulation.on_fabric` adds what events say.
 """
 
 from __future__ import annotations
@@ -197,8 +198,19 @@ def cost_of(where: Placed, fabric: Fabric, *, is_pipelined: bool = False) -> Fab
     return replace(
         known, rounds=tuple(_cost(where, links, each) for each in steps),
         hops=sum(each.times for each in steps), adds=tuple(_adds_in_turn(where)),
-        is_exact=is_exact, is_near=is_exact or not fabric.other_hosts or len(steps) == 1,
+        is_exact=is_exact, is_near=is_exact or _stays_in_step(where, fabric, len(steps)),
     )  # fmt: skip
+
+
+def _stays_in_step(where: Placed, fabric: Fabric, steps: int) -> bool:
+    """Say whether all ranks go from step to step at about the same times.
+
+    Some ways are longer than others: where each step goes ways of its own, they do not.
+    """
+    plan = where.plan
+    if plan.op in ("alltoall", "broadcast") or plan.algorithm == "parameter-server":
+        return False
+    return not fabric.other_hosts or steps == 1
 
 
 def _go_side_by_side(parts: tuple[Part, ...]) -> bool:
