@@ -33,10 +33,20 @@ def main() -> None:
 
 def starve() -> None:
     """Let the recorder stand still around its looks at the clock, as where others compute."""
-    if recorder := sys.modules.get("fullwire_inside.watch"):
-        begin, moment = recorder.Gradients.begin, recorder.Clock.moment
-        recorder.Gradients.begin = lambda *given: (begin(*given), time.sleep(0.02))
-        recorder.Clock.moment = lambda *given: (time.sleep(0.005), moment(*given))[1]
+    recorder = sys.modules.get("fullwire_inside.watch")
+    if recorder is None:
+        return
+    begin, moment = recorder.Gradients.begin, recorder.Clock.moment
+
+    def begin_late(*given: Any) -> None:
+        begin(*given)
+        time.sleep(0.02)
+
+    def moment_late(*given: Any) -> Any:
+        time.sleep(0.005)
+        return moment(*given)
+
+    recorder.Gradients.begin, recorder.Clock.moment = begin_late, moment_late
 
 
 class Model(nn.Module):  # type: ignore[misc]  # torch may be absent when we check
