@@ -45,8 +45,8 @@ _COLLECTIVES = {
     "barrier": "barrier", "send": "send", "recv": "recv", "recv_anysource": "recv",
 }  # fmt: skip
 MOST_SIGNATURES = 4096  # kept to be told by number again, where sizes change with every call
-_LONGEST_GOODBYE_NS = 2_000_000_000  # a collective whose other ranks are gone never ends
-_GOODBYE_S = 0.005
+_LOOK_S, _MOST_LOOKS = 0.001, 2000  # a collective whose other ranks are gone never ends
+_GOODBYE_S = 0.02
 _now = time.monotonic_ns
 _SEQUENCES = (list, tuple)
 _when_done = torch._C.Future.add_done_callback  # as it was: hooks' own use of it is watched
@@ -185,9 +185,10 @@ class _Collectives:
 
     def _await_the_last(self) -> None:
         """Let no thread of a transport call us while Python goes down: that aborts the process."""
-        until_ns = _now() + _LONGEST_GOODBYE_NS
-        while self._under_way and _now() < until_ns:
-            time.sleep(0.001)
+        for _ in range(_MOST_LOOKS):  # counted: their threads stand still whenever this one does
+            if not self._under_way:
+                break
+            time.sleep(_LOOK_S)
         self._hear_ends()
         if self._signatures:
             time.sleep(_GOODBYE_S)  # what was called has returned; now it is let go of
