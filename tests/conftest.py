@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ settings.load_profile("fullwire")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Where it is set, print writes a word at a time, and the words of a lab's hosts mix.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# How wide the terminal is from which the tests are started decides where sentences break.
+os.environ.pop("COLUMNS", None)
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -48,6 +51,13 @@ def cli() -> Cli:
         )
 
     return run
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Make a folder of a short name, since names of sockets are short."""
+    with tempfile.TemporaryDirectory(prefix="fw", dir="/tmp") as name:
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,8 @@ class RankProcesses:
         self._launch = launch
         self._command = [sys.executable, str(JOBS / f"{job}.py")]
         self._words = words
-        self._place = tempfile.TemporaryDirectory(prefix="fullwire-")
+        # There, since names of sockets are short, and those of other places may not be.
+        self._place = tempfile.TemporaryDirectory(prefix="fullwire-", dir="/tmp")
         self._links: list[_Link | None] = [None] * ranks
         self.start(range(ranks))
 

@@ -161,15 +161,15 @@ def test_all_take_part_in_turns_on_the_hosts_of_a_lab(monkeypatch: pytest.Monkey
     find_library("mpi") != mpi_program.LIBRARY,
     reason="OpenMPI is not installed: apt install openmpi-bin",
 )
-def test_openmpi_reduces_on_request(tmp_path: Path) -> None:
+def test_openmpi_reduces_on_request(short_folder: Path) -> None:
     """Alone, as MPI programs may be started, so that nobody has to be launched for it."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "mpi"))
+        listener.bind(str(short_folder / "mpi"))
         listener.listen()
         listener.settimeout(30)
         program = subprocess.Popen(
             [sys.executable, str(mpi_program.__file__)],
-            env={**os.environ, mpi_program.SOCKET_VARIABLE: str(tmp_path / "mpi")},
+            env={**os.environ, mpi_program.SOCKET_VARIABLE: str(short_folder / "mpi")},
         )
         connection, _ = listener.accept()
     with connection, connection.makefile("r") as lines:

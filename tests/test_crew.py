@@ -265,13 +265,6 @@ def test_a_cluster_of_this_machine_is_quiet_private_and_gone(cli: Cli, short_fol
     assert list(short_folder.iterdir()) == []
 
 
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """Make a folder of a short name, since names of sockets are short."""
-    with tempfile.TemporaryDirectory(prefix="fw", dir="/tmp") as name:
-        yield Path(name)
-
-
 def listening() -> set[str]:
     """Return the addresses, as the kernel writes them, at which we and all we started listen."""
     ours = set(sockets_of(os.getpid()))
