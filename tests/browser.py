@@ -131,6 +131,7 @@ def browser(program: str, place: Path, flags: Sequence[str] = ()) -> Iterator[Br
     shell = f'exec "$@" 3<&{to_it} 4>&{to_us}'
     started = subprocess.Popen(
         ["bash", "-c", shell, "bash", *command], pass_fds=(to_it, to_us),
+        env={**os.environ, "TMPDIR": "/tmp"},  # it puts a socket there, whose name has to be short
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     os.close(to_it)
