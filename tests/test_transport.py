@@ -588,6 +588,10 @@ def test_a_profiler_sees_collectives_until_they_end(tmp_path: Path) -> None:
     assert waited_ns[(table.rank == 0) & (table.op == "allreduce")] > 150_000_000
 
 
+def test_a_profiler_may_be_put_away_as_soon_as_a_collective_has_ended() -> None:
+    assert in_processes(ranks.profiled_in_turns, 2) == [40] * 2
+
+
 def check_carried(run: fw.Run, buckets: Collectives) -> None:
     """Of every bucket the transport itself tells; nobody had to ask it."""
     carried = run.carried

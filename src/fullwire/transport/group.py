@@ -24,7 +24,7 @@ from fullwire.transport import NAME, programs
 from fullwire.transport.calibrate import calibrated
 from fullwire.transport.rendezvous import meet
 from fullwire.transport.untraced import untraced
-from fullwire.transport.work import Completer, Work, show_to_profiler
+from fullwire.transport.work import Completer, Work
 
 LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; never longer than the group's time-out
 CHECKSUM_VARIABLE = "FULLWIRE_CHECKSUM"  # 1: what this rank sends bears checksums
@@ -424,7 +424,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         work = Work(self._engine, self._completer, tasks, result, kept, afterwards, self._let_go)
         self._hold(work)
         if torch.autograd._profiler_enabled():
-            show_to_profiler(work, _operation(tasks[0]))
+            work.show_to_profiler(_operation(tasks[0]))
         return work
 
     def _hold(self, work: Work) -> None:

@@ -42,6 +42,7 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
         self._let_go = let_go
         self._finishing = threading.Lock()
         self._future: Any = None
+        self._mark: Any = None  # a Future that ends what a profiler shows of this work
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when the result is there, or raise what went wrong."""
@@ -116,13 +117,21 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
             if afterwards is not None and not self.problem():
                 afterwards()
             self._kept = None
+            mark, self._mark = self._mark, None
+            if mark is not None:
+                mark.set_result(None)
         self._let_go(self)
 
+    def show_to_profiler(self, name: str) -> None:
+        """Let a profiler that is on see this work from here to its end, as it sees Gloo's.
 
-def show_to_profiler(work: Work, name: str) -> None:
-    """Let a profiler that is on see this work from here to its end, as it sees Gloo's."""
-    with torch.autograd.profiler.record_function(name) as mark:
-        mark._call_end_callbacks_on_future(work.get_future())
+        Its end is marked before anybody is told: who was told may put the profiler away, and torch
+        then has nothing left to mark it in.
+        """
+        self._mark = torch.futures.Future()
+        with torch.autograd.profiler.record_function(name) as shown:
+            shown._call_end_callbacks_on_future(self._mark)
+        self.get_future()  # so that it is finished though nobody waits
 
 
 class Completer:
