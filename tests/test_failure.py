@@ -28,8 +28,8 @@ RANKS = 3
 TIMEOUT_S = 2.0
 MUCH_ROOM_S = 18.0  # a shared machine may stand still for a while
 COUNT = 1 << 18  # a mebibyte
-# What may become more. The allocator's pages breathe with what came too soon; what is not given
-# back to it shows in `allocated_bytes` at once, whatever the pages do.
+# What may become more. Of memory it is what is left once the allocator has been told to give back
+# the pages that it keeps, as it does under Gloo too; what was lost shows in `allocated_bytes`.
 BREATH = {
     "descriptors": 0, "threads": 0, "memory_bytes": 16 << 20, "allocated_bytes": 256 << 10,
     "python_blocks": 1000,
