@@ -286,6 +286,14 @@ def test_where_mean_and_median_step_differ_both_answers_say_so() -> None:
     assert "152.7 ms" in said
 
 
+def test_a_transport_that_carries_many_small_collectives_is_said_to() -> None:
+    many = [(40_000, 50 + 2 * number, 52 + 2 * number) for number in range(30)]
+    found = fw.explain(both(110, sent=many))
+    assert found.verdict.kind == "transport"
+    assert "it has 30 collectives to carry in a step, most of 40 kB" in found.verdict.sentence
+    assert "to carry" not in fw.explain(JOBS["transport"]).verdict.sentence
+
+
 def test_workers_that_only_meet_outside_their_steps_are_no_job_that_scales() -> None:
     job = a_trained_job()
     apart = dataclasses.replace(job.collectives, step=np.full(len(job.collectives), -1))

@@ -45,6 +45,7 @@ MUCH_IN_ALL = 0.20  # of the step, lost in parts that are each below the thresho
 # Of the line rate, used by exposed transfers. In 68 labs at 0.5 to 10 Gbps, Gloo used at most 72 %
 # of a line faster than its processors fill, at least 79 % of a slower one (validation/README.md).
 FILLED = 0.75
+MANY, MUCH_BYTES = 20, 2**20  # collectives of a step, and of up to which size: worth joining
 NOTABLE = 0.01  # of the step: of what is lost, less is not told apart or mentioned
 LATE = 0.25  # of communication beside computation: with less, it was not begun early
 
@@ -471,8 +472,18 @@ def _transport_sentence(case: Case, time_s: float) -> str:
     return (
         "The network is the bottleneck, but not for lack of bandwidth: "
         f"{case.of_step(lost_s)} ({case.share(lost_s)}) is lost by a transport that does not fill "
-        f"the line{beside}{_links(case)}{f'; {why}' if why else ''}."
+        f"the line{beside}{_links(case)}{f'; {why}' if why else ''}{_many_words(case)}."
     )
+
+
+def _many_words(case: Case) -> str:
+    """Say that what is sent is many and small, which no transport fills a line with."""
+    count = _collectives_per_step(case)
+    sizes = case.run.collectives.bytes[np.isin(case.run.collectives.step, case.account.steps)]
+    usual = int(np.median(sizes)) if len(sizes) else 0
+    if count < MANY or not 0 < usual <= MUCH_BYTES:
+        return ""
+    return f"; it has {count:,.0f} collectives to carry in a step, most of {show_bytes(usual)}"
 
 
 def _of_what_is_lost(case: Case) -> str:
