@@ -14,7 +14,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
-from fullwire.model.run import Collectives, Hosts, Links, Run, Sockets
+from fullwire.model.run import Collectives, Hosts, Links, Run, Sockets, Spans
 from tests.builders import a_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
@@ -292,6 +292,19 @@ def test_a_transport_that_carries_many_small_collectives_is_said_to() -> None:
     assert found.verdict.kind == "transport"
     assert "it has 30 collectives to carry in a step, most of 40 kB" in found.verdict.sentence
     assert "to carry" not in fw.explain(JOBS["transport"]).verdict.sentence
+
+
+def test_computation_outside_of_steps_is_none_of_theirs() -> None:
+    rank = Rank(100, [], [(PER_MS, 20, 90)])
+    job = a_job(rank, rank, steps=5)
+    outside = dataclasses.replace(
+        job.spans.rows(job.spans.step == 0), step=np.array([-1, -1]),
+        lane=np.array(["compute"] * 2, object), start_ns=np.array([-9] * 2),
+        end_ns=np.array([-5] * 2),
+    )  # fmt: skip
+    found = fw.explain(dataclasses.replace(job, spans=Spans.joined([outside, job.spans])))
+    assert found.verdict.kind == "unknown"
+    assert found.scaling_factor is None
 
 
 def test_workers_that_only_meet_outside_their_steps_are_no_job_that_scales() -> None:

@@ -23,6 +23,8 @@ from fullwire.report.page.contents import contents
 from tests.browser import Browser, browser
 from tests.conftest import Cli
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
+from tests.trained_jobs import a_trained_job as a_job_of_known_transport
+from tests.trained_jobs import a_transport, with_long_steps
 
 EVIL = (
     "</script><script>window.broken=1</script><!-- <img src=http://127.0.0.1:9/x onerror=broken=2>"
@@ -94,6 +96,18 @@ def test_the_waterfall_is_the_account(chromium: Browser, job: Run, tmp_path: Pat
     assert [left for left, _ in pieces] == pytest.approx(np.cumsum([0, *shares[:-1]]), abs=1e-3)
     blamed = chromium.run("document.querySelector('.fall .blamed .name').innerText")
     assert blamed.startswith("waiting for the latest")
+
+
+def test_what_would_help_is_held_against_the_step_that_it_is_predicted_from(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    even = a_job_of_known_transport(a_transport(), steps=20)
+    figures = "document.querySelector('dl.figures').innerText"
+    chromium.open(written(even, tmp_path))
+    assert "in the median step" not in chromium.run(figures)
+    chromium.open(written(with_long_steps(even, every=5, longer_ms=300), tmp_path))
+    assert re.search(r"; in the median step, 501\sms now", chromium.run(figures))
+    assert chromium.complaints() == []
 
 
 def test_sliders_move_the_curve_to_what_is_predicted(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.model.run import Provenance, Run, Spans, Whole
+from fullwire.model.run import Provenance, Run, Spans
 from fullwire.report.explanation import print_explanation
 from tests.builders import MS, spans
-from tests.trained_jobs import a_trained_job, a_transport
+from tests.trained_jobs import a_trained_job, a_transport, with_long_steps
 
 
 def a_job(waits_ms: Sequence[int], computes_ms: Sequence[int]) -> Run:
@@ -66,28 +64,3 @@ def test_what_would_help_speaks_of_the_step_that_it_is_predicted_from(
     shown = capsys.readouterr().out
     assert "What would help the median step, " in shown
     assert "that of the median step would be " in shown
-
-
-def with_long_steps(job: Run, *, every: int, longer_ms: int) -> Run:
-    """Make every so manieth step longer, at its end."""
-    spans, gradients, rows = job.spans, job.gradients, job.collectives
-
-    def later_ns(step: Whole) -> Whole:
-        return np.asarray(step // every * longer_ms * MS)
-
-    is_longer = (spans.name == "step") & (spans.step % every == every - 1)
-    ends_ns = spans.end_ns + later_ns(spans.step) + np.where(is_longer, longer_ms * MS, 0)
-    moved = {
-        name: getattr(rows, name) + later_ns(rows.step)
-        for name in ("issue_ns", "start_ns", "end_ns")
-    }
-    return dataclasses.replace(
-        job,
-        spans=dataclasses.replace(
-            spans, start_ns=spans.start_ns + later_ns(spans.step), end_ns=ends_ns
-        ),
-        collectives=dataclasses.replace(rows, **moved),
-        gradients=dataclasses.replace(
-            gradients, ready_ns=gradients.ready_ns + later_ns(gradients.step)
-        ),
-    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from fullwire.model.cost import AddTimes, cost
 from fullwire.model.facts import FactValue
-from fullwire.model.run import Collectives, Gradients, Provenance, Run, Spans
+from fullwire.model.run import Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.transport import MeasuredTransport
 
@@ -108,6 +109,27 @@ def a_trained_job(
         facts={**known, **(facts or {})},
         spans=_spans(spans), gradients=_gradients(gradients), collectives=_collectives(collectives),
     )  # fmt: skip
+
+
+def with_long_steps(job: Run, *, every: int, longer_ms: int) -> Run:
+    """Make every so manieth step longer, at its end."""
+    spans, gradients, rows = job.spans, job.gradients, job.collectives
+
+    def later_ns(step: Whole) -> Whole:
+        return np.asarray(step // every * longer_ms * MS)
+
+    is_longer = (spans.name == "step") & (spans.step % every == every - 1)
+    ends_ns = spans.end_ns + later_ns(spans.step) + np.where(is_longer, longer_ms * MS, 0)
+    moved = {
+        name: getattr(rows, name) + later_ns(rows.step)
+        for name in ("issue_ns", "start_ns", "end_ns")
+    }
+    return replace(
+        job,
+        spans=replace(spans, start_ns=spans.start_ns + later_ns(spans.step), end_ns=ends_ns),
+        collectives=replace(rows, **moved),
+        gradients=replace(gradients, ready_ns=gradients.ready_ns + later_ns(gradients.step)),
+    )
 
 
 def message_s(

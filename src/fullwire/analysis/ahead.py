@@ -31,10 +31,9 @@ def usual_ahead_s(account: Account) -> float:
 
 def usual_gaps(account: Account) -> tuple[float, float]:
     """Return how long the host lets ranks idle between computations, a step, and how often."""
-    gaps_ns = account.gaps_ns[:, account.is_typical]
-    return float(np.median(gaps_ns)) * 1e-9, float(
-        np.median(account.gap_count[:, account.is_typical])
-    )
+    gaps_s = float(np.median(account.gaps_ns[:, account.is_typical])) * 1e-9
+    count = float(np.median(account.gap_count[:, account.is_typical]))
+    return min(gaps_s, account.parts_s[Part.HOST.key]), count  # a part of that, which is a mean
 
 
 def gap_words(account: Account) -> str:

@@ -147,9 +147,12 @@ def communicates(case: Case) -> bool:
 
 
 def computes(case: Case) -> bool:
-    """Say whether any computation was recorded."""
-    is_told = any(each.compute_s for each in case.account.breakdowns)
-    return is_told or bool((case.run.spans.lane == "compute").any())
+    """Say whether any computation was recorded: in the steps, where they last."""
+    account = case.account
+    if account.step_s:
+        is_excess = account.excess_ns[:, :, 0].any()
+        return bool(account.parts_ns[:, :, Part.COMPUTE].any() or is_excess)
+    return bool((case.run.spans.lane == "compute").any())
 
 
 def is_transfer_alone(case: Case) -> bool:

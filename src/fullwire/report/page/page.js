@@ -97,12 +97,15 @@
         found.scaling_factor === null ? null : figure(alone, time(found.baseline_step_s), ""),
         found.scaling_factor === null ? null
           : figure("scaling factor, 1 is perfect", found.scaling_factor.toFixed(3), found.full
-            ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full` : ""),
-        found.fixes.length ? figure("what would help most", `→\u202f${brief(found.fixes[0].step_s)}`, name(found.fixes[0].change)) : null),
+            ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full${inTheMedian(found)}` : ""),
+        found.fixes.length ? figure("what would help most", `→\u202f${brief(found.fixes[0].step_s)}`,
+          [name(found.fixes[0].change), isUneven(found) ? `; in the median step, ${brief(found.median_step_s)} now` : ""]) : null),
     ];
   }
 
   const isUneven = (found) => found.median_step_s && Math.abs(found.step_s / found.median_step_s - 1) > 0.01;
+
+  const inTheMedian = (found) => (isUneven(found) ? ", in the median step" : "");
 
   function figure(label, value, note) {
     return el("div", null, el("dt", null, label), el("dd", null, value, note ? el("small", null, note) : null));
@@ -149,7 +152,7 @@
   function fixes(run) {
     const found = run.explanation;
     const section = part("What would help", found.fixes.length
-      ? "Each change is predicted for itself, the most helpful first. The dot is the step to expect, the bar around it its interval of two standard deviations, the upright line today’s step."
+      ? "Each change is predicted for itself, the most helpful first. The dot is the step to expect, the bar around it its interval of two standard deviations, the upright line today’s step" + `${inTheMedian(found)}.`
       : null);
     if (found.fixes.length) section.append(...fixList(found));
     else section.append(el("p", null, noFixes(run, found)));
