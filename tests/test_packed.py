@@ -203,6 +203,8 @@ def test_archives_are_refused_with_what_to_do(tmp_path: Path) -> None:
         assert archive in str(refused.value)
         with pytest.raises(DamagedInput, match="unpack it first"):
             read(where)  # a folder of archives
+        with pytest.raises(DamagedInput, match="unpack it first"):
+            fw.flows(archive)
 
 
 def test_what_a_folder_holds_besides_is_said(tmp_path: Path) -> None:
@@ -218,6 +220,15 @@ def test_what_a_folder_holds_besides_is_said(tmp_path: Path) -> None:
             f"{where}: left out is what else is in it (archives, capture, flight-recorder): "
             "a run is made of one kind, here kineto",
         )
+
+
+def test_a_run_may_lie_beside_its_traces(tmp_path: Path) -> None:
+    played = play([Do(what="compute", us=100)], ranks=2, steps=4)
+    where = write(played, tmp_path / "traces", Writing())
+    run = import_run(where / "job.run", where)
+    assert read(where).complete
+    with pytest.raises(UsageError, match=r"part of a run: name the folder, .*job.run"):
+        read(run / "run.json")
 
 
 def test_a_folder_of_everything_is_not_searched_to_its_end(

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from fullwire.crew import HERE
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.captures import is_capture
-from fullwire.sources.files import beginning_of, files_in, files_like, name_of, path_of
+from fullwire.sources.files import (
+    beginning_of,
+    files_in,
+    files_like,
+    name_of,
+    path_of,
+    refuse_packed,
+)
 from fullwire.sources.packed import unpacked_elsewhere
 from fullwire.units import seconds, shown
 
@@ -282,17 +289,10 @@ def _of_directory(path: Path) -> list[str]:
     found = {_by_beginning(beginning_of(file)) for file in some} - {""}
     if not found - {_ARCHIVE}:
         _refuse_unfinished(path, path)
-        _refuse_packed(some)
+        refuse_packed(some)
         which = "" if len(some) < _MOST_SNIFFED else f", by its first {len(some):,} files"
         raise DamagedInput(path, f"neither a run nor a folder of {_FORMATS_IN_WORDS}{which}")
     return sorted(found, key=(*_OF_MANY, *sorted(found)).index)
-
-
-def _refuse_packed(files: Sequence[Path]) -> None:
-    """Say what has to be done with the first file that is packed in a way which is not read."""
-    for file in files:
-        if packed := unpacked_elsewhere(beginning_of(file)):
-            raise DamagedInput(file, packed)
 
 
 def _refuse_unfinished(path: Path, recording: Path) -> None:
@@ -305,13 +305,17 @@ def _refuse_unfinished(path: Path, recording: Path) -> None:
 
 
 def _of_file(path: Path) -> str:
-    _refuse_packed([path])
+    refuse_packed([path])
     beginning = beginning_of(path)
     kind = _by_beginning(beginning)
     if kind:
         return kind
     if not beginning:
         raise DamagedInput(path, "the file is empty")
+    from fullwire.store import is_run
+
+    if is_run(path.parent):
+        raise UsageError(f"{path}: it is part of a run: name the folder, {path.parent}")
     raise DamagedInput(path, f"none of the formats that are read: a run, {_FORMATS_IN_WORDS}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.sources.packed import unpacked, unpacked_beginning
+from fullwire.sources.packed import unpacked, unpacked_beginning, unpacked_elsewhere
 from fullwire.units import shown
 
 _SNIFFED_BYTES = 128 * 1024
@@ -76,6 +76,13 @@ def beginning_of(path: Path) -> bytes:
     """Return what a file begins with, packed or not, to find out what it is."""
     with opened(path) as file:
         return unpacked_beginning(file.read(_SNIFFED_BYTES))
+
+
+def refuse_packed(files: Sequence[Path]) -> None:
+    """Say what has to be done with the first file that is packed in a way which is not read."""
+    for file in files:
+        if packed := unpacked_elsewhere(beginning_of(file)):
+            raise DamagedInput(file, packed)
 
 
 def lines_of(path: Path, *, most: int, longest: int) -> Iterator[bytes]:

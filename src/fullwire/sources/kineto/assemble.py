@@ -253,7 +253,10 @@ def traces_in(directory: Path) -> list[Path]:
 
     Names say it, or else, where none does, how files begin.
     """
-    named = [path for path in files_in(directory) if path.name.endswith(_ENDINGS)]
+    named = [
+        path for path in files_in(directory)
+        if path.name.endswith(_ENDINGS) and path.name != "run.json"  # a run beside its traces
+    ]  # fmt: skip
     named.sort(
         key=lambda path: [
             (int(part), "") if part.isdigit() else (-1, part)
