@@ -139,6 +139,20 @@ def test_traces_of_a_folder_need_no_ending_if_none_has_one(tmp_path: Path) -> No
     assert sorted(set(run.spans.rank.tolist())) == [0, 1]
 
 
+def test_who_imports_is_told_what_is_missing(tmp_path: Path, cli: Cli) -> None:
+    played = play([Do(what="compute", us=100)], ranks=2, steps=4)
+    where = write(played, tmp_path / "traces", Writing(name=lambda rank: f"rank{rank}.json"))
+    for number in range(7):
+        (where / f"{number}.json").write_text("{")
+    done = cli("import", where, "-o", tmp_path / "x.run")
+    assert done.returncode == 0
+    first, *others = done.stderr.splitlines()
+    assert first == f"written: {tmp_path}/x.run"
+    assert len(others) == 6
+    assert others[0].startswith(f"note: PARTIAL: {where}/0.json: not a profiler trace")
+    assert others[-1] == "note: PARTIAL: 2 more, which `fullwire show` names"
+
+
 def test_a_damaged_trace_is_named_once(tmp_path: Path, cli: Cli) -> None:
     trace = {"schemaVersion": 1, "traceEvents": []}
     (tmp_path / "x.json").write_text(json.dumps(trace))

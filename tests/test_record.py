@@ -491,6 +491,14 @@ def test_of_a_killed_process_it_is_not_said_that_no_step_ended(tmp_path: Path) -
     assert not any("no step ever ended" in sentence for sentence in missing)
 
 
+def test_where_nothing_was_recorded_nothing_is_joined(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no recording")
+    for place, said in ((tmp_path, "nothing was recorded here"), (tmp_path / "x", "there is none")):
+        with pytest.raises(UsageError, match=said):
+            join([place], tmp_path / "job.run")
+    assert not (tmp_path / "job.run").exists()
+
+
 def test_a_backward_pass_ends_with_its_last_gradient_and_not_with_waiting(tmp_path: Path) -> None:
     a_process(tmp_path, steps=2).close()
     run = join([tmp_path], tmp_path / "job.run").run

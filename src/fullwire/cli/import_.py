@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,9 @@ import typer
 
 from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import Force, On
+from fullwire.units import visible
+
+_MOST_SAID = 5  # of what is missing
 
 
 def import_(
@@ -60,7 +63,20 @@ def import_(
             communication=communication, processes=processes, on=on, replace=force,
             told=_progress(),
         )  # fmt: skip
-    sys.stderr.write(f"written: {place}\n")
+    for line in _written(place):
+        typer.echo(visible(line), err=True)
+
+
+def _written(place: Path) -> Iterator[str]:
+    """Say what was written, and what it lacks."""
+    from fullwire.store import read_run
+
+    yield f"written: {place}"
+    missing = read_run(place, only=()).missing
+    for sentence in missing[:_MOST_SAID]:
+        yield f"note: PARTIAL: {sentence}"
+    if len(missing) > _MOST_SAID:
+        yield f"note: PARTIAL: {len(missing) - _MOST_SAID:,} more, which `fullwire show` names"
 
 
 def _progress() -> Callable[[int, int], None]:

@@ -19,6 +19,7 @@ from fullwire.model.run import Run
 from fullwire.sources.live import parts
 from fullwire.sources.live.assemble import Known, assemble
 from fullwire.sources.live.captured import put_captures
+from fullwire.sources.live.inside.journal import SUFFIX as JOURNALS
 from fullwire.sources.live.journals import Header
 from fullwire.sources.live.launch import (
     check_capturing,
@@ -29,6 +30,7 @@ from fullwire.sources.live.launch import (
     wait_for_samplers,
 )
 from fullwire.sources.live.progress import live_line
+from fullwire.sources.live.sampler import SUFFIX as SAMPLES
 from fullwire.store import RunWriter, new_place, read_run, refuse_taken
 
 _KNOWN = "job.json"  # among the journals: what is known of the job besides
@@ -138,11 +140,22 @@ def join(
     if isinstance(directories, str):
         raise UsageError(f"join: expected a list of directories, got {directories!r}")
     places = [Path(each) for each in directories]
+    for place in places:
+        _refuse_other_than_recorded(place)
     for place in places:  # a job may have ended just now, and its process still be on its way out
         wait_for_samplers(place, _is_of_this_host)
     with RunWriter(output, replace=replace) as writer:
         path = assemble(places, writer, _known(places))
     return Recording(path=path, exit_status=0)
+
+
+def _refuse_other_than_recorded(place: Path) -> None:
+    """Refuse a directory that nobody recorded into: its run would be empty, and look like one."""
+    if not place.is_dir():
+        raise UsageError(f"{place}: expected the directory of a recording, and there is none")
+    written = (JOURNALS, SAMPLES, parts.SUFFIX)
+    if not any(each.name == _KNOWN or each.suffix in written for each in place.iterdir()):
+        raise UsageError(f"{place}: nothing was recorded here: expected journals or {_KNOWN}")
 
 
 def _after_the_job(problem: str, exit_status: int) -> UsageError:
