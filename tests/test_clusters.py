@@ -55,6 +55,12 @@ def test_a_cluster_is_read_from_toml() -> None:
     assert fabric.other_hosts == (OtherHost(node=3, nic_rate_bps=1e11),)
 
 
+def test_a_mark_and_line_ends_of_editors_do_not_matter(tmp_path: Path) -> None:
+    marked = b"\xef\xbb\xbf" + OURS.replace("\n", "\r\n").encode()
+    (tmp_path / "ours.toml").write_bytes(marked)
+    assert cluster(tmp_path / "ours.toml") == described(OURS, "ours.toml")
+
+
 def test_the_example_of_the_format_is_one() -> None:
     assert description.__doc__ is not None
     example = re.findall(r"^    (.*)$", description.__doc__, re.MULTILINE)

@@ -152,7 +152,9 @@ def test_an_import_is_the_same_on_a_cluster(two_nodes: TwoNodes, tmp_path: Path,
     for name, where in (("here", "here"), ("there", two_nodes.address)):
         done = cli("import", "traces", "-o", f"{name}.run", "--on", where, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "")
-        assert done.stderr == f"written: {name}.run\n"
+        assert done.stderr.startswith(
+            f"written: {name}.run\nnote: PARTIAL: traces/3.json: not a profiler trace"
+        )
     assert content(tmp_path / "there.run") == content(tmp_path / "here.run")
 
 

@@ -40,7 +40,7 @@ def _read(given: str | Path) -> Fabric:
     if len(found) > MOST_BYTES:
         raise UsageError(f"{path}: expected a cluster in at most {MOST_BYTES:,} bytes")
     try:
-        text = found.decode()
+        text = found.decode("utf-8-sig")  # some editors put a mark before it
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: expected text in UTF-8, byte {error.start} is none") from None
     return described(text, built_in or str(path))
