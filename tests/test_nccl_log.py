@@ -137,6 +137,15 @@ def test_plugins_that_do_ib_or_sockets_by_another_name_are_told(tmp_path: Path) 
     assert (facts["nccl_interfaces"], facts["nccl_network"]) == ("eth1", "FastSocket")
 
 
+def test_colours_of_a_terminal_do_not_matter(tmp_path: Path) -> None:
+    plain = a_log(tmp_path, *TWO_NODES, "Using network Socket", "4 coll channels, 4 p2p channels")
+    coloured = tmp_path / "coloured.log"
+    lines = plain.read_text().splitlines()
+    coloured.write_text("".join(f"\x1b[1;32m{line}\x1b[0m\n" for line in lines))
+    assert facts_of(coloured) == facts_of(plain)
+    assert facts_of(plain)["nccl_network"] == "Socket"
+
+
 def test_lines_without_their_beginning_are_read(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text(
         "NCCL INFO Using network FastSocket\nNCCL INFO 12 coll channels, 0 nvls channels\n"

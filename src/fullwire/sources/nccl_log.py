@@ -37,6 +37,7 @@ _LONGEST_WORDS = 200
 _MESSAGE = re.compile(
     r":(\d{1,10}):(\d{1,10}) \[-?\d{1,5}\] (?:\S{1,80} ){0,2}?NCCL (INFO|WARN) ", re.ASCII
 )
+_COLOUR = re.compile(r"\x1b\[[\d;]{0,16}m")  # which launchers put around lines, for terminals
 _LONGEST_HOST = 255
 _PLAIN = "NCCL INFO "
 _VERSION = re.compile(r"\b([NR]CCL) version\s*:?\s*(\d{1,3}\.\d{1,3}[\w.+-]*)", re.ASCII)
@@ -146,6 +147,7 @@ class _Log:
         """Take a line, which may hold several messages, or none."""
         if "CCL" not in line:
             return
+        line = _COLOUR.sub("", line) if "\x1b" in line else line
         version = _VERSION.search(line)
         if version is not None:
             _count(self._versions, f"{version[1]} {version[2]}")
