@@ -67,7 +67,11 @@ def test_two_trainings_in_one_capture_are_told_each_for_itself(tmp_path: Path) -
     assert len(traffic_object(result)["groups"]) == 2
 
 
-def test_trainings_that_follow_each_other_are_told_each_for_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["tcp", "udp", "roce"])
+def test_trainings_that_follow_each_other_are_told_each_for_itself(
+    tmp_path: Path, transport: str
+) -> None:
+    how = w.Capturing(transport=transport)
     first = played(replace(plain(), iterations=9), 4)
     other = played(replace(plain(), iterations=12, gradient=5_000_000), 4)
     last_ns = int(first.time_ns.max())
@@ -75,7 +79,7 @@ def test_trainings_that_follow_each_other_are_told_each_for_itself(tmp_path: Pat
         other, time_ns=other.time_ns + (last_ns - int(other.time_ns.min())) + 2 * 10**9,
         connection=other.connection + 7,
     )  # fmt: skip
-    result = said_of([w.capture(first), w.capture(later)], tmp_path)
+    result = said_of([w.capture(first, how), w.capture(later, how)], tmp_path)
     assert [each.iterations and each.iterations.count for each in result.groups] == [9, 12]
     assert result.groups[1].gradient_bytes == pytest.approx(5e6, rel=1e-3)
     assert result.groups[1].during_s is not None
@@ -84,10 +88,16 @@ def test_trainings_that_follow_each_other_are_told_each_for_itself(tmp_path: Pat
     assert len(traffic_object(result)["groups"]) == 2
     # A capture that was rotated, or made in two places, is one training as before.
     halves = [first.rows(np.flatnonzero(part)) for part in _halves(first.time_ns)]
-    whole = said_of([w.capture(each) for each in halves], tmp_path)
+    whole = said_of([w.capture(each, how) for each in halves], tmp_path)
     assert whole.groups == ()
     assert whole.iterations is not None
     assert whole.iterations.count == 9
+    # Nor are hosts whose clocks are hours apart jobs of their own.
+    apart = [
+        w.capture(w.seen_at(first, host), replace(how, ahead_ns=host * 3600 * 10**9))
+        for host in range(4)
+    ]
+    assert said_of(apart, tmp_path).groups == ()
 
 
 def _halves(time_ns: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from fullwire.analysis.edges import edges_of
 from fullwire.analysis.repeating_edges import iterations_of_edges, series_of
-from fullwire.model.endpoint import host_of
 from fullwire.model.run import AnyTable, Run, Whole
 
 _LEAST_GAP_NS = 500_000_000  # a job takes longer to start
@@ -51,12 +50,12 @@ def _begins_ns(run: Run) -> list[int]:
 def _connections(run: Run) -> tuple[Whole, Whole, Whole]:
     """Return from when to when each connection lasts, both ways and in all captures, with payload.
 
-    Queue pairs do not say which of them belong together: those between two hosts are taken as one.
+    Queue pairs do not say which of them belong together, so there each way is one by itself.
     """
     table = run.connections
     known: dict[frozenset[str], int] = {}
     number = np.array([
-        known.setdefault(_between(*ends), len(known))
+        known.setdefault(frozenset(ends), len(known))
         for ends in zip(table.source.tolist(), table.destination.tolist(), strict=True)
     ])  # fmt: skip
     first_ns = np.full(len(known), np.iinfo(np.int64).max)
@@ -64,12 +63,6 @@ def _connections(run: Run) -> tuple[Whole, Whole, Whole]:
     np.minimum.at(first_ns, number, table.start_ns)
     np.maximum.at(last_ns, number, table.end_ns)
     return first_ns, last_ns, np.bincount(number, table.payload_bytes).astype(np.int64)
-
-
-def _between(source: str, target: str) -> frozenset[str]:
-    if "#" in target:
-        return frozenset((host_of(source), host_of(target)))
-    return frozenset((source, target))
 
 
 def _during(run: Run, begin_ns: int, end_ns: int | None) -> Run:
@@ -91,5 +84,8 @@ def _during(run: Run, begin_ns: int, end_ns: int | None) -> Run:
 
 
 def _repeats(run: Run) -> bool:
+    """Say whether this is a training: what one host sends alone is its capture's, by its clock."""
     edges = edges_of(run)
+    if len(set(edges.source[edges.main()].tolist())) < 2:
+        return False
     return iterations_of_edges(series_of(edges), len(edges.hosts)) is not None
