@@ -37,7 +37,8 @@ def _begins_ns(run: Run) -> list[int]:
     order = np.argsort(first_ns)
     first_ns, payload = first_ns[order], payload[order]
     reached_ns = np.maximum.accumulate(last_ns[order])
-    gaps = 1 + np.flatnonzero(first_ns[1:] - reached_ns[:-1] > _LEAST_GAP_NS)
+    least_ns = max(_LEAST_GAP_NS, 2 * _width_ns(run))
+    gaps = 1 + np.flatnonzero(first_ns[1:] - reached_ns[:-1] > least_ns)
     least = _LEAST_SHARE * payload.sum()
     begins_ns = [
         int(part_ns[0])
@@ -74,13 +75,17 @@ def _during(run: Run, begin_ns: int, end_ns: int | None) -> Run:
             within &= started_ns < end_ns - slack_ns
         return table.rows(within)
 
-    width_ns = int((run.flows.end_ns - run.flows.start_ns).max())
+    width_ns = _width_ns(run)
     return replace(
         run, facts={name: run.facts[name] for name in _OF_HOSTS if name in run.facts}, missing=(),
         flows=rows(run.flows, run.flows.start_ns, width_ns),
         connections=rows(run.connections, run.connections.start_ns),
         messages=rows(run.messages, run.messages.begin_ns),
     )  # fmt: skip
+
+
+def _width_ns(run: Run) -> int:
+    return int((run.flows.end_ns - run.flows.start_ns).max())
 
 
 def _repeats(run: Run) -> bool:
