@@ -264,7 +264,8 @@ def with_steps(run: Run) -> tuple[Run, bool]:
     if not len(ranks) and len(run.flows):
         raise UsageError(
             f"{run.provenance.source}: packets have no steps until these are found among them: "
-            "explain the run that `fullwire flows CAPTURE... -o x.run` writes"
+            "explain the run that `fullwire flows CAPTURE... -o x.run` writes, of captures of one "
+            "job in which it finds iterations"
         )
     if not len(ranks):
         _refuse(run, "there is nothing to explain: no spans and no collectives")
