@@ -219,6 +219,23 @@ def test_a_compiled_model_trains_as_it_would(tmp_path: Path) -> None:
 
 
 @needs_torch
+def test_buffers_that_a_step_begins_with_are_seen_and_train_to_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    job = together(2, "ddp.py", "buffers")
+    run, done = recorded(tmp_path, *job)
+    assert weights(done.stdout.decode()) == digests(job)
+    assert run.complete
+    told = run.collectives.rows(run.collectives.op == "broadcast")
+    for dtype, size in (("float32", 2 * 64 * 4), ("int64", 8)):
+        seen = told.rows(told.dtype == dtype)
+        assert set(seen.bytes) == {size}
+        assert sorted(zip(seen.rank, seen.step, strict=True)) == [
+            (rank, step) for rank in (0, 1) for step in range(5)
+        ]
+
+
+@needs_torch
 def test_what_a_hook_works_is_codec_and_what_it_waits_for_is_not(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path, *together(2, "ddp.py", "slow"))
     for rank in (0, 1):

@@ -2,6 +2,7 @@
 
 python ddp.py [none|fp16|builtin-fp16|powersgd|slow]: the communication hook
 python ddp.py compiled: without one, and through torch.compile
+python ddp.py buffers: without one, and with a layer whose buffers rank 0 tells the others
 """
 
 import hashlib
@@ -22,6 +23,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())])
     hook = sys.argv[1] if len(sys.argv) > 1 else "none"
+    if hook == "buffers":
+        model.append(nn.BatchNorm1d(64))
     # PowerSGD over Gloo stands still where there is more than one bucket: pytorch#48478. The
     # compiler refuses a first bucket of 1 MiB that is larger than the others.
     whole = hook in ("powersgd", "compiled")

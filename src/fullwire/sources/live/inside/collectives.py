@@ -1,9 +1,10 @@
 """Each collective's issue and end, and the time that communication hooks work themselves.
 
 Collectives are seen in the methods of torch.distributed.ProcessGroup, which all of Python's
-collectives (and FSDP2's, and communication hooks') go through; DDP's reducer is C++, so it is given
-a group that forwards to the true one through the same methods. A transfer between two ranks is a
-collective of these two: a group of its own, in which sender and receiver count alike.
+collectives (and FSDP2's, and communication hooks') go through; DDP's reducer is C++, and so is what
+broadcasts its buffers: they are given a group that forwards to the true one through the same
+methods. A transfer between two ranks is a collective of these two: a group of its own, in which
+sender and receiver count alike.
 
 A collective ends when its future says so: a callback notes the time, not whoever waits.
 
@@ -346,8 +347,8 @@ def _tensors(argument: Any) -> list[Any]:
 
 
 def _watch_reducer(journal: Journal) -> None:
-    """Give DDP's reducer, which is C++, a process group whose collectives can be seen."""
-    build = dist.Reducer
+    """Give DDP's C++, its reducer and its broadcasts of buffers, a group that can be seen."""
+    build, broadcast = dist.Reducer, dist._broadcast_coalesced
     # The reducer holds the C++ half of a group only: its Python half must live as long.
     groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -358,7 +359,13 @@ def _watch_reducer(journal: Journal) -> None:
         groups[built] = [each for each in arguments if isinstance(each, _VisibleGroup)]
         return built
 
-    dist.Reducer = reducer
+    @functools.wraps(broadcast)
+    def broadcast_coalesced(group: Any, *args: Any, **kwargs: Any) -> Any:
+        given = (each for visible in groups.values() for each in visible)
+        seen = next((each for each in given if each._true is group), group)
+        return broadcast(seen, *args, **kwargs)
+
+    dist.Reducer, dist._broadcast_coalesced = reducer, broadcast_coalesced
 
 
 def _visible(argument: Any, journal: Journal) -> Any:
