@@ -236,6 +236,23 @@ def test_buffers_that_a_step_begins_with_are_seen_and_train_to_the_same_bits(
 
 
 @needs_torch
+@pytest.mark.parametrize("way", ["none", "all"])
+def test_collectives_in_steps_that_cannot_be_seen_are_counted(tmp_path: Path, way: str) -> None:
+    run, _ = recorded(tmp_path, *together(1, "functional.py", way))
+    assert (run.collectives.op == "allreduce").sum() == 10  # those by hand
+    if way == "none":
+        assert run.complete
+    else:
+        [sentence] = run.missing
+        found = re.fullmatch(
+            r"rank 0: (\d+) collectives were issued by C\+\+, as DTensor's are, and not seen",
+            sentence,
+        )
+        assert found is not None
+        assert 4 <= int(found[1]) <= 8  # of five steps, but not the first, and the last may be late
+
+
+@needs_torch
 def test_what_a_hook_works_is_codec_and_what_it_waits_for_is_not(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path, *together(2, "ddp.py", "slow"))
     for rank in (0, 1):

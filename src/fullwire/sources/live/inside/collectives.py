@@ -27,11 +27,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim import optimizer as optimizers
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .clock import Clock, Moment
 from .ending import at_end
 from .journal import Journal, Note
+from .unseen import Unseen
 
 _COLLECTIVES = {
     "allreduce": "allreduce", "allreduce_coalesced": "allreduce",
@@ -68,6 +70,7 @@ def watch_collectives(journal: Journal, clock: Clock) -> None:
     )
     _watch_hooks(codec)
     _watch_reducer(journal)
+    optimizers.register_optimizer_step_post_hook(collectives.step_ended)
 
 
 def _watch_those_to_come(
@@ -175,6 +178,7 @@ class _Collectives:
         self._without_future = WeakIdKeyDictionary()
         self._under_way: set[int] = set()  # collectives whose end is still to be told to us
         self._telling: deque[tuple[int, Any]] = deque()  # those that keep their own times
+        self._unseen = Unseen(journal)
         os.register_at_fork(after_in_child=self._forget)
         at_end(self._await_the_last)
 
@@ -182,10 +186,12 @@ class _Collectives:
         self._signatures.clear()
         self._under_way.clear()
         self._telling.clear()
+        self._unseen = Unseen(self._journal)
         self._is_identified = False
 
     def _await_the_last(self) -> None:
         """Let no thread of a transport call us while Python goes down: that aborts the process."""
+        self._unseen.say()
         for _ in range(_MOST_LOOKS):  # counted: their threads stand still whenever this one does
             if not self._under_way:
                 break
@@ -193,6 +199,13 @@ class _Collectives:
         self._hear_ends()
         if self._signatures:
             time.sleep(_GOODBYE_S)  # what was called has returned; now it is let go of
+
+    def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Look now and then for collectives that went past us."""
+        try:
+            self._unseen.step_ends()
+        except Exception as error:  # the job goes on
+            self._journal.give_up(error)
 
     def watched(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
         """Wrap one method of ProcessGroup."""
@@ -220,6 +233,7 @@ class _Collectives:
         number = next(self._count)
         size, dtype = _payload(arguments)
         among = group.group_name
+        self._unseen.seen[among] += 1
         if op in ("send", "recv"):
             among += _pair(op, group.rank(), arguments)
         self._clock.note_one(Note.ISSUE, number, issued, self._signature(op, dtype, size, among))

@@ -1,0 +1,59 @@
+"""How many collectives went past us: groups count their own, whoever issues them.
+
+What C++ issues, like DTensor's redistributions, meets no method of Python's. It is not recorded,
+and a run in whose steps it happens says so. What happens before the first step is over, as when
+DistributedDataParallel looks at a model, matters to no step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import torch.distributed as dist
+
+from .journal import Journal
+
+_EVERY_NS = 250_000_000
+
+
+class Unseen:
+    """Compares what was seen of each group with what it counts."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._before: Counter[str] | None = None
+        self._since: Counter[str] = Counter()
+        self._steps = 0
+        self._looked_ns = 0
+        self.seen: Counter[str] = Counter()  # by name of the group, since it began
+
+    def step_ends(self) -> None:
+        """Look, if the last time is long enough ago."""
+        self._steps += 1
+        now_ns = time.monotonic_ns()
+        if self._journal.is_open and now_ns - self._looked_ns > _EVERY_NS:
+            self._looked_ns = now_ns
+            past = self._past_us()
+            if self._before is None:
+                self._before, self._steps = past, 0
+            self._since = past - self._before
+
+    def say(self) -> None:
+        """Say how many there were, where steps have some; a few belong to models made later."""
+        count = sum(self._since.values())
+        if self._steps and count >= self._steps:
+            sentence = f"{count} collectives were issued by C++, as DTensor's are, and not seen"
+            self._journal.define(kind="missing", sentence=sentence)
+
+    def _past_us(self) -> Counter[str]:
+        groups = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
+        return Counter({each.group_name: _counted(each) for each in groups}) - self.seen
+
+
+def _counted(group: Any) -> int:
+    try:
+        return int(group._get_sequence_number_for_group())
+    except (RuntimeError, AttributeError):  # a transport that does not count
+        return 0
