@@ -21,6 +21,7 @@ from fullwire.model.run import Run
 from fullwire.sources import read
 from fullwire.sources.live.inside import after_import
 from fullwire.sources.live.inside.journal import HEADER_BYTES, MOST_WAITING, Journal, Note
+from fullwire.sources.live.journals import read_journals
 from fullwire.sources.live.record import join
 from fullwire.store import read_parts, read_run, write
 from tests.conftest import Cli
@@ -567,6 +568,22 @@ def test_notes_wait_in_bounded_memory(tmp_path: Path) -> None:
         journal.note(Note.GRADIENT, 0, number, 0)
         assert len(journal.waiting) < MOST_WAITING
     assert journal.noted == 10 * MOST_WAITING
+
+
+def test_a_job_that_closes_our_file_has_nothing_written_into_its_own(tmp_path: Path) -> None:
+    """A daemon closes all that it was born with, and its next file takes the number of ours."""
+    journal = Journal(str(tmp_path))
+    journal.note(Note.ZERO_GRAD, 0, 1000, 0)
+    journal.write()
+    os.close(journal._file)
+    with (tmp_path / "own").open("wb") as own:
+        assert own.fileno() == journal._file
+        journal.note(Note.ZERO_GRAD, 1, 1001, 0)
+        journal.close()
+        assert os.fstat(own.fileno()).st_size == 0
+    [[recorded_again], _] = read_journals([tmp_path])
+    assert recorded_again.header["status"] == "ended"
+    assert [notes.rows[:, 1].tolist() for notes in recorded_again.blocks()] == [[0], [1]]
 
 
 def test_a_job_without_torch_is_left_alone(tmp_path: Path) -> None:

@@ -159,6 +159,8 @@ class Journal:
     def _append(self) -> None:
         if self._file < 0:
             self._file = self._opened()
+        elif not self._is_ours():
+            self._file = self._opened_again()
         if len(self.waiting) >= MOST_HELD:
             self.define(kind="missing", sentence=f"more than {MOST_HELD} notes came at once")
         definitions, self._definitions = self._definitions, []
@@ -176,9 +178,22 @@ class Journal:
     def _opened(self) -> int:
         self._began = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
         name = f"{socket.gethostname()}-{os.getpid()}-{self._began['monotonic_ns']}{SUFFIX}"
-        path = os.path.join(self.directory, name)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._path = os.path.join(self.directory, name)
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._identity = os.fstat(file)
         os.write(file, self._header(RUNNING))
+        return file
+
+    def _is_ours(self) -> bool:
+        """Say whether the number still means our file: a job may close what it did not open."""
+        try:
+            return os.path.samestat(os.fstat(self._file), self._identity)
+        except OSError:
+            return False
+
+    def _opened_again(self) -> int:
+        file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        os.lseek(file, 0, os.SEEK_END)
         return file
 
     def _header(self, status: str, reason: str = "") -> bytes:
@@ -192,7 +207,7 @@ class Journal:
         return json.dumps(header).encode()[:HEADER_BYTES].ljust(HEADER_BYTES)
 
     def _mark(self, status: str, reason: str = "") -> None:
-        if self._file < 0:
+        if self._file < 0 or not self._is_ours():
             return
         try:
             os.pwrite(self._file, self._header(status, reason), 0)
