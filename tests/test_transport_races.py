@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [
-    "native/transport.cpp", "native/arithmetic.cpp", "native/checksum.cpp",
+    *sorted(str(each) for each in ROOT.glob("native/transport*.cpp")),
+    "native/arithmetic.cpp", "native/checksum.cpp",
     "tests/native/transport_race.cpp",
 ]  # fmt: skip
 
