@@ -21,7 +21,7 @@ _FEWEST_STEPS = 8
 
 def few_steps_words(account: Account, part: Part) -> str:
     """Say which steps have a part, if few of them have most of it."""
-    by_step_s = account.parts_ns[:, account.is_typical].mean(axis=0) * 1e-9
+    by_step_s = _by_step_s(account)
     of_part, length_s = by_step_s[:, part], by_step_s.sum(axis=1)
     is_long, count = of_part >= of_part.max() / 2, len(of_part)
     few, share = int(is_long.sum()), float(of_part[is_long].sum() / max(of_part.sum(), 1e-9))
@@ -37,7 +37,7 @@ def few_steps_words(account: Account, part: Part) -> str:
 
 def change_words(account: Account) -> str:
     """Say how much slower or faster the job became midway, if it did."""
-    by_step_s = account.parts_ns[:, account.is_typical].mean(axis=0) * 1e-9
+    by_step_s = _by_step_s(account)
     first, second = np.array_split(by_step_s, 2)
     if len(by_step_s) < _FEWEST_STEPS:
         return ""
@@ -51,6 +51,11 @@ def change_words(account: Account) -> str:
         f"steps take {show_time(before_s)} in the first half of the run and {show_time(after_s)} "
         f"in the second, most of the difference in {part.key.replace('_', ' ')}"
     )
+
+
+def _by_step_s(account: Account) -> Floats:
+    """Return the parts of each usual step, as the mean rank has them."""
+    return np.asarray(account.parts_ns[:, account.is_typical].mean(axis=0) * 1e-9)
 
 
 def _scatter_s(lengths_s: Floats) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.sources.captures import is_capture
-from fullwire.sources.files import files_like, path_of, refuse_packed
+from fullwire.sources.files import files_like, is_directory, path_of, refuse_packed
 from fullwire.units import size_bytes
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
 
 def _captures(places: Sequence[Path]) -> list[Path]:
     """Return the captures that are given: files, and what directories hold of them."""
-    refuse_packed([place for place in places if not place.is_dir()])
+    refuse_packed([place for place in places if not is_directory(place)])
     found = files_like(places, is_capture)
     if not found:
         raise DamagedInput(places[0], "neither a run nor a folder of packet captures")

@@ -68,12 +68,12 @@ def _signed(time_s: float) -> str:
 
 def _recorded_once(result: Comparison) -> Iterator[str]:
     """Say that more recordings tell more, and how many would show a small change."""
-    needed, is_once = result.recordings_for_small, result.before_recordings[1:] == ()
+    needed = result.recordings_for_small
     is_open = result.is_significant is False and (result.unseen or 0) > SMALL
     more = "Several, made in turns, tell more"
     if is_open and needed is not None:
         more = f"Some {needed} of each, made in turns, would show {SMALL:.0%}"
-    if is_once and len(result.after_recordings) == 1:
+    if len(result.before_recordings) == len(result.after_recordings) == 1:
         yield (
             "One recording of each: whatever else changed between them counts as the change. "
             f"{more}: fullwire compare before*.run -- after*.run"

@@ -305,9 +305,10 @@ def _refuse_unfinished(path: Path, recording: Path) -> None:
 
 
 def _of_file(path: Path) -> str:
-    refuse_packed([path])
     beginning = beginning_of(path)
     kind = _by_beginning(beginning)
+    if kind == _ARCHIVE:
+        refuse_packed([path])
     if kind:
         return kind
     if not beginning:

@@ -59,12 +59,12 @@ def files_like(places: Sequence[Path], looks_like: Callable[[bytes], bool]) -> l
     return [
         path
         for place in places
-        for path in (files_in(place) if _is_directory(place) else [place])
+        for path in (files_in(place) if is_directory(place) else [place])
         if path == place or looks_like(beginning_of(path))
     ]
 
 
-def _is_directory(place: Path) -> bool:
+def is_directory(place: Path) -> bool:
     """Say whether a place is a directory; what cannot be looked at is refused when it is read."""
     try:
         return place.is_dir()
