@@ -237,16 +237,20 @@ def test_buffers_that_a_step_begins_with_are_seen_and_train_to_the_same_bits(
 
 
 @needs_torch
-@pytest.mark.parametrize("way", ["none", "all"])
-def test_collectives_in_steps_that_cannot_be_seen_are_counted(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("way", ["seen", "unseen"])
+def test_collectives_that_cpp_issues_are_seen_or_else_counted(tmp_path: Path, way: str) -> None:
     run, _ = recorded(tmp_path, *together(1, "functional.py", way))
-    assert (run.collectives.op == "allreduce").sum() == 10  # those by hand
-    if way == "none":
+    sums = run.collectives.rows(run.collectives.op == "allreduce")
+    if way == "seen":
         assert run.complete
+        assert len(sums) == 10 + 10  # by hand, and by C++
+        waits = run.spans.rows((run.spans.lane == "communication") & (run.spans.step == 4))
+        assert len(waits) == 2 + 2  # C++ waits for its own
     else:
+        assert len(sums) == 10
         [sentence] = run.missing
         found = re.fullmatch(
-            r"rank 0: (\d+) collectives were issued by C\+\+, as DTensor's are, and not seen",
+            r"rank 0: (\d+) collectives were issued by C\+\+ and not seen",
             sentence,
         )
         assert found is not None
@@ -296,7 +300,7 @@ def test_transfers_between_two_ranks_are_told_alike_by_both(tmp_path: Path) -> N
 
 
 @needs_torch
-def test_fsdp_and_reductions_by_hand_train_to_the_same_bits(tmp_path: Path) -> None:
+def test_fsdp_tensor_parallel_and_reductions_by_hand_train_to_the_same_bits(tmp_path: Path) -> None:
     run, done = recorded(tmp_path, *together(2, "sharded.py"))
     assert weights(done.stdout.decode()) == digests(together(2, "sharded.py"))
     assert run.complete
@@ -304,7 +308,10 @@ def test_fsdp_and_reductions_by_hand_train_to_the_same_bits(tmp_path: Path) -> N
     assert by_hand.bytes[by_hand.step >= 0].sum() == 2 * 3 * 2 * (32 * 32 + 32) * 4
     assert {"allgather", "reducescatter"} <= set(run.collectives.op)
     assert len(set(run.collectives.group)) >= 2
-    assert span_count(run, "host", "step") == 2 * 6
+    assert span_count(run, "host", "step") == 2 * 9
+    by_tensors = run.collectives.rows(run.collectives.step > 6)  # issued by C++
+    assert set(by_tensors.op) == {"allreduce"}
+    assert by_tensors.bytes.tolist() == 2 * 2 * [4 * 32 * 4]  # what a split layer hands on
 
 
 @needs_torch

@@ -1,6 +1,6 @@
 """Train with collectives that torch issues from C++, in steps of a fifth of a second.
 
-python functional.py none|all: how many of its gradients go that way
+python functional.py seen|unseen: whether they are such as a group in Python gets to hear of
 """
 
 import sys
@@ -25,8 +25,13 @@ def main(way: str) -> None:
         for each in model.parameters():
             assert each.grad is not None
             dist.all_reduce(each.grad)
-            if way == "all":
+            if way == "seen":
                 each.grad = functional.all_reduce(each.grad, "sum", dist.group.WORLD).clone()
+            else:
+                gathered = torch.ops._c10d_functional.all_gather_into_tensor_out(
+                    each.grad, 1, dist.group.WORLD.group_name, out=torch.empty_like(each.grad)
+                )
+                torch.ops._c10d_functional.wait_tensor(gathered)
         optimizer.step()
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Train one model with FSDP2, and one with all_reduce by hand; print a digest of both."""
+"""Train a model with FSDP2, one with all_reduce by hand, one split as DTensors; print a digest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 STEPS = 3
 
@@ -17,15 +23,19 @@ STEPS = 3
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    by_hand, sharded = a_model(), a_model()
+    by_hand, sharded, split = a_model(), a_model(), a_model()
     everyone = dist.new_group()
     train(by_hand, lambda: average(by_hand, everyone))
     for layer in sharded:
         fully_shard(layer)
     fully_shard(sharded)
     train(sharded, lambda: None)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("split",))
+    parallelize_module(split, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    train(split, lambda: None)
     digest = hashlib.sha256()
-    for each in [*by_hand.parameters(), *(each.full_tensor() for each in sharded.parameters())]:
+    whole = (each.full_tensor() for model in (sharded, split) for each in model.parameters())
+    for each in [*by_hand.parameters(), *whole]:
         digest.update(each.detach().numpy().tobytes())
     sys.stdout.write(f"{digest.hexdigest()}\n")  # in one piece, unlike print
     sys.stdout.flush()

@@ -1,10 +1,9 @@
 """Each collective's issue and end, and the time that communication hooks work themselves.
 
 Collectives are seen in the methods of torch.distributed.ProcessGroup, which all of Python's
-collectives (and FSDP2's, and communication hooks') go through; DDP's reducer is C++, and so is what
-broadcasts its buffers: they are given a group that forwards to the true one through the same
-methods. A transfer between two ranks is a collective of these two: a group of its own, in which
-sender and receiver count alike.
+collectives (and FSDP2's, and communication hooks') go through; C++ is given groups that send it
+through the same methods (`visible.py`). A transfer between two ranks is a collective of these two:
+a group of its own, in which sender and receiver count alike.
 
 A collective ends when its future says so: a callback notes the time, not whoever waits.
 
@@ -20,7 +19,6 @@ import itertools
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,6 +32,7 @@ from .clock import Clock, Moment
 from .ending import at_end
 from .journal import Journal, Note
 from .unseen import Unseen
+from .visible import watch_names, watch_reducer
 
 _COLLECTIVES = {
     "allreduce": "allreduce", "allreduce_coalesced": "allreduce",
@@ -69,7 +68,8 @@ def watch_collectives(journal: Journal, clock: Clock) -> None:
         dist.Work, {"wait": "wait"}, lambda original, _: collectives.waiting(original)
     )
     _watch_hooks(codec)
-    _watch_reducer(journal)
+    watch_reducer(journal, _COLLECTIVES)
+    watch_names(_COLLECTIVES)
     optimizers.register_optimizer_step_post_hook(collectives.step_ended)
 
 
@@ -358,60 +358,3 @@ def _tensors(argument: Any) -> list[Any]:
     if isinstance(argument, _SEQUENCES):
         return [tensor for each in argument for tensor in _tensors(each)]
     return []
-
-
-def _watch_reducer(journal: Journal) -> None:
-    """Give DDP's C++, its reducer and its broadcasts of buffers, a group that can be seen."""
-    build, broadcast = dist.Reducer, dist._broadcast_coalesced
-    # The reducer holds the C++ half of a group only: its Python half must live as long.
-    groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-    @functools.wraps(build)
-    def reducer(*args: Any, **kwargs: Any) -> Any:
-        arguments = [_visible(each, journal) for each in args]
-        built = build(*arguments, **kwargs)
-        groups[built] = [each for each in arguments if isinstance(each, _VisibleGroup)]
-        return built
-
-    @functools.wraps(broadcast)
-    def broadcast_coalesced(group: Any, *args: Any, **kwargs: Any) -> Any:
-        given = (each for visible in groups.values() for each in visible)
-        seen = next((each for each in given if each._true is group), group)
-        return broadcast(seen, *args, **kwargs)
-
-    dist.Reducer, dist._broadcast_coalesced = reducer, broadcast_coalesced
-
-
-def _visible(argument: Any, journal: Journal) -> Any:
-    if type(argument) is not dist.ProcessGroup:
-        return argument
-    try:
-        return _VisibleGroup(argument)
-    except Exception as error:  # DDP trains as it would; its buckets are not seen
-        journal.define(kind="missing", sentence=f"DDP's buckets could not be watched: {error!r}")
-        return argument
-
-
-class _VisibleGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check
-    """A process group that sends C++ callers through the Python methods of the true one."""
-
-    def __init__(self, true: Any) -> None:
-        super().__init__(true.rank(), true.size())
-        self._true = true
-        for device in true._device_types:
-            backend = true._get_backend(device)
-            kind = self.BackendType.__members__.get(backend.name().upper(), self.BackendType.CUSTOM)
-            self._set_default_backend(kind)
-            self._register_backend(device, kind, backend)
-
-
-def _forwarding(name: str) -> Callable[..., Any]:
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._true, name)(*args, **kwargs)
-
-    return forward
-
-
-for _name in _COLLECTIVES:
-    if hasattr(dist.ProcessGroup, _name):
-        setattr(_VisibleGroup, _name, _forwarding(_name))

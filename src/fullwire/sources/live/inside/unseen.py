@@ -1,6 +1,6 @@
 """How many collectives went past us: groups count their own, whoever issues them.
 
-What C++ issues, like DTensor's redistributions, meets no method of Python's. It is not recorded,
+What C++ issues past every group of `visible.py` meets no method of Python's. It is not recorded,
 and a run in whose steps it happens says so. What happens before the first step is over, as when
 DistributedDataParallel looks at a model, matters to no step.
 """
@@ -44,7 +44,7 @@ class Unseen:
         """Say how many there were, where steps have some; a few belong to models made later."""
         count = sum(self._since.values())
         if self._steps and count >= self._steps:
-            sentence = f"{count} collectives were issued by C++, as DTensor's are, and not seen"
+            sentence = f"{count} collectives were issued by C++ and not seen"
             self._journal.define(kind="missing", sentence=sentence)
 
     def _past_us(self) -> Counter[str]:
