@@ -602,6 +602,43 @@ def test_a_job_without_torch_is_left_alone(tmp_path: Path) -> None:
     )
 
 
+def test_a_job_that_the_recorder_cannot_enter_is_told_apart(tmp_path: Path) -> None:
+    run, _ = recorded(tmp_path, sys.executable, "-I", "-c", "")
+    [sentence] = run.missing
+    assert "the job ran no Python, or one that never sees PYTHONPATH" in sentence
+
+
+@needs_torch
+def test_a_job_that_records_itself_is_recorded_there_and_ends_hard_with_all_it_did(
+    tmp_path: Path,
+) -> None:
+    inner = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(tmp_path / "inner.run")]
+    run, _ = recorded(tmp_path, *inner, "--", *solo("hard"))
+    assert run.missing == (
+        f"nothing was recorded: the job recorded itself into {tmp_path / 'inner.run'}",
+    )
+    assert read_run(tmp_path / "inner.run").complete
+    assert span_count(read_run(tmp_path / "inner.run"), "host", "step") == 6
+
+
+def test_an_optimizer_is_not_what_its_closures_compute(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    journal.note(Note.ZERO_GRAD, 0, 1_000, 0)
+    for begin in (1_100, 1_500):  # two passes within one step, as LBFGS asks for
+        journal.note(Note.FORWARD, 0, begin, 50)
+        journal.note(Note.BACKWARD, 0, begin + 100, 200)
+    journal.note(Note.OPTIMIZER, 0, 1_050, 950)
+    journal.close()
+    run = join([tmp_path], tmp_path / "job.run").run
+    spans = run.spans.rows(run.spans.lane == "compute")
+    told = list(zip(spans.name, spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True))
+    assert told == [
+        ("optimizer", 50, 100), ("earlier forward", 100, 200), ("earlier backward", 200, 400),
+        ("optimizer", 400, 500), ("forward", 500, 600), ("backward", 600, 800),
+        ("optimizer", 800, 1_000),
+    ]  # fmt: skip
+
+
 def test_a_sitecustomize_that_was_there_still_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,8 +41,10 @@ from fullwire.sources.live.hosts import (
     wall_zero_ns,
     what_is_not_sampled,
 )
+from fullwire.sources.live.inside import ENTERED
 from fullwire.sources.live.inside.journal import ENDED, FAILED, Note
 from fullwire.sources.live.journals import Journal, Notes, read_journals
+from fullwire.sources.live.launch import ELSEWHERE
 from fullwire.sources.live.sampled import Shift, tables_of
 from fullwire.sources.live.samples import HostSamples, read_samples
 from fullwire.sources.live.steps import (
@@ -116,6 +118,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     workers = _workers(chosen)
     clocks = _clocks(chosen)
     missing += [*unreadable, *sentences, *_what_is_missing(chosen, workers)]
+    missing += _who_was_not_met(directories) if not chosen else []
     missing += what_is_not_sampled(chosen, clocks, samples)
     found = _facts(chosen, workers) | host_facts(chosen, workers, clocks, samples)
     missing += _write_ranks(chosen, clocks, known, writer, found)
@@ -285,8 +288,6 @@ def _workers(journals: Sequence[Journal]) -> int:
 
 
 def _what_is_missing(journals: Sequence[Journal], workers: int) -> list[str]:
-    if not journals:
-        return ["nothing was recorded: no process of the job used torch to train or communicate"]
     here = {journal.rank for journal in journals}
     sentences = [
         f"rank {rank}: nothing was recorded" for rank in range(workers) if rank not in here
@@ -294,6 +295,19 @@ def _what_is_missing(journals: Sequence[Journal], workers: int) -> list[str]:
     for journal in journals:
         sentences += [f"rank {journal.rank}: {each}" for each in _defects(journal)]
     return sentences
+
+
+def _who_was_not_met(directories: Sequence[Path]) -> list[str]:
+    """Say why there is no journal at all."""
+    others = [each / ELSEWHERE for each in directories if (each / ELSEWHERE).exists()]
+    if others:
+        return [f"nothing was recorded: the job recorded itself into {others[0].read_text()}"]
+    if any((each / ENTERED).exists() for each in directories):
+        return ["nothing was recorded: no process of the job used torch to train or communicate"]
+    return [
+        "nothing was recorded: the job ran no Python, or one that never sees PYTHONPATH, where the "
+        "recorder is (-I, -E, -S, or a PYTHONPATH of its own)"
+    ]
 
 
 def _defects(journal: Journal) -> list[str]:

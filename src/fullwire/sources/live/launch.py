@@ -22,13 +22,20 @@ from fullwire.sources.live.journals import Header
 from fullwire.sources.live.sampler import CAPTURING_SUFFIX, SUFFIX
 from fullwire.sources.live.samples import header_of
 
+ELSEWHERE = "elsewhere"  # in a recording: where the job within it was recorded
 _ON_PATH = Path(__file__).parent / "path"
 _SAMPLER = Path(__file__).parent / "sampler.py"
 _LOOK_S, _LOOKS = 0.005, 400  # counted and not timed: where a machine stands still, all stand
 
 
 def recorded_environment(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment whose Python processes record themselves into a directory."""
+    """Return an environment whose Python processes record themselves into a directory.
+
+    Where they would have recorded themselves into another one, that one is told.
+    """
+    if outer := environment.get(DIRECTORY_VARIABLE):
+        with contextlib.suppress(OSError):  # nobody waits for it any more
+            (Path(outer) / ELSEWHERE).write_text(str(directory.with_suffix("")))
     before = environment.get("PYTHONPATH")
     return {
         **environment,

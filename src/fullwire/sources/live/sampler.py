@@ -31,6 +31,7 @@ MOST_INTERFACES = 16
 _HEADER_BYTES = 512  # this and the three states as in inside/journal.py
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed"
 _DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"  # as in inside/__init__.py
+_ENTERED = "entered"  # likewise
 _STAND_BY_S = 0.1
 _NOT_STARTED = 127  # as a shell says that a command could not be started
 _READY = b"ready"
@@ -45,6 +46,8 @@ def main(directory: str, *command: str) -> None:
     if _is_the_one_beside():
         _work_beside(here, directory, "sampler", _sample)
     try:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(directory, _ENTERED))  # it was us: no Python of the job yet
         os.execvp(command[0], command)
     except OSError as error:
         sys.stderr.write(f"fullwire: {command[0]}: cannot be run: {error.strerror}\n")

@@ -104,9 +104,11 @@ def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
     """Go through the spans of some whole steps, by kind."""
     for number in ended:
         yield Span(number, "host", "step", int(steps.start_ns[number]), int(steps.end_ns[number]))
-    yield from _passes(notes, steps)
-    optimizers = _outermost(notes.of(Note.OPTIMIZER))
-    yield from _plain(steps, "compute", "optimizer", optimizers[:, 1:])
+    calls, forward_start = _passes(notes, steps)
+    yield from _spans_of_passes(notes, steps, calls, forward_start)
+    optimizers = _outermost(notes.of(Note.OPTIMIZER))[:, 1:]
+    own = _beside_closures(optimizers, forward_start, calls[:, 1], calls[:, 2])
+    yield from _plain(steps, "compute", "optimizer", own)
     yield from _plain(steps, "input", "wait", notes.of(Note.INPUT)[:, 1:])
     yield from _plain(steps, "communication", "wait", notes.of(Note.WAIT)[:, 1:])
     yield from _plain(steps, "host", "codec", notes.of(Note.CODEC)[:, 1:])
@@ -168,19 +170,38 @@ def _evaluations(notes: Mapping[int, Whole], step_ends: Whole) -> Whole:
     return np.concatenate([modes[:, 1], notes[Note.INFERENCE][:, 2]]).astype(np.int64)
 
 
-def _passes(notes: Notes, steps: Steps) -> Iterator[Span]:
-    """Go through the forward and backward passes; a forward lasts until its backward begins."""
+def _passes(notes: Notes, steps: Steps) -> tuple[Whole, Whole]:
+    """Return the backward passes in steps, and when the forward pass before each began."""
     calls = notes.of(Note.BACKWARD)
     step = steps.of(calls[:, 1])
     calls, step = calls[step != OUTSIDE], step[step != OUTSIDE]
+    return calls, _forward_starts(notes, steps, calls, step)
+
+
+def _spans_of_passes(
+    notes: Notes, steps: Steps, calls: Whole, forward_start: Whole
+) -> Iterator[Span]:
+    """Go through the forward and backward passes; a forward lasts until its backward begins."""
+    step = steps.of(calls[:, 1])
     is_last = np.append(step[1:] != step[:-1], [True]) if len(step) else np.empty(0, bool)
-    forward_start = _forward_starts(notes, steps, calls, step)
     end = _computed_ends(notes.of(Note.GRADIENT)[:, 1], calls)
     rows = zip(step.tolist(), is_last, forward_start, calls[:, 1], end, strict=True)
     for number, last, forward, backward, finish in rows:
         earlier = "" if last else "earlier "
         yield Span(number, "compute", f"{earlier}forward", int(forward), int(backward))
         yield Span(number, "compute", f"{earlier}backward", int(backward), int(finish))
+
+
+def _beside_closures(optimizers: Whole, forward: Whole, backward: Whole, end: Whole) -> Whole:
+    """Leave out of optimizers' time the passes that they asked for, as LBFGS does."""
+    asked = np.searchsorted(backward, optimizers)  # from which pass to which
+    if (asked[:, 0] == asked[:, 1]).all():
+        return optimizers
+    own = []
+    for (start, finish), (first, last) in zip(optimizers.tolist(), asked.tolist(), strict=True):
+        begins, ends = [start, *end[first:last].tolist()], [*forward[first:last].tolist(), finish]
+        own += [each for each in zip(begins, ends, strict=True) if each[0] < each[1]]
+    return np.array(own, np.int64).reshape(-1, 2)
 
 
 def _forward_starts(notes: Notes, steps: Steps, calls: Whole, step: Whole) -> Whole:

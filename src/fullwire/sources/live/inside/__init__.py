@@ -6,12 +6,14 @@ when the process has imported torch. A process that never does is left alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
+ENTERED = "entered"  # there, once a Python of the job has been here
 
 
 class _Finder:
@@ -61,6 +63,8 @@ def arm() -> None:
     """Record this process if it is one of a recorded job and imports torch."""
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if directory:
+        with contextlib.suppress(OSError):  # a full disk must not end the job
+            os.close(os.open(os.path.join(directory, ENTERED), os.O_WRONLY | os.O_CREAT, 0o644))
         after_import("torch", lambda: _watch(directory))
 
 

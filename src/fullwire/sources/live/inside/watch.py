@@ -33,7 +33,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from . import after_import
 from .clock import Clock, Moment, clock_of_this_torch
 from .collectives import watch_collectives
-from .ending import at_end
+from .ending import at_end, before_hard_end
 from .gradients import Gradients, hook_of, watch_gradients
 from .journal import Journal, Note
 from .processors import BeforeForward, Processors
@@ -48,7 +48,9 @@ def watch(directory: str) -> None:
     journal = Journal(directory)
     clock = clock_of_this_torch(journal)
     os.register_at_fork(after_in_child=journal.start_anew)
-    at_end(functools.partial(_close, journal, clock))
+    close = functools.partial(_close, journal, clock)
+    at_end(close)
+    before_hard_end(close)
     gradients = watch_gradients(journal, clock)
     before_forward = BeforeForward(journal)
     _watch_steps(journal, clock, gradients, before_forward)
