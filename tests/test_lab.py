@@ -501,6 +501,15 @@ def test_a_paused_host_stands_still_until_restored(capfd: pytest.CaptureFixture[
     assert 0.4 < float(capfd.readouterr().out) < 5
 
 
+@needs_namespaces
+def test_a_job_of_which_only_a_paused_host_is_left_is_ended() -> None:
+    script = "if [ $RANK = 1 ]; then sleep 60; else sleep 0.5; fi"
+    options = ["--workers", "2", "--rate", "1Gbps", "--at", "100ms", "pause", "1"]
+    done = finished(lab_run(*options, command=["sh", "-c", script]))
+    assert done.returncode == 137
+    assert b"only paused hosts are left, and nothing restores them: they are killed" in done.stderr
+
+
 # What it leaves behind
 
 

@@ -15,6 +15,7 @@ from fullwire.units import show_rate, show_time
 
 MASTER_PORT = 29500  # torch's own default; the network is the lab's alone, so it is free
 GRACE_S = 10.0  # for the other ranks, once one has failed
+_LAST_WORDS_S = 0.5  # for an end that is on its way to us
 _POLITE_S = 3.0  # between asking a job to end and ending it
 
 Say = Callable[[str], None]
@@ -32,7 +33,7 @@ def run_job(
             rank, command, {**environment, **rank_environment(lab, rank)},
             packet_socket=packet_socket,
         )  # fmt: skip
-    job = _Job(lab, len(ranks), faults, say)
+    job = _Job(lab, faults, say)
     try:
         return job.finish()
     except KeyboardInterrupt:
@@ -118,9 +119,10 @@ def rank_environment(lab: Lab, rank: int) -> dict[str, str]:
 class _Job:
     """The ranks that run, what is still to happen to them, and what went wrong first."""
 
-    def __init__(self, lab: Lab, ranks: int, faults: Sequence[Fault], say: Say) -> None:
+    def __init__(self, lab: Lab, faults: Sequence[Fault], say: Say) -> None:
         self._lab = lab
-        self._running = ranks
+        self._running = set(range(lab.description.ranks))
+        self._paused: set[int] = set()  # hosts
         self._to_come = list(faults)
         self._say = say
         self._began_s = time.monotonic()
@@ -130,23 +132,36 @@ class _Job:
     def finish(self) -> int:
         """Wait for the last rank, while the timetable runs."""
         while self._running:
+            self._note_standstill()
             ended = self._lab.next_end(self._time_to_next_s())
             if ended is not None:
                 self._note_end(ended.rank, ended.status)
             elif self._is_overdue():
+                self._status = self._status or 128 + signal.SIGKILL
                 self.end(signal.SIGTERM)
                 break
             else:
                 self._disturb()
         return self._status
 
+    def _note_standstill(self) -> None:
+        """End in a little while if nothing that is left can ever go on."""
+        if self._ends_at_s is None and self._is_at_a_standstill():
+            self._ends_at_s = time.monotonic() + _LAST_WORDS_S
+            self._say("only paused hosts are left, and nothing restores them: they are killed")
+
+    def _is_at_a_standstill(self) -> bool:
+        left = {self._lab.description.host_of(rank) for rank in self._running}
+        awaited = {fault.host for fault in self._to_come if fault.kind in ("restore", "kill")}
+        return left <= self._paused - awaited
+
     def end(self, number: int) -> None:
         """Ask the ranks to end, and wait a little; what stays then is ended with the lab."""
         self._lab.signal(number)
-        until_s = time.monotonic() + _POLITE_S
+        until_s = time.monotonic() + (0 if self._is_at_a_standstill() else _POLITE_S)
         while self._running and (left_s := until_s - time.monotonic()) > 0:
-            if self._lab.next_end(left_s) is not None:
-                self._running -= 1
+            if (ended := self._lab.next_end(left_s)) is not None:
+                self._running.remove(ended.rank)
 
     def _time_to_next_s(self) -> float | None:
         moments_s = [self._began_s + self._after_s(fault) for fault in self._to_come[:1]]
@@ -158,7 +173,7 @@ class _Job:
         return self._ends_at_s is not None and time.monotonic() >= self._ends_at_s
 
     def _note_end(self, rank: int, status: int) -> None:
-        self._running -= 1
+        self._running.remove(rank)
         if status == 0 or self._status != 0:
             return
         self._status = status
@@ -172,6 +187,10 @@ class _Job:
         while self._to_come and self._after_s(self._to_come[0]) <= elapsed_s:
             fault = self._to_come.pop(0)
             self._lab.disturb(fault)
+            if fault.kind == "pause":
+                self._paused.add(fault.host)
+            elif fault.kind == "restore":
+                self._paused.discard(fault.host)
             self._say(f"{show_time(fault.at_s)}: {fault}")
 
     def _after_s(self, fault: Fault) -> float:
