@@ -51,6 +51,7 @@ def main(mode: str) -> None:
             model.train()
     sys.stdout.buffer.write(b"done\x00\xff\r\n")
     if mode == "hard":
+        sys.stdout.flush()
         os._exit(0)
     sys.exit(7 if mode == "optimizers" else 0)
 

@@ -33,6 +33,7 @@ from fullwire.sources.live.progress import live_line
 from fullwire.sources.live.sampler import SUFFIX as SAMPLES
 from fullwire.store import RunWriter, new_place, read_run, refuse_taken
 
+_INTERRUPTED = 128 + signal.SIGINT  # as a shell says it
 _KNOWN = "job.json"  # among the journals: what is known of the job besides
 
 
@@ -92,19 +93,21 @@ def keep(
         shutil.rmtree(directory)
         raise
     except KeyboardInterrupt:
-        status = 128 + signal.SIGINT
+        status = _INTERRUPTED
     except SystemExit as asked_to_end:
         status = int(asked_to_end.code or 0)
-    wait_for_samplers(directory, lambda header: True)
-    wait_for_captures(directory)
+    left = f"what was recorded is in {directory}: `fullwire join {directory} -o NAME.run`"
     ended = dataclasses.replace(known, facts={**known.facts, "exit_status": status})
     try:
+        wait_for_samplers(directory, lambda header: True)
+        wait_for_captures(directory)
         with RunWriter(place, replace=replace) as writer:
             path = assemble([directory], writer, ended)
         put_captures(directory, path)
     except UsageError as error:  # as on a full disk: what was recorded is not given up
-        left = f"what was recorded is in {directory}: `fullwire join {directory} -o NAME.run`"
         raise _after_the_job(f"{error}; {left}", status or UsageError.exit_status) from None
+    except KeyboardInterrupt:
+        raise _after_the_job(f"interrupted before a run was made; {left}", _INTERRUPTED) from None
     shutil.rmtree(directory)
     return Recording(path=path, exit_status=status)
 
