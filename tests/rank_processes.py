@@ -5,6 +5,7 @@ Start-up takes seconds and a request milliseconds; so one set of ranks serves th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -15,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from tests.ports import held_port
 
 JOBS = Path(__file__).parent / "jobs"
 _START_S = 60.0
@@ -129,8 +132,8 @@ class OnLoopback:
     """Launches ranks beside us, and ends them."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._held = contextlib.ExitStack()
+        self._port = self._held.enter_context(held_port())
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __call__(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -152,3 +155,4 @@ class OnLoopback:
         for process in self._processes:
             process.kill()
             process.wait()
+        self._held.close()

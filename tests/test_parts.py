@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from fullwire.sources.live.sampler import SUFFIX
 from fullwire.store import read_run
 from tests.conftest import Cli
+from tests.ports import held_port
 from tests.test_lab import eventually, finished, lab_run, needs_namespaces
 from tests.test_record import JOBS, check_rank, needs_torch
 
@@ -76,15 +76,14 @@ def test_torchrun_on_two_hosts_is_recorded(tmp_path: Path) -> None:
 @needs_torch
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed: mpirun")
 def test_mpirun_with_a_part_for_each_task_is_recorded(cli: Cli, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    as_ddp_wants = (
-        f"RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port} "
-        f"exec {sys.executable} {DDP}"
-    )
-    part = part_of(tmp_path / "job.run", "sh", "-c", as_ddp_wants)
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *part]
-    done = subprocess.run(mpirun, capture_output=True, timeout=100, check=False)
+    with held_port() as port:
+        as_ddp_wants = (
+            f"RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port} "
+            f"exec {sys.executable} {DDP}"
+        )
+        part = part_of(tmp_path / "job.run", "sh", "-c", as_ddp_wants)
+        mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *part]
+        done = subprocess.run(mpirun, capture_output=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr.decode()
     recording = tmp_path / "job.run.recording"
     assert cli("join", recording, "-o", tmp_path / "job.run").returncode == 0

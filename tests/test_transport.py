@@ -30,6 +30,7 @@ from fullwire.transport import programs, rendezvous
 from fullwire.transport.programs import Links
 
 from . import transport_ranks as ranks
+from .ports import held_port
 
 NUMBERS: dict[str, int] = {
     "float32": 0, "float64": 1, "float16": 2, "int8": 4, "int16": 5, "int32": 6, "int64": 7,
@@ -177,10 +178,15 @@ def in_processes(
     role: Callable[..., Any], size: int, *, timeout_s: float = 30, dead: tuple[int, ...] = ()
 ) -> list[Any]:
     """Run ranks as processes that share nothing but a store; a dead one answers nothing."""
+    with held_port() as port:
+        return _in_processes_at(port, role, size, timeout_s, dead)
+
+
+def _in_processes_at(
+    port: int, role: Callable[..., Any], size: int, timeout_s: float, dead: tuple[int, ...]
+) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.transport_ranks"])
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     ends = [context.Pipe() for _ in range(size)]
     processes = [
         context.Process(

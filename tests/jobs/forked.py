@@ -36,14 +36,17 @@ def main() -> int:
     torch.set_num_threads(1)
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    held = socket.socket()  # while they run, nobody else is given this port
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # but rank 0 may listen there
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=train, args=(rank, model, optimizer, port)) for rank in range(2)]
     for each in ranks:
         each.start()
     for each in ranks:
         each.join()
+    held.close()
     return max(abs(each.exitcode or 0) for each in ranks)
 
 
