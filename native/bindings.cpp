@@ -469,7 +469,8 @@ void define_transport(nb::module_& module) {
         .def("wait_for_any", &Engine::wait_for_any, Released())
         .def("count_from_here", &Engine::count_from_here)
         .def("abort", &Engine::abort, nb::arg("reason"), Released())
-        .def("close", &Engine::close, Released())
+        .def("close", &Engine::close, nb::arg("reason") = "", Released())
+        .def("leave_to_parent", &Engine::leave_to_parent)
         .def_prop_ro("problem", &Engine::problem)
         .def_prop_ro("malformed", &Engine::malformed);
 }

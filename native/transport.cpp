@@ -3,9 +3,11 @@
 #include "transport.hpp"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -34,14 +36,16 @@ Engine::Engine(int rank, std::vector<int> sockets, std::vector<std::string> name
     thread_ = std::thread([this] { work_in_background(); });
 }
 
-Engine::~Engine() {
-    close();
-    ::close(wake_);
+Engine::~Engine() { close(); }
+
+void Engine::require_own_process() const {
+    if (is_fork_) throw std::runtime_error("a forked process has no part in its parent's group");
 }
 
 // ---- Who drives -------------------------------------------------------------------------------
 
 void Engine::issue(const TaskPointer& task, Caller caller) {
+    require_own_process();
     const std::int64_t now = task->times.issued_ns = now_ns();
     const std::lock_guard lock(mutex_);
     if (closing_ || !problem_.empty()) {
@@ -68,9 +72,10 @@ void Engine::issue(const TaskPointer& task, Caller caller) {
 
 bool Engine::wait(const TaskPointer& task, double timeout_s) {
     using Clock = std::chrono::steady_clock;
-    const auto until = timeout_s < 0 ? Clock::time_point::max()
-                                     : Clock::now() + std::chrono::nanoseconds(
-                                           static_cast<std::int64_t>(timeout_s * 1e9));
+    require_own_process();
+    const bool is_for_ever = timeout_s < 0 || timeout_s > 1e9;
+    const auto until = is_for_ever ? Clock::time_point::max()
+                                   : Clock::now() + std::chrono::nanoseconds(nanoseconds(timeout_s));
     std::unique_lock lock(mutex_);
     while (!task->is_done()) {
         if (Clock::now() >= until) return false;
@@ -325,7 +330,7 @@ void Engine::begin(const TaskPointer& task) {
     for (auto& connection : connections_) {
         if (!connection || (connection->sends.empty() && connection->receives.empty())) continue;
         if (!connection->is_open() || connection->has_left) {
-            return fail(absence_of(*connection) + ", before " + task->description, true);
+            return fail(absence_of(*connection, ", before " + task->description), true);
         }
         if (connection->to_receive > kEagerBytes) say(*connection, kReady, task->sequence, 0);
     }
@@ -379,7 +384,14 @@ void Engine::abort(const std::string& reason) {
     close();
 }
 
-void Engine::close() {
+void Engine::leave_to_parent() {
+    is_fork_ = true;
+    for (auto& connection : connections_) {
+        if (connection) connection->close();
+    }
+}
+
+void Engine::close(const std::string& reason) {
     if (::getpid() != process_) {
         // A fork has the descriptors, but neither the thread nor a say; who holds the mutex is past.
         if (thread_.joinable()) thread_.detach();
@@ -389,6 +401,7 @@ void Engine::close() {
         std::unique_lock lock(mutex_);
         if (closing_) return;
         closing_ = true;
+        leaving_reason_ = reason;
         const std::uint64_t one = 1;
         (void)!::write(wake_, &one, sizeof one);
         changed_.notify_all();
@@ -398,33 +411,52 @@ void Engine::close() {
     }
     thread_.join();
     say_goodbye();
+    // Whoever still holds a result of the group holds no more than that.
+    ::close(std::exchange(wake_, -1));
+    spare_.reset();
+    scratch_ = {};
 }
 
 void Engine::say_goodbye() {
     take_issued();
+    const bool has_news = failed_ || !abort_reason_.empty() || !leaving_reason_.empty();
     if (!failed_ && !abort_reason_.empty()) {
         fail(abort_reason_, true);
     } else if (!failed_) {
         fail("the group was destroyed", false);
         for (auto& connection : connections_) {
-            if (connection && connection->is_open()) say(*connection, kBye, 0, 0);
+            if (connection && connection->is_open()) say(*connection, kBye, 0, 0, leaving_reason_);
         }
     }
     const std::int64_t until_ns = now_ns() + kGoodbyeNs;
-    for (auto& connection : connections_) {
-        if (!connection || !connection->is_open()) continue;
-        transmit(*connection);
-        while (connection->has_output() && !connection->is_broken && now_ns() < until_ns) {
-            pollfd full{connection->socket, POLLOUT, 0};
-            ::poll(&full, 1, kTickMs);
-            transmit(*connection);
+    bool is_over = false;
+    while (!is_over) {
+        is_over = true;
+        for (auto& connection : connections_) {
+            if (!connection || !connection->is_open()) continue;
+            if (now_ns() > until_ns || has_parted(*connection, has_news)) {
+                connection->close();
+            } else {
+                is_over = false;
+            }
         }
-        ::shutdown(connection->socket, SHUT_WR);
-        // Closing over bytes that nobody read would make the kernel take back what was just sent.
-        while (::recv(connection->socket, scratch_.data(), scratch_.size(), MSG_DONTWAIT) > 0) {
-        }
-        connection->close();
+        if (!is_over) ::poll(nullptr, 0, kWatchfulTickMs);
     }
+}
+
+// Closing over bytes that nobody read makes the kernel take back what was just said. So whatever
+// comes is read, and news have to arrive first.
+bool Engine::has_parted(Connection& connection, bool has_news) {
+    transmit(connection);
+    ssize_t got = 0;
+    do {
+        got = ::recv(connection.socket, scratch_.data(), scratch_.size(), MSG_DONTWAIT);
+    } while (got > 0);
+    const bool is_there = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+    if (!is_there || connection.is_broken) return true;
+    int unacknowledged = 0;
+    ::ioctl(connection.socket, SIOCOUTQ, &unacknowledged);
+    return !connection.has_output() && !(has_news && unacknowledged);
 }
 
 }  // namespace fullwire

@@ -125,7 +125,10 @@ public:
     // Waits until any task has ended since this was last called, or the engine is closed: false.
     bool wait_for_any();
     void abort(const std::string& reason);
-    void close();
+    // With a reason those who still need this rank are told it.
+    void close(const std::string& reason = "");
+    // In a process that was forked off: lets go of the connections, so that the parent's end ends them.
+    void leave_to_parent();
     std::string problem();
     // What was issued before does not count when collectives are numbered for people.
     void count_from_here() { uncounted_ = next_sequence_ - 1; }
@@ -136,6 +139,7 @@ private:
     struct Connection;
     struct Case;
 
+    void require_own_process() const;
     void work_in_background();
     void drive(int wait_ms);
     int poll_for(int wait_ms);
@@ -171,6 +175,7 @@ private:
     void match_transfers();
 
     void look_for_silence(std::int64_t now_ns);
+    std::string what_is_missing(const Task& transfer) const;
     void suspect(std::uint64_t sequence, bool is_late);
     void open_case(std::uint64_t sequence, bool is_late);
     const std::string* misses(const Connection& connection) const;
@@ -182,11 +187,13 @@ private:
     std::string on_the_way() const;
     const std::string* description_of(std::uint64_t sequence) const;
     void lost(Connection& connection, const std::string& how);
-    std::string absence_of(const Connection& connection) const;
+    std::string absence_of(const Connection& connection, const std::string& when = "") const;
+    int first_present() const;
     void refuse(Connection& connection, const std::string& what);
     void fail(const std::string& problem, bool tell_others);
     bool is_busy() const;
     void say_goodbye();
+    bool has_parted(Connection& connection, bool has_news);
     std::string name_of(int rank) const;
 
     const int rank_;
@@ -203,10 +210,11 @@ private:
     bool driven_ = false;
     std::int64_t patient_until_ns_ = 0, watchful_until_ns_ = 0;
     std::atomic<bool> closing_{false};
+    bool is_fork_ = false;
     std::atomic<bool> busy_{false};
     std::vector<TaskPointer> issued_;
     std::uint64_t ended_count_ = 0, ended_seen_ = 0;
-    std::string problem_, abort_reason_;
+    std::string problem_, abort_reason_, leaving_reason_;
     int wake_ = -1;
     std::thread thread_;
     std::atomic<std::uint64_t> malformed_{0};
@@ -228,6 +236,7 @@ private:
     std::deque<Announced> announced_;
     std::uint64_t next_transfer_ = 1;
     std::unique_ptr<Case> case_;
+    int judge_ = 0;
     std::uint64_t asked_ = 0;
     std::vector<int> askers_;
     std::int64_t moved_ns_ = 0, looked_ns_ = 0, suspected_ns_ = 0;

@@ -42,11 +42,9 @@ void Engine::understand_note(Connection& connection) {
             break;
         case kBye: {
             connection.has_left = true;
+            connection.reason = connection.note;
             const std::string* missed = misses(connection);
-            if (missed) {
-                fail(name_of(connection.rank) + " has left the group, in the middle of " + *missed,
-                     true);
-            }
+            if (missed) fail(absence_of(connection, ", in the middle of " + *missed), true);
             break;
         }
         case kSuspect:
@@ -133,13 +131,13 @@ void Engine::look_for_silence(std::int64_t now) {
     const std::vector<TaskPointer> transfers = transfers_under_way();
     const bool waits = current_ || !transfers.empty();
     const auto is_over = [&](const TaskPointer& task) {
-        return now - task->times.begun_ns > static_cast<std::int64_t>(task->timeout_s * 1e9);
+        return now - task->times.begun_ns > nanoseconds(task->timeout_s);
     };
     const auto late = std::find_if(transfers.begin(), transfers.end(), is_over);
     if (late != transfers.end()) {
-        const std::int64_t limit = static_cast<std::int64_t>((*late)->timeout_s * 1e9);
-        return fail((*late)->description + " did not finish before the timeout of " +
-                        seconds(limit) + " was over",
+        return fail(name_of(rank_) + ": " + (*late)->description +
+                        " did not finish before the timeout of " +
+                        seconds(nanoseconds((*late)->timeout_s)) + " was over" + what_is_missing(**late),
                     true);
     }
     if (current_ && is_over(current_)) suspect(current_->sequence, true);
@@ -169,16 +167,30 @@ void Engine::look_for_silence(std::int64_t now) {
          true);
 }
 
+std::string Engine::what_is_missing(const Task& transfer) const {
+    const auto is_this = [&](const TaskPointer& each) { return each.get() == &transfer; };
+    if (std::any_of(sending_.begin(), sending_.end(), is_this)) {
+        return ", for " + name_of(transfer.rank) + " has not asked for it";
+    }
+    if (transfer.kind == Task::Kind::send || transfer.from >= 0) return "";
+    return ", for " + (transfer.rank < 0 ? "no rank" : name_of(transfer.rank)) + " has" +
+           (transfer.rank < 0 ? "" : " not") + " sent it";
+}
+
 void Engine::suspect(std::uint64_t sequence, bool is_late) {
     if (failed_ || suspected_ns_) return;
     suspected_ns_ = now_ns();
-    if (rank_ == 0) return open_case(sequence, is_late);
-    Connection& judge = *connections_[0];
-    if (judge.is_open() && !judge.has_left) return say(judge, kSuspect, sequence, is_late ? 1 : 0);
-    const std::string* own = description_of(sequence);
-    fail((own ? *own : "a collective") + (is_late ? " is late" : " differs between ranks") +
-             ", and " + name_of(0) + " has left the group",
-         true);
+    judge_ = first_present();
+    if (judge_ == rank_) return open_case(sequence, is_late);
+    say(*connections_[static_cast<std::size_t>(judge_)], kSuspect, sequence, is_late ? 1 : 0);
+}
+
+int Engine::first_present() const {
+    for (const auto& connection : connections_) {
+        if (!connection) return rank_;
+        if (connection->is_open() && !connection->has_left) return connection->rank;
+    }
+    return rank_;
 }
 
 void Engine::open_case(std::uint64_t sequence, bool is_late) {
@@ -196,16 +208,17 @@ void Engine::open_case(std::uint64_t sequence, bool is_late) {
 }
 
 void Engine::judge_if_heard(std::int64_t now) {
-    if (suspected_ns_ && !failed_ && rank_ != 0 && now - suspected_ns_ > 4 * kGraceNs) {
+    if (suspected_ns_ && !failed_ && !case_ && now - suspected_ns_ > 4 * kGraceNs) {
         const std::string* own = current_ ? &current_->description : nullptr;
-        return fail((own ? *own : "a collective") + " came to no end, and " + name_of(0) +
+        return fail((own ? *own : "a collective") + " came to no end, and " + name_of(judge_) +
                         " does not say why",
                     true);
     }
     if (!case_ || failed_) return;
     const std::string* own = description_of(case_->sequence);
     const auto [towards, bytes] = most_on_the_way();
-    case_->heard[0] = Case::Heard{own != nullptr, own ? *own : "", towards, bytes};
+    case_->heard[static_cast<std::size_t>(rank_)] =
+        Case::Heard{own != nullptr, own ? *own : "", towards, bytes};
     // Of a collective that is late it is enough to know who has called it. Where ranks disagree, the
     // others may be about to say what they call.
     const bool is_clear = std::all_of(
@@ -221,9 +234,12 @@ std::string Engine::verdict() const {
     std::vector<std::pair<std::string, std::string>> said;  // what, and the ranks that say so
     for (std::size_t rank = 0; rank < case_->heard.size(); ++rank) {
         const auto& heard = case_->heard[rank];
-        const std::string what = !heard               ? "does not answer"
-                                 : !heard->has_called ? "has not called it"
-                                                      : "called " + heard->what;
+        const Connection* connection = connections_[rank].get();
+        const std::string what = connection && connection->has_left     ? "has left the group"
+                                 : connection && !connection->is_open() ? "is gone"
+                                 : !heard                               ? "does not answer"
+                                 : !heard->has_called                   ? "has not called it"
+                                                                        : "called " + heard->what;
         const auto known = std::find_if(said.begin(), said.end(),
                                         [&](const auto& each) { return each.first == what; });
         const std::string& name = names_[rank];
@@ -267,9 +283,11 @@ void Engine::lost(Connection& connection, const std::string& how) {
     if (misses(connection)) fail(absence_of(connection), true);
 }
 
-std::string Engine::absence_of(const Connection& connection) const {
-    return name_of(connection.rank) +
-           (connection.has_left ? " has left the group" : " is gone: " + connection.loss);
+std::string Engine::absence_of(const Connection& connection, const std::string& when) const {
+    const std::string name = name_of(connection.rank);
+    if (!connection.has_left) return name + " is gone: " + connection.loss + when;
+    const std::string& reason = connection.reason;
+    return name + " has left the group" + when + (reason.empty() ? "" : "; in another group it was told: " + reason);
 }
 
 // Whatever else comes from there is not looked at; but it is told why, like all others.

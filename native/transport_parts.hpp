@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <limits>
 
 #include "checksum.hpp"
 #include "transport.hpp"
@@ -53,6 +54,12 @@ inline std::uint64_t hash_of(const char* bytes, std::size_t count) {  // FNV-1a
     return hash;
 }
 
+// A time that ends in this age of the world; others are as good as for ever.
+inline std::int64_t nanoseconds(double seconds) {
+    return seconds < 9e9 ? static_cast<std::int64_t>(seconds * 1e9)
+                         : std::numeric_limits<std::int64_t>::max();
+}
+
 inline std::string seconds(std::int64_t ns) {
     std::string text = std::to_string(static_cast<double>(ns) / 1e9);
     text.erase(text.find('.') + 2);
@@ -94,7 +101,8 @@ struct Engine::Connection {
     int rank;
     int socket;
     bool has_left = false;
-    std::string loss;  // how it was closed, if it was and nobody had said so
+    std::string loss;    // how it was closed, if it was and nobody had said so
+    std::string reason;  // why it has left, if it said so
 
     // What comes in.
     Sink sink = Sink::head;
@@ -153,7 +161,7 @@ struct Engine::Connection {
     }
 };
 
-// Rank 0 finds out why a collective does not come to its end, and tells all ranks the same.
+// The first rank finds out why a collective does not come to its end, and tells all ranks the same.
 struct Engine::Case {
     std::uint64_t sequence;
     bool is_late;

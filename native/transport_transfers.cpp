@@ -13,7 +13,7 @@ void Engine::begin_transfer(const TaskPointer& task) {
     if (task->rank >= 0) {
         Connection& connection = *connections_[static_cast<std::size_t>(task->rank)];
         if (!connection.is_open() || connection.has_left) {
-            return fail(absence_of(connection) + ", before " + task->description, false);
+            return fail(absence_of(connection, ", before " + task->description), false);
         }
     }
     if (task->kind == Task::Kind::send) {

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -404,10 +405,51 @@ def test_a_transfer_that_moves_has_no_more_than_its_time() -> None:
     expected = made.engines[1].transfer("a tensor", False, 0, 0, place, 60)
     task = made.engines[0].transfer("a tensor", True, 1, 0, place, 1.0)
     assert made.engines[0].wait(task, 20.0)
-    assert task.problem == "a tensor did not finish before the timeout of 1.0 s was over"
+    assert task.problem == "rank 0: a tensor did not finish before the timeout of 1.0 s was over"
     made.close()
     line.close()
     assert expected.is_done
+
+
+@pytest.mark.parametrize(
+    ("sends", "missing"), [(True, "rank 1 has not asked for it"), (False, "rank 1 has not sent it")]
+)
+def test_a_transfer_that_the_other_rank_knows_nothing_of_says_so(sends: bool, missing: str) -> None:
+    made = Mesh(2, silence_s=0.5)
+    memory = np.zeros(10, np.float32)
+    place = (memory.ctypes.data, memory.nbytes)
+    task = made.engines[0].transfer("a tensor", sends, 1, 0, place, 0.1)
+    assert made.engines[0].wait(task, 20.0)
+    assert str(task.problem).endswith(f"before the timeout of 0.1 s was over, for {missing}")
+    made.close()
+
+
+def test_a_time_beyond_all_clocks_is_never_over() -> None:
+    made = Mesh(2, silence_s=0.5)
+    memory = np.zeros(10, np.float32)
+    place = (memory.ctypes.data, memory.nbytes)
+    task = made.engines[0].transfer("a tensor", False, 1, 0, place, timedelta.max.total_seconds())
+    assert not made.engines[0].wait(task, 0.2)
+    made.engines[1].transfer("a tensor", True, 0, 0, place, 30)
+    assert made.engines[0].wait(task, timedelta.max.total_seconds())
+    assert task.problem is None
+    made.close()
+
+
+def test_without_rank_0_the_next_one_finds_out_who_is_late() -> None:
+    made = Mesh(3, silence_s=0.5)
+    made.engines[0].close()
+    program = _native.TransportProgram(
+        1, [], [(2, 0, 1, False, False, False, -1, 0)], True
+    )  # fmt: skip
+    task = made.engines[1].collective(
+        "news", program, [(0, 0)], [(0, 0)], None, 8, 1, 0.1, False
+    )  # fmt: skip
+    assert made.engines[1].wait(task, 20.0)
+    assert str(task.problem).endswith(
+        "rank 0 has left the group; rank 1 called news; rank 2 has not called it"
+    )
+    made.close()
 
 
 def test_a_rank_that_asks_whether_we_live_hides_nobody_who_does_not() -> None:
@@ -462,6 +504,21 @@ def test_a_group_made_again_leaves_nothing_open() -> None:
 
 def test_a_forked_child_may_end_without_ending_the_group() -> None:
     assert in_processes(ranks.forked, 2) == [(0, 20.0)] * 2
+
+
+def test_a_child_that_lives_on_does_not_hide_that_its_parent_was_killed() -> None:
+    """A DataLoader's worker, say, that has the parent's connections by inheritance."""
+    assert (
+        in_processes(ranks.killed_with_a_child, 3, dead=(ranks.VICTIM,))
+        == ["rank 1 is gone: its connection was closed"] * 2
+    )
+
+
+def test_who_fails_in_one_group_tells_why_to_those_who_wait_in_another() -> None:
+    first, second = in_processes(ranks.in_two_groups, 3, dead=(2,))
+    assert first.startswith("rank 2 is gone: its connection was closed")
+    assert second.startswith("rank 0 has left the group, ")
+    assert second.endswith(f" all_reduce(SUM) of 10 float32; in another group it was told: {first}")
 
 
 def test_what_a_future_sets_off_may_wait_for_other_futures() -> None:

@@ -202,6 +202,12 @@ def forked(rank: int, size: int, store: Any, timeout: timedelta) -> tuple[int, f
     works = [dist.all_reduce(torch.ones(500_000), async_op=True) for _ in range(5)]
     child = os.fork()
     if child == 0:
+        with contextlib.suppress(RuntimeError):  # it has no part in the group
+            dist.all_reduce(torch.ones(10))
+            os._exit(1)
+        with contextlib.suppress(RuntimeError):
+            works[0].wait()
+            os._exit(1)
         dist.distributed_c10d.GroupMember.WORLD.shutdown()
         del works
         dist.distributed_c10d.GroupMember.WORLD._engine.close()
@@ -268,6 +274,29 @@ def killed(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     if rank == VICTIM:
         os.kill(os.getpid(), signal.SIGKILL)
     return _problem(lambda: [dist.all_reduce(torch.ones(100_000)) for _ in range(100)])
+
+
+def killed_with_a_child(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    joined(rank, size, store, timeout)
+    if rank == VICTIM:
+        parent = os.getpid()
+        if os.fork() == 0:
+            os.kill(parent, signal.SIGKILL)
+            time.sleep(3)
+            os._exit(0)
+    return _problem(lambda: [dist.all_reduce(torch.ones(100_000)) for _ in range(1_000_000)])
+
+
+def in_two_groups(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    """Rank 0 loses rank 2, and rank 1 waits for rank 0 elsewhere."""
+    joined(rank, size, store, timeout)
+    pair = dist.new_group([0, 1])
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1:
+        return _problem(lambda: dist.all_reduce(torch.ones(10), group=pair))
+    time.sleep(0.3)  # rank 1 waits by then
+    return _problem(lambda: dist.all_reduce(torch.ones(10)))
 
 
 def stopped(rank: int, size: int, store: Any, timeout: timedelta) -> str:

@@ -39,6 +39,17 @@ _REDUCTIONS = {
 }  # fmt: skip
 _EMPTY = (0, 0)
 _SPIN_US = 50  # while a small message is on its way, where processors are not shared
+_open: list[FullwireGroup] = []  # the groups of this process
+_told: list[str] = []  # what ended some of them, since there was none
+
+
+def _leave_to_parent() -> None:
+    """Let go of connections in a forked process: who outlives its parent would keep them open."""
+    for group in _open:
+        group._engine.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @untraced
@@ -70,6 +81,9 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._completer = Completer(self._engine)
         self._process = os.getpid()
         atexit.register(self.shutdown)
+        if not _open:
+            _told.clear()
+        _open.append(self)
         try:
             self.links = calibrated(self._engine, rank, size, self._timeout_s)
         except BaseException:  # nobody will have the group, so nobody could leave it
@@ -127,7 +141,11 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         if self._process != os.getpid():
             return  # a fork has the descriptors, and no say
         atexit.unregister(self.shutdown)
-        self._engine.close()
+        if self in _open:
+            # Who waits for us elsewhere is to hear what has ended this process's part.
+            _told.extend(problem for group in _open if (problem := group._engine.problem))
+            _open.remove(self)
+        self._engine.close(_told[0] if _told else "")
         self._completer.close()
         self._in_flight.clear()
 

@@ -202,7 +202,8 @@ class _Door:
             return
         waiting = self._waiting()
         if len(waiting) >= _MOST_PENDING:
-            self._turn_away(min(waiting, key=lambda guest: guest.until))
+            # Who has said something plausible may be a rank; and of all others the first to come.
+            self._turn_away(min(waiting, key=lambda guest: (bool(guest.hello), guest.until)))
         connection.setblocking(False)
         guest = _Guest(connection, time.monotonic() + _PATIENCE_S)
         self._guests.register(connection, selectors.EVENT_READ, guest)
