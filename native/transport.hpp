@@ -167,6 +167,7 @@ private:
     void understand_data(Connection& connection);
     void understand_note(Connection& connection);
     void take_payload(Connection& connection, const char* bytes, std::size_t count, bool in_place);
+    std::size_t most_early_bytes() const;
     void take_early(Connection& connection);
     void take_all_early();
     void arrived(Connection& connection, const char* bytes, std::size_t count, bool in_place);

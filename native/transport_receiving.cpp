@@ -125,7 +125,7 @@ void Engine::understand_data(Connection& connection) {
         }
     }
     const bool is_ahead = !current_ || head.number > current_->sequence;
-    if (is_ahead && connection.early_bytes + head.length > 2 * kEagerBytes) {
+    if (is_ahead && connection.early_bytes + head.length > most_early_bytes()) {
         return refuse(connection, "more than it had been told to");
     }
     connection.early.push_back({head.number, head.signature, head.extra, {}});
@@ -133,6 +133,10 @@ void Engine::understand_data(Connection& connection) {
     connection.early_bytes += head.length;
     connection.sink = Sink::early;
 }
+
+// A broadcast that we have not come to keeps its root, and nobody else: so others can be ahead of us
+// by one collective for each rank, and begin with another one.
+std::size_t Engine::most_early_bytes() const { return (connections_.size() + 1) * kEagerBytes; }
 
 void Engine::take_payload(Connection& connection, const char* bytes, std::size_t count,
                           bool in_place) {
