@@ -20,7 +20,13 @@ from fullwire.errors import UsageError
 from fullwire.model.run import Run
 from fullwire.sources import read
 from fullwire.sources.live.inside import after_import
-from fullwire.sources.live.inside.journal import HEADER_BYTES, MOST_WAITING, Journal, Note
+from fullwire.sources.live.inside.journal import (
+    HEADER_BYTES,
+    MOST_PASSES,
+    MOST_WAITING,
+    Journal,
+    Note,
+)
 from fullwire.sources.live.journals import read_journals
 from fullwire.sources.live.record import join, record
 from fullwire.store import read_parts, read_run, write
@@ -588,6 +594,34 @@ def test_notes_wait_in_bounded_memory(tmp_path: Path) -> None:
         journal.note(Note.GRADIENT, 0, number, 0)
         assert len(journal.waiting) < MOST_WAITING
     assert journal.noted == 10 * MOST_WAITING
+
+
+@pytest.mark.parametrize("count", [1, 80, 5_000])
+@pytest.mark.parametrize("last_after_ns", [2_000_000, 5_000_000_000])
+def test_a_pass_told_at_once_reads_as_a_note_of_each_gradient(
+    tmp_path: Path, count: int, last_after_ns: int
+) -> None:
+    after_ns = np.linspace(last_after_ns, 1, count).astype(int).tolist()
+    journal = Journal(str(tmp_path))
+    journal.note_pass(3, 1_000, after_ns)
+    journal.note(Note.BACKWARD, 0, 1_000, last_after_ns)
+    journal.close()
+    [[recorded_again], _] = read_journals([tmp_path])
+    first = next(recorded_again.blocks())  # before the notes that were taken by then
+    assert first.of(Note.GRADIENT).tolist() == [
+        [3 + place, 1_000 + each, 0] for place, each in enumerate(after_ns)
+    ]
+    assert recorded_again.counts == {Note.GRADIENT: count, Note.BACKWARD: 1}
+
+
+def test_passes_wait_in_bounded_memory(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    for begun_ns in range(10 * MOST_PASSES):
+        journal.note_pass(0, begun_ns, [1, 2])
+    journal.close()
+    [[recorded_again], _] = read_journals([tmp_path])
+    assert recorded_again.counts == {Note.GRADIENT: 20 * MOST_PASSES}
+    assert len(list(recorded_again.blocks())) == 10
 
 
 def test_a_job_that_closes_our_file_has_nothing_written_into_its_own(tmp_path: Path) -> None:

@@ -16,8 +16,11 @@ from fullwire.model.run import Whole
 from fullwire.sources.live.inside.journal import (
     BLOCK,
     DEFINITIONS,
+    DEFLATED,
     HEADER_BYTES,
     NOTES,
+    PASS,
+    PASSES,
     SUFFIX,
     TAG,
     Note,
@@ -89,8 +92,8 @@ class Journal:
     def blocks(self) -> Iterator[Notes]:
         """Go through the notes as they were written, some thousand at a time."""
         for kind, payload in blocks_in(self.path, self.bytes_read):
-            if kind == NOTES:
-                yield unpacked(payload)
+            if kind in _NOTES_OF:
+                yield _NOTES_OF[kind](payload)
 
     def only(self, kinds: Collection[int]) -> Mapping[int, Whole]:
         """Return all notes of some kinds as `Notes.of` does; each takes 24 bytes and no more."""
@@ -139,8 +142,8 @@ def _surveyed(path: Path) -> Journal:
         place += BLOCK.size + len(payload)
         if kind == DEFINITIONS:
             definitions += json.loads(payload)
-        elif kind == NOTES:
-            rows = unpacked(payload).rows
+        elif kind in _NOTES_OF:
+            rows = _NOTES_OF[kind](payload).rows
             late_ends += int(((rows[:, 0] == Note.END) & (rows[:, 3] == 1)).sum())
             for each in np.unique(rows[:, 0]).tolist():
                 times_ns = rows[rows[:, 0] == each, 2]
@@ -176,7 +179,7 @@ def block_from(file: BinaryIO, most_bytes: int = _LONGEST_BLOCK) -> tuple[int, b
 def unpacked(payload: bytes) -> Notes:
     """Read the columns that `inside.journal` packed."""
     [count] = _COUNT.unpack_from(payload)
-    content = zlib.decompress(payload[_COUNT.size :])
+    content = _loose(payload[_COUNT.size :])
     rows = np.empty((count, 4), np.int64)
     rows[:, 0] = np.frombuffer(content, np.uint8, count)
     rows[0, 2] = np.frombuffer(content, np.int64, 1, count)[0]
@@ -187,3 +190,26 @@ def unpacked(payload: bytes) -> Notes:
         place += 1 + length * kind.itemsize
     np.cumsum(rows[:, 2], out=rows[:, 2])
     return Notes(rows)
+
+
+def _unpacked_passes(payload: bytes) -> Notes:
+    """Read when gradients were ready as if each had a note."""
+    content, place, passes = _loose(payload), 0, []
+    while place < len(content):
+        begun_ns, first, count = PASS.unpack_from(content, place)
+        kind = np.dtype(content[place + PASS.size : place + PASS.size + 1].decode())
+        rows = np.zeros((count, 4), np.int64)
+        rows[:, 0] = Note.GRADIENT
+        rows[:, 1] = np.arange(first, first + count)
+        rows[:, 2] = np.frombuffer(content, kind, count, place + PASS.size + 1)
+        rows[:, 2] += begun_ns
+        passes.append(Notes(rows))
+        place += PASS.size + 1 + count * kind.itemsize
+    return Notes.joined(passes)
+
+
+def _loose(content: bytes) -> bytes:
+    return zlib.decompress(content[1:]) if content[:1] == DEFLATED else content[1:]
+
+
+_NOTES_OF = {NOTES: unpacked, PASSES: _unpacked_passes}

@@ -31,11 +31,7 @@ class Clock:
     def __init__(self, journal: Journal, cuda: Any = None) -> None:
         self._journal = journal
         self._device = None if cuda is None else _Device(journal, cuda)
-
-    @property
-    def knows_devices(self) -> bool:
-        """Say whether there can be other moments than the host's."""
-        return self._device is not None
+        self.knows_devices = cuda is not None  # whether there can be other moments than the host's
 
     def moment(self, on_device: bool = True) -> Moment:
         """Return now: on the device, where what happens is on one and this process uses it."""

@@ -70,7 +70,8 @@ class Gradients:
     def keep_account(self, reducer: Any, parameters: Sequence[Any]) -> None:
         """Ask a reducer from now on, unless its parameters have hooks or their times are events."""
         if not any(each.is_cuda or each in self._hooked for each in parameters):
-            account = _Account(reducer, [self._number(each) for each in parameters])
+            first, *_ = [self._number(each) for each in parameters]
+            account = _Account(reducer, first, len(parameters))
             self._by_reducer[reducer] = account
             for each in parameters:
                 self._account_of[each] = account
@@ -91,7 +92,7 @@ class Gradients:
         """Note what was ready in the passes that have ended; nothing was before that time."""
         try:
             while self._due:
-                self._journal.note_all(self._due.pop().told(since_ns))
+                self._due.pop().tell(self._journal, since_ns)
         except Exception as error:  # the job goes on
             self._journal.give_up(error)
 
@@ -111,28 +112,24 @@ class Gradients:
 class _Account:
     """What one reducer tells of its parameters."""
 
-    def __init__(self, reducer: Any, numbers: Sequence[int]) -> None:
+    def __init__(self, reducer: Any, first: int, count: int) -> None:
         self._reducer = weakref.ref(reducer)
-        self._numbers = numbers
-        self._latest = [0] * len(numbers)
+        self._first = first  # its parameters have the numbers from this one on
+        self._latest = [0] * count
         self.begun_ns = 0
         self.passes = 0
         self.is_kept = True
 
-    def told(self, since_ns: int) -> Iterable[tuple[int, int, int, int]]:
-        """Return a note of each gradient of the pass that has ended; none if there was no pass."""
+    def tell(self, journal: Journal, since_ns: int) -> None:
+        """Note each gradient of the pass that has ended, if there was one."""
         reducer = self._reducer()
         ready_ns = reducer.get_backward_stats() if reducer and self.is_kept else self._latest
         if ready_ns == self._latest:
-            return ()
+            return
         self._latest = ready_ns
         self.passes += 1
         # Between our look at the clock and the reducer's, another may have had the processor.
-        begun_ns = max(self.begun_ns, since_ns - min(ready_ns))
-        return [
-            (Note.GRADIENT, number, begun_ns + after_ns, 0)
-            for number, after_ns in zip(self._numbers, ready_ns, strict=True)
-        ]
+        journal.note_pass(self._first, max(self.begun_ns, since_ns - min(ready_ns)), ready_ns)
 
 
 def watch_gradients(journal: Journal, clock: Clock) -> Gradients:

@@ -1,7 +1,8 @@
 """How much processor time the process has used, and how much of it its communication threads.
 
 Transports that run on processors reach their limit there and not on the line. Their threads have
-names, and the kernel keeps a clock for every thread; reading both costs some 20 us, done rarely.
+names, and the kernel keeps a clock for every thread. Listing threads costs most, some 100 us with
+cold caches, and is done rarely: a new thread's clock tells all that it used since it began.
 
 What the program's own thread uses between a step and the next forward pass tells whether it
 computed there or waited, as for a disk.
@@ -20,6 +21,7 @@ from .journal import Journal, Note
 # What their names begin with.
 COMMUNICATING = ("fullwire", "gloo", "pt_gloo", "NCCL", "UCX", "mscclpp")
 _EVERY_NS = 250_000_000
+_LIST_EVERY_NS = 2_000_000_000
 _WORTH_A_NOTE_NS = 1_000_000
 _OF_A_THREAD = 6  # with the thread's number before it: the clock of what it has run (posix-timers)
 
@@ -29,7 +31,7 @@ class Processors:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._noted_ns = 0
+        self._noted_ns = self._listed_ns = 0
         self._is_communicating: dict[int, bool] = {}
         self._used_ns: dict[int, int] = {}
         self._told_ns = 0, 0  # differences are noted, which are small numbers
@@ -40,7 +42,7 @@ class Processors:
         if self._journal.is_open and now_ns - self._noted_ns > _EVERY_NS:
             self._noted_ns = now_ns
             try:
-                used_ns = self._communication_ns()
+                used_ns = self._communication_ns(now_ns)
             except OSError as error:  # no /proc, or another kernel: the rest is recorded
                 self._journal.define(kind="missing", sentence=f"processor time unknown: {error}")
                 self._noted_ns = 2**63
@@ -54,12 +56,20 @@ class Processors:
             Note.PROCESSOR, whole_ns - before_whole_ns, now_ns, part_ns - before_part_ns
         )
 
-    def _communication_ns(self) -> int:
-        for thread in map(int, os.listdir("/proc/self/task")):
-            with contextlib.suppress(OSError):  # it has just ended: what it had used stays counted
-                if self._communicates(thread):
-                    self._used_ns[thread] = time.clock_gettime_ns((~thread << 3) | _OF_A_THREAD)
+    def _communication_ns(self, now_ns: int) -> int:
+        if now_ns - self._listed_ns > _LIST_EVERY_NS:
+            self._listed_ns = now_ns
+            self._list()
+        for thread in self._used_ns:
+            with contextlib.suppress(OSError):  # it has ended: what it had used stays counted
+                self._used_ns[thread] = time.clock_gettime_ns((~thread << 3) | _OF_A_THREAD)
         return sum(self._used_ns.values())
+
+    def _list(self) -> None:
+        for thread in map(int, os.listdir("/proc/self/task")):
+            with contextlib.suppress(OSError):  # it has just ended
+                if self._communicates(thread):
+                    self._used_ns.setdefault(thread, 0)
 
     def _communicates(self, thread: int) -> bool:
         if thread not in self._is_communicating:

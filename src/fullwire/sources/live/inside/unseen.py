@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 
@@ -17,14 +17,16 @@ from .journal import Journal
 
 _EVERY_NS = 250_000_000
 
+_Look: TypeAlias = dict[str, tuple[int, int]]  # of each group: how many it counts, how many we saw
+
 
 class Unseen:
     """Compares what was seen of each group with what it counts."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._before: Counter[str] | None = None
-        self._since: Counter[str] = Counter()
+        self._first: _Look | None = None
+        self._last: _Look = {}
         self._steps = 0
         self._looked_ns = 0
         self.seen: Counter[str] = Counter()  # by name of the group, since it began
@@ -35,21 +37,25 @@ class Unseen:
         now_ns = time.monotonic_ns()
         if self._journal.is_open and now_ns - self._looked_ns > _EVERY_NS:
             self._looked_ns = now_ns
-            past = self._past_us()
-            if self._before is None:
-                self._before, self._steps = past, 0
-            self._since = past - self._before
+            self._last = self._look()
+            if self._first is None:
+                self._first, self._steps = self._last, 0
 
     def say(self) -> None:
         """Say how many there were, where steps have some; a few belong to models made later."""
-        count = sum(self._since.values())
+        count = sum((_past_us(self._last) - _past_us(self._first or {})).values())
         if self._steps and count >= self._steps:
             sentence = f"{count} collectives were issued by C++ and not seen"
             self._journal.define(kind="missing", sentence=sentence)
 
-    def _past_us(self) -> Counter[str]:
+    def _look(self) -> _Look:
         groups = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
-        return Counter({each.group_name: _counted(each) for each in groups}) - self.seen
+        named = [(each.group_name, each) for each in groups]
+        return {name: (_counted(group), self.seen[name]) for name, group in named}
+
+
+def _past_us(look: _Look) -> Counter[str]:
+    return +Counter({name: counted - seen for name, (counted, seen) in look.items()})
 
 
 def _counted(group: Any) -> int:

@@ -74,9 +74,9 @@ def _close(journal: Journal, clock: Clock) -> None:
     if journal.is_open and journal.noted:
         journal.define(
             kind="cost",
-            notes=journal.noted - journal.at_once,
+            notes=journal.noted,
             note_ns=_note_cost_ns(),
-            write_ns=journal.write_ns + journal.at_once_ns,
+            write_ns=journal.write_ns + journal.pass_ns,
         )
     journal.close()
 
@@ -101,12 +101,13 @@ def _watch_steps(
     processors = Processors(journal)
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if optimizer not in numbers:
-            numbers[optimizer] = next(count)
+        number = numbers.get(optimizer)
+        if number is None:
+            number = numbers[optimizer] = next(count)
         if not gradients.is_in_pass:
             gradients.tell(0)  # of a pass that did not come through torch.autograd.backward
             gradients.expect(optimizer)
-        began[numbers[optimizer]] = clock.moment()
+        began[number] = clock.moment()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         number = numbers[optimizer]
