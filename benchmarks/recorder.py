@@ -1,6 +1,9 @@
-"""What `fullwire bench recorder` prints, with more pairs than it takes by itself.
+"""What `fullwire bench recorder` prints, and each part of it: what costs, and is it seen?
 
 nice -n -10 .venv/bin/python benchmarks/recorder.py [PAIRS]      needs torch; nice -n -10 needs root
+
+Beside the recorder as a whole and the control, its hooks alone, its sampler alone, and steps that
+are longer by as much as is known: if the method is right, it finds just that.
 """
 
 from __future__ import annotations
@@ -8,11 +11,14 @@ from __future__ import annotations
 import sys
 
 from fullwire.report.overhead import overhead_lines
-from fullwire.sources.live.overhead import measure_overhead
+from fullwire.sources.live.overhead import Difference, measure_overhead
+
+DIFFERENCES: tuple[Difference, ...] = ("record", "hooks", "sampler", "longer", "control")
 
 
 def main() -> None:
-    for line in overhead_lines(measure_overhead(int(sys.argv[1]) if len(sys.argv) > 1 else 24)):
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 48
+    for line in overhead_lines(measure_overhead(pairs, DIFFERENCES)):
         print(line)
 
 

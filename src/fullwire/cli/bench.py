@@ -28,7 +28,7 @@ app = typer.Typer(
 
 @app.command("recorder")
 def recorder(
-    pairs: Annotated[int, typer.Option(help="So many pairs, recorded and not; at least 5")] = 12,
+    pairs: Annotated[int, typer.Option(help="So many pairs of turns; at least 5")] = 48,
     json: Json = False,
 ) -> None:
     """Train a model of 40 layers on two ranks, recorded and not, and compare the steps.
@@ -38,7 +38,7 @@ def recorder(
     from fullwire.report.overhead import overhead_lines, overhead_object
     from fullwire.sources.live.overhead import measure_overhead
 
-    result = measure_overhead(pairs, _tell(pairs))
+    result = measure_overhead(pairs, tell=_tell(pairs))
     if json:
         print_json(overhead_object(result))
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullwire.answers.contest.description import MIB, OURS, Outcome, Turn, bus_bytes
 from fullwire.report.charts import COLOURS, save, titled
-from fullwire.sources.live.overhead import Median, median_of
+from fullwire.sources.live.overhead import Centre, median_of
 from fullwire.units import show_rate, show_time
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _LEAST_BYTES_FOR_CPU = MIB  # below, processor time is a matter of messages and 
 class _Side:
     """One of the two that are compared, with one size."""
 
-    time_s: Median
+    time_s: Centre
     bus_bps: float
     limit_share: float
     cpu_s_per_gb: float
@@ -115,7 +115,7 @@ def _side(outcome: Outcome, size_bytes: int, turns: Sequence[Turn]) -> _Side:
     )  # fmt: skip
 
 
-def _times_faster(ours: Sequence[Turn], theirs: Sequence[Turn]) -> Median:
+def _times_faster(ours: Sequence[Turn], theirs: Sequence[Turn]) -> Centre:
     """Compare round by round, since what disturbs a round disturbs both."""
     return median_of([their.time_s / our.time_s for our, their in zip(ours, theirs, strict=True)])
 

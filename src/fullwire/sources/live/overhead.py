@@ -1,11 +1,11 @@
 """What does recording cost? Step time with the recorder over without, on this machine.
 
-Two models train in the same processes, in turns of one step. One is recorded; for the other
-the recorder is taken out of torch, not merely silent (`overhead_job.py`). A slow moment of a shared
-machine so falls on both, and two processes that do the same may differ by a percent for as long as
-they live. A pair is the ratio of what both took over some turns, with models made anew. Each pair
-is followed by a control, of which neither model is recorded: its ratios would be 1 if the method
-were perfect.
+One model trains in the same processes in two ways by turns of some steps. One way is recorded; for
+the other the recorder is taken out of torch, not merely silent (`overhead_job.py`). A slow moment
+of a shared machine so falls on both, and two processes that do the same may differ by a percent
+for as long as they live. A pair is two turns that follow each other, its ratio what the one took
+over what the other took. Beside them stands a control, of which neither way is recorded: its ratio
+would be 1 if the method were perfect.
 """
 
 from __future__ import annotations
@@ -18,57 +18,77 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from fullwire.errors import FullwireError, UsageError
+from fullwire.sources.live.overhead_job import STEPS
 
 RANKS = 2
 FEWEST_PAIRS = 5
 _JOB = Path(__file__).with_name("overhead_job.py")
 
-_Turn: TypeAlias = dict[Literal["plain", "other"], dict[Literal["wall_s", "cpu_s"], float]]
+Difference: TypeAlias = Literal["record", "control", "hooks", "sampler", "longer"]
+_Pair: TypeAlias = dict[Literal["plain", "other"], dict[Literal["wall_s", "cpu_s"], float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What a step takes on rank 0 with the other model over without, of wall and of CPU time."""
+    """What a step takes on rank 0 in the other way over the plain one, of wall and of CPU time."""
 
-    step_s: float  # median, not recorded
+    step_s: float  # of the plain one
     step_ratio: float
-    cpu_s: float  # of the other model's step, beyond the plain one's
+    cpu_s: float  # of the other one's step, beyond the plain one's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """Pairs of a recorded model and one that is not, and of two that are not, in order."""
+    """Pairs in the order in which they were taken, by what the other way differed in."""
 
-    recorded: tuple[Pair, ...]
-    control: tuple[Pair, ...]
+    pairs: Mapping[Difference, Sequence[Pair]]
     load: float  # processes that wanted to run, of which the job's own are RANKS; at the end
 
 
 @dataclass(frozen=True, slots=True)
-class Median:
-    """A median, and the order statistics that enclose the true one in 95 of 100 cases."""
+class Centre:
+    """About what values scatter, and what encloses it in 95 of 100 cases."""
 
     value: float
     low: float
     high: float
 
 
-def median_of(values: Sequence[float]) -> Median:
+def median_of(values: Sequence[float]) -> Centre:
     """Return the median with its interval, which supposes nothing about how values scatter."""
     ordered = sorted(values)
     off = max(0, math.floor((len(ordered) - 1.96 * math.sqrt(len(ordered))) / 2))
-    return Median(statistics.median(ordered), ordered[off], ordered[-1 - off])
+    return Centre(statistics.median(ordered), ordered[off], ordered[-1 - off])
 
 
-def measure_overhead(pairs: int, tell: Callable[[int], None] = lambda done: None) -> Overhead:
-    """Train the same model recorded and not recorded, in so many pairs of turns."""
+def centre_of(values: Sequence[float]) -> Centre:
+    """Return the median of the means of any two values (Hodges and Lehmann) with its interval.
+
+    It is nearly as sharp as a mean, and a few values far off do not move it. The interval is that
+    of Wilcoxon's signed ranks: it supposes that values scatter to both sides alike, and no more.
+    """
+    one, other = np.triu_indices(count := len(values))
+    means = np.sort((np.take(values, one) + np.take(values, other)) / 2)
+    half = 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
+    off = max(0, math.floor(len(means) / 2 - half))
+    return Centre(float(np.median(means)), float(means[off]), float(means[-1 - off]))
+
+
+def measure_overhead(
+    pairs: int,
+    differences: Sequence[Difference] = ("record", "control"),
+    tell: Callable[[int], None] = lambda done: None,
+) -> Overhead:
+    """Train the same model recorded and not recorded, in at least so many pairs of turns."""
     if pairs < FEWEST_PAIRS:
         raise UsageError(f"pairs: expected at least {FEWEST_PAIRS}, got {pairs}")
     if importlib.util.find_spec("torch") is None:
@@ -76,23 +96,22 @@ def measure_overhead(pairs: int, tell: Callable[[int], None] = lambda done: None
             "bench recorder: expected PyTorch in the environment of fullwire, there is none: "
             "pip install torch"
         )
-    recorded, control = [], []
+    taken: dict[Difference, list[Pair]] = {each: [] for each in differences}
     with _recorded_job() as job:
-        for done in range(pairs):
-            recorded.append(_pair(_turns(job, "record")))
-            control.append(_pair(_turns(job, "control")))
-            tell(done + 1)
+        while len(taken[differences[-1]]) < pairs:
+            for each in differences:
+                taken[each] += map(_pair, _asked(job, each))
+            tell(min(pairs, len(taken[differences[-1]])))
         load = os.getloadavg()[0]
-    return Overhead(recorded=tuple(recorded), control=tuple(control), load=load)
+    return Overhead(pairs=taken, load=load)
 
 
-def _pair(turns: Sequence[_Turn]) -> Pair:
+def _pair(turns: _Pair) -> Pair:
+    plain, other = turns["plain"], turns["other"]
     return Pair(
-        step_s=statistics.median(turn["plain"]["wall_s"] for turn in turns),
-        step_ratio=statistics.median(
-            turn["other"]["wall_s"] / turn["plain"]["wall_s"] for turn in turns
-        ),
-        cpu_s=statistics.median(turn["other"]["cpu_s"] - turn["plain"]["cpu_s"] for turn in turns),
+        step_s=plain["wall_s"] / STEPS,
+        step_ratio=other["wall_s"] / plain["wall_s"],
+        cpu_s=(other["cpu_s"] - plain["cpu_s"]) / STEPS,
     )
 
 
@@ -112,15 +131,15 @@ def _recorded_job() -> Iterator[subprocess.Popen[str]]:
             process.communicate()  # closing its input ends it
 
 
-def _turns(job: subprocess.Popen[str], kind: Literal["record", "control"]) -> list[_Turn]:
+def _asked(job: subprocess.Popen[str], difference: Difference) -> list[_Pair]:
     assert job.stdin is not None
     assert job.stdout is not None
     try:
-        job.stdin.write(f"{kind}\n")
+        job.stdin.write(f"{difference}\n")
         job.stdin.flush()
-        turns: list[_Turn] = json.loads(job.stdout.readline())
+        pairs: list[_Pair] = json.loads(job.stdout.readline())
     except (BrokenPipeError, json.JSONDecodeError):
         _, said = job.communicate()
         last = (said.strip().splitlines() or ["it said nothing"])[-1]
         raise FullwireError(f"bench recorder: the job ended before its time: {last}") from None
-    return turns
+    return pairs

@@ -1,13 +1,18 @@
 """The job of `overhead.py`: a model of 40 layers under DDP, one thread a rank, on request.
 
-python overhead_job.py RANKS: starts the ranks; for each line on standard input they train a pair of
-two such models in turns of one step, and rank 0 prints what each step took. The line says whether
-the second model is recorded. Steps take some 85 ms on two quiet cores.
+python overhead_job.py RANKS: starts the ranks; for each line on standard input they train the model
+in two ways by turns, and rank 0 prints what the turns took, pair by pair. The line says what is
+otherwise about the other way (`DIFFERENCES`). Steps take some 85 ms on two quiet cores.
 
-The recorder is in these processes and is taken out of torch for each step of a model that is not
-recorded: every function that it replaced is put back, DDP gets its true process group, parameters
-have no hooks, and the sampler beside the job stands still. Only so do both share a process, and
-processes differ by more than a recorder costs.
+The recorder is in these processes and is taken out of torch for each turn that is not recorded:
+every function that it replaced is put back, DDP gets its true process group, parameters have no
+hooks, and the sampler beside the job stands still. Only so do both ways share a process, and
+processes differ by more than a recorder costs. Both train the same module, each through a DDP of
+its own, so they share all memory but DDP's buckets; these are made anew for each request, now for
+the one way first, now for the other.
+
+Nothing learns, so that all steps do equal work. A turn has several steps: what the recorder does
+now and then happens in each, and that a sampler wakes up with all its work due weighs little.
 """
 
 from __future__ import annotations
@@ -20,15 +25,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 LAYERS, WIDTH, BATCH = 40, 512, 128
-WARM_UP_TURNS = 3
-TURNS = 16
+STEPS = 4  # of a turn
+PAIRS = 4  # of turns; one more, not told, is first
+LONGER_S = 0.001
+# What the other way has that the plain one has not.
+DIFFERENCES = {
+    "control": frozenset[str](), "record": frozenset({"hooks", "sampler"}),
+    "hooks": frozenset({"hooks"}), "sampler": frozenset({"sampler"}),
+    "longer": frozenset({"longer"}),
+}  # fmt: skip
 _INSIDE = "fullwire_inside"
 _DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
 
@@ -51,7 +64,7 @@ def start(ranks: int) -> int:
 
 
 def train() -> None:
-    """Train a pair for each line on rank 0's standard input."""
+    """Train in turns for each line on rank 0's standard input."""
     import torch
     import torch.distributed as dist
 
@@ -59,50 +72,49 @@ def train() -> None:
     dist.init_process_group("gloo")
     recorder = _Recorder()
     recorder.take_out()
+    work = _Work()
+    asked: Counter[str] = Counter()
     try:
-        for number, record in enumerate(_asked()):
-            # By twos: pairs that are recorded and pairs that are not take turns.
-            steps = _pair(recorder if record else None, is_swapped=bool(number // 2 % 2))
+        for difference in _asked():
+            pairs = _pairs(work, recorder, difference, is_swapped=bool(asked[difference] % 2))
+            asked[difference] += 1
             if dist.get_rank() == 0:
-                sys.stdout.write(json.dumps(steps) + "\n")
+                sys.stdout.write(json.dumps(pairs) + "\n")
                 sys.stdout.flush()
     finally:
-        recorder.put_in()  # a sampler that stands still would never end
+        recorder.put_in(DIFFERENCES["record"])  # a sampler that stands still would never end
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _pair(recorder: _Recorder | None, *, is_swapped: bool) -> list[dict[str, dict[str, float]]]:
-    """Train two models made anew; which is made first matters to where they lie in memory."""
-    if is_swapped:
-        other, plain = _Model(recorder), _Model(None)
-    else:
-        plain, other = _Model(None), _Model(recorder)
-    steps = [_turn(plain, other, number) for number in range(WARM_UP_TURNS + TURNS)]
-    return steps[WARM_UP_TURNS:]
+def _pairs(
+    work: _Work, recorder: _Recorder, difference: str, *, is_swapped: bool
+) -> list[dict[str, dict[str, float]]]:
+    """Train in pairs of turns; which way is made first matters to where its buckets lie."""
+    parts = {"plain": DIFFERENCES["control"], "other": DIFFERENCES[difference]}
+    order = sorted(parts, reverse=not is_swapped)
+    ways = {name: _Way(work, recorder, parts[name]) for name in order}
+    pairs = [
+        {name: ways[name].turn() for name in (reversed(order) if number % 2 else order)}
+        for number in range(1 + PAIRS)
+    ]
+    return pairs[1:]
 
 
-def _asked() -> Iterator[bool]:
+def _asked() -> Iterator[str]:
     """Go through what rank 0 is asked for, on every rank."""
     import torch
     import torch.distributed as dist
 
+    words = ["", *DIFFERENCES]
     word = torch.zeros(1)
     while True:
         if dist.get_rank() == 0:
-            line = sys.stdin.readline().strip()
-            word[0] = {"": 0, "control": 1, "record": 2}[line]
+            word[0] = words.index(sys.stdin.readline().strip())
         dist.broadcast(word, 0)
         if not word[0]:
             return
-        yield bool(word[0] == 2)
-
-
-def _turn(plain: _Model, other: _Model, number: int) -> dict[str, dict[str, float]]:
-    """Train a step of each; now one is first, now the other."""
-    if number % 2:
-        return {"other": other.step(), "plain": plain.step()}
-    return {"plain": plain.step(), "other": other.step()}
+        yield words[int(word[0])]
 
 
 class _Recorder:
@@ -131,13 +143,18 @@ class _Recorder:
             )
         ]  # fmt: skip
 
-    def put_in(self) -> None:
-        """Let the recorder see what happens from now on."""
-        for owner, name, ours, _ in self._replaced:
-            setattr(owner, name, ours)
-        for register, hooks in self._registers:
-            register.update(hooks)
-        _tell_samplers(signal.SIGCONT)
+        samples = Path(os.environ[_DIRECTORY_VARIABLE]).glob("*.samples")
+        self._samplers = [int(each.name.split("-")[-2]) for each in samples]  # HOST-PROCESS-TIME
+
+    def put_in(self, parts: Collection[str]) -> None:
+        """Let some parts of the recorder see what happens from now on."""
+        if "hooks" in parts:
+            for owner, name, ours, _ in self._replaced:
+                setattr(owner, name, ours)
+            for register, hooks in self._registers:
+                register.update(hooks)
+        if "sampler" in parts:
+            self._tell_samplers(signal.SIGCONT)
 
     def take_out(self) -> None:
         """Leave torch as it is without the recorder."""
@@ -145,60 +162,72 @@ class _Recorder:
             setattr(owner, name, true)
         for register, _ in self._registers:
             register.clear()
-        _tell_samplers(signal.SIGSTOP)
+        self._tell_samplers(signal.SIGSTOP)
 
-
-def _tell_samplers(number: signal.Signals) -> None:
-    """Send the sampler beside this job a signal, once for all ranks."""
-    if os.environ["RANK"] == "0":
-        for samples in Path(os.environ[_DIRECTORY_VARIABLE]).glob("*.samples"):
-            process = int(samples.name.split("-")[-2])  # HOST-PROCESS-TIME.samples
-            with suppress(ProcessLookupError):
-                os.kill(process, number)
+    def _tell_samplers(self, number: signal.Signals) -> None:
+        """Send the sampler beside this job a signal, once for all ranks."""
+        if os.environ["RANK"] == "0":
+            for process in self._samplers:
+                with suppress(ProcessLookupError):
+                    os.kill(process, number)
 
 
 def _is_ours(value: Any) -> bool:
     return isinstance(value, FunctionType) and value.__globals__["__name__"].startswith(_INSIDE)
 
 
-class _Model:
-    """A model in training, each of its steps seen by a recorder or by none."""
+class _Work:
+    """The model and its data: the same for all ways to train it."""
 
-    def __init__(self, seen_by: _Recorder | None) -> None:
+    def __init__(self) -> None:
         import torch
         from torch import nn
+
+        layers = [part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+        self.model = nn.Sequential(*layers)
+        self.data = torch.randn(BATCH, WIDTH)
+
+
+class _Way:
+    """A way to train the model, with some parts of the recorder in place or with none."""
+
+    def __init__(self, work: _Work, recorder: _Recorder, parts: Collection[str]) -> None:
+        import torch
         from torch.nn.parallel import DistributedDataParallel
 
-        self._seen_by = seen_by
-        layers = [part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-        self._data = torch.randn(BATCH, WIDTH)
+        self._data, self._recorder, self._parts = work.data, recorder, parts
         with self._seen():
-            self._model = DistributedDataParallel(nn.Sequential(*layers))
-            self._optimizer = torch.optim.SGD(self._model.parameters(), 1e-3)
+            self._model = DistributedDataParallel(work.model)
+            self._optimizer = torch.optim.SGD(self._model.parameters(), 0.0)
 
-    def step(self) -> dict[str, float]:
-        """Train a step, which all ranks begin together, and say what it took."""
+    def turn(self) -> dict[str, float]:
+        """Train some steps, which all ranks begin together, and say what they took."""
         import torch.distributed as dist
 
-        dist.barrier()
         with self._seen():
+            dist.barrier()  # after the recorder is in place, which takes rank 0 longest
             began_s, began_cpu_s = time.perf_counter(), time.process_time()
-            self._optimizer.zero_grad()
-            self._model(self._data).square().mean().backward()
-            self._optimizer.step()
+            for _ in range(STEPS):
+                self._step()
             wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         return {"wall_s": wall_s, "cpu_s": cpu_s}
 
+    def _step(self) -> None:
+        self._optimizer.zero_grad()
+        self._model(self._data).square().mean().backward()
+        self._optimizer.step()
+        if "longer" in self._parts:
+            until_s = time.perf_counter() + LONGER_S
+            while time.perf_counter() < until_s:
+                pass
+
     @contextmanager
     def _seen(self) -> Iterator[None]:
-        if self._seen_by is None:
-            yield
-            return
-        self._seen_by.put_in()
+        self._recorder.put_in(self._parts)
         try:
             yield
         finally:
-            self._seen_by.take_out()
+            self._recorder.take_out()
 
 
 if __name__ == "__main__":
