@@ -16,11 +16,11 @@ from fullwire.model.run import Whole
 from fullwire.sources.live.inside.journal import (
     BLOCK,
     DEFINITIONS,
-    DEFLATED,
     HEADER_BYTES,
     NOTES,
     PASS,
     PASSES,
+    PLAIN,
     SUFFIX,
     TAG,
     Note,
@@ -201,7 +201,8 @@ def _unpacked_passes(payload: bytes) -> Notes:
         rows = np.zeros((count, 4), np.int64)
         rows[:, 0] = Note.GRADIENT
         rows[:, 1] = np.arange(first, first + count)
-        rows[:, 2] = np.frombuffer(content, kind, count, place + PASS.size + 1)
+        later_ns = np.frombuffer(content, kind, count, place + PASS.size + 1)
+        np.cumsum(later_ns, out=rows[:, 2])
         rows[:, 2] += begun_ns
         passes.append(Notes(rows))
         place += PASS.size + 1 + count * kind.itemsize
@@ -209,7 +210,7 @@ def _unpacked_passes(payload: bytes) -> Notes:
 
 
 def _loose(content: bytes) -> bytes:
-    return zlib.decompress(content[1:]) if content[:1] == DEFLATED else content[1:]
+    return content[1:] if content[:1] == PLAIN else zlib.decompress(content)
 
 
 _NOTES_OF = {NOTES: unpacked, PASSES: _unpacked_passes}

@@ -13,8 +13,8 @@ the first stands, and of each other how much later it is than the one before. A 
 bytes so, and less processor time than 32 bytes took as they were.
 
 A packed pass is when it began, the number of its first parameter and of how many it tells, and how
-long after its beginning the gradient of each was ready. It stands before the notes that were taken
-until then, so who reads in order knows the gradients of a step when he comes to its end.
+long after its beginning the gradient of each was ready, as differences. It stands before the notes
+that were taken until then, so who reads in order knows a step's gradients when he comes to its end.
 
 A block is written by one call, so a process that is killed leaves whole blocks and at most one torn
 one at the end, which the CRC finds. Between two writes notes wait in memory, at most `MOST_WAITING`
@@ -47,7 +47,7 @@ MOST_WAITING = 2048  # notes of 32 bytes: some 0.4 MB as Python holds them
 MOST_HELD = 16 * MOST_WAITING  # what one backward pass may bring before anything else is noted
 MOST_PASSES = 64  # that wait; four bytes for each gradient
 WORTH_DEFLATING_BYTES = 4096  # less, four times a second, is at most 60 MB an hour
-PLAIN, DEFLATED = b"p", b"d"  # how the content of a block is that begins so
+PLAIN = b"p"  # how content begins that is not deflated, and deflated content never
 LONGEST_WAIT_NS = 250_000_000  # what kill -9 may take with it
 RUNNING, ENDED, FAILED = "running", "ended", "failed"
 # Hooks that were there before a fork go on with their numbers, which the child defines anew; the
@@ -120,7 +120,8 @@ class Journal:
         """Remember how long after a pass began each gradient was ready, from that parameter on."""
         if self.is_open:
             began_ns = time.thread_time_ns()
-            self._passes.append(PASS.pack(begun_ns, first, len(after_ns)) + _narrow(after_ns))
+            later_ns = [after_ns[0], *map(sub, after_ns[1:], after_ns)]
+            self._passes.append(PASS.pack(begun_ns, first, len(after_ns)) + _narrow(later_ns))
             self.pass_ns += time.thread_time_ns() - began_ns
             if len(self._passes) >= MOST_PASSES:
                 self.write()
@@ -267,7 +268,7 @@ def _tight(content: bytes) -> bytes:
     if len(content) < WORTH_DEFLATING_BYTES:
         return PLAIN + content
     packer = zlib.compressobj(1, zlib.DEFLATED, 12, 5)
-    return DEFLATED + packer.compress(content) + packer.flush()
+    return packer.compress(content) + packer.flush()
 
 
 def _narrow(column: Sequence[int]) -> bytes:
