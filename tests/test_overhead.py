@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import fullwire.sources.live.overhead_job as overhead_job
+from fullwire.model.centre import centre_of, median_of
 from fullwire.report.overhead import overhead_lines, overhead_object
 from fullwire.sources.live import overhead
-from fullwire.sources.live.overhead import Overhead, Pair, centre_of, median_of
+from fullwire.sources.live.overhead import Overhead, Pair
 from fullwire.store import read_run
 from tests.test_record import needs_torch
 

@@ -40,12 +40,14 @@ def a_trained_job(
     steps: int = 12,
     slower_ms: float = 0.0,
     noise: float = 0.0,
+    every_second: float = 0.0,
     split_mib: float = 0.0,
     facts: Mapping[str, FactValue] | None = None,
 ) -> Run:
     """Play so many steps: 20 ms forward, 10 ms backward for each gradient, buckets, 5 ms rest.
 
-    The last rank takes `slower_ms` longer in its forward, and messages vary by `noise`. With
+    The last rank takes `slower_ms` longer in its forward, and messages vary by `noise`; those of
+    `every_second` step, the first one included, take so much longer. With
     `split_mib` the model is split over pairs of ranks, which sum as much amidst the forward.
     """
     random = np.random.default_rng(7)
@@ -79,7 +81,7 @@ def a_trained_job(
         ):
             issue_ns = [begin + ready for begin in begin_ns]
             time_s = message_s(transport, among, rate_bps, size, crowd_of=workers)
-            time_s *= random.uniform(1, 1 + noise)
+            time_s *= random.uniform(1, 1 + noise) * (1 + every_second * (step % 2 == 0))
             lane_ns = max(lane_ns, max(issue_ns)) + time_s * 1e9
             collectives += [
                 (rank, step, step * len(messages) + order, size, issue_ns[rank], round(lane_ns),

@@ -29,6 +29,7 @@ class Compressor:
     encode_bps: float = math.inf
     decode_bps: float = math.inf
     combining: Combining = "sum"
+    work_per_byte: float = 1.0  # of sending and adding a byte of what is left, beside a float32's
 
     def __post_init__(self) -> None:
         if not (self.ratio >= 1 and math.isfinite(self.ratio)):

@@ -87,6 +87,14 @@ def recorded_as(op: str) -> tuple[str, str]:
     return _LIKELY.get(op, _OTHERS)
 
 
+def sent_as(op: str, backend: object) -> str:
+    """Return the collective whose messages a backend sends for one.
+
+    To scatter a sum, Gloo makes it everywhere: a lab's NICs counted an all-reduce's bytes.
+    """
+    return "allreduce" if (op, backend) == ("reducescatter", "gloo") else op
+
+
 # Which of the collectives with a known cost stands for each kind.
 _LIKELY: Mapping[str, tuple[str, str]] = {
     "allreduce": ("allreduce", "ring"), "barrier": ("allreduce", "ring"),

@@ -6,14 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fullwire.sources.live.overhead import (
-    RANKS,
-    Centre,
-    Difference,
-    Overhead,
-    Pair,
-    centre_of,
-)
+from fullwire.model.centre import Centre, centre_of
+from fullwire.sources.live.overhead import RANKS, Difference, Overhead, Pair
 from fullwire.sources.live.overhead_job import LONGER_S, STEPS
 from fullwire.units import show_time
 

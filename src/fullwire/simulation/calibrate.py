@@ -12,7 +12,8 @@ The four numbers of a transport are fitted to all observations at once, in logar
 known beforehand enters as observations of its own, each with its uncertainty: the share of the line
 rate that headers leave, and the processor time that the ranks' communication threads have used. So
 a run on a slow line, which never shows what the processors could do, still says it, less surely;
-and what the fit leaves uncertain comes out as the width of the prediction.
+and what the fit leaves uncertain comes out as the width of the prediction. So does that a run,
+however many steps it has, shows the line and the processors as they were while it lasted.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
-from fullwire.model.cost import AddTimes, Floats, recorded_cost
+from fullwire.model.centre import median_of
+from fullwire.model.cost import AddTimes, Floats, recorded_cost, sent_as
 from fullwire.model.run import Collectives, Run, Whole
 from fullwire.simulation.groups import members_of
 from fullwire.simulation.transport import MeasuredTransport
@@ -50,11 +52,15 @@ class _Known:
         """Return what it would be if it were off by so many of its spreads."""
         return float(self.value * np.exp(spreads * self.spread))
 
+    def times(self, other: _Known) -> _Known:
+        """Return the product of both, which know nothing of each other."""
+        return _Known(self.value * other.value, float(np.hypot(self.spread, other.spread)))
+
 
 # Of Gloo's work, part is charged to nobody's thread: where processors hold a message up, it takes
 # this many times what the threads' own clocks say. This number, and the three of Gloo below, were
 # chosen on labs of two to four ranks at 0.5 to 10 Gbps (validation/README.md).
-_KERNEL_FACTOR = _Known(1.28, 0.12)
+_KERNEL_FACTOR = _Known(1.28, 0.08)
 _SHARE_OF_PAYLOAD = _Known(0.997, 0.02)  # acknowledgements take the rest
 _APART = _Known(0.28, 0.3)  # of Gloo's work; the others', which is little, makes no difference
 PAYLOAD_SHARE = 1448 / 1514  # of a 1500 byte MTU, where no fact says otherwise
@@ -62,11 +68,16 @@ _GLOO_S_PER_BYTE = _Known(1.1e-9, 0.4)
 _GLOO_S_PER_HOP = _Known(0.4e-3, 0.4)
 _OTHER_S_PER_BYTE = _Known(1.0e-11, 1.5)  # NCCL and their like leave it to the NIC
 _OTHER_S_PER_HOP = _Known(20e-6, 1.5)
+# So much the share of the line and the processors' work differ between runs of the same job on the
+# same machine, hours apart: standard deviations of their logarithms (validation/README.md).
+_LINE_FROM_RUN_TO_RUN = 0.018
+_WORK_FROM_RUN_TO_RUN = 0.08
 # What our transport's work for a byte is of Gloo's on the same processors. All of it is done while
 # something is on the line. Chosen on labs of two and four ranks (validation/README.md).
 _OURS_OF_GLOOS_WORK = _Known(0.8, 0.2)
 # What a message in a row costs ours, of Gloo's on the same processors: 0.03 to 0.2 of it was seen.
 _OURS_OF_GLOOS_HOP = _Known(0.1, 0.7)
+_OURS_APART = _Known(0.05, 1.0)  # next to none of it waits for the line to be idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +95,23 @@ class Observation:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Calibration:
-    """A transport as fitted, what it rests on, and transports that it might as well be."""
+    """A transport as fitted, what it rests on, and transports that it might as well be.
+
+    The last two are what it would be if the runs' median step were as short, or as long, as their
+    steps allow.
+    """
 
     transport: MeasuredTransport
     observations: tuple[Observation, ...]
     misfit: float  # of a busy period's predicted time: standard deviation of its logarithm
     variants: tuple[MeasuredTransport, ...]
+    between: tuple[MeasuredTransport, MeasuredTransport]
 
 
 def calibrated(runs: Sequence[Run]) -> Calibration:
     """Fit a transport to the collectives of one run, or of several from the same cluster."""
-    by_run = [(run, list(observations_of(run))) for run in runs]
-    observations = [each for _, found in by_run for each in found]
+    by_run = [(run, list(_periods(run))) for run in runs]
+    observations = [each for run, found in by_run for each in _observed(run, found)]
     if not observations:
         names = ", ".join(run.provenance.source for run in runs)
         raise UsageError(
@@ -104,7 +120,11 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
         )
     telling = [run for run, found in by_run if found]  # others have no transport to speak of
     known = list(_known_before(telling))
-    return _Fit(observations, _used(telling), known, _frame(telling)).solved()
+    fit = _Fit(
+        observations, _used(telling), known, _frame(telling),
+        [found for _, found in by_run if found],
+    )  # fmt: skip
+    return fit.solved()
 
 
 def filling(found: Calibration, payload_share: float) -> Calibration:
@@ -125,25 +145,50 @@ def filling(found: Calibration, payload_share: float) -> Calibration:
         ours(line_off=-1), ours(line_off=1), ours(work_off=-1), ours(work_off=1),
         ours(hop_off=-1), ours(hop_off=1),
     )  # fmt: skip
-    return replace(found, transport=ours(), variants=variants)
+    return replace(found, transport=ours(), variants=variants, between=(ours(), ours()))
 
 
 def unhindered(found: Calibration, payload_share: float) -> Calibration:
     """Return a transport that has no work with bytes; a message costs it what it costs."""
     no_work = replace(found.transport, share=payload_share, processor_s_per_byte=0.0, apart=0.0)
-    return replace(found, transport=no_work, variants=())
+    return replace(found, transport=no_work, variants=(), between=(no_work, no_work))
+
+
+def in_another_run(transport: MeasuredTransport) -> tuple[MeasuredTransport, ...]:
+    """Return what a transport may be in another run: with a slower line, and with slower work."""
+    work = float(np.exp(_WORK_FROM_RUN_TO_RUN))
+    return (
+        replace(transport, share=transport.share * float(np.exp(-_LINE_FROM_RUN_TO_RUN))),
+        replace(
+            transport, processor_s_per_byte=transport.processor_s_per_byte * work,
+            processor_s_per_hop=transport.processor_s_per_hop * work,
+        ),
+    )  # fmt: skip
 
 
 def observations_of(run: Run) -> Iterator[Observation]:
     """Go through what a run shows of its transport."""
+    yield from _observed(run, list(_periods(run)))
+
+
+def _periods(run: Run) -> Iterator[_Period]:
+    workers = run.facts.get("workers", 1)
+    if line_rate_bps(run) is not None and isinstance(workers, int) and workers > 1:
+        yield from _busy_periods(run.collectives, members_of(run))
+
+
+def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
     rate_bps, workers = line_rate_bps(run), run.facts.get("workers", 1)
-    if rate_bps is None or not isinstance(workers, int) or workers < 2:
-        return
-    periods: dict[_Held, list[float]] = defaultdict(list)
-    for held, time_s in _busy_periods(run.collectives, members_of(run)):
-        periods[held].append(time_s)
-    for held, times_s in periods.items():
-        costs = [recorded_cost(op, members, size, AddTimes()) for op, size, members in held]
+    alike: dict[_Held, list[float]] = defaultdict(list)
+    for period in periods:
+        alike[period.held].append(period.time_s)
+    for held, times_s in alike.items():
+        assert rate_bps is not None  # _periods() saw to it
+        assert isinstance(workers, int)
+        costs = [
+            recorded_cost(sent_as(op, run.facts.get("backend")), members, size, AddTimes())
+            for op, size, members in held
+        ]
         middle_s = float(np.median(times_s))
         deviation = 1.4826 * float(np.median(np.abs(np.log(np.array(times_s) / middle_s))))
         yield Observation(
@@ -152,6 +197,19 @@ def observations_of(run: Run) -> Iterator[Observation]:
             hops=tuple(float(each.hops) for each in costs),
             spread=_spread_of_median(deviation, len(times_s), middle_s),
         )  # fmt: skip
+
+
+def _off(runs: Sequence[Sequence[_Period]]) -> tuple[float, float]:
+    """Say how far below and above the median the time of a step's periods may be, in logarithms."""
+    lows, highs = [], []
+    for periods in runs:
+        by_step: dict[int, float] = defaultdict(float)
+        for period in periods:
+            by_step[period.step] += period.time_s
+        usual_s = median_of(list(by_step.values()))
+        lows.append(np.log(usual_s.low / usual_s.value))
+        highs.append(np.log(usual_s.high / usual_s.value))
+    return -float(np.linalg.norm(lows)) / len(runs), float(np.linalg.norm(highs)) / len(runs)
 
 
 def line_rate_bps(run: Run) -> float | None:
@@ -173,8 +231,16 @@ def _spread_of_median(deviation: float, count: int, time_s: float) -> float:
     return float(np.sqrt(_LEAST_SPREAD**2 + of_median**2 + (_START_S / time_s) ** 2))
 
 
-def _busy_periods(table: Collectives, members: Mapping[str, int]) -> Iterator[tuple[_Held, float]]:
-    """Go through the busy periods of the steps: what each held, in order of size, and its time."""
+class _Period(NamedTuple):
+    """A time in which something was on its way."""
+
+    step: int
+    held: _Held  # in order of size
+    time_s: float
+
+
+def _busy_periods(table: Collectives, members: Mapping[str, int]) -> Iterator[_Period]:
+    """Go through the busy periods of the steps."""
     rows = table.rows(table.step >= 0)
     issued_ns, ended_ns, first = _of_all_ranks(rows)
     order = np.argsort(issued_ns, kind="stable")[:_MOST_PERIODS]
@@ -190,7 +256,7 @@ def _busy_periods(table: Collectives, members: Mapping[str, int]) -> Iterator[tu
             for row in first[begin:end]
         ]
         if time_ns > 0:
-            yield tuple(sorted(held)), time_ns * 1e-9
+            yield _Period(int(rows.step[first[begin]]), tuple(sorted(held)), time_ns * 1e-9)
 
 
 def _of_all_ranks(rows: Collectives) -> tuple[Whole, Whole, NDArray[np.intp]]:
@@ -220,10 +286,15 @@ def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
     payload = [run.facts.get("payload_share", PAYLOAD_SHARE) for run in runs]
     share = float(np.mean(np.array(payload, np.float64)))
     yield replace(_SHARE_OF_PAYLOAD, value=_SHARE_OF_PAYLOAD.value * share)
-    is_gloo = all(run.facts.get("backend") == "gloo" for run in runs)
-    yield _GLOO_S_PER_BYTE if is_gloo else _OTHER_S_PER_BYTE
-    yield _GLOO_S_PER_HOP if is_gloo else _OTHER_S_PER_HOP
-    yield _APART
+    backends = {run.facts.get("backend") for run in runs}
+    if backends == {"gloo"}:
+        yield from (_GLOO_S_PER_BYTE, _GLOO_S_PER_HOP, _APART)
+    elif backends == {"fullwire"}:
+        yield _GLOO_S_PER_BYTE.times(_OURS_OF_GLOOS_WORK)
+        yield _GLOO_S_PER_HOP.times(_OURS_OF_GLOOS_HOP)
+        yield _OURS_APART
+    else:
+        yield from (_OTHER_S_PER_BYTE, _OTHER_S_PER_HOP, _APART)
 
 
 def _frame(runs: Sequence[Run]) -> MeasuredTransport:
@@ -264,7 +335,9 @@ def _used_in(run: Run) -> _Used | None:
     by_name = members_of(run)
     members = np.array([by_name[name] for name in rows.group.astype(str).tolist()])
     costs = [
-        recorded_cost(op, count, rows.bytes[(rows.op == op) & (members == count)], AddTimes())
+        recorded_cost(
+            sent_as(op, "gloo"), count, rows.bytes[(rows.op == op) & (members == count)], AddTimes()
+        )
         for op, count in dict.fromkeys(zip(rows.op.tolist(), members.tolist(), strict=True))
     ]
     return _Used(
@@ -272,6 +345,12 @@ def _used_in(run: Run) -> _Used | None:
         hops=sum(each.hops * each.wire_bytes.size for each in costs) / rank_steps,
         processor_s=float(np.mean([used_s for _, used_s in per_rank])),
     )
+
+
+# Of the four logarithms: all that takes time, slower on the line and on the processors alike.
+_SLOWER = np.array([-1.0, 1.0, 1.0, 0.0])
+_OF_A_RUN = np.diag([_LINE_FROM_RUN_TO_RUN**2, 0.0, 0.0, 0.0])  # their covariance among runs
+_OF_A_RUN[1:3, 1:3] = _WORK_FROM_RUN_TO_RUN**2
 
 
 class _Fit:
@@ -283,11 +362,13 @@ class _Fit:
         used: Sequence[_Used],
         known: Sequence[_Known],
         frame: MeasuredTransport,
+        runs: Sequence[Sequence[_Period]],
     ) -> None:
         self._observations = observations
         self._used = used
         self._known = known
         self._frame = frame
+        self._runs = runs
 
     def solved(self) -> Calibration:
         """Find the transport that agrees best, by Gauss and Newton."""
@@ -306,17 +387,18 @@ class _Fit:
         weights = np.array([each.count * each.time_s for each in self._observations])
         misfit = float(np.sqrt(np.average(relative**2, weights=weights)))
         slopes = self._slopes(at)
-        lengths, axes = np.linalg.eigh(np.linalg.inv(slopes.T @ slopes))
+        covariance = np.linalg.inv(slopes.T @ slopes) + _OF_A_RUN / len(self._runs)
+        lengths, axes = np.linalg.eigh(covariance)
         turns = [
             sign * np.sqrt(max(length, 0.0)) * axis
             for length, axis in zip(lengths, axes.T, strict=True)
             for sign in (-1, 1)
         ]
-        # A misfit is of the whole time: slower on the line and slower on the processors.
-        turns += [sign * misfit * np.array([-1.0, 1.0, 1.0, 0.0]) for sign in (-1, 1)]
+        turns += [sign * misfit * _SLOWER for sign in (-1, 1)]
+        sooner, later = (self._transport(at + off * _SLOWER) for off in _off(self._runs))
         return Calibration(
             transport=self._transport(at), observations=tuple(self._observations), misfit=misfit,
-            variants=tuple(self._transport(at + turn) for turn in turns),
+            variants=tuple(self._transport(at + turn) for turn in turns), between=(sooner, later),
         )  # fmt: skip
 
     def _transport(self, at: Floats) -> MeasuredTransport:

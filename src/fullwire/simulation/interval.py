@@ -1,10 +1,13 @@
 """How far a predicted step may be off: from what the calibration left open, and from the steps.
 
 The prediction is made again with every transport that fits the observations nearly as well; each of
-them, too, has to give back the measured step under the conditions in which it was measured. The
-deviations are independent of each other and of how the steps vary, so their squares add up, and the
-interval is two standard deviations wide on each side; but no step is shorter than a worker's own. A
-number that rests on one unrepeated profile and on no measured transport has no interval.
+them, too, has to give back the measured step under the conditions in which it was measured. What is
+predicted will be a run of its own, with a line and processors that are not quite those of the run
+that was shown, and how fast gradients are packed is known from elsewhere. These deviations are
+independent of each other, so their squares add up, and the interval is two standard deviations wide
+on each side. To that comes how sure the shown steps are of their median: steps of two kinds may
+have it at either. But no step is shorter than a worker's own. A number that rests on one unrepeated
+profile and on no measured transport has no interval.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from numpy.typing import NDArray
 
 from fullwire.crew import ALONE, Crew
 from fullwire.model.cost import Floats
-from fullwire.simulation.calibrate import Calibration
+from fullwire.simulation.calibrate import Calibration, in_another_run
 from fullwire.simulation.sweep import Grid, Predictions, Subject, shaped, sweep, with_residue
 from fullwire.simulation.transport import MeasuredTransport
 
 _WIDTH = 2.0  # standard deviations
 _FROM_RUN_TO_RUN = 0.01  # of the same computation on the same machine
 _ENOUGH_STEPS = 3
+_CODEC_SLOWER = 1.5  # times: a standard deviation of speeds that were not measured in this job
 
 
 def interval_s(
@@ -39,13 +43,18 @@ def interval_s(
         nothing = np.broadcast_to(np.nan, len(predictions))
         return nothing, nothing
     step_s = predictions.measures["step_s"]
-    of_steps = _of_the_steps(subjects)
-    variance = np.square(of_steps * step_s)
-    if calibration is not None:
+    variance = np.square(_FROM_RUN_TO_RUN * step_s) + _of_the_codec(subjects, grid, step_s, crew)
+    if calibration is None:
+        below, above = _shares_of_median(subjects)
+        sooner_s, later_s = step_s * below, step_s * above
+    else:
         variance = variance + _of_the_transport(subjects, grid, step_s, calibration, crew)
+        variance = variance + _of_another_run(subjects, grid, step_s, calibration, crew)
+        sooner_s, later_s = _of_the_median(subjects, grid, step_s, calibration, crew)
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
-    low_s = np.maximum(step_s - half_s, _alone_s(subjects) * (1 - _WIDTH * of_steps))
-    return low_s.reshape(-1), (step_s + half_s).reshape(-1)
+    alone_s = _alone_s(subjects) * (1 - _WIDTH * _FROM_RUN_TO_RUN)
+    low_s = np.maximum(step_s - half_s - sooner_s, alone_s)
+    return low_s.reshape(-1), (step_s + half_s + later_s).reshape(-1)
 
 
 def _alone_s(subjects: Sequence[Subject]) -> Floats:
@@ -61,13 +70,36 @@ def _has_evidence(subjects: Sequence[Subject], grid: Grid) -> NDArray[np.bool_]:
     return both.reshape(shaped(run=len(subjects), transport=len(grid.transports)))
 
 
-def _of_the_steps(subjects: Sequence[Subject]) -> Floats:
-    """Return the standard deviation of the usual step, as a share of it."""
-    steps = [each.step for each in subjects]
-    shares = [
-        np.hypot(_FROM_RUN_TO_RUN, 1.25 * step.deviation / np.sqrt(step.count)) for step in steps
+def _shares_of_median(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:
+    """Return how far below and above the measured step its median may be, as shares of it."""
+    shares = []
+    for step in (each.step for each in subjects):
+        usual_ns, bounds_ns = step.measured_ns, step.measured_between_ns
+        if not usual_ns or bounds_ns is None:
+            shares.append((0.0, 0.0))
+        else:
+            shares.append((1 - bounds_ns[0] / usual_ns, bounds_ns[1] / usual_ns - 1))
+    below, above = np.array(shares).T
+    return below.reshape(shaped(run=len(subjects))), above.reshape(shaped(run=len(subjects)))
+
+
+def _of_the_median(
+    subjects: Sequence[Subject], grid: Grid, step_s: Floats, calibration: Calibration, crew: Crew
+) -> tuple[Floats, Floats]:
+    """Return how much shorter and longer the step is, were the measured one at its bounds."""
+    at_bounds_s = [
+        _with(transport, [_at_bound(each, which) for each in subjects], grid, crew)
+        for which, transport in enumerate(calibration.between)
     ]
-    return np.array(shares).reshape(shaped(run=len(subjects)))
+    low_s, high_s = np.minimum(*at_bounds_s), np.maximum(*at_bounds_s)
+    return np.maximum(step_s - low_s, 0.0), np.maximum(high_s - step_s, 0.0)
+
+
+def _at_bound(subject: Subject, which: int) -> Subject:
+    bounds_ns = subject.step.measured_between_ns
+    if bounds_ns is None or subject.step.measured_ns is None:  # nobody measured this step
+        return subject
+    return replace(subject, step=replace(subject.step, measured_ns=bounds_ns[which]))
 
 
 def _of_the_transport(
@@ -81,11 +113,41 @@ def _of_the_transport(
     return variance
 
 
+def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew) -> Floats:
+    """Return the variance that comes from how fast gradients are packed and unpacked."""
+    if all(each.is_free for each in grid.compressors):
+        return np.zeros_like(step_s)
+    slower = [
+        replace(
+            each, encode_bps=each.encode_bps / _CODEC_SLOWER,
+            decode_bps=each.decode_bps / _CODEC_SLOWER,
+        )
+        for each in grid.compressors
+    ]  # fmt: skip
+    those_s = sweep(subjects, replace(grid, compressors=tuple(slower)), crew=crew)
+    return np.square(those_s.measures["step_s"] - step_s)
+
+
+def _of_another_run(
+    subjects: Sequence[Subject], grid: Grid, step_s: Floats, calibration: Calibration, crew: Crew
+) -> Floats:
+    """Return the variance of the run that is predicted, whatever was measured in this one."""
+    variance = np.zeros(step_s.shape)
+    for slower in in_another_run(calibration.transport):
+        those_s = sweep(subjects, _on(slower, grid), crew=crew).measures["step_s"]
+        variance += np.square(those_s - step_s)
+    return variance
+
+
 def _with(
     transport: MeasuredTransport, subjects: Sequence[Subject], grid: Grid, crew: Crew
 ) -> Floats:
+    others = [with_residue(each, transport) for each in subjects]
+    return sweep(others, _on(transport, grid), crew=crew).measures["step_s"]
+
+
+def _on(transport: MeasuredTransport, grid: Grid) -> Grid:
     transports = tuple(
         transport if isinstance(each, MeasuredTransport) else each for each in grid.transports
     )
-    others = [with_residue(each, transport) for each in subjects]
-    return sweep(others, replace(grid, transports=transports), crew=crew).measures["step_s"]
+    return replace(grid, transports=transports)

@@ -186,11 +186,13 @@ class _Way:
     """What one algorithm makes of the messages.
 
     `wire_bits`, `fixed_s` and `sent_bits` have a row per message, then an axis for workers and one
-    for compressors, as `hops` has. Wires are not yet divided by the compression ratio. On a fabric
-    `routed` says for these two axes what the links take; latencies are in that, not in `fixed_s`.
+    for compressors, as `hops` has. Wires are not yet divided by the compression ratio. `work` is
+    what a byte on the wire takes of processors, for each compressor. On a fabric `routed` says for
+    these two axes what the links take; latencies are in that, not in `fixed_s`.
     """
 
     wire_bits: Floats
+    work: Floats
     hops: Floats
     fixed_s: Floats
     sent_bits: Floats
@@ -198,7 +200,8 @@ class _Way:
 
     def only(self, column: slice) -> _Way:
         return _Way(
-            wire_bits=self.wire_bits[:, :, column], hops=self.hops[:, column],
+            wire_bits=self.wire_bits[:, :, column], work=self.work[column],
+            hops=self.hops[:, column],
             fixed_s=self.fixed_s[:, :, column], sent_bits=self.sent_bits[:, :, column],
             routed=tuple(row[column] for row in self.routed),
         )  # fmt: skip
@@ -302,7 +305,8 @@ class Messages:
                 line_s = routed_s(way.routed[chosen], size, per_bit)
             else:
                 line_s = wire_bits * per_bit_before_packing
-            return transport.message_s(line_s, wire_bits / (8 * ratio), hops, crowd) + fixed_s
+            worked_bytes = wire_bits * way.work / (8 * ratio)
+            return transport.message_s(line_s, worked_bytes, hops, crowd) + fixed_s
 
         for number in range(len(self.buckets)):
             yield tuple(time_s(way, number) for way in self.ways)
@@ -444,7 +448,8 @@ def _way(
             hops[row, column] = whole.hops
             sent_bits[:, row, column] = 8 * whole.sent_bytes
             fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s + packing * buckets.bytes
-    way = _Way(wire_bits=wire_bits, hops=hops, fixed_s=fixed_s, sent_bits=sent_bits)
+    work = np.array([each.work_per_byte for each in compressors])
+    way = _Way(wire_bits=wire_bits, work=work, hops=hops, fixed_s=fixed_s, sent_bits=sent_bits)
     return way if on_fabric is None else _over_links(way, buckets, routed, compressors)
 
 

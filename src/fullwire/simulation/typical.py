@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.cost import Floats
+from fullwire.model.centre import median_of
+from fullwire.model.cost import Floats, sent_as
 from fullwire.model.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.simulation.groups import members_of
 
@@ -61,6 +62,7 @@ class Step:
     others: Others = Others()
     shards: int = 1  # of the model: gradients are summed among one in so many workers
     measured_ns: int | None = None  # in the run, with the workers that it had
+    measured_between_ns: tuple[int, int] | None = None  # as sure as so many steps are of it
     count: int = 1  # of the steps that it stands for
     deviation: float = 0.0  # of them from it, as a share of it
     spread: Floats = field(default_factory=_nothing)  # what each rank took in each step, alone
@@ -80,6 +82,7 @@ def typical_step(run: Run) -> Step:
     step_ns = _lower_median([_median(row) for row in alone_ns])
     together_ns = forward_ns + backward_ns + _median(tail_ns.mean(axis=0)) - others.exposed_ns
     measured_ns = (table.end_ns - table.start_ns).mean(axis=0)
+    usual_ns = median_of(measured_ns.tolist())
     return Step(
         step_ns=step_ns,
         forward_ns=forward_ns,
@@ -90,7 +93,8 @@ def typical_step(run: Run) -> Step:
         waiting_ns=max(0, together_ns - step_ns) if len(table.ranks) > 1 else 0,
         others=others,
         shards=shards,
-        measured_ns=_median(measured_ns),
+        measured_ns=round(usual_ns.value),
+        measured_between_ns=(round(usual_ns.low), round(usual_ns.high)),
         count=len(table.numbers),
         deviation=_deviation(measured_ns),
         spread=alone_ns.reshape(-1).astype(np.float64),
@@ -253,8 +257,10 @@ def _others(run: Run, rows: Collectives, table: _Steps, members: Mapping[str, in
         exposed.append(_exposed_ns(here, spans.rows(spans.step == number)))
         total.append(int((here.end_ns - here.start_ns).sum()))
     among = [members[name] for name in usual.group.astype(str).tolist()]
+    backend = run.facts.get("backend")
     return Others(
-        op=tuple(usual.op.tolist()), bytes=tuple(usual.bytes.tolist()),
+        op=tuple(sent_as(op, backend) for op in usual.op.tolist()),
+        bytes=tuple(usual.bytes.tolist()),
         members=tuple(0 if count == _workers(run) else count for count in among),
         exposed_ns=_median(np.array(exposed)), total_ns=_median(np.array(total)),
         are_gradients="buckets" not in run.facts and _sum_gradients(usual, table),

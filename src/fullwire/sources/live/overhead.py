@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,8 +21,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
-
-import numpy as np
 
 from fullwire.errors import FullwireError, UsageError
 from fullwire.sources.live.overhead_job import STEPS
@@ -52,35 +48,6 @@ class Overhead:
 
     pairs: Mapping[Difference, Sequence[Pair]]
     load: float  # processes that wanted to run, of which the job's own are RANKS; at the end
-
-
-@dataclass(frozen=True, slots=True)
-class Centre:
-    """About what values scatter, and what encloses it in 95 of 100 cases."""
-
-    value: float
-    low: float
-    high: float
-
-
-def median_of(values: Sequence[float]) -> Centre:
-    """Return the median with its interval, which supposes nothing about how values scatter."""
-    ordered = sorted(values)
-    off = max(0, math.floor((len(ordered) - 1.96 * math.sqrt(len(ordered))) / 2))
-    return Centre(statistics.median(ordered), ordered[off], ordered[-1 - off])
-
-
-def centre_of(values: Sequence[float]) -> Centre:
-    """Return the median of the means of any two values (Hodges and Lehmann) with its interval.
-
-    It is nearly as sharp as a mean, and a few values far off do not move it. The interval is that
-    of Wilcoxon's signed ranks: it supposes that values scatter to both sides alike, and no more.
-    """
-    one, other = np.triu_indices(count := len(values))
-    means = np.sort((np.take(values, one) + np.take(values, other)) / 2)
-    half = 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
-    off = max(0, math.floor(len(means) / 2 - half))
-    return Centre(float(np.median(means)), float(means[off]), float(means[-1 - off]))
 
 
 def measure_overhead(
