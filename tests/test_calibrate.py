@@ -14,6 +14,7 @@ from fullwire.answers.break_even import break_even
 from fullwire.answers.forecast import Forecaster, forecaster
 from fullwire.answers.verification import verify
 from fullwire.errors import UsageError
+from fullwire.model.compressor import Compressor
 from fullwire.model.run import Collectives, Run
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, observations_of
 from fullwire.simulation.transport import FullTransport
@@ -77,6 +78,16 @@ def test_a_run_that_the_processors_hold_up_shows_their_cost() -> None:
     assert found.processor_s_per_byte == pytest.approx(2.5e-9, rel=0.15)
 
 
+def test_our_backend_is_not_believed_to_work_for_nothing() -> None:
+    """A slow line shows nothing of its work; Gloo's is known, and what ours is of that."""
+    ours = a_transport(processor_s_per_byte=0.9e-9, processor_s_per_hop=0.04e-3, apart=0.05)
+    shown = a_trained_job(ours, facts={"backend": "fullwire"})
+    truth = a_trained_job(ours, rate_bps=25 * GBPS)
+    table = fw.whatif(shown, bandwidth="25Gbps", transport="measured")
+    assert table.interval_s[0][0] < measured_s(truth) < table.interval_s[1][0]
+    assert table["step_s"][0] == pytest.approx(measured_s(truth), rel=0.1)
+
+
 def test_where_a_faster_line_changes_little_the_answer_says_so() -> None:
     run = a_trained_job(a_transport(processor_s_per_byte=2.5e-9), facts=used(0.12))
     fast = fw.whatif(run, bandwidth="1Gbps,25Gbps", transport="measured")
@@ -89,14 +100,31 @@ def test_where_a_faster_line_changes_little_the_answer_says_so() -> None:
 
 
 def test_a_second_run_of_the_cluster_narrows_the_interval() -> None:
-    slow = a_trained_job(a_transport(), facts=used(0.03))
-    fast = a_trained_job(a_transport(), rate_bps=100 * GBPS, facts=used(0.03))
+    slow = a_trained_job(a_transport())
+    fast = a_trained_job(a_transport(), rate_bps=100 * GBPS)
     alone = fw.whatif(slow, workers=4, bandwidth="40Gbps", transport="measured")
     both = fw.whatif(slow, workers=4, bandwidth="40Gbps", transport="measured", calibrate=[fast])
     widths = [high[0] - low[0] for low, high in (alone.interval_s, both.interval_s)]
     assert widths[1] < 0.7 * widths[0]
     truth = measured_s(a_trained_job(a_transport(), workers=4, rate_bps=40 * GBPS))
     assert both["step_s"][0] == pytest.approx(truth, rel=0.05)
+
+
+@pytest.mark.parametrize(("workers", "rate_bps"), [(2, 0.3 * GBPS), (3, 1 * GBPS), (2, 2 * GBPS)])
+def test_steps_of_two_kinds_leave_open_which_of_them_is_the_usual(
+    workers: int, rate_bps: float
+) -> None:
+    shown = a_trained_job(a_transport(), steps=11, every_second=0.06, facts=used(0.05 / 1.42))
+    steady = a_trained_job(a_transport(), steps=11, facts=used(0.05 / 1.42))
+    truth = a_trained_job(a_transport(), workers=workers, rate_bps=rate_bps)
+    found, usual = (
+        fw.whatif(run, workers=workers, bandwidth=rate_bps, transport="measured")
+        for run in (shown, steady)
+    )
+    assert found["step_s"][0] > 1.02 * measured_s(truth)  # the longer kind was the median
+    assert found.interval_s[0][0] < measured_s(truth) < found.interval_s[1][0]
+    widths = [high[0] - low[0] for low, high in (found.interval_s, usual.interval_s)]
+    assert widths[1] < widths[0] < 3 * widths[1]
 
 
 def test_the_interval_grows_with_the_distance_from_what_was_measured() -> None:
@@ -225,6 +253,31 @@ def test_summing_over_steps_shares_the_overhead() -> None:
     step = typical_step(run)
     [half] = [fix for fix in fw.explain(run).fixes if "over 2 steps" in fix.change]
     assert half.step_s == pytest.approx((step.step_ns * 1e-9 + measured_s(run)) / 2)
+
+
+def test_halves_spare_the_line_and_not_the_processors_that_add_them() -> None:
+    def gained(rate_bps: float) -> float:
+        job = a_forecaster(a_trained_job(a_transport(), rate_bps=rate_bps, facts=used(0.05 / 1.42)))
+        halves = Compressor(ratio=2, work_per_byte=2)
+        return 1 - job.ask(compressors=(halves,)).step_s / job.measured_s
+
+    assert gained(0.2 * GBPS) > 0.4
+    assert abs(gained(100 * GBPS)) < 0.01
+
+
+def test_where_a_faster_line_helps_the_sentence_does_not_say_otherwise() -> None:
+    """A transport may leave a share of whatever line there is."""
+    lazy = a_trained_job(
+        a_transport(share=0.4), gradients_mib=[1] * 24, buckets="ddp:1MiB", facts=used(0.02)
+    )
+    found = fw.explain(lazy)
+    assert found.verdict.kind == "transport"
+    assert "not for lack of bandwidth" not in found.verdict.sentence
+    assert "A faster line would help all the same: links of 2.5 Gbps by " in found.verdict.sentence
+    busy = a_trained_job(a_transport(processor_s_per_byte=3e-9), rate_bps=10 * GBPS)
+    found = fw.explain(busy)
+    assert found.verdict.kind == "transport"
+    assert "but not for lack of bandwidth" in found.verdict.sentence
 
 
 def test_the_break_even_is_where_the_share_crosses_the_threshold() -> None:

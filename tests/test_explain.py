@@ -17,7 +17,7 @@ from fullwire.errors import UsageError
 from fullwire.model.run import Collectives, Hosts, Links, Run, Sockets, Spans
 from tests.builders import a_run
 from tests.conftest import Cli
-from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
+from tests.jobs_by_hand import GIGABIT, MS, Rank, a_job, a_trained_job
 
 PER_MS = 125_000  # bytes at the line rate of these jobs, 1 Gbps
 BACKWARD = ("compute", "backward", 0.0, 50.0)
@@ -292,6 +292,52 @@ def test_a_transport_that_carries_many_small_collectives_is_said_to() -> None:
     assert found.verdict.kind == "transport"
     assert "it has 30 collectives to carry in a step, most of 40 kB" in found.verdict.sentence
     assert "to carry" not in fw.explain(JOBS["transport"]).verdict.sentence
+
+
+def test_messages_whose_bytes_are_next_to_nothing_cost_what_messages_cost() -> None:
+    many = [(40_000, 50 + 5 * number, 55 + 5 * number) for number in range(30)]
+    found = fw.explain(both(220, sent=many))
+    assert found.verdict.kind == "latency"
+    assert "with 30 collectives in a step" in found.verdict.sentence
+    large = [(100_000, 50 + 10 * number, 60 + 10 * number) for number in range(30)]
+    assert fw.explain(both(370, sent=large)).verdict.kind == "transport"
+
+
+def test_of_two_causes_the_larger_is_the_verdict_and_the_other_is_named() -> None:
+    floor = 80 * PER_MS
+    early, late = (Rank(150, [computing(at)], [(floor, at, 150)]) for at in (30, 60))
+    found = fw.explain(a_job(early, late))
+    assert found.verdict.kind == "line_rate"
+    assert found.verdict.sentence.endswith(
+        "Another 30 ms (20.0%) is lost to waiting, most of it for rank 1."
+    )
+    alone = fw.explain(a_job(early, early))
+    assert "Another" not in alone.verdict.sentence
+
+
+def test_the_link_that_holds_up_all_others_is_named() -> None:
+    rank = Rank(150, [computing(50)], [(75 * PER_MS // 4, 50, 150)])
+    facts = {**GIGABIT, "other_line_rates_bps": ((1.0, 2e8),)}
+    said = fw.explain(a_job(rank, rank, rank, facts=facts)).verdict.sentence
+    assert "; rank 1 has 200 Mbps, the others up to 1 Gbps" in said
+    assert (
+        "up to" not in fw.explain(a_job(rank, rank, facts={"line_rate_bps": 2e8})).verdict.sentence
+    )
+
+
+def test_a_sum_that_gloo_scatters_is_as_many_bytes_as_one_that_all_get() -> None:
+    rank = Rank(150, [computing(50)], [(40 * PER_MS, 50, 150)])
+    floors_s = [
+        fw.explain(a_job(rank, rank, op=op, facts={**GIGABIT, "backend": backend})).account[
+            "line_rate"
+        ]
+        for op, backend in (
+            ("allreduce", "gloo"),
+            ("reducescatter", "gloo"),
+            ("reducescatter", "nccl"),
+        )
+    ]
+    assert floors_s == pytest.approx([0.04, 0.04, 0.02])
 
 
 def test_computation_outside_of_steps_is_none_of_theirs() -> None:

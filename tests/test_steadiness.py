@@ -42,6 +42,22 @@ def test_a_loss_of_few_steps_is_said_to_be_theirs() -> None:
     assert "Of this loss" not in fw.explain(a_job([30] * 20, [100] * 20)).verdict.sentence
 
 
+def test_what_few_steps_lose_is_the_first_thing_that_would_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = fw.explain(
+        with_long_steps(a_trained_job(a_transport(), steps=20), every=3, longer_ms=2000)
+    )
+    assert found.verdict.kind == "host"
+    first = found.fixes[0]
+    assert first.change == "the 6 long of 20 steps as short as the others"
+    assert first.step_s == pytest.approx(found.median_step_s)
+    assert found.fixes_from_s == pytest.approx(found.step_s)
+    assert all(first.step_s < each.step_s < found.step_s for each in found.fixes[1:])
+    print_explanation(found)
+    assert "What would help the mean step, " in capsys.readouterr().out
+
+
 def test_a_job_that_becomes_slower_midway_is_said_to() -> None:
     [said] = midway(a_job([1] * 20, [100] * 10 + [150] * 10))
     assert "101 ms in the first half of the run and 151 ms in the second" in said

@@ -6,32 +6,54 @@ other step shows it. A job that became slower midway has two usual steps, and th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from fullwire.analysis.account import Account, Part
+from fullwire.model.centre import Median, median_of
 from fullwire.model.cost import Floats
 from fullwire.units import show_time
 
 MOST_OF_IT = 0.75  # of a part: if few steps hold it, it is theirs
-FEW = 0.25  # of the steps
+FEW = 0.4  # of the steps: then the median step has none of it
 CHANGED = 0.10  # between the medians of the first and the second half of the steps
 _SCATTERS = 3.0  # times that steps scatter within a half, which is what a change must exceed
 _FEWEST_STEPS = 8
 
 
-def few_steps_words(account: Account, part: Part) -> str:
-    """Say which steps have a part, if few of them have most of it."""
+@dataclass(frozen=True, slots=True)
+class FewSteps:
+    """The few steps that have most of a part, and how long they and the others take."""
+
+    few: int
+    of: int
+    share: float  # of the part
+    long_s: float
+    usual_s: Median  # of the others
+
+
+def few_steps(account: Account, part: Part) -> FewSteps | None:
+    """Find the steps that have a part, if few of them have most of it."""
     by_step_s = _by_step_s(account)
     of_part, length_s = by_step_s[:, part], by_step_s.sum(axis=1)
     is_long, count = of_part >= of_part.max() / 2, len(of_part)
     few, share = int(is_long.sum()), float(of_part[is_long].sum() / max(of_part.sum(), 1e-9))
     if count < _FEWEST_STEPS or few > FEW * count or share < MOST_OF_IT:
+        return None
+    long_s = float(np.median(length_s[is_long]))
+    return FewSteps(few, count, share, long_s, median_of(length_s[~is_long].tolist()))
+
+
+def few_steps_words(account: Account, part: Part) -> str:
+    """Say which steps have a part, if few of them have most of it."""
+    found = few_steps(account, part)
+    if found is None:
         return ""
-    long_s, usual_s = (float(np.median(length_s[each])) for each in (is_long, ~is_long))
-    verb = "takes" if few == 1 else "take"
+    verb = "takes" if found.few == 1 else "take"
     return (
-        f"Of this loss {share:.0%} is in {few} of {count} steps, which {verb} "
-        f"{show_time(long_s)}; the others take {show_time(usual_s)}"
+        f"Of this loss {found.share:.0%} is in {found.few} of {found.of} steps, which {verb} "
+        f"{show_time(found.long_s)}; the others take {show_time(found.usual_s.value)}"
     )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fullwire.analysis.lateness import caused_ns
 from fullwire.errors import UsageError
 from fullwire.model.compressor import Compressor, parse_codec
-from fullwire.model.cost import AddTimes, Cost, Floats, gradient_cost, observed_cost
+from fullwire.model.cost import AddTimes, Cost, Floats, gradient_cost, observed_cost, sent_as
 from fullwire.model.run import SIZE_UNKNOWN, Run, Text, Whole
 from fullwire.units import ratio, shown
 
@@ -184,7 +184,8 @@ def _costs(run: Run, op: Coded, members: Whole) -> tuple[Cost, Floats]:
             wire_bytes[rows] = cost.wire_bytes / compressor.ratio
             codec_ns[rows] = 1e9 * compressor.codec_s_per_byte(workers) * size
         else:
-            cost = observed_cost(op.names[code], algorithm, workers, size)
+            sent = sent_as(op.names[code], run.facts.get("backend"))
+            cost = observed_cost(sent, algorithm, workers, size)
             wire_bytes[rows] = cost.wire_bytes
         hops[rows] = cost.hops
     return Cost(wire_bytes, hops, np.zeros(count)), codec_ns  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from fullwire.analysis.transfers import holds_times, recorded_ranks, stands_for_
 from fullwire.analysis.utilization import Evidence, evidence, missing_tables
 from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.conditions import rate
-from fullwire.answers.fixes import Fix, fixes
+from fullwire.answers.fixes import Fix, Fixes, fixes
 from fullwire.answers.forecast import Forecast, Forecaster, forecaster
 from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.verdict import (
@@ -60,6 +60,7 @@ class Explanation:
     evidence: tuple[Evidence, ...]
     break_even: BreakEven | None
     fixes: tuple[Fix, ...]
+    fixes_from_s: float | None  # the step that they are held against, where there are any
     full: Forecast | None  # the same job, were its links used to the full
     warnings: tuple[str, ...]
     detail: Account
@@ -105,11 +106,12 @@ def explain(
     if not found.step_s:
         samples += tuple(_of_schedule(job))
     case = Case(
-        run=job, account=found, inflation_s=inflation_s, evidence=samples,
-        knows_line_rate=bool(rate_bps),
-    )  # fmt: skip
+        run=job, account=found, inflation_s=inflation_s, evidence=samples, rate_bps=rate_bps
+    )
     is_told = found.step_s > 0 and (baseline is not None or computes(case))
     predictor, why_not = _forecaster(case, rate_bps, [opened(each).run for each in calibrate])
+    helpful = None if predictor is None else fixes(job, predictor, found)
+    case = replace(case, faster_link=_faster_link(helpful))
     return Explanation(
         verdict=judged(case),
         step_s=found.step_s,
@@ -122,13 +124,14 @@ def explain(
         evidence=samples,
         break_even=None if predictor is None else break_even(predictor, THRESHOLD),
         fixes=()
-        if predictor is None
-        else _against(given_s, predictor, fixes(job, predictor, found)),
+        if predictor is None or helpful is None
+        else _against(given_s, predictor, helpful.found),
+        fixes_from_s=None if helpful is None else helpful.from_s,
         full=None if predictor is None else _at_full_utilization(given_s, predictor),
         warnings=(
             *_warnings(case, baseline is None, rate_bps),
             *_about_baseline(found, given_s),
-            *_about_median(found, predictor),
+            *_about_median(found, predictor, helpful),
             *why_not,
         ),
         detail=found,
@@ -300,13 +303,26 @@ def _between_steps(run: Run) -> Iterator[str]:
         )
 
 
-def _about_median(found: Account, predictor: Forecaster | None) -> Iterator[str]:
+def _faster_link(helpful: Fixes | None) -> tuple[str, float] | None:
+    """Return the next link on sale that would help, and what share of the step it would gain."""
+    links = [] if helpful is None else [fix for fix in helpful.found if fix.kind == "link"]
+    if helpful is None or not links:
+        return None
+    next_one = max(links, key=lambda fix: fix.step_s)
+    return next_one.change, 1 - next_one.step_s / helpful.from_s
+
+
+def _about_median(
+    found: Account, predictor: Forecaster | None, helpful: Fixes | None
+) -> Iterator[str]:
     """Say where the step that is accounted for is not the one that is predicted from."""
-    if predictor is None or not found.step_s:
+    if predictor is None or helpful is None or not found.step_s:
         return
     if abs(found.step_s / predictor.measured_s - 1) > NOTABLE:
+        is_mean = helpful.from_s > predictor.measured_s
+        what = "predictions but what would help" if is_mean else "predictions"
         yield (
-            f"The account is of the mean step, {show_time(found.step_s)}; predictions start from "
+            f"The account is of the mean step, {show_time(found.step_s)}; {what} start from "
             f"the median step, {show_time(predictor.measured_s)}."
         )
 

@@ -1,7 +1,11 @@
 """What would make a job faster, by how much, and with which setting.
 
 A fix is the job's own step, predicted again with one thing changed. They come sorted by what they
-gain; what gains less than `LEAST_GAIN` of the step is not worth a meeting.
+gain; what gains less than `LEAST_GAIN` of the step is not worth a meeting. Where gains are as good
+as equal, what is set in the job comes before what is bought.
+
+The step is the median one, but where a part that the median does not have is the largest loss: of a
+rank that is late in every fifth step, say. Then fixes are of the mean step, the long ones included.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import numpy as np
 from fullwire.analysis.account import Account, Late, Part, late_ranks
 from fullwire.analysis.ahead import has_loader, usual_ahead_s
 from fullwire.analysis.placement import host_of_rank
+from fullwire.analysis.steadiness import few_steps
 from fullwire.analysis.transfers import codes_of
 from fullwire.answers.forecast import Forecast, Forecaster
 from fullwire.model.compressor import Compressor
@@ -26,7 +31,9 @@ from fullwire.simulation.transport import FullTransport
 from fullwire.units import show_ranks, show_rate
 
 LEAST_GAIN = 0.01  # of the step
+_AS_GOOD = 0.02  # of the step: gains that differ by less are as good as equal
 FILLS_THE_LINE = "fullwire"  # the backend that a full wire is predicted for
+_REPEATS = 0.02  # within this a job repeats that is begun anew, where nothing holds it up
 _ON_SALE_BPS = (1e9, 2.5e9, 5e9, 10e9, 25e9, 40e9, 50e9, 100e9, 200e9, 400e9, 800e9)
 _FASTER_LINKS = 2  # the next so many on sale
 _MIB = 2**20
@@ -34,6 +41,7 @@ _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
 _SYNCHRONISED_EVERY = (2, 4)
 _SMALL_NUMBERS = re.compile(r"16|half|8", re.IGNORECASE)  # in the names of types
 _LOADER = "DataLoader(num_workers=8, prefetch_factor=4, persistent_workers=True)"
+_HOST_ELSEWHERE = "logs, checkpoints, metrics: less often, or in another process"
 _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
     "look at its device: clock, temperature (of a GPU: nvidia-smi -q -d PERFORMANCE), other work",
     "look at its input: DataLoader(num_workers=...), its disk, its share of the data",
@@ -43,6 +51,8 @@ _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
 # little more than that. A GPU casts at the speed of its memory: assumed.
 _CASTING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
 _CAST_BYTES_PER_S = {True: 10e9, False: 400e9}  # on a processor, on a GPU
+# Gloo's threads took as long for float16 as for float32, of which they handle twice the bytes.
+_WORK_WITH_HALVES = {True: 2.0, False: 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +68,60 @@ class Fix:
     high_s: float
 
 
-def fixes(run: Run, job: Forecaster, account: Account) -> tuple[Fix, ...]:
+@dataclass(frozen=True, slots=True)
+class Fixes:
+    """What would help, the most helpful first, and the step that it is held against."""
+
+    found: tuple[Fix, ...]
+    from_s: float
+
+
+def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     """Predict everything that could help this job, the most helpful first."""
-    useful = [
-        fix
-        for fix in _considered(run, job, account)
-        if fix.step_s < (1 - LEAST_GAIN) * job.measured_s
-    ]
-    return tuple(sorted(useful, key=lambda fix: fix.step_s))
+    rare = _rare_part(account)
+    beyond_s = 0.0 if rare is None else max(account.step_s - job.measured_s, 0.0)
+    from_s = job.measured_s + beyond_s
+    considered = [_longer(fix, beyond_s) for fix in _considered(run, job, account)]
+    if rare is not None:
+        considered.append(_no_long_steps(job, account, rare))
+    useful = [fix for fix in considered if fix.step_s < (1 - LEAST_GAIN) * from_s]
+    return Fixes(tuple(sorted(useful, key=lambda fix: _order(fix, from_s))), from_s)
+
+
+def _order(fix: Fix, from_s: float) -> tuple[float, bool, float]:
+    return round(fix.step_s / (_AS_GOOD * from_s)), fix.kind == "link", fix.step_s
+
+
+def _rare_part(account: Account) -> Part | None:
+    """Return the largest loss, if a worker's own time is lost and in few steps only."""
+    lost = {part: account.parts_s[part.key] for part in Part if part != Part.COMPUTE}
+    largest = max(lost, key=lost.__getitem__)
+    is_own = largest in (Part.STRAGGLER, Part.INPUT, Part.HOST)
+    return largest if is_own and few_steps(account, largest) is not None else None
+
+
+def _longer(fix: Fix, beyond_s: float) -> Fix:
+    """Return a fix of the median step as one of a mean step that is so much longer."""
+    step_s = fix.step_s + beyond_s
+    return dataclasses.replace(
+        fix, step_s=step_s, low_s=fix.low_s + beyond_s, high_s=fix.high_s + beyond_s,
+        scaling_factor=fix.scaling_factor * fix.step_s / step_s,
+    )  # fmt: skip
+
+
+def _no_long_steps(job: Forecaster, account: Account, rare: Part) -> Fix:
+    """Try steps that all take as long as the usual ones."""
+    found = few_steps(account, rare)
+    assert found is not None  # else the part is not rare
+    settings = {Part.INPUT: _LOADER, Part.HOST: _HOST_ELSEWHERE}
+    late = late_ranks(account)
+    usual = found.usual_s
+    return Fix(
+        kind=rare.key, change=f"the {found.few} long of {found.of} steps as short as the others",
+        setting=settings.get(rare) or _setting_of_straggler(account, late),
+        step_s=usual.value, scaling_factor=min(job.alone_s / usual.value, 1.0),
+        low_s=usual.low * (1 - _REPEATS), high_s=usual.high * (1 + _REPEATS),
+    )  # fmt: skip
 
 
 def _considered(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
@@ -158,8 +214,12 @@ def casting(run: Run) -> Compressor | None:
 
 
 def _cast(run: Run) -> Compressor:
-    rate = _CAST_BYTES_PER_S[run.facts.get("backend") != "nccl"]
-    return Compressor(ratio=2, encode_bps=8 * rate, decode_bps=8 * rate)
+    on_processor = run.facts.get("backend") != "nccl"
+    rate = _CAST_BYTES_PER_S[on_processor]
+    return Compressor(
+        ratio=2, encode_bps=8 * rate, decode_bps=8 * rate,
+        work_per_byte=_WORK_WITH_HALVES[on_processor],
+    )  # fmt: skip
 
 
 def _fewer_synchronisations(run: Run, job: Forecaster) -> Iterator[Fix]:
@@ -210,10 +270,9 @@ def _host_ahead(job: Forecaster, account: Account) -> Iterator[Fix]:
     found = _beginning_sooner(job, round(usual_ahead_s(account) * 1e9))
     if found is not None:
         reads = f"batches that the script reads by itself: {_LOADER}"
-        others = "logs, checkpoints, metrics: less often, or in another process"
         yield _fix(
             "host", "nothing of the host's before a step computes",
-            others if has_loader(account) else reads, found,
+            _HOST_ELSEWHERE if has_loader(account) else reads, found,
         )  # fmt: skip
 
 

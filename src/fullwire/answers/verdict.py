@@ -32,7 +32,7 @@ from fullwire.analysis.steadiness import few_steps_words
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
 from fullwire.model.run import Run
-from fullwire.units import show_bytes, show_ranks, show_time, shown
+from fullwire.units import show_bytes, show_ranks, show_rate, show_time, shown
 
 Kind: TypeAlias = Literal[
     "scales", "line_rate", "transport", "latency", "overlap", "straggler", "codec", "compute",
@@ -59,6 +59,16 @@ _SAID_ALIKE: Mapping[str, tuple[str, str]] = {
     "input": ("The input is", "ranks wait for data for"),
     "host": ("The host is", "nothing is computed, communicated or loaded for"),
 }
+_TRANSFERS = ("line_rate", "latency", "transport")
+_ANOTHER: Mapping[str, str] = {
+    "line_rate": "bytes at line rate",
+    "latency": "the fixed cost of messages",
+    "transport": "a transport that does not fill the line",
+    "straggler": "waiting for late ranks, now one and now another",
+    "codec": "packing and unpacking gradients",
+    "input": "waiting for data",
+    "host": "the host, with nothing computed, communicated or loaded",
+}
 _PART_IN_WORDS: Mapping[str, str] = {
     "line_rate": "line rate", "straggler": "waiting for late ranks",
     "unexplained": "communication that nothing hides",
@@ -84,7 +94,8 @@ class Case:
     account: Account
     inflation_s: float | None
     evidence: Sequence[Evidence]
-    knows_line_rate: bool
+    rate_bps: Mapping[int, float]  # of each rank's link, as far as known
+    faster_link: tuple[str, float] | None = None  # the next that would help, by so much of a step
 
     @property
     def step_s(self) -> float:
@@ -128,7 +139,7 @@ def judged(case: Case) -> Verdict:
     kind, reasons = _kind(case)
     missing = tuple(_missing(case)) if kind == "unknown" else ()
     said = _first_sentence(case, kind, missing)
-    sentence = f"{said}{_in_few_steps(case, kind)}{_besides(case, kind)}"
+    sentence = f"{said}{_in_few_steps(case, kind)}{_another(case, kind)}{_besides(case, kind)}"
     return Verdict(
         kind=kind, sentence=sentence, threshold=THRESHOLD, reasons=reasons,
         missing=missing,
@@ -279,7 +290,7 @@ def _missing(case: Case) -> Iterator[str]:
         return
     elif account.untold_s > UNTOLD * account.parts_s[Part.UNEXPLAINED.key]:
         yield f"every rank's part in every collective{_unnamed(run)}"
-    elif account.parts_s[Part.UNEXPLAINED.key] > 0 and not case.knows_line_rate:
+    elif account.parts_s[Part.UNEXPLAINED.key] > 0 and not case.rate_bps:
         yield "the line rate of the links: --bandwidth"
 
 
@@ -418,6 +429,20 @@ def _in_few_steps(case: Case, kind: Kind) -> str:
     return f" {words}." if words else ""
 
 
+def _another(case: Case, kind: Kind) -> str:
+    """Name what else reaches the threshold: without it, the job would only wait for that."""
+    own = _TRANSFERS if kind in (*_TRANSFERS, "overlap") else (kind,)
+    parts = {key: case.account.parts_s[key] for key in _ANOTHER if key not in own}
+    key = max(parts, key=parts.__getitem__)
+    if kind in ("unknown", "scales") or not case.reaches_threshold(parts[key]):
+        return ""
+    said = f"{show_time(parts[key])} ({case.share(parts[key])})"
+    late = late_ranks(case.account)
+    if key == Part.STRAGGLER.key and late is not None:
+        return f" Another {said} is lost to waiting, most of it for {show_ranks(late.ranks)}."
+    return f" Another {said} is lost to {_ANOTHER[key]}."
+
+
 def _besides(case: Case, kind: Kind) -> str:
     """Say what a verdict of something else, or of nothing, would leave unsaid."""
     if kind != "unknown":
@@ -458,11 +483,26 @@ def _line_rate_sentence(case: Case, time_s: float) -> str:
         return (
             f"The network is the bottleneck: {case.of_step(time_s)} ({case.share(time_s)}) is what "
             f"the bytes take at line rate, and {show_time(exposed_s - time_s)} more is lost as the "
-            f"line is not filled{_links(case)}."
+            f"line is not filled{_slow_link(case)}{_links(case)}."
         )
     return (
         f"The network is the bottleneck, and bandwidth is what it lacks: {case.of_step(time_s)} "
-        f"({case.share(time_s)}) is what the bytes take at line rate{_links(case)}."
+        f"({case.share(time_s)}) is what the bytes take at line rate{_slow_link(case)}"
+        f"{_links(case)}."
+    )
+
+
+def _slow_link(case: Case) -> str:
+    """Name the links that hold all others up, if few are slower than the rest."""
+    rates = case.rate_bps
+    slowest_bps = min(rates.values(), default=0.0)
+    slow = [rank for rank, rate_bps in rates.items() if rate_bps == slowest_bps]
+    if not slow or 2 * len(slow) > len(rates):
+        return ""
+    verb = "has" if len(slow) == 1 else "have"
+    return (
+        f"; {show_ranks(slow)} {verb} {show_rate(slowest_bps)}, the others up to "
+        f"{show_rate(max(rates.values()))}"
     )
 
 
@@ -472,11 +512,25 @@ def _transport_sentence(case: Case, time_s: float) -> str:
     if parts[Part.LINE_RATE.key] > time_s:  # then all that the line is idle for counts
         lost_s = time_s + parts[Part.LATENCY.key]
         beside = _of_what_is_lost(case)
+    not_for = "" if _gains_by_link(case) else ", but not for lack of bandwidth"
     return (
-        "The network is the bottleneck, but not for lack of bandwidth: "
+        f"The network is the bottleneck{not_for}: "
         f"{case.of_step(lost_s)} ({case.share(lost_s)}) is lost by a transport that does not fill "
         f"the line{beside}{_links(case)}{f'; {why}' if why else ''}{_many_words(case)}."
+        f"{_link_words(case)}"
     )
+
+
+def _gains_by_link(case: Case) -> bool:
+    return case.faster_link is not None and case.faster_link[1] >= THRESHOLD
+
+
+def _link_words(case: Case) -> str:
+    """Say that a faster line would help all the same: some transports leave a share of any idle."""
+    if case.faster_link is None or not _gains_by_link(case):
+        return ""
+    change, gain = case.faster_link
+    return f" A faster line would help all the same: {change} by {gain:.0%}, predicted."
 
 
 def _many_words(case: Case) -> str:

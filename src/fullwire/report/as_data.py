@@ -77,6 +77,7 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         "full_utilization": None if result.full is None else _forecast_object(asdict(result.full)),
         "break_even": None if result.break_even is None else asdict(result.break_even),
         "fixes": [_forecast_object(asdict(each)) for each in result.fixes],
+        "fixes_from_s": result.fixes_from_s,
         "warnings": list(result.warnings),
     }
 

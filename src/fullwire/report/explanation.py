@@ -120,6 +120,8 @@ def _print_fixes(result: Explanation) -> None:
         return
     median_s = _other_median_s(result)
     of_which = "" if median_s is None else f" the median step, {show_time(median_s)}"
+    if median_s is not None and median_s != result.fixes_from_s:
+        of_which = f" the mean step, {show_time(result.step_s)}"
     say(f"What would help{of_which}, predicted:")
     rows = [
         [

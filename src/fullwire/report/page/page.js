@@ -99,12 +99,13 @@
           : figure("scaling factor, 1 is perfect", found.scaling_factor.toFixed(3), found.full
             ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full${inTheMedian(found)}` : ""),
         found.fixes.length ? figure("what would help most", `→\u202f${brief(found.fixes[0].step_s)}`,
-          [name(found.fixes[0].change), isUneven(found) ? `; in the median step, ${brief(found.median_step_s)} now` : ""]) : null),
+          [name(found.fixes[0].change), isOfMedian(found) ? `; in the median step, ${brief(found.median_step_s)} now` : ""]) : null),
     ];
   }
 
   const isUneven = (found) => found.median_step_s && Math.abs(found.step_s / found.median_step_s - 1) > 0.01;
 
+  const isOfMedian = (found) => isUneven(found) && found.fixes_from_s === found.median_step_s;
   const inTheMedian = (found) => (isUneven(found) ? ", in the median step" : "");
 
   function figure(label, value, note) {
@@ -152,7 +153,7 @@
   function fixes(run) {
     const found = run.explanation;
     const section = part("What would help", found.fixes.length
-      ? "Each change is predicted for itself, the most helpful first. The dot is the step to expect, the bar around it its interval of two standard deviations, the upright line today’s step" + `${inTheMedian(found)}.`
+      ? "Each change is predicted for itself, the most helpful first. The dot is the step to expect, the bar around it its interval of two standard deviations, the upright line today’s step" + `${isOfMedian(found) ? ", in the median step" : ""}.`
       : null);
     if (found.fixes.length) section.append(...fixList(found));
     else section.append(el("p", null, noFixes(run, found)));
@@ -170,8 +171,8 @@
       : `${found.verdict.kind === "host" ? "Of the host’s time the sentence on top tells most. " : ""}The line rate of the links is not known, so nothing is predicted; --bandwidth gives it.`;
   }
 
-  // Predictions start from the median step; the account, and the step on top, is of the mean.
-  const predictedFrom = (found) => found.median_step_s ?? found.step_s;
+  // Most predictions start from the median step; the account, and the step on top, is of the mean.
+  const predictedFrom = (found) => found.fixes_from_s ?? found.step_s;
 
   function fixList(found) {
     const ends = found.fixes.flatMap((fix) => (fix.interval ? [fix.interval.low_s, fix.interval.high_s] : [fix.step_s]));
