@@ -14,6 +14,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
+from fullwire.model.facts import FactValue
 from fullwire.model.run import Collectives, Hosts, Links, Run, Sockets, Spans
 from tests.builders import a_run
 from tests.conftest import Cli
@@ -317,7 +318,7 @@ def test_of_two_causes_the_larger_is_the_verdict_and_the_other_is_named() -> Non
 
 def test_the_link_that_holds_up_all_others_is_named() -> None:
     rank = Rank(150, [computing(50)], [(75 * PER_MS // 4, 50, 150)])
-    facts = {**GIGABIT, "other_line_rates_bps": ((1.0, 2e8),)}
+    facts: dict[str, FactValue] = {**GIGABIT, "other_line_rates_bps": ((1.0, 2e8),)}
     said = fw.explain(a_job(rank, rank, rank, facts=facts)).verdict.sentence
     assert "; rank 1 has 200 Mbps, the others up to 1 Gbps" in said
     assert (
