@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.analysis.account import Account, Part
-from fullwire.model.centre import Median, median_of
+from fullwire.model.centre import Centre, median_of
 from fullwire.model.cost import Floats
 from fullwire.units import show_time
 
@@ -30,7 +30,7 @@ class FewSteps:
     of: int
     share: float  # of the part
     long_s: float
-    usual_s: Median  # of the others
+    usual_s: Centre  # of the others
 
 
 def few_steps(account: Account, part: Part) -> FewSteps | None:

@@ -365,7 +365,8 @@ def _before_forward(rank: _Rank) -> Iterator[tuple[float, float, float]]:
 def _recorder_cost_s(rank: _Rank) -> Iterable[float]:
     if len(rank.steps):
         for cost in rank.journal.defined("cost"):
-            cost_ns = cost["notes"] * cost["note_ns"] + cost["write_ns"]
+            spent_ns = cost.get("spent_ns", cost.get("write_ns", 0))  # an older journal's
+            cost_ns = cost["notes"] * cost["note_ns"] + spent_ns
             yield float(cost_ns) * 1e-9 / len(rank.steps)
 
 

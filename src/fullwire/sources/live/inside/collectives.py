@@ -202,10 +202,12 @@ class _Collectives:
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look now and then for collectives that went past us."""
+        started = self._journal.starts_work()
         try:
             self._unseen.step_ends()
         except Exception as error:  # the job goes on
             self._journal.give_up(error)
+        self._journal.ends_work(started)
 
     def watched(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
         """Wrap one method of ProcessGroup."""
@@ -218,12 +220,14 @@ class _Collectives:
             issued = self._clock.moment() if on_device else _now()
             work = original(group, *args, **kwargs)
             if self._journal.is_open:
+                started = self._journal.starts_work()
                 try:
                     number = self._note_issue(group, op, (*args, *kwargs.values()), issued)
                     if work is not None:  # part of a coalesced group, which ends as a whole
                         self._await_end(number, on_device, work)
                 except Exception as error:  # the job goes on
                     self._journal.give_up(error)
+                self._journal.ends_work(started)
             return work
 
         apart = self._codec.apart(collective)
@@ -294,6 +298,7 @@ class _Collectives:
         # On a device this is called when all is queued, with a current stream that waits for the
         # result: the moment is an event there. Else it is called when the result is there.
         ended = self._clock.moment() if on_device else _now()
+        started = self._journal.starts_work()
         try:
             future.value()
         except Exception:  # the collective failed, as when a rank dies: it has no end
@@ -301,6 +306,7 @@ class _Collectives:
         else:
             self._clock.note_one(Note.END, number, ended)
         self._under_way.discard(number)
+        self._journal.ends_work(started)
 
     def _signature(self, *words: Any) -> int:
         number = self._signatures.get(words)

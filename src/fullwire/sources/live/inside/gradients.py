@@ -90,11 +90,13 @@ class Gradients:
 
     def tell(self, since_ns: int) -> None:
         """Note what was ready in the passes that have ended; nothing was before that time."""
+        started = self._journal.starts_work()
         try:
             while self._due:
                 self._due.pop().tell(self._journal, since_ns)
         except Exception as error:  # the job goes on
             self._journal.give_up(error)
+        self._journal.ends_work(started)
 
     def expect(self, optimizer: Any) -> None:
         """Hook what an optimizer steps again although no reducer has told of another pass."""

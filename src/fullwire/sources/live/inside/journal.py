@@ -99,9 +99,8 @@ class Journal:
     def start_anew(self) -> None:
         """Begin with nothing, as a process does that was just forked off."""
         self.is_open = True
-        self.write_ns = 0
+        self.spent_ns = 0  # processor time of the recorder's own work, but for single notes
         self.noted = 0
-        self.pass_ns = 0
         self.waiting.clear()
         self._passes.clear()
         self._definitions = list(self._defined)
@@ -119,12 +118,21 @@ class Journal:
     def note_pass(self, first: int, begun_ns: int, after_ns: Sequence[int]) -> None:
         """Remember how long after a pass began each gradient was ready, from that parameter on."""
         if self.is_open:
-            began_ns = time.thread_time_ns()
             later_ns = [after_ns[0], *map(sub, after_ns[1:], after_ns)]
             self._passes.append(PASS.pack(begun_ns, first, len(after_ns)) + _narrow(later_ns))
-            self.pass_ns += time.thread_time_ns() - began_ns
             if len(self._passes) >= MOST_PASSES:
                 self.write()
+
+    def starts_work(self) -> int:
+        """Begin to count this thread's processor time as ours; work within this counts once.
+
+        Waiting for a processor is no work of ours.
+        """
+        return time.thread_time_ns() - self.spent_ns
+
+    def ends_work(self, started: int) -> None:
+        """Count no further."""
+        self.spent_ns = time.thread_time_ns() - started
 
     def define(self, **definition: Any) -> None:
         """Remember what a number means, or a fact."""
@@ -143,14 +151,14 @@ class Journal:
         if not self._writing.acquire(blocking=False):
             return
         try:
-            began_ns = time.thread_time_ns()  # processor time: waiting for one is not our work
+            started = self.starts_work()
             # What is only defined waits for the first note: who starts ranks, or loads their data,
             # may have made a model and is no rank.
             has_notes = self.waiting or self._passes
             if self.is_open and (has_notes or (self._definitions and self._file >= 0)):
                 self._append()
             self._written_ns = time.monotonic_ns()
-            self.write_ns += time.thread_time_ns() - began_ns
+            self.ends_work(started)
         except Exception as error:  # a full disk must not end the job
             self.give_up(error)
         finally:

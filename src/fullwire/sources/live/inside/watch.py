@@ -76,7 +76,7 @@ def _close(journal: Journal, clock: Clock) -> None:
             kind="cost",
             notes=journal.noted,
             note_ns=_note_cost_ns(),
-            write_ns=journal.write_ns + journal.pass_ns,
+            spent_ns=journal.spent_ns,
         )
     journal.close()
 
@@ -110,11 +110,13 @@ def _watch_steps(
         began[number] = clock.moment()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        ended, started = clock.moment(), journal.starts_work()
         number = numbers[optimizer]
-        clock.note(Note.OPTIMIZER, number, began[number], clock.moment())
+        clock.note(Note.OPTIMIZER, number, began[number], ended)
         clock.collect()
         processors.note_if_due()
         journal.write_if_due()
+        journal.ends_work(started)
         before_forward.begins()
 
     optimizers.register_optimizer_step_pre_hook(before)
