@@ -131,19 +131,19 @@ def filling(found: Calibration, payload_share: float) -> Calibration:
     """Return what our own transport would be on the processors that Gloo was measured on."""
 
     def ours(
-        line_off: float = 0.0, work_off: float = 0.0, hop_off: float = 0.0
+        line_off: float = 0.0, work_off: float = 0.0, hop_off: float = 0.0, apart: float = 0.0
     ) -> MeasuredTransport:
         share = payload_share * _SHARE_OF_PAYLOAD.off_by(line_off)
         work = found.transport.processor_s_per_byte * _OURS_OF_GLOOS_WORK.off_by(work_off)
         hop = found.transport.processor_s_per_hop * _OURS_OF_GLOOS_HOP.off_by(hop_off)
         return replace(
             found.transport, share=min(share, 1.0), processor_s_per_byte=work,
-            processor_s_per_hop=hop, apart=0.0,
+            processor_s_per_hop=hop, apart=apart,
         )  # fmt: skip
 
     variants = (
         ours(line_off=-1), ours(line_off=1), ours(work_off=-1), ours(work_off=1),
-        ours(hop_off=-1), ours(hop_off=1),
+        ours(hop_off=-1), ours(hop_off=1), ours(apart=0.0), ours(apart=_OURS_APART.value),
     )  # fmt: skip
     return replace(found, transport=ours(), variants=variants, between=(ours(), ours()))
 
