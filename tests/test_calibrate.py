@@ -348,15 +348,18 @@ def test_a_change_is_held_against_its_prediction() -> None:
     assert found.holds
 
 
-@pytest.mark.parametrize(("rate_gbps", "work"), [(1, 1.0), (10, 0.7), (10, 0.8), (10, 0.9)])
+@pytest.mark.parametrize(
+    ("rate_gbps", "work", "apart"),
+    [(1, 1.0, 0.0), (10, 0.7, 0.0), (10, 0.8, 0.0), (10, 0.9, 0.0), (5, 1.0, 0.12)],
+)
 def test_our_backend_is_predicted_to_fill_the_line_as_far_as_processors_can(
-    rate_gbps: float, work: float
+    rate_gbps: float, work: float, apart: float
 ) -> None:
     before = a_trained_job(
         a_transport(), rate_bps=rate_gbps * GBPS, facts={"backend": "gloo", **used(0.041)}
     )
     ours = a_transport(
-        share=PAYLOAD_SHARE, processor_s_per_byte=work * 1e-9, processor_s_per_hop=0.0, apart=0.0
+        share=PAYLOAD_SHARE, processor_s_per_byte=work * 1e-9, processor_s_per_hop=0.0, apart=apart
     )
     after = a_trained_job(ours, rate_bps=rate_gbps * GBPS, facts={"backend": "fullwire"})
     found = verify(before, after)
