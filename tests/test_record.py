@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -494,6 +495,20 @@ def test_a_part_ends_with_its_job_s_status_where_its_end_cannot_be_noted(
     assert done.returncode == status
     assert "how this part ended cannot be noted: No such file or directory" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_work_within_work_of_the_recorder_counts_once(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    before_ns = time.thread_time_ns()
+    outer = journal.starts_work()
+    inner = journal.starts_work()
+    sum(range(100_000))
+    within_ns = time.thread_time_ns() - before_ns
+    journal.ends_work(inner)
+    assert journal.spent_ns > 0
+    sum(range(100_000))
+    journal.ends_work(outer)
+    assert within_ns < journal.spent_ns <= time.thread_time_ns() - before_ns
 
 
 def a_process(directory: Path, steps: int, rank: int = 0) -> Journal:

@@ -20,7 +20,7 @@ import numpy as np
 from fullwire.analysis.account import Account, Late, Part, late_ranks
 from fullwire.analysis.ahead import has_loader, usual_ahead_s
 from fullwire.analysis.placement import host_of_rank
-from fullwire.analysis.steadiness import few_steps
+from fullwire.analysis.steadiness import FewSteps, few_steps
 from fullwire.analysis.transfers import codes_of
 from fullwire.answers.forecast import Forecast, Forecaster
 from fullwire.model.compressor import Compressor
@@ -41,6 +41,7 @@ _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
 _SYNCHRONISED_EVERY = (2, 4)
 _SMALL_NUMBERS = re.compile(r"16|half|8", re.IGNORECASE)  # in the names of types
 _LOADER = "DataLoader(num_workers=8, prefetch_factor=4, persistent_workers=True)"
+_OWN = (Part.STRAGGLER, Part.INPUT, Part.HOST)  # losses of a worker's own time
 _HOST_ELSEWHERE = "logs, checkpoints, metrics: less often, or in another process"
 _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
     "look at its device: clock, temperature (of a GPU: nvidia-smi -q -d PERFORMANCE), other work",
@@ -78,12 +79,13 @@ class Fixes:
 
 def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     """Predict everything that could help this job, the most helpful first."""
-    rare = _rare_part(account)
+    part = _largest_loss(account)
+    rare = few_steps(account, part) if part in _OWN else None
     beyond_s = 0.0 if rare is None else max(account.step_s - job.measured_s, 0.0)
     from_s = job.measured_s + beyond_s
     considered = [_longer(fix, beyond_s) for fix in _considered(run, job, account)]
     if rare is not None:
-        considered.append(_no_long_steps(job, account, rare))
+        considered.append(_no_long_steps(job, account, part, rare))
     useful = [fix for fix in considered if fix.step_s < (1 - LEAST_GAIN) * from_s]
     return Fixes(tuple(sorted(useful, key=lambda fix: _order(fix, from_s))), from_s)
 
@@ -92,12 +94,9 @@ def _order(fix: Fix, from_s: float) -> tuple[float, bool, float]:
     return round(fix.step_s / (_AS_GOOD * from_s)), fix.kind == "link", fix.step_s
 
 
-def _rare_part(account: Account) -> Part | None:
-    """Return the largest loss, if a worker's own time is lost and in few steps only."""
+def _largest_loss(account: Account) -> Part:
     lost = {part: account.parts_s[part.key] for part in Part if part != Part.COMPUTE}
-    largest = max(lost, key=lost.__getitem__)
-    is_own = largest in (Part.STRAGGLER, Part.INPUT, Part.HOST)
-    return largest if is_own and few_steps(account, largest) is not None else None
+    return max(lost, key=lost.__getitem__)
 
 
 def _longer(fix: Fix, beyond_s: float) -> Fix:
@@ -109,16 +108,14 @@ def _longer(fix: Fix, beyond_s: float) -> Fix:
     )  # fmt: skip
 
 
-def _no_long_steps(job: Forecaster, account: Account, rare: Part) -> Fix:
+def _no_long_steps(job: Forecaster, account: Account, part: Part, rare: FewSteps) -> Fix:
     """Try steps that all take as long as the usual ones."""
-    found = few_steps(account, rare)
-    assert found is not None  # else the part is not rare
     settings = {Part.INPUT: _LOADER, Part.HOST: _HOST_ELSEWHERE}
     late = late_ranks(account)
-    usual = found.usual_s
+    usual = rare.usual_s
     return Fix(
-        kind=rare.key, change=f"the {found.few} long of {found.of} steps as short as the others",
-        setting=settings.get(rare) or _setting_of_straggler(account, late),
+        kind=part.key, change=f"the {rare.few} long of {rare.of} steps as short as the others",
+        setting=settings.get(part) or _setting_of_straggler(account, late),
         step_s=usual.value, scaling_factor=min(job.alone_s / usual.value, 1.0),
         low_s=usual.low * (1 - _REPEATS), high_s=usual.high * (1 + _REPEATS),
     )  # fmt: skip

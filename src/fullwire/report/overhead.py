@@ -37,7 +37,7 @@ def overhead_lines(result: Overhead) -> Iterator[str]:
     yield f"load of the machine at the end: {result.load:.1f}, of which some {RANKS} are the job's"
     wall = _ratio(recorded)
     if wall.high - wall.low > 0.01:
-        yield "the machine was busy with something else: ask for more --pairs, or a quiet moment"
+        yield "not sure to half a percent: ask for more --pairs, or a quiet moment"
 
 
 def overhead_object(result: Overhead) -> dict[str, Any]:

@@ -141,6 +141,7 @@ def filling(found: Calibration, payload_share: float) -> Calibration:
             processor_s_per_hop=hop, apart=apart,
         )  # fmt: skip
 
+    # In pairs, one for each sign; less than nothing cannot be apart.
     variants = (
         ours(line_off=-1), ours(line_off=1), ours(work_off=-1), ours(work_off=1),
         ours(hop_off=-1), ours(hop_off=1), ours(apart=0.0), ours(apart=_OURS_APART.value),

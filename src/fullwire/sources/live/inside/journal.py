@@ -126,7 +126,8 @@ class Journal:
     def starts_work(self) -> int:
         """Begin to count this thread's processor time as ours; work within this counts once.
 
-        Waiting for a processor is no work of ours.
+        Waiting for a processor is no work of ours. What another thread counts in the meantime is
+        lost: as one thread is in Python at a time, that is little.
         """
         return time.thread_time_ns() - self.spent_ns
 

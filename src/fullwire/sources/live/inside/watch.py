@@ -75,7 +75,7 @@ def _close(journal: Journal, clock: Clock) -> None:
         journal.define(
             kind="cost",
             notes=journal.noted,
-            note_ns=_note_cost_ns(),
+            note_ns=_note_cost_ns(),  # some notes are part of the next as well
             spent_ns=journal.spent_ns,
         )
     journal.close()
