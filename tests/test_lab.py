@@ -482,6 +482,19 @@ def test_a_command_that_has_only_just_been_started_is_reached(number: signal.Sig
             assert ended.status == 128 + number
 
 
+def test_a_child_that_ends_after_its_lab_was_left_is_no_error() -> None:
+    program = (
+        "import os, signal\n"
+        "from fullwire.lab.supervisor import _children_wake_us\n"
+        "with _children_wake_us() as woken:\n"
+        "    os.kill(os.getpid(), signal.SIGCHLD)\n"
+        "    assert woken.recv(1)\n"
+        "os.kill(os.getpid(), signal.SIGCHLD)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stderr == b""
+
+
 @needs_namespaces
 def test_a_paused_host_stands_still_until_restored(capfd: pytest.CaptureFixture[str]) -> None:
     program = (

@@ -131,4 +131,7 @@ def _children_wake_us() -> Iterator[socket.socket]:
             each.setblocking(False)
         signal.set_wakeup_fd(kernels.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up needs a handler to be there
-        yield ours
+        try:
+            yield ours
+        finally:
+            signal.set_wakeup_fd(-1)  # children end after this, too, and the socket is closed then
