@@ -379,46 +379,33 @@ std::shared_ptr<fullwire::Program> program_of(std::uint32_t blocks,
     return program;
 }
 
-// One block is cut into as many as the program moves, at whole elements.
-std::vector<fullwire::Block> blocks_of(const std::vector<BlockRow>& rows, std::uint32_t wanted,
-                                       std::size_t element_bytes) {
+std::vector<fullwire::Block> blocks_of(const std::vector<BlockRow>& rows) {
     std::vector<fullwire::Block> blocks;
-    if (rows.size() == wanted || rows.size() != 1) {
-        for (const auto& [address, bytes] : rows) blocks.push_back({address, bytes});
-        if (blocks.size() != wanted) throw std::invalid_argument("as many blocks as the program has");
-        return blocks;
-    }
-    const auto [address, bytes] = rows[0];
-    const std::uint64_t elements = bytes / element_bytes;
-    for (std::uint64_t block = 0; block < wanted; ++block) {
-        const std::uint64_t from = elements * block / wanted, to = elements * (block + 1) / wanted;
-        blocks.push_back({address + from * element_bytes, (to - from) * element_bytes});
-    }
+    for (const auto& [address, bytes] : rows) blocks.push_back({address, bytes});
     return blocks;
 }
 
 fullwire::TaskPointer issue_collective(
-    fullwire::Engine& engine, std::string description,
+    fullwire::Streams& streams, std::string description,
     std::shared_ptr<const fullwire::Program> program, const std::vector<BlockRow>& source,
     const std::vector<BlockRow>& work, std::optional<std::uint8_t> reduction, std::uint8_t number,
     std::uint32_t divide_by, double timeout_s, bool soon) {
     auto task = std::make_shared<fullwire::Task>();
     task->description = std::move(description);
     task->number = static_cast<fullwire::Number>(number);
-    const std::size_t element_bytes = fullwire::bytes_of(task->number);
-    task->source = blocks_of(source, program->blocks, element_bytes);
-    task->work = blocks_of(work, program->blocks, element_bytes);
+    task->source = blocks_of(source);
+    task->work = blocks_of(work);
     task->program = std::move(program);
     if (reduction) task->reduction = static_cast<fullwire::Reduction>(*reduction);
     task->divide_by = divide_by;
     task->timeout_s = timeout_s;
     const nb::gil_scoped_release released;
     using Caller = fullwire::Engine::Caller;
-    engine.issue(task, soon ? Caller::waits : Caller::goes_on);
+    streams.issue(task, soon ? Caller::waits : Caller::goes_on);
     return task;
 }
 
-fullwire::TaskPointer issue_transfer(fullwire::Engine& engine, std::string description, bool sends,
+fullwire::TaskPointer issue_transfer(fullwire::Streams& streams, std::string description, bool sends,
                                      int rank, std::uint64_t tag, BlockRow block, double timeout_s) {
     using Task = fullwire::Task;
     auto task = std::make_shared<Task>();
@@ -430,7 +417,7 @@ fullwire::TaskPointer issue_transfer(fullwire::Engine& engine, std::string descr
     task->timeout_s = timeout_s;
     const nb::gil_scoped_release released;
     // To torch an isend and a send are the same call.
-    engine.issue(task, fullwire::Engine::Caller::may_wait);
+    streams.issue(task, fullwire::Engine::Caller::may_wait);
     return task;
 }
 
@@ -440,8 +427,16 @@ nb::tuple times_of(const fullwire::Task& task) {
                           times.reducing_ns, times.sent_bytes);
 }
 
+std::shared_ptr<fullwire::Streams> streams_of(int rank, std::vector<int> sockets,
+                                              std::vector<std::string> names, std::string group,
+                                              double silence_s, int spin_us, bool checks) {
+    return std::make_shared<fullwire::Streams>(
+        fullwire::Engine::Manner{rank, std::move(names), std::move(group), silence_s, spin_us, checks},
+        std::move(sockets));
+}
+
 void define_transport(nb::module_& module) {
-    using fullwire::Engine;
+    using fullwire::Streams;
     using fullwire::Task;
     nb::class_<fullwire::Program>(module, "TransportProgram")
         .def(nb::new_(&program_of), nb::arg("blocks"), nb::arg("sends"), nb::arg("receives"),
@@ -455,24 +450,24 @@ void define_transport(nb::module_& module) {
         .def_prop_ro("sender", [](const Task& task) { return task.from; })
         .def_prop_ro("ended_ns", [](const Task& task) { return task.times.ended_ns; })
         .def_prop_ro("times", &times_of);
-    nb::class_<Engine>(module, "TransportEngine")
-        .def(nb::init<int, std::vector<int>, std::vector<std::string>, std::string, double, int,
-                      bool>(),
-             nb::arg("rank"), nb::arg("sockets"), nb::arg("names"), nb::arg("group"),
-             nb::arg("silence_s"), nb::arg("spin_us"), nb::arg("checks") = false)
+    nb::class_<Streams>(module, "TransportStreams")
+        .def(nb::new_(&streams_of), nb::arg("rank"), nb::arg("sockets"), nb::arg("names"),
+             nb::arg("group"), nb::arg("silence_s"), nb::arg("spin_us"), nb::arg("checks") = false)
+        .def("add", &Streams::add, nb::arg("sockets"))
+        .def("largest_part", &Streams::largest_part, nb::arg("size_bytes"))
         .def("collective", &issue_collective, nb::arg("description"), nb::arg("program"),
              nb::arg("source"), nb::arg("work"), nb::arg("reduction").none(), nb::arg("number"),
              nb::arg("divide_by"), nb::arg("timeout_s"), nb::arg("soon"))
         .def("transfer", &issue_transfer, nb::arg("description"), nb::arg("sends"),
              nb::arg("rank"), nb::arg("tag"), nb::arg("block"), nb::arg("timeout_s"))
-        .def("wait", &Engine::wait, nb::arg("task"), nb::arg("timeout_s"), Released())
-        .def("wait_for_any", &Engine::wait_for_any, Released())
-        .def("count_from_here", &Engine::count_from_here)
-        .def("abort", &Engine::abort, nb::arg("reason"), Released())
-        .def("close", &Engine::close, nb::arg("reason") = "", Released())
-        .def("leave_to_parent", &Engine::leave_to_parent)
-        .def_prop_ro("problem", &Engine::problem)
-        .def_prop_ro("malformed", &Engine::malformed);
+        .def("wait", &Streams::wait, nb::arg("task"), nb::arg("timeout_s"), Released())
+        .def("wait_for_any", &Streams::wait_for_any, Released())
+        .def("count_from_here", &Streams::count_from_here)
+        .def("abort", &Streams::abort, nb::arg("reason"), Released())
+        .def("close", &Streams::close, nb::arg("reason") = "", Released())
+        .def("leave_to_parent", &Streams::leave_to_parent)
+        .def_prop_ro("problem", &Streams::problem)
+        .def_prop_ro("malformed", &Streams::malformed);
 }
 
 void run_capture(fullwire::PacketCapture& capture, int watched) {

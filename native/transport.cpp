@@ -19,13 +19,13 @@
 
 namespace fullwire {
 
-Engine::Engine(int rank, std::vector<int> sockets, std::vector<std::string> names,
-               std::string group, double silence_s, int spin_us, bool checks)
-    : rank_(rank), names_(std::move(names)), group_(std::move(group)),
-      silence_ns_(static_cast<std::int64_t>(silence_s * 1e9)), spin_ns_(spin_us * 1000LL),
-      checks_(checks), process_(::getpid()), scratch_(kScratch) {
+Engine::Engine(Streams& streams, const Manner& manner, std::vector<int> sockets, bool is_first)
+    : streams_(streams), is_first_(is_first), rank_(manner.rank), names_(manner.names),
+      group_(manner.group), silence_ns_(static_cast<std::int64_t>(manner.silence_s * 1e9)),
+      spin_ns_(is_first ? manner.spin_us * 1000LL : 0), checks_(manner.checks),
+      process_(::getpid()), scratch_(kScratch) {
     for (std::size_t other = 0; other < sockets.size(); ++other) {
-        const bool is_self = static_cast<int>(other) == rank;
+        const bool is_self = static_cast<int>(other) == rank_;
         connections_.push_back(is_self ? nullptr : std::make_unique<Connection>(
                                                        static_cast<int>(other), sockets[other]));
         if (!is_self) ::fcntl(sockets[other], F_SETFL, O_NONBLOCK);
@@ -51,9 +51,8 @@ void Engine::issue(const TaskPointer& task, Caller caller) {
     if (closing_ || !problem_.empty()) {
         task->problem = problem_.empty() ? "the group was destroyed" : problem_;
         task->state.store(Task::State::failed, std::memory_order_release);
-        ++ended_count_;
         ended_.notify_all();
-        return;
+        return streams_.has_ended(task);
     }
     issued_.push_back(task);
     if (driven_) {
@@ -95,13 +94,6 @@ bool Engine::wait(const TaskPointer& task, double timeout_s) {
     return true;
 }
 
-bool Engine::wait_for_any() {
-    std::unique_lock lock(mutex_);
-    while (!closing_ && ended_count_ == ended_seen_) ended_.wait_for(lock, kLookAgain);
-    ended_seen_ = ended_count_;
-    return !closing_;
-}
-
 void Engine::work_in_background() {
     ::pthread_setname_np(::pthread_self(), "fullwire");
     std::unique_lock lock(mutex_);
@@ -131,6 +123,7 @@ void Engine::work_in_background() {
 
 void Engine::drive(int wait_ms) {
     take_issued();
+    if (!failed_ && streams_.has_failed_) fail(streams_.problem(), true);
     for (auto& connection : connections_) {
         if (connection && connection->is_open() && !connection->is_full) transmit(*connection);
     }
@@ -221,7 +214,7 @@ void Engine::take_issued() {
         } else if (task->kind != Task::Kind::collective) {
             begin_transfer(task);
         } else {
-            task->sequence = next_sequence_++;
+            next_sequence_ = task->sequence + 1;
             task->signature = hash_of(task->description.data(), task->description.size());
             history_[task->sequence] = task->description;
             if (history_.size() > kRemembered) history_.erase(history_.begin());
@@ -281,6 +274,7 @@ void Engine::begin(const TaskPointer& task) {
     task->times.begun_ns = moved_ns_ = now_ns();
     prepare(*task);
     const Program& program = *task->program;
+    const bool signals = program.signals && is_first_;
     for (auto& connection : connections_) {
         if (!connection) continue;
         connection->sends.clear();
@@ -299,7 +293,7 @@ void Engine::begin(const TaskPointer& task) {
         const Send& send = program.sends[index];
         const std::uint64_t bytes = bytes_in(send.after < 0 ? task->source : task->work,
                                              send.first_block, send.blocks);
-        if (!bytes && !program.signals) {
+        if (!bytes && !signals) {
             --task->sends_left;
             continue;
         }
@@ -309,7 +303,7 @@ void Engine::begin(const TaskPointer& task) {
     }
     for (std::uint32_t index = 0; index < program.receives.size(); ++index) {
         const std::uint64_t bytes = task->receive_ranges[index].bytes;
-        if (!bytes && !program.signals) {
+        if (!bytes && !signals) {
             task->received[index] = 1;  // whole
             --task->receives_left;
             continue;
@@ -368,10 +362,12 @@ void Engine::end(const TaskPointer& task, Task::State state, const std::string& 
     }
     task->storage.reset();
     task->storage_bytes = 0;
-    const std::lock_guard lock(mutex_);
-    task->state.store(state, std::memory_order_release);
-    ++ended_count_;
-    ended_.notify_all();
+    {
+        const std::lock_guard lock(mutex_);
+        task->state.store(state, std::memory_order_release);
+        ended_.notify_all();
+    }
+    streams_.has_ended(task);
 }
 
 // ---- The end ----------------------------------------------------------------------------------
@@ -384,6 +380,12 @@ void Engine::abort(const std::string& reason) {
     close();
 }
 
+void Engine::wake() {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t one = 1;
+    if (!closing_) (void)!::write(wake_, &one, sizeof one);
+}
+
 void Engine::leave_to_parent() {
     is_fork_ = true;
     for (auto& connection : connections_) {
@@ -392,7 +394,7 @@ void Engine::leave_to_parent() {
 }
 
 void Engine::close(const std::string& reason) {
-    if (::getpid() != process_) {
+    if (!is_of_this_process()) {
         // A fork has the descriptors, but neither the thread nor a say; who holds the mutex is past.
         if (thread_.joinable()) thread_.detach();
         return;

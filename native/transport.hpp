@@ -7,12 +7,15 @@
 // most `kEagerBytes` are sent to a rank before it has said that it is there too; so everything that
 // arrives can be read at once, and no frame ever waits behind another that nobody wants yet.
 //
-// One thread at a time drives the engine: its own, or the one that waits for a collective.
+// One thread at a time drives an engine: its own, or the one that waits for a collective. Where one
+// connection does not fill the line there are several to each rank: each is an engine of its own, and
+// carries a part of what is large (transport_streams.cpp).
 
 #pragma once
 
 #include <poll.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -70,6 +73,9 @@ struct Times {
     std::uint64_t sent_bytes;
 };
 
+class Task;
+using TaskPointer = std::shared_ptr<Task>;
+
 // What is to be done, and what became of it.
 class Task {
 public:
@@ -97,6 +103,10 @@ public:
 
 private:
     friend class Engine;
+    friend class Streams;
+    TaskPointer whole;               // that this is one stream's part of; until both have ended
+    std::vector<TaskPointer> parts;  // if several streams carry it
+    std::size_t parts_left = 0;
     std::uint64_t sequence = 0, signature = 0, transfer = 0;
     std::size_t chunk_bytes = 0;
     bool is_small = false;
@@ -107,14 +117,20 @@ private:
     std::size_t receives_left = 0, sends_left = 0;
 };
 
-using TaskPointer = std::shared_ptr<Task>;
+class Streams;
 
 class Engine {
 public:
+    struct Manner {
+        int rank;
+        std::vector<std::string> names;
+        std::string group;
+        double silence_s;
+        int spin_us;
+        bool checks;  // what it sends bears a checksum; where there is one the receiver looks at it
+    };
     // `sockets` by rank, connected and trusted, -1 at the own place; they are closed with the engine.
-    // With `checks` what it sends bears a checksum; where there is one the receiver looks at it.
-    Engine(int rank, std::vector<int> sockets, std::vector<std::string> names, std::string group,
-           double silence_s, int spin_us, bool checks);
+    Engine(Streams& streams, const Manner& manner, std::vector<int> sockets, bool is_first);
     ~Engine();
 
     // Who waits at once will drive; who may, is given a moment to.
@@ -122,16 +138,16 @@ public:
     void issue(const TaskPointer& task, Caller caller);
     // False when the time is over. A negative time is for ever.
     bool wait(const TaskPointer& task, double timeout_s);
-    // Waits until any task has ended since this was last called, or the engine is closed: false.
-    bool wait_for_any();
     void abort(const std::string& reason);
     // With a reason those who still need this rank are told it.
     void close(const std::string& reason = "");
     // In a process that was forked off: lets go of the connections, so that the parent's end ends them.
     void leave_to_parent();
-    std::string problem();
-    // What was issued before does not count when collectives are numbered for people.
-    void count_from_here() { uncounted_ = next_sequence_ - 1; }
+    bool is_of_this_process() const { return ::getpid() == process_; }
+    // Has whoever drives look up: another stream has failed.
+    void wake();
+    // Collectives are numbered for people from the one after this.
+    void count_from(std::uint64_t sequence) { uncounted_ = sequence; }
     std::uint64_t malformed() const { return malformed_.load(); }
 
 private:
@@ -195,8 +211,11 @@ private:
     bool is_busy() const;
     void say_goodbye();
     bool has_parted(Connection& connection, bool has_news);
+    std::string problem();
     std::string name_of(int rank) const;
 
+    Streams& streams_;
+    const bool is_first_;  // of its group's streams: that ranks disagree is found out there
     const int rank_;
     const std::vector<std::string> names_;
     const std::string group_;
@@ -214,7 +233,6 @@ private:
     bool is_fork_ = false;
     std::atomic<bool> busy_{false};
     std::vector<TaskPointer> issued_;
-    std::uint64_t ended_count_ = 0, ended_seen_ = 0;
     std::string problem_, abort_reason_, leaving_reason_;
     int wake_ = -1;
     std::thread thread_;
@@ -244,6 +262,60 @@ private:
     bool failed_ = false;
     std::unique_ptr<char[]> spare_;
     std::size_t spare_bytes_ = 0;
+};
+
+// All connections of a group. Every rank cuts alike: a block goes over so many streams that each has
+// a part worth a collective of its own, and what is small over the first one, with every transfer.
+class Streams {
+public:
+    Streams(Engine::Manner manner, std::vector<int> sockets);
+    ~Streams();
+    Streams(const Streams&) = delete;
+    Streams& operator=(const Streams&) = delete;
+
+    // One more connection to each rank. Nothing may be under way.
+    void add(std::vector<int> sockets);
+    // The largest part of so many bytes that one stream carries.
+    std::uint64_t largest_part(std::uint64_t bytes) const;
+
+    // A collective's `source` and `work` are what the caller has: one block is cut into as many as
+    // the program moves.
+    void issue(const TaskPointer& task, Engine::Caller caller);
+    // False when the time is over. A negative time is for ever.
+    bool wait(const TaskPointer& task, double timeout_s);
+    // Waits until any task has ended since this was last called, or the group is closed: false.
+    bool wait_for_any();
+    void abort(const std::string& reason);
+    // With a reason those who still need this rank are told it.
+    void close(const std::string& reason = "");
+    // In a process that was forked off: lets go of the connections, so that the parent's end ends them.
+    void leave_to_parent();
+    // What was issued before does not count when collectives are numbered for people.
+    void count_from_here();
+    std::string problem();
+    std::uint64_t malformed() const;
+
+private:
+    friend class Engine;
+    std::vector<TaskPointer> parts_of(const TaskPointer& task) const;
+    std::size_t streams_for(std::uint64_t bytes) const;
+    Block part_of(const Block& block, std::size_t stream) const;
+    TaskPointer part_of(const TaskPointer& task, std::size_t stream) const;
+    void has_ended(const TaskPointer& task);
+    bool ends_whole(const TaskPointer& whole, const Task& part);
+    void has_failed(const std::string& problem);
+    template <typename End> void end_all(End end);
+
+    const Engine::Manner manner_;
+    std::vector<std::unique_ptr<Engine>> engines_;
+    std::mutex order_;  // of what is issued: on every stream the same
+    std::uint64_t next_sequence_ = 1;
+    std::mutex mutex_;
+    std::condition_variable ended_;  // a task has ended
+    bool closing_ = false;
+    std::uint64_t ended_count_ = 0, ended_seen_ = 0;
+    std::atomic<bool> has_failed_{false};
+    std::string problem_;
 };
 
 }  // namespace fullwire

@@ -178,7 +178,7 @@ std::string Engine::what_is_missing(const Task& transfer) const {
 }
 
 void Engine::suspect(std::uint64_t sequence, bool is_late) {
-    if (failed_ || suspected_ns_) return;
+    if (failed_ || suspected_ns_ || (!is_late && !is_first_)) return;
     suspected_ns_ = now_ns();
     judge_ = first_present();
     if (judge_ == rank_) return open_case(sequence, is_late);
@@ -336,6 +336,7 @@ void Engine::fail(const std::string& problem, bool tell_others) {
         const std::lock_guard lock(mutex_);
         problem_ = problem;
     }
+    if (!closing_) streams_.has_failed(problem);
     for (const TaskPointer& task : ended) end(task, Task::State::failed, problem);
 }
 

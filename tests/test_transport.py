@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ import fullwire as fw
 from fullwire import _native
 from fullwire.model.run import Carried, Collectives
 from fullwire.transport import programs, rendezvous
+from fullwire.transport import streams as transport_streams
 from fullwire.transport.programs import Links
 
 from . import transport_ranks as ranks
@@ -45,26 +46,34 @@ OPERATIONS: dict[int, Any] = {
 }  # fmt: skip
 
 
+Pair = Callable[[int, int], tuple[socket.socket, socket.socket]]
+
+
 class Mesh:
     """Engines of one group, all in this process, each driven by a thread of its own."""
 
     def __init__(
         self, size: int, *, silence_s: float = 30, checks: bool = False,
-        pair: Callable[[int, int], tuple[socket.socket, socket.socket]] | None = None,
+        pair: Pair | None = None, more: Sequence[Pair | None] = (),
     ) -> None:  # fmt: skip
         self.size = size
-        make = pair or (lambda a, b: socket.socketpair())
-        pairs = {(a, b): make(a, b) for a in range(size) for b in range(a)}
-        self.engines = []
-        for rank in range(size):
-            mine = [-1] * size
-            for (a, b), (of_a, of_b) in pairs.items():
-                if rank in (a, b):
-                    mine[b if rank == a else a] = (of_a if rank == a else of_b).detach()
-            names = [str(each) for each in range(size)]
-            self.engines.append(
-                _native.TransportEngine(rank, mine, names, "mesh", silence_s, 0, checks)
-            )
+        names = [str(each) for each in range(size)]
+        self.engines = [
+            _native.TransportStreams(rank, mine, names, "mesh", silence_s, 0, checks)
+            for rank, mine in enumerate(self._connected(pair))
+        ]
+        for each in more:
+            for engine, mine in zip(self.engines, self._connected(each), strict=True):
+                engine.add(mine)
+
+    def _connected(self, pair: Pair | None) -> list[list[int]]:
+        """Return each rank's sockets by rank."""
+        sockets = [[-1] * self.size for _ in range(self.size)]
+        for a in range(self.size):
+            for b in range(a):
+                of_a, of_b = pair(a, b) if pair else socket.socketpair()
+                sockets[a][b], sockets[b][a] = of_a.detach(), of_b.detach()
+        return sockets
 
     def allreduce(
         self, algorithm: str, arrays: list[Any], operation: int, divide_by: int = 1,
@@ -354,7 +363,7 @@ def test_algorithms_follow_the_cost_of_the_links() -> None:
 @settings(max_examples=25, deadline=None)
 def test_what_is_no_frame_closes_the_connection_and_is_counted(said: bytes) -> None:
     ours, theirs = socket.socketpair()
-    engine = _native.TransportEngine(0, [-1, ours.detach()], ["0", "1"], "mesh", 30.0, 0)
+    engine = _native.TransportStreams(0, [-1, ours.detach()], ["0", "1"], "mesh", 30.0, 0)
     array = np.ones(10, np.float32)
     place = [(array.ctypes.data, array.nbytes)]
     program = programs.allreduce("exchange", 2, 0)
@@ -403,6 +412,32 @@ def test_checksums_change_no_sum(algorithm: str) -> None:
         for array in arrays:
             np.testing.assert_array_equal(array, expected)
     made.close()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "exchange", "halving-doubling"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_over_several_streams_every_rank_gets_the_sum(algorithm: str, size: int) -> None:
+    """Sizes at which one, two and three have a part, of which the last may be odd."""
+    made = Mesh(size, more=[None, None])
+    for count in (1, 2**17 - 1, 2**17, 2**17 + 1, 3 * 2**16 + 5, 500_003):
+        arrays = [numbers("float32", count, rank) for rank in range(size)]
+        expected = np.sum(arrays, axis=0, dtype=np.float32)
+        assert made.allreduce(algorithm, arrays, SUM) == [None] * size
+        for array in arrays:
+            np.testing.assert_array_equal(array, expected)
+    made.close()
+
+
+def test_when_one_of_several_streams_stands_still_all_end_with_its_reason() -> None:
+    line = StalledLine(1 << 20)
+    made = Mesh(2, silence_s=2, more=[line.pair])
+    arrays = [np.ones(1 << 21, np.float32) for _ in range(2)]
+    said = made.allreduce("ring", arrays, SUM)
+    assert all("does not answer" in str(each) for each in said), said
+    later = made.allreduce("ring", [np.ones(10, np.float32) for _ in range(2)], SUM)
+    assert later == [engine.problem for engine in made.engines]
+    made.close()
+    line.close()
 
 
 def test_who_stops_in_the_middle_of_a_transfer_is_named_to_the_sender() -> None:
@@ -479,7 +514,7 @@ def test_without_rank_0_the_next_one_finds_out_who_is_late() -> None:
 def test_a_rank_that_asks_whether_we_live_hides_nobody_who_does_not() -> None:
     chatty, silent = socket.socketpair(), socket.socketpair()
     sockets = [-1, chatty[0].detach(), silent[0].detach()]
-    engine = _native.TransportEngine(0, sockets, ["0", "1", "2"], "mesh", 1.0, 0)
+    engine = _native.TransportStreams(0, sockets, ["0", "1", "2"], "mesh", 1.0, 0)
     place = [(0, 0)]
     program = programs.barrier(3, 0)
     task = engine.collective("a barrier", program, place, place, None, 8, 1, 60.0, False)
@@ -504,6 +539,67 @@ def test_a_rank_that_asks_whether_we_live_hides_nobody_who_does_not() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_collectives_end_as_with_gloo(size: int) -> None:
     assert in_processes(ranks.both_backends, size) == [[]] * size
+
+
+def test_over_several_streams_collectives_end_as_with_gloo() -> None:
+    assert in_processes(partial(ranks.on_streams, 3, ranks.both_backends), 2) == [[]] * 2
+
+
+def test_exchanges_of_uneven_parts_go_over_several_streams() -> None:
+    assert in_processes(partial(ranks.on_streams, 3, ranks.uneven_exchanges), 4) == [True] * 4
+
+
+def test_on_several_streams_ranks_that_disagree_are_told_the_same() -> None:
+    said = in_processes(partial(ranks.on_streams, 3, ranks.one_large_one_small), 3)
+    assert len(set(said)) == 1
+    assert said[0].startswith("ranks disagree on collective 1 of group 0: ")
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        (partial(ranks.on_streams, 0, ranks.joined), "expected a number from 1 to 16, got '0'"),
+        (ranks.of_two_minds, "expected the same on every rank, got 1 and 2"),
+    ],
+)
+def test_how_many_streams_there_are_is_a_number_on_which_all_agree(role: Any, said: str) -> None:
+    for answer in in_processes(partial(ranks.failing, role), 2):
+        assert answer == f"FULLWIRE_STREAMS: {said}"
+
+
+@pytest.mark.parametrize(
+    ("window_bytes", "megabits", "processors", "streams"),
+    [
+        (2**40, 10_000, 64, 1),  # one thread fills the line
+        (2**40, 100_000, 64, 8),
+        (2**40, 100_000, 10, 5),  # as many again are left for training
+        (2**40, 100_000, 1, 1),
+        (2**40, -1, 64, 1),  # the interface does not say
+        (1, 10_000, 1, 8),  # a window that is nothing, however near the other end
+        (2**40, 10, 1, 1),
+    ],
+)
+def test_streams_are_chosen_by_rate_way_window_and_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_bytes: int, megabits: int,
+    processors: int, streams: int,
+) -> None:  # fmt: skip
+    (tmp_path / "lo").mkdir()
+    (tmp_path / "lo" / "speed").write_text(f"{megabits}\n")
+    (tmp_path / "tcp_wmem").write_text(f"4096 16384 {window_bytes}\n")
+    (tmp_path / "tcp_rmem").write_text(f"4096\t131072\t{2 * window_bytes}\n")
+    monkeypatch.setattr(transport_streams, "_SETTINGS", tmp_path)
+    monkeypatch.setattr(transport_streams, "_DEVICES", tmp_path)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+        server.accept()[0] as other,
+    ):
+        one.sendall(b"there")
+        other.sendall(other.recv(5) + b" and back")
+        one.recv(14)
+        links = Links(rate_bps=1e9, latency_s=1e-4)
+        best = transport_streams.best(links, [-1, one.fileno()], processors)
+    assert best == streams
 
 
 def test_ddp_trains_to_the_same_weights_as_with_gloo() -> None:

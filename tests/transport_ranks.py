@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 import fullwire.transport.group  # noqa: F401  # loaded once, before processes are forked
+from fullwire.errors import TransportError
 
 VICTIM = 1
 SILENT: list[socket.socket] = []  # strangers who hold the line and say nothing
@@ -39,6 +40,64 @@ def take_part(
 
 def joined(rank: int, size: int, store: Any, timeout: timedelta, name: str = "fullwire") -> None:
     dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def on_streams(
+    streams: int, role: Callable[..., Any], rank: int, size: int, store: Any, timeout: timedelta
+) -> Any:
+    """Play a role with so many connections between two ranks."""
+    os.environ["FULLWIRE_STREAMS"] = str(streams)
+    return role(rank, size, store, timeout)
+
+
+def of_two_minds(rank: int, size: int, store: Any, timeout: timedelta) -> None:
+    """Ask for another number of connections than the other ranks."""
+    on_streams(1 + rank, joined, rank, size, store, timeout)
+
+
+def failing(
+    role: Callable[..., Any], rank: int, size: int, store: Any, timeout: timedelta
+) -> str:  # fmt: skip
+    """Play a role and return the reason why it ends."""
+    try:
+        role(rank, size, store, timeout)
+    except TransportError as error:
+        return str(error)
+    return "it ended well"
+
+
+def uneven_exchanges(rank: int, size: int, store: Any, timeout: timedelta) -> bool:
+    """Exchange parts of which some are large and some are none, many at once with sums."""
+    joined(rank, size, store, timeout)
+    rows = [[(7 * a + 3 * b) % 5 * 90_001 for b in range(size)] for a in range(size)]
+    given = torch.cat([torch.full((rows[rank][b],), 10.0 * rank + b) for b in range(size)])
+    received = [torch.empty(sum(row[rank] for row in rows)) for _ in range(3)]
+    sums = [torch.full((250_000 * turn + 1,), float(rank)) for turn in range(3)]
+    works = []
+    for one, other in zip(received, sums, strict=True):
+        splits = [row[rank] for row in rows]
+        works += [
+            dist.all_to_all_single(one, given, splits, rows[rank], async_op=True),
+            dist.all_reduce(other, async_op=True),
+        ]
+    for work in reversed(works):
+        work.wait()
+    expected = torch.cat([torch.full((rows[a][rank],), 10.0 * a + rank) for a in range(size)])
+    total = size * (size - 1) / 2
+    dist.destroy_process_group()
+    return all(torch.equal(each, expected) for each in received) and all(
+        bool((each == total).all()) for each in sums
+    )
+
+
+def one_large_one_small(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    """Call a sum that goes over all connections where the others call one that goes over one."""
+    joined(rank, size, store, timeout)
+    try:
+        dist.all_reduce(torch.ones(2_000_000 if rank == VICTIM else 10))
+    except RuntimeError as error:
+        return str(error)
+    return "ended"
 
 
 def both_backends(rank: int, size: int, store: Any, timeout: timedelta) -> list[Any]:

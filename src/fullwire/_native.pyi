@@ -122,7 +122,7 @@ class TransportTask:
     @property
     def times(self) -> tuple[int, int, int, int, int, int]: ...
 
-class TransportEngine:
+class TransportStreams:
     def __init__(
         self,
         rank: int,
@@ -133,6 +133,8 @@ class TransportEngine:
         spin_us: int,
         checks: bool = False,
     ) -> None: ...
+    def add(self, sockets: Sequence[int]) -> None: ...
+    def largest_part(self, size_bytes: int) -> int: ...
     def collective(
         self,
         description: str,

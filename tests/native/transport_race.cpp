@@ -39,13 +39,9 @@ std::shared_ptr<const Program> ring(int rank) {
 
 TaskPointer sum_of(std::vector<float>& values, int rank) {
     auto task = std::make_shared<Task>();
-    const std::size_t count = values.size();
-    task->description = "a sum of " + std::to_string(count);
+    task->description = "a sum of " + std::to_string(values.size());
     task->program = ring(rank);
-    for (std::size_t block = 0; block < kRanks; ++block) {
-        const std::size_t from = count * block / kRanks, to = count * (block + 1) / kRanks;
-        task->source.push_back({reinterpret_cast<std::uint64_t>(values.data() + from), 4 * (to - from)});
-    }
+    task->source = {{reinterpret_cast<std::uint64_t>(values.data()), 4 * values.size()}};
     task->work = task->source;
     task->reduction = Reduction::sum;
     task->number = Number::float32;
@@ -53,7 +49,7 @@ TaskPointer sum_of(std::vector<float>& values, int rank) {
     return task;
 }
 
-std::vector<std::unique_ptr<Engine>> mesh() {
+std::vector<std::vector<int>> connected() {
     std::vector<std::vector<int>> sockets(kRanks, std::vector<int>(kRanks, -1));
     for (int a = 0; a < kRanks; ++a) {
         for (int b = 0; b < a; ++b) {
@@ -63,17 +59,24 @@ std::vector<std::unique_ptr<Engine>> mesh() {
             sockets[b][a] = ends[1];
         }
     }
-    std::vector<std::unique_ptr<Engine>> engines;
+    return sockets;
+}
+
+// Two connections between two ranks: the largest of the vectors goes over both.
+std::vector<std::unique_ptr<Streams>> mesh() {
+    std::vector<std::unique_ptr<Streams>> groups;
     const std::vector<std::string> names{"0", "1", "2"};
+    const auto first = connected(), second = connected();
     for (int rank = 0; rank < kRanks; ++rank) {
-        engines.push_back(std::make_unique<Engine>(rank, sockets[rank], names, "race", 60.0,
-                                                   rank == 1 ? 20 : 0, rank == 2));
+        const Engine::Manner manner{rank, names, "race", 60.0, rank == 1 ? 20 : 0, rank == 2};
+        groups.push_back(std::make_unique<Streams>(manner, first[rank]));
+        groups.back()->add(second[rank]);
     }
-    return engines;
+    return groups;
 }
 
 // One thread issues, others wait for what it issued, another for any.
-bool add_up(Engine& engine, int rank) {
+bool add_up(Streams& engine, int rank) {
     bool is_right = true;
     std::thread listener([&] { while (engine.wait_for_any()) {} });
     for (int turn = 0; turn < 30; ++turn) {
@@ -95,7 +98,7 @@ bool add_up(Engine& engine, int rank) {
             for (const float value : each) is_right &= value == expected;
         }
     }
-    std::vector<float> never(1000, 1);
+    std::vector<float> never(200'000, 1);
     const TaskPointer late = sum_of(never, rank);
     if (rank == 0) {
         engine.issue(late, Engine::Caller::goes_on);

@@ -21,8 +21,9 @@ import torch.distributed as dist
 from fullwire import _native
 from fullwire.errors import TransportError
 from fullwire.transport import NAME, programs
-from fullwire.transport.calibrate import calibrated
-from fullwire.transport.rendezvous import meet
+from fullwire.transport.calibrate import Trials
+from fullwire.transport.rendezvous import Met, meet
+from fullwire.transport.streams import agreed
 from fullwire.transport.untraced import untraced
 from fullwire.transport.work import Completer, Work
 
@@ -72,9 +73,9 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._in_flight: set[Work] = set()
         self._most_in_flight = 1
         self._holding = threading.Lock()
-        met = meet(options.store, rank, size, max(self._timeout_s, SHORTEST_RENDEZVOUS_S))
+        met = self._meet(options.store)
         self.strangers = met.strangers
-        self._engine = _native.TransportEngine(
+        self._engine = _native.TransportStreams(
             rank, met.sockets, [str(member) for member in self._members], self._label,
             min(LONGEST_SILENCE_S, self._timeout_s), _spin_us(met.machines, rank), checks,
         )  # fmt: skip
@@ -85,12 +86,27 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             _told.clear()
         _open.append(self)
         try:
-            self.links = calibrated(self._engine, rank, size, self._timeout_s)
+            self._try_out(options.store, met)
         except BaseException:  # nobody will have the group, so nobody could leave it
             self.shutdown()
             raise
         self._engine.count_from_here()
         self._algorithms: dict[int, str] = {}
+
+    def _meet(self, store: Any) -> Met:
+        return meet(store, self._rank, self._size, max(self._timeout_s, SHORTEST_RENDEZVOUS_S))
+
+    def _try_out(self, store: Any, met: Met) -> None:
+        """Measure the links, and open as many more connections as they need."""
+        trials = Trials(self._engine, self._rank, self._size, self._timeout_s)
+        self.links = trials.links()
+        self.streams = agreed(
+            trials, self.links, met.sockets, _processors(met.machines, self._rank)
+        )
+        for stream in range(1, self.streams):
+            more = self._meet(dist.PrefixStore(f"stream {stream}", store))
+            self._engine.add(more.sockets)
+            self.strangers += more.strangers
 
     # ---- What torch asks a group ----
 
@@ -173,7 +189,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             number, reduction, divide_by = self._how(tensor, opts)
             memory = _memory(tensor, dense=True)
             algorithm = self._algorithm(memory[1])
-            segments = programs.ring_segments(self._size, memory[1]) if algorithm == "ring" else 1
+            part_bytes = self._engine.largest_part(memory[1])
+            segments = programs.ring_segments(self._size, part_bytes) if algorithm == "ring" else 1
             program = programs.allreduce(algorithm, self._size, self._rank, segments)
             what = f"{name}({_called(opts)}) of {_described(tensor)}"
             how = (reduction, number, divide_by)
@@ -607,8 +624,12 @@ def _wants_checksums() -> bool:
 
 def _spin_us(machines: list[str], rank: int) -> int:
     """Wait actively only where every rank of this machine has a processor to itself."""
-    neighbours = machines.count(machines[rank])
-    return _SPIN_US if neighbours <= len(os.sched_getaffinity(0)) else 0
+    return _SPIN_US if _processors(machines, rank) >= 1 else 0
+
+
+def _processors(machines: list[str], rank: int) -> float:
+    """Return how many there are for each rank of this machine."""
+    return len(os.sched_getaffinity(0)) / machines.count(machines[rank])
 
 
 __all__ = ["FullwireGroup", "TransportError"]

@@ -116,7 +116,9 @@ class _Held:
         takers: dict[int, Turns] = {}
         for who, name in enumerate((OURS, *self._contest.against)):
             if name != "mpi":
-                takers[who] = TorchTurns(name, values)
+                takers[who] = turns = TorchTurns(name, values)
+                if turns.streams > 1:
+                    self._notes.append(f"{name}: {turns.streams} connections between two ranks")
             elif len(set(self._hosts)) < self._workers:
                 self._notes.append("mpi: expected one rank on each host, so it is left out")
             elif not self._lacks(mpi_is_missing()) and (mpi := self._started_mpi()):
