@@ -652,6 +652,12 @@ def test_a_killed_rank_is_named() -> None:
     )
 
 
+def test_a_rank_that_is_killed_in_training_is_named_by_ddp() -> None:
+    """Its C++ took what a Future of Python's failed with for a tensor, and ended the process."""
+    for said in in_processes(ranks.killed_in_training, 3, dead=(ranks.VICTIM,)):
+        assert "TransportError: rank 1 is gone: its connection was closed" in said
+
+
 def test_a_stopped_rank_is_named_within_the_time_out() -> None:
     said = in_processes(ranks.stopped, 3, timeout_s=4)  # the others have to get a processor, too
     assert "rank 1 does not answer" in said[0]  # where processors are scarce, the time was over

@@ -335,6 +335,21 @@ def killed(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     return _problem(lambda: [dist.all_reduce(torch.ones(100_000)) for _ in range(100)])
 
 
+def killed_in_training(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    """Lose a rank between a forward and a backward pass, whose sums DDP's C++ waits for."""
+    joined(rank, size, store, timeout)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+
+    def train() -> None:
+        for step in range(1000):
+            loss = model(torch.ones(2, 100)).sum()
+            if rank == VICTIM and step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss.backward()
+
+    return _problem(train)
+
+
 def killed_with_a_child(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     joined(rank, size, store, timeout)
     if rank == VICTIM:

@@ -41,7 +41,8 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
         self._afterwards = afterwards
         self._let_go = let_go
         self._finishing = threading.Lock()
-        self._future: Any = None
+        self._ended: Any = None
+        self._future: Any = None  # that has the result, or what went wrong, once `_ended` has ended
         self._mark: Any = None  # a Future that ends what a profiler shows of this work
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -90,7 +91,10 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
         with self._finishing:
             is_first = self._future is None
             if is_first:
-                self._future = torch.futures.Future()
+                # A Future's own set_exception is for Python alone: DDP's C++ would take the
+                # exception for a tensor. What raises in a callback has failed for both.
+                self._ended = torch.futures.Future()
+                self._future = self._ended.then(self._outcome)
         if is_first and self.is_completed():
             self.complete()
         elif is_first:
@@ -100,11 +104,13 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
     def complete(self) -> None:
         """Give the Future its value."""
         self._finish()
+        self._ended.set_result(None)
+
+    def _outcome(self, _: Any) -> Any:
         problem = self.problem()
         if problem:
-            self._future.set_exception(TransportError(problem))
-        else:
-            self._future.set_result(self._result)
+            raise TransportError(problem)
+        return self._result
 
     def problem(self) -> str | None:
         """Say what went wrong, if it is over and anything did."""
