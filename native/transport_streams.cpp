@@ -150,7 +150,7 @@ bool Streams::ends_whole(const TaskPointer& whole, const Task& part) {
     times.begun_ns = earliest(times.begun_ns, part.times.begun_ns);
     times.heard_ns = earliest(times.heard_ns, part.times.heard_ns);
     times.ended_ns = std::max(times.ended_ns, part.times.ended_ns);
-    times.reducing_ns += part.times.reducing_ns;
+    times.reducing_ns = std::max(times.reducing_ns, part.times.reducing_ns);  // side by side
     times.sent_bytes += part.times.sent_bytes;
     if (whole->problem.empty()) whole->problem = part.problem;
     if (--whole->parts_left) return false;

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.analysis.carried import carried_evidence
 from fullwire.errors import UsageError
 from fullwire.model.facts import FactValue
-from fullwire.model.run import Collectives, Hosts, Links, Run, Sockets, Spans
+from fullwire.model.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans
 from tests.builders import a_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import GIGABIT, MS, Rank, a_job, a_trained_job
@@ -528,3 +529,21 @@ def test_explaining_loads_neither_torch_nor_pictures(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(place)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_time_in_which_several_streams_transfer_counts_once() -> None:
+    """From 10 to 30 ms two collectives are on their way, half of it both; they fill the line."""
+    whole = {
+        "rank": [0, 0, 1], "step": [0, 0, 0], "sequence": [1, 2, 1],
+        "begun_ns": [0, 10 * MS, 0], "heard_ns": [10 * MS, 15 * MS, 10 * MS],
+        "end_ns": [25 * MS, 30 * MS, 30 * MS], "reducing_ns": [MS, MS, MS],
+        "sent_bytes": [10 * PER_MS, 10 * PER_MS, 20 * PER_MS],
+    }  # fmt: skip
+    carried = Carried(
+        group=np.array(["0"] * 3), **{name: np.array(each) for name, each in whole.items()}
+    )
+    run = dataclasses.replace(JOBS["line_rate"], carried=carried)
+    [said] = carried_evidence(run, {0: 1e9, 1: 1e9})
+    assert said.name == "transport_utilization"
+    assert said.value == pytest.approx(1.0)
+    assert "transferred for 20 ms" in said.sentence

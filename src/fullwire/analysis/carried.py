@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.analysis.utilization import Evidence
-from fullwire.model.run import Run
+from fullwire.model.run import Carried, Run
 from fullwire.units import show_time
 
 
@@ -17,7 +18,7 @@ def carried_evidence(run: Run, rate_bps: Mapping[int, float]) -> Iterator[Eviden
     if not len(table):
         return
     rank_steps = len(np.unique(np.stack([table.rank, table.step]), axis=1).T)
-    waited_ns, moved_ns = table.heard_ns - table.begun_ns, table.end_ns - table.heard_ns
+    waited_ns, moved_ns = table.heard_ns - table.begun_ns, _moved_ns(table)
     waited_s, moved_s, added_s = (
         float(each.sum()) * 1e-9 / rank_steps for each in (waited_ns, moved_ns, table.reducing_ns)
     )
@@ -38,3 +39,16 @@ def carried_evidence(run: Run, rate_bps: Mapping[int, float]) -> Iterator[Eviden
         )  # fmt: skip
     else:
         yield Evidence(name="transport_time", value=moved_s, sentence=f"{said}.")
+
+
+def _moved_ns(table: Carried) -> NDArray[np.int64]:
+    """Return how long each transferred; what several streams did at once counts once."""
+    moved = np.zeros(len(table), np.int64)
+    for rank in np.unique(table.rank).tolist():
+        own = np.flatnonzero(table.rank == rank)
+        own = own[np.argsort(table.heard_ns[own], kind="stable")]
+        ended_ns = np.maximum.accumulate(table.end_ns[own])
+        begun_ns = table.heard_ns[own].copy()
+        begun_ns[1:] = np.maximum(begun_ns[1:], ended_ns[:-1])
+        moved[own] = np.maximum(ended_ns - begun_ns, 0)
+    return moved
