@@ -27,7 +27,7 @@ pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 import fullwire as fw
 from fullwire import _native
 from fullwire.model.run import Carried, Collectives
-from fullwire.transport import programs, rendezvous
+from fullwire.transport import group, programs, rendezvous
 from fullwire.transport import streams as transport_streams
 from fullwire.transport.programs import Links
 
@@ -600,6 +600,16 @@ def test_streams_are_chosen_by_rate_way_window_and_processors(
         links = Links(rate_bps=1e9, latency_s=1e-4)
         best = transport_streams.best(links, [-1, one.fileno()], processors)
     assert best == streams
+
+
+def test_ranks_of_other_groups_use_this_machines_processors_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert group._processors(["here", "there", "here"], 2) == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert group._processors(["here", "there", "here"], 2) == 0.5
 
 
 def test_ddp_trains_to_the_same_weights_as_with_gloo() -> None:

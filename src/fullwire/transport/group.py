@@ -628,8 +628,12 @@ def _spin_us(machines: list[str], rank: int) -> int:
 
 
 def _processors(machines: list[str], rank: int) -> float:
-    """Return how many there are for each rank of this machine."""
-    return len(os.sched_getaffinity(0)) / machines.count(machines[rank])
+    """Return how many there are for each rank of this machine, of this group or of others."""
+    of_the_job = os.environ.get("LOCAL_WORLD_SIZE", "")  # as torchrun says
+    neighbours = max(
+        machines.count(machines[rank]), int(of_the_job) if of_the_job.isdecimal() else 0
+    )
+    return len(os.sched_getaffinity(0)) / neighbours
 
 
 __all__ = ["FullwireGroup", "TransportError"]
