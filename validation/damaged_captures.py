@@ -19,13 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import native_programs
 from tests import packets as p
+from tests.native_programs import NATIVE
 from validation import arguments
 
 _HERE = Path(__file__).parent
-_NATIVE = _HERE.parent / "native"
 _READER = [
-    _NATIVE / f"{name}.cpp"
+    NATIVE / f"{name}.cpp"
     for name in ("packets", "packet_headers", "capture_file", "gloo_messages", "stream")
 ]
 SANITIZED = ["-O2", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -84,11 +85,7 @@ def seeds() -> list[bytes]:
 def build(folder: Path, flags: Sequence[str] = SANITIZED) -> Path:
     """Build the program, with sanitizers unless told otherwise."""
     program = folder / "damaged_captures"
-    sources = [_HERE / "damaged_captures.cpp", *_READER]
-    common = ["-std=c++20", "-Wall", "-Wextra", "-pthread", f"-I{_NATIVE}"]
-    subprocess.run(
-        ["g++", *common, *flags, "-o", str(program), *map(str, sources)], check=True
-    )  # fmt: skip
+    native_programs.build(program, [_HERE / "damaged_captures.cpp", *_READER], *flags)
     return program
 
 

@@ -16,19 +16,19 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests import native_programs
+from tests.native_programs import NATIVE
 from validation import arguments, fuzz
 from validation.damaged_captures import SANITIZED
 
 _HERE = Path(__file__).parent
-_NATIVE = _HERE.parent / "native"
 
 
 def build(folder: Path, flags: Sequence[str] = SANITIZED) -> Path:
     """Build the program, with sanitizers unless told otherwise."""
     program = folder / "damaged_traces"
-    sources = [_HERE / "damaged_traces.cpp", _NATIVE / "kineto_scan.cpp"]
-    command = ["g++", "-std=c++20", "-Wall", "-Wextra", f"-I{_NATIVE}", *flags]
-    subprocess.run([*command, "-o", str(program), *map(str, sources)], check=True)
+    sources = [_HERE / "damaged_traces.cpp", NATIVE / "kineto_scan.cpp"]
+    native_programs.build(program, sources, *flags)
     return program
 
 
