@@ -76,12 +76,12 @@ def namespaces() -> None:
 def real_dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dump the Flight Recorder of two ranks that train with DDP over Gloo."""
     pytest.importorskip("torch")
-    where = tmp_path_factory.mktemp("dumps")
+    where, jobs = tmp_path_factory.mktemp("dumps"), Path(__file__).with_name("jobs")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     ranks = [
         subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("jobs") / "flight_recorder.py", where],
+            [sys.executable, jobs / "uncompiled.py", jobs / "flight_recorder.py", where],
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port,
                  "MASTER_ADDR": "127.0.0.1", "TORCH_FR_BUFFER_SIZE": "1000"},
         )

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fullwire.model.run import Run
-from tests.test_record import JOBS, needs_torch, recorded
+from tests.test_record import JOBS, UNCOMPILED, needs_torch, recorded
 
 pytestmark = needs_torch
 STEPS = 3
@@ -17,7 +17,7 @@ STEPS = 3
 def passes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[str]]:
     """Record all ways once; return the run and their names in order."""
     place = tmp_path_factory.mktemp("passes")
-    run, done = recorded(place, sys.executable, str(JOBS / "passes.py"))
+    run, done = recorded(place, sys.executable, UNCOMPILED, str(JOBS / "passes.py"))
     return run, done.stdout.decode().splitlines()
 
 

@@ -6,32 +6,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from fullwire.store import read_run
 from tests.test_lab import finished, lab_run, needs_namespaces
-from tests.test_record import JOBS, needs_torch
+from tests.test_record import JOBS, UNCOMPILED, needs_torch, solo
 
 pytestmark = [needs_namespaces, needs_torch]
 
-STEPS_FOREVER = """
-import sys, torch
-weight = torch.nn.Parameter(torch.zeros(4))
-optimizer = torch.optim.SGD([weight], 0.1)
-while True:
-    weight.sum().backward()
-    optimizer.step()
-    print("stepped", flush=True)
-"""
+DDP = str(JOBS / "ddp.py")
 
 
 def test_every_host_is_recorded_and_the_run_knows_its_links(tmp_path: Path) -> None:
     place = tmp_path / "job.run"
     options = ["--workers", "3", "--rate", "200Mbps", "--rate", "2:100Mbps", "-o", str(place)]
-    done = finished(lab_run(*options, command=[sys.executable, str(JOBS / "ddp.py")]))
+    done = finished(lab_run(*options, command=[sys.executable, UNCOMPILED, DDP]))
     assert done.returncode == 0, done.stderr.decode()
     assert len(set(done.stdout.split())) == 1  # the job's own words, and only they
     assert b"3 ranks, 5 steps" in done.stderr
@@ -54,9 +45,9 @@ def test_where_a_host_has_several_ranks_each_knows_its_own_link(tmp_path: Path) 
     options = ["--workers", "2", "--rate", "200Mbps", "--rate", "1:100Mbps", "-o", str(place)]
     torchrun = (
         'exec "$0" -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --node-rank=$RANK '
-        '--master-addr=$MASTER_ADDR --master-port=$MASTER_PORT "$1"'
+        '--master-addr=$MASTER_ADDR --master-port=$MASTER_PORT "$@"'
     )
-    job = ["bash", "-c", torchrun, sys.executable, str(JOBS / "ddp.py")]
+    job = ["bash", "-c", torchrun, sys.executable, UNCOMPILED, DDP]
     done = finished(lab_run(*options, command=job))
     assert done.returncode == 0, done.stderr.decode()
     facts = read_run(place).facts
@@ -68,11 +59,10 @@ def test_where_a_host_has_several_ranks_each_knows_its_own_link(tmp_path: Path) 
 def test_an_interrupted_job_leaves_the_run_of_what_it_did(tmp_path: Path, number: int) -> None:
     place = tmp_path / "job.run"
     options = ["--workers", "1", "--rate", "1Gbps", "-o", str(place)]
-    command = lab_run(*options, command=[sys.executable, "-c", STEPS_FOREVER])
+    command = lab_run(*options, command=solo("endless"))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
         assert job.stdout is not None
-        assert job.stdout.readline() == b"stepped\n"
-        time.sleep(0.5)
+        assert job.stdout.readline() == b"thirty steps\n"
         job.send_signal(number)
         said = job.communicate(timeout=40)[1]
     assert job.returncode == 128 + number, said.decode()

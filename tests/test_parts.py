@@ -17,10 +17,10 @@ from fullwire.store import read_run
 from tests.conftest import Cli
 from tests.ports import held_port
 from tests.test_lab import eventually, finished, lab_run, needs_namespaces
-from tests.test_record import JOBS, check_rank, needs_torch
+from tests.test_record import JOBS, UNCOMPILED, check_rank, needs_torch
 
 FULLWIRE = [sys.executable, "-m", "fullwire.cli"]
-DDP = str(JOBS / "ddp.py")
+DDP = [UNCOMPILED, str(JOBS / "ddp.py")]
 
 
 def part_of(place: Path, *command: str) -> list[str]:
@@ -32,7 +32,7 @@ def part_of(place: Path, *command: str) -> list[str]:
 def test_parts_of_two_hosts_in_directories_of_their_own_become_one_run(
     cli: Cli, tmp_path: Path
 ) -> None:
-    part = shlex.join(part_of(Path("job.run"), sys.executable, DDP))
+    part = shlex.join(part_of(Path("job.run"), sys.executable, *DDP))
     own_place = f"mkdir -p {tmp_path}/$RANK && cd {tmp_path}/$RANK && exec {part}"
     done = finished(
         lab_run("--workers", "2", "--rate", "1Gbps", command=["sh", "-c", own_place])
@@ -49,7 +49,7 @@ def test_parts_of_two_hosts_in_directories_of_their_own_become_one_run(
     assert set(run.links.host) == {"host0", "host1"}
     assert run.facts["exit_status"] == 0
     assert run.facts["clock_uncertainty_s"] == ((0.0, 0.0), (1.0, 0.0))
-    assert DDP in run.provenance.source
+    assert shlex.join(DDP) in run.provenance.source
 
 
 @needs_namespaces
@@ -57,7 +57,7 @@ def test_parts_of_two_hosts_in_directories_of_their_own_become_one_run(
 def test_torchrun_on_two_hosts_is_recorded(tmp_path: Path) -> None:
     torchrun = (
         "exec torchrun --nnodes=2 --nproc-per-node=1 --node-rank=$RANK --master-addr=$MASTER_ADDR "
-        f"--master-port=29511 {DDP}"
+        f"--master-port=29511 {shlex.join(DDP)}"
     )
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     options = ["--workers", "2", "--rate", "1Gbps", "-o", str(tmp_path / "job.run")]
@@ -79,7 +79,7 @@ def test_mpirun_with_a_part_for_each_task_is_recorded(cli: Cli, tmp_path: Path) 
     with held_port() as port:
         as_ddp_wants = (
             f"RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port} "
-            f"exec {sys.executable} {DDP}"
+            f"exec {sys.executable} {shlex.join(DDP)}"
         )
         part = part_of(tmp_path / "job.run", "sh", "-c", as_ddp_wants)
         mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *part]

@@ -36,6 +36,7 @@ from tests.jobs_by_hand import a_trained_job
 from tests.test_lab import children_of, eventually
 
 JOBS = Path(__file__).parent / "jobs"
+UNCOMPILED = str(JOBS / "uncompiled.py")
 GRADIENT_BYTES = 6 * (64 * 64 + 64) * 4  # of the model in jobs/ddp.py
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
@@ -66,13 +67,14 @@ def recorded(
     return read_run(place), done
 
 
-def together(workers: int, job: str, *arguments: str) -> list[str]:
-    script = str(JOBS / "together.py")
-    return [sys.executable, script, str(workers), str(JOBS / job), *arguments]
+def together(workers: int, job: str, *arguments: str, compiler: bool = False) -> list[str]:
+    """Start so many workers of a job, which finds torch's compiler only if it needs it."""
+    script = [str(JOBS / job)] if compiler else [UNCOMPILED, str(JOBS / job)]
+    return [sys.executable, str(JOBS / "together.py"), str(workers), *script, *arguments]
 
 
 def solo(mode: str) -> list[str]:
-    return [sys.executable, str(JOBS / "solo.py"), mode]
+    return [sys.executable, UNCOMPILED, str(JOBS / "solo.py"), mode]
 
 
 def digests(command: list[str]) -> set[str]:
@@ -102,13 +104,14 @@ def steps_in_order(run: Run, rank: int) -> tuple[np.ndarray, np.ndarray]:
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Record a DDP job of two workers once; return its run and what it printed."""
     place = tmp_path_factory.mktemp("ddp")
-    _, done = recorded(place, *together(2, "ddp.py"))
+    _, done = recorded(place, *together(2, "ddp.py", compiler=True))
     return place / "job.run", done.stdout.decode()
 
 
 @needs_torch
 def test_a_job_that_ends_before_its_collectives_ends_as_it_would(tmp_path: Path) -> None:
-    run, _ = recorded(tmp_path, *together(2, "unfinished.py"))  # refuses another exit status than 0
+    # Refuses another exit status than 0.
+    run, _ = recorded(tmp_path, *together(2, "unfinished.py", compiler=True))
     assert len(run.collectives) >= 2 * 3
 
 
@@ -130,7 +133,9 @@ def test_on_a_terminal_one_line_says_how_the_job_goes_and_leaves_no_trace(tmp_pa
     ours, theirs = os.openpty()
     fullwire = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(tmp_path / "job.run")]
     enough = tmp_path / "enough"
-    command = [*fullwire, "--", sys.executable, "-c", STEPS_UNTIL_TOLD, str(enough)]
+    script = tmp_path / "steps.py"
+    script.write_text(STEPS_UNTIL_TOLD)
+    command = [*fullwire, "--", sys.executable, UNCOMPILED, str(script), str(enough)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as job:
         os.close(theirs)
         shown = b""
@@ -152,7 +157,7 @@ def test_on_a_terminal_one_line_says_how_the_job_goes_and_leaves_no_trace(tmp_pa
 @needs_torch
 def test_ddp_trains_to_the_same_bits_and_every_row_makes_sense(ddp: tuple[Path, str]) -> None:
     run, printed = read_run(ddp[0]), ddp[1]
-    assert weights(printed) == digests(together(2, "ddp.py"))
+    assert weights(printed) == digests(together(2, "ddp.py", compiler=True))
     assert run.complete
     assert run.provenance.origin == "measured"
     assert run.facts["workers"] == 2
@@ -221,7 +226,7 @@ def test_a_hook_with_several_collectives_trains_to_the_same_bits(tmp_path: Path)
 
 @needs_torch
 def test_a_compiled_model_trains_as_it_would(tmp_path: Path) -> None:
-    run, _ = recorded(tmp_path, *together(1, "ddp.py", "compiled"))
+    run, _ = recorded(tmp_path, *together(1, "ddp.py", "compiled", compiler=True))
     assert run.complete
     check_rank(run, 0, steps=5)
 
@@ -308,8 +313,9 @@ def test_transfers_between_two_ranks_are_told_alike_by_both(tmp_path: Path) -> N
 
 @needs_torch
 def test_fsdp_tensor_parallel_and_reductions_by_hand_train_to_the_same_bits(tmp_path: Path) -> None:
-    run, done = recorded(tmp_path, *together(2, "sharded.py"))
-    assert weights(done.stdout.decode()) == digests(together(2, "sharded.py"))
+    job = together(2, "sharded.py", compiler=True)
+    run, done = recorded(tmp_path, *job)
+    assert weights(done.stdout.decode()) == digests(job)
     assert run.complete
     by_hand = run.collectives.rows((run.collectives.op == "allreduce") & (run.collectives.step < 3))
     assert by_hand.bytes[by_hand.step >= 0].sum() == 2 * 3 * 2 * (32 * 32 + 32) * 4
