@@ -5,10 +5,12 @@ validation/causes.py has all of them, five times each; here are short ones with 
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.test_lab import needs_namespaces
-from tests.test_record import needs_torch
+from tests.test_record import UNCOMPILED, needs_torch
 from validation.causes import CAUSES, explained, is_right
 
 pytestmark = [needs_namespaces, needs_torch]
@@ -23,7 +25,7 @@ pytestmark = [needs_namespaces, needs_torch]
     ],
 )
 def test_a_known_cause_is_named(name: str, options: list[str]) -> None:
-    found = explained(CAUSES[name], options)
+    found = explained(CAUSES[name], options, [sys.executable, UNCOMPILED])
     assert is_right(CAUSES[name], found), found.verdict
     assert found.account["unexplained"] < 0.05 * found.step_s
     assert sum(found.account.values()) == pytest.approx(found.step_s)

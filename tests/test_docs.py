@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import shutil
@@ -58,13 +59,14 @@ def test_the_pythons_of_the_readme_run(tmp_path: Path) -> None:
 def test_every_command_of_the_readme_exists_with_its_options(cli: Cli) -> None:
     commands = {command.name for command in app.registered_commands}
     groups = {group.name for group in app.registered_groups}
+    help_of = functools.cache(lambda *path: cli(*path, "--help").stdout)
     for line in re.findall(r"`fullwire ([^`]+)`", README):
         name, *words = line.split()
         if name.startswith("-"):
             continue
         assert name in commands | groups
         path = [name, words.pop(0)] if name in groups else [name]
-        shown = cli(*path, "--help").stdout
+        shown = help_of(*path)
         words = words[: words.index("--")] if "--" in words else words
         for option in (word for word in words if word.startswith("--")):
             assert option in shown, line

@@ -28,7 +28,7 @@ def test_of_two_models_in_turns_one_is_recorded_and_the_other_is_not(tmp_path: P
     output = tmp_path / "x.run"
     job = subprocess.run(
         [sys.executable, "-m", "fullwire.cli", "record", "-o", str(output), "--",
-         sys.executable, str(overhead_job.__file__), str(overhead.RANKS)],
+         sys.executable, str(overhead_job.__file__), str(overhead.RANKS), "16"],
         input="record\n", capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     pairs = json.loads(job.stdout)

@@ -60,7 +60,9 @@ CAUSES = {
 }  # fmt: skip
 
 
-def explained(cause: Cause, options: Sequence[str] = ()) -> fw.Explanation:
+def explained(
+    cause: Cause, options: Sequence[str] = (), python: Sequence[str] = (sys.executable,)
+) -> fw.Explanation:
     """Run a job in a lab, record it and explain it."""
     with tempfile.TemporaryDirectory() as place:
         run = str(Path(place, "job.run"))
@@ -69,7 +71,7 @@ def explained(cause: Cause, options: Sequence[str] = ()) -> fw.Explanation:
                 [
                     sys.executable, "-m", "fullwire.cli", "lab", "run",
                     "--workers", str(cause.workers), "--rate", cause.rate, "-o", run, "--",
-                    sys.executable, str(JOB), *cause.options.split(), *options,
+                    *python, str(JOB), *cause.options.split(), *options,
                 ],
                 capture_output=True, text=True, timeout=LONGEST_JOB_S, check=False,
             )  # fmt: skip

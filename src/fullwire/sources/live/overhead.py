@@ -26,6 +26,7 @@ from fullwire.errors import FullwireError, UsageError
 from fullwire.sources.live.overhead_job import STEPS
 
 RANKS = 2
+WIDTH = 512  # of the job's layers
 FEWEST_PAIRS = 5
 _JOB = Path(__file__).with_name("overhead_job.py")
 
@@ -88,7 +89,7 @@ def _recorded_job() -> Iterator[subprocess.Popen[str]]:
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "fullwire.cli", "record", "-o", f"{directory}/x.run", "--",
-                sys.executable, str(_JOB), str(RANKS),
+                sys.executable, str(_JOB), str(RANKS), str(WIDTH),
             ],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

@@ -1,8 +1,9 @@
 """The job of `overhead.py`: a model of 40 layers under DDP, one thread a rank, on request.
 
-python overhead_job.py RANKS: starts the ranks; for each line on standard input they train the model
-in two ways by turns, and rank 0 prints what the turns took, pair by pair. The line says what is
-otherwise about the other way (`DIFFERENCES`). Steps take some 85 ms on two quiet cores.
+python overhead_job.py RANKS WIDTH: starts the ranks; for each line on standard input they train the
+model, whose layers are so wide, in two ways by turns, and rank 0 prints what the turns took, pair
+by pair. The line says what is otherwise about the other way (`DIFFERENCES`). With 512, steps take
+some 85 ms on two quiet cores.
 
 The recorder is in these processes and is taken out of torch for each turn that is not recorded:
 every function that it replaced is put back, DDP gets its true process group, parameters have no
@@ -32,7 +33,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-LAYERS, WIDTH, BATCH = 40, 512, 128
+LAYERS, BATCH = 40, 128
 STEPS = 4  # of a turn
 PAIRS = 4  # of turns; one more, not told, is first
 LONGER_S = 0.001
@@ -52,7 +53,7 @@ def start(ranks: int) -> int:
         port = free.getsockname()[1]
     processes = [
         subprocess.Popen(
-            [sys.executable, __file__, str(ranks)],
+            [sys.executable, __file__, *sys.argv[1:]],
             env={
                 **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
@@ -63,7 +64,7 @@ def start(ranks: int) -> int:
     return max(abs(process.wait()) for process in processes)
 
 
-def train() -> None:
+def train(width: int) -> None:
     """Train in turns for each line on rank 0's standard input."""
     import torch
     import torch.distributed as dist
@@ -72,7 +73,7 @@ def train() -> None:
     dist.init_process_group("gloo")
     recorder = _Recorder()
     recorder.take_out()
-    work = _Work()
+    work = _Work(width)
     asked: Counter[str] = Counter()
     try:
         for difference in _asked():
@@ -179,13 +180,13 @@ def _is_ours(value: Any) -> bool:
 class _Work:
     """The model and its data: the same for all ways to train it."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         import torch
         from torch import nn
 
-        layers = [part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+        layers = [part for _ in range(LAYERS) for part in (nn.Linear(width, width), nn.ReLU())]
         self.model = nn.Sequential(*layers)
-        self.data = torch.randn(BATCH, WIDTH)
+        self.data = torch.randn(BATCH, width)
 
 
 class _Way:
@@ -232,6 +233,6 @@ class _Way:
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        train()
+        train(int(sys.argv[2]))
     else:
         sys.exit(start(int(sys.argv[1])))
