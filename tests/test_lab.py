@@ -439,7 +439,7 @@ def test_a_link_that_was_made_faster_than_it_is_goes_on_at_its_own_rate(
 ) -> None:
     faults = ["0s slow 0 1Gbps", "0s slow 1 1Gbps", "1s restore 0", "1s restore 1"]
     faults += ["20s kill 0", "20s kill 1"]  # where it stands still
-    with Lab(describe(workers=2, rate=["10Mbps"])) as lab:
+    with Lab(describe(workers=2, rate=["40Mbps"])) as lab:
         capfd.readouterr()
         timetable = parse_faults(faults, lab.description)
         program = f"import time; time.sleep(0.3)\n{LONGEST_PAUSE}"
