@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from fullwire.answers.forecast import Forecaster, forecaster
 from fullwire.answers.verification import verify
 from fullwire.errors import UsageError
 from fullwire.model.compressor import Compressor
-from fullwire.model.run import Collectives, Run
+from fullwire.model.facts import FactValue
+from fullwire.model.run import Collectives, Hosts, Run
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, observations_of
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
@@ -172,6 +174,94 @@ def test_ranks_on_one_machine_share_its_processors_and_elsewhere_they_do_not() -
     apart = dataclasses.replace(here, machines=2)
     assert here.crowd([1, 2, 3, 8]).tolist() == [1, 1, 1.5, 4]
     assert apart.crowd([1, 2, 3, 8]).tolist() == [1, 1, 1, 1]
+
+
+def computing(own_s: float, communicating_s: float = 0.03) -> dict[str, FactValue]:
+    """Say what two ranks use of processors: in all, and in the threads that communicate."""
+    whole = tuple((float(rank), own_s + communicating_s) for rank in range(2))
+    return {**used(communicating_s), "processor_s": whole}
+
+
+def test_ranks_that_compute_throughout_take_each_others_processors() -> None:
+    shown = a_trained_job(a_transport(), facts=computing(0.065))
+    sleeping = a_trained_job(a_transport(), facts=computing(0.01))
+    asked: dict[str, Any] = {
+        "workers": [2, 3, 4], "bandwidth": "100Tbps", "transport": "measured"
+    }  # fmt: skip
+    alone_s = typical_step(shown).step_ns * 1e-9
+    assert alone_s == pytest.approx(0.065)
+    steps_s, others_s = (fw.whatif(run, **asked)["step_s"] for run in (shown, sleeping))
+    assert (steps_s > alone_s * np.array([1, 1.5, 2])).all()
+    assert steps_s[2] > others_s[2] + 0.9 * alone_s
+
+
+def test_a_fast_line_does_not_hide_one_work_behind_another_on_the_same_processor() -> None:
+    shown = a_trained_job(a_transport(), facts=computing(0.065, 0.05))
+    table = fw.whatif(shown, bandwidth="100Tbps", transport="measured")
+    assert 0.065 + 0.05 < table["step_s"][0] < 0.065 + 2 * 0.05
+
+
+def test_a_rank_among_too_many_is_taken_for_one_with_a_processor_of_its_own() -> None:
+    crowded = a_trained_job(a_transport(), workers=4, facts=computing(0.0325))
+    idle = a_trained_job(a_transport(), workers=4, facts=computing(0.02))
+    assert typical_step(crowded).step_ns * 1e-9 == pytest.approx(0.0325)
+    assert typical_step(idle).step_ns * 1e-9 == pytest.approx(0.065)
+    assert predicted_s(crowded, crowded) == pytest.approx(measured_s(crowded), abs=2e-9)
+
+
+def test_gradients_that_are_summed_by_hand_are_sent_once() -> None:
+    shown, truth = (
+        a_trained_job(a_transport(), rate_bps=rate_bps, by_hand=True, facts=used(0.04))
+        for rate_bps in (4 * GBPS, 0.5 * GBPS)
+    )
+    table = fw.whatif(shown, bandwidth="500Mbps", transport="measured")
+    assert table["step_s"][0] == pytest.approx(measured_s(truth), rel=0.03)
+    halves = fw.whatif(shown, bandwidth="500Mbps", transport="measured", compression=2)
+    assert halves["overhead_s"][0] < 0.6 * table["overhead_s"][0]
+
+
+def with_halves(job: Run) -> Run:
+    """Say that what a job sends are halves of its gradients."""
+    gradients = dataclasses.replace(job.gradients, bytes=2 * job.gradients.bytes)
+    facts = {**job.facts, "hook": "fp16_compress_hook"}
+    return dataclasses.replace(job, gradients=gradients, facts=facts)
+
+
+def test_what_a_hook_sends_is_what_is_sent_on_another_line() -> None:
+    shown, truth = (
+        with_halves(
+            a_trained_job(a_transport(), rate_bps=rate_bps, buckets="ddp:1GiB", facts=used(0.04))
+        )
+        for rate_bps in (4 * GBPS, 0.5 * GBPS)
+    )
+    assert predicted_s(shown, truth) == pytest.approx(measured_s(truth), rel=0.03)
+
+
+def beside_others(job: Run, utilization: float) -> Run:
+    """Say how busy the two processors were of the machine on which a job was recorded."""
+    moments = np.arange(0, job.spans.end_ns.max(), 10_000_000)
+    count = 2 * len(moments)
+    hosts = Hosts(
+        host=np.full(count, "host0", object),
+        device=np.array(["cpu0", "cpu1"] * len(moments), object),
+        time_ns=moments.repeat(2), utilization=np.full(count, utilization),
+        memory_bytes=np.zeros(count, np.int64),
+    )  # fmt: skip
+    return dataclasses.replace(job, hosts=hosts)
+
+
+def test_a_run_beside_other_work_says_so_and_is_less_sure_of_others() -> None:
+    job = a_trained_job(a_transport(), facts=computing(0.03))
+    step_s, own_s = measured_s(job), 0.03 + 1.28 * 0.03
+    quiet, busy = (beside_others(job, own_s / step_s + others) for others in (0.0, 0.5))
+    asked: dict[str, Any] = {"bandwidth": "10Gbps", "transport": "measured"}
+    tables = [fw.whatif(run, **asked) for run in (quiet, busy)]
+    widths = [float(high[0] - low[0]) for low, high in (each.interval_s for each in tables)]
+    assert widths[1] > 2 * widths[0]
+    said = [[each for each in table.warnings if "Other work" in each] for table in tables]
+    assert said[0] == []
+    assert "Other work took 50% of the processors meanwhile" in said[1][0]
+    assert any("Other work took 50%" in each for each in fw.explain(busy).warnings)
 
 
 def test_another_model_is_predicted_with_the_transport_of_a_run() -> None:

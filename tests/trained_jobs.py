@@ -42,6 +42,7 @@ def a_trained_job(
     noise: float = 0.0,
     every_second: float = 0.0,
     split_mib: float = 0.0,
+    by_hand: bool = False,
     facts: Mapping[str, FactValue] | None = None,
 ) -> Run:
     """Play so many steps: 20 ms forward, 10 ms backward for each gradient, buckets, 5 ms rest.
@@ -49,6 +50,7 @@ def a_trained_job(
     The last rank takes `slower_ms` longer in its forward, and messages vary by `noise`; those of
     `every_second` step, the first one included, take so much longer. With
     `split_mib` the model is split over pairs of ranks, which sum as much amidst the forward.
+    A script that sums `by_hand` sends its messages after the backward pass, without DDP.
     """
     random = np.random.default_rng(7)
     count = len(gradients_mib)
@@ -79,7 +81,7 @@ def a_trained_job(
         for order, (size, ready) in enumerate(
             zip(messages.bytes.tolist(), messages.ready_ns.tolist(), strict=True)
         ):
-            issue_ns = [begin + ready for begin in begin_ns]
+            issue_ns = [begin + (count * 10 * MS if by_hand else ready) for begin in begin_ns]
             time_s = message_s(transport, among, rate_bps, size, crowd_of=workers)
             time_s *= random.uniform(1, 1 + noise) * (1 + every_second * (step % 2 == 0))
             lane_ns = max(lane_ns, max(issue_ns)) + time_s * 1e9
@@ -104,7 +106,7 @@ def a_trained_job(
         start_ns = end_ns
     known: dict[str, FactValue] = {
         "workers": workers, "line_rate_bps": rate_bps, "payload_share": 0.956, "backend": "gloo",
-        "buckets": buckets, "machines": 1, "processors": 2,
+        "machines": 1, "processors": 2, **({} if by_hand else {"buckets": buckets}),
     }  # fmt: skip
     return Run(
         provenance=Provenance(origin="measured", source=f"{workers} workers"),

@@ -21,6 +21,7 @@ from fullwire.answers.conditions import rate
 from fullwire.answers.fixes import Fix, Fixes, fixes
 from fullwire.answers.forecast import Forecast, Forecaster, forecaster
 from fullwire.answers.opening import RunLike, opened
+from fullwire.answers.subjects import about_others
 from fullwire.answers.verdict import (
     NOTABLE,
     THRESHOLD,
@@ -271,6 +272,7 @@ def _warnings(case: Case, is_estimated: bool, rate_bps: Mapping[int, float]) -> 
     if len(run.collectives) and world(run) > 1:
         yield from _about_transfers(case, rate_bps)
         yield from _about_samples(run)
+        yield from about_others(run)
 
 
 def _steps_left_out(found: Account) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, latency, several
@@ -13,7 +13,7 @@ from fullwire.model.fabric import Fabric
 from fullwire.model.run import Run
 from fullwire.model.workloads import MOST_SAMPLES
 from fullwire.simulation.buckets import bucket_policy
-from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
+from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps, share_of_others
 from fullwire.simulation.sweep import Grid, Subject, with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
 from fullwire.simulation.typical import typical_step
@@ -21,6 +21,8 @@ from fullwire.sources.clusters.description import described
 from fullwire.sources.files import name_of
 from fullwire.sources.nccl_tests import read_table
 from fullwire.units import shown
+
+_MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
 
 
 def named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
@@ -92,6 +94,16 @@ def plain_subject(name: str, run: Run) -> Subject:
     points = run.facts.get("reduce_cost", ())
     adds = AddTimes(points if isinstance(points, tuple) else ())
     return Subject(name=name, step=typical_step(run), adds=adds, recorded=as_recorded(run))
+
+
+def about_others(run: Run) -> Iterator[str]:
+    """Say it where other work used the processors on which a run was recorded."""
+    share = share_of_others(run)
+    if share >= _MUCH_BESIDE:
+        yield (
+            f"Other work took {share:.0%} of the processors meanwhile: without it steps may be "
+            "shorter, and intervals are as much wider."
+        )
 
 
 def as_recorded(run: Run) -> Grid | None:

@@ -28,6 +28,7 @@ from fullwire.answers.opening import RunLike
 from fullwire.answers.search import Best, best
 from fullwire.answers.subjects import (
     Transports,
+    about_others,
     named,
     recorded_fabric,
     subject_of,
@@ -366,6 +367,8 @@ def _warnings(
         if subject.step.is_estimated:
             yield f"{name}: T1 is estimated from the computation of a job of several workers."
         yield from _about_median(name, run, subject)
+        if any(isinstance(each, MeasuredTransport) for each in grid.transports):
+            yield from (f"{name}: {sentence}" for sentence in about_others(run))
         if subject.step.shards > 1:
             yield (
                 f"{name}: gradients are summed in groups of one in {subject.step.shards} ranks; "

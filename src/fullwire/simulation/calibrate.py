@@ -31,7 +31,9 @@ from fullwire.model.centre import median_of
 from fullwire.model.cost import AddTimes, Floats, recorded_cost, sent_as
 from fullwire.model.run import Collectives, Run, Whole
 from fullwire.simulation.groups import members_of
+from fullwire.simulation.processors import others_share
 from fullwire.simulation.transport import MeasuredTransport
+from fullwire.simulation.typical import Step
 
 _Held: TypeAlias = tuple[tuple[str, int, int], ...]  # kind, bytes and ranks of each collective
 
@@ -106,6 +108,7 @@ class Calibration:
     misfit: float  # of a busy period's predicted time: standard deviation of its logarithm
     variants: tuple[MeasuredTransport, ...]
     between: tuple[MeasuredTransport, MeasuredTransport]
+    work_off: float  # by so much other runs' work may differ: standard deviation of its logarithm
 
 
 def calibrated(runs: Sequence[Run]) -> Calibration:
@@ -122,7 +125,7 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
     known = list(_known_before(telling))
     fit = _Fit(
         observations, _used(telling), known, _frame(telling),
-        [found for _, found in by_run if found],
+        [found for _, found in by_run if found], _work_off(telling),
     )  # fmt: skip
     return fit.solved()
 
@@ -155,9 +158,9 @@ def unhindered(found: Calibration, payload_share: float) -> Calibration:
     return replace(found, transport=no_work, variants=(), between=(no_work, no_work))
 
 
-def in_another_run(transport: MeasuredTransport) -> tuple[MeasuredTransport, ...]:
+def in_another_run(found: Calibration) -> tuple[MeasuredTransport, ...]:
     """Return what a transport may be in another run: with a slower line, and with slower work."""
-    work = float(np.exp(_WORK_FROM_RUN_TO_RUN))
+    transport, work = found.transport, float(np.exp(found.work_off))
     return (
         replace(transport, share=transport.share * float(np.exp(-_LINE_FROM_RUN_TO_RUN))),
         replace(
@@ -165,6 +168,29 @@ def in_another_run(transport: MeasuredTransport) -> tuple[MeasuredTransport, ...
             processor_s_per_hop=transport.processor_s_per_hop * work,
         ),
     )  # fmt: skip
+
+
+def in_another_step(step: Step, found: Calibration) -> Step:
+    """Return a step whose own work takes processors longer, as far as another run's may."""
+    own_ns = round(step.processor_ns * float(np.exp(found.work_off)))
+    longer_ns = own_ns - step.processor_ns
+    return replace(step, processor_ns=own_ns, step_ns=step.step_ns + longer_ns)
+
+
+def share_of_others(run: Run) -> float:
+    """Return the share of the processors that other work took while a run was recorded."""
+    return others_share(run, _KERNEL_FACTOR.value)
+
+
+def _work_off(runs: Sequence[Run]) -> float:
+    """Say how far the work of other runs may be off: as far as usual, and as others took part.
+
+    Who shares processors with other work may have them alone next time: it takes between its own
+    work's time and what that becomes with the share that others left.
+    """
+    shares = [share_of_others(run) for run in runs]
+    longer = float(np.mean([-np.log(1 - share) for share in shares]))
+    return float(np.hypot(_WORK_FROM_RUN_TO_RUN, longer / 2))
 
 
 def observations_of(run: Run) -> Iterator[Observation]:
@@ -350,8 +376,6 @@ def _used_in(run: Run) -> _Used | None:
 
 # Of the four logarithms: all that takes time, slower on the line and on the processors alike.
 _SLOWER = np.array([-1.0, 1.0, 1.0, 0.0])
-_OF_A_RUN = np.diag([_LINE_FROM_RUN_TO_RUN**2, 0.0, 0.0, 0.0])  # their covariance among runs
-_OF_A_RUN[1:3, 1:3] = _WORK_FROM_RUN_TO_RUN**2
 
 
 class _Fit:
@@ -364,12 +388,14 @@ class _Fit:
         known: Sequence[_Known],
         frame: MeasuredTransport,
         runs: Sequence[Sequence[_Period]],
+        work_off: float,
     ) -> None:
         self._observations = observations
         self._used = used
         self._known = known
         self._frame = frame
         self._runs = runs
+        self._work_off = work_off
 
     def solved(self) -> Calibration:
         """Find the transport that agrees best, by Gauss and Newton."""
@@ -388,7 +414,9 @@ class _Fit:
         weights = np.array([each.count * each.time_s for each in self._observations])
         misfit = float(np.sqrt(np.average(relative**2, weights=weights)))
         slopes = self._slopes(at)
-        covariance = np.linalg.inv(slopes.T @ slopes) + _OF_A_RUN / len(self._runs)
+        among_runs = np.diag([_LINE_FROM_RUN_TO_RUN**2, 0.0, 0.0, 0.0])
+        among_runs[1:3, 1:3] = self._work_off**2
+        covariance = np.linalg.inv(slopes.T @ slopes) + among_runs / len(self._runs)
         lengths, axes = np.linalg.eigh(covariance)
         turns = [
             sign * np.sqrt(max(length, 0.0)) * axis
@@ -400,6 +428,7 @@ class _Fit:
         return Calibration(
             transport=self._transport(at), observations=tuple(self._observations), misfit=misfit,
             variants=tuple(self._transport(at + turn) for turn in turns), between=(sooner, later),
+            work_off=self._work_off,
         )  # fmt: skip
 
     def _transport(self, at: Floats) -> MeasuredTransport:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fullwire.crew import ALONE, Crew
 from fullwire.model.cost import Floats
-from fullwire.simulation.calibrate import Calibration, in_another_run
+from fullwire.simulation.calibrate import Calibration, in_another_run, in_another_step
 from fullwire.simulation.sweep import Grid, Predictions, Subject, shaped, sweep, with_residue
 from fullwire.simulation.transport import MeasuredTransport
 
@@ -50,16 +50,23 @@ def interval_s(
     else:
         variance = variance + _of_the_transport(subjects, grid, step_s, calibration, crew)
         variance = variance + _of_another_run(subjects, grid, step_s, calibration, crew)
+        variance = variance + _of_the_residue(subjects, grid, step_s, crew)
         sooner_s, later_s = _of_the_median(subjects, grid, step_s, calibration, crew)
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
-    alone_s = _alone_s(subjects) * (1 - _WIDTH * _FROM_RUN_TO_RUN)
+    alone_s = _alone_s(subjects, calibration) * (1 - _WIDTH * _FROM_RUN_TO_RUN)
     low_s = np.maximum(step_s - half_s - sooner_s, alone_s)
     return low_s.reshape(-1), (step_s + half_s + later_s).reshape(-1)
 
 
-def _alone_s(subjects: Sequence[Subject]) -> Floats:
-    """Return what a worker's own step takes, without any communication."""
+def _alone_s(subjects: Sequence[Subject], calibration: Calibration | None) -> Floats:
+    """Return what a worker's own step takes at the least, without any communication."""
     own_s = [each.step.step_ns * 1e-9 for each in subjects]
+    if calibration is not None:
+        longer_s = [in_another_step(each.step, calibration).step_ns * 1e-9 for each in subjects]
+        own_s = [
+            max(own - _WIDTH * (longer - own), 0.0)
+            for own, longer in zip(own_s, longer_s, strict=True)
+        ]
     return np.array(own_s).reshape(shaped(run=len(subjects)))
 
 
@@ -133,10 +140,19 @@ def _of_another_run(
 ) -> Floats:
     """Return the variance of the run that is predicted, whatever was measured in this one."""
     variance = np.zeros(step_s.shape)
-    for slower in in_another_run(calibration.transport):
-        those_s = sweep(subjects, _on(slower, grid), crew=crew).measures["step_s"]
+    slower_line, slower_work = in_another_run(calibration)
+    busier = [replace(each, step=in_another_step(each.step, calibration)) for each in subjects]
+    for transport, those in ((slower_line, subjects), (slower_work, busier)):
+        those_s = sweep(those, _on(transport, grid), crew=crew).measures["step_s"]
         variance += np.square(those_s - step_s)
     return variance
+
+
+def _of_the_residue(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew) -> Floats:
+    """Return the variance of what no replay explains, which more communication may make more."""
+    growing = [replace(each, residue=replace(each.residue, grows=True)) for each in subjects]
+    those_s = sweep(growing, grid, crew=crew).measures["step_s"]
+    return np.square((those_s - step_s) / 2)  # it stays or it grows: in the middle, half as far
 
 
 def _with(

@@ -16,7 +16,7 @@ the same bits as its points asked one at a time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,28 @@ class Timeline:
 
 
 def grouped(step: Step, policy: BucketPolicy) -> Buckets:
-    """Group the step's gradients into messages."""
-    return policy.group(step.ready_ns, step.bytes)
+    """Group the step's gradients into messages, of which a hook may send less than they have.
+
+    Those that are summed by hand are sent as they were.
+    """
+    if step.others.are_gradients:
+        return _by_hand(step)
+    buckets = policy.group(step.ready_ns, step.bytes)
+    if step.sent_share == 1:
+        return buckets
+    sent_bytes = np.ceil(buckets.bytes * step.sent_share).astype(np.int64)
+    return replace(buckets, bytes=sent_bytes)
+
+
+def _by_hand(step: Step) -> Buckets:
+    """Return messages as the script sends them, which share the gradients in their order."""
+    count = len(step.others.bytes)
+    ends = np.arange(1, count + 1) * len(step.bytes) // count
+    issue_ns = np.minimum(step.others.issue_ns, step.backward_ns).astype(np.int64)
+    return Buckets(
+        np.diff(ends, prepend=0), np.array(step.others.bytes, np.int64),
+        np.maximum.accumulate(issue_ns),
+    )  # fmt: skip
 
 
 def fifo_end_and_busy_s(
@@ -95,7 +115,7 @@ def priority_overhead_s(step: Step, buckets: Buckets, timeline: Timeline) -> Flo
     """Return what the step loses: each part of the next forward waits for its own message."""
     backward_s = step.backward_ns * 1e-9
     rest_s = (step.step_ns - step.backward_ns) * 1e-9
-    made_ns = step.ready_ns[np.cumsum(buckets.gradient_count) - 1]
+    made_ns = step.ready_ns[np.maximum(np.cumsum(buckets.gradient_count) - 1, 0)]
     share = np.diff(made_ns, prepend=0) / max(int(made_ns[-1]), 1)
     now_s: Floats = np.full(timeline.end_s[-1].shape, backward_s)
     for part_s, end_s in zip(share[::-1] * rest_s, timeline.end_s[::-1], strict=True):

@@ -39,7 +39,7 @@ from fullwire.simulation.schedule import (
     priority_timeline,
 )
 from fullwire.simulation.stragglers import AsRecorded, Jitter
-from fullwire.simulation.transport import FullTransport, Transport
+from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
 from fullwire.simulation.typical import Step
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -117,12 +117,14 @@ class Residue:
 
     time_s: float = 0.0
     at_overhead_s: float = 0.0
+    grows: bool = False  # with more communication, too: nobody knows that either
 
     def beside(self, overhead_s: Floats) -> Floats:
         """Return what to add to these overheads."""
         if self.at_overhead_s <= 0:
             return np.full(overhead_s.shape, self.time_s)
-        return self.time_s * np.minimum(overhead_s / self.at_overhead_s, 1.0)
+        share = overhead_s / self.at_overhead_s
+        return self.time_s * (share if self.grows else np.minimum(share, 1.0))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -209,11 +211,15 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """What a step's communication exposes, and how long its messages are on the lane."""
+    """What a step's communication exposes, and how long its messages are on the lane.
+
+    And what they take of a rank's processor, as far as that is known.
+    """
 
     by_buckets_s: Floats
     by_others_s: Floats
     busy_s: Floats
+    work_s: Floats
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -263,8 +269,11 @@ class Messages:
         """Return what the communication of a step that synchronises exposes."""
         cost_s = self.cost_s(chosen, rate_bps, transport, ratio)
         by_buckets_s, busy_s = self._by_buckets_and_busy_s(cost_s)
+        if self.subject.step.others.sum_gradients:  # so there are no buckets to wait for
+            by_buckets_s = np.zeros_like(by_buckets_s)
         by_others_s = running_sum(self._others_s(chosen, rate_bps, transport))
-        return Exposed(by_buckets_s, by_others_s, busy_s)
+        work_s = running_sum(self._work_s(chosen, transport, ratio))
+        return Exposed(by_buckets_s, by_others_s, busy_s, work_s)
 
     def overhead_s(
         self, exposed: Exposed, chosen: slice, transport: Transport,
@@ -277,17 +286,53 @@ class Messages:
         """
         overhead_s = exposed.by_buckets_s if local_steps == 1 else exposed.busy_s
         overhead_s = overhead_s + exposed.by_others_s
-        if not isinstance(transport, FullTransport):
-            overhead_s = overhead_s + self.subject.residue.beside(overhead_s)
         apart = accumulate * local_steps
         if apart > 1:
-            in_each_s = 0.0 if self.subject.step.others.are_gradients else exposed.by_others_s
+            in_each_s = exposed.by_others_s
             overhead_s = (overhead_s - in_each_s) / apart + in_each_s
         workers = self.workers[chosen]
+        if isinstance(transport, MeasuredTransport):
+            work_s = exposed.work_s / apart
+            overhead_s = self._with_shared_processors(overhead_s, work_s, workers, transport)
+        if not isinstance(transport, FullTransport):
+            overhead_s = overhead_s + self.subject.residue.beside(overhead_s)
         late_s = jitter.late_s(self.subject.step, workers, apart)
         overhead_s = np.maximum(overhead_s + late_s[:, None, None], 0.0)
         overhead_s[np.array(workers) == 1] = 0.0  # nobody to talk to: no messages
         return overhead_s
+
+    def _with_shared_processors(
+        self, overhead_s: Floats, work_s: Floats, workers: Sequence[int],
+        transport: MeasuredTransport,
+    ) -> Floats:  # fmt: skip
+        """Return the overhead where ranks compute on processors that they share.
+
+        Computation takes no less than its work for all ranks, and neither does the step with what
+        the transport works: what one hides behind the other waits for the same processors.
+        """
+        own_s, alone_s = self.subject.step.processor_ns * 1e-9, self.subject.step.step_ns * 1e-9
+        longer_s = np.maximum(own_s * transport.crowd(workers) - alone_s, 0.0)
+        overhead_s = overhead_s + longer_s[:, None, None]
+        ranks = transport.ranks_per_processor(workers)[:, None, None]
+        all_s = own_s * ranks + work_s * np.minimum(ranks, 1.0)
+        return np.maximum(overhead_s, all_s - alone_s)
+
+    def _work_s(self, chosen: slice, transport: Transport, ratio: Floats) -> Iterator[Floats]:
+        """Go through what messages take of the processors, each in the way with the least."""
+        if not isinstance(transport, MeasuredTransport):
+            return
+        crowd = self._crowd(chosen, transport)
+        for number in range(0 if self.subject.step.others.sum_gradients else len(self.buckets)):
+            yield functools.reduce(np.minimum, [
+                transport.work_s(
+                    way.wire_bits[number, chosen, None, :] * way.work / (8 * ratio),
+                    way.hops[chosen, None, :], crowd,
+                )
+                for way in self.ways
+            ])  # fmt: skip
+        for each in self.others:
+            wire_bits, hops = each.wire_bits[chosen, None, None], each.hops[chosen, None, None]
+            yield each.count * transport.work_s(wire_bits / 8, hops, crowd)
 
     def _times_s(
         self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
@@ -337,11 +382,12 @@ class Messages:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Other:
-    """Equal collectives of a step that are no buckets, by workers; `exposed` counts them."""
+    """Equal collectives of a step that are no buckets, by workers; `exposed` of them are so."""
 
     wire_bits: Floats
     hops: Floats
     latency_s: float
+    count: int
     exposed: float
     routed: tuple[tuple[Routed, ...], ...] = ()
 
@@ -469,6 +515,8 @@ def _others(
 ) -> Iterator[_Other]:
     """Work out the step's collectives that are no buckets, equal ones together."""
     others = subject.step.others
+    if others.are_gradients:  # they are the messages
+        return
     exposed = others.exposed_ns / max(others.total_ns, 1)
     kinds = Counter(zip(others.op, others.bytes, others.members, strict=True))
     for (op, size, members), count in kinds.items():
@@ -476,7 +524,7 @@ def _others(
         yield _Other(
             wire_bits=np.array([8 * float(each.wire_bytes) for each in costs]),
             hops=np.array([float(each.hops) for each in costs]),
-            latency_s=latency_s, exposed=exposed * count,
+            latency_s=latency_s, count=count, exposed=exposed * count,
             routed=() if on_fabric is None else tuple(
                 (Routed(on_fabric.cost(*recorded_as(op), each), float(size)),) for each in workers
             ),

@@ -71,13 +71,18 @@ class MeasuredTransport:
 
     def message_s(self, line_s: Floats, sent_bytes: Floats, hops: Floats, crowd: Floats) -> Floats:
         """Return the time of a message that takes so long on the line alone."""
-        of_bytes_s = sent_bytes * self.processor_s_per_byte
-        line_s = line_s + of_bytes_s * self.apart
-        # Waking up for a message waits for nobody's processor: whoever sleeps leaves his.
-        work_s = of_bytes_s * crowd + hops * self.processor_s_per_hop
+        line_s = line_s + sent_bytes * self.processor_s_per_byte * self.apart
+        work_s = self.work_s(sent_bytes, hops, crowd)
         longer_s, shorter_s = np.maximum(line_s, work_s), np.minimum(line_s, work_s)
         both = shorter_s / np.maximum(longer_s, np.finfo(float).tiny)
         return np.asarray(longer_s * (1 + both**_SHARPNESS) ** (1 / _SHARPNESS))
+
+    def work_s(self, sent_bytes: Floats, hops: Floats, crowd: Floats) -> Floats:
+        """Return how long a message keeps the processors that so many ranks share busy."""
+        # Waking up for a message waits for nobody's processor: whoever sleeps leaves his.
+        return np.asarray(
+            sent_bytes * self.processor_s_per_byte * crowd + hops * self.processor_s_per_hop
+        )
 
     def line_limits_up_to_bps(self, workers: int) -> float:
         """Return the line rate from which on processors are busier than the line."""
@@ -90,8 +95,12 @@ class MeasuredTransport:
         All ranks on one machine, as in a lab, stay there however many they are; where there were
         several machines, each keeps the ranks that it had.
         """
+        return np.maximum(self.ranks_per_processor(workers), 1.0)
+
+    def ranks_per_processor(self, workers: Sequence[int]) -> Floats:
+        """Return how many ranks there are for each processor, which may be less than one."""
         on_one = [each if self.machines == 1 else self.workers / self.machines for each in workers]
-        return np.maximum(np.array(on_one) / self.processors, 1.0)
+        return np.array(on_one) / self.processors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

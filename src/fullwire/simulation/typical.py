@@ -14,7 +14,7 @@ exposed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,10 +25,12 @@ from fullwire.model.centre import median_of
 from fullwire.model.cost import Floats, sent_as
 from fullwire.model.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.simulation.groups import members_of
+from fullwire.simulation.processors import own_work_s, ranks_per_processor
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one gradient
 _BUCKET_LEAVES_NS = 5_000_000  # after its last gradient, at the latest: it may be copied first
+_COMPUTES_THROUGHOUT = 0.75  # of a step alone: a rank that uses as much of a processor never rests
 _LOOKED_AT = 20  # steps, for how long other collectives are exposed
 
 
@@ -41,7 +43,9 @@ class Others:
     members: tuple[int, ...] = ()  # the ranks that each is among; 0 for all, however many
     exposed_ns: int = 0
     total_ns: int = 0  # of their durations
-    are_gradients: bool = False  # summed by hand, after the backward pass
+    issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
+    are_gradients: bool = False  # summed by hand, in place of buckets
+    sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
 
 
 def _nothing() -> Floats:
@@ -61,6 +65,8 @@ class Step:
     waiting_ns: int = 0  # for the slowest rank, in a step of several workers
     others: Others = Others()
     shards: int = 1  # of the model: gradients are summed among one in so many workers
+    sent_share: float = 1.0  # of gradients' bytes: a hook that casts sends half of them
+    processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
     measured_ns: int | None = None  # in the run, with the workers that it had
     measured_between_ns: tuple[int, int] | None = None  # as sure as so many steps are of it
     count: int = 1  # of the steps that it stands for
@@ -72,7 +78,7 @@ def typical_step(run: Run) -> Step:
     """Work out what a step of this run usually takes."""
     table = _table_of_steps(run)
     own_workers = _workers(run)
-    bucket_end_ns, others, shards = _communication(run, table, own_workers)
+    bucket_end_ns, others, shards, sent_share = _communication(run, table, own_workers)
     tail_ns = table.end_ns - np.maximum(table.computed_ns, bucket_end_ns)
     origin_ns = table.start_ns.mean(axis=0)
     begin_ns = table.backward_ns.max(axis=0)
@@ -83,7 +89,7 @@ def typical_step(run: Run) -> Step:
     together_ns = forward_ns + backward_ns + _median(tail_ns.mean(axis=0)) - others.exposed_ns
     measured_ns = (table.end_ns - table.start_ns).mean(axis=0)
     usual_ns = median_of(measured_ns.tolist())
-    return Step(
+    step = Step(
         step_ns=step_ns,
         forward_ns=forward_ns,
         backward_ns=backward_ns,
@@ -93,12 +99,28 @@ def typical_step(run: Run) -> Step:
         waiting_ns=max(0, together_ns - step_ns) if len(table.ranks) > 1 else 0,
         others=others,
         shards=shards,
+        sent_share=sent_share,
+        processor_ns=round(own_work_s(run) * 1e9),
         measured_ns=round(usual_ns.value),
         measured_between_ns=(round(usual_ns.low), round(usual_ns.high)),
         count=len(table.numbers),
         deviation=_deviation(measured_ns),
         spread=alone_ns.reshape(-1).astype(np.float64),
     )
+    return _on_processors_of_its_own(step, ranks_per_processor(run))
+
+
+def _on_processors_of_its_own(step: Step, crowd: float) -> Step:
+    """Return the step of a rank that shares no processor, where sharing is what made it long."""
+    shared_ns = step.processor_ns * crowd
+    if crowd <= 1 or shared_ns < _COMPUTES_THROUGHOUT * step.step_ns:
+        return step
+    shorter = min(step.processor_ns / step.step_ns, 1.0)
+    return replace(
+        step, step_ns=round(step.step_ns * shorter), forward_ns=round(step.forward_ns * shorter),
+        backward_ns=round(step.backward_ns * shorter),
+        ready_ns=np.round(step.ready_ns * shorter).astype(np.int64),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -199,18 +221,19 @@ def _in_table(table: Spans, ranks: Whole, numbers: Whole, *columns: str) -> list
     return [getattr(kept, name).reshape(shape) for name in columns]
 
 
-def _communication(run: Run, table: _Steps, workers: int) -> tuple[Whole, Others, int]:
-    """Return when the last bucket of each step had ended, what else was communicated, and shards.
+def _communication(run: Run, table: _Steps, workers: int) -> tuple[Whole, Others, int, float]:
+    """Return when the last bucket of each step had ended, what else was communicated, shards,
+    and the share of gradients' bytes that buckets sent.
 
     A model may be split over ranks, which then communicate meanwhile in groups of their own.
     """
     none = np.full(table.end_ns.shape, -MOST_NS, np.int64)
     rows = run.collectives
     if workers == 1:
-        return none, Others(), 1
+        return none, Others(), 1, 1.0
     rows = rows.rows(np.isin(rows.rank, table.ranks) & np.isin(rows.step, table.numbers))
     if not len(rows):  # none in a step
-        return none, Others(), 1
+        return none, Others(), 1, 1.0
     place = np.searchsorted(table.ranks, rows.rank), np.searchsorted(table.numbers, rows.step)
     is_bucket = (
         (rows.op == "allreduce")
@@ -223,7 +246,16 @@ def _communication(run: Run, table: _Steps, workers: int) -> tuple[Whole, Others
     members = members_of(run)
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
     others = _others(run, rows.rows(~is_bucket), table, members)
-    return none, others, max(1, workers // max(among, default=workers))
+    shards = max(1, workers // max(among, default=workers))
+    return none, others, shards, _sent_share(run, rows.bytes[is_bucket], table)
+
+
+def _sent_share(run: Run, bucket_bytes: Whole, table: _Steps) -> float:
+    """Return what buckets sent of the gradients' bytes, which only a hook makes less."""
+    if "hook" not in run.facts or not len(bucket_bytes):
+        return 1.0
+    gradient_bytes = float(table.bytes.sum()) * len(table.ranks) * len(table.numbers)
+    return min(float(bucket_bytes.sum()) / gradient_bytes, 1.0)
 
 
 def _is_of_gradients(
@@ -258,12 +290,18 @@ def _others(run: Run, rows: Collectives, table: _Steps, members: Mapping[str, in
         total.append(int((here.end_ns - here.start_ns).sum()))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     backend = run.facts.get("backend")
+    place = np.searchsorted(table.ranks, rank), middle
+    within_ns = np.clip(usual.issue_ns, table.backward_ns[place], table.computed_ns[place])
+    sum_gradients = "buckets" not in run.facts and _sum_gradients(usual, table)
+    by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {_workers(run)}
     return Others(
         op=tuple(sent_as(op, backend) for op in usual.op.tolist()),
         bytes=tuple(usual.bytes.tolist()),
         members=tuple(0 if count == _workers(run) else count for count in among),
         exposed_ns=_median(np.array(exposed)), total_ns=_median(np.array(total)),
-        are_gradients="buckets" not in run.facts and _sum_gradients(usual, table),
+        issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
+        are_gradients=sum_gradients and by_hand,
+        sum_gradients=sum_gradients and not by_hand,
     )  # fmt: skip
 
 
@@ -283,8 +321,9 @@ def _both(own: tuple[Whole, Whole], others: Spans) -> tuple[Whole, Whole]:
 
 
 def _sum_gradients(rows: Collectives, table: _Steps) -> bool:
-    """Say whether collectives sum gradients after the backward pass, and do not shard a model."""
-    return set(rows.op.tolist()) == {"allreduce"} and rows.bytes.sum() >= table.bytes.sum()
+    """Say whether collectives sum as many bytes as there are gradients."""
+    is_sum = (rows.op == "allreduce") | (rows.op == "reducescatter")
+    return bool(rows.bytes[is_sum].sum() >= table.bytes.sum())
 
 
 def _covered_ns(start_ns: Whole, end_ns: Whole) -> int:
