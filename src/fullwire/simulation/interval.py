@@ -59,13 +59,14 @@ def interval_s(
 
 
 def _alone_s(subjects: Sequence[Subject], calibration: Calibration | None) -> Floats:
-    """Return what a worker's own step takes at the least, without any communication."""
+    """Return what a worker's own step takes at the least, which is no less than its work."""
     own_s = [each.step.step_ns * 1e-9 for each in subjects]
     if calibration is not None:
         longer_s = [in_another_step(each.step, calibration).step_ns * 1e-9 for each in subjects]
+        work_s = [each.step.processor_ns * 1e-9 for each in subjects]
         own_s = [
-            max(own - _WIDTH * (longer - own), 0.0)
-            for own, longer in zip(own_s, longer_s, strict=True)
+            max(own - _WIDTH * (longer - own), min(own, work))
+            for own, longer, work in zip(own_s, longer_s, work_s, strict=True)
         ]
     return np.array(own_s).reshape(shaped(run=len(subjects)))
 

@@ -1,0 +1,108 @@
+"""Predictions of small trainings from each other: python -m validation.cells DIRECTORY
+
+Each job (jobs/cell.py) is recorded in the lab under several conditions, and each recording predicts
+the others, as `fullwire compare` does: other links, more and fewer workers. Runs stay in DIRECTORY,
+and what is there already is not recorded again. Recordings beside which other work took much of the
+processors are marked, for no two of these are alike. From the root of a checkout.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import fullwire as fw
+from fullwire.answers.verification import Verification, verify
+from fullwire.simulation.calibrate import share_of_others
+from fullwire.units import show_time
+from validation import arguments
+
+LONGEST_S = 90.0
+TRIES = 5  # for links as fast as they should be, on a machine that has other work
+MUCH = 0.15  # of the processors, taken by other work
+CELLS = {
+    ("sleeping", "gloo"): ("2x300Mbps", "2x6Gbps", "4x2Gbps"),
+    ("sleeping", "fullwire"): ("2x500Mbps", "2x5Gbps", "3x8Gbps"),
+    ("computing", "gloo"): ("2x700Mbps", "2x5Gbps", "4x8Gbps"),
+    ("computing", "fullwire"): ("2x1Gbps", "3x4Gbps"),
+    ("halves", "gloo"): ("2x500Mbps", "3x4Gbps"),
+    ("adding", "gloo"): ("2x400Mbps", "2x4Gbps", "3x8Gbps"),
+    ("by-hand", "gloo"): ("2x1Gbps", "3x5Gbps"),
+    ("by-hand", "fullwire"): ("2x800Mbps", "3x6Gbps"),
+    ("sharded", "gloo"): ("2x500Mbps", "2x4Gbps"),
+}
+
+
+class Held(NamedTuple):
+    """A prediction, and whether both recordings had the machine to themselves."""
+
+    found: Verification
+    is_quiet: bool
+
+
+def main() -> None:
+    """Record what is missing, and print the table."""
+    taken = arguments.parser(__doc__)
+    taken.add_argument("directory", type=Path)
+    place = taken.parse_args().directory
+    place.mkdir(parents=True, exist_ok=True)
+    print(
+        "| job | from | to | measured | predicted | interval | error | holds | beside other work |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    held = [each for kind, backend in CELLS for each in _crossed(kind, backend, place)]
+    for name, chosen in (("all", held), ("alone on the machine", [e for e in held if e.is_quiet])):
+        if chosen:
+            errors = np.abs([each.found.error for each in chosen])
+            print(
+                f"\n{name}: {len(chosen)} predictions, median error {np.median(errors):.1%}, worst "
+                f"{errors.max():.1%}; the interval holds {sum(e.found.holds for e in chosen)}"
+            )
+
+
+def _crossed(kind: str, backend: str, place: Path) -> Iterator[Held]:
+    """Predict each recording of a job from each other one, and print it."""
+    runs = {cell: recorded(kind, backend, cell, place) for cell in CELLS[kind, backend]}
+    beside = {cell: share_of_others(run) for cell, run in runs.items()}
+    for shown, before in runs.items():
+        for cell, after in runs.items():
+            found = None if cell == shown else verify(before, after)
+            if found is None:
+                continue
+            print(
+                f"| {kind}, {backend} | {shown} | {cell} | {show_time(found.measured_s)} | "
+                f"{show_time(found.predicted_s)} | {show_time(found.low_s)} to "
+                f"{show_time(found.high_s)} | {found.error:+.1%} | "
+                f"{'yes' if found.holds else 'NO'} | {beside[shown]:.0%}, {beside[cell]:.0%} |",
+                flush=True,
+            )
+            yield Held(found, max(beside[shown], beside[cell]) < MUCH)
+
+
+def recorded(kind: str, backend: str, cell: str, place: Path) -> fw.Run:
+    """Open a recording, after making it in the lab if it is not there."""
+    path, (workers, rate) = place / f"{kind}_{backend}_{cell}.run", cell.split("x")
+    for _ in range(TRIES):
+        if path.exists():
+            break
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "fullwire.cli", "lab", "run", "--workers", workers,
+                "--rate", rate, "-o", str(path), "--", sys.executable, "-m",
+                "validation.jobs.cell", kind,
+            ],
+            env={**os.environ, "BACKEND": backend}, capture_output=True, text=True,
+            timeout=LONGEST_S, check=False,
+        )  # fmt: skip
+        sys.stderr.write(done.stderr if done.returncode else "")
+    return fw.read(path)
+
+
+if __name__ == "__main__":
+    main()

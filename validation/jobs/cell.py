@@ -1,0 +1,72 @@
+"""A small training of one kind, for predictions: python -m validation.jobs.cell KIND [STEPS].
+
+    sleeping     DDP whose layers sleep as a device would compute
+    computing    DDP whose layers compute
+    halves       the same with PyTorch's float16 hook
+    adding       DDP that synchronises every fourth pass only
+    by-hand      no DDP: each gradient is summed by a call after the backward pass
+    sharded      FSDP2
+
+BACKEND in the environment is the backend, Gloo where there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from validation.jobs.cause import Layer
+
+PASSES = 4  # that are added up, where they are
+BATCH, WIDTH = 48, 1152
+
+
+def main() -> None:
+    """Train."""
+    kind, *steps = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
+    plain = _computing() if kind in ("computing", "halves", "sharded") else _sleeping()
+    model: Any = plain
+    if kind == "sharded":
+        for layer in plain:
+            fully_shard(layer)
+        fully_shard(plain)
+    elif kind != "by-hand":
+        model = DistributedDataParallel(plain, bucket_cap_mb=8)
+    if kind == "halves":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    optimizer = torch.optim.SGD(plain.parameters(), 0.01)
+    for _ in range(int(steps[0] if steps else 16)):
+        optimizer.zero_grad()
+        for number in range(PASSES if kind == "adding" else 1):
+            is_last = kind != "adding" or number == PASSES - 1
+            with nullcontext() if is_last else model.no_sync():
+                model(torch.ones(BATCH, WIDTH)).sum().backward()
+        if kind == "by-hand":
+            for each in plain.parameters():
+                dist.all_reduce(each.grad)
+        optimizer.step()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _computing() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+
+
+def _sleeping() -> nn.Sequential:
+    return nn.Sequential(*(Layer(1_500_000, 0.006) for _ in range(14)))
+
+
+if __name__ == "__main__":
+    main()
