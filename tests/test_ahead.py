@@ -6,12 +6,14 @@ import dataclasses
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 import fullwire as fw
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Run, Spans
+from fullwire.report.as_data import explanation_object
 from fullwire.sources.live.inside.journal import Journal, Note
 from fullwire.sources.live.inside.processors import BeforeForward
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
@@ -67,6 +69,15 @@ def test_a_rank_that_reads_longer_than_the_others_is_named() -> None:
     run = a_job(early, late, early)
     assert fw.explain(run).verdict.kind == "straggler"
     assert said(run)["host_ahead"].startswith("On rank 1, 60 ms of a step is the host's before")
+
+
+def test_what_the_thread_of_a_late_rank_does_is_told_to_programs_too() -> None:
+    late = Rank(105, [("compute", "backward", 60.0, 100.0)], [(8, 100, 101)])
+    early = Rank(105, [("compute", "backward", 0.0, 40.0)], [(8, 40, 101)])
+    found = fw.explain(a_job(early, late, facts={"line_rate_bps": 1e9, **thread(0.003)}))
+    [told] = [each for each in found.evidence if each.name == "host_ahead_processor"]
+    assert told.value == pytest.approx(0.05)
+    assert msgspec.json.encode(explanation_object(found))
 
 
 def test_a_little_time_before_computing_is_not_mentioned() -> None:

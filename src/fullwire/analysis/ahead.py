@@ -60,21 +60,16 @@ def ahead_evidence(run: Run, account: Account) -> Iterator[Evidence]:
     if words := gap_words(account):
         gaps_s, _ = usual_gaps(account)
         yield Evidence(name="host_gaps", value=gaps_s / account.step_s, sentence=f"{words}.")
-    by_rank_s = account.ahead_ns[:, account.is_typical].mean(axis=1) * 1e-9
-    most = int(np.argmax(by_rank_s))
-    if by_rank_s[most] - usual_s >= least_s:
-        rank = account.ranks[most]
-        who, ahead_s, used = (
-            f"On rank {rank}, {show_time(by_rank_s[most])}",
-            by_rank_s[most],
-            [rank],
-        )
+    by_rank_s = (account.ahead_ns[:, account.is_typical].mean(axis=1) * 1e-9).tolist()
+    most_s, rank = max(zip(by_rank_s, account.ranks, strict=True))
+    if most_s - usual_s >= least_s:
+        who, ahead_s, used = f"On rank {rank}, {show_time(most_s)}", most_s, [rank]
     elif usual_s >= least_s:
         who, ahead_s, used = show_time(usual_s), usual_s, list(account.ranks)
     else:
         return
     yield Evidence(
-        name="host_ahead", value=float(ahead_s / account.step_s),
+        name="host_ahead", value=ahead_s / account.step_s,
         sentence=f"{who} of a step is the host's before anything is computed, "
         f"{where_batches_are_read(account)}.",
     )  # fmt: skip
