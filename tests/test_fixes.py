@@ -52,6 +52,29 @@ def test_the_late_rank_is_named_with_where_to_look() -> None:
     assert "straggler" not in fixes_of(a_trained_job())
 
 
+def in_turns(run: Run) -> Run:
+    """Let two ranks change places in every other step."""
+
+    def swapped(table: Any) -> Any:
+        return dataclasses.replace(table, rank=np.where(table.step % 2, 1 - table.rank, table.rank))
+
+    return dataclasses.replace(
+        run, spans=swapped(run.spans), collectives=swapped(run.collectives),
+        gradients=swapped(run.gradients),
+    )  # fmt: skip
+
+
+def test_ranks_that_are_late_in_turns_cost_what_one_that_always_is_does() -> None:
+    always = a_trained_job(ranks=2, late_ms=60)
+    one, turns = fw.explain(always), fw.explain(in_turns(always))
+    assert turns.verdict.kind == one.verdict.kind == "straggler"
+    assert turns.predicted_from_s == one.predicted_from_s
+    fix, by_turns = fixes_of(always)["straggler"], fixes_of(in_turns(always))["straggler"]
+    assert by_turns.change == "no rank slower than the usual one"
+    assert by_turns.step_s == pytest.approx(fix.step_s)
+    assert fix.step_s == pytest.approx(one.step_s - 0.060)
+
+
 def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
     job = a_trained_job()
     forward = job.spans.rows(job.spans.name == "forward")

@@ -3,8 +3,8 @@
 Workers that add up their gradients go in lockstep. So the job's step begins when its ranks do, on
 average, and a gradient counts as ready when the last rank has it. Every part is a median over the
 steps, which neither a warm-up nor a hiccup moves. What one worker alone would take (T1) leaves out
-the exposed communication of the step, and is that of the lower median of the ranks; what the
-slowest rank takes longer is `waiting_ns`, lost to everyone as soon as there are others.
+the exposed communication of the step, and is that of the lower median of the ranks in each; what
+the slowest rank takes longer is `waiting_ns`, lost to everyone as soon as there are others.
 
 Collectives that are no gradient buckets (a loss that is averaged, FSDP's gathering of weights, a
 loop over gradients after the backward pass) are kept apart: their sizes, and how long they were
@@ -85,7 +85,7 @@ def typical_step(run: Run) -> Step:
     forward_ns = _median(begin_ns - origin_ns)
     backward_ns = _median(table.computed_ns.max(axis=0) - begin_ns)
     alone_ns = table.computed_ns - table.start_ns + tail_ns - others.exposed_ns
-    step_ns = _lower_median([_median(row) for row in alone_ns])
+    step_ns = _median(_lower_medians(alone_ns))
     together_ns = forward_ns + backward_ns + _median(tail_ns.mean(axis=0)) - others.exposed_ns
     measured_ns = (table.end_ns - table.start_ns).mean(axis=0)
     usual_ns = median_of(measured_ns.tolist())
@@ -348,8 +348,10 @@ def _medians(values: NDArray[Any]) -> Whole:
     return middle
 
 
-def _lower_median(values: list[int]) -> int:
-    return sorted(values)[(len(values) - 1) // 2]
+def _lower_medians(by_rank: Whole) -> Whole:
+    """Return the lower median of the ranks in each step: another one may be late in each."""
+    middle: Whole = np.sort(by_rank, axis=0)[(len(by_rank) - 1) // 2]
+    return middle
 
 
 def _deviation(lengths_ns: NDArray[Any]) -> float:
