@@ -23,6 +23,7 @@ from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from tests.builders import a_run
 from tests.conftest import Cli
+from tests.jobs_by_hand import a_trained_job as trained_by_hand
 from tests.trained_jobs import a_trained_job, a_transport, message_s
 
 GBPS = 1e9
@@ -399,6 +400,14 @@ def test_a_job_that_scales_says_when_it_would_not() -> None:
     found = break_even(a_forecaster(run), 0.10)
     assert not found.is_limited
     assert found.sentence.startswith("Communication would cost 10% of the step below ")
+
+
+def test_where_ranks_wait_for_each_other_no_link_is_blamed_for_it() -> None:
+    late = break_even(a_forecaster(trained_by_hand(late_ms=60)), 0.10)
+    assert late.is_limited
+    assert late.sentence.startswith("However fast the links, waiting for late ranks alone costs")
+    on_time = break_even(a_forecaster(trained_by_hand()), 0.10)
+    assert "waiting" not in on_time.sentence
 
 
 def test_a_simulated_job_is_forecast_as_it_was_played() -> None:

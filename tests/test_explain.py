@@ -397,6 +397,26 @@ def test_one_worker_has_nothing_to_scale() -> None:
     assert waits.verdict.kind == "input"
 
 
+@pytest.mark.parametrize("facts", [{}, GIGABIT])
+@pytest.mark.parametrize("sent", [(8, 50, 51), (PER_MS, 50, 90)])
+def test_what_one_worker_sends_itself_is_no_network(
+    facts: dict[str, FactValue], sent: tuple[int, float, float]
+) -> None:
+    found = fw.explain(a_job(Rank(100, [BACKWARD, computing(95)], [sent]), facts=facts)).verdict
+    assert (found.kind, found.missing) == ("unknown", ("a run of several workers",))
+    assert found.sentence.startswith("This job had one worker, and a network has no part in that")
+    alone = fw.explain(a_job(Rank(100, [BACKWARD], [sent]), facts={**facts})).verdict
+    assert "the network is" not in alone.sentence.lower()
+
+
+def test_a_prediction_without_an_interval_is_shown_without_one(cli: Cli, tmp_path: Path) -> None:
+    played = fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps")
+    fw.write(played, tmp_path / "played.run")
+    printed = cli("explain", tmp_path / "played.run").stdout
+    assert "links of 25 Gbps" in printed
+    assert "nan" not in printed
+
+
 def test_a_simulated_codec_is_told_from_the_wire() -> None:
     played = fw.replay(
         a_run(), workers=8, bandwidth="100Gbps", buckets="none", codec="4,0.5GB/s,0.5GB/s,sum"

@@ -114,9 +114,10 @@ def _of_sockets(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
             sentence=f"Sockets had nothing to send for {share:.0%} of the time {words} (derived).",
         )  # fmt: skip
     if len(run.sockets):
+        again = round(retransmits)
         yield Evidence(
-            name="retransmits", value=round(retransmits),
-            sentence=f"{round(retransmits):,} segments were sent again {words}.",
+            name="retransmits", value=again,
+            sentence=f"{again:,} segment{' was' if again == 1 else 's were'} sent again {words}.",
         )  # fmt: skip
 
 

@@ -40,7 +40,9 @@ def break_even(job: Forecaster, threshold: float) -> BreakEven:
     rate_bps = float(rates_bps[enough[0]]) if len(enough) and enough[0] > 0 else None
     workers = _fewest_workers(job, threshold)
     line_bps = _line_takes_over_bps(job)
-    sentence = _sentence(is_limited, rate_bps, workers, line_bps, threshold)
+    step = job.subject.step
+    is_waiting = step.waiting_ns >= threshold * (step.step_ns + step.waiting_ns)
+    sentence = _sentence(is_limited, is_waiting, rate_bps, workers, line_bps, threshold)
     return BreakEven(
         bandwidth_bps=rate_bps, workers=workers, line_takes_over_bps=line_bps,
         is_limited=is_limited, sentence=sentence,
@@ -73,8 +75,8 @@ def _line_takes_over_bps(job: Forecaster) -> float | None:
 
 
 def _sentence(
-    is_limited: bool, rate_bps: float | None, workers: int | None, line_bps: float | None,
-    threshold: float,
+    is_limited: bool, is_waiting: bool, rate_bps: float | None, workers: int | None,
+    line_bps: float | None, threshold: float,
 ) -> str:  # fmt: skip
     share = f"{threshold:.0%} of the step"
     if not is_limited:
@@ -85,12 +87,15 @@ def _sentence(
             if where
             else f"Neither a slower link nor more workers would make communication cost {share}."
         )
-    text = (
-        f"Communication would cost less than {share} above {show_rate(rate_bps)}"
-        if rate_bps
-        else f"No link is fast enough for communication to cost less than {share}"
-    )
-    text += f", or with fewer than {workers:,} workers." if workers and workers > 2 else "."
+    few = f" with fewer than {workers:,} workers" if workers and workers > 2 else ""
+    if rate_bps:
+        text = f"Communication would cost less than {share} above {show_rate(rate_bps)}"
+        text += f", or{few}." if few else "."
+    elif is_waiting:
+        text = f"However fast the links, waiting for late ranks alone costs more than {share}."
+    else:
+        text = f"No link is fast enough for communication to cost less than {share}"
+        text += f"; it does{few}." if few else "."
     if line_bps is not None:
         text += (
             f" Up to {show_rate(line_bps)} the line is what limits this transport; "

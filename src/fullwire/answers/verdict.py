@@ -50,6 +50,7 @@ NOTABLE = 0.01  # of the step: of what is lost, less is not told apart or mentio
 LATE = 0.25  # of communication beside computation: with less, it was not begun early
 
 _TOLD_BY_CLOCKS = ("straggler", "line_rate", "latency", "transport")  # from who came when
+_OF_ONE = ("codec", "input", "host")  # what a worker alone may lose as well
 _SET_UP = (
     "nccl_socket_fallback", "nccl_few_channels", "nccl_without_gdr", "nccl_shared_memory",
     "nccl_sockets",
@@ -198,9 +199,9 @@ def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
     if inflation_s >= largest_s and case.reaches_threshold(inflation_s):
         inflated = f"computation takes {show_time(inflation_s)} longer than with one worker"
         return "compute", (inflated, f"{key} is less: {case.share(largest_s)} of the step")
+    if world(case.run) == 1 and (key not in _OF_ONE or not case.reaches_threshold(largest_s)):
+        return "unknown", ("there was one worker, and so nothing to scale or wait for",)
     if not case.reaches_threshold(largest_s):
-        if world(case.run) == 1:
-            return "unknown", ("there was one worker, and so nothing to scale or wait for",)
         return "scales", (f"{said} and below the threshold of {THRESHOLD:.0%}",)
     reason = f"{said} and reaches the threshold of {THRESHOLD:.0%}"
     if key == Part.UNEXPLAINED.key:
@@ -290,7 +291,7 @@ def _missing(case: Case) -> Iterator[str]:
         return
     elif account.untold_s > UNTOLD * account.parts_s[Part.UNEXPLAINED.key]:
         yield f"every rank's part in every collective{_unnamed(run)}"
-    elif account.parts_s[Part.UNEXPLAINED.key] > 0 and not case.rate_bps:
+    elif world(run) > 1 and account.parts_s[Part.UNEXPLAINED.key] > 0 and not case.rate_bps:
         yield "the line rate of the links: --bandwidth"
 
 
@@ -378,17 +379,17 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
     falls_short = _falls_short(case.evidence)
     if not case.step_s:
         return f"{falls_short}What limits the job is not told. Missing: {wanted}."
+    if world(case.run) == 1:
+        return (
+            "This job had one worker, and a network has no part in that: "
+            f"computation is {case.share(case.account.parts_s[Part.COMPUTE.key])} of its step. "
+            f"Missing: {wanted}."
+        )
     if not _too_few_steps(case) and is_transfer_alone(case):
         return (
             f"Transfers that nothing hides take {case.of_step(exposed_s)} "
             f"({case.share(exposed_s)}), and every rank had come: it is the network, not a late "
             "rank. Whether bandwidth, transport or overlap is short, this run cannot tell. "
-            f"Missing: {wanted}."
-        )
-    if world(case.run) == 1:
-        return (
-            "This job had one worker, and a network has no part in that: "
-            f"computation is {case.share(case.account.parts_s[Part.COMPUTE.key])} of its step. "
             f"Missing: {wanted}."
         )
     is_whole = computes(case) and not _too_few_steps(case) and not case.run.missing

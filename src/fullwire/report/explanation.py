@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 from statistics import median
 from textwrap import wrap
 
@@ -125,7 +126,8 @@ def _print_fixes(result: Explanation) -> None:
     say(f"What would help{of_which}, predicted:")
     rows = [
         [
-            fix.change, show_time(fix.step_s), f"{show_time(fix.low_s)} to {show_time(fix.high_s)}",
+            fix.change, show_time(fix.step_s),
+            "" if isnan(fix.low_s) else f"{show_time(fix.low_s)} to {show_time(fix.high_s)}",
             f"{fix.scaling_factor:.3f}", fix.setting,
         ]
         for fix in result.fixes
