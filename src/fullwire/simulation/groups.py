@@ -16,11 +16,12 @@ def members_of(run: Run) -> dict[str, int]:
     workers, table = run.facts.get("workers", 1), run.collectives
     if not isinstance(workers, int) or not len(table):
         return {}
-    names, place = np.unique(table.group.astype(str), return_inverse=True)
-    pairs = np.unique(np.stack([place.reshape(-1), table.rank]), axis=1)
-    counts = np.bincount(pairs[0], minlength=len(names))
-    here = len(np.unique(table.rank))
+    place: dict[str, int] = {}  # numbers sort sooner than names
+    of_group = [place.setdefault(name, len(place)) for name in table.group.tolist()]
+    ranks, of_rank = np.unique(table.rank, return_inverse=True)
+    pairs = np.unique(np.array(of_group) * len(ranks) + of_rank.reshape(-1))
+    counts = np.bincount(pairs // len(ranks))
     return {
-        name: workers if count == here else count
-        for name, count in zip(names.tolist(), counts.tolist(), strict=True)
+        name: workers if count == len(ranks) else count
+        for name, count in zip(place, counts.tolist(), strict=True)
     }
