@@ -50,7 +50,6 @@ def interval_s(
     else:
         variance = variance + _of_the_transport(subjects, grid, step_s, calibration, crew)
         variance = variance + _of_another_run(subjects, grid, step_s, calibration, crew)
-        variance = variance + _of_the_residue(subjects, grid, step_s, crew)
         sooner_s, later_s = _of_the_median(subjects, grid, step_s, calibration, crew)
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
     alone_s = _alone_s(subjects, calibration) * (1 - _WIDTH * _FROM_RUN_TO_RUN)
@@ -147,13 +146,6 @@ def _of_another_run(
         those_s = sweep(those, _on(transport, grid), crew=crew).measures["step_s"]
         variance += np.square(those_s - step_s)
     return variance
-
-
-def _of_the_residue(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew) -> Floats:
-    """Return the variance of what no replay explains, which more communication may make more."""
-    growing = [replace(each, residue=replace(each.residue, grows=True)) for each in subjects]
-    those_s = sweep(growing, grid, crew=crew).measures["step_s"]
-    return np.square((those_s - step_s) / 2)  # it stays or it grows: in the middle, half as far
 
 
 def _with(

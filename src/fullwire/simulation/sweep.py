@@ -117,14 +117,12 @@ class Residue:
 
     time_s: float = 0.0
     at_overhead_s: float = 0.0
-    grows: bool = False  # with more communication, too: nobody knows that either
 
     def beside(self, overhead_s: Floats) -> Floats:
         """Return what to add to these overheads."""
         if self.at_overhead_s <= 0:
             return np.full(overhead_s.shape, self.time_s)
-        share = overhead_s / self.at_overhead_s
-        return self.time_s * (share if self.grows else np.minimum(share, 1.0))
+        return self.time_s * np.minimum(overhead_s / self.at_overhead_s, 1.0)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -211,10 +209,7 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """What a step's communication exposes, and how long its messages are on the lane.
-
-    And what they take of a rank's processor, as far as that is known.
-    """
+    """What a step's communication exposes, how long it is on the lane, and what it works."""
 
     by_buckets_s: Floats
     by_others_s: Floats
@@ -288,8 +283,7 @@ class Messages:
         overhead_s = overhead_s + exposed.by_others_s
         apart = accumulate * local_steps
         if apart > 1:
-            in_each_s = exposed.by_others_s
-            overhead_s = (overhead_s - in_each_s) / apart + in_each_s
+            overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
         workers = self.workers[chosen]
         if isinstance(transport, MeasuredTransport):
             work_s = exposed.work_s / apart
