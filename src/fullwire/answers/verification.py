@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from fullwire.answers.forecast import forecaster
 from fullwire.errors import FullwireError
 from fullwire.model.run import Run
 from fullwire.simulation.buckets import bucket_policy
+from fullwire.simulation.calibrate import held_against
 from fullwire.simulation.typical import typical_step
 from fullwire.units import show_rate
 
@@ -64,6 +65,9 @@ def verify(
         return None  # one of them has no step that could be predicted
     if predictor is None or None in measured_ns or not (changes or becomes_ours):
         return None
+    if predictor.calibration is not None:
+        unsure = held_against(predictor.calibration, [after, *after_again])
+        predictor = replace(predictor, calibration=unsure)
     axes: dict[str, Any] = dict(changes.values())
     full_s = predictor.ask(**axes, transports=(predictor.full(),)).step_s if becomes_ours else None
     found = (predictor.filling() if becomes_ours else predictor).ask(**axes)

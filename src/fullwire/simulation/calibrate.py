@@ -182,15 +182,23 @@ def share_of_others(run: Run) -> float:
     return others_share(run, _KERNEL_FACTOR.value)
 
 
-def _work_off(runs: Sequence[Run]) -> float:
-    """Say how far the work of other runs may be off: as far as usual, and as others took part.
+def held_against(found: Calibration, runs: Sequence[Run]) -> Calibration:
+    """Return what is as unsure as it is to predict these runs, with what was beside them."""
+    return replace(found, work_off=float(np.hypot(found.work_off, _off_beside_others(runs))))
 
-    Who shares processors with other work may have them alone next time: it takes between its own
-    work's time and what that becomes with the share that others left.
+
+def _work_off(runs: Sequence[Run]) -> float:
+    """Say how far the work of other runs may be off: as far as usual, and as others took part."""
+    return float(np.hypot(_WORK_FROM_RUN_TO_RUN, _off_beside_others(runs)))
+
+
+def _off_beside_others(runs: Sequence[Run]) -> float:
+    """Say how far off work is that had to share: a standard deviation of its logarithm.
+
+    It takes between its own time and what that becomes with the share that others left.
     """
     shares = [share_of_others(run) for run in runs]
-    longer = float(np.mean([-np.log(1 - share) for share in shares]))
-    return float(np.hypot(_WORK_FROM_RUN_TO_RUN, longer / 2))
+    return float(np.mean([-np.log(1 - share) for share in shares])) / 2
 
 
 def observations_of(run: Run) -> Iterator[Observation]:

@@ -266,7 +266,7 @@ class Messages:
         by_buckets_s, busy_s = self._by_buckets_and_busy_s(cost_s)
         if self.subject.step.others.sum_gradients:  # so there are no buckets to wait for
             by_buckets_s = np.zeros_like(by_buckets_s)
-        by_others_s = running_sum(self._others_s(chosen, rate_bps, transport))
+        by_others_s = self._exposed_others_s(chosen, rate_bps, transport)
         work_s = running_sum(self._work_s(chosen, transport, ratio))
         return Exposed(by_buckets_s, by_others_s, busy_s, work_s)
 
@@ -350,8 +350,19 @@ class Messages:
         for number in range(len(self.buckets)):
             yield tuple(time_s(way, number) for way in self.ways)
 
+    def _exposed_others_s(self, chosen: slice, rate_bps: Floats, transport: Transport) -> Floats:
+        """Return how long collectives that are no buckets are exposed.
+
+        As large a share as was recorded, but no more hides behind computation than did there.
+        """
+        others = self.subject.step.others
+        total_s = running_sum(self._others_s(chosen, rate_bps, transport))
+        hidden_s = max(others.total_ns - others.exposed_ns, 0) * 1e-9
+        share = others.exposed_ns / max(others.total_ns, 1)
+        return np.maximum(share * total_s, total_s - hidden_s)
+
     def _others_s(self, chosen: slice, rate_bps: Floats, transport: Transport) -> Iterator[Floats]:
-        """Go through the exposed times of the collectives that are no buckets."""
+        """Go through the times of the collectives that are no buckets."""
         crowd = self._crowd(chosen, transport)
         for each in self.others:
             wire_bits, hops = each.wire_bits[chosen, None, None], each.hops[chosen, None, None]
@@ -359,7 +370,7 @@ class Messages:
             if each.routed:
                 per_bit = 1 / (rate_bps * transport.share)
                 line_s = routed_s(each.routed[chosen], np.ones((1, 1, 1)), per_bit)
-            yield each.exposed * transport.message_s(line_s, wire_bits / 8, hops, crowd)
+            yield each.count * transport.message_s(line_s, wire_bits / 8, hops, crowd)
 
     def _crowd(self, chosen: slice, transport: Transport) -> Floats:
         return transport.crowd(self.workers[chosen])[:, None, None]
@@ -376,13 +387,12 @@ class Messages:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Other:
-    """Equal collectives of a step that are no buckets, by workers; `exposed` of them are so."""
+    """Equal collectives of a step that are no buckets, by workers."""
 
     wire_bits: Floats
     hops: Floats
     latency_s: float
     count: int
-    exposed: float
     routed: tuple[tuple[Routed, ...], ...] = ()
 
 
@@ -511,14 +521,13 @@ def _others(
     others = subject.step.others
     if others.are_gradients:  # they are the messages
         return
-    exposed = others.exposed_ns / max(others.total_ns, 1)
     kinds = Counter(zip(others.op, others.bytes, others.members, strict=True))
     for (op, size, members), count in kinds.items():
         costs = [recorded_cost(op, members or each, size, subject.adds) for each in workers]
         yield _Other(
             wire_bits=np.array([8 * float(each.wire_bytes) for each in costs]),
             hops=np.array([float(each.hops) for each in costs]),
-            latency_s=latency_s, count=count, exposed=exposed * count,
+            latency_s=latency_s, count=count,
             routed=() if on_fabric is None else tuple(
                 (Routed(on_fabric.cost(*recorded_as(op), each), float(size)),) for each in workers
             ),
