@@ -165,6 +165,13 @@ def test_a_rank_that_has_lost_its_collectives_is_missing_from_all_of_them() -> N
     assert "transport" not in parts_ms(two)
 
 
+def test_what_a_hook_packs_is_a_codec_also_amidst_computing() -> None:
+    spans = [("compute", "backward", 0.0, 50.0), ("host", "codec", 20.0, 30.0),
+             ("host", "codec", 55.0, 69.0), ("communication", "codec", 40.0, 45.0)]  # fmt: skip
+    rank = Rank(100, spans, [(10 * PER_MS, 25, 35)])
+    assert parts_ms(a_job(rank, rank)) == pytest.approx({"compute": 40, "codec": 24, "host": 36})
+
+
 def test_codec_and_input_come_after_communication() -> None:
     spans = [
         BACKWARD,

@@ -52,6 +52,36 @@ def test_the_late_rank_is_named_with_where_to_look() -> None:
     assert "straggler" not in fixes_of(a_trained_job())
 
 
+def with_a_hook(run: Run, packs_ms: int) -> Run:
+    """Let a hook send half the bytes, and pack the last bucket when the backward pass is over."""
+    sent, marks = run.collectives, run.spans.rows(run.spans.name == "backward")
+    last = np.where(sent.sequence % 4 == 3, packs_ms * MS, 0)
+    later = dataclasses.replace(
+        sent, bytes=sent.bytes // 2, issue_ns=sent.issue_ns + last, end_ns=sent.end_ns + last
+    )
+    packing = dataclasses.replace(
+        marks, lane=np.full(len(marks), "host", object), name=np.full(len(marks), "codec", object),
+        start_ns=marks.end_ns, end_ns=marks.end_ns + packs_ms * MS,
+    )  # fmt: skip
+    spans = Spans.joined([run.spans, packing])
+    hooked = with_facts(run, hook="packs_much")
+    return dataclasses.replace(hooked, spans=spans, collectives=later)
+
+
+def test_what_a_hook_packs_is_predicted_as_it_was() -> None:
+    hooked = with_a_hook(a_trained_job(), packs_ms=20)
+    found = fw.explain(hooked)
+    assert found.verdict.kind == "codec"
+    assert found.account["codec"] == pytest.approx(0.020)
+    table = fw.whatif(hooked, transport="measured", bandwidth=["1Gbps", "100Gbps"])
+    slow_s, fast_s = table["step_s"]
+    assert slow_s == pytest.approx(found.step_s)
+    assert found.predicted_from_s + 0.020 < fast_s < slow_s
+    assert "compression" not in fixes_of(hooked)
+    assert fixes_of(hooked)["codec"].setting.startswith("no register_comm_hook(...): packs_much")
+    assert fixes_of(hooked)["codec"].step_s < slow_s - 0.010
+
+
 def in_turns(run: Run) -> Run:
     """Let two ranks change places in every other step."""
 

@@ -2,13 +2,15 @@
 
 Every instant belongs to the first that applies: computing, communication that was exposed, a codec,
 waiting for input, and the rest. A rank computes inside its compute spans, except where it was
-blocked on a collective. Of several collectives outstanding at one instant, one that is being
-transferred counts before one whose transfer cannot be told from waiting, and that before waiting.
+blocked on a collective or a hook packed gradients: what would be computing is then a codec. Of
+several collectives outstanding at one instant, one that is being transferred counts before one
+whose transfer cannot be told from waiting, and that before waiting.
 
     ("host", "step")             the step; what else happens in the host lane is no doing of its own
     ("host", "backward")         the backward pass, of which the kernels are spans of their own
     ("communication", "wait")    blocked on a collective
-    ("communication", "codec")   packing or unpacking gradients
+    ("host", "codec")            a hook that packs or unpacks gradients, also amidst computing
+    ("communication", "codec")   packing or unpacking gradients beside it
     ("communication", others)    communication that is in no table of collectives: nothing is known
                                  of other ranks' part in it
 """
@@ -57,6 +59,7 @@ class Kind(IntEnum):
     INPUT = 5
     OTHER = 6
     MARK = 7
+    PACKING = 8
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -160,7 +163,8 @@ def _check_sizes(run: Run) -> None:
 
 def _kind(lane: str, name: str) -> Kind:
     if lane == "host":
-        return {"step": Kind.STEP, "backward": Kind.MARK}.get(name, Kind.OTHER)
+        kinds = {"step": Kind.STEP, "backward": Kind.MARK, "codec": Kind.PACKING}
+        return kinds.get(name, Kind.OTHER)
     if lane == "communication":
         return {"wait": Kind.BLOCKED, "codec": Kind.CODEC}.get(name, Kind.SENDING)
     return {"compute": Kind.COMPUTE, "input": Kind.INPUT}.get(lane, Kind.OTHER)
@@ -194,15 +198,18 @@ def _timeline(
     period = _inside(moments, periods.start_ns, periods.end_ns)
     outstanding = _covers(moments, issue, end)
     is_untold = _covers(moments, *untold) | covered[Kind.SENDING]
-    is_computing = covered[Kind.COMPUTE] & ~covered[Kind.BLOCKED]
+    is_at_work = covered[Kind.COMPUTE] & ~covered[Kind.BLOCKED]
+    is_computing = is_at_work & ~covered[Kind.PACKING]
+    is_packing = covered[Kind.PACKING] | covered[Kind.CODEC]
     is_communicating = outstanding | covered[Kind.SENDING]
     doing = np.select(
-        [is_computing, period >= 0, is_untold, outstanding, covered[Kind.CODEC],
+        [is_computing, is_at_work, period >= 0, is_untold, outstanding, is_packing,
          covered[Kind.INPUT]],
-        [Doing.COMPUTE, Doing.TRANSFER, Doing.UNTOLD, Doing.WAITING, Doing.CODEC, Doing.INPUT],
+        [Doing.COMPUTE, Doing.CODEC, Doing.TRANSFER, Doing.UNTOLD, Doing.WAITING, Doing.CODEC,
+         Doing.INPUT],
         Doing.REST,
     ).astype(np.int8)  # fmt: skip
-    is_busy = is_computing | is_communicating | covered[Kind.CODEC] | covered[Kind.OTHER]
+    is_busy = is_computing | is_communicating | is_packing | covered[Kind.OTHER]
     return Timeline(
         rank=rank, moments=moments, doing=doing, is_computing=is_computing,
         is_communicating=is_communicating, is_busy=is_busy,

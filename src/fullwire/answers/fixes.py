@@ -126,6 +126,7 @@ def _considered(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
     yield from _fuller_transport(run, job)
     yield from _other_buckets(run, job)
     yield from _half_precision(run, job)
+    yield from _no_hook(run, job)
     yield from _fewer_synchronisations(run, job)
     yield from _no_straggler(job, account)
     yield from _input_ahead(job, account)
@@ -196,6 +197,17 @@ def _half_precision(run: Run, job: Forecaster) -> Iterator[Fix]:
         "model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
         job.ask(compressors=(_cast(run),)),
     )  # fmt: skip
+
+
+def _no_hook(run: Run, job: Forecaster) -> Iterator[Fix]:
+    """Try gradients that are sent as they are, without what a hook of the script's packs."""
+    step = job.subject.step
+    if "hook" in run.facts and step.packing_ns:
+        yield _fix(
+            "codec", "gradients sent whole, with nothing to pack",
+            f"no register_comm_hook(...): {run.facts['hook']} packs longer than it saves",
+            job.ask(step=dataclasses.replace(step, packing_ns=0, sent_share=1.0)),
+        )  # fmt: skip
 
 
 def _sends_halves(run: Run) -> bool:

@@ -15,7 +15,7 @@ from fullwire.simulation.schedule import (
 from fullwire.simulation.sweep import Grid, Messages, Subject, messages_of
 from fullwire.simulation.typical import Step
 
-_KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost")
+_KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook")
 
 
 def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:

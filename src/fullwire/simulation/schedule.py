@@ -114,7 +114,7 @@ def fifo_overhead_s(step: Step, last_end_s: Floats) -> Floats:
 def priority_overhead_s(step: Step, buckets: Buckets, timeline: Timeline) -> Floats:
     """Return what the step loses: each part of the next forward waits for its own message."""
     backward_s = step.backward_ns * 1e-9
-    rest_s = (step.step_ns - step.backward_ns) * 1e-9
+    rest_s = max(step.step_ns - step.backward_ns, 0) * 1e-9  # 0 where only the late rank's is long
     made_ns = step.ready_ns[np.maximum(np.cumsum(buckets.gradient_count) - 1, 0)]
     share = np.diff(made_ns, prepend=0) / max(int(made_ns[-1]), 1)
     now_s: Floats = np.full(timeline.end_s[-1].shape, backward_s)

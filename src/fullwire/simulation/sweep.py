@@ -281,6 +281,7 @@ class Messages:
         """
         overhead_s = exposed.by_buckets_s if local_steps == 1 else exposed.busy_s
         overhead_s = overhead_s + exposed.by_others_s
+        overhead_s = overhead_s + self.subject.step.packing_ns * 1e-9
         apart = accumulate * local_steps
         if apart > 1:
             overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
@@ -426,7 +427,8 @@ def with_residue(subject: Subject, transport: Transport) -> Subject:
     plain = replace(subject, residue=Residue())
     played = sweep([plain], replace(recorded, transports=(transport,)))
     lacking_s = measured_ns * 1e-9 - float(played["step_s"][0])
-    at_s = float(played["overhead_s"][0]) - subject.step.waiting_ns * 1e-9
+    step = subject.step
+    at_s = float(played["overhead_s"][0]) - (step.waiting_ns + step.packing_ns) * 1e-9
     return replace(subject, residue=Residue(lacking_s, at_s))
 
 

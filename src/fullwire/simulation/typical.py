@@ -3,8 +3,10 @@
 Workers that add up their gradients go in lockstep. So the job's step begins when its ranks do, on
 average, and a gradient counts as ready when the last rank has it. Every part is a median over the
 steps, which neither a warm-up nor a hiccup moves. What one worker alone would take (T1) leaves out
-the exposed communication of the step, and is that of the lower median of the ranks in each; what
-the slowest rank takes longer is `waiting_ns`, lost to everyone as soon as there are others.
+the exposed communication of the step, and is that of the lower median of the ranks in each step;
+what the slowest rank takes longer is `waiting_ns`, lost to everyone as soon as there are others.
+A communication hook may send less than the gradients, `sent_share` of them. It packs amidst the
+backward pass, or when that is over and no bucket is on its way: `packing_ns`, which T1 leaves out.
 
 Collectives that are no gradient buckets (a loss that is averaged, FSDP's gathering of weights, a
 loop over gradients after the backward pass) are kept apart: their sizes, and how long they were
@@ -64,6 +66,7 @@ class Step:
     is_estimated: bool  # taken from a run of several workers: its own waiting is left out
     waiting_ns: int = 0  # for the slowest rank, in a step of several workers
     others: Others = Others()
+    packing_ns: int = 0  # of a hook, in a step of several workers
     shards: int = 1  # of the model: gradients are summed among one in so many workers
     sent_share: float = 1.0  # of gradients' bytes: a hook that casts sends half of them
     processor_ns: int = 0  # of a processor's time that a rank's own work takes; 0 where unknown
@@ -78,15 +81,17 @@ def typical_step(run: Run) -> Step:
     """Work out what a step of this run usually takes."""
     table = _table_of_steps(run)
     own_workers = _workers(run)
-    bucket_end_ns, others, shards, sent_share = _communication(run, table, own_workers)
-    tail_ns = table.end_ns - np.maximum(table.computed_ns, bucket_end_ns)
+    sent = _communication(run, table, own_workers)
+    others = sent.others
+    tail_ns = table.end_ns - np.maximum(table.computed_ns, sent.bucket_end_ns)
     origin_ns = table.start_ns.mean(axis=0)
     begin_ns = table.backward_ns.max(axis=0)
     forward_ns = _median(begin_ns - origin_ns)
     backward_ns = _median(table.computed_ns.max(axis=0) - begin_ns)
-    alone_ns = table.computed_ns - table.start_ns + tail_ns - others.exposed_ns
+    alone_ns = table.computed_ns - table.start_ns + tail_ns - others.exposed_ns - sent.amidst_ns
     step_ns = _median(_lower_medians(alone_ns))
-    together_ns = forward_ns + backward_ns + _median(tail_ns.mean(axis=0)) - others.exposed_ns
+    tail_alone_ns = _median(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
+    together_ns = forward_ns + backward_ns + tail_alone_ns
     measured_ns = (table.end_ns - table.start_ns).mean(axis=0)
     usual_ns = median_of(measured_ns.tolist())
     step = Step(
@@ -98,8 +103,9 @@ def typical_step(run: Run) -> Step:
         is_estimated=own_workers > 1,
         waiting_ns=max(0, together_ns - step_ns) if len(table.ranks) > 1 else 0,
         others=others,
-        shards=shards,
-        sent_share=sent_share,
+        packing_ns=sent.amidst_ns + sent.packed_late_ns,
+        shards=sent.shards,
+        sent_share=sent.share,
         processor_ns=round(own_work_s(run) * 1e9),
         measured_ns=round(usual_ns.value),
         measured_between_ns=(round(usual_ns.low), round(usual_ns.high)),
@@ -221,41 +227,92 @@ def _in_table(table: Spans, ranks: Whole, numbers: Whole, *columns: str) -> list
     return [getattr(kept, name).reshape(shape) for name in columns]
 
 
-def _communication(run: Run, table: _Steps, workers: int) -> tuple[Whole, Others, int, float]:
-    """Return when the last bucket of each step had ended, what else was communicated, shards,
-    and the share of gradients' bytes that buckets sent.
+@dataclass(frozen=True, eq=False, slots=True)
+class _Sent:
+    """When the last bucket of each step had ended, and what was sent in them and beside them."""
+
+    bucket_end_ns: Whole
+    others: Others = Others()
+    shards: int = 1
+    share: float = 1.0
+    amidst_ns: int = 0  # packed in the backward pass,
+    packed_late_ns: int = 0  # and after it, with no bucket on its way
+
+
+def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
+    """Return what was communicated in steps.
 
     A model may be split over ranks, which then communicate meanwhile in groups of their own.
     """
     none = np.full(table.end_ns.shape, -MOST_NS, np.int64)
     rows = run.collectives
     if workers == 1:
-        return none, Others(), 1, 1.0
+        return _Sent(none)
     rows = rows.rows(np.isin(rows.rank, table.ranks) & np.isin(rows.step, table.numbers))
     if not len(rows):  # none in a step
-        return none, Others(), 1, 1.0
+        return _Sent(none)
     place = np.searchsorted(table.ranks, rows.rank), np.searchsorted(table.numbers, rows.step)
     is_bucket = (
         (rows.op == "allreduce")
         & (rows.issue_ns >= table.backward_ns[place])
-        & (rows.issue_ns <= table.computed_ns[place] + _BUCKET_LEAVES_NS)
+        & (rows.issue_ns <= _packed_ns(run, table)[place] + _BUCKET_LEAVES_NS)
         & ("buckets" in run.facts)
     )
     is_bucket &= _is_of_gradients(rows, is_bucket, table)
     np.maximum.at(none, tuple(axis[is_bucket] for axis in place), rows.end_ns[is_bucket])
     members = members_of(run)
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
-    others = _others(run, rows.rows(~is_bucket), table, members)
-    shards = max(1, workers // max(among, default=workers))
-    return none, others, shards, _sent_share(run, rows.bytes[is_bucket], table)
+    others = _others(run, rows, is_bucket, table, members)
+    sent = _Sent(none, others, max(1, workers // max(among, default=workers)))
+    return _by_hook(run, sent, rows.rows(is_bucket), table) if "hook" in run.facts else sent
 
 
-def _sent_share(run: Run, bucket_bytes: Whole, table: _Steps) -> float:
-    """Return what buckets sent of the gradients' bytes, which only a hook makes less."""
-    if "hook" not in run.facts or not len(bucket_bytes):
-        return 1.0
-    gradient_bytes = float(table.bytes.sum()) * len(table.ranks) * len(table.numbers)
-    return min(float(bucket_bytes.sum()) / gradient_bytes, 1.0)
+def _packed_ns(run: Run, table: _Steps) -> Whole:
+    """Return when the backward pass was over, and what a hook packed at its end was packed."""
+    packed_ns = table.computed_ns.copy()
+    work = run.spans.rows(
+        (run.spans.name == "codec") & _is_in(run.spans, table.ranks, table.numbers)
+    )
+    order = np.argsort(work.start_ns, kind="stable")
+    for rank, step, start_ns, end_ns in zip(
+        np.searchsorted(table.ranks, work.rank[order]).tolist(),
+        np.searchsorted(table.numbers, work.step[order]).tolist(),
+        work.start_ns[order].tolist(), work.end_ns[order].tolist(), strict=True,
+    ):  # fmt: skip
+        if start_ns <= packed_ns[rank, step] + _BUCKET_LEAVES_NS:
+            packed_ns[rank, step] = max(packed_ns[rank, step], end_ns)
+    return packed_ns
+
+
+def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sent:
+    """Add what a hook makes of the gradients, and how long it packs alone."""
+    whole = float(table.bytes.sum()) * len(table.numbers) * len(table.ranks)
+    rank = table.ranks[0]
+    work = run.spans.rows((run.spans.name == "codec") & (run.spans.rank == rank))
+    mine = buckets.rows(buckets.rank == rank)
+    packing_ns = [
+        _packing_ns(work.rows(work.step == number), mine.rows(mine.step == number), computed_ns)
+        for number, computed_ns in _in_the_middle(table.numbers, table.computed_ns[0])
+    ]
+    amidst_ns, late_ns = _medians(np.array(packing_ns)).tolist()
+    share = min(float(buckets.bytes.sum()) / whole, 1.0)
+    return replace(sent, share=share, amidst_ns=amidst_ns, packed_late_ns=late_ns)
+
+
+def _packing_ns(work: Spans, buckets: Collectives, computed_ns: int) -> tuple[int, int]:
+    """Return how long a hook packed in the backward pass, and after it beside no bucket."""
+    start_ns, end_ns, sending = work.start_ns, work.end_ns, (buckets.issue_ns, buckets.end_ns)
+    end_amidst_ns = np.where(work.lane == "host", np.minimum(end_ns, computed_ns), start_ns)
+    amidst = np.minimum(start_ns, end_amidst_ns), end_amidst_ns
+    late = np.maximum(start_ns, computed_ns), np.maximum(end_ns, computed_ns)
+    return _covered_ns(*amidst), _covered_ns(*_both(late, sending)) - _covered_ns(*sending)
+
+
+def _in_the_middle(numbers: Whole, values: Whole) -> list[tuple[int, int]]:
+    """Return some steps, each with its value."""
+    first = max(0, len(numbers) // 2 - _LOOKED_AT // 2)
+    chosen = slice(first, len(numbers) // 2 + _LOOKED_AT // 2 + 1)
+    return list(zip(numbers[chosen].tolist(), values[chosen].tolist(), strict=True))
 
 
 def _is_of_gradients(
@@ -272,13 +329,17 @@ def _is_of_gradients(
     return np.asarray(off.argmin(axis=1)[pair // len(names)] == pair % len(names))
 
 
-def _others(run: Run, rows: Collectives, table: _Steps, members: Mapping[str, int]) -> Others:
+def _others(
+    run: Run, rows: Collectives, is_bucket: NDArray[np.bool_], table: _Steps,
+    members: Mapping[str, int],
+) -> Others:  # fmt: skip
     middle = len(table.numbers) // 2
     looked_at = table.numbers[max(0, middle - _LOOKED_AT // 2) : middle + _LOOKED_AT // 2 + 1]
     busy_ranks = run.spans.rank[run.spans.lane == "compute"]  # all, or some that stand for all
     known = table.ranks[np.isin(table.ranks, busy_ranks)]
     rank = known[0] if len(known) else table.ranks[0]
-    rows = rows.rows(rows.rank == rank)
+    buckets = rows.rows((rows.rank == rank) & is_bucket)
+    rows = rows.rows((rows.rank == rank) & ~is_bucket)
     if not len(rows):
         return Others()
     spans = run.spans.rows(run.spans.rank == rank)
@@ -286,7 +347,8 @@ def _others(run: Run, rows: Collectives, table: _Steps, members: Mapping[str, in
     exposed, total = [], []
     for number in looked_at:
         here = rows.rows(rows.step == number)
-        exposed.append(_exposed_ns(here, spans.rows(spans.step == number)))
+        beside = buckets.rows(buckets.step == number)
+        exposed.append(_exposed_ns(here, spans.rows(spans.step == number), beside))
         total.append(int((here.end_ns - here.start_ns).sum()))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     backend = run.facts.get("backend")
@@ -305,19 +367,22 @@ def _others(run: Run, rows: Collectives, table: _Steps, members: Mapping[str, in
     )  # fmt: skip
 
 
-def _exposed_ns(rows: Collectives, spans: Spans) -> int:
-    """Return how long collectives went on beside no computation, or were waited for amidst it."""
+def _exposed_ns(rows: Collectives, spans: Spans, buckets: Collectives) -> int:
+    """Return how long collectives went on beside no computation, or were waited for amidst it.
+
+    What goes on beside buckets is theirs.
+    """
     is_wait = (spans.lane == "communication") & (spans.name == "wait")
-    busy, waits = spans.rows((spans.lane == "compute") | is_wait), spans.rows(is_wait)
-    own = rows.issue_ns, rows.end_ns
-    beside_none_ns = _covered_ns(*_both(own, busy)) - _covered_ns(busy.start_ns, busy.end_ns)
-    waited_for_ns = _covered_ns(*own) - _covered_ns(*_both(own, waits))
-    return beside_none_ns + waited_for_ns + _covered_ns(waits.start_ns, waits.end_ns)
+    computing, waits = spans.rows((spans.lane == "compute") | is_wait), spans.rows(is_wait)
+    own, waiting = (rows.issue_ns, rows.end_ns), (waits.start_ns, waits.end_ns)
+    busy = _both((computing.start_ns, computing.end_ns), (buckets.issue_ns, buckets.end_ns))
+    beside_none_ns = _covered_ns(*_both(own, busy)) - _covered_ns(*busy)
+    waited_for_ns = _covered_ns(*own) - _covered_ns(*_both(own, waiting))
+    return beside_none_ns + waited_for_ns + _covered_ns(*waiting)
 
 
-def _both(own: tuple[Whole, Whole], others: Spans) -> tuple[Whole, Whole]:
-    start_ns, end_ns = own
-    return np.append(start_ns, others.start_ns), np.append(end_ns, others.end_ns)
+def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whole, Whole]:
+    return np.append(first[0], second[0]), np.append(first[1], second[1])
 
 
 def _sum_gradients(rows: Collectives, table: _Steps) -> bool:

@@ -111,7 +111,9 @@ def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
     yield from _plain(steps, "compute", "optimizer", own)
     yield from _plain(steps, "input", "wait", notes.of(Note.INPUT)[:, 1:])
     yield from _plain(steps, "communication", "wait", notes.of(Note.WAIT)[:, 1:])
-    yield from _plain(steps, "host", "codec", notes.of(Note.CODEC)[:, 1:])
+    packing = notes.of(Note.CODEC)
+    yield from _plain(steps, "host", "codec", packing[packing[:, 0] == 0, 1:])
+    yield from _plain(steps, "communication", "codec", packing[packing[:, 0] != 0, 1:])
     yield from _plain(steps, "compute", "evaluation", notes.of(Note.INFERENCE)[:, 1:])
 
 

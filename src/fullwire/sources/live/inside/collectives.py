@@ -97,13 +97,16 @@ class _Codec:
         self._journal = journal
         self._here = threading.local()  # its since_ns: when the hook's work went on here, or 0
 
-    def working(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a hook, or what it wants to be called later."""
+    def working(
+        self, function: Callable[..., Any], *, is_later: bool = False
+    ) -> Callable[..., Any]:
+        """Wrap a hook, or what it wants to be called later, on whichever thread."""
 
         @functools.wraps(function)
         def work(*args: Any, **kwargs: Any) -> Any:
             if self.is_working():
                 return function(*args, **kwargs)
+            self._here.is_later = is_later
             self.resume()
             try:
                 return function(*args, **kwargs)
@@ -118,7 +121,8 @@ class _Codec:
 
     def pause(self) -> None:
         """Note the hook's work up to now."""
-        self._journal.note(Note.CODEC, 0, self._here.since_ns, _now() - self._here.since_ns)
+        here = self._here
+        self._journal.note(Note.CODEC, here.is_later, here.since_ns, _now() - here.since_ns)
         self._here.since_ns = 0
 
     def resume(self) -> None:
@@ -159,7 +163,9 @@ def _watch_hooks(codec: _Codec) -> None:
 def _left_for_later(original: Callable[..., Any], codec: _Codec) -> Callable[..., Any]:
     @functools.wraps(original)
     def later(future: Any, callback: Callable[..., Any]) -> Any:
-        return original(future, codec.working(callback) if codec.is_working() else callback)
+        if codec.is_working():
+            callback = codec.working(callback, is_later=True)
+        return original(future, callback)
 
     return later
 

@@ -72,7 +72,7 @@ class Note:
     EVALUATION = 9  # 0, start, length
     ZERO_GRAD = 10  # 0, when gradients were cleared, 0
     INFERENCE = 12  # 0, start, length of a forward where gradients are off
-    CODEC = 11  # 0, start, length of a communication hook's own work
+    CODEC = 11  # 0, or 1 if left for later; start, length of a communication hook's own work
     # Of a collective whose transport tells, each with its number and its end; before END.
     BEGUN = 13  # how long before the end the transport took it up
     HEARD = 14  # how long before the end the first bytes of another rank had come
