@@ -93,6 +93,14 @@ def test_many_gaps_between_computations_are_a_program_that_does_not_keep_up() ->
     assert "host_gaps" not in said(a_job(reading(60), reading(60)))
 
 
+def test_gaps_between_collectives_are_no_program_that_does_not_keep_up() -> None:
+    passes = [("compute", "backward", 0.0, 40.0), ("compute", "optimizer", 190.0, 195.0)]
+    rank = Rank(200, passes, [(8, 41.0 + 2 * n, 42.0 + 2 * n) for n in range(70)])
+    found = fw.explain(a_job(rank, rank))
+    assert "host_gaps" not in {each.name for each in found.evidence}
+    assert "torch.compile" not in found.verdict.sentence
+
+
 def test_what_reading_ahead_would_give_is_predicted() -> None:
     job = a_trained_job()
     later = np.where(job.spans.name == "forward", 30 * MS, 0)

@@ -345,22 +345,36 @@ def _told(line: Timeline) -> _Told:
 
 
 def _host_around_computing(line: Timeline) -> tuple[Whole, Whole, Whole]:
-    """Return the time of the host before each step computes, and between, and its gaps there."""
+    """Return the time of the host before each step computes, and its gaps between computations.
+
+    Next to a collective or to waiting for data, it is no gap between computations.
+    """
     steps = len(line.step_number)
-    first, last = np.zeros(steps, np.int64), np.zeros(steps, np.int64)  # 0 where nothing computes
+    first = np.zeros(steps, np.int64)  # 0 where nothing computes
     computing = np.flatnonzero((line.step >= 0) & line.is_computing)
-    last[line.step[computing]] = computing
     first[line.step[computing[::-1]]] = computing[::-1]
     rest = np.flatnonzero((line.step >= 0) & (line.doing == Doing.REST))
     step = line.step[rest]
-    ahead, gap = rest < first[step], (rest > first[step]) & (rest < last[step])
+    before, after = _around(rest, np.flatnonzero(line.doing != Doing.REST))
+    computes = np.append(line.is_computing, False)  # the last for pieces with nothing beside them
+    step_at = np.append(line.step, -1)
+    ahead = rest < first[step]
+    gap = computes[before] & computes[after] & (step_at[before] == step) & (step_at[after] == step)
 
     def total_ns(chosen: NDArray[np.bool_]) -> Whole:
         found = np.zeros(steps, np.int64)
         np.add.at(found, step[chosen], line.length_ns[rest[chosen]])
         return found
 
-    return total_ns(ahead), total_ns(gap), np.bincount(step[gap], minlength=steps)
+    count = np.bincount(step_at[np.unique(before[gap])], minlength=steps)
+    return total_ns(ahead), total_ns(gap), count
+
+
+def _around(pieces: NDArray[np.intp], others: NDArray[np.intp]) -> tuple[Whole, Whole]:
+    """Return the last of the others before each piece, and the first after it; -1 for none."""
+    place = np.searchsorted(others, pieces)
+    known = np.concatenate([[-1], others, [-1]])
+    return known[place], known[place + 1]
 
 
 def _together(run: Run, ranks: Sequence[_Told]) -> tuple[list[_Told], Whole]:
