@@ -11,7 +11,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.fixes import Fix
 from fullwire.model.run import Run, Spans
-from tests.jobs_by_hand import MS, a_trained_job
+from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
 
 
 def fixes_of(run: Run) -> dict[str, Fix]:
@@ -145,6 +145,23 @@ def test_hosts_of_several_ranks_may_sum_within_first() -> None:
     assert fixes_of(together)["algorithm"].change.startswith("sums within each of 2 hosts")
     assert "within" not in getattr(fixes_of(apart).get("algorithm"), "change", "")
     assert "init_device_mesh" in fixes_of(with_facts(together, backend="gloo"))["algorithm"].setting
+
+
+def test_without_a_line_rate_what_is_lost_beside_the_network_can_be_helped() -> None:
+    unknown = dict(a_trained_job(late_ms=60).facts)
+    del unknown["line_rate_bps"]
+    late = dataclasses.replace(a_trained_job(late_ms=60), facts=unknown)
+    found = fw.explain(late)
+    [fix] = found.fixes
+    assert (fix.kind, fix.change) == ("straggler", "rank 2 as fast as the others")
+    assert fix.step_s == pytest.approx(found.step_s - found.account["straggler"])
+    assert fix.scaling_factor == pytest.approx(found.baseline_step_s / fix.step_s)
+    assert np.isnan(fix.low_s)
+    waits = Rank(100, [("compute", "backward", 50.0, 95.0), ("input", "wait", 0.0, 50.0)])
+    [ahead] = fw.explain(a_job(waits)).fixes
+    assert ahead.kind == "input"
+    assert ahead.step_s == pytest.approx(0.050)
+    assert not fw.explain(a_job(waits, steps=2)).fixes
 
 
 def test_what_a_job_has_already_is_not_offered_again() -> None:

@@ -18,7 +18,7 @@ from fullwire.analysis.transfers import holds_times, recorded_ranks, stands_for_
 from fullwire.analysis.utilization import Evidence, evidence, missing_tables
 from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.conditions import rate
-from fullwire.answers.fixes import Fix, Fixes, fixes
+from fullwire.answers.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.answers.forecast import Forecast, Forecaster, forecaster
 from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.subjects import about_others
@@ -29,6 +29,7 @@ from fullwire.answers.verdict import (
     Verdict,
     communicates,
     computes,
+    enough_steps,
     judged,
 )
 from fullwire.errors import DamagedInput, UsageError
@@ -111,7 +112,7 @@ def explain(
     )
     is_told = found.step_s > 0 and (baseline is not None or computes(case))
     predictor, why_not = _forecaster(case, rate_bps, [opened(each).run for each in calibrate])
-    helpful = None if predictor is None else fixes(job, predictor, found)
+    helpful = _helpful(case, predictor)
     case = replace(case, faster_link=_faster_link(helpful))
     return Explanation(
         verdict=judged(case),
@@ -124,9 +125,7 @@ def explain(
         ranks=found.breakdowns,
         evidence=samples,
         break_even=None if predictor is None else break_even(predictor, THRESHOLD),
-        fixes=()
-        if predictor is None or helpful is None
-        else _against(given_s, predictor, helpful.found),
+        fixes=() if helpful is None else _against(given_s, helpful),
         fixes_from_s=None if helpful is None else helpful.from_s,
         full=None if predictor is None else _at_full_utilization(given_s, predictor),
         warnings=(
@@ -182,13 +181,22 @@ def _is_to_account(run: Run) -> bool:
     return True  # which says what is missing
 
 
-def _against(given_s: float | None, predictor: Forecaster, found: Sequence[Fix]) -> tuple[Fix, ...]:
+def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
+    """Return what would help: as predicted, or as far as the account of a job tells by itself."""
+    if predictor is not None:
+        return fixes(case.run, predictor, case.account)
+    if case.account.is_whole_trace or not computes(case) or not enough_steps(case):
+        return None
+    return fixes_by_account(case.account)
+
+
+def _against(given_s: float | None, helpful: Fixes) -> tuple[Fix, ...]:
     """Hold fixes against a baseline's T1, where there is one.
 
     A fix that one worker would profit from too has shortened the T1 that it was predicted with.
     """
-    times = 1.0 if given_s is None else given_s / predictor.alone_s
-    return tuple(replace(fix, scaling_factor=times * fix.scaling_factor) for fix in found)
+    times = 1.0 if given_s is None else given_s / helpful.alone_s
+    return tuple(replace(fix, scaling_factor=times * fix.scaling_factor) for fix in helpful.found)
 
 
 def _at_full_utilization(given_s: float | None, predictor: Forecaster) -> Forecast:

@@ -14,6 +14,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 
@@ -41,6 +42,9 @@ _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
 _SYNCHRONISED_EVERY = (2, 4)
 _SMALL_NUMBERS = re.compile(r"16|half|8", re.IGNORECASE)  # in the names of types
 _LOADER = "DataLoader(num_workers=8, prefetch_factor=4, persistent_workers=True)"
+_DATA_READY = "data that is there when a step begins"
+_HOST_READY = "nothing of the host's before a step computes"
+_MUCH = 0.05  # of the step: what an account alone calls worth removing
 _OWN = (Part.STRAGGLER, Part.INPUT, Part.HOST)  # losses of a worker's own time
 _HOST_ELSEWHERE = "logs, checkpoints, metrics: less often, or in another process"
 _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
@@ -71,10 +75,11 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """What would help, the most helpful first, and the step that it is held against."""
+    """What would help, the most helpful first, the step that it is held against, and its T1."""
 
     found: tuple[Fix, ...]
     from_s: float
+    alone_s: float
 
 
 def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
@@ -87,7 +92,34 @@ def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     if rare is not None:
         considered.append(_no_long_steps(job, account, part, rare))
     useful = [fix for fix in considered if fix.step_s < (1 - LEAST_GAIN) * from_s]
-    return Fixes(tuple(sorted(useful, key=lambda fix: _order(fix, from_s))), from_s)
+    found = sorted(useful, key=lambda fix: _order(fix, from_s))
+    return Fixes(tuple(found), from_s, job.alone_s)
+
+
+def fixes_by_account(account: Account) -> Fixes:
+    """Take off the step what is lost beside the network, where no line rate allows a prediction.
+
+    It is what the account says that a step would be without, so there is no interval.
+    """
+    late, step_s = late_ranks(account), account.step_s
+    lost = (
+        ("straggler", _without_late(late), _setting_of_straggler(account, late),
+         account.parts_s[Part.STRAGGLER.key]),
+        ("input", _DATA_READY, _LOADER, account.parts_s[Part.INPUT.key]),
+        ("host", _HOST_READY, _setting_of_host(account),
+         min(usual_ahead_s(account), account.parts_s[Part.HOST.key])),
+    )  # fmt: skip
+    alone_s = sum(account.parts_s[part.key] for part in (Part.COMPUTE, Part.INPUT, Part.HOST))
+    found = [
+        Fix(
+            kind=kind, change=change, setting=setting, step_s=step_s - lost_s, low_s=nan,
+            high_s=nan, scaling_factor=(alone_s - lost_s * (kind != "straggler"))
+            / (step_s - lost_s),
+        )
+        for kind, change, setting, lost_s in lost
+        if _MUCH * step_s <= lost_s < step_s
+    ]  # fmt: skip
+    return Fixes(tuple(sorted(found, key=lambda fix: fix.step_s)), step_s, alone_s)
 
 
 def _order(fix: Fix, from_s: float) -> tuple[float, bool, float]:
@@ -250,12 +282,16 @@ def _fewer_synchronisations(run: Run, job: Forecaster) -> Iterator[Fix]:
 def _no_straggler(job: Forecaster, account: Account) -> Iterator[Fix]:
     if job.subject.step.waiting_ns:
         late = late_ranks(account)
-        named = None if late is None else f"{show_ranks(late.ranks)} as fast as the others"
         yield _fix(
-            "straggler", named or "no rank slower than the usual one",
-            _setting_of_straggler(account, late),
+            "straggler", _without_late(late), _setting_of_straggler(account, late),
             job.ask(jitters=(NoJitter(),)),
         )  # fmt: skip
+
+
+def _without_late(late: Late | None) -> str:
+    if late is None:
+        return "no rank slower than the usual one"
+    return f"{show_ranks(late.ranks)} as fast as the others"
 
 
 def _setting_of_straggler(account: Account, late: Late | None) -> str:
@@ -271,18 +307,19 @@ def _input_ahead(job: Forecaster, account: Account) -> Iterator[Fix]:
     input_ns = float(np.median(account.parts_ns[:, account.is_typical, Part.INPUT].mean(axis=0)))
     found = _beginning_sooner(job, round(input_ns))
     if found is not None:
-        yield _fix("input", "data that is there when a step begins", _LOADER, found)
+        yield _fix("input", _DATA_READY, _LOADER, found)
 
 
 def _host_ahead(job: Forecaster, account: Account) -> Iterator[Fix]:
     """Try a step that begins with computing; what the host does before may be its own reading."""
     found = _beginning_sooner(job, round(usual_ahead_s(account) * 1e9))
     if found is not None:
-        reads = f"batches that the script reads by itself: {_LOADER}"
-        yield _fix(
-            "host", "nothing of the host's before a step computes",
-            _HOST_ELSEWHERE if has_loader(account) else reads, found,
-        )  # fmt: skip
+        yield _fix("host", _HOST_READY, _setting_of_host(account), found)
+
+
+def _setting_of_host(account: Account) -> str:
+    reads = f"batches that the script reads by itself: {_LOADER}"
+    return _HOST_ELSEWHERE if has_loader(account) else reads
 
 
 def _beginning_sooner(job: Forecaster, sooner_ns: int) -> Forecast | None:

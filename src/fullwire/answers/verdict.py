@@ -186,7 +186,7 @@ def unhidden_compute_s(account: Account) -> float:
 def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
     if not case.step_s:
         return "unknown", ("nothing in the run lasts: it tells what happened, but not when",)
-    if _too_few_steps(case):
+    if not enough_steps(case):
         return "unknown", (f"{_typical_count(case)} to judge by",)
     if world(case.run) > 1 and not communicates(case):
         where = "the run" if case.account.is_whole_trace else "its steps"
@@ -251,9 +251,10 @@ def _without_computation(case: Case) -> Iterator[str]:
         yield f"{named} came last most: {late.share:.0%} of all waiting was for {late.it}"
 
 
-def _too_few_steps(case: Case) -> bool:
+def enough_steps(case: Case) -> bool:
+    """Say whether there are steps enough to judge by."""
     count = 0 if case.account.is_whole_trace else int(case.account.is_typical.sum())
-    return case.run.provenance.origin == "measured" and count < FEWEST_STEPS
+    return case.run.provenance.origin != "measured" or count >= FEWEST_STEPS
 
 
 def _typical_count(case: Case) -> str:
@@ -269,7 +270,7 @@ def _missing(case: Case) -> Iterator[str]:
     if not case.step_s:
         yield "times: profiler traces of the job, or a recording"
         return
-    if _too_few_steps(case):
+    if not enough_steps(case):
         is_unmarked = account.is_whole_trace
         yield (
             "marks of where each step begins and ends"
@@ -385,14 +386,14 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
             f"computation is {case.share(case.account.parts_s[Part.COMPUTE.key])} of its step. "
             f"Missing: {wanted}."
         )
-    if not _too_few_steps(case) and is_transfer_alone(case):
+    if enough_steps(case) and is_transfer_alone(case):
         return (
             f"Transfers that nothing hides take {case.of_step(exposed_s)} "
             f"({case.share(exposed_s)}), and every rank had come: it is the network, not a late "
             "rank. Whether bandwidth, transport or overlap is short, this run cannot tell. "
             f"Missing: {wanted}."
         )
-    is_whole = computes(case) and not _too_few_steps(case) and not case.run.missing
+    is_whole = computes(case) and enough_steps(case) and not case.run.missing
     if is_whole and not communicates(case):
         return (
             f"{falls_short}Nothing was communicated in its steps: either each of the "
