@@ -106,7 +106,7 @@ def test_what_would_help_is_held_against_the_step_that_it_is_predicted_from(
     chromium.open(written(even, tmp_path))
     assert "in the median step" not in chromium.run(figures)
     chromium.open(written(with_long_steps(even, every=5, longer_ms=300), tmp_path))
-    assert re.search(r"; in the median step, 501\sms now", chromium.run(figures))
+    assert re.search(r"; in the median step, 501.4\sms now", chromium.run(figures))
     assert chromium.complaints() == []
 
 

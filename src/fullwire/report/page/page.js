@@ -93,13 +93,13 @@
       el("p", { class: "names" }, words.map((each) => el("span", null, each))),
       el(heading, { class: "verdict" }, name(run.sentence)),
       el("dl", { class: "figures" },
-        figure("a step takes", time(found.step_s), isUneven(found) ? `on average; ${brief(found.median_step_s)} in the median` : ""),
+        figure("a step takes", time(found.step_s), isUneven(found) ? `on average; ${time(found.median_step_s)} in the median` : ""),
         found.scaling_factor === null ? null : figure(alone, time(found.baseline_step_s), ""),
         found.scaling_factor === null ? null
           : figure("scaling factor, 1 is perfect", found.scaling_factor.toFixed(3), found.full
             ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full${inTheMedian(found)}` : ""),
-        found.fixes.length ? figure("what would help most", `→\u202f${brief(found.fixes[0].step_s)}`,
-          [name(found.fixes[0].change), isOfMedian(found) ? `; in the median step, ${brief(found.median_step_s)} now` : ""]) : null),
+        found.fixes.length ? figure("what would help most", `→\u202f${time(found.fixes[0].step_s)}`,
+          [name(found.fixes[0].change), isOfMedian(found) ? `; in the median step, ${time(found.median_step_s)} now` : ""]) : null),
     ];
   }
 
@@ -179,7 +179,7 @@
     const now = predictedFrom(found), low = Math.min(...ends, now), high = Math.max(...ends, now);
     const margin = (high - low) * 0.04 || high * 0.04;
     const at = (s) => `${(100 * (s - low + margin)) / (high - low + 2 * margin)}%`;
-    const today = el("span", { class: "today" }, `today ${brief(now)}`);
+    const today = el("span", { class: "today" }, `today ${time(now)}`);
     today.style.left = at(now);
     if (parseFloat(at(now)) > 60) today.classList.add("back");
     const scale = el("div", { class: "scale", "aria-hidden": "true" }, el("span"), el("span"), el("span", { class: "range" }, today), el("span"));
@@ -199,11 +199,11 @@
     now.style.left = at(today);
     dot.style.left = at(fix.step_s);
     picture.append(now, dot);
-    const interval = fix.interval ? `${brief(fix.interval.low_s)} to ${brief(fix.interval.high_s)}` : "no interval";
+    const interval = fix.interval ? `${time(fix.interval.low_s)} to ${time(fix.interval.high_s)}` : "no interval";
     return el("li", null, el("span", { class: "rank" }, String(number + 1)),
       el("div", null, el("span", { class: "change" }, name(fix.change)), el("code", { class: "setting" }, name(fix.setting))),
       picture,
-      el("div", { class: "gain" }, el("b", null, `${brief(fix.step_s)}`), ` −${percent(1 - fix.step_s / today)}`,
+      el("div", { class: "gain" }, el("b", null, `${time(fix.step_s)}`), ` −${percent(1 - fix.step_s / today)}`,
         el("span", null, interval), el("span", null, `scaling ${fix.scaling_factor.toFixed(3)}`)));
   }
 
