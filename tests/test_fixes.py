@@ -44,6 +44,23 @@ def without_ddp(run: Run) -> Run:
     )  # fmt: skip
 
 
+def summed_by_hand() -> Run:
+    """Sum each gradient when the backward pass is over, one after the other, in 10 ms each."""
+    job = without_ddp(a_trained_job())
+    sums = job.collectives
+    issue_ns = (sums.step * 146 + 101 + sums.sequence % 4 * 10) * MS
+    by_hand = dataclasses.replace(
+        sums, issue_ns=issue_ns, start_ns=issue_ns, end_ns=issue_ns + 10 * MS
+    )
+    return dataclasses.replace(job, collectives=by_hand)
+
+
+def test_gradients_summed_by_hand_are_sent_once() -> None:
+    table = fw.whatif(summed_by_hand(), transport="full", bandwidth="1Gbps")
+    sums_s = 4 * 8e6 * 2 * (3 - 1) / 3 / 1e9
+    assert table["overhead_s"] == pytest.approx(sums_s)
+
+
 def test_the_late_rank_is_named_with_where_to_look() -> None:
     late = fixes_of(a_trained_job(late_ms=60))["straggler"]
     assert late.change == "rank 2 as fast as the others"
@@ -175,9 +192,10 @@ def test_what_a_job_has_already_is_not_offered_again() -> None:
 
 def test_gradients_summed_by_hand_are_told_from_a_model_that_is_sharded() -> None:
     """The setting of DDP helps who sums by hand, and would not fit who shards."""
-    by_hand = without_ddp(a_trained_job())
+    by_hand = summed_by_hand()
     found = fixes_of(by_hand)
     assert found["overlap"].setting.startswith("DistributedDataParallel(model)")
+    assert 0.120 < found["overlap"].step_s < 0.135  # half is in the last bucket, which is exposed
     assert found["synchronisation"].setting.startswith("no all_reduce in 3 of 4 steps")
     assert "compression" not in found  # its setting is a hook of DDP
     gathers = np.full(len(by_hand.collectives), "allgather", object)

@@ -113,6 +113,7 @@ def explain(
     is_told = found.step_s > 0 and (baseline is not None or computes(case))
     predictor, why_not = _forecaster(case, rate_bps, [opened(each).run for each in calibrate])
     helpful = _helpful(case, predictor)
+    full = None if predictor is None else _at_full_utilization(given_s, predictor)
     case = replace(case, faster_link=_faster_link(helpful))
     return Explanation(
         verdict=judged(case),
@@ -127,11 +128,12 @@ def explain(
         break_even=None if predictor is None else break_even(predictor, THRESHOLD),
         fixes=() if helpful is None else _against(given_s, helpful),
         fixes_from_s=None if helpful is None else helpful.from_s,
-        full=None if predictor is None else _at_full_utilization(given_s, predictor),
+        full=full,
         warnings=(
             *_warnings(case, baseline is None, rate_bps),
             *_about_baseline(found, given_s),
             *_about_median(found, predictor, helpful),
+            *_about_rate(job, predictor, full),
             *why_not,
         ),
         detail=found,
@@ -334,6 +336,18 @@ def _about_median(
         yield (
             f"The account is of the mean step, {show_time(found.step_s)}; {what} start from "
             f"the median step, {show_time(predictor.measured_s)}."
+        )
+
+
+def _about_rate(run: Run, predictor: Forecaster | None, full: Forecast | None) -> Iterator[str]:
+    """Say that a line rate which was given cannot be right, if a full line would take longer."""
+    if predictor is None or full is None or "line_rate_bps" in run.facts:
+        return
+    if full.step_s > BEYOND_LINE_RATE * predictor.measured_s:
+        yield (
+            f"At {show_rate(predictor.rate_bps)} even links used to the full would make a step of "
+            f"{show_time(full.step_s)}: it is not the rate of the links that this job used, and "
+            "what is predicted from it is as wrong."
         )
 
 
