@@ -122,6 +122,18 @@ def test_ranks_that_are_late_in_turns_cost_what_one_that_always_is_does() -> Non
     assert fix.step_s == pytest.approx(one.step_s - 0.060)
 
 
+def test_a_link_that_is_slower_than_the_others_is_to_be_looked_at() -> None:
+    slow = with_facts(a_trained_job(), line_rate_bps=10e9, other_line_rates_bps=((1.0, 1e9),))
+    [named] = [fix for fix in fw.explain(slow).fixes if "as fast as others" in fix.change]
+    assert named.change == "the link of rank 1 as fast as others: 10 Gbps"
+    assert "ethtool" in named.setting
+    same = with_facts(a_trained_job(), other_line_rates_bps=((1.0, 1e9),))
+    assert not any("as fast as others" in fix.change for fix in fw.explain(same).fixes)
+    [alike] = [fix for fix in fw.explain(a_trained_job()).fixes if fix.change == "links of 5 Gbps"]
+    assert alike.setting == "hardware; nothing to set in the job"
+    assert not any("as fast as others" in fix.change for fix in fw.explain(a_trained_job()).fixes)
+
+
 def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
     job = a_trained_job()
     forward = job.spans.rows(job.spans.name == "forward")

@@ -154,7 +154,7 @@ def _no_long_steps(job: Forecaster, account: Account, part: Part, rare: FewSteps
 
 
 def _considered(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    yield from _faster_links(job)
+    yield from _faster_links(run, job)
     yield from _fuller_transport(run, job)
     yield from _other_buckets(run, job)
     yield from _half_precision(run, job)
@@ -171,13 +171,33 @@ def _fix(kind: str, change: str, setting: str, found: Forecast) -> Fix:
     return Fix(kind=kind, change=change, setting=setting, **dataclasses.asdict(found))
 
 
-def _faster_links(job: Forecaster) -> Iterator[Fix]:
-    faster = [rate_bps for rate_bps in _ON_SALE_BPS if rate_bps > job.rate_bps]
+def _faster_links(run: Run, job: Forecaster) -> Iterator[Fix]:
+    """Try links on sale that are faster; first, where few are slower, these as the others are."""
+    slow, next_bps = _slow_links(run, job)
+    if slow:
+        yield _fix(
+            "link", f"the link of {show_ranks(slow)} as fast as others: {show_rate(next_bps)}",
+            "look at its cable, its port, the speed that they agreed on (ethtool), who shares it",
+            job.ask(bandwidth_bps=(next_bps,)),
+        )  # fmt: skip
+    faster = [rate_bps for rate_bps in _ON_SALE_BPS if rate_bps > next_bps]
     for rate_bps in faster[:_FASTER_LINKS]:
         yield _fix(
             "link", f"links of {show_rate(rate_bps)}", "hardware; nothing to set in the job",
             job.ask(bandwidth_bps=(rate_bps,)),
         )  # fmt: skip
+
+
+def _slow_links(run: Run, job: Forecaster) -> tuple[list[int], float]:
+    """Return the few ranks that have the slowest links, if not all do, and the next rate to it."""
+    usual_bps, others = run.facts.get("line_rate_bps"), run.facts.get("other_line_rates_bps", ())
+    assert isinstance(others, tuple)
+    slow = [int(rank) for rank, rate_bps in others if rate_bps == job.rate_bps]
+    known_bps = [each for each in (usual_bps, *dict(others).values()) if isinstance(each, float)]
+    faster_bps = [rate_bps for rate_bps in known_bps if rate_bps > job.rate_bps]
+    if not faster_bps or not 0 < 2 * len(slow) <= job.workers:
+        return [], job.rate_bps
+    return slow, min(faster_bps)
 
 
 def _fuller_transport(run: Run, job: Forecaster) -> Iterator[Fix]:
