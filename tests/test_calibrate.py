@@ -265,6 +265,14 @@ def test_a_run_beside_other_work_says_so_and_is_less_sure_of_others() -> None:
     assert any("Other work took 50%" in each for each in fw.explain(busy).warnings)
 
 
+def test_a_comparison_allows_for_what_was_beside_the_second_run_too() -> None:
+    faster = a_trained_job(a_transport(), rate_bps=4 * GBPS, facts=computing(0.03))
+    before = a_trained_job(a_transport(), facts=computing(0.03))
+    found = [verify(before, beside_others(faster, share)) for share in (0.0, 1.0)]
+    widths = [each.high_s - each.low_s for each in found if each is not None]
+    assert widths[1] > 1.5 * widths[0]
+
+
 def test_another_model_is_predicted_with_the_transport_of_a_run() -> None:
     shown = a_trained_job(a_transport(), facts=used(0.03))
     table = fw.whatif(
