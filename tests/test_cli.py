@@ -154,6 +154,12 @@ def test_an_unknown_option_is_refused_without_a_traceback(cli: Cli) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_examples_of_help_stand_on_lines_of_their_own(cli: Cli) -> None:
+    shown = cli("report", "--help").stdout.splitlines()
+    assert "  fullwire report job.run -o report.html" in shown
+    assert "  fullwire report before.run after.run -o report.html" in shown
+
+
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     command = f"{sys.executable} -m fullwire.cli whatif vgg16@v100 --workers "
     command += ",".join(map(str, range(2, 2000))) + " --format csv | head -n 1"

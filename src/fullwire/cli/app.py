@@ -5,6 +5,7 @@ Each module loads what it needs inside its command, so that `--help` and small q
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from copy import copy
 from typing import Annotated
@@ -53,6 +54,12 @@ app.command("workloads")(workloads.workloads)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(lab.app, name="lab")
 app.add_typer(bench.app, name="bench")
+
+for _group in (app, cluster.app, lab.app, bench.app):
+    for _command in _group.registered_commands:
+        # Examples stay on lines of their own; what follows a \b is not filled up as prose is.
+        _text = inspect.cleandoc(_command.callback.__doc__ or "") if _command.callback else ""
+        _command.help = _text.replace("\n\nfullwire ", "\n\n\b\nfullwire ")
 
 
 def _print_version(asked: bool) -> None:
