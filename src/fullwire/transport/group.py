@@ -189,8 +189,10 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             number, reduction, divide_by = self._how(tensor, opts)
             memory = _memory(tensor, dense=True)
             algorithm = self._algorithm(memory[1])
-            part_bytes = self._engine.largest_part(memory[1])
-            segments = programs.ring_segments(self._size, part_bytes) if algorithm == "ring" else 1
+            segments = 1
+            if algorithm == "ring":
+                part_bytes = self._engine.largest_part(memory[1])
+                segments = programs.ring_segments(self._size, part_bytes)
             program = programs.allreduce(algorithm, self._size, self._rank, segments)
             what = f"{name}({_called(opts)}) of {_described(tensor)}"
             how = (reduction, number, divide_by)

@@ -36,6 +36,7 @@ _PROOF_BYTES = 32
 _PATIENCE_S = 5.0  # with one stranger
 _MOST_PENDING = 64
 _RETRY_S = 0.02
+_SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
@@ -313,18 +314,26 @@ def _route_to(host: str) -> str:
 
 def _address_of(wanted: str) -> str:
     """Take an address as it is, or find that of an interface."""
-    import fcntl
-
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(wanted))
+    found = interface_address(wanted)
+    if not found:
+        raise TransportError(
+            f"{INTERFACE_VARIABLE}: expected an address or an interface of this host that has "
+            f"one, got {wanted!r}"
+        )
+    return found
+
+
+def interface_address(name: str) -> str:
+    """Return an interface's address, "" where there is none, or no such interface."""
+    import fcntl
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
-            answer = fcntl.ioctl(asked, 0x8915, struct.pack("256s", wanted.encode()[:15]))
-        except OSError:  # SIOCGIFADDR knows no such interface, or it has no address
-            raise TransportError(
-                f"{INTERFACE_VARIABLE}: expected an address or an interface of this host that has "
-                f"one, got {wanted!r}"
-            ) from None
+            answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return ""
     return socket.inet_ntoa(answer[20:24])
 
 

@@ -7,11 +7,9 @@ One connection has no more on its way than its buffers hold, so over a long way 
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import socket
-import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from pathlib import Path
 from fullwire.errors import TransportError
 from fullwire.transport.calibrate import Trials
 from fullwire.transport.programs import Links
+from fullwire.transport.rendezvous import interface_address
 
 STREAMS_VARIABLE = "FULLWIRE_STREAMS"  # so many, instead of what is found here
 MOST_STREAMS = 16
@@ -26,7 +25,6 @@ _MOST_CHOSEN = 8
 _ONE_THREAD_BPS = 10e9
 _SETTINGS = Path("/proc/sys/net/ipv4")
 _DEVICES = Path("/sys/class/net")
-_SIOCGIFADDR = 0x8915
 _MIN_RTT_OFFSET = 148  # in struct tcp_info
 
 
@@ -43,14 +41,23 @@ def agreed(trials: Trials, links: Links, sockets: Sequence[int], processors: flo
 
 def best(links: Links, sockets: Sequence[int], processors: float) -> int:
     """Count those that fill the longest way, and those for which there are processors."""
-    found = 1.0
+    found, window_bytes = 1.0, _window_bytes()
+    for address, round_trip_s in _longest_ways_s(sockets).items():
+        interface_bps = _interface_bps(address)
+        on_the_way_bytes = (interface_bps or links.rate_bps) / 8 * round_trip_s
+        for_threads = min(interface_bps / _ONE_THREAD_BPS, processors // 2)
+        found = max(found, on_the_way_bytes / window_bytes, for_threads)
+    return min(math.ceil(found), _MOST_CHOSEN)
+
+
+def _longest_ways_s(sockets: Sequence[int]) -> dict[str, float]:
+    """Return the longest round trip from each of the own addresses, of which there are few."""
+    ways_s: dict[str, float] = {}
     for connection in filter(lambda each: each >= 0, sockets):
         with socket.fromfd(connection, socket.AF_INET, socket.SOCK_STREAM) as known:
-            interface_bps = _interface_bps(known.getsockname()[0])
-            on_the_way_bytes = (interface_bps or links.rate_bps) / 8 * _round_trip_s(known)
-        for_threads = min(interface_bps / _ONE_THREAD_BPS, processors // 2)
-        found = max(found, on_the_way_bytes / _window_bytes(), for_threads)
-    return min(math.ceil(found), _MOST_CHOSEN)
+            address = known.getsockname()[0]
+            ways_s[address] = max(ways_s.get(address, 0.0), _round_trip_s(known))
+    return ways_s
 
 
 def _wanted() -> int:
@@ -93,12 +100,5 @@ def _interface_bps(address: str) -> float:
 
 
 def _interface_of(address: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has no address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return ""
+    names = (name for _, name in socket.if_nameindex())
+    return next((name for name in names if interface_address(name) == address), "")
