@@ -292,7 +292,9 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
     mine = buckets.rows(buckets.rank == rank)
     packing_ns = [
         _packing_ns(work.rows(work.step == number), mine.rows(mine.step == number), computed_ns)
-        for number, computed_ns in _in_the_middle(table.numbers, table.computed_ns[0])
+        for number, computed_ns in zip(
+            _in_the_middle(table.numbers), _in_the_middle(table.computed_ns[0]), strict=True
+        )
     ]
     amidst_ns, late_ns = _medians(np.array(packing_ns)).tolist()
     share = min(float(buckets.bytes.sum()) / whole, 1.0)
@@ -308,11 +310,12 @@ def _packing_ns(work: Spans, buckets: Collectives, computed_ns: int) -> tuple[in
     return _covered_ns(*amidst), _covered_ns(*_both(late, sending)) - _covered_ns(*sending)
 
 
-def _in_the_middle(numbers: Whole, values: Whole) -> list[tuple[int, int]]:
-    """Return some steps, each with its value."""
-    first = max(0, len(numbers) // 2 - _LOOKED_AT // 2)
-    chosen = slice(first, len(numbers) // 2 + _LOOKED_AT // 2 + 1)
-    return list(zip(numbers[chosen].tolist(), values[chosen].tolist(), strict=True))
+def _in_the_middle(of_steps: Whole) -> list[int]:
+    """Pick what is of the steps that are looked at one by one."""
+    middle = len(of_steps) // 2
+    looked_at = of_steps[max(0, middle - _LOOKED_AT // 2) : middle + _LOOKED_AT // 2 + 1]
+    picked: list[int] = looked_at.tolist()
+    return picked
 
 
 def _is_of_gradients(
@@ -333,8 +336,6 @@ def _others(
     run: Run, rows: Collectives, is_bucket: NDArray[np.bool_], table: _Steps,
     members: Mapping[str, int],
 ) -> Others:  # fmt: skip
-    middle = len(table.numbers) // 2
-    looked_at = table.numbers[max(0, middle - _LOOKED_AT // 2) : middle + _LOOKED_AT // 2 + 1]
     busy_ranks = run.spans.rank[run.spans.lane == "compute"]  # all, or some that stand for all
     known = table.ranks[np.isin(table.ranks, busy_ranks)]
     rank = known[0] if len(known) else table.ranks[0]
@@ -343,9 +344,10 @@ def _others(
     if not len(rows):
         return Others()
     spans = run.spans.rows(run.spans.rank == rank)
+    middle = len(table.numbers) // 2
     usual = rows.rows(rows.step == table.numbers[middle])
     exposed, total = [], []
-    for number in looked_at:
+    for number in _in_the_middle(table.numbers):
         here = rows.rows(rows.step == number)
         beside = buckets.rows(buckets.step == number)
         exposed.append(_exposed_ns(here, spans.rows(spans.step == number), beside))
