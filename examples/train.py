@@ -16,11 +16,18 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def main() -> None:
-    """Train on random digits, as many steps as asked for."""
+    """Train as one of the workers."""
     options = parsed()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
+    train(options)  # a model that outlives its group can keep torch 2.13 from ever ending
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train on random digits, as many steps as asked for."""
     digits = TensorDataset(torch.randn(4096, 784), torch.randint(10, (4096,)))
     batches = DataLoader(digits, batch_size=32, sampler=DistributedSampler(digits), drop_last=True)
     network = nn.Sequential(
@@ -40,8 +47,6 @@ def main() -> None:
         optimizer.step()
     if dist.get_rank() == 0:
         print(f"{options.steps} steps on {dist.get_world_size()} workers, loss {loss.item():.3f}")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def parsed() -> argparse.Namespace:

@@ -21,6 +21,14 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
+    # A model that outlives its group is the last to let go of it, and then torch waits for the
+    # group's threads with the lock in hand that they need to forget the last collective.
+    train()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train() -> None:
     model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())])
     hook = sys.argv[1] if len(sys.argv) > 1 else "none"
     if hook == "buffers":
@@ -40,8 +48,6 @@ def main() -> None:
     weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
     sys.stdout.write(f"{hashlib.sha256(weights).hexdigest()}\n")  # in one piece, unlike print
     sys.stdout.flush()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def register(data: DistributedDataParallel, hook: str) -> None:

@@ -22,14 +22,18 @@ STEPS = 6
 
 def train(rank: int, model: nn.Module, optimizer: torch.optim.Optimizer, port: int) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    take_steps(model, optimizer)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def take_steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     data = torch.utils.data.DataLoader(torch.randn(STEPS * 4, 8), batch_size=4, num_workers=1)
     together = DistributedDataParallel(model)
     for batch in data:
         optimizer.zero_grad()
         together(batch).square().mean().backward()
         optimizer.step()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main() -> int:

@@ -31,10 +31,15 @@ BATCH, WIDTH = 48, 1152
 
 
 def main() -> None:
-    """Train."""
-    kind, *steps = sys.argv[1:]
+    """Train as one of the ranks."""
     torch.set_num_threads(1)
     dist.init_process_group(os.environ.get("BACKEND", "gloo"))
+    _train(*sys.argv[1:])  # a model that outlives its group can keep torch 2.13 from ever ending
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _train(kind: str, steps: str = "16") -> None:
     plain = _computing() if kind in ("computing", "halves", "sharded") else _sleeping()
     model: Any = plain
     if kind == "sharded":
@@ -46,7 +51,7 @@ def main() -> None:
     if kind == "halves":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.SGD(plain.parameters(), 0.01)
-    for _ in range(int(steps[0] if steps else 16)):
+    for _ in range(int(steps)):
         optimizer.zero_grad()
         for number in range(PASSES if kind == "adding" else 1):
             is_last = kind != "adding" or number == PASSES - 1
@@ -56,8 +61,6 @@ def main() -> None:
             for each in plain.parameters():
                 dist.all_reduce(each.grad)
         optimizer.step()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def _computing() -> nn.Sequential:

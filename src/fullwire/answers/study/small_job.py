@@ -9,17 +9,26 @@ import sys
 
 
 def main() -> None:
-    """Train on random digits, as many steps as asked for."""
+    """Train as one of the workers."""
     import torch
     import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    _train()  # a model that outlives its group can keep torch 2.13 from ever ending
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _train() -> None:
+    """Train on random digits, as many steps as asked for."""
+    import torch
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
     from torch.nn.parallel import DistributedDataParallel
 
     width, batch, steps = map(int, sys.argv[1:4])
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    dist.init_process_group("gloo")
     network = nn.Sequential(
         nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
         nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10),
@@ -33,8 +42,6 @@ def main() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
