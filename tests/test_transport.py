@@ -613,8 +613,10 @@ def test_ranks_of_other_groups_use_this_machines_processors_too(
 
 
 def test_ddp_trains_to_the_same_weights_as_with_gloo() -> None:
-    for ours, theirs in in_processes(ranks.trained, 2):
-        assert ours == theirs
+    for weights in in_processes(ranks.trained, 2):
+        assert len(weights) == 2 * len(ranks.HOOKS)
+        for ours, theirs in zip(weights[::2], weights[1::2], strict=True):
+            assert ours == theirs
 
 
 def test_a_compiled_model_trains() -> None:
@@ -662,9 +664,10 @@ def test_a_killed_rank_is_named() -> None:
     )
 
 
-def test_a_rank_that_is_killed_in_training_is_named_by_ddp() -> None:
+@pytest.mark.parametrize("job", [ranks.killed_in_training, ranks.killed_in_half_training])
+def test_a_rank_that_is_killed_in_training_is_named_by_ddp(job: Callable[..., str]) -> None:
     """Its C++ took what a Future of Python's failed with for a tensor, and ended the process."""
-    for said in in_processes(ranks.killed_in_training, 3, dead=(ranks.VICTIM,)):
+    for said in in_processes(job, 3, dead=(ranks.VICTIM,)):
         assert "TransportError: rank 1 is gone: its connection was closed" in said
 
 

@@ -21,6 +21,8 @@ import fullwire.transport.group  # noqa: F401  # loaded once, before processes a
 from fullwire.errors import TransportError
 
 VICTIM = 1
+HALVES = dist.BuiltinCommHookType.FP16_COMPRESS
+HOOKS = (None, dist.BuiltinCommHookType.ALLREDUCE, HALVES)
 SILENT: list[socket.socket] = []  # strangers who hold the line and say nothing
 
 
@@ -191,17 +193,20 @@ def _transfers(rank: int, size: int, own: Any, group: Any) -> list[Any]:
 def trained(rank: int, size: int, store: Any, timeout: timedelta) -> list[Any]:
     """Train the same model with DDP on both backends and return both sets of weights."""
     joined(rank, size, store, timeout)
-    weights = [_weights(rank, group) for group in (None, dist.new_group(backend="gloo"))]
+    groups = (None, dist.new_group(backend="gloo"))
+    weights = [_weights(rank, group, hook) for hook in HOOKS for group in groups]
     dist.destroy_process_group()
     return weights
 
 
-def _weights(rank: int, group: Any) -> list[list[float]]:
+def _weights(rank: int, group: Any, hook: Any) -> list[list[float]]:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
     parallel = torch.nn.parallel.DistributedDataParallel(
         model, process_group=group, bucket_cap_mb=0.001
     )
+    if hook:
+        parallel._register_builtin_comm_hook(hook)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
     torch.manual_seed(rank)
     for _ in range(5):
@@ -337,8 +342,19 @@ def killed(rank: int, size: int, store: Any, timeout: timedelta) -> str:
 
 def killed_in_training(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     """Lose a rank between a forward and a backward pass, whose sums DDP's C++ waits for."""
+    return _lost_in_training(rank, size, store, timeout, None)
+
+
+def killed_in_half_training(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    """Lose a rank as above, while DDP's C++ packs what it sends."""
+    return _lost_in_training(rank, size, store, timeout, HALVES)
+
+
+def _lost_in_training(rank: int, size: int, store: Any, timeout: timedelta, hook: Any) -> str:
     joined(rank, size, store, timeout)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+    if hook:
+        model._register_builtin_comm_hook(hook)
 
     def train() -> None:
         for step in range(1000):
