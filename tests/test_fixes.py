@@ -10,7 +10,9 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.fixes import Fix
+from fullwire.answers.forecast import forecaster
 from fullwire.model.run import Run, Spans
+from fullwire.simulation.transport import FullTransport
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
 
 
@@ -59,6 +61,49 @@ def test_gradients_summed_by_hand_are_sent_once() -> None:
     table = fw.whatif(summed_by_hand(), transport="full", bandwidth="1Gbps")
     sums_s = 4 * 8e6 * 2 * (3 - 1) / 3 / 1e9
     assert table["overhead_s"] == pytest.approx(sums_s)
+
+
+def a_storm() -> Run:
+    """Sum each of four gradients in ten parts: 0.8 ms for each, and 0.2 ms to call for the next."""
+    by_hand = with_facts(summed_by_hand(), line_rate_bps=10e9)
+    parts = by_hand.collectives.rows(np.repeat(np.arange(len(by_hand.collectives)), 10))
+    part = np.arange(len(parts)) % 10
+    issue_ns = parts.issue_ns + part * MS
+    storm = dataclasses.replace(
+        parts, bytes=parts.bytes // 10, sequence=parts.sequence * 10 + part, issue_ns=issue_ns,
+        start_ns=issue_ns, end_ns=issue_ns + MS * 4 // 5,
+    )  # fmt: skip
+    return dataclasses.replace(by_hand, collectives=storm)
+
+
+def test_many_small_sums_can_be_joined() -> None:
+    storm = a_storm()
+    joined = fixes_of(storm)["joining"]
+    assert joined.change == "40 small all-reduces of a step joined into one"
+    sent_s = 4 * 8e6 * 2 * (3 - 1) / 3 / 10e9
+    uncalled_s = 39 * 0.2e-3
+    assert joined.low_s < joined.step_s < min(joined.high_s, 0.142)
+    job = forecaster(storm)
+    assert job is not None
+    step = job.subject.step
+    whole = step.with_joined(step.others.small_sums(2**20))
+    assert whole.others.bytes == (4_000_000,)
+    assert whole.others.issue_ns == step.others.issue_ns[-1:]
+    assert (step.step_ns - whole.step_ns) * 1e-9 == pytest.approx(uncalled_s)
+    full = dataclasses.replace(job.grid, transports=(FullTransport(1.0),))
+    alone_s = whole.step_ns * 1e-9
+    found = dataclasses.replace(job, grid=full, calibration=None).as_modelled().ask(step=whole)
+    assert found.step_s == pytest.approx(alone_s + sent_s, rel=0.01)
+
+
+def test_only_many_small_sums_of_a_script_are_worth_joining() -> None:
+    assert "joining" not in fixes_of(summed_by_hand())  # four, and large
+    storm = a_storm()
+    rows = storm.collectives
+    large = dataclasses.replace(rows, bytes=np.full(len(rows), 2**20 + 4))
+    assert "joining" not in fixes_of(dataclasses.replace(storm, collectives=large))
+    scattered = dataclasses.replace(rows, op=np.full(len(rows), "reducescatter", object))
+    assert "joining" not in fixes_of(dataclasses.replace(storm, collectives=scattered))
 
 
 def test_the_late_rank_is_named_with_where_to_look() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,16 +86,21 @@ def _crossed(kind: str, backend: str, place: Path) -> Iterator[Held]:
 
 
 def recorded(kind: str, backend: str, cell: str, place: Path) -> fw.Run:
+    """Open a recording of a job, after making it if it is not there."""
+    path = place / f"{kind}_{backend}_{cell}.run"
+    return in_the_lab(path, cell, ("validation.jobs.cell", kind), backend)
+
+
+def in_the_lab(path: Path, cell: str, job: Sequence[str], backend: str) -> fw.Run:
     """Open a recording, after making it in the lab if it is not there."""
-    path, (workers, rate) = place / f"{kind}_{backend}_{cell}.run", cell.split("x")
+    workers, rate = cell.split("x")
     for _ in range(TRIES):
         if path.exists():
             break
         done = subprocess.run(
             [
                 sys.executable, "-m", "fullwire.cli", "lab", "run", "--workers", workers,
-                "--rate", rate, "-o", str(path), "--", sys.executable, "-m",
-                "validation.jobs.cell", kind,
+                "--rate", rate, "-o", str(path), "--", sys.executable, "-m", *job,
             ],
             env={**os.environ, "BACKEND": backend}, capture_output=True, text=True,
             timeout=LONGEST_S, check=False,

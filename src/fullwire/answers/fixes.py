@@ -32,6 +32,7 @@ from fullwire.simulation.transport import FullTransport
 from fullwire.units import show_ranks, show_rate
 
 LEAST_GAIN = 0.01  # of the step
+MANY, MUCH_BYTES = 20, 2**20  # collectives of a step, and of up to which size: worth joining
 _AS_GOOD = 0.02  # of the step: gains that differ by less are as good as equal
 FILLS_THE_LINE = "fullwire"  # the backend that a full wire is predicted for
 _REPEATS = 0.02  # within this a job repeats that is begun anew, where nothing holds it up
@@ -160,6 +161,7 @@ def _considered(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
     yield from _half_precision(run, job)
     yield from _no_hook(run, job)
     yield from _fewer_synchronisations(run, job)
+    yield from _joined(run, job)
     yield from _no_straggler(job, account)
     yield from _input_ahead(job, account)
     yield from _host_ahead(job, account)
@@ -297,6 +299,20 @@ def _fewer_synchronisations(run: Run, job: Forecaster) -> Iterator[Fix]:
             f"{setting.format(every - 1, every)}; the batch is {every}x larger",
             job.ask(accumulate=(every,)),
         )  # fmt: skip
+
+
+def _joined(run: Run, job: Forecaster) -> Iterator[Fix]:
+    """Try one sum in place of many small ones."""
+    step = job.subject.step
+    places = step.others.small_sums(MUCH_BYTES)
+    is_sharded = step.others.sum_gradients or bool((run.collectives.op == "reducescatter").any())
+    if len(places) < MANY or is_sharded:  # which is no script's doing
+        return
+    yield _fix(
+        "joining", f"{len(places)} small all-reduces of a step joined into one",
+        "dist.all_reduce(torch.cat([...])), where none needs another's sum",
+        job.as_modelled().ask(step=step.with_joined(places)),  # many small ones are what it lacks
+    )  # fmt: skip
 
 
 def _no_straggler(job: Forecaster, account: Account) -> Iterator[Fix]:

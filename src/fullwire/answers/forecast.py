@@ -89,10 +89,14 @@ class Forecaster:
                 self, grid=dataclasses.replace(self.grid, transports=(self.full(),))
             )
         found = other(self.calibration, self.payload_share)
-        # Nobody measured the step on this transport, so there is none to give back.
-        subject = dataclasses.replace(self.subject, residue=Residue(), recorded=None)
         grid = dataclasses.replace(self.grid, transports=(found.transport,))
-        return dataclasses.replace(self, subject=subject, grid=grid, calibration=found)
+        # Nobody measured the step on this transport, so there is none to give back.
+        return dataclasses.replace(self.as_modelled(), grid=grid, calibration=found)
+
+    def as_modelled(self) -> Forecaster:
+        """Return the job without what a replay of it lacks of the measured step."""
+        subject = dataclasses.replace(self.subject, residue=Residue(), recorded=None)
+        return dataclasses.replace(self, subject=subject)
 
     def ask(self, *, step: Step | None = None, **changed: Any) -> Forecast:
         """Predict the step with these axes of the grid changed, or with another step."""

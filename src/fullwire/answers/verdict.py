@@ -31,6 +31,7 @@ from fullwire.analysis.breakdown import UNTOLD
 from fullwire.analysis.steadiness import few_steps_words
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
+from fullwire.answers.fixes import MANY, MUCH_BYTES
 from fullwire.model.run import Run
 from fullwire.units import show_bytes, show_ranks, show_rate, show_time, shown
 
@@ -45,7 +46,6 @@ MUCH_IN_ALL = 0.20  # of the step, lost in parts that are each below the thresho
 # Of the line rate, used by exposed transfers. In 68 labs at 0.5 to 10 Gbps, Gloo used at most 72 %
 # of a line faster than its processors fill, at least 79 % of a slower one (validation/README.md).
 FILLED = 0.75
-MANY, MUCH_BYTES = 20, 2**20  # collectives of a step, and of up to which size: worth joining
 NOTABLE = 0.01  # of the step: of what is lost, less is not told apart or mentioned
 LATE = 0.25  # of communication beside computation: with less, it was not begun early
 

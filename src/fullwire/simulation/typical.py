@@ -15,7 +15,7 @@ exposed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -45,9 +45,32 @@ class Others:
     members: tuple[int, ...] = ()  # the ranks that each is among; 0 for all, however many
     exposed_ns: int = 0
     total_ns: int = 0  # of their durations
+    calling_ns: int = 0  # from the end of one to the next, where the host does nothing else
     issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
     are_gradients: bool = False  # summed by hand, in place of buckets
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
+
+    def small_sums(self, most_bytes: int) -> list[int]:
+        """Return the places of all-reduces among all ranks that have no more bytes each."""
+        rows = zip(self.op, self.bytes, self.members, strict=True)
+        return [
+            place for place, (op, size, members) in enumerate(rows)
+            if op == "allreduce" and not members and size <= most_bytes
+        ]  # fmt: skip
+
+    def joined(self, places: Sequence[int]) -> Others:
+        """Return these with those at some places joined into one, where the last of them is."""
+        gone = set(places[:-1])
+
+        def kept(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(value for place, value in enumerate(values) if place not in gone)
+
+        whole = [*self.bytes]
+        whole[places[-1]] = sum(self.bytes[place] for place in places)
+        return replace(
+            self, op=kept(self.op), bytes=kept(tuple(whole)), members=kept(self.members),
+            issue_ns=kept(self.issue_ns),
+        )  # fmt: skip
 
 
 def _nothing() -> Floats:
@@ -73,8 +96,15 @@ class Step:
     measured_ns: int | None = None  # in the run, with the workers that it had
     measured_between_ns: tuple[int, int] | None = None  # as sure as so many steps are of it
     count: int = 1  # of the steps that it stands for
+
     deviation: float = 0.0  # of them from it, as a share of it
     spread: Floats = field(default_factory=_nothing)  # what each rank took in each step, alone
+
+    def with_joined(self, places: Sequence[int]) -> Step:
+        """Return the step with some of its sums joined, and not called for one by one."""
+        after_ns = max(self.step_ns - self.forward_ns - self.backward_ns, 0)
+        sooner_ns = min(self.others.calling_ns * (len(places) - 1), after_ns)
+        return replace(self, others=self.others.joined(places), step_ns=self.step_ns - sooner_ns)
 
 
 def typical_step(run: Run) -> Step:
@@ -347,11 +377,13 @@ def _others(
     middle = len(table.numbers) // 2
     usual = rows.rows(rows.step == table.numbers[middle])
     exposed, total = [], []
+    calling: list[int] = []
     for number in _in_the_middle(table.numbers):
         here = rows.rows(rows.step == number)
         beside = buckets.rows(buckets.step == number)
         exposed.append(_exposed_ns(here, spans.rows(spans.step == number), beside))
         total.append(int((here.end_ns - here.start_ns).sum()))
+        calling += _calling_ns(here, spans.rows(spans.step == number))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     backend = run.facts.get("backend")
     place = np.searchsorted(table.ranks, rank), middle
@@ -363,6 +395,7 @@ def _others(
         bytes=tuple(usual.bytes.tolist()),
         members=tuple(0 if count == _workers(run) else count for count in among),
         exposed_ns=_median(np.array(exposed)), total_ns=_median(np.array(total)),
+        calling_ns=_median(np.array(calling or [0])),
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
@@ -381,6 +414,17 @@ def _exposed_ns(rows: Collectives, spans: Spans, buckets: Collectives) -> int:
     beside_none_ns = _covered_ns(*_both(own, busy)) - _covered_ns(*busy)
     waited_for_ns = _covered_ns(*own) - _covered_ns(*_both(own, waiting))
     return beside_none_ns + waited_for_ns + _covered_ns(*waiting)
+
+
+def _calling_ns(rows: Collectives, spans: Spans) -> list[int]:
+    """Return how long it took from the end of each to the next, where nobody computed between."""
+    order = np.argsort(rows.issue_ns)
+    before_ns, after_ns = rows.end_ns[order][:-1], rows.issue_ns[order][1:]
+    computing = spans.rows((spans.lane == "compute") | (spans.lane == "input"))
+    begun = np.searchsorted(np.sort(computing.start_ns), after_ns)
+    over = np.searchsorted(np.sort(computing.end_ns), before_ns, side="right")
+    calling: list[int] = np.maximum(after_ns - before_ns, 0)[begun == over].tolist()
+    return calling
 
 
 def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whole, Whole]:
