@@ -104,7 +104,10 @@ class Step:
         """Return the step with some of its sums joined, and not called for one by one."""
         after_ns = max(self.step_ns - self.forward_ns - self.backward_ns, 0)
         sooner_ns = min(self.others.calling_ns * (len(places) - 1), after_ns)
-        return replace(self, others=self.others.joined(places), step_ns=self.step_ns - sooner_ns)
+        return replace(
+            self, others=self.others.joined(places), step_ns=self.step_ns - sooner_ns,
+            processor_ns=max(self.processor_ns - sooner_ns, 0),
+        )  # fmt: skip
 
 
 def typical_step(run: Run) -> Step:
@@ -152,10 +155,11 @@ def _on_processors_of_its_own(step: Step, crowd: float) -> Step:
     if crowd <= 1 or shared_ns < _COMPUTES_THROUGHOUT * step.step_ns:
         return step
     shorter = min(step.processor_ns / step.step_ns, 1.0)
+    others = replace(step.others, calling_ns=round(step.others.calling_ns * shorter))
     return replace(
         step, step_ns=round(step.step_ns * shorter), forward_ns=round(step.forward_ns * shorter),
         backward_ns=round(step.backward_ns * shorter),
-        ready_ns=np.round(step.ready_ns * shorter).astype(np.int64),
+        ready_ns=np.round(step.ready_ns * shorter).astype(np.int64), others=others,
     )  # fmt: skip
 
 
@@ -376,17 +380,21 @@ def _others(
     spans = run.spans.rows(run.spans.rank == rank)
     middle = len(table.numbers) // 2
     usual = rows.rows(rows.step == table.numbers[middle])
-    exposed, total = [], []
+    place = np.searchsorted(table.ranks, rank), middle
+    length_ns = (table.end_ns - table.start_ns)[place[0]]
+    own, hidden = [], []
     calling: list[int] = []
     for number in _in_the_middle(table.numbers):
         here = rows.rows(rows.step == number)
         beside = buckets.rows(buckets.step == number)
-        exposed.append(_exposed_ns(here, spans.rows(spans.step == number), beside))
-        total.append(int((here.end_ns - here.start_ns).sum()))
+        exposed_ns = _exposed_ns(here, spans.rows(spans.step == number), beside)
+        own.append(int(length_ns[table.numbers == number][0]) - exposed_ns)
+        hidden.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
         calling += _calling_ns(here, spans.rows(spans.step == number))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     backend = run.facts.get("backend")
-    place = np.searchsorted(table.ranks, rank), middle
+    # Of a step what is its own varies little, and what is exposed as much as the step does.
+    exposed_ns = max(_median(length_ns) - _median(np.array(own)), 0)
     within_ns = np.clip(usual.issue_ns, table.backward_ns[place], table.computed_ns[place])
     sum_gradients = "buckets" not in run.facts and _sum_gradients(usual, table)
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {_workers(run)}
@@ -394,7 +402,7 @@ def _others(
         op=tuple(sent_as(op, backend) for op in usual.op.tolist()),
         bytes=tuple(usual.bytes.tolist()),
         members=tuple(0 if count == _workers(run) else count for count in among),
-        exposed_ns=_median(np.array(exposed)), total_ns=_median(np.array(total)),
+        exposed_ns=exposed_ns, total_ns=exposed_ns + max(_median(np.array(hidden)), 0),
         calling_ns=_median(np.array(calling or [0])),
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
