@@ -544,7 +544,25 @@ def test_a_run_whose_collectives_are_lost_is_explained_as_partial(cli: Cli, tmp_
     done = cli("explain", place)
     assert done.returncode == 0, done.stderr
     assert "The run is partial: collectives.parquet: damaged" in done.stdout
-    assert "cannot tell what limits the job. Missing: the collectives." in done.stdout
+    words = " ".join(done.stdout.split())
+    assert "What limits the job is not told. Missing: the run as it was written" in words
+    assert "Scaling factor" not in words
+    assert "No fixes are predicted" in words
+    assert cli("whatif", place, "--bandwidth", "1Gbps").returncode == 3
+
+
+@pytest.mark.parametrize("name", ["spans", "collectives"])
+def test_no_verdict_rests_on_a_part_of_what_was_written(name: str) -> None:
+    """Without its collectives this job waits for nobody, and its host looks idle."""
+    job = JOBS["transport"]
+    table = getattr(job, name)
+    left = table.rows(np.arange(len(table) // 2))
+    lost = f"{name}: {len(table)} rows were written, {len(left)} can be read"
+    found = fw.explain(dataclasses.replace(job, missing=(lost,), **{name: left}))
+    assert (found.verdict.kind, found.verdict.reasons) == ("unknown", (lost,))
+    assert (found.scaling_factor, found.fixes, found.predictor) == (None, (), None)
+    other = dataclasses.replace(job, missing=(lost.replace(name, "sockets"),))
+    assert fw.explain(other).verdict.kind == "transport"
 
 
 def test_explaining_loads_neither_torch_nor_pictures(tmp_path: Path) -> None:

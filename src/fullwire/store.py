@@ -408,6 +408,15 @@ def _run_of(
         raise DamagedInput(place / _DESCRIPTION, str(error)) from None
 
 
+def unread(run: Run, names: Collection[str]) -> tuple[str, ...]:
+    """Return what reading these tables of a run said, where it could not read all of them."""
+    return tuple(
+        each for each in run.missing for name in names if each.startswith(
+            (f"{name}: ", f"{name}.parquet: ", f"{name}/")
+        )
+    )  # fmt: skip
+
+
 def is_run(path: Path) -> bool:
     """Say whether a path holds a run, whole or not."""
     return path.is_dir() and (path / _DESCRIPTION).is_file()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, latency, several
 from fullwire.answers.opening import Opened, RunLike, opened
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.cost import AddTimes
 from fullwire.model.fabric import Fabric
 from fullwire.model.run import Run
@@ -20,8 +20,10 @@ from fullwire.simulation.typical import typical_step
 from fullwire.sources.clusters.description import described
 from fullwire.sources.files import name_of
 from fullwire.sources.nccl_tests import read_table
+from fullwire.store import unread
 from fullwire.units import shown
 
+_RESTS_ON = ("spans", "collectives", "gradients")  # tables
 _MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
 
 
@@ -91,6 +93,8 @@ def subject_of(name: str, run: Run, found: Transports) -> Subject:
 
 def plain_subject(name: str, run: Run) -> Subject:
     """Take a run's typical step as it is."""
+    if lost := unread(run, _RESTS_ON):
+        raise DamagedInput(name, f"nothing is predicted from what is left of it: {lost[0]}")
     points = run.facts.get("reduce_cost", ())
     adds = AddTimes(points if isinstance(points, tuple) else ())
     return Subject(name=name, step=typical_step(run), adds=adds, recorded=as_recorded(run))

@@ -9,7 +9,8 @@ The verdict is the largest part of the step other than computation, if it reache
                threshold; but overlap stays where next to nothing had been overlapped
     compute    if computation takes longer than with one worker, and no part is larger than that
     scales     if nothing reaches the threshold
-    unknown    if the largest part is what could not be attributed, or the steps are too few to tell
+    unknown    if the largest part is what could not be attributed, the steps are too few to tell,
+               or not all that was written of them can be read
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
 from fullwire.answers.fixes import MANY, MUCH_BYTES
 from fullwire.model.run import Run
+from fullwire.store import unread
 from fullwire.units import show_bytes, show_ranks, show_rate, show_time, shown
 
 Kind: TypeAlias = Literal[
@@ -49,6 +51,7 @@ FILLED = 0.75
 NOTABLE = 0.01  # of the step: of what is lost, less is not told apart or mentioned
 LATE = 0.25  # of communication beside computation: with less, it was not begun early
 
+RESTS_ON = ("spans", "collectives")  # tables: without some of their rows an account is another
 _TOLD_BY_CLOCKS = ("straggler", "line_rate", "latency", "transport")  # from who came when
 _OF_ONE = ("codec", "input", "host")  # what a worker alone may lose as well
 _SET_UP = (
@@ -186,6 +189,8 @@ def unhidden_compute_s(account: Account) -> float:
 def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
     if not case.step_s:
         return "unknown", ("nothing in the run lasts: it tells what happened, but not when",)
+    if damaged := unread(case.run, RESTS_ON):
+        return "unknown", damaged
     if not enough_steps(case):
         return "unknown", (f"{_typical_count(case)} to judge by",)
     if world(case.run) > 1 and not communicates(case):
@@ -269,6 +274,9 @@ def _missing(case: Case) -> Iterator[str]:
     run, account = case.run, case.account
     if not case.step_s:
         yield "times: profiler traces of the job, or a recording"
+        return
+    if unread(run, RESTS_ON):
+        yield "the run as it was written; what can be read of it is shown without a verdict"
         return
     if not enough_steps(case):
         is_unmarked = account.is_whole_trace
@@ -378,7 +386,7 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
     )
     wanted = "; ".join(missing) or "more than this run holds"
     falls_short = _falls_short(case.evidence)
-    if not case.step_s:
+    if not case.step_s or unread(case.run, RESTS_ON):
         return f"{falls_short}What limits the job is not told. Missing: {wanted}."
     if world(case.run) == 1:
         return (
