@@ -23,6 +23,7 @@ import time
 from collections import deque
 from pathlib import Path
 
+from fullwire.errors import UsageError
 from fullwire.units import bits_per_second, seconds
 
 NAMES = ("fw-far-a", "fw-far-b")
@@ -152,7 +153,10 @@ def main() -> None:
     asked.add_argument("--backend", default="fullwire", help=argparse.SUPPRESS)
     asked.add_argument("--port", type=int, help=argparse.SUPPRESS)
     given = asked.parse_args()
-    rate_bps, way_s = bits_per_second(given.rate), seconds(given.way)
+    try:
+        rate_bps, way_s = bits_per_second(given.rate), seconds(given.way)
+    except UsageError as error:
+        asked.error(str(error))
     if given.rank is not None:
         return rank_main(given.rank, given.backend, given.port)
     if given.relay:
