@@ -1,17 +1,17 @@
-"""Many small sums joined into one, predicted and tried: python -m validation.storms DIRECTORY
+"""Many small sums, and what helps against them, tried: python -m validation.storms DIRECTORY
 
-Each job (jobs/storm.py) is recorded in the lab with its sums apart and joined; what the first says
-that joining them gives stands beside the second. Runs stay in DIRECTORY, and what is there already
-is not recorded again. From the root of a checkout.
+Each job (jobs/storm.py) is recorded in the lab with its sums apart, joined into one, and apart on
+our backend; what the first recording says that each change gives stands beside the other two. Runs
+stay in DIRECTORY, and what is there already is not recorded again. From the root of a checkout.
 """
 
 from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from typing import NamedTuple
 
 import fullwire as fw
-from fullwire.answers.fixes import Fix
 from fullwire.simulation.typical import typical_step
 from fullwire.units import show_time
 from validation import arguments
@@ -23,31 +23,49 @@ CELLS = {
 }
 
 
+class Change(NamedTuple):
+    """How a job sums and over what, and the kind of the fix that says what that gives."""
+
+    way: str
+    backend: str
+    fix: str
+
+
+AS_IT_WAS = Change("apart", "gloo", "")
+CHANGES = {
+    "joined": Change("joined", "gloo", "joining"),
+    "fullwire": Change("apart", "fullwire", "transport"),
+}
+
+
 def main() -> None:
     """Record what is missing, and print the table."""
     taken = arguments.parser(__doc__)
     taken.add_argument("directory", type=Path)
     place = taken.parse_args().directory
     place.mkdir(parents=True, exist_ok=True)
-    print("| sums of | cell | apart | joined | predicted | interval | error | holds |")
-    print("|---|---|---|---|---|---|---|---|")
-    errors = [_tried(what, cell, place) for what, cells in CELLS.items() for cell in cells]
-    print(f"\nmedian error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
+    said: list[str] = []
+    print("| sums of | cell | as it was | change | then | predicted | interval | error | holds |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, change in CHANGES.items():
+        errors = [
+            _tried(name, change, what, cell, place) for what, cells in CELLS.items()
+            for cell in cells
+        ]  # fmt: skip
+        median = statistics.median(errors)
+        said.append(f"{name}: median error {median:.1%}, worst {max(errors):.1%}")
+    print("", *said, sep="\n")
 
 
-def _tried(what: str, cell: str, place: Path) -> float:
-    """Print what joining was predicted to give and what it gave, and return how far these are."""
-    apart, joined = (
-        in_the_lab(
-            place / f"{what}_{cell}_{way}.run", cell, ("validation.jobs.storm", what, way), "gloo"
-        )
-        for way in ("apart", "joined")
-    )
-    fix, measured_s = _joining(apart), _step_s(joined)
+def _tried(name: str, change: Change, what: str, cell: str, place: Path) -> float:
+    """Print what a change was predicted to give and what it gave, and return how far these are."""
+    before = _recorded(what, cell, AS_IT_WAS, place)
+    measured_s = _step_s(_recorded(what, cell, change, place))
+    fix = next(fix for fix in fw.explain(before).fixes if fix.kind == change.fix)
     holds = fix.low_s <= measured_s <= fix.high_s
     error = fix.step_s / measured_s - 1
     print(
-        f"| {what} | {cell} | {show_time(_step_s(apart))} | {show_time(measured_s)} | "
+        f"| {what} | {cell} | {show_time(_step_s(before))} | {name} | {show_time(measured_s)} | "
         f"{show_time(fix.step_s)} | {show_time(fix.low_s)} to {show_time(fix.high_s)} | "
         f"{error:+.1%} | {'yes' if holds else 'NO'} |",
         flush=True,
@@ -55,8 +73,9 @@ def _tried(what: str, cell: str, place: Path) -> float:
     return abs(error)
 
 
-def _joining(run: fw.Run) -> Fix:
-    return next(fix for fix in fw.explain(run).fixes if fix.kind == "joining")
+def _recorded(what: str, cell: str, change: Change, place: Path) -> fw.Run:
+    path = place / f"{what}_{cell}_{change.way}_{change.backend}.run"
+    return in_the_lab(path, cell, ("validation.jobs.storm", what, change.way), change.backend)
 
 
 def _step_s(run: fw.Run) -> float:

@@ -6,6 +6,7 @@ or 80 metrics beside DDP. An accelerator is played by a sleep of 10 ms.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ def main() -> None:
     """Train as one of the ranks."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
+    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
     _train(*sys.argv[1:])  # a model that outlives its group can keep torch 2.13 from ever ending
     dist.barrier()
     dist.destroy_process_group()
