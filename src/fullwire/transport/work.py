@@ -153,7 +153,8 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
 
 
 def _is_of_halves(result: Any) -> bool:
-    return isinstance(result, list) and result[0].dtype is torch.float16
+    first = result[0] if isinstance(result, list) and result else None
+    return isinstance(first, torch.Tensor) and first.dtype is torch.float16
 
 
 def _is_asked_by_cpp() -> bool:
