@@ -11,8 +11,9 @@ import pytest
 import fullwire as fw
 from fullwire.answers.fixes import Fix
 from fullwire.answers.forecast import forecaster
-from fullwire.model.run import Run, Spans
+from fullwire.model.run import Collectives, Run, Spans
 from fullwire.simulation.transport import FullTransport
+from fullwire.simulation.typical import typical_step
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
 
 
@@ -86,7 +87,7 @@ def test_many_small_sums_can_be_joined() -> None:
     job = forecaster(storm)
     assert job is not None
     step = job.subject.step
-    whole = step.with_joined(step.others.small_sums(2**20))
+    whole = step.with_joined(step.others.small("allreduce", 2**20))
     assert whole.others.bytes == (4_000_000,)
     assert whole.others.issue_ns == step.others.issue_ns[-1:]
     assert (step.step_ns - whole.step_ns) * 1e-9 == pytest.approx(uncalled_s)
@@ -104,6 +105,68 @@ def test_only_many_small_sums_of_a_script_are_worth_joining() -> None:
     assert "joining" not in fixes_of(dataclasses.replace(storm, collectives=large))
     scattered = dataclasses.replace(rows, op=np.full(len(rows), "reducescatter", object))
     assert "joining" not in fixes_of(dataclasses.replace(storm, collectives=scattered))
+
+
+def beside_ddp(op: str, *, in_steps: tuple[int, ...] = (0, 1, 2, 3, 4, 5), at_ms: float) -> Run:
+    """Have 30 collectives of 16 bytes, 0.3 ms each, and 0.1 ms to call for the next, in steps."""
+    job = a_trained_job()
+    of_steps = job.collectives.rows(
+        np.isin(job.collectives.step, in_steps) & (job.collectives.sequence % 4 == 3)
+    )
+    rows = of_steps.rows(np.arange(len(of_steps)).repeat(30))
+    place = np.arange(len(rows)) % 30
+    begin_ns = (rows.step * 146 * MS + at_ms * MS + place * 0.4 * MS).astype(np.int64)
+    small = dataclasses.replace(
+        rows, op=np.full(len(rows), op, object), bytes=np.full(len(rows), 16),
+        sequence=1000 + rows.step * 30 + place, issue_ns=begin_ns, start_ns=begin_ns,
+        end_ns=begin_ns + 3 * MS // 10,
+    )  # fmt: skip
+    return dataclasses.replace(job, collectives=Collectives.joined([job.collectives, small]))
+
+
+@pytest.mark.parametrize(
+    ("op", "named"),
+    [("allreduce", "all-reduces"), ("broadcast", "broadcasts"), ("allgather", "all-gathers")],
+)
+def test_small_collectives_of_one_kind_can_be_joined(op: str, named: str) -> None:
+    found = fixes_of(beside_ddp(op, at_ms=120))["joining"]
+    assert found.change == f"30 small {named} of a step joined into one"
+    uncalled_s = 29 * 0.1e-3
+    assert found.step_s < 0.146 - uncalled_s
+    assert "joining" not in fixes_of(beside_ddp("alltoall", at_ms=120))
+
+
+def test_a_pause_among_small_collectives_is_not_spared() -> None:
+    """The last of them comes 6 ms later than it would, for a reason of the host's own."""
+    job = beside_ddp("allreduce", at_ms=120)
+    rows = job.collectives
+    later_ns = np.where(rows.sequence % 30 == (1000 + 29) % 30, 6 * MS, 0) * (rows.bytes == 16)
+    paused = dataclasses.replace(
+        rows, issue_ns=rows.issue_ns + later_ns, start_ns=rows.start_ns + later_ns,
+        end_ns=rows.end_ns + later_ns,
+    )  # fmt: skip
+    for each in (job, dataclasses.replace(job, collectives=paused)):
+        assert typical_step(each).others.calling_ns == 29 * MS // 10
+
+
+def test_sums_that_computation_waits_for_cannot_be_joined() -> None:
+    """Split layers sum amidst the forward pass, which does not wait for what is asynchronous."""
+    job = beside_ddp("allreduce", at_ms=5)
+    assert len(typical_step(job).others.small("allreduce", 2**20)) == 30
+    rows = job.collectives.rows(job.collectives.bytes == 16)
+    waits = Spans(
+        rank=rows.rank, step=rows.step, lane=np.full(len(rows), "communication", object),
+        name=np.full(len(rows), "wait", object), start_ns=rows.issue_ns, end_ns=rows.end_ns,
+    )  # fmt: skip
+    split = dataclasses.replace(job, spans=Spans.joined([job.spans, waits]))
+    assert not typical_step(split).others.small("allreduce", 2**20)
+    assert "joining" not in fixes_of(split)
+
+
+def test_a_storm_in_one_step_is_not_taken_for_the_usual_step() -> None:
+    stormy = beside_ddp("allreduce", in_steps=(3,), at_ms=120)
+    assert typical_step(stormy).others.op == ()
+    assert "joining" not in fixes_of(stormy)
 
 
 def test_the_late_rank_is_named_with_where_to_look() -> None:

@@ -53,6 +53,17 @@ _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
     "look at its input: DataLoader(num_workers=...), its disk, its share of the data",
     "look at its host: other processes, and what only it does between steps (reading, logs)",
 )
+_JOINED = {
+    "allreduce": (
+        "all-reduces", "dist.all_reduce(torch.cat([...])), where none needs another's sum",
+    ),
+    "broadcast": (
+        "broadcasts", "dist.broadcast(torch.cat([...])), of those that come from one rank",
+    ),
+    "allgather": (
+        "all-gathers", "dist.all_gather(..., torch.cat([...])), where none needs another's",
+    ),
+}  # fmt: skip
 # Casting float32 to float16 and back ran at 13 and 19 GB/s on one 2.5 GHz core; a hook does a
 # little more than that. A GPU casts at the speed of its memory: assumed.
 _CASTING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
@@ -302,17 +313,18 @@ def _fewer_synchronisations(run: Run, job: Forecaster) -> Iterator[Fix]:
 
 
 def _joined(run: Run, job: Forecaster) -> Iterator[Fix]:
-    """Try one sum in place of many small ones."""
+    """Try one collective in place of many small ones of its kind."""
     step = job.subject.step
-    places = step.others.small_sums(MUCH_BYTES)
-    is_sharded = step.others.sum_gradients or bool((run.collectives.op == "reducescatter").any())
-    if len(places) < MANY or is_sharded:  # which is no script's doing
-        return
-    yield _fix(
-        "joining", f"{len(places)} small all-reduces of a step joined into one",
-        "dist.all_reduce(torch.cat([...])), where none needs another's sum",
-        job.as_modelled().ask(step=step.with_joined(places)),  # many small ones are what it lacks
-    )  # fmt: skip
+    if step.others.sum_gradients or bool((run.collectives.op == "reducescatter").any()):
+        return  # which is no script's doing
+    for op, (named, setting) in _JOINED.items():
+        places = step.others.small(op, MUCH_BYTES)
+        if len(places) >= MANY:
+            yield _fix(
+                "joining", f"{len(places)} small {named} of a step joined into one", setting,
+                # Without residue: that there are many small ones is what it is of.
+                job.as_modelled().ask(step=step.with_joined(places)),
+            )  # fmt: skip
 
 
 def _no_straggler(job: Forecaster, account: Account) -> Iterator[Fix]:

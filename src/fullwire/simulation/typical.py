@@ -45,17 +45,18 @@ class Others:
     members: tuple[int, ...] = ()  # the ranks that each is among; 0 for all, however many
     exposed_ns: int = 0
     total_ns: int = 0  # of their durations
-    calling_ns: int = 0  # from the end of one to the next, where the host does nothing else
+    calling_ns: int = 0  # from the end of each to the next, where the host does nothing else
+    awaited: tuple[bool, ...] = ()  # amidst computation, which goes on with what they bring
     issue_ns: tuple[int, ...] = ()  # after the backward pass began; 0 before, and its end after it
     are_gradients: bool = False  # summed by hand, in place of buckets
     sum_gradients: bool = False  # in another way, as shards are, in place of buckets too
 
-    def small_sums(self, most_bytes: int) -> list[int]:
-        """Return the places of all-reduces among all ranks that have no more bytes each."""
-        rows = zip(self.op, self.bytes, self.members, strict=True)
+    def small(self, wanted: str, most_bytes: int) -> list[int]:
+        """Return the places of one kind among all ranks that have no more bytes and can wait."""
+        rows = zip(self.op, self.bytes, self.members, self.awaited, strict=True)
         return [
-            place for place, (op, size, members) in enumerate(rows)
-            if op == "allreduce" and not members and size <= most_bytes
+            place for place, (op, size, members, is_awaited) in enumerate(rows)
+            if op == wanted and not members and size <= most_bytes and not is_awaited
         ]  # fmt: skip
 
     def joined(self, places: Sequence[int]) -> Others:
@@ -69,7 +70,7 @@ class Others:
         whole[places[-1]] = sum(self.bytes[place] for place in places)
         return replace(
             self, op=kept(self.op), bytes=kept(tuple(whole)), members=kept(self.members),
-            issue_ns=kept(self.issue_ns),
+            issue_ns=kept(self.issue_ns), awaited=kept(self.awaited),
         )  # fmt: skip
 
 
@@ -96,14 +97,14 @@ class Step:
     measured_ns: int | None = None  # in the run, with the workers that it had
     measured_between_ns: tuple[int, int] | None = None  # as sure as so many steps are of it
     count: int = 1  # of the steps that it stands for
-
     deviation: float = 0.0  # of them from it, as a share of it
     spread: Floats = field(default_factory=_nothing)  # what each rank took in each step, alone
 
     def with_joined(self, places: Sequence[int]) -> Step:
-        """Return the step with some of its sums joined, and not called for one by one."""
+        """Return the step with some of its collectives joined, and not called for one by one."""
         after_ns = max(self.step_ns - self.forward_ns - self.backward_ns, 0)
-        sooner_ns = min(self.others.calling_ns * (len(places) - 1), after_ns)
+        spared = (len(places) - 1) / (len(self.others.op) - 1)
+        sooner_ns = min(round(self.others.calling_ns * spared), after_ns)
         return replace(
             self, others=self.others.joined(places), step_ns=self.step_ns - sooner_ns,
             processor_ns=max(self.processor_ns - sooner_ns, 0),
@@ -378,19 +379,19 @@ def _others(
     if not len(rows):
         return Others()
     spans = run.spans.rows(run.spans.rank == rank)
-    middle = len(table.numbers) // 2
+    middle = _usual_place(rows, table.numbers)
     usual = rows.rows(rows.step == table.numbers[middle])
     place = np.searchsorted(table.ranks, rank), middle
     length_ns = (table.end_ns - table.start_ns)[place[0]]
     own, hidden = [], []
-    calling: list[int] = []
+    calling = []
     for number in _in_the_middle(table.numbers):
         here = rows.rows(rows.step == number)
         beside = buckets.rows(buckets.step == number)
         exposed_ns = _exposed_ns(here, spans.rows(spans.step == number), beside)
         own.append(int(length_ns[table.numbers == number][0]) - exposed_ns)
         hidden.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
-        calling += _calling_ns(here, spans.rows(spans.step == number))
+        calling.append(_calling_ns(here, spans.rows(spans.step == number)))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     backend = run.facts.get("backend")
     # Of a step what is its own varies little, and what is exposed as much as the step does.
@@ -403,11 +404,19 @@ def _others(
         bytes=tuple(usual.bytes.tolist()),
         members=tuple(0 if count == _workers(run) else count for count in among),
         exposed_ns=exposed_ns, total_ns=exposed_ns + max(_median(np.array(hidden)), 0),
-        calling_ns=_median(np.array(calling or [0])),
+        calling_ns=_median(np.array(calling)),
+        awaited=_are_awaited(usual, spans.rows(spans.step == table.numbers[middle])),
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
     )  # fmt: skip
+
+
+def _usual_place(rows: Collectives, numbers: Whole) -> int:
+    """Return the place of the middle one of the steps that have as many rows as is usual."""
+    counts = np.bincount(np.searchsorted(numbers, rows.step), minlength=len(numbers))
+    alike = np.flatnonzero(counts == np.sort(counts)[(len(counts) - 1) // 2])
+    return int(alike[len(alike) // 2])
 
 
 def _exposed_ns(rows: Collectives, spans: Spans, buckets: Collectives) -> int:
@@ -424,15 +433,34 @@ def _exposed_ns(rows: Collectives, spans: Spans, buckets: Collectives) -> int:
     return beside_none_ns + waited_for_ns + _covered_ns(*waiting)
 
 
-def _calling_ns(rows: Collectives, spans: Spans) -> list[int]:
-    """Return how long it took from the end of each to the next, where nobody computed between."""
+def _calling_ns(rows: Collectives, spans: Spans) -> int:
+    """Return how long it takes to call for each after another, where nobody computes between.
+
+    A pause that is longer than most has another reason.
+    """
     order = np.argsort(rows.issue_ns)
     before_ns, after_ns = rows.end_ns[order][:-1], rows.issue_ns[order][1:]
     computing = spans.rows((spans.lane == "compute") | (spans.lane == "input"))
     begun = np.searchsorted(np.sort(computing.start_ns), after_ns)
     over = np.searchsorted(np.sort(computing.end_ns), before_ns, side="right")
-    calling: list[int] = np.maximum(after_ns - before_ns, 0)[begun == over].tolist()
-    return calling
+    pauses_ns = np.sort(np.maximum(after_ns - before_ns, 0)[begun == over])
+    return int(pauses_ns[(len(pauses_ns) - 1) // 2]) * len(pauses_ns) if len(pauses_ns) else 0
+
+
+def _are_awaited(rows: Collectives, spans: Spans) -> tuple[bool, ...]:
+    """Say which are called in a computation that waits for some, as a split layer's sums are."""
+    computing = spans.rows(spans.lane == "compute")
+    order = np.argsort(computing.start_ns)
+    start_ns, end_ns = computing.start_ns[order], computing.end_ns[order]
+
+    def within(moments_ns: Whole) -> Whole:
+        place = np.searchsorted(start_ns, moments_ns, side="right") - 1
+        over_ns = np.append(end_ns, -MOST_NS)[place]  # the last for what is before the first
+        return np.where(moments_ns < over_ns, place, -1)
+
+    is_wait = (spans.lane == "communication") & (spans.name == "wait")
+    called = within(rows.issue_ns)
+    return tuple(((called >= 0) & np.isin(called, within(spans.start_ns[is_wait]))).tolist())
 
 
 def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whole, Whole]:
