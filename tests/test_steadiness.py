@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 import fullwire as fw
@@ -56,6 +58,26 @@ def test_what_few_steps_lose_is_the_first_thing_that_would_help(
     assert all(first.step_s < each.step_s < found.step_s for each in found.fixes[1:])
     print_explanation(found)
     assert "What would help the mean step, " in capsys.readouterr().out
+
+
+def test_a_storm_of_few_steps_is_to_be_joined_there() -> None:
+    """Every fifth step sums 200 numbers, one after the other, and takes 10 ms for each."""
+    job = with_long_steps(a_trained_job(a_transport(), steps=20), every=5, longer_ms=2000)
+    ends = job.spans.rows((job.spans.name == "step") & (job.spans.step % 5 == 4))
+    row, place = np.repeat(np.arange(len(ends)), 200), np.tile(np.arange(200), len(ends))
+    issue_ns = ends.end_ns[row] + (place - 200) * 10 * MS
+    rows = job.collectives.rows(np.zeros(len(row), np.int64))
+    storm = dataclasses.replace(
+        rows, rank=ends.rank[row], step=ends.step[row], bytes=np.full(len(row), 16),
+        sequence=10_000 + ends.step[row] * 200 + place, issue_ns=issue_ns, start_ns=issue_ns,
+        end_ns=issue_ns + 10 * MS,
+    )  # fmt: skip
+    collectives = type(rows).joined([job.collectives, storm])
+    found = fw.explain(dataclasses.replace(job, collectives=collectives))
+    assert found.verdict.kind == "latency"
+    assert found.fixes[0].change == "the 4 long of 20 steps as short as the others"
+    assert "joined into one" in found.fixes[0].setting
+    assert all(fix.step_s > found.fixes[0].step_s for fix in found.fixes[1:])
 
 
 def test_a_job_that_becomes_slower_midway_is_said_to() -> None:

@@ -5,7 +5,8 @@ gain; what gains less than `LEAST_GAIN` of the step is not worth a meeting. Wher
 as equal, what is set in the job comes before what is bought.
 
 The step is the median one, but where a part that the median does not have is the largest loss: of a
-rank that is late in every fifth step, say. Then fixes are of the mean step, the long ones included.
+rank that is late in every fifth step, say, or of metrics that are summed in every tenth. Then fixes
+are of the mean step, the long ones included.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ _DATA_READY = "data that is there when a step begins"
 _HOST_READY = "nothing of the host's before a step computes"
 _MUCH = 0.05  # of the step: what an account alone calls worth removing
 _OWN = (Part.STRAGGLER, Part.INPUT, Part.HOST)  # losses of a worker's own time
+_IN_FEW_STEPS = (*_OWN, Part.LATENCY)  # what some steps may do that others do not
 _HOST_ELSEWHERE = "logs, checkpoints, metrics: less often, or in another process"
 _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
     "look at its device: clock, temperature (of a GPU: nvidia-smi -q -d PERFORMANCE), other work",
@@ -97,10 +99,10 @@ class Fixes:
 def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     """Predict everything that could help this job, the most helpful first."""
     part = _largest_loss(account)
-    rare = few_steps(account, part) if part in _OWN else None
+    rare = few_steps(account, part) if part in _IN_FEW_STEPS else None
     beyond_s = 0.0 if rare is None else max(account.step_s - job.measured_s, 0.0)
     from_s = job.measured_s + beyond_s
-    considered = [_longer(fix, beyond_s) for fix in _considered(run, job, account)]
+    considered = [_longer(fix, beyond_s, part) for fix in _considered(run, job, account)]
     if rare is not None:
         considered.append(_no_long_steps(job, account, part, rare))
     useful = [fix for fix in considered if fix.step_s < (1 - LEAST_GAIN) * from_s]
@@ -143,18 +145,23 @@ def _largest_loss(account: Account) -> Part:
     return max(lost, key=lost.__getitem__)
 
 
-def _longer(fix: Fix, beyond_s: float) -> Fix:
-    """Return a fix of the median step as one of a mean step that is so much longer."""
+def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:
+    """Return a fix of the median step as one of a mean step that a part makes so much longer."""
     step_s = fix.step_s + beyond_s
+    may_help = part == Part.LATENCY and fix.kind == "transport"
+    surely_s = 0.0 if may_help else beyond_s
     return dataclasses.replace(
-        fix, step_s=step_s, low_s=fix.low_s + beyond_s, high_s=fix.high_s + beyond_s,
+        fix, step_s=step_s, low_s=fix.low_s + surely_s, high_s=fix.high_s + beyond_s,
         scaling_factor=fix.scaling_factor * fix.step_s / step_s,
     )  # fmt: skip
 
 
 def _no_long_steps(job: Forecaster, account: Account, part: Part, rare: FewSteps) -> Fix:
     """Try steps that all take as long as the usual ones."""
-    settings = {Part.INPUT: _LOADER, Part.HOST: _HOST_ELSEWHERE}
+    settings = {
+        Part.INPUT: _LOADER, Part.HOST: _HOST_ELSEWHERE,
+        Part.LATENCY: "what only they send: less often, or joined into one (torch.cat)",
+    }  # fmt: skip
     late = late_ranks(account)
     usual = rare.usual_s
     return Fix(
