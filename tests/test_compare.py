@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.answers.changed import changed
+from fullwire.answers.opening import Opened
 from fullwire.errors import UsageError
 from fullwire.model.run import Run
 from tests.builders import a_run, steps_run
@@ -196,6 +198,14 @@ def test_the_command_says_which_part_of_the_step_changed(cli: Cli, tmp_path: Pat
     assert line.split()[-2:] == [f"+{1e3 * late_s:.4g}", "ms"]
     told = json.loads(cli("compare", *places, "--json").stdout)
     assert told["account"]["after"]["straggler"] == pytest.approx(late_s)
+
+
+def test_no_part_of_a_step_changed_because_rows_of_a_recording_are_lost() -> None:
+    job = a_trained_job()
+    lost = dataclasses.replace(job, missing=("collectives: 96 rows were written, 0 can be read",))
+    assert changed([Opened(job)], [Opened(job)]) is not None
+    assert changed([Opened(job)], [Opened(lost)]) is None
+    assert changed([Opened(lost)], [Opened(job)]) is None
 
 
 def test_too_few_steps_tell_nothing_about_noise() -> None:

@@ -13,7 +13,9 @@ import numpy as np
 from fullwire.analysis.account import account
 from fullwire.answers.explain import line_rates
 from fullwire.answers.opening import Opened
+from fullwire.answers.verdict import RESTS_ON
 from fullwire.errors import FullwireError
+from fullwire.store import unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,9 @@ class Changed:
 
 
 def changed(before: Sequence[Opened], after: Sequence[Opened]) -> Changed | None:
-    """Return the mean account of each side; None where one has none."""
+    """Return the mean account of each side; None where one has none, or of a part of a run."""
+    if any(unread(each.run, RESTS_ON) for each in (*before, *after)):
+        return None
     try:
         return Changed(before=_mean_account(before), after=_mean_account(after))
     except FullwireError:  # steps alone can be compared, but have no account
