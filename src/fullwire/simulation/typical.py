@@ -103,7 +103,7 @@ class Step:
     def with_joined(self, places: Sequence[int]) -> Step:
         """Return the step with some of its collectives joined, and not called for one by one."""
         after_ns = max(self.step_ns - self.forward_ns - self.backward_ns, 0)
-        spared = (len(places) - 1) / (len(self.others.op) - 1)
+        spared = (len(places) - 1) / max(len(self.others.op) - 1, 1)
         sooner_ns = min(round(self.others.calling_ns * spared), after_ns)
         return replace(
             self, others=self.others.joined(places), step_ns=self.step_ns - sooner_ns,
