@@ -195,8 +195,23 @@ def trained(rank: int, size: int, store: Any, timeout: timedelta) -> list[Any]:
     joined(rank, size, store, timeout)
     groups = (None, dist.new_group(backend="gloo"))
     weights = [_weights(rank, group, hook) for hook in HOOKS for group in groups]
+    weights += [_uneven_weights(rank, group) for group in groups]
     dist.destroy_process_group()
     return weights
+
+
+def _uneven_weights(rank: int, group: Any) -> list[list[float]]:
+    """Train where ranks have inputs for more and fewer steps."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    parallel = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    with parallel.join(divide_by_initial_world_size=False):
+        for step in range(2 + 3 * rank):
+            optimizer.zero_grad()
+            parallel(torch.full((4, 8), step + 1.0)).square().mean().backward()
+            optimizer.step()
+    return [each.tolist() for each in model.parameters()]
 
 
 def _weights(rank: int, group: Any, hook: Any) -> list[list[float]]:

@@ -10,6 +10,7 @@ import atexit
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -40,6 +41,7 @@ _REDUCTIONS = {
 }  # fmt: skip
 _EMPTY = (0, 0)
 _SPIN_US = 50  # while a small message is on its way, where processors are not shared
+_REMEMBERED = 100  # sums of one number: far more than DDP's join() has under way
 _open: list[FullwireGroup] = []  # the groups of this process
 _told: list[str] = []  # what ended some of them, since there was none
 
@@ -72,6 +74,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._members = list(options.global_ranks_in_group) or list(range(size))
         self._in_flight: set[Work] = set()
         self._most_in_flight = 1
+        self._of_one_number: deque[Work] = deque(maxlen=_REMEMBERED)
         self._holding = threading.Lock()
         met = self._meet(options.store)
         self.strangers = met.strangers
@@ -164,6 +167,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._engine.close(_told[0] if _told else "")
         self._completer.close()
         self._in_flight.clear()
+        self._of_one_number.clear()
 
     def abort(self) -> None:
         """Leave the group in the middle of whatever happens, and tell the others."""
@@ -177,7 +181,12 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         tensor = _only(tensors)
         if tensor.layout is torch.sparse_coo:
             return self._summing_few(tensor, opts)
-        return self._reducing("all_reduce", [tensor], opts)
+        work = self._reducing("all_reduce", [tensor], opts)
+        if tensor.numel() == 1:
+            # DDP's join() leaves such a sum to its C++ alone and drops the object, without which
+            # torch finds no Future, and waits for ever.
+            self._of_one_number.append(work)
+        return work
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """Reduce several tensors, one after the other."""
