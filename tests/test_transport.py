@@ -629,6 +629,11 @@ def test_fsdp_trains_to_the_same_weights_as_with_gloo() -> None:
     assert ours == theirs
 
 
+def test_a_sharded_model_is_saved_in_the_background_and_loaded(tmp_path: Path) -> None:
+    role = partial(ranks.saved, str(tmp_path / "checkpoint"))
+    assert in_processes(role, 2) == [[1.0] * 4] * 2
+
+
 def test_a_group_made_again_leaves_nothing_open() -> None:
     for counts in in_processes(ranks.made_again, 2):
         assert min(counts[-4:]) <= max(counts[:3])  # a thread may still be on its way out

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
 
 import fullwire.transport.group  # noqa: F401  # loaded once, before processes are forked
@@ -256,6 +257,21 @@ def sharded(rank: int, size: int, store: Any, timeout: timedelta) -> list[float]
         optimizer.step()
     weights = [value for p in model.parameters() for value in p.full_tensor().flatten().tolist()]
     dist.barrier()
+    dist.destroy_process_group()
+    return weights
+
+
+def saved(folder: str, rank: int, size: int, store: Any, timeout: timedelta) -> list[float]:
+    """Save a sharded model besides going on, lose it and load it again."""
+    joined(rank, size, store, timeout)
+    model = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    fully_shard(model)
+    kept = model.state_dict()
+    checkpoint.async_save(kept, checkpoint_id=folder).result()
+    torch.nn.init.zeros_(model.weight)
+    checkpoint.load(kept, checkpoint_id=folder)
+    weights: list[float] = model.weight.full_tensor().flatten().tolist()
     dist.destroy_process_group()
     return weights
 

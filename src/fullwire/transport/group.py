@@ -141,6 +141,11 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         del device
         return self
 
+    @property
+    def _device_types(self) -> list[Any]:
+        """Tell FSDP and checkpoints where tensors for this group are to be."""
+        return [torch.device("cpu")]
+
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Say that tensors need no memory of ours."""
         del device
