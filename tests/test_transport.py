@@ -629,6 +629,14 @@ def test_fsdp_trains_to_the_same_weights_as_with_gloo() -> None:
     assert ours == theirs
 
 
+def test_mistakes_that_torch_lets_pass_are_refused() -> None:
+    """Bytes of one type are never taken for another's."""
+    types = "expected tensors of one type, got float32 and int32"
+    assert in_processes(ranks.mistaken, 1) == [
+        [types, types, "fullwire knows no reduction PREMUL_SUM"]
+    ]
+
+
 def test_a_sharded_model_is_saved_in_the_background_and_loaded(tmp_path: Path) -> None:
     role = partial(ranks.saved, str(tmp_path / "checkpoint"))
     assert in_processes(role, 2) == [[1.0] * 4] * 2

@@ -276,6 +276,25 @@ def saved(folder: str, rank: int, size: int, store: Any, timeout: timedelta) -> 
     return weights
 
 
+def mistaken(rank: int, size: int, store: Any, timeout: timedelta) -> list[str]:
+    """Make mistakes that torch lets pass, and return what is said of them."""
+    joined(rank, size, store, timeout)
+    whole, part = torch.ones(size, dtype=torch.int32), torch.ones(1)
+    mistakes: list[Callable[[], Any]] = [
+        lambda: dist.all_gather_into_tensor(whole, part),
+        lambda: dist.reduce_scatter_tensor(part, whole),
+        lambda: dist.all_reduce(part, dist._make_nccl_premul_sum(2.0)),
+    ]
+    said = []
+    for make in mistakes:
+        try:
+            make()
+        except ValueError as error:
+            said.append(str(error))
+    dist.destroy_process_group()
+    return said
+
+
 def made_again(rank: int, size: int, store: Any, timeout: timedelta) -> list[tuple[int, int]]:
     """Make and destroy a group many times and count what is open after each."""
     counts = []

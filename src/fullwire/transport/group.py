@@ -225,9 +225,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         parts = [_padded(part, most) for part in (own.indices().t(), own.values())]
         wholes = [part.new_empty((self._size * most, *part.shape[1:])) for part in parts]
         pairs = list(zip(wholes, parts, strict=True))
-        tasks = [
-            self._gathering(part, _cut(_memory(w), self._size, part), opts) for w, part in pairs
-        ]
+        tasks = [self._gathering(part, _cut(w, self._size, part), opts) for w, part in pairs]
 
         def add_up() -> None:
             is_entry = torch.arange(self._size * most) % max(most, 1) < counts.repeat_interleave(
@@ -277,7 +275,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor in one, on each rank."""
         given = given.contiguous()
-        task = self._gathering(given, _cut(_memory(output), self._size, given), opts)
+        task = self._gathering(given, _cut(output, self._size, given), opts)
         return self._work([task()], [output], (output, given))
 
     _allgather_base = all_gather_single
@@ -287,7 +285,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     ) -> Work:
         """Collect several tensors, one after the other."""
         tasks = [
-            self._gathering(given, _cut(_memory(output), self._size, given), opts)
+            self._gathering(given, _cut(output, self._size, given), opts)
             for output, given in zip(outputs, inputs, strict=True)
         ]
         return self._work([issue() for issue in tasks], list(outputs), (outputs, inputs))
@@ -326,7 +324,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Reduce a tensor and leave one part of the result on each rank."""
         given = given.contiguous()
-        task = self._scattering(output, _cut(_memory(given), self._size, output), opts)
+        task = self._scattering(output, _cut(given, self._size, output), opts)
         return self._work([task()], [output], (output, given))
 
     _reduce_scatter_base = reduce_scatter_single
@@ -336,7 +334,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     ) -> Work:
         """Reduce and leave parts of several tensors, one after the other."""
         tasks = [
-            self._scattering(output, _cut(_memory(given), self._size, output), opts)
+            self._scattering(output, _cut(given, self._size, output), opts)
             for output, given in zip(outputs, inputs, strict=True)
         ]
         return self._work([issue() for issue in tasks], list(outputs), (outputs, inputs))
@@ -572,8 +570,11 @@ def _only(tensors: Any) -> Any:
     return tensors[0]
 
 
-def _cut(memory: tuple[int, int], parts: int, part: Any) -> list[tuple[int, int]]:
-    address, size = memory
+def _cut(whole: Any, parts: int, part: Any) -> list[tuple[int, int]]:
+    """Cut a tensor into places of tensors like the part, of whose type torch has not made sure."""
+    if whole.dtype is not part.dtype:
+        raise ValueError(f"expected tensors of one type, got {_typed(part)} and {_typed(whole)}")
+    address, size = _memory(whole)
     each = part.numel() * part.element_size()
     if size != each * parts:
         raise ValueError(f"expected {parts} times {each} bytes in one tensor, got {size}")
@@ -608,7 +609,7 @@ def _names(reduction: Any) -> str:
     for name in _REDUCTIONS:
         if reduction == getattr(dist.ReduceOp, name):
             return name
-    return str(reduction)
+    return str(getattr(reduction, "op", reduction)).removeprefix("RedOpType.")
 
 
 def _root(opts: Any, more: dict[str, Any]) -> int:
