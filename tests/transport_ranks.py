@@ -176,6 +176,7 @@ def _unusual(rank: int, size: int, group: Any) -> list[Any]:
     work.wait()
     dist.reduce_scatter_tensor(summed := torch.zeros(1), gapped, group=group)
     told = work.get_future().wait()
+    told += dist.barrier(group=group, async_op=True).get_future().wait()
     return [*sums, torch.view_as_real(part), *lists, *told, summed]
 
 
