@@ -274,6 +274,15 @@ def test_a_capture_without_such_packets_is_a_mistake_in_one_line(cli: Cli, tmp_p
     )
 
 
+def test_packets_without_payload_are_a_mistake_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    """Acknowledgements alone, say: no host has a part in anything."""
+    (tmp_path / "x.pcap").write_bytes(p.pcap([(1, p.segment(1, 0))]))
+    done = cli("flows", tmp_path / "x.pcap")
+    assert done.returncode == 2
+    assert done.stderr.startswith("fullwire: flows: expected payload between hosts, got none")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_damaged_capture_is_status_3_and_a_partial_one_says_so(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "x.pcap").write_bytes(b"nothing of this kind, and longer than a header")
     assert cli("flows", tmp_path / "x.pcap").returncode == 3

@@ -98,6 +98,11 @@ def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
 def _at_once(run: Run, model_bytes: float | None) -> Traffic:
     """Say it of what is between the first packet and the last, of one training or several."""
     edges = edges_of(run)
+    if not edges.hosts:
+        raise UsageError("; ".join([
+            "flows: expected payload between hosts, got none, or only what stays on one machine",
+            *run.missing[:1],
+        ]))  # fmt: skip
     parts = trainings_of(edges)
     if len(parts) == 1:
         return _together(run, parts[0], model_bytes)
