@@ -24,7 +24,6 @@ from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.subjects import about_others
 from fullwire.answers.verdict import (
     NOTABLE,
-    RESTS_ON,
     THRESHOLD,
     Case,
     Verdict,
@@ -35,7 +34,6 @@ from fullwire.answers.verdict import (
 )
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.run import SIZE_UNKNOWN, Run
-from fullwire.store import unread
 from fullwire.units import show_bytes, show_ranks, show_rate, show_time
 
 BETWEEN = 0.05  # of the time from the first step to the last: more of it outside of steps is said
@@ -112,9 +110,7 @@ def explain(
     case = Case(
         run=job, account=found, inflation_s=inflation_s, evidence=samples, rate_bps=rate_bps
     )
-    is_told = (
-        found.step_s > 0 and not unread(job, RESTS_ON) and (baseline is not None or computes(case))
-    )
+    is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
     predictor, why_not = _forecaster(case, rate_bps, [opened(each).run for each in calibrate])
     helpful = _helpful(case, predictor)
     full = None if predictor is None else _at_full_utilization(given_s, predictor)
@@ -191,7 +187,7 @@ def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
     """Return what would help: as predicted, or as far as the account of a job tells by itself."""
     if predictor is not None:
         return fixes(case.run, predictor, case.account)
-    is_told = computes(case) and enough_steps(case) and not unread(case.run, RESTS_ON)
+    is_told = computes(case) and enough_steps(case) and not case.lost
     if case.account.is_whole_trace or not is_told:
         return None
     return fixes_by_account(case.account)

@@ -113,6 +113,11 @@ class Case:
         known_to_s = max((s for _, s in stated), default=0.0) if isinstance(stated, tuple) else 0.0
         return max(self.account.clock_error_ns * 1e-9, known_to_s)
 
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Return what is said of the tables that an account rests on, if not all can be read."""
+        return unread(self.run, RESTS_ON)
+
     def largest(self) -> tuple[str, float]:
         """Return the largest part other than computation."""
         parts = {key: s for key, s in self.account.parts_s.items() if key != Part.COMPUTE.key}
@@ -189,8 +194,8 @@ def unhidden_compute_s(account: Account) -> float:
 def _kind(case: Case) -> tuple[Kind, tuple[str, ...]]:
     if not case.step_s:
         return "unknown", ("nothing in the run lasts: it tells what happened, but not when",)
-    if damaged := unread(case.run, RESTS_ON):
-        return "unknown", damaged
+    if case.lost:
+        return "unknown", case.lost
     if not enough_steps(case):
         return "unknown", (f"{_typical_count(case)} to judge by",)
     if world(case.run) > 1 and not communicates(case):
@@ -275,7 +280,7 @@ def _missing(case: Case) -> Iterator[str]:
     if not case.step_s:
         yield "times: profiler traces of the job, or a recording"
         return
-    if unread(run, RESTS_ON):
+    if case.lost:
         yield "the run as it was written; what can be read of it is shown without a verdict"
         return
     if not enough_steps(case):
@@ -386,7 +391,7 @@ def _unknown_sentence(case: Case, missing: Sequence[str]) -> str:
     )
     wanted = "; ".join(missing) or "more than this run holds"
     falls_short = _falls_short(case.evidence)
-    if not case.step_s or unread(case.run, RESTS_ON):
+    if not case.step_s or case.lost:
         return f"{falls_short}What limits the job is not told. Missing: {wanted}."
     if world(case.run) == 1:
         return (

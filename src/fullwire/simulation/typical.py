@@ -385,13 +385,14 @@ def _others(
     length_ns = (table.end_ns - table.start_ns)[place[0]]
     own, hidden = [], []
     calling = []
-    for number in _in_the_middle(table.numbers):
-        here = rows.rows(rows.step == number)
+    looked_at = zip(_in_the_middle(table.numbers), _in_the_middle(length_ns), strict=True)
+    for number, took_ns in looked_at:
+        here, during = rows.rows(rows.step == number), spans.rows(spans.step == number)
         beside = buckets.rows(buckets.step == number)
-        exposed_ns = _exposed_ns(here, spans.rows(spans.step == number), beside)
-        own.append(int(length_ns[table.numbers == number][0]) - exposed_ns)
+        exposed_ns = _exposed_ns(here, during, beside)
+        own.append(took_ns - exposed_ns)
         hidden.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
-        calling.append(_calling_ns(here, spans.rows(spans.step == number)))
+        calling.append(_calling_ns(here, during))
     among = [members[name] for name in usual.group.astype(str).tolist()]
     backend = run.facts.get("backend")
     # Of a step what is its own varies little, and what is exposed as much as the step does.
