@@ -248,7 +248,7 @@ def test_a_run_may_lie_beside_its_traces(tmp_path: Path) -> None:
 def test_a_folder_of_everything_is_not_searched_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fullwire.sources.files._MOST_BELOW", 20)
+    monkeypatch.setattr("fullwire.files._MOST_BELOW", 20)
     for number in range(21):
         (tmp_path / str(number)).mkdir()
     with pytest.raises(UsageError, match="over 20 files and folders are below it: name the folder"):

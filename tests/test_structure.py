@@ -15,9 +15,11 @@ import fullwire
 PACKAGE = Path(fullwire.__file__).parent
 # A room may import from rooms of lower levels, and from itself; rooms of one level do not meet.
 LEVELS = {
-    "errors": 0, "_native": 0, "units": 1, "crew": 2, "model": 2, "store": 3, "compression": 3,
-    "sources": 4, "analysis": 4, "simulation": 4, "transport": 4, "lab": 4,
-    "answers": 5, "report": 6, "cli": 7,
+    "errors": 0, "_native": 0, "units": 1, "files": 2, "packed": 2, "crew": 3, "model": 3, "run": 3,
+    "clusters": 4, "compression": 4, "workloads": 4, "store": 4, "collectives": 5, "analysis": 6,
+    "packets": 6, "sources": 7, "importers": 7, "recorder": 7, "timeline": 7, "simulation": 7,
+    "transport": 7, "lab": 7, "fixes": 8, "findings": 9, "words": 10, "answers": 11, "report": 12,
+    "studies": 13, "cli": 14,
 }  # fmt: skip
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from fullwire.answers.conditions import OneOrMany, count, latency, several
 from fullwire.answers.opening import Opened, RunLike, opened
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import name_of
 from fullwire.model.cost import AddTimes
 from fullwire.model.fabric import Fabric
 from fullwire.model.run import Run
@@ -18,7 +19,6 @@ from fullwire.simulation.sweep import Grid, Subject, with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
 from fullwire.simulation.typical import typical_step
 from fullwire.sources.clusters.description import described
-from fullwire.sources.files import name_of
 from fullwire.sources.nccl_tests import read_table
 from fullwire.store import unread
 from fullwire.units import shown

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import files_like, is_directory, path_of, refuse_packed
 from fullwire.sources.captures import is_capture
-from fullwire.sources.files import files_like, is_directory, path_of, refuse_packed
 from fullwire.units import size_bytes
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fullwire.crew import HERE
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.sources.captures import is_capture
-from fullwire.sources.files import (
+from fullwire.files import (
     beginning_of,
     files_in,
     files_like,
@@ -19,7 +18,8 @@ from fullwire.sources.files import (
     path_of,
     refuse_packed,
 )
-from fullwire.sources.packed import unpacked_elsewhere
+from fullwire.packed import unpacked_elsewhere
+from fullwire.sources.captures import is_capture
 from fullwire.units import seconds, shown
 
 if TYPE_CHECKING:

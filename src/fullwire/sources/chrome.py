@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import name_of, opened_plain
 from fullwire.model.facts import FactValue
 from fullwire.model.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
-from fullwire.sources.files import name_of, opened_plain
 
 _BEGINNING = b'{"fullwire": 1, "displayTimeUnit": "ms", "traceEvents": ['
 _LONGEST_LINE = 2**20

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from fullwire.errors import DamagedInput
+from fullwire.files import name_of, opened_plain
 from fullwire.model.facts import FactValue
 from fullwire.model.run import SIZE_UNKNOWN, Collectives, Provenance, Run
 from fullwire.sources import pickles
-from fullwire.sources.files import name_of, opened_plain
 from fullwire.sources.kineto.recognise import dtype_of, op_of
 
 _MOST_FILE_BYTES = 512 * 2**20  # pickled: what is kept of it is bounded by itself

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from fullwire._native import PacketScan
+from fullwire.files import name_of
 from fullwire.model.endpoint import address_of, endpoint, host_of
 from fullwire.model.facts import FactValue
 from fullwire.model.run import (
@@ -32,7 +33,6 @@ from fullwire.model.run import (
     Whole,
 )
 from fullwire.sources.capture_clocks import ClockOffset, Passed, clock_offsets, show_the_same
-from fullwire.sources.files import name_of
 from fullwire.sources.pcap import Scanned
 
 _ROCE = 256  # as native/packet_headers.hpp numbers it

@@ -30,9 +30,9 @@ import msgspec
 import numpy as np
 
 from fullwire.errors import DamagedInput
+from fullwire.files import name_of, opened_plain
 from fullwire.model.facts import FactValue
 from fullwire.model.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans, Whole
-from fullwire.sources.files import name_of, opened_plain
 from fullwire.units import shown
 
 _CHUNK_BYTES = 2**20

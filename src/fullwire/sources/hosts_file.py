@@ -11,8 +11,8 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from fullwire.errors import UsageError
+from fullwire.files import opened
 from fullwire.model.facts import FactValue
-from fullwire.sources.files import opened
 from fullwire.units import shown
 
 _MOST_BYTES = 2**26

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fullwire.errors import DamagedInput
+from fullwire.files import files_like, name_of, opened_plain
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Provenance, Run
-from fullwire.sources.files import files_like, name_of, opened_plain
 
 _LONGEST_LINE = 64 * 1024
 _MOST_KEPT = 10_000  # names, rings or paths of a kind: real logs have fewer by far

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from fullwire.errors import DamagedInput
+from fullwire.files import lines_of, name_of
 from fullwire.model.cost import bus_factor
 from fullwire.model.facts import FactValue
 from fullwire.model.run import Collectives, Provenance, Run
-from fullwire.sources.files import lines_of, name_of
 from fullwire.sources.nccl_log import log_facts, read_nccl_logs
 
 _LONGEST_LINE = 64 * 1024

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from fullwire._native import PacketScan
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.sources.files import opened
-from fullwire.sources.packed import BROKEN, XZ, Unpack, unpacker
+from fullwire.files import opened
+from fullwire.packed import BROKEN, XZ, Unpack, unpacker
 
 if TYPE_CHECKING:
     from fullwire.model.run import Run

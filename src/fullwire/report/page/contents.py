@@ -21,6 +21,7 @@ from fullwire.answers.explorer import Explorer, explorer
 from fullwire.answers.opening import Opened, RunLike, opened
 from fullwire.answers.verification import verify
 from fullwire.errors import FullwireError, UsageError
+from fullwire.files import name_of
 from fullwire.model.compressor import Compressor
 from fullwire.model.run import Run
 from fullwire.report.as_data import explanation_object, verification_object
@@ -28,7 +29,6 @@ from fullwire.report.comparison import comparison_sentence, verification_sentenc
 from fullwire.report.explanation import SHOWN_AS, blamed
 from fullwire.report.terminal import fact_rows
 from fullwire.simulation.transport import FullTransport, Transport
-from fullwire.sources.files import name_of
 from fullwire.units import show_bytes, show_rate, visible
 
 NAME_LENGTH = 160  # a name in a trace may be of any length; what is cut says so

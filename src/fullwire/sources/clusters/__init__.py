@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fullwire.errors import UsageError
+from fullwire.files import opened, path_of
 from fullwire.model.fabric import Fabric, with_nodes
 from fullwire.sources.clusters.description import described
-from fullwire.sources.files import opened, path_of
 from fullwire.units import shown
 
 ClusterLike: TypeAlias = str | Path | Fabric

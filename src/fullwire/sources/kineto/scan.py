@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from fullwire._native import KinetoScanner
 from fullwire.errors import DamagedInput
+from fullwire.files import name_of, opened
 from fullwire.model.run import Whole
-from fullwire.sources.files import name_of, opened
-from fullwire.sources.packed import (
+from fullwire.packed import (
     BROKEN,
     BYTE_ORDER_MARK,
     GZIP,

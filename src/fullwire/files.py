@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.sources.packed import unpacked, unpacked_beginning, unpacked_elsewhere
+from fullwire.packed import unpacked, unpacked_beginning, unpacked_elsewhere
 from fullwire.units import shown
 
 _SNIFFED_BYTES = 128 * 1024
