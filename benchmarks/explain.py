@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import fullwire as fw
-from fullwire.model.run import Collectives, Gradients, Provenance, Run, Spans
+from fullwire.run.run import Collectives, Gradients, Provenance, Run, Spans
 
 RANKS, STEPS, GRADIENTS, COLLECTIVES = 8, 1000, 160, 20
 MS = 1_000_000

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 
-from fullwire.model.centre import median_of
+from fullwire.run.centre import median_of
 from fullwire.units import seconds, show_time
 
 _BACKENDS = ("gloo", "fullwire")

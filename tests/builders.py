@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Gradients, Provenance, Run, Spans
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Gradients, Provenance, Run, Spans
 
 MS = 1_000_000  # nanoseconds
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Collectives, Gradients, Origin, Provenance, Run, Spans
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Collectives, Gradients, Origin, Provenance, Run, Spans
 
 MS = 1_000_000  # nanoseconds
 GIGABIT = {"line_rate_bps": 1e9}  # 125,000 bytes a millisecond

@@ -24,8 +24,8 @@ from fullwire.model.fabric import (
     OtherHost,
     Torus,
 )
-from fullwire.model.facts import REGISTRY
-from fullwire.model.run import TABLES, Basis, Origin, Provenance, Run, Table
+from fullwire.run.facts import REGISTRY
+from fullwire.run.run import TABLES, Basis, Origin, Provenance, Run, Table
 
 Test = TypeVar("Test", bound=Callable[..., None])
 FUZZ = int(os.environ.get("FULLWIRE_FUZZ", "1"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.analysis.account import Part, account
 from fullwire.errors import DamagedInput, FullwireError
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from tests.jobs_by_hand import MS, Rank, a_job
 from tests.strategies import cases, runs
 

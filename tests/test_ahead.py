@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Run, Spans
 from fullwire.report.as_data import explanation_object
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Run, Spans
 from fullwire.sources.live.inside.journal import Journal, Note
 from fullwire.sources.live.inside.processors import BeforeForward
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job

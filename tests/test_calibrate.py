@@ -16,8 +16,8 @@ from fullwire.answers.forecast import Forecaster, forecaster
 from fullwire.answers.verification import verify
 from fullwire.errors import UsageError
 from fullwire.model.compressor import Compressor
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Collectives, Hosts, Run
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Collectives, Hosts, Run
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, observations_of
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step

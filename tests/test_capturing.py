@@ -17,10 +17,10 @@ import pytest
 
 from fullwire.analysis.capture_audit import capture_audit
 from fullwire.analysis.flows import analyse_flows
-from fullwire.model.run import Run
+from fullwire.run.run import Run
+from fullwire.run.store import read_run
 from fullwire.sources.live.record import join
 from fullwire.sources.pcap import read_captures
-from fullwire.store import read_run
 from tests.test_lab import (
     as_nobody,
     finished,

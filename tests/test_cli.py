@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fullwire.model.facts import FactValue
 from fullwire.report.terminal import fact_rows
+from fullwire.run.facts import FactValue
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullwire.model.run import Collectives
+from fullwire.run.run import Collectives
 from fullwire.sources.live.clocks import SAME, UNKNOWN, offsets
 from fullwire.sources.live.inside.journal import HEADER_BYTES
 from fullwire.sources.live.record import join

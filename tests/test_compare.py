@@ -13,7 +13,7 @@ import fullwire as fw
 from fullwire.answers.changed import changed
 from fullwire.answers.opening import Opened
 from fullwire.errors import UsageError
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from tests.builders import a_run, steps_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import Rank, a_job, a_trained_job

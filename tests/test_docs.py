@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fullwire.cli.app import app
-from fullwire.store import write
+from fullwire.run.store import write
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
 

@@ -20,8 +20,8 @@ from fullwire.answers import opening
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.report.as_data import explanation_object
 from fullwire.report.page.contents import contents as page_contents
+from fullwire.run.store import by_ranks, read_run
 from fullwire.sources import contents, import_run, read
-from fullwire.store import by_ranks, read_run
 from tests.conftest import Cli
 from tests.test_kineto import ALL_REDUCE, GEMM, Job, a_ddp_step, reduced
 from tests.test_sampler import is_over
@@ -115,7 +115,7 @@ def test_what_is_in_a_run_is_counted_a_file_at_a_time(tmp_path: Path, cli: Cli) 
 
 def test_ranks_that_share_a_file_are_read_together(tmp_path: Path) -> None:
     run = read(five_ranks(tmp_path / "traces"))
-    with fullwire.store.RunWriter(tmp_path / "x.run") as writer:
+    with fullwire.run.store.RunWriter(tmp_path / "x.run") as writer:
         for ranks in ([0, 1], [1, 2], [3], [4]):  # of rank 1 each file has half
             mine = np.isin(run.spans.rank, ranks)
             if 1 in ranks:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError
-from fullwire.model.run import SIZE_UNKNOWN
+from fullwire.run.run import SIZE_UNKNOWN
 from fullwire.sources import read
 from fullwire.sources.pickles import read_pickle
 

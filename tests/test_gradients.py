@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from tests.test_record import JOBS, UNCOMPILED, needs_torch, recorded
 
 pytestmark = needs_torch

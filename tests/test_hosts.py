@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fullwire.analysis.placement import host_line_rates_bps, host_of_rank
-from fullwire.model.run import Run
+from fullwire.run.placement import host_line_rates_bps, host_of_rank
+from fullwire.run.run import Run
 from fullwire.sources.live.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES, TAG
 from fullwire.sources.live.record import join
 from fullwire.sources.live.sampler import SUFFIX

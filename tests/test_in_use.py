@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fullwire.analysis.in_use import Windows, links_in_use, processor_use
-from fullwire.model.run import Collectives, Hosts, Links, Provenance, Run, Spans
+from fullwire.run.run import Collectives, Hosts, Links, Provenance, Run, Spans
 
 MS = 1_000_000
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fullwire.store import read_run
+from fullwire.run.store import read_run
 from tests.test_lab import finished, lab_run, needs_namespaces
 from tests.test_record import JOBS, UNCOMPILED, needs_torch, solo
 

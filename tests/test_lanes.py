@@ -10,7 +10,7 @@ import pytest
 from fullwire.analysis.account import account
 from fullwire.analysis.lanes import MOST_BARS, MOST_RANKS, drawing, lanes_of
 from fullwire.analysis.usage import MOST_PIECES, usage_over_time
-from fullwire.model.run import Hosts, Links, Run
+from fullwire.run.run import Hosts, Links, Run
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import fullwire
 from fullwire.analysis.nccl import nccl_evidence
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Provenance, Run
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Provenance, Run
 from fullwire.sources import read
 from fullwire.sources.nccl_log import log_facts
 from tests.conftest import Cli

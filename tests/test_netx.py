@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullwire.errors import DamagedInput, FullwireError, UsageError
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.sources import netx, read
 from fullwire.sources.netx import read_reduce_cost
 from tests.conftest import Cli

@@ -21,7 +21,7 @@ import fullwire as fw
 from fullwire._native import PacketScan
 from fullwire.analysis.flows import analyse_flows
 from fullwire.errors import DamagedInput, FullwireError, UsageError
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.sources import read
 from fullwire.sources.pcap import read_captures
 from tests import packets as p

@@ -17,9 +17,9 @@ import pytest
 import fullwire as fw
 from fullwire.answers.explorer import explorer
 from fullwire.errors import UsageError
-from fullwire.model.run import Provenance, Run
 from fullwire.report.page import page, write_page
 from fullwire.report.page.contents import contents
+from fullwire.run.run import Provenance, Run
 from tests.browser import Browser, browser
 from tests.conftest import Cli
 from tests.jobs_by_hand import Rank, a_job, a_trained_job

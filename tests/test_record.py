@@ -18,7 +18,8 @@ import pytest
 
 from fullwire.analysis.summary import summarised
 from fullwire.errors import UsageError
-from fullwire.model.run import Run
+from fullwire.run.run import Run
+from fullwire.run.store import read_parts, read_run, write
 from fullwire.sources import read
 from fullwire.sources.live.inside import after_import
 from fullwire.sources.live.inside.journal import (
@@ -30,7 +31,6 @@ from fullwire.sources.live.inside.journal import (
 )
 from fullwire.sources.live.journals import read_journals
 from fullwire.sources.live.record import join, record
-from fullwire.store import read_parts, read_run, write
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
 from tests.test_lab import children_of, eventually
@@ -598,7 +598,7 @@ def test_a_long_recording_is_made_into_a_run_part_by_part(
     a_process(directory, steps=200).close()
     whole = join([directory], tmp_path / "whole.run").run
     monkeypatch.setattr("fullwire.sources.live.assemble.PART_NOTES", 64)
-    monkeypatch.setattr("fullwire.store.PIECE_ROWS", 100)
+    monkeypatch.setattr("fullwire.run.store.PIECE_ROWS", 100)
     place = join([directory], tmp_path / "parts.run").path
     parts = list(read_parts(place))
     assert len(parts) > 10

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullwire.errors import UsageError
-from fullwire.model.run import TABLES, Gradients, Hosts, Provenance, Run, Spans, Table
+from fullwire.run.run import TABLES, Gradients, Hosts, Provenance, Run, Spans, Table
 from tests.builders import a_run
 from tests.strategies import cases, tables
 

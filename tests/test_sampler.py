@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullwire.model.run import Run, Sockets
+from fullwire.run.run import Run, Sockets
+from fullwire.run.store import read_run
 from fullwire.sources.live.inside.journal import BLOCK, HEADER_BYTES, TAG
 from fullwire.sources.live.record import join
 from fullwire.sources.live.sampler import SUFFIX
 from fullwire.sources.live.samples import SAMPLES, HostSamples, Kind, read_samples
-from fullwire.store import read_run
 from tests.test_lab import CONNECTED, eventually, finished, lab_run, needs_namespaces
 
 SAMPLER = Path(__file__).resolve().parents[1] / "src/fullwire/sources/live/sampler.py"

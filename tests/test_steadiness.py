@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.model.run import Provenance, Run, Spans
 from fullwire.report.explanation import print_explanation
+from fullwire.run.run import Provenance, Run, Spans
 from tests.builders import MS, spans
 from tests.trained_jobs import a_trained_job, a_transport, with_long_steps
 

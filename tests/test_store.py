@@ -21,11 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullwire import store
 from fullwire.errors import DamagedInput, FullwireError, UsageError
-from fullwire.model.run import Provenance, Run
+from fullwire.run import store
+from fullwire.run.run import Provenance, Run
+from fullwire.run.store import read_run, write
 from fullwire.sources import read
-from fullwire.store import read_run, write
 from tests.builders import a_run
 from tests.conftest import Cli
 from tests.strategies import cases, damaged, runs, same_run, same_table
@@ -452,7 +452,7 @@ def test_a_description_too_large_to_be_read_again_is_not_written(tmp_path: Path)
 CRASHING_WRITER = """
     import os, shutil, signal, sys
     from pathlib import Path
-    from fullwire.store import write
+    from fullwire.run.store import write
     from tests.builders import a_run
 
     def crash_at(step):

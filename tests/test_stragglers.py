@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.answers.forecast import forecaster
 from fullwire.errors import UsageError
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.simulation.stragglers import MeasuredJitter, Spread, jitter
 from fullwire.simulation.typical import Step, typical_step
 from tests.builders import a_run

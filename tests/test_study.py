@@ -23,10 +23,10 @@ from fullwire.answers.study.measures import Measured, measured
 from fullwire.answers.study.predicted import Predicted, predictions
 from fullwire.answers.study.trials import QUICK, Trial, planned
 from fullwire.model import workloads
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Collectives, Gradients, Links, Provenance, Run, Sockets
 from fullwire.report.study import print_study, study_object, write_study
-from fullwire.store import write
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Collectives, Gradients, Links, Provenance, Run, Sockets
+from fullwire.run.store import write
 from tests.builders import MS, spans
 from tests.conftest import Cli
 from tests.test_lab import eventually, needs_namespaces, processes_with

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.errors import UsageError
-from fullwire.model.facts import FactValue
 from fullwire.report.sentences import target_sentences
+from fullwire.run.facts import FactValue
 from tests.builders import a_run
 
 

@@ -26,7 +26,7 @@ pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 import fullwire as fw
 from fullwire import _native
-from fullwire.model.run import Carried, Collectives
+from fullwire.run.run import Carried, Collectives
 from fullwire.transport import group, programs, rendezvous
 from fullwire.transport import streams as transport_streams
 from fullwire.transport.programs import Links

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.answers.whatif import WhatIf
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Run
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Run
 from tests.builders import a_run
 
 LINE = "10Gbps"

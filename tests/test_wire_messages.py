@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.sources.pcap import read_captures
 from tests import packets as p
 

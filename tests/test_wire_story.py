@@ -21,9 +21,9 @@ from fullwire.analysis.usual_iteration import usual_iteration
 from fullwire.analysis.wire_steps import with_steps
 from fullwire.answers.traffic import flows_and_run
 from fullwire.errors import UsageError
-from fullwire.model.run import Flows, Messages, Run, Spans
 from fullwire.report.comparison import bytes_sentence
 from fullwire.report.traffic import traffic_sentences
+from fullwire.run.run import Flows, Messages, Run, Spans
 from fullwire.sources.hosts_file import read_hosts
 from tests.conftest import Cli
 from tests.strategies import cases, tables

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Flows, Messages, Provenance, Run
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Flows, Messages, Provenance, Run
 
 MS = 10**6
 Sent = tuple[int, int, int, float, float]  # source, target, bytes, from ms, to ms

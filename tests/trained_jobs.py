@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from fullwire.model.cost import AddTimes, cost
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Collectives, Gradients, Provenance, Run, Spans, Whole
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.transport import MeasuredTransport
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import fullwire as fw
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.simulation.typical import typical_step
 from fullwire.units import show_time
 from validation import arguments

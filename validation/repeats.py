@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import fullwire as fw
-from fullwire.model.emulation import undilated
-from fullwire.model.run import Run
+from fullwire.run.emulation import undilated
+from fullwire.run.run import Run
 from validation import arguments
 
 FAST_BPS = 3.5e9  # from here on two processors are what limits these jobs, and not the line

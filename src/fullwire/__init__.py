@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from fullwire.errors import FullwireError as FullwireError
     from fullwire.errors import UsageError as UsageError
     from fullwire.model import workloads as workloads
-    from fullwire.model.run import Run as Run
     from fullwire.report.chrome import export as export
     from fullwire.report.page import write_page as write_page
+    from fullwire.run.run import Run as Run
+    from fullwire.run.store import write as write
     from fullwire.sources import read as read
     from fullwire.sources.clusters import cluster as cluster
     from fullwire.sources.live.record import join as join
     from fullwire.sources.live.record import record as record
-    from fullwire.store import write as write
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ _PLACES = {
     "DamagedInput": "fullwire.errors:DamagedInput",
     "Explanation": "fullwire.answers.explain:Explanation",
     "FullwireError": "fullwire.errors:FullwireError",
-    "Run": "fullwire.model.run:Run",
+    "Run": "fullwire.run.run:Run",
     "Study": "fullwire.answers.study:Study",
     "UsageError": "fullwire.errors:UsageError",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
@@ -65,7 +65,7 @@ _PLACES = {
     "study": "fullwire.answers.study:study",
     "whatif": "fullwire.answers.whatif:whatif",
     "workloads": "fullwire.model.workloads:",
-    "write": "fullwire.store:write",
+    "write": "fullwire.run.store:write",
     "write_page": "fullwire.report.page:write_page",
 }
 __all__ = sorted([*_PLACES, "__version__"])

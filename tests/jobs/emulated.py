@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fullwire.lab.trainer import Trainer
-from fullwire.model.emulation import Emulation
+from fullwire.run.emulation import Emulation
 
 dist.init_process_group("gloo")
 steps = int(sys.argv[1])

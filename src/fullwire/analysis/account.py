@@ -31,7 +31,7 @@ from fullwire.analysis.timeline import Doing, Periods, Timeline, timelines
 from fullwire.analysis.transfers import Transfers, recorded_ranks, transfers_of
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.model.cost import Floats
-from fullwire.model.run import Run, Spans, Whole
+from fullwire.run.run import Run, Spans, Whole
 
 LatencySource: TypeAlias = Literal["small collectives", "fact", "none"]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fullwire.analysis.account import Account, Part
 from fullwire.analysis.utilization import Evidence
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.units import show_bytes, show_time
 
 MUCH = 0.05  # of the step: less is not worth a sentence

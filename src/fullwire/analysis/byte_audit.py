@@ -17,7 +17,7 @@ from fullwire.analysis.edges import Edges
 from fullwire.analysis.iterations import Iterations
 from fullwire.analysis.messages import SeenCollectives, broadcast_bytes, bytes_of
 from fullwire.analysis.pattern import Pattern
-from fullwire.model.run import Run, Whole
+from fullwire.run.run import Run, Whole
 from fullwire.units import show_bytes
 
 _MOST_RANKS = 64  # on one host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.units import show_bytes
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.analysis.utilization import Evidence
-from fullwire.model.run import Carried, Run
+from fullwire.run.run import Carried, Run
 from fullwire.units import show_time
 
 

@@ -22,8 +22,8 @@ from fullwire.analysis.account import typical_steps
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.errors import UsageError
 from fullwire.model.cost import Floats
-from fullwire.model.facts import REGISTRY
-from fullwire.model.run import Run
+from fullwire.run.facts import REGISTRY
+from fullwire.run.run import Run
 from fullwire.units import show_bytes, show_time
 
 PIECES = 5  # of a recording, in order of time

@@ -14,7 +14,7 @@ import numpy as np
 from fullwire.analysis.edges import Edges
 from fullwire.analysis.iterations import FEWEST, Iterations
 from fullwire.analysis.pattern import Pattern, find_pattern
-from fullwire.model.run import Whole
+from fullwire.run.run import Whole
 
 _WHOLE = 0.05  # a number of iterations is as close to a whole one
 _WHOLE_ALONE = 0.02  # where nothing else says that there are iterations

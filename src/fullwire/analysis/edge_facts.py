@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.analysis.edges import Edges, host_names, hosts_of
-from fullwire.model.run import Run, Whole
+from fullwire.run.run import Run, Whole
 
 _LEAST = 0.01  # of the largest edge's payload
 _MOST = 64  # edges

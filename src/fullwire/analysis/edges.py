@@ -13,8 +13,8 @@ from ipaddress import ip_address
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.model.endpoint import host_of
-from fullwire.model.run import Real, Run, Text, Whole
+from fullwire.run.endpoint import host_of
+from fullwire.run.run import Real, Run, Text, Whole
 
 _LEAST_HOST = 1e-3  # of all payload: a host with less has no part in the training
 _LEAST_EDGE = 0.01  # of the largest edge: what sends less breaks no silence

@@ -42,7 +42,7 @@ from fullwire.analysis.separate import trainings_of
 from fullwire.analysis.steps_seen import steps_said
 from fullwire.analysis.successive import trainings_in_turn
 from fullwire.errors import UsageError
-from fullwire.model.run import UNREAD, Real, Run, Whole
+from fullwire.run.run import UNREAD, Real, Run, Whole
 
 _OF_HOSTS = ("addresses", "hosts")  # facts
 _SURE = 0.9  # confidence that leaves nothing to look for

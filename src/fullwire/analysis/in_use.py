@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.analysis.placement import host_line_rates_bps, host_of_rank
-from fullwire.model.run import Hosts, Links, Run, Whole
+from fullwire.run.placement import host_line_rates_bps, host_of_rank
+from fullwire.run.run import Hosts, Links, Run, Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

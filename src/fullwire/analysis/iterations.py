@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.model.run import Real, Whole
+from fullwire.run.run import Real, Whole
 
 FEWEST = 3  # fewer than this repeat by chance
 _ALIKE = 0.01  # bytes of two iterations differ by less; preambles and control messages do

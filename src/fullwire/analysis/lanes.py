@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fullwire.analysis.account import Account, Part, with_steps
 from fullwire.analysis.timeline import Timeline, timelines
 from fullwire.analysis.transfers import Transfers, transfers_of
-from fullwire.model.run import Run, Spans, Table, Text, Whole
+from fullwire.run.run import Run, Spans, Table, Text, Whole
 
 MOST_STEPS = 20
 MOST_RANKS = 64

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.model.cost import Floats
-from fullwire.model.run import Collectives, Whole
+from fullwire.run.run import Collectives, Whole
 
 
 def caused_ns(

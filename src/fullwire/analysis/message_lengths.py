@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fullwire.analysis.edges import Edges, host_names, hosts_of
 from fullwire.analysis.iterations import FEWEST, Iterations
-from fullwire.model.run import UNREAD, Real, Run, Whole
+from fullwire.run.run import UNREAD, Real, Run, Whole
 
 _SMALL_BYTES = 1024  # messages that control others: how they lie among those is left to chance
 _NEAR_BYTES = 512  # two places that far apart are the same

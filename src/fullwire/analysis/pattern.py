@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.analysis.spanning import in_rings, in_two_trees
-from fullwire.model.run import Real
+from fullwire.run.run import Real
 
 _FAINT = 0.05  # of the largest edge: an edge of less is no part of the shape
 _ALIKE = 0.05  # edges that a shape makes equal differ by less

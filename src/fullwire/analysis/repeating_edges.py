@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fullwire.analysis.edges import Edges
 from fullwire.analysis.iterations import Iterations, Series, find_iterations
-from fullwire.model.run import Whole
+from fullwire.run.run import Whole
 
 _SURE = 0.9  # of all edges together: then nothing hides anything
 _MOST_EDGES = 12

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.model.run import Real, Whole
+from fullwire.run.run import Real, Whole
 
 FEWEST = 3  # fewer than this repeat by chance
 _MOST_PERIOD = 2_000  # collectives of one iteration

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fullwire.analysis.edges import Edges
 from fullwire.analysis.iterations import Iterations
-from fullwire.model.run import Real
+from fullwire.run.run import Real
 from fullwire.units import show_time
 
 _LEAST_BUSY = 0.5  # a slow link is busy most of the time...

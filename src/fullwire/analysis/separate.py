@@ -13,7 +13,7 @@ from fullwire.analysis.edges import Edges
 from fullwire.analysis.iterations import Iterations
 from fullwire.analysis.pattern import components
 from fullwire.analysis.repeating_edges import iterations_of_edges, series_of
-from fullwire.model.run import Whole
+from fullwire.run.run import Whole
 
 _FAINT = 0.01  # of the largest edge among its hosts: a heartbeat does not make two jobs one
 _MOST_HOSTS = 256

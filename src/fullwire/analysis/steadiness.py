@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.analysis.account import Account, Part
-from fullwire.model.centre import Centre, median_of
 from fullwire.model.cost import Floats
+from fullwire.run.centre import Centre, median_of
 from fullwire.units import show_time
 
 MOST_OF_IT = 0.75  # of a part: if few steps hold it, it is theirs

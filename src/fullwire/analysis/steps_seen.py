@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fullwire.analysis.iterations import Iterations
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.units import show_time
 
 FROM_PACKETS = "its steps are iterations that packets show"

@@ -12,7 +12,7 @@ import numpy as np
 
 from fullwire.analysis.edges import edges_of
 from fullwire.analysis.repeating_edges import iterations_of_edges, series_of
-from fullwire.model.run import AnyTable, Run, Whole
+from fullwire.run.run import AnyTable, Run, Whole
 
 _LEAST_GAP_NS = 500_000_000  # a job takes longer to start
 _LEAST_SHARE = 0.02  # of the payload: what else hosts sent each other is no job

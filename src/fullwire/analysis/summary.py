@@ -13,7 +13,7 @@ import numpy as np
 
 from fullwire.analysis.timeline import timelines
 from fullwire.analysis.transfers import transfers_of
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from fullwire.analysis.lateness import caused_ns
 from fullwire.errors import UsageError
 from fullwire.model.compressor import Compressor, parse_codec
 from fullwire.model.cost import AddTimes, Cost, Floats, gradient_cost, observed_cost, sent_as
-from fullwire.model.run import SIZE_UNKNOWN, Run, Text, Whole
+from fullwire.run.run import SIZE_UNKNOWN, Run, Text, Whole
 from fullwire.units import ratio, shown
 
 MOST_WORKERS = 100_000_000

@@ -16,7 +16,7 @@ from fullwire.analysis.flows import Traffic
 from fullwire.analysis.iterations import Iterations
 from fullwire.analysis.messages import SeenCollectives
 from fullwire.analysis.steps_seen import FROM_PACKETS
-from fullwire.model.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
+from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 
 
 def with_steps(run: Run, traffic: Traffic) -> Run:

@@ -15,7 +15,7 @@ from fullwire.answers.explain import line_rates
 from fullwire.answers.opening import Opened
 from fullwire.answers.verdict import RESTS_ON
 from fullwire.errors import FullwireError
-from fullwire.store import unread
+from fullwire.run.store import unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

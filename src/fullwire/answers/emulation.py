@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fullwire.errors import UsageError
-from fullwire.model.emulation import BACKENDS, BYTES_A_VALUE, Emulation
-from fullwire.model.run import Run
+from fullwire.run.emulation import BACKENDS, BYTES_A_VALUE, Emulation
+from fullwire.run.run import Run
 from fullwire.simulation.buckets import DdpBuckets, bucket_policy
 from fullwire.simulation.typical import Step, typical_step
 from fullwire.sources import read

@@ -33,7 +33,7 @@ from fullwire.answers.verdict import (
     judged,
 )
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.run import SIZE_UNKNOWN, Run
+from fullwire.run.run import SIZE_UNKNOWN, Run
 from fullwire.units import show_bytes, show_ranks, show_rate, show_time
 
 BETWEEN = 0.05  # of the time from the first step to the last: more of it outside of steps is said

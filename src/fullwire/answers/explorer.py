@@ -12,7 +12,7 @@ from fullwire.answers.forecast import Forecaster
 from fullwire.answers.subjects import Transports, as_recorded, subject_of
 from fullwire.model.compressor import Compressor
 from fullwire.model.cost import Floats
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, Calibration
 from fullwire.simulation.interval import interval_s

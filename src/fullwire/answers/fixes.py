@@ -21,12 +21,12 @@ import numpy as np
 
 from fullwire.analysis.account import Account, Late, Part, late_ranks
 from fullwire.analysis.ahead import has_loader, usual_ahead_s
-from fullwire.analysis.placement import host_of_rank
 from fullwire.analysis.steadiness import FewSteps, few_steps
 from fullwire.analysis.transfers import codes_of
 from fullwire.answers.forecast import Forecast, Forecaster
 from fullwire.model.compressor import Compressor
-from fullwire.model.run import Run
+from fullwire.run.placement import host_of_rank
+from fullwire.run.run import Run
 from fullwire.simulation.buckets import DdpBuckets
 from fullwire.simulation.stragglers import NoJitter
 from fullwire.simulation.transport import FullTransport

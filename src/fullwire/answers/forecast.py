@@ -13,7 +13,7 @@ from typing import Any
 
 from fullwire.answers.subjects import as_recorded, plain_subject
 from fullwire.errors import UsageError
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.simulation.calibrate import (
     PAYLOAD_SHARE,
     Calibration,

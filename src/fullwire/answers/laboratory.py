@@ -14,13 +14,13 @@ from fullwire.lab.faults import Fault
 from fullwire.lab.lab import Lab
 from fullwire.lab.messages import LinkRate
 from fullwire.lab.session import Say, run_job
-from fullwire.model.facts import FactValue
+from fullwire.run.facts import FactValue
+from fullwire.run.store import refuse_taken
 from fullwire.sources.clusters.description import as_toml
 from fullwire.sources.live.assemble import Known
 from fullwire.sources.live.launch import recorded_environment, sampled_command
 from fullwire.sources.live.record import Recording, keep
 from fullwire.sources.live.sampler import SOCKET_VARIABLE
-from fullwire.store import refuse_taken
 from fullwire.units import show_time
 
 

@@ -11,8 +11,9 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of
 from fullwire.model.cost import AddTimes
 from fullwire.model.fabric import Fabric
-from fullwire.model.run import Run
 from fullwire.model.workloads import MOST_SAMPLES
+from fullwire.run.run import Run
+from fullwire.run.store import unread
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps, share_of_others
 from fullwire.simulation.sweep import Grid, Subject, with_residue
@@ -20,7 +21,6 @@ from fullwire.simulation.transport import TableTransport, Transport, full_transp
 from fullwire.simulation.typical import typical_step
 from fullwire.sources.clusters.description import described
 from fullwire.sources.nccl_tests import read_table
-from fullwire.store import unread
 from fullwire.units import shown
 
 _RESTS_ON = ("spans", "collectives", "gradients")  # tables

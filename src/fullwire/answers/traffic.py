@@ -15,7 +15,7 @@ from fullwire.units import size_bytes
 
 if TYPE_CHECKING:
     from fullwire.analysis.flows import Traffic
-    from fullwire.model.run import Run
+    from fullwire.run.run import Run
 
 
 def flows(
@@ -63,7 +63,7 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
             return _given_run(captures[0])
         place = path_of(captures[0], "flows")
         if place.is_dir():
-            from fullwire.store import is_run, read_run
+            from fullwire.run.store import is_run, read_run
 
             if is_run(place):
                 return read_run(place)
@@ -82,7 +82,7 @@ def _captures(places: Sequence[Path]) -> list[Path]:
 
 
 def _given_run(given: object) -> Run:
-    from fullwire.model.run import Run
+    from fullwire.run.run import Run
     from fullwire.units import shown
 
     if not isinstance(given, Run):

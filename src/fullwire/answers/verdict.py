@@ -33,8 +33,8 @@ from fullwire.analysis.steadiness import few_steps_words
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
 from fullwire.answers.fixes import MANY, MUCH_BYTES
-from fullwire.model.run import Run
-from fullwire.store import unread
+from fullwire.run.run import Run
+from fullwire.run.store import unread
 from fullwire.units import show_bytes, show_ranks, show_rate, show_time, shown
 
 Kind: TypeAlias = Literal[

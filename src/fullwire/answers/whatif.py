@@ -42,9 +42,9 @@ from fullwire.model.cluster_plan import usual_algorithm
 from fullwire.model.compressor import Compressor
 from fullwire.model.cost import Floats
 from fullwire.model.fabric import Fabric, with_nodes
-from fullwire.model.run import Run
 from fullwire.model.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
 from fullwire.model.workloads import workload
+from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.on_fabric import OnFabric

@@ -54,6 +54,6 @@ def flows(
 
         plot_traffic(run, result, plot)
     if output is not None:
-        from fullwire.store import write
+        from fullwire.run.store import write
 
         sys.stderr.write(f"written: {write(run, output, replace=force)}\n")

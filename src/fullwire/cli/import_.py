@@ -69,7 +69,7 @@ def import_(
 
 def _written(place: Path) -> Iterator[str]:
     """Say what was written, and what it lacks."""
-    from fullwire.store import read_run
+    from fullwire.run.store import read_run
 
     yield f"written: {place}"
     missing = read_run(place, only=()).missing

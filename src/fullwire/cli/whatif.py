@@ -15,7 +15,7 @@ from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
     from fullwire.answers.whatif import WhatIf
-    from fullwire.model.run import Run
+    from fullwire.run.run import Run
 
 Text = str | None
 
@@ -172,7 +172,7 @@ def _show(result: WhatIf, format_: str, best: int | None) -> None:
 
 
 def _write(run: Run, output: Path, force: bool) -> None:
-    from fullwire.store import write
+    from fullwire.run.store import write
 
     _tell(f"written: {write(run, output, replace=force)}")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from fullwire.errors import UsageError
-from fullwire.model.emulation import Emulation
+from fullwire.run.emulation import Emulation
 from fullwire.units import show_bytes
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")

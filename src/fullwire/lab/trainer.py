@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from fullwire.model.emulation import BYTES_A_VALUE, Emulation
+from fullwire.run.emulation import BYTES_A_VALUE, Emulation
 from fullwire.units import show_time
 
 _WARM_UP_PASSES = 2  # DDP makes its buckets anew after the first, in the order that it saw

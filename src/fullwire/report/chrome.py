@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from fullwire.errors import UsageError
-from fullwire.model.run import Collectives, Gradients, Run, Spans, Table, Whole
+from fullwire.run.run import Collectives, Gradients, Run, Spans, Table, Whole
+from fullwire.run.store import is_run, read_rows, read_run
 from fullwire.sources import read
-from fullwire.store import is_run, read_rows, read_run
 
 _ROWS = 50_000  # at a time
 _MOST_THREADS = 100  # of a lane; what overlaps more is drawn over each other

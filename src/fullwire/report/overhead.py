@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fullwire.model.centre import Centre, centre_of
+from fullwire.run.centre import Centre, centre_of
 from fullwire.sources.live.overhead import RANKS, Difference, Overhead, Pair
 from fullwire.sources.live.overhead_job import LONGER_S, STEPS
 from fullwire.units import show_time

@@ -16,8 +16,8 @@ from fullwire.units import show_bytes, show_rate, show_time, visible
 if TYPE_CHECKING:
     from fullwire.answers.search import Best, Instead
     from fullwire.answers.whatif import Tuned, WhatIf
-    from fullwire.model.run import Run
     from fullwire.model.workloads import Workload
+    from fullwire.run.run import Run
     from fullwire.simulation.collective import CollectiveTime, TunedTime
 
 _TUNED_SAID = 4  # clusters of which it is said what the tuner takes
@@ -266,7 +266,7 @@ def _bar(share: float) -> str:
 
 def fact_rows(run: Run) -> list[list[str]]:
     """Return the facts of a run as name, value and meaning."""
-    from fullwire.model.facts import REGISTRY
+    from fullwire.run.facts import REGISTRY
 
     rows = []
     for name, value in run.facts.items():
@@ -292,7 +292,7 @@ def _points_cell(points: Sequence[tuple[float, float]], unit: str) -> str:
 
 
 def _table_rows(rows: Mapping[str, int]) -> list[list[str]]:
-    from fullwire.model.run import TABLES  # here: other tables are printed without numpy
+    from fullwire.run.run import TABLES  # here: other tables are printed without numpy
 
     return [
         [name, f"{count:,}", ", ".join(TABLES[name].column_types())] for name, count in rows.items()

@@ -13,9 +13,9 @@ import numpy as np
 from fullwire.analysis.edges import host_names, hosts_of
 from fullwire.analysis.flows import Traffic
 from fullwire.analysis.usual_iteration import UsualIteration, usual_iteration
-from fullwire.model.run import Real, Run
 from fullwire.report.charts import COLOURS, save, titled
 from fullwire.report.traffic import traffic_sentences
+from fullwire.run.run import Real, Run
 from fullwire.units import show_bytes
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
-from fullwire.model.centre import median_of
 from fullwire.model.cost import AddTimes, Floats, recorded_cost, sent_as
-from fullwire.model.run import Collectives, Run, Whole
+from fullwire.run.centre import median_of
+from fullwire.run.run import Collectives, Run, Whole
 from fullwire.simulation.groups import members_of
 from fullwire.simulation.processors import others_share
 from fullwire.simulation.transport import MeasuredTransport

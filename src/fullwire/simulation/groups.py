@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 
 
 def members_of(run: Run) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 
 _MOST_SAMPLES = 20_000  # looked at: later ones say nothing new
 _MOST_OF_OTHERS = 0.8  # of the processors, that is believed: what is left was enough for the run

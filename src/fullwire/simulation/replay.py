@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Collectives, Gradients, Lane, Provenance, Run, Spans
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Collectives, Gradients, Lane, Provenance, Run, Spans
 from fullwire.simulation.scenario import Scenario
 from fullwire.simulation.schedule import (
     Timeline,

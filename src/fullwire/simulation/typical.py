@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.centre import median_of
 from fullwire.model.cost import Floats, sent_as
-from fullwire.model.run import Collectives, Gradients, Run, Spans, Whole
+from fullwire.run.centre import median_of
+from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.simulation.groups import members_of
 from fullwire.simulation.processors import own_work_s, ranks_per_processor
 

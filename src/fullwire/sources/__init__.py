@@ -23,7 +23,7 @@ from fullwire.sources.captures import is_capture
 from fullwire.units import seconds, shown
 
 if TYPE_CHECKING:
-    from fullwire.model.run import Run
+    from fullwire.run.run import Run
 
 LooksLike: TypeAlias = Callable[[bytes], bool]
 FORMATS = (
@@ -91,7 +91,7 @@ def _read_sorted(
 
         return modelled_run(workloads.workload(str(traces[0])))
     if kind == "run":
-        from fullwire.store import read_run
+        from fullwire.run.store import read_run
 
         return read_run(traces[0])
     run = _read(kind, traces, communication)
@@ -204,7 +204,7 @@ def _refuse_mixed(places: Sequence[Path], kinds: Sequence[str], kind: str) -> No
 
 def contents(path: str | Path) -> tuple[Run, Mapping[str, int]]:
     """Return what a run says besides its rows, and how many of them each table has."""
-    from fullwire.store import counted, is_run
+    from fullwire.run.store import counted, is_run
 
     place = path_of(path, "show")
     if _recognised(place) == ["run"] and is_run(place):
@@ -244,7 +244,7 @@ def import_run(
     if processes is not None or on != HERE:
         option = "--on" if processes is None else "--processes"
         raise UsageError(f"{path}: {option} belongs to profiler traces, not to a {kind}")
-    from fullwire.store import write
+    from fullwire.run.store import write
 
     run = _read_sorted(given, step_time, reduce_cost, communication)
     return write(run, output, replace=replace)
@@ -281,7 +281,7 @@ def _recognised(path: Path) -> list[str]:
 
 def _of_directory(path: Path) -> list[str]:
     """Return what a directory is of: of several formats, first the one that tells most of a job."""
-    from fullwire.store import is_run
+    from fullwire.run.store import is_run
 
     if is_run(path):
         return ["run"]
@@ -313,7 +313,7 @@ def _of_file(path: Path) -> str:
         return kind
     if not beginning:
         raise DamagedInput(path, "the file is empty")
-    from fullwire.store import is_run
+    from fullwire.run.store import is_run
 
     if is_run(path.parent):
         raise UsageError(f"{path}: it is part of a run: name the folder, {path.parent}")

@@ -13,8 +13,8 @@ from itertools import combinations
 
 import numpy as np
 
-from fullwire.model.endpoint import host_of
-from fullwire.model.run import Text, Whole
+from fullwire.run.endpoint import host_of
+from fullwire.run.run import Text, Whole
 
 _SAME = 0.2  # of the sequence numbers that either passed once: by chance it is none
 

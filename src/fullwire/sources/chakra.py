@@ -24,8 +24,8 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
-from fullwire.model.facts import FactValue
-from fullwire.model.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans
+from fullwire.run.facts import FactValue
+from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans
 from fullwire.sources.kineto.recognise import dtype_of, op_of
 from fullwire.sources.protobuf import BrokenMessageError, Field, fields, messages, signed
 

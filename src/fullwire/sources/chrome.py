@@ -20,8 +20,8 @@ import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of, opened_plain
-from fullwire.model.facts import FactValue
-from fullwire.model.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
+from fullwire.run.facts import FactValue
+from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
 
 _BEGINNING = b'{"fullwire": 1, "displayTimeUnit": "ms", "traceEvents": ['
 _LONGEST_LINE = 2**20

@@ -20,9 +20,9 @@ import numpy as np
 
 from fullwire._native import PacketScan
 from fullwire.files import name_of
-from fullwire.model.endpoint import address_of, endpoint, host_of
-from fullwire.model.facts import FactValue
-from fullwire.model.run import (
+from fullwire.run.endpoint import address_of, endpoint, host_of
+from fullwire.run.facts import FactValue
+from fullwire.run.run import (
     UNREAD,
     AnyTable,
     Connections,

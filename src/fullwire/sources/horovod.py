@@ -31,8 +31,8 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
-from fullwire.model.facts import FactValue
-from fullwire.model.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans, Whole
+from fullwire.run.facts import FactValue
+from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans, Whole
 from fullwire.units import shown
 
 _CHUNK_BYTES = 2**20

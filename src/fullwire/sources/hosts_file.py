@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fullwire.errors import UsageError
 from fullwire.files import opened
-from fullwire.model.facts import FactValue
+from fullwire.run.facts import FactValue
 from fullwire.units import shown
 
 _MOST_BYTES = 2**26

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from fullwire.errors import DamagedInput
 from fullwire.files import files_like, name_of, opened_plain
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Provenance, Run
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Provenance, Run
 
 _LONGEST_LINE = 64 * 1024
 _MOST_KEPT = 10_000  # names, rings or paths of a kind: real logs have fewer by far

@@ -21,8 +21,8 @@ import numpy as np
 from fullwire.errors import DamagedInput
 from fullwire.files import lines_of, name_of
 from fullwire.model.cost import bus_factor
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Collectives, Provenance, Run
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Collectives, Provenance, Run
 from fullwire.sources.nccl_log import log_facts, read_nccl_logs
 
 _LONGEST_LINE = 64 * 1024

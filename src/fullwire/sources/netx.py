@@ -28,8 +28,8 @@ import numpy as np
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import lines_of, name_of
 from fullwire.model.cost import AddTimes
-from fullwire.model.facts import FactValue
-from fullwire.model.run import Gradients, Provenance, Real, Run, Spans, Whole
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Gradients, Provenance, Real, Run, Spans, Whole
 from fullwire.units import NUMBER, shown
 
 HEADER = "first line is for"

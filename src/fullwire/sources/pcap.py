@@ -20,7 +20,7 @@ from fullwire.files import opened
 from fullwire.packed import BROKEN, XZ, Unpack, unpacker
 
 if TYPE_CHECKING:
-    from fullwire.model.run import Run
+    from fullwire.run.run import Run
 
 _PIECE_BYTES = 1 << 18  # unpacked at once
 _ENOUGH_BYTES = 1 << 28  # read at once; a tenth of a second

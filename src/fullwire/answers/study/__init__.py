@@ -22,7 +22,7 @@ from fullwire.answers.study.predicted import FULL, Predicted, predictions
 from fullwire.answers.study.trials import Trial, planned
 from fullwire.answers.whatif import whatif
 from fullwire.errors import FullwireError, UsageError
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.units import show_time
 
 _LAB_S, _RANK_S = 3.0, 1.5  # what a lab and each of its ranks take to start, on two cores

@@ -15,7 +15,7 @@ import numpy as np
 from fullwire.analysis.account import Part, account
 from fullwire.answers.study.trials import Trial
 from fullwire.model.cost import bus_factor
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.simulation.typical import typical_step
 
 NEARLY_ALL = 0.8  # of what a host sends: a broadcast at the start and the like take the rest

@@ -27,11 +27,11 @@ from fullwire.lab.description import describe
 from fullwire.lab.emulated import check_possible, trainer_command
 from fullwire.lab.lab import Lab
 from fullwire.lab.namespaces import die_with_parent
-from fullwire.model.emulation import BYTES_A_VALUE
-from fullwire.model.run import Gradients, Run
+from fullwire.run.emulation import BYTES_A_VALUE
+from fullwire.run.run import Gradients, Run
+from fullwire.run.store import read_run, write
 from fullwire.sources import read
 from fullwire.sources.live.assemble import Known
-from fullwire.store import read_run, write
 
 _LEAST_PATIENCE_S = 90.0
 _JOB = Path(__file__).with_name("small_job.py")

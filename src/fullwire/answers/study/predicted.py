@@ -14,7 +14,7 @@ from fullwire.answers.study.trials import Trial
 from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf, whatif
 from fullwire.errors import FullwireError
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 from fullwire.sources import read
 
 FULL = "full:0.9564"  # every bit that headers leave of the line: 1448/1514

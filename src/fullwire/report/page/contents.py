@@ -23,11 +23,11 @@ from fullwire.answers.verification import verify
 from fullwire.errors import FullwireError, UsageError
 from fullwire.files import name_of
 from fullwire.model.compressor import Compressor
-from fullwire.model.run import Run
 from fullwire.report.as_data import explanation_object, verification_object
 from fullwire.report.comparison import comparison_sentence, verification_sentence, work_sentence
 from fullwire.report.explanation import SHOWN_AS, blamed
 from fullwire.report.terminal import fact_rows
+from fullwire.run.run import Run
 from fullwire.simulation.transport import FullTransport, Transport
 from fullwire.units import show_bytes, show_rate, visible
 

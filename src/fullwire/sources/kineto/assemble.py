@@ -17,8 +17,8 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import files_in, files_like, name_of
-from fullwire.model.facts import FactValue
-from fullwire.model.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans, Whole
+from fullwire.run.facts import FactValue
+from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.sources.kineto.clocks import Clocks, Ends, clocks_of, ends_of
 from fullwire.sources.kineto.collectives import numbered
 from fullwire.sources.kineto.rank import Outline, Tables, read_rank

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.model.run import Gradients, Spans, Whole
+from fullwire.run.run import Gradients, Spans, Whole
 from fullwire.sources.kineto.collectives import Found
 from fullwire.sources.kineto.scan import ABSENT, Trace, last_around
 from fullwire.sources.kineto.steps import Launched, Steps

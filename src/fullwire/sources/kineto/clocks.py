@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.model.run import Collectives, Whole
+from fullwire.run.run import Collectives, Whole
 
 _NEED_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
 _FEWEST = 3  # collectives in common, to believe a median

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.model.run import SIZE_UNKNOWN, Collectives, Text, Whole
+from fullwire.run.run import SIZE_UNKNOWN, Collectives, Text, Whole
 from fullwire.sources.kineto.recognise import Known, dtype_of, kinds_of, op_of
 from fullwire.sources.kineto.scan import ABSENT, Columns, Trace, last_around
 from fullwire.sources.kineto.steps import Launched, Steps

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.model.run import SIZE_UNKNOWN, Gradients, Spans, Text, Whole
+from fullwire.run.run import SIZE_UNKNOWN, Gradients, Spans, Text, Whole
 from fullwire.sources.kineto import backward
 from fullwire.sources.kineto import collectives as found_collectives
 from fullwire.sources.kineto.collectives import Found

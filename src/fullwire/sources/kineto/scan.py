@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from fullwire._native import KinetoScanner
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened
-from fullwire.model.run import Whole
 from fullwire.packed import (
     BROKEN,
     BYTE_ORDER_MARK,
@@ -30,6 +29,7 @@ from fullwire.packed import (
     has_no_end,
     unpacker,
 )
+from fullwire.run.run import Whole
 
 ABSENT = np.iinfo(np.int64).min  # a number that an event does not give
 _CHUNK_BYTES = 2**16  # little enough to stay in the processor's caches

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.model.run import Whole
+from fullwire.run.run import Whole
 from fullwire.sources.kineto.scan import ABSENT, Trace
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,9})")

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import DamagedInput
-from fullwire.model.emulation import undilated
-from fullwire.model.facts import FactValue
-from fullwire.model.run import (
+from fullwire.run.emulation import undilated
+from fullwire.run.facts import FactValue
+from fullwire.run.run import (
     TABLES,
     Basis,
     Carried,
@@ -29,6 +29,7 @@ from fullwire.model.run import (
     Spans,
     Whole,
 )
+from fullwire.run.store import RunWriter
 from fullwire.sources.live.captured import read_captured
 from fullwire.sources.live.clocks import SAME, offsets
 from fullwire.sources.live.hosts import (
@@ -54,7 +55,6 @@ from fullwire.sources.live.steps import (
     spans_of,
     whole_steps,
 )
-from fullwire.store import RunWriter
 
 # Collectives of a process group that are under way at once: torch's ProcessGroupGloo has so many
 # threads, ProcessGroupNCCL one stream.

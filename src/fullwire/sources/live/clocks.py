@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.model.run import Collectives, Whole
+from fullwire.run.run import Collectives, Whole
 
 # Where every rank waits for every other; in a broadcast only the root is waited for.
 MUTUAL = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")

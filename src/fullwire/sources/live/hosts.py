@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fullwire.model.facts import FactValue
+from fullwire.run.facts import FactValue
 from fullwire.sources.live.clocks import Offset
 from fullwire.sources.live.journals import Journal
 from fullwire.sources.live.sampled import Shift, line_rates_bps, sampler_defects, sampler_share

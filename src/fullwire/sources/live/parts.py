@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fullwire.errors import UsageError
-from fullwire.model.facts import FactValue
+from fullwire.run.facts import FactValue
 from fullwire.sources.live.journals import files_in
 
 SUFFIX = ".part"

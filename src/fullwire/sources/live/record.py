@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.run import Run
+from fullwire.run.run import Run
+from fullwire.run.store import RunWriter, new_place, read_run, refuse_taken
 from fullwire.sources.live import parts
 from fullwire.sources.live.assemble import Known, assemble
 from fullwire.sources.live.captured import put_captures
@@ -31,7 +32,6 @@ from fullwire.sources.live.launch import (
 )
 from fullwire.sources.live.progress import live_line
 from fullwire.sources.live.sampler import SUFFIX as SAMPLES
-from fullwire.store import RunWriter, new_place, read_run, refuse_taken
 
 _INTERRUPTED = 128 + signal.SIGINT  # as a shell says it
 _KNOWN = "job.json"  # among the journals: what is known of the job besides

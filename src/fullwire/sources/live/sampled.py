@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fullwire.model.run import Hosts, Links, Real, Sockets, Text, Whole
+from fullwire.run.run import Hosts, Links, Real, Sockets, Text, Whole
 from fullwire.sources.live.inside.journal import ENDED, FAILED
 from fullwire.sources.live.samples import HostSamples, Kind
 

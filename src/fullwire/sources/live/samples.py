@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fullwire.model.run import Whole
+from fullwire.run.run import Whole
 from fullwire.sources.live.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES
 from fullwire.sources.live.journals import (
     Header,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.model.run import Lane, Whole
+from fullwire.run.run import Lane, Whole
 from fullwire.sources.live.inside.journal import Note
 from fullwire.sources.live.journals import Journal, Notes
 

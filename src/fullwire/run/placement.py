@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fullwire.model.run import Run
+from fullwire.run.run import Run
 
 
 def host_of_rank(run: Run) -> dict[int, str]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
-from fullwire.model.facts import FactValue, checked_facts
+from fullwire.run.facts import FactValue, checked_facts
 from fullwire.units import shown
 
 Whole: TypeAlias = NDArray[np.int64]

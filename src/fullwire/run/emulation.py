@@ -11,8 +11,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from fullwire.model.facts import REGISTRY, FactValue
-from fullwire.model.run import AnyTable, Run
+from fullwire.run.facts import REGISTRY, FactValue
+from fullwire.run.run import AnyTable, Run
 
 BACKENDS = ("gloo", "fullwire")  # those that send what is in a processor's memory
 BYTES_A_VALUE = 4  # gradients are sent as float32

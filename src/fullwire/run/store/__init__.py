@@ -7,7 +7,7 @@
                                  together, as `RunWriter` was given them: whole steps of ranks
     job.run/packets/*.pcapng     what was captured beside the job; other tools read it, too
 
-Format 1: the tables of `fullwire.model.run`.
+Format 1: the tables of `fullwire.run.run`.
 
 A run is written beside its place and moved there when it is whole, so a crash leaves nothing that
 opens as complete; what it leaves is a hidden directory `.NAME.writing-*`. Reading believes nothing:
@@ -32,8 +32,8 @@ import msgspec
 import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.facts import FactValue
-from fullwire.model.run import TABLES, AnyTable, Basis, Origin, Provenance, Run, Spans, Table
+from fullwire.run.facts import FactValue
+from fullwire.run.run import TABLES, AnyTable, Basis, Origin, Provenance, Run, Spans, Table
 from fullwire.units import shown
 
 if TYPE_CHECKING:

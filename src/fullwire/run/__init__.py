@@ -1,0 +1,1 @@
+"""The type in the middle: tables, typed facts, what a run has lost, and its directory."""
