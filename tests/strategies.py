@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from fullwire.model.fabric import (
+from fullwire.clusters.fabric import (
     Fabric,
     Inside,
     LeafSpine,

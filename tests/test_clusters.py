@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fullwire.clusters import MOST_BYTES, cluster, description, names
+from fullwire.clusters.description import as_toml, described
+from fullwire.clusters.fabric import Fabric, LeafSpine, Nics, OtherHost, Torus
 from fullwire.errors import UsageError
-from fullwire.model.fabric import Fabric, LeafSpine, Nics, OtherHost, Torus
-from fullwire.sources.clusters import MOST_BYTES, cluster, description, names
-from fullwire.sources.clusters.description import as_toml, described
 from tests.strategies import ODD_TOKENS, cases, fabrics
 
 OURS = """

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 import fullwire as fw
 from fullwire import _native
+from fullwire.clusters.cluster import Cluster
 from fullwire.errors import UsageError
-from fullwire.model.cluster import Cluster
 from fullwire.model.cost import AddTimes
 from fullwire.model.plan import OPS, algorithms, planned_transfers
 from fullwire.model.stages import Int32

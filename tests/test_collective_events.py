@@ -15,8 +15,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fullwire import _native
+from fullwire.clusters.cluster import Cluster
 from fullwire.errors import UsageError
-from fullwire.model.cluster import Cluster
 from fullwire.model.cost import AddTimes
 from fullwire.model.plan import OPS, algorithms, plan, planned_transfers
 from fullwire.simulation.collective import collective_time

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullwire.errors import UsageError
-from fullwire.model.cluster import Cluster
-from fullwire.model.fabric import (
+from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.fabric import (
     CORE,
     SPINE,
     Fabric,
@@ -26,6 +25,7 @@ from fullwire.model.fabric import (
     flat,
     with_nodes,
 )
+from fullwire.errors import UsageError
 from tests.strategies import cases, fabrics
 
 NVSWITCH = Inside(kind="switch", rate_bps=3.6e12, latency_s=1e-6)

@@ -12,8 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fullwire import _native
+from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus, flat
 from fullwire.errors import UsageError
-from fullwire.model.cluster import Cluster
 from fullwire.model.cluster_plan import (
     CLUSTER_OPS,
     Layout,
@@ -22,7 +23,6 @@ from fullwire.model.cluster_plan import (
     cluster_plan,
 )
 from fullwire.model.cost import AddTimes
-from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus, flat
 from fullwire.model.fabric_cost import collective_cost
 from fullwire.model.plan import OPS, algorithms
 from fullwire.simulation.collective import CollectiveTime, collective_time

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullwire.model.cluster import Cluster
+from fullwire.clusters import cluster
+from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus, flat
 from fullwire.model.cluster_plan import applicable_on
 from fullwire.model.cost import AddTimes, cost
-from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus, flat
 from fullwire.model.fabric_cost import FabricCost, collective_cost, scattered, with_workers
 from fullwire.model.plan import OPS, algorithms
 from fullwire.simulation.fabric_collective import fabric_time
 from fullwire.simulation.on_fabric import believed_cost
-from fullwire.sources.clusters import cluster
 from tests.strategies import cases, fabrics
 
 KNOWN = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]

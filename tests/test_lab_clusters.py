@@ -11,14 +11,14 @@ import pytest
 from fullwire.answers.laboratory import lab_facts
 from fullwire.answers.subjects import recorded_fabric
 from fullwire.answers.whatif import whatif
+from fullwire.clusters import cluster
+from fullwire.clusters.description import as_toml
+from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus
 from fullwire.errors import UsageError
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job, summary
-from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus
 from fullwire.sources import read
-from fullwire.sources.clusters import cluster
-from fullwire.sources.clusters.description import as_toml
 from tests.conftest import Cli
 
 TWO_LEAVES = Fabric(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fullwire.sources.clusters import cluster
+from fullwire.clusters import cluster
 from validation.nccl import CLUSTER, TOLERANCE, compared, startup_s
 
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
+from fullwire.clusters import cluster, names
+from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.fabric import Fabric, Nics, OtherHost, flat
 from fullwire.errors import UsageError
-from fullwire.model.cluster import Cluster
-from fullwire.model.fabric import Fabric, Nics, OtherHost, flat
 from fullwire.report.cluster import cluster_sentence, drawing, print_cluster, some
 from fullwire.report.sentences import suspicion_sentences
-from fullwire.sources.clusters import cluster, names
 from tests.conftest import Cli
 from tests.strategies import cases, fabrics
 

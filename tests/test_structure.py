@@ -15,7 +15,7 @@ import fullwire
 PACKAGE = Path(fullwire.__file__).parent
 # A room may import from rooms of lower levels, and from itself; rooms of one level do not meet.
 LEVELS = {
-    "errors": 0, "_native": 0, "units": 1, "files": 2, "packed": 2, "crew": 3, "model": 3, "run": 3,
+    "errors": 0, "_native": 0, "units": 1, "packed": 2, "files": 3, "crew": 3, "model": 3, "run": 3,
     "clusters": 4, "compression": 4, "workloads": 4, "store": 4, "collectives": 5, "analysis": 6,
     "packets": 6, "sources": 7, "importers": 7, "recorder": 7, "timeline": 7, "simulation": 7,
     "transport": 7, "lab": 7, "fixes": 8, "findings": 9, "words": 10, "answers": 11, "report": 12,

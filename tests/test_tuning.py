@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.answers.search import NEAR
-from fullwire.model.cluster import Cluster
+from fullwire.clusters.cluster import Cluster
 from fullwire.model.cost import AddTimes, cost
 from fullwire.model.plan import OPS, algorithms, plan
 from fullwire.model.tuning import applicable, around_a_switch, choices, ranges, ranges_text, tuned

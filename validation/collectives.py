@@ -14,10 +14,10 @@ import csv
 import sys
 from pathlib import Path
 
-from fullwire.model.cluster import Cluster
+from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics
 from fullwire.model.cluster_plan import applicable_on, plan_on
 from fullwire.model.cost import AddTimes
-from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics
 from fullwire.model.fabric_cost import cost_of
 from fullwire.model.placed import placed
 from fullwire.simulation.collective import collective_time

@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job
-from fullwire.model.fabric import Fabric, Inside, LeafSpine, Nics
 from fullwire.simulation.fabric_collective import fabric_time
 from fullwire.units import show_time
 from validation import arguments

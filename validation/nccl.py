@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from fullwire.model.fabric import Fabric
+from fullwire.clusters import cluster
+from fullwire.clusters.fabric import Fabric
 from fullwire.simulation.fabric_collective import fabric_time
-from fullwire.sources.clusters import cluster
 from fullwire.sources.nccl_tests import Row, read_table
 from validation import arguments
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
     from fullwire.answers.whatif import whatif as whatif
+    from fullwire.clusters import cluster as cluster
     from fullwire.errors import DamagedInput as DamagedInput
     from fullwire.errors import FullwireError as FullwireError
     from fullwire.errors import UsageError as UsageError
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from fullwire.run.run import Run as Run
     from fullwire.run.store import write as write
     from fullwire.sources import read as read
-    from fullwire.sources.clusters import cluster as cluster
     from fullwire.sources.live.record import join as join
     from fullwire.sources.live.record import record as record
 
@@ -52,7 +52,7 @@ _PLACES = {
     "Study": "fullwire.answers.study:Study",
     "UsageError": "fullwire.errors:UsageError",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
-    "cluster": "fullwire.sources.clusters:cluster",
+    "cluster": "fullwire.clusters:cluster",
     "collective": "fullwire.answers.collective:collective",
     "compare": "fullwire.analysis.compare:compare",
     "explain": "fullwire.answers.explain:explain",

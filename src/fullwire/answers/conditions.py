@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
+from fullwire.clusters.fabric import Fabric
 from fullwire.errors import UsageError
 from fullwire.model.compressor import Compressor, parse_codec
-from fullwire.model.fabric import Fabric
 from fullwire.units import bits_per_second, ratio, seconds, shown
 
 Value = TypeVar("Value")

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fullwire.clusters.description import as_toml
 from fullwire.lab.description import LabDescription
 from fullwire.lab.faults import Fault
 from fullwire.lab.lab import Lab
@@ -16,7 +17,6 @@ from fullwire.lab.messages import LinkRate
 from fullwire.lab.session import Say, run_job
 from fullwire.run.facts import FactValue
 from fullwire.run.store import refuse_taken
-from fullwire.sources.clusters.description import as_toml
 from fullwire.sources.live.assemble import Known
 from fullwire.sources.live.launch import recorded_environment, sampled_command
 from fullwire.sources.live.record import Recording, keep

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, latency, several
 from fullwire.answers.opening import Opened, RunLike, opened
+from fullwire.clusters.description import described
+from fullwire.clusters.fabric import Fabric
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of
 from fullwire.model.cost import AddTimes
-from fullwire.model.fabric import Fabric
 from fullwire.model.workloads import MOST_SAMPLES
 from fullwire.run.run import Run
 from fullwire.run.store import unread
@@ -19,7 +20,6 @@ from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.sweep import Grid, Subject, with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
 from fullwire.simulation.typical import typical_step
-from fullwire.sources.clusters.description import described
 from fullwire.sources.nccl_tests import read_table
 from fullwire.units import shown
 

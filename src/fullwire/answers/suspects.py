@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fullwire.model.fabric import (
+from fullwire.clusters.fabric import (
     CORE,
     IN_NODE,
     LINK_KINDS,

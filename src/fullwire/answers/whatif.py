@@ -35,13 +35,14 @@ from fullwire.answers.subjects import (
     with_batches,
 )
 from fullwire.answers.suspects import Suspicion, suspicions
+from fullwire.clusters import ClusterLike, cluster
+from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.fabric import Fabric, with_nodes
 from fullwire.crew import HERE, crew
 from fullwire.errors import UsageError
-from fullwire.model.cluster import Cluster
 from fullwire.model.cluster_plan import usual_algorithm
 from fullwire.model.compressor import Compressor
 from fullwire.model.cost import Floats
-from fullwire.model.fabric import Fabric, with_nodes
 from fullwire.model.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
 from fullwire.model.workloads import workload
 from fullwire.run.run import Run
@@ -62,7 +63,6 @@ from fullwire.simulation.sweep import (
 )
 from fullwire.simulation.target import Targets, targets
 from fullwire.simulation.transport import FullTransport, MeasuredTransport
-from fullwire.sources.clusters import ClusterLike, cluster
 from fullwire.units import ratio, show_rate, show_time
 
 # What is asked when neither the person nor the run says: sizes and speeds that people buy.

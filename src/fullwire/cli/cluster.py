@@ -28,10 +28,10 @@ def show(
 
     fullwire cluster show dgx-h100 --nodes 64 --plot cluster.png
     """
+    from fullwire.clusters import cluster as described
+    from fullwire.clusters.description import as_toml
     from fullwire.report.as_data import cluster_object
     from fullwire.report.cluster import print_cluster
-    from fullwire.sources.clusters import cluster as described
-    from fullwire.sources.clusters.description import as_toml
 
     fabric = described(cluster, nodes)
     if plot is not None:
@@ -50,10 +50,10 @@ def show(
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List the built-in clusters, and what their figures rest on."""
+    from fullwire.clusters import cluster as described
+    from fullwire.clusters import names
     from fullwire.report.as_data import cluster_object
     from fullwire.report.cluster import print_clusters
-    from fullwire.sources.clusters import cluster as described
-    from fullwire.sources.clusters import names
 
     fabrics = [described(name) for name in names()]
     if json:

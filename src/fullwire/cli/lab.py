@@ -18,10 +18,10 @@ from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
     from fullwire.answers.emulation import EmulatedJob
+    from fullwire.clusters.fabric import Fabric
     from fullwire.lab.description import LabDescription
     from fullwire.lab.faults import Fault
     from fullwire.lab.lab import Lab
-    from fullwire.model.fabric import Fabric
 
 app = typer.Typer(
     help="Make a cluster of network namespaces in this machine; no root needed.",
@@ -161,7 +161,7 @@ def _fabric(cluster: str | None, nodes: int | None) -> Fabric | None:
         if nodes is not None:
             raise UsageError("--nodes: expected a described cluster with them: --cluster FILE|NAME")
         return None
-    from fullwire.sources.clusters import cluster as described
+    from fullwire.clusters import cluster as described
 
     return described(cluster, nodes)
 

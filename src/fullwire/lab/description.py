@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.fabric import Fabric, LeafSpine, Torus
 from fullwire.errors import UsageError
-from fullwire.model.cluster import Cluster
-from fullwire.model.fabric import Fabric, LeafSpine, Torus
 from fullwire.units import bits_per_second, seconds, show_rate
 
 MOST_HOSTS = MOST_RANKS = 128

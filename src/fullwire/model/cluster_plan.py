@@ -27,9 +27,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.clusters.fabric import Fabric, LeafSpine, Torus
 from fullwire.errors import UsageError
 from fullwire.model import plan as flat
-from fullwire.model.fabric import Fabric, LeafSpine, Torus
 from fullwire.model.stages import Int32, Part, Plan, Stage
 
 MOST_STATED = 6_000_000  # transfers that nothing repeats, and as many connections

@@ -19,8 +19,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fullwire.clusters.cluster import Cluster
 from fullwire.errors import UsageError
-from fullwire.model.cluster import Cluster
 from fullwire.model.compressor import Combining
 from fullwire.model.plan import OPS, algorithms, power_of_two_within
 

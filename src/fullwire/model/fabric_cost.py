@@ -30,10 +30,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fullwire.errors import UsageError
-from fullwire.model.cluster_plan import plan_on
-from fullwire.model.cost import AddTimes
-from fullwire.model.fabric import (
+from fullwire.clusters.fabric import (
     IN_NODE,
     LINK_KINDS,
     Fabric,
@@ -43,6 +40,9 @@ from fullwire.model.fabric import (
     Torus,
     with_nodes,
 )
+from fullwire.errors import UsageError
+from fullwire.model.cluster_plan import plan_on
+from fullwire.model.cost import AddTimes
 from fullwire.model.placed import Placed, placed
 from fullwire.model.stages import Part
 

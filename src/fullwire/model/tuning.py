@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fullwire.model.cluster import Cluster
+from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.fabric import Fabric
 from fullwire.model.cluster_plan import applicable_on
 from fullwire.model.cost import AddTimes, Floats, cost
-from fullwire.model.fabric import Fabric
 from fullwire.model.fabric_cost import FabricCost
 from fullwire.model.plan import algorithms, power_of_two_within
 from fullwire.units import show_bytes

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fullwire.model.fabric import Fabric, link_classes
+from fullwire.clusters.fabric import Fabric, link_classes
 from fullwire.report.sentences import suspicion_sentences
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from textwrap import wrap
 
 import numpy as np
 
-from fullwire.model.fabric import (
+from fullwire.clusters.fabric import (
     Fabric,
     LeafSpine,
     Network,

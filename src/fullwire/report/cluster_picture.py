@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from fullwire.model.fabric import Fabric, LeafSpine, Torus
+from fullwire.clusters.fabric import Fabric, LeafSpine, Torus
 from fullwire.report.charts import COLOURS, check_plot_path, save, titled
 from fullwire.report.cluster import cluster_sentence, some
 from fullwire.units import show_rate

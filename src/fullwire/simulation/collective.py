@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.clusters.cluster import Cluster
 from fullwire.errors import UsageError
-from fullwire.model.cluster import Cluster
 from fullwire.model.cost import AddTimes, bus_factor, chunked_time_s
 from fullwire.model.plan import plan, planned_transfers
 from fullwire.model.stages import Int32, Plan, Transfers

@@ -14,10 +14,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fullwire.clusters.fabric import LINK_KINDS, Fabric, Floats, Ints
 from fullwire.errors import UsageError
 from fullwire.model.cluster_plan import plan_on
 from fullwire.model.cost import AddTimes, bus_factor
-from fullwire.model.fabric import LINK_KINDS, Fabric, Floats, Ints
 from fullwire.model.fabric_cost import cost_of
 from fullwire.model.placed import Placed, placed
 from fullwire.model.stages import Int32

@@ -13,10 +13,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fullwire.clusters.fabric import Fabric
 from fullwire.model.cluster_plan import plan_on
 from fullwire.model.compressor import Combining
 from fullwire.model.cost import AddTimes, Cost, Floats
-from fullwire.model.fabric import Fabric
 from fullwire.model.fabric_cost import FabricCost, collective_cost, scattered, with_workers
 from fullwire.model.placed import placed
 from fullwire.simulation.fabric_collective import played_times_s

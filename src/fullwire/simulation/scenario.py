@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast, get_args
 
+from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.fabric import Fabric
 from fullwire.errors import UsageError
-from fullwire.model.cluster import Cluster
 from fullwire.model.cluster_plan import cluster_algorithms
 from fullwire.model.compressor import Compressor
-from fullwire.model.fabric import Fabric
 from fullwire.model.plan import algorithms
 from fullwire.model.tuning import AUTO
 from fullwire.simulation.buckets import BucketPolicy, DdpBuckets

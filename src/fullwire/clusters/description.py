@@ -44,8 +44,7 @@ from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any, Literal, TypeVar, get_args
 
-from fullwire.errors import UsageError
-from fullwire.model.fabric import (
+from fullwire.clusters.fabric import (
     Fabric,
     Inside,
     InsideKind,
@@ -56,6 +55,7 @@ from fullwire.model.fabric import (
     OtherHost,
     Torus,
 )
+from fullwire.errors import UsageError
 from fullwire.units import bits_per_second, ratio, seconds, shown
 
 if sys.version_info >= (3, 11):

@@ -6,10 +6,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeAlias
 
+from fullwire.clusters.description import described
+from fullwire.clusters.fabric import Fabric, with_nodes
 from fullwire.errors import UsageError
 from fullwire.files import opened, path_of
-from fullwire.model.fabric import Fabric, with_nodes
-from fullwire.sources.clusters.description import described
 from fullwire.units import shown
 
 ClusterLike: TypeAlias = str | Path | Fabric

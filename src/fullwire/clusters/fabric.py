@@ -30,8 +30,8 @@ from typing import Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fullwire.clusters.cluster import Cluster
 from fullwire.errors import UsageError
-from fullwire.model.cluster import Cluster
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
