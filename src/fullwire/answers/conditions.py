@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 from fullwire.clusters.fabric import Fabric
+from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.errors import UsageError
-from fullwire.model.compressor import Compressor, parse_codec
 from fullwire.units import bits_per_second, ratio, seconds, shown
 
 Value = TypeVar("Value")

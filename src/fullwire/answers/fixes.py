@@ -24,7 +24,7 @@ from fullwire.analysis.ahead import has_loader, usual_ahead_s
 from fullwire.analysis.steadiness import FewSteps, few_steps
 from fullwire.analysis.transfers import codes_of
 from fullwire.answers.forecast import Forecast, Forecaster
-from fullwire.model.compressor import Compressor
+from fullwire.compression.compressor import Compressor
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import DdpBuckets

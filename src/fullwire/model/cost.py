@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fullwire.clusters.cluster import Cluster
+from fullwire.compression.compressor import Combining
 from fullwire.errors import UsageError
-from fullwire.model.compressor import Combining
 from fullwire.model.plan import OPS, algorithms, power_of_two_within
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fullwire.clusters.fabric import Fabric
+from fullwire.compression.compressor import Combining
 from fullwire.model.cluster_plan import plan_on
-from fullwire.model.compressor import Combining
 from fullwire.model.cost import AddTimes, Cost, Floats
 from fullwire.model.fabric_cost import FabricCost, collective_cost, scattered, with_workers
 from fullwire.model.placed import placed

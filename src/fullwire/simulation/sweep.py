@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.fabric import Fabric
+from fullwire.compression.compressor import Combining, Compressor
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
-from fullwire.model.compressor import Combining, Compressor
 from fullwire.model.cost import AddTimes, Floats, gradient_cost, recorded_as, recorded_cost
 from fullwire.model.fabric_cost import with_workers
 from fullwire.model.plan import algorithms

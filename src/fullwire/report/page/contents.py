@@ -20,9 +20,9 @@ from fullwire.answers.explain import Explanation, explain
 from fullwire.answers.explorer import Explorer, explorer
 from fullwire.answers.opening import Opened, RunLike, opened
 from fullwire.answers.verification import verify
+from fullwire.compression.compressor import Compressor
 from fullwire.errors import FullwireError, UsageError
 from fullwire.files import name_of
-from fullwire.model.compressor import Compressor
 from fullwire.report.as_data import explanation_object, verification_object
 from fullwire.report.comparison import comparison_sentence, verification_sentence, work_sentence
 from fullwire.report.explanation import SHOWN_AS, blamed

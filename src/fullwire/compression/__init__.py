@@ -1,0 +1,1 @@
+"""Gradient compressors: what they leave on the wire, and what they cost."""
