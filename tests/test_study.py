@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire import workloads
 from fullwire.answers.study import Study, playing
 from fullwire.answers.study import study as play_study
 from fullwire.answers.study.claims import Claim, Findings, Holds, claims
@@ -22,7 +23,6 @@ from fullwire.answers.study.explained import modelled_rows, shares, shares_of_mo
 from fullwire.answers.study.measures import Measured, measured
 from fullwire.answers.study.predicted import Predicted, predictions
 from fullwire.answers.study.trials import QUICK, Trial, planned
-from fullwire.model import workloads
 from fullwire.report.study import print_study, study_object, write_study
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Collectives, Gradients, Links, Provenance, Run, Sockets

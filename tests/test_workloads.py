@@ -14,13 +14,13 @@ import pytest
 from numpy.typing import NDArray
 
 import fullwire as fw
+from fullwire import workloads
 from fullwire.answers.fitting import memory_sentence
 from fullwire.errors import UsageError
-from fullwire.model import workloads
 from fullwire.model.cost import AddTimes, cost
-from fullwire.model.workloads import MODELS, Model, workload
-from fullwire.model.workloads.devices import DEVICES
-from fullwire.model.workloads.layers import Layer, Parameter, Work
+from fullwire.workloads import MODELS, Model, workload
+from fullwire.workloads.devices import DEVICES
+from fullwire.workloads.layers import Layer, Parameter, Work
 
 NETX = Path(__file__).resolve().parents[2] / "shared" / "data" / "netx"
 MEASURED_STEP_MS = {"vgg16": 194.52352295080985, "resnet50": 128.08580219559176}  # its README

@@ -16,8 +16,8 @@ import torch
 import torchvision
 import transformers
 
-from fullwire.model.workloads import MODELS, language
-from fullwire.model.workloads.layers import FP32_BYTES, Layer
+from fullwire.workloads import MODELS, language
+from fullwire.workloads.layers import FP32_BYTES, Layer
 from validation import arguments
 
 _LAYERS = 2

@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fullwire import workloads as workloads
     from fullwire.analysis.compare import Comparison as Comparison
     from fullwire.analysis.compare import compare as compare
     from fullwire.answers.collective import collective as collective
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from fullwire.errors import DamagedInput as DamagedInput
     from fullwire.errors import FullwireError as FullwireError
     from fullwire.errors import UsageError as UsageError
-    from fullwire.model import workloads as workloads
     from fullwire.report.chrome import export as export
     from fullwire.report.page import write_page as write_page
     from fullwire.run.run import Run as Run
@@ -64,7 +64,7 @@ _PLACES = {
     "replay": "fullwire.answers.whatif:replay",
     "study": "fullwire.answers.study:study",
     "whatif": "fullwire.answers.whatif:whatif",
-    "workloads": "fullwire.model.workloads:",
+    "workloads": "fullwire.workloads:",
     "write": "fullwire.run.store:write",
     "write_page": "fullwire.report.page:write_page",
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fullwire.model.workloads import Workload, workload
-from fullwire.model.workloads.devices import DEVICES
 from fullwire.units import show_bytes
+from fullwire.workloads import Workload, workload
+from fullwire.workloads.devices import DEVICES
 
 
 def memory_sentence(load: Workload) -> str:

@@ -12,7 +12,6 @@ from fullwire.clusters.fabric import Fabric
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of
 from fullwire.model.cost import AddTimes
-from fullwire.model.workloads import MOST_SAMPLES
 from fullwire.run.run import Run
 from fullwire.run.store import unread
 from fullwire.simulation.buckets import bucket_policy
@@ -22,6 +21,7 @@ from fullwire.simulation.transport import TableTransport, Transport, full_transp
 from fullwire.simulation.typical import typical_step
 from fullwire.sources.nccl_tests import read_table
 from fullwire.units import shown
+from fullwire.workloads import MOST_SAMPLES
 
 _RESTS_ON = ("spans", "collectives", "gradients")  # tables
 _MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth

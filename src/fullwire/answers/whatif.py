@@ -44,7 +44,6 @@ from fullwire.errors import UsageError
 from fullwire.model.cluster_plan import usual_algorithm
 from fullwire.model.cost import Floats
 from fullwire.model.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
-from fullwire.model.workloads import workload
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.interval import interval_s
@@ -64,6 +63,7 @@ from fullwire.simulation.sweep import (
 from fullwire.simulation.target import Targets, targets
 from fullwire.simulation.transport import FullTransport, MeasuredTransport
 from fullwire.units import ratio, show_rate, show_time
+from fullwire.workloads import workload
 
 # What is asked when neither the person nor the run says: sizes and speeds that people buy.
 USUAL_WORKERS = (2, 4, 8, 16, 32, 64)

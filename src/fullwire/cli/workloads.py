@@ -22,9 +22,9 @@ def workloads(
 
     vgg16@v100:64 is vgg16@v100 with a batch of 64, in every command that takes a run.
     """
-    from fullwire.model.workloads import names, workload
     from fullwire.report.as_data import workload_object
     from fullwire.report.terminal import print_workloads
+    from fullwire.workloads import names, workload
 
     asked = [name] if name else names()
     loads = [workload(each if batch is None else f"{each}:{batch}") for each in asked]

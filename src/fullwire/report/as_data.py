@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from fullwire.answers.search import Best
     from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
-    from fullwire.model.workloads import Workload
-    from fullwire.model.workloads.memory import Memory
     from fullwire.run.run import Run
     from fullwire.simulation.target import Reached, Targets
+    from fullwire.workloads import Workload
+    from fullwire.workloads.memory import Memory
 
 
 def whatif_object(

@@ -16,9 +16,9 @@ from fullwire.units import show_bytes, show_rate, show_time, visible
 if TYPE_CHECKING:
     from fullwire.answers.search import Best, Instead
     from fullwire.answers.whatif import Tuned, WhatIf
-    from fullwire.model.workloads import Workload
     from fullwire.run.run import Run
     from fullwire.simulation.collective import CollectiveTime, TunedTime
+    from fullwire.workloads import Workload
 
 _TUNED_SAID = 4  # clusters of which it is said what the tuner takes
 _RANKS_SAID = 4  # of a fact that each rank has

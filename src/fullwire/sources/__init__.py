@@ -86,8 +86,8 @@ def _read_sorted(
         log = _only_one(kind, files_like(traces, netx.looks_like), traces[0])
         return netx.read_netx(log, step_time_s=step_time_s, reduce_cost=table)
     if kind == "workload":
-        from fullwire.model import workloads
-        from fullwire.sources.modelled import modelled_run
+        from fullwire import workloads
+        from fullwire.workloads.modelled import modelled_run
 
         return modelled_run(workloads.workload(str(traces[0])))
     if kind == "run":

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire import workloads
 from fullwire.answers.study.measures import Measured
 from fullwire.answers.whatif import whatif
-from fullwire.model import workloads
 
 FEWEST_SPARE = 2  # observations more than the regression has numbers
 MODELLED_RATES = ("1Gbps", "10Gbps", "25Gbps", "100Gbps")

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fullwire.model.workloads.devices import Device
-from fullwire.model.workloads.layers import FP32_BYTES, Layer
-from fullwire.model.workloads.optimizers import Optimizer
+from fullwire.workloads.devices import Device
+from fullwire.workloads.layers import FP32_BYTES, Layer
+from fullwire.workloads.optimizers import Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fullwire.model.workloads import Workload
 from fullwire.run.run import Gradients, Provenance, Run, Spans
+from fullwire.workloads import Workload
 
 
 def modelled_run(workload: Workload) -> Run:

@@ -39,11 +39,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
-from fullwire.model.workloads import language, vision
-from fullwire.model.workloads.devices import DEVICES, Device
-from fullwire.model.workloads.layers import FP32_BYTES, Layer, Parameter, Work
-from fullwire.model.workloads.memory import Memory, memory
-from fullwire.model.workloads.optimizers import ADAM, SGD, Optimizer
+from fullwire.workloads import language, vision
+from fullwire.workloads.devices import DEVICES, Device
+from fullwire.workloads.layers import FP32_BYTES, Layer, Parameter, Work
+from fullwire.workloads.memory import Memory, memory
+from fullwire.workloads.optimizers import ADAM, SGD, Optimizer
 
 MOST_SAMPLES = 1_000_000
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fullwire.model.workloads.layers import (
+from fullwire.workloads.layers import (
     Layer,
     activation,
     add,
