@@ -15,7 +15,7 @@
 
 namespace fullwire {
 
-// One part of a plan, as columns in order of rounds (model/plan.py).
+// One part of a plan, as columns in order of rounds (collectives/plan.py).
 struct Part {
     std::span<const std::int32_t> round;
     std::span<const std::int32_t> source;

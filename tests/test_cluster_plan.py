@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fullwire.errors import UsageError
-from fullwire.model.cluster_plan import (
+from fullwire.collectives.cluster_plan import (
     CLUSTER_OPS,
     Layout,
     cluster_algorithms,
     cluster_plan,
 )
-from fullwire.model.cost import bus_factor
-from fullwire.model.stages import Plan, execute
+from fullwire.collectives.cost import bus_factor
+from fullwire.collectives.stages import Plan, execute
+from fullwire.errors import UsageError
 
 PAIRS = [(op, algorithm) for op in CLUSTER_OPS for algorithm in cluster_algorithms(op)]
 NEEDS_POWER_OF_TWO = [("reducescatter", "halving-doubling"), ("allgather", "halving-doubling")]

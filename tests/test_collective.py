@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 import fullwire as fw
 from fullwire import _native
 from fullwire.clusters.cluster import Cluster
+from fullwire.collectives.cost import AddTimes
+from fullwire.collectives.plan import OPS, algorithms, planned_transfers
+from fullwire.collectives.playing import collective_time
+from fullwire.collectives.stages import Int32
 from fullwire.errors import UsageError
-from fullwire.model.cost import AddTimes
-from fullwire.model.plan import OPS, algorithms, planned_transfers
-from fullwire.model.stages import Int32
-from fullwire.simulation.collective import collective_time
 from tests.reference_network import Move, ReferenceNetwork
 
 ADDS = AddTimes(((1e3, 1e-6), (1e6, 2e-6), (1e9, 1e-3)))

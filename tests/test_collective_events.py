@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from fullwire import _native
 from fullwire.clusters.cluster import Cluster
+from fullwire.collectives.cost import AddTimes
+from fullwire.collectives.plan import OPS, algorithms, plan, planned_transfers
+from fullwire.collectives.playing import collective_time
 from fullwire.errors import UsageError
-from fullwire.model.cost import AddTimes
-from fullwire.model.plan import OPS, algorithms, plan, planned_transfers
-from fullwire.simulation.collective import collective_time
 from tests.reference_network import Move, ReferenceNetwork
 
 PAIRS = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]

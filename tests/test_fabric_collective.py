@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from fullwire import _native
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus, flat
-from fullwire.errors import UsageError
-from fullwire.model.cluster_plan import (
+from fullwire.collectives.cluster_plan import (
     CLUSTER_OPS,
     Layout,
     applicable_on,
     cluster_algorithms,
     cluster_plan,
 )
-from fullwire.model.cost import AddTimes
-from fullwire.model.fabric_cost import collective_cost
-from fullwire.model.plan import OPS, algorithms
-from fullwire.simulation.collective import CollectiveTime, collective_time
-from fullwire.simulation.fabric_collective import fabric_time
+from fullwire.collectives.cost import AddTimes
+from fullwire.collectives.fabric_cost import collective_cost
+from fullwire.collectives.fabric_playing import fabric_time
+from fullwire.collectives.plan import OPS, algorithms
+from fullwire.collectives.playing import CollectiveTime, collective_time
+from fullwire.errors import UsageError
 from tests.reference_network import Move, ReferenceNetwork
 
 PAIRS = [(op, algorithm) for op in CLUSTER_OPS for algorithm in cluster_algorithms(op)]

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from fullwire.clusters import cluster
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus, flat
-from fullwire.model.cluster_plan import applicable_on
-from fullwire.model.cost import AddTimes, cost
-from fullwire.model.fabric_cost import FabricCost, collective_cost, scattered, with_workers
-from fullwire.model.plan import OPS, algorithms
-from fullwire.simulation.fabric_collective import fabric_time
+from fullwire.collectives.cluster_plan import applicable_on
+from fullwire.collectives.cost import AddTimes, cost
+from fullwire.collectives.fabric_cost import FabricCost, collective_cost, scattered, with_workers
+from fullwire.collectives.fabric_playing import fabric_time
+from fullwire.collectives.plan import OPS, algorithms
 from fullwire.simulation.on_fabric import believed_cost
 from tests.strategies import cases, fabrics
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fullwire.errors import UsageError
-from fullwire.model.cost import _COSTS, AddTimes, bus_factor, cost
-from fullwire.model.plan import (
+from fullwire.collectives.cost import _COSTS, AddTimes, bus_factor, cost
+from fullwire.collectives.plan import (
     _BUILDERS,
     OPS,
     algorithms,
@@ -15,7 +14,8 @@ from fullwire.model.plan import (
     planned_transfers,
     power_of_two_within,
 )
-from fullwire.model.stages import execute
+from fullwire.collectives.stages import execute
+from fullwire.errors import UsageError
 
 PAIRS = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33]

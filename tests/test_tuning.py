@@ -18,10 +18,17 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire.answers.search import NEAR
 from fullwire.clusters.cluster import Cluster
-from fullwire.model.cost import AddTimes, cost
-from fullwire.model.plan import OPS, algorithms, plan
-from fullwire.model.tuning import applicable, around_a_switch, choices, ranges, ranges_text, tuned
-from fullwire.simulation.collective import TunedTime
+from fullwire.collectives.cost import AddTimes, cost
+from fullwire.collectives.plan import OPS, algorithms, plan
+from fullwire.collectives.playing import TunedTime
+from fullwire.collectives.tuning import (
+    applicable,
+    around_a_switch,
+    choices,
+    ranges,
+    ranges_text,
+    tuned,
+)
 from tests.builders import a_run
 from tests.conftest import Cli
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 import fullwire as fw
 from fullwire import workloads
 from fullwire.answers.fitting import memory_sentence
+from fullwire.collectives.cost import AddTimes, cost
 from fullwire.errors import UsageError
-from fullwire.model.cost import AddTimes, cost
 from fullwire.workloads import MODELS, Model, workload
 from fullwire.workloads.devices import DEVICES
 from fullwire.workloads.layers import Layer, Parameter, Work

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fullwire.model.cost import AddTimes, cost
+from fullwire.collectives.cost import AddTimes, cost
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.simulation.buckets import bucket_policy

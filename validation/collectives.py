@@ -16,12 +16,12 @@ from pathlib import Path
 
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics
-from fullwire.model.cluster_plan import applicable_on, plan_on
-from fullwire.model.cost import AddTimes
-from fullwire.model.fabric_cost import cost_of
-from fullwire.model.placed import placed
-from fullwire.simulation.collective import collective_time
-from fullwire.simulation.fabric_collective import fabric_time
+from fullwire.collectives.cluster_plan import applicable_on, plan_on
+from fullwire.collectives.cost import AddTimes
+from fullwire.collectives.fabric_cost import cost_of
+from fullwire.collectives.fabric_playing import fabric_time
+from fullwire.collectives.placed import placed
+from fullwire.collectives.playing import collective_time
 from validation import arguments
 
 RATE_BPS = 50 * 2**30 * 8.0

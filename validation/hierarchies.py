@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import median
 
 from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics
+from fullwire.collectives.fabric_playing import fabric_time
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job
-from fullwire.simulation.fabric_collective import fabric_time
 from fullwire.units import show_time
 from validation import arguments
 

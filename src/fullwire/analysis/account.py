@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from fullwire.analysis.breakdown import RankBreakdown, rank_breakdown
 from fullwire.analysis.timeline import Doing, Periods, Timeline, timelines
 from fullwire.analysis.transfers import Transfers, recorded_ranks, transfers_of
+from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.cost import Floats
 from fullwire.run.run import Run, Spans, Whole
 
 LatencySource: TypeAlias = Literal["small collectives", "fact", "none"]

@@ -20,8 +20,8 @@ import numpy as np
 
 from fullwire.analysis.account import typical_steps
 from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
+from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
-from fullwire.model.cost import Floats
 from fullwire.run.facts import REGISTRY
 from fullwire.run.run import Run
 from fullwire.units import show_bytes, show_time

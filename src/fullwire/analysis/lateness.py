@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.model.cost import Floats
+from fullwire.collectives.cost import Floats
 from fullwire.run.run import Collectives, Whole
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fullwire.analysis.iterations import Iterations
 from fullwire.analysis.repetition import Repetition, Sequence, find_repetition
-from fullwire.model.cost import bus_factor
+from fullwire.collectives.cost import bus_factor
 from fullwire.run.run import Messages, Real, Text, Whole
 
 _LEAST_PART = 0.005  # of the largest collective: a smaller one, like a metric's, proves nothing

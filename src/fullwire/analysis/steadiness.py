@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.analysis.account import Account, Part
-from fullwire.model.cost import Floats
+from fullwire.collectives.cost import Floats
 from fullwire.run.centre import Centre, median_of
 from fullwire.units import show_time
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.analysis.utilization import series
-from fullwire.model.cost import Floats
+from fullwire.collectives.cost import Floats
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run, Whole
 

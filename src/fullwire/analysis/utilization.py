@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fullwire.analysis.timeline import Doing, Interval, Timeline
 from fullwire.analysis.transfers import codes_of
-from fullwire.model.cost import Floats
+from fullwire.collectives.cost import Floats
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run, Table, Whole
 

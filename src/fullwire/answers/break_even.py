@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.answers.forecast import Forecaster
-from fullwire.model.cost import Floats
+from fullwire.collectives.cost import Floats
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.units import show_rate

@@ -20,14 +20,21 @@ from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.fabric import Fabric, flat
+from fullwire.collectives.cluster_plan import cluster_algorithms, usual_algorithm
+from fullwire.collectives.cost import AddTimes
+from fullwire.collectives.fabric_cost import scattered, with_workers
+from fullwire.collectives.fabric_playing import Told, fabric_time
+from fullwire.collectives.plan import OPS, algorithms
+from fullwire.collectives.playing import CollectiveTime, collective_time, quickest_time
+from fullwire.collectives.tuning import (
+    AUTO,
+    applicable,
+    around_a_switch,
+    open_to,
+    over_links,
+    tuned,
+)
 from fullwire.errors import UsageError
-from fullwire.model.cluster_plan import cluster_algorithms, usual_algorithm
-from fullwire.model.cost import AddTimes
-from fullwire.model.fabric_cost import scattered, with_workers
-from fullwire.model.plan import OPS, algorithms
-from fullwire.model.tuning import AUTO, applicable, around_a_switch, open_to, over_links, tuned
-from fullwire.simulation.collective import CollectiveTime, collective_time, quickest_time
-from fullwire.simulation.fabric_collective import Told, fabric_time
 from fullwire.simulation.on_fabric import believed_cost
 from fullwire.sources.netx import read_reduce_cost
 from fullwire.units import size_bytes

@@ -10,8 +10,8 @@ import numpy as np
 from fullwire.answers.conditions import latency
 from fullwire.answers.forecast import Forecaster
 from fullwire.answers.subjects import Transports, as_recorded, subject_of
+from fullwire.collectives.cost import Floats
 from fullwire.compression.compressor import Compressor
-from fullwire.model.cost import Floats
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, Calibration

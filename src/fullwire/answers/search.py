@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
-from fullwire.model.cost import Floats
 from fullwire.simulation.sweep import Predictions
 
 NEAR = 0.01

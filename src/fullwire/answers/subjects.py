@@ -9,9 +9,9 @@ from fullwire.answers.conditions import OneOrMany, count, latency, several
 from fullwire.answers.opening import Opened, RunLike, opened
 from fullwire.clusters.description import described
 from fullwire.clusters.fabric import Fabric
+from fullwire.collectives.cost import AddTimes
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of
-from fullwire.model.cost import AddTimes
 from fullwire.run.run import Run
 from fullwire.run.store import unread
 from fullwire.simulation.buckets import bucket_policy

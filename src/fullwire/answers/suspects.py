@@ -23,8 +23,8 @@ from fullwire.clusters.fabric import (
     LeafSpine,
     Torus,
 )
-from fullwire.model.fabric_cost import with_workers
-from fullwire.model.tuning import AUTO
+from fullwire.collectives.fabric_cost import with_workers
+from fullwire.collectives.tuning import AUTO
 from fullwire.simulation.on_fabric import OnFabric
 from fullwire.simulation.sweep import Grid, Subject, sweep, tried
 from fullwire.units import show_rate

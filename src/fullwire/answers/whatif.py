@@ -38,12 +38,12 @@ from fullwire.answers.suspects import Suspicion, suspicions
 from fullwire.clusters import ClusterLike, cluster
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.fabric import Fabric, with_nodes
+from fullwire.collectives.cluster_plan import usual_algorithm
+from fullwire.collectives.cost import Floats
+from fullwire.collectives.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
 from fullwire.compression.compressor import Compressor
 from fullwire.crew import HERE, crew
 from fullwire.errors import UsageError
-from fullwire.model.cluster_plan import usual_algorithm
-from fullwire.model.cost import Floats
-from fullwire.model.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.interval import interval_s

@@ -16,8 +16,8 @@ from fullwire.units import show_bytes, show_rate, show_time, visible
 if TYPE_CHECKING:
     from fullwire.answers.search import Best, Instead
     from fullwire.answers.whatif import Tuned, WhatIf
+    from fullwire.collectives.playing import CollectiveTime, TunedTime
     from fullwire.run.run import Run
-    from fullwire.simulation.collective import CollectiveTime, TunedTime
     from fullwire.workloads import Workload
 
 _TUNED_SAID = 4  # clusters of which it is said what the tuner takes
@@ -79,7 +79,7 @@ def _worth(one: Instead) -> str:
 
 
 def _tuning_sentence(each: Tuned) -> str:
-    from fullwire.model.tuning import ranges_text
+    from fullwire.collectives.tuning import ranges_text
 
     late = f", {show_time(each.latency_s)} latency" if each.latency_s else ""
     return (
@@ -149,7 +149,7 @@ def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
 
 def print_collective(result: CollectiveTime) -> None:
     """Print the time of one collective."""
-    from fullwire.simulation.collective import TunedTime
+    from fullwire.collectives.playing import TunedTime
 
     chunks = "" if result.chunks == 1 else f", {result.chunks} chunks, {result.chunk_order}"
     on = "" if result.cluster is None else f" of {result.cluster}"
@@ -171,7 +171,7 @@ def print_collective(result: CollectiveTime) -> None:
 
 def _print_tuning(result: TunedTime) -> None:
     """Print why an algorithm was chosen, and which would be for other sizes."""
-    from fullwire.model.tuning import ranges_text
+    from fullwire.collectives.tuning import ranges_text
 
     others = [
         f"{name} {show_time(time_s)}"

@@ -18,8 +18,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
-from fullwire.model.cost import Floats
 from fullwire.simulation.calibrate import Calibration, in_another_run, in_another_step
 from fullwire.simulation.sweep import Grid, Predictions, Subject, shaped, sweep, with_residue
 from fullwire.simulation.transport import MeasuredTransport

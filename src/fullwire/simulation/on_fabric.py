@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fullwire.clusters.fabric import Fabric
+from fullwire.collectives.cluster_plan import plan_on
+from fullwire.collectives.cost import AddTimes, Cost, Floats
+from fullwire.collectives.fabric_cost import FabricCost, collective_cost, scattered, with_workers
+from fullwire.collectives.fabric_playing import played_times_s
+from fullwire.collectives.placed import placed
 from fullwire.compression.compressor import Combining
-from fullwire.model.cluster_plan import plan_on
-from fullwire.model.cost import AddTimes, Cost, Floats
-from fullwire.model.fabric_cost import FabricCost, collective_cost, scattered, with_workers
-from fullwire.model.placed import placed
-from fullwire.simulation.fabric_collective import played_times_s
 
 _PLAYED_BYTES = [2**power for power in range(10, 33)]
 _MOST_PLAYED = 30_000  # transfers for each size

@@ -7,11 +7,11 @@ from typing import Literal, TypeAlias, cast, get_args
 
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.fabric import Fabric
+from fullwire.collectives.cluster_plan import cluster_algorithms
+from fullwire.collectives.plan import algorithms
+from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
-from fullwire.model.cluster_plan import cluster_algorithms
-from fullwire.model.plan import algorithms
-from fullwire.model.tuning import AUTO
 from fullwire.simulation.buckets import BucketPolicy, DdpBuckets
 from fullwire.simulation.stragglers import AsRecorded, Jitter
 from fullwire.simulation.transport import FullTransport, Transport

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.model.cost import Floats
+from fullwire.collectives.cost import Floats
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.typical import Step
 

@@ -26,8 +26,8 @@ from typing import Literal, TypeAlias, cast
 
 import numpy as np
 
+from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
-from fullwire.model.cost import Floats
 from fullwire.simulation.typical import Step
 from fullwire.units import NUMBER, shown
 

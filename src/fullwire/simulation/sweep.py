@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.fabric import Fabric
+from fullwire.collectives.cost import AddTimes, Floats, gradient_cost, recorded_as, recorded_cost
+from fullwire.collectives.fabric_cost import with_workers
+from fullwire.collectives.plan import algorithms
+from fullwire.collectives.tuning import AUTO, open_to
 from fullwire.compression.compressor import Combining, Compressor
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
-from fullwire.model.cost import AddTimes, Floats, gradient_cost, recorded_as, recorded_cost
-from fullwire.model.fabric_cost import with_workers
-from fullwire.model.plan import algorithms
-from fullwire.model.tuning import AUTO, open_to
 from fullwire.simulation.buckets import BucketPolicy, Buckets
 from fullwire.simulation.on_fabric import OnFabric, Routed, routed_s
 from fullwire.simulation.scenario import Order, Scenario

@@ -13,9 +13,9 @@ from functools import partial
 
 import numpy as np
 
+from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
-from fullwire.model.cost import Floats
 from fullwire.simulation.buckets import BucketPolicy
 from fullwire.simulation.stragglers import Jitter
 from fullwire.simulation.sweep import (

@@ -22,8 +22,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
-from fullwire.model.cost import Floats
 from fullwire.units import ratio, shown
 
 # How sharply the busier resource decides: times add up as their sixth powers do. Two equally busy

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.collectives.cost import Floats, sent_as
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.model.cost import Floats, sent_as
 from fullwire.run.centre import median_of
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole
 from fullwire.simulation.groups import members_of

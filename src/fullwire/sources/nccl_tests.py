@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
 from fullwire.files import lines_of, name_of
-from fullwire.model.cost import bus_factor
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Collectives, Provenance, Run
 from fullwire.sources.nccl_log import log_facts, read_nccl_logs

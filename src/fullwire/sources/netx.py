@@ -25,9 +25,9 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from fullwire.collectives.cost import AddTimes
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import lines_of, name_of
-from fullwire.model.cost import AddTimes
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Gradients, Provenance, Real, Run, Spans, Whole
 from fullwire.units import NUMBER, shown

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from fullwire import _native
-from fullwire.model.cost import AddTimes, Cost, cost
-from fullwire.model.plan import plan, power_of_two_within
-from fullwire.model.stages import Plan, Transfers
+from fullwire.collectives.cost import AddTimes, Cost, cost
+from fullwire.collectives.plan import plan, power_of_two_within
+from fullwire.collectives.stages import Plan, Transfers
 
 LARGEST_UNPIPELINED_BYTES = 2**20  # what the engine takes from a rank before it is asked for
 _SEGMENT_BYTES = 2**21  # for each rank: two of these of every rank lie in the processor's caches

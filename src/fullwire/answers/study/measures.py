@@ -14,7 +14,7 @@ import numpy as np
 
 from fullwire.analysis.account import Part, account
 from fullwire.answers.study.trials import Trial
-from fullwire.model.cost import bus_factor
+from fullwire.collectives.cost import bus_factor
 from fullwire.run.run import Run
 from fullwire.simulation.typical import typical_step
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.fabric import Fabric
-from fullwire.model.cluster_plan import applicable_on
-from fullwire.model.cost import AddTimes, Floats, cost
-from fullwire.model.fabric_cost import FabricCost
-from fullwire.model.plan import algorithms, power_of_two_within
+from fullwire.collectives.cluster_plan import applicable_on
+from fullwire.collectives.cost import AddTimes, Floats, cost
+from fullwire.collectives.fabric_cost import FabricCost
+from fullwire.collectives.plan import algorithms, power_of_two_within
 from fullwire.units import show_bytes
 
 AUTO = "auto"

@@ -40,11 +40,11 @@ from fullwire.clusters.fabric import (
     Torus,
     with_nodes,
 )
+from fullwire.collectives.cluster_plan import plan_on
+from fullwire.collectives.cost import AddTimes
+from fullwire.collectives.placed import Placed, placed
+from fullwire.collectives.stages import Part
 from fullwire.errors import UsageError
-from fullwire.model.cluster_plan import plan_on
-from fullwire.model.cost import AddTimes
-from fullwire.model.placed import Placed, placed
-from fullwire.model.stages import Part
 
 # Chunks of these follow each other closely, so that the busiest link never waits.
 _PIPELINED = (("allreduce", "tree"), ("broadcast", "ring"))

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.clusters.cluster import Cluster
+from fullwire.collectives.cost import AddTimes, bus_factor, chunked_time_s
+from fullwire.collectives.plan import plan, planned_transfers
+from fullwire.collectives.stages import Int32, Plan, Transfers
+from fullwire.collectives.tuning import Tuning
 from fullwire.errors import UsageError
-from fullwire.model.cost import AddTimes, bus_factor, chunked_time_s
-from fullwire.model.plan import plan, planned_transfers
-from fullwire.model.stages import Int32, Plan, Transfers
-from fullwire.model.tuning import Tuning
 from fullwire.units import shown
 
 LEVELS = ("event", "closed")

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.clusters.fabric import Fabric, LeafSpine, Torus
+from fullwire.collectives import plan as flat
+from fullwire.collectives.stages import Int32, Part, Plan, Stage
 from fullwire.errors import UsageError
-from fullwire.model import plan as flat
-from fullwire.model.stages import Int32, Part, Plan, Stage
 
 MOST_STATED = 6_000_000  # transfers that nothing repeats, and as many connections
 

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fullwire.clusters.cluster import Cluster
+from fullwire.collectives.plan import OPS, algorithms, power_of_two_within
 from fullwire.compression.compressor import Combining
 from fullwire.errors import UsageError
-from fullwire.model.plan import OPS, algorithms, power_of_two_within
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.collectives.stages import Int32, Part, Plan, Stage
 from fullwire.errors import UsageError
-from fullwire.model.stages import Int32, Part, Plan, Stage
 
 Stated: TypeAlias = tuple[int, tuple[Part, ...]]  # blocks, and the stages of each part
 

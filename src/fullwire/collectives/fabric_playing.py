@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fullwire.clusters.fabric import LINK_KINDS, Fabric, Floats, Ints
+from fullwire.collectives.cluster_plan import plan_on
+from fullwire.collectives.cost import AddTimes, bus_factor
+from fullwire.collectives.fabric_cost import cost_of
+from fullwire.collectives.placed import Placed, placed
+from fullwire.collectives.playing import CollectiveTime, check_conditions
+from fullwire.collectives.stages import Int32
 from fullwire.errors import UsageError
-from fullwire.model.cluster_plan import plan_on
-from fullwire.model.cost import AddTimes, bus_factor
-from fullwire.model.fabric_cost import cost_of
-from fullwire.model.placed import Placed, placed
-from fullwire.model.stages import Int32
-from fullwire.simulation.collective import CollectiveTime, check_conditions
 
 MOST_PLAYED = 1_000_000_000
 MOST_AT_ONCE = 30_000_000  # transfers of all chunks whose progress is kept: some 1 GB

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fullwire.clusters.fabric import SPINE, Fabric, Floats, Ints, LeafSpine, Mask, Routes
+from fullwire.collectives.cluster_plan import layout_of
+from fullwire.collectives.stages import Int32, Plan
 from fullwire.errors import UsageError
-from fullwire.model.cluster_plan import layout_of
-from fullwire.model.stages import Int32, Plan
 
 MOST_CONNECTIONS = 6_000_000
 

@@ -1,0 +1,1 @@
+"""Collectives: how each is stated, what it costs, and how it is played."""
