@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from fullwire._native import PacketCapture
-from fullwire.sources.pcap import read_captures
+from fullwire.packets.pcap import read_captures
 
 MESSAGE = bytes(1000)
 

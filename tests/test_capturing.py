@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from fullwire.analysis.capture_audit import capture_audit
-from fullwire.analysis.flows import analyse_flows
+from fullwire.packets.capture_audit import capture_audit
+from fullwire.packets.flows import analyse_flows
+from fullwire.packets.pcap import read_captures
 from fullwire.run.run import Run
 from fullwire.run.store import read_run
 from fullwire.sources.live.record import join
-from fullwire.sources.pcap import read_captures
 from tests.test_lab import (
     as_nobody,
     finished,

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
-from fullwire.analysis.flows import Traffic, analyse_flows
-from fullwire.analysis.pattern import find_pattern
 from fullwire.errors import UsageError
+from fullwire.packets.flows import Traffic, analyse_flows
+from fullwire.packets.pattern import find_pattern
 from fullwire.report.traffic_picture import _places
 from tests import packets as p
 from tests.conftest import Cli

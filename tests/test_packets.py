@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire._native import PacketScan
-from fullwire.analysis.flows import analyse_flows
 from fullwire.errors import DamagedInput, FullwireError, UsageError
+from fullwire.packets.flows import analyse_flows
+from fullwire.packets.pcap import read_captures
 from fullwire.run.run import Run
 from fullwire.sources import read
-from fullwire.sources.pcap import read_captures
 from tests import packets as p
 from tests.strategies import cases, damaged
 
@@ -448,8 +448,8 @@ def test_the_same_capture_twice_or_none_is_refused(capture: Path) -> None:
 def test_a_bomb_is_refused_and_does_not_swell(
     capture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fullwire.sources.pcap._BOMB_BYTES", 1 << 20)
-    monkeypatch.setattr("fullwire.sources.pcap._MOST_EXPANSION", 100)
+    monkeypatch.setattr("fullwire.packets.pcap._BOMB_BYTES", 1 << 20)
+    monkeypatch.setattr("fullwire.packets.pcap._MOST_EXPANSION", 100)
     packed = io.BytesIO()
     with gzip.open(packed, "wb") as file:
         file.write(p.pcap([]) + struct.pack("<IIII", 1, 0, 0, 0) * 2_000_000)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fullwire.packets.pcap import read_captures
 from fullwire.run.run import Run
-from fullwire.sources.pcap import read_captures
 from tests import packets as p
 
 US, MS = 1_000, 1_000_000

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.analysis.compare import compare
-from fullwire.analysis.flows import Traffic, analyse_flows
-from fullwire.analysis.pattern import Pattern, find_pattern
-from fullwire.analysis.usual_iteration import usual_iteration
-from fullwire.analysis.wire_steps import with_steps
 from fullwire.answers.traffic import flows_and_run
 from fullwire.errors import UsageError
+from fullwire.packets.flows import Traffic, analyse_flows
+from fullwire.packets.hosts_file import read_hosts
+from fullwire.packets.pattern import Pattern, find_pattern
+from fullwire.packets.usual_iteration import usual_iteration
+from fullwire.packets.wire_steps import with_steps
 from fullwire.report.comparison import bytes_sentence
 from fullwire.report.traffic import traffic_sentences
 from fullwire.run.run import Flows, Messages, Run, Spans
-from fullwire.sources.hosts_file import read_hosts
 from tests.conftest import Cli
 from tests.strategies import cases, tables
 from tests.traffic_by_hand import MS, Sent, ring, told, traffic

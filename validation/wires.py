@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import fullwire as fw
-from fullwire.analysis.flows import Traffic
+from fullwire.packets.flows import Traffic
 from fullwire.report.traffic import traffic_sentences
 from tests import wires as w
 from validation import arguments

@@ -203,7 +203,7 @@ def _edge_bytes(before: Run, after: Run) -> tuple[float, float] | None:
     """Return what an edge carries in an iteration of each run, if packets say it of both."""
     if not len(before.flows) or not len(after.flows):
         return None
-    from fullwire.analysis.flows import analyse_flows  # here: few runs hold packets
+    from fullwire.packets.flows import analyse_flows  # here: few runs hold packets
 
     first = analyse_flows(before).payload_bytes_per_edge
     second = analyse_flows(after).payload_bytes_per_edge

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import files_like, is_directory, path_of, refuse_packed
-from fullwire.sources.captures import is_capture
+from fullwire.packets.captures import is_capture
 from fullwire.units import size_bytes
 
 if TYPE_CHECKING:
-    from fullwire.analysis.flows import Traffic
+    from fullwire.packets.flows import Traffic
     from fullwire.run.run import Run
 
 
@@ -44,11 +44,11 @@ def flows_and_run(
         raise UsageError("gradient: expected a size above 0")
     run = _traffic_run(*captures)
     if hosts is not None:
-        from fullwire.sources.hosts_file import read_hosts
+        from fullwire.packets.hosts_file import read_hosts
 
         run = replace(run, facts={**run.facts, **read_hosts(path_of(hosts, "hosts"))})
-    from fullwire.analysis.flows import analyse_flows  # which begin when captures have been read
-    from fullwire.analysis.wire_steps import with_steps
+    from fullwire.packets.flows import analyse_flows  # which begin when captures have been read
+    from fullwire.packets.wire_steps import with_steps
 
     found = analyse_flows(run, model_bytes=model_bytes)
     return found, with_steps(run, found)
@@ -67,7 +67,7 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
 
             if is_run(place):
                 return read_run(place)
-    from fullwire.sources.pcap import read_captures
+    from fullwire.packets.pcap import read_captures
 
     return read_captures(_captures([path_of(each, "flows") for each in captures]))
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any
 
-from fullwire.analysis.flows import Traffic
-from fullwire.analysis.usual_iteration import CollectiveSeen, UsualIteration, usual_iteration
+from fullwire.packets.flows import Traffic
+from fullwire.packets.usual_iteration import CollectiveSeen, UsualIteration, usual_iteration
 from fullwire.report.terminal import print_notes, print_table, say
 from fullwire.units import show_bytes, show_time
 

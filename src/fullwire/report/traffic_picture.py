@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fullwire.analysis.edges import host_names, hosts_of
-from fullwire.analysis.flows import Traffic
-from fullwire.analysis.usual_iteration import UsualIteration, usual_iteration
+from fullwire.packets.edges import host_names, hosts_of
+from fullwire.packets.flows import Traffic
+from fullwire.packets.usual_iteration import UsualIteration, usual_iteration
 from fullwire.report.charts import COLOURS, save, titled
 from fullwire.report.traffic import traffic_sentences
 from fullwire.run.run import Real, Run

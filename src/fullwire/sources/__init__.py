@@ -19,7 +19,7 @@ from fullwire.files import (
     refuse_packed,
 )
 from fullwire.packed import unpacked_elsewhere
-from fullwire.sources.captures import is_capture
+from fullwire.packets.captures import is_capture
 from fullwire.units import seconds, shown
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _read(kind: str, places: Sequence[Path], communication: str | None) -> Run:
 
         return read_chakra(files)
     if kind == "capture":
-        from fullwire.sources.pcap import read_captures
+        from fullwire.packets.pcap import read_captures
 
         return read_captures(files)
     if kind == "nccl-tests":

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from fullwire.analysis.edges import Edges
-from fullwire.analysis.iterations import Iterations
-from fullwire.analysis.pattern import components
-from fullwire.analysis.repeating_edges import iterations_of_edges, series_of
+from fullwire.packets.edges import Edges
+from fullwire.packets.iterations import Iterations
+from fullwire.packets.pattern import components
+from fullwire.packets.repeating_edges import iterations_of_edges, series_of
 from fullwire.run.run import Whole
 
 _FAINT = 0.01  # of the largest edge among its hosts: a heartbeat does not make two jobs one

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.edges import Edges
-from fullwire.analysis.iterations import Iterations
+from fullwire.packets.edges import Edges
+from fullwire.packets.iterations import Iterations
 from fullwire.run.run import Real
 from fullwire.units import show_time
 

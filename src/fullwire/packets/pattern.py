@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.spanning import in_rings, in_two_trees
+from fullwire.packets.spanning import in_rings, in_two_trees
 from fullwire.run.run import Real
 
 _FAINT = 0.05  # of the largest edge: an edge of less is no part of the shape

@@ -11,37 +11,37 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fullwire.analysis.byte_audit import Expected, byte_audit, expected_bytes
-from fullwire.analysis.capture_audit import capture_audit
-from fullwire.analysis.counting import (
+from fullwire.errors import UsageError
+from fullwire.packets.byte_audit import Expected, byte_audit, expected_bytes
+from fullwire.packets.capture_audit import capture_audit
+from fullwire.packets.counting import (
     counted_by_broadcast,
     counted_by_bytes,
     pattern_since_startup,
 )
-from fullwire.analysis.edge_facts import EdgeFacts, edge_facts
-from fullwire.analysis.edges import Edges, edges_of, host_names, hosts_of, ranks_by_host
-from fullwire.analysis.iterations import Iterations
-from fullwire.analysis.latecomers import latecomer
-from fullwire.analysis.message_lengths import iterations_by_lengths
-from fullwire.analysis.messages import (
+from fullwire.packets.edge_facts import EdgeFacts, edge_facts
+from fullwire.packets.edges import Edges, edges_of, host_names, hosts_of, ranks_by_host
+from fullwire.packets.iterations import Iterations
+from fullwire.packets.latecomers import latecomer
+from fullwire.packets.message_lengths import iterations_by_lengths
+from fullwire.packets.messages import (
     SeenCollectives,
     broadcast_bytes,
     find_collectives,
     iterations_of,
 )
-from fullwire.analysis.pattern import Pattern, find_pattern
-from fullwire.analysis.repeating_edges import iterations_of_edges, series_of
-from fullwire.analysis.senders import (
+from fullwire.packets.pattern import Pattern, find_pattern
+from fullwire.packets.repeating_edges import iterations_of_edges, series_of
+from fullwire.packets.senders import (
     SlowLink,
     hot_spots,
     idle_network,
     sending_of,
     slow_link,
 )
-from fullwire.analysis.separate import trainings_of
-from fullwire.analysis.steps_seen import steps_said
-from fullwire.analysis.successive import trainings_in_turn
-from fullwire.errors import UsageError
+from fullwire.packets.separate import trainings_of
+from fullwire.packets.steps_seen import steps_said
+from fullwire.packets.successive import trainings_in_turn
 from fullwire.run.run import UNREAD, Real, Run, Whole
 
 _OF_HOSTS = ("addresses", "hosts")  # facts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.analysis.edges import Edges, host_names, hosts_of
+from fullwire.packets.edges import Edges, host_names, hosts_of
 from fullwire.run.run import Run, Whole
 
 _LEAST = 0.01  # of the largest edge's payload

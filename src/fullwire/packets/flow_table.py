@@ -20,6 +20,8 @@ import numpy as np
 
 from fullwire._native import PacketScan
 from fullwire.files import name_of
+from fullwire.packets.capture_clocks import ClockOffset, Passed, clock_offsets, show_the_same
+from fullwire.packets.pcap import Scanned
 from fullwire.run.endpoint import address_of, endpoint, host_of
 from fullwire.run.facts import FactValue
 from fullwire.run.run import (
@@ -32,8 +34,6 @@ from fullwire.run.run import (
     Run,
     Whole,
 )
-from fullwire.sources.capture_clocks import ClockOffset, Passed, clock_offsets, show_the_same
-from fullwire.sources.pcap import Scanned
 
 _ROCE = 256  # as native/packet_headers.hpp numbers it
 _MAIN_FLOW = 0.02  # of the largest flow's payload

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.iterations import Iterations
-from fullwire.analysis.repetition import Repetition, Sequence, find_repetition
 from fullwire.collectives.cost import bus_factor
+from fullwire.packets.iterations import Iterations
+from fullwire.packets.repetition import Repetition, Sequence, find_repetition
 from fullwire.run.run import Messages, Real, Text, Whole
 
 _LEAST_PART = 0.005  # of the largest collective: a smaller one, like a metric's, proves nothing

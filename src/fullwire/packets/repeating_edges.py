@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.edges import Edges
-from fullwire.analysis.iterations import Iterations, Series, find_iterations
+from fullwire.packets.edges import Edges
+from fullwire.packets.iterations import Iterations, Series, find_iterations
 from fullwire.run.run import Whole
 
 _SURE = 0.9  # of all edges together: then nothing hides anything

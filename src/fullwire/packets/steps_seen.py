@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fullwire.analysis.iterations import Iterations
+from fullwire.packets.iterations import Iterations
 from fullwire.run.run import Run
 from fullwire.units import show_time
 

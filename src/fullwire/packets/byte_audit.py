@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.edges import Edges
-from fullwire.analysis.iterations import Iterations
-from fullwire.analysis.messages import SeenCollectives, broadcast_bytes, bytes_of
-from fullwire.analysis.pattern import Pattern
+from fullwire.packets.edges import Edges
+from fullwire.packets.iterations import Iterations
+from fullwire.packets.messages import SeenCollectives, broadcast_bytes, bytes_of
+from fullwire.packets.pattern import Pattern
 from fullwire.run.run import Run, Whole
 from fullwire.units import show_bytes
 

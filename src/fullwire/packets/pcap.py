@@ -48,7 +48,7 @@ def read_captures(paths: Sequence[Path]) -> Run:
     is_over = Event()
     with ThreadPoolExecutor(min(len(paths), processors)) as side_by_side:
         reading = [side_by_side.submit(_scanned, path, threads, is_over) for path in paths]
-        from fullwire.sources.flow_table import run_of  # here, beside the reading
+        from fullwire.packets.flow_table import run_of  # here, beside the reading
 
         try:
             return run_of([each.result() for each in reading])

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fullwire.analysis.edges import Edges
-from fullwire.analysis.iterations import FEWEST, Iterations
-from fullwire.analysis.pattern import Pattern, find_pattern
+from fullwire.packets.edges import Edges
+from fullwire.packets.iterations import FEWEST, Iterations
+from fullwire.packets.pattern import Pattern, find_pattern
 from fullwire.run.run import Whole
 
 _WHOLE = 0.05  # a number of iterations is as close to a whole one

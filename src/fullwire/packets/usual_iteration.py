@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.analysis.flows import Traffic
-from fullwire.analysis.messages import SeenCollectives
+from fullwire.packets.flows import Traffic
+from fullwire.packets.messages import SeenCollectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fullwire.analysis.iterations import Iterations
-from fullwire.analysis.messages import SeenCollectives
+from fullwire.packets.iterations import Iterations
+from fullwire.packets.messages import SeenCollectives
 from fullwire.units import show_time
 
 _LEAST_WAIT = 0.1  # of the period: less is nobody's fault

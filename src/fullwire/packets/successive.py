@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fullwire.analysis.edges import edges_of
-from fullwire.analysis.repeating_edges import iterations_of_edges, series_of
+from fullwire.packets.edges import edges_of
+from fullwire.packets.repeating_edges import iterations_of_edges, series_of
 from fullwire.run.run import AnyTable, Run, Whole
 
 _LEAST_GAP_NS = 500_000_000  # a job takes longer to start

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.edges import Edges, host_names, hosts_of
-from fullwire.analysis.iterations import FEWEST, Iterations
+from fullwire.packets.edges import Edges, host_names, hosts_of
+from fullwire.packets.iterations import FEWEST, Iterations
 from fullwire.run.run import UNREAD, Real, Run, Whole
 
 _SMALL_BYTES = 1024  # messages that control others: how they lie among those is left to chance

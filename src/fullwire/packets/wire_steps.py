@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from fullwire.analysis.edges import ranks_by_host
-from fullwire.analysis.flows import Traffic
-from fullwire.analysis.iterations import Iterations
-from fullwire.analysis.messages import SeenCollectives
-from fullwire.analysis.steps_seen import FROM_PACKETS
+from fullwire.packets.edges import ranks_by_host
+from fullwire.packets.flows import Traffic
+from fullwire.packets.iterations import Iterations
+from fullwire.packets.messages import SeenCollectives
+from fullwire.packets.steps_seen import FROM_PACKETS
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 
 

@@ -1,0 +1,1 @@
+"""From captured packets to flows, iterations, the pattern of the traffic and its audit."""
