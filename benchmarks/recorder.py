@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import sys
 
-from fullwire.report.overhead import overhead_lines
-from fullwire.sources.live.overhead import Difference, measure_overhead
+from fullwire.studies.recording.overhead import Difference, measure_overhead
+from fullwire.studies.recording.view import overhead_lines
 
 DIFFERENCES: tuple[Difference, ...] = ("record", "hooks", "sampler", "longer", "control")
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fullwire.answers.contest import contest_in_lab, mpi_program
-from fullwire.answers.contest.description import Contest, Measured, Moved, Outcome, Turn
-from fullwire.answers.contest.iperf import IperfFailed, both_ways_bps
 from fullwire.errors import FullwireError
-from fullwire.report.contest import contest_lines, contest_object, plot_contest
+from fullwire.studies.contest import contest_in_lab, mpi_program
+from fullwire.studies.contest.description import Contest, Measured, Moved, Outcome, Turn
+from fullwire.studies.contest.iperf import IperfFailed, both_ways_bps
+from fullwire.studies.contest.view import contest_lines, contest_object, plot_contest
 from tests.conftest import Cli
 from tests.test_lab import needs_namespaces
 from tests.test_record import needs_torch
@@ -122,7 +122,7 @@ def test_under_torchrun_the_ranks_are_those_of_torchrun(
 def test_half_of_torchruns_environment_is_refused_with_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from fullwire.answers.contest.rank import take_part
+    from fullwire.studies.contest.rank import take_part
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

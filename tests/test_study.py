@@ -16,17 +16,17 @@ import pytest
 
 import fullwire as fw
 from fullwire import workloads
-from fullwire.answers.study import Study, playing
-from fullwire.answers.study import study as play_study
-from fullwire.answers.study.claims import Claim, Findings, Holds, claims
-from fullwire.answers.study.explained import modelled_rows, shares, shares_of_modelled
-from fullwire.answers.study.measures import Measured, measured
-from fullwire.answers.study.predicted import Predicted, predictions
-from fullwire.answers.study.trials import QUICK, Trial, planned
-from fullwire.report.study import print_study, study_object, write_study
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Collectives, Gradients, Links, Provenance, Run, Sockets
 from fullwire.run.store import write
+from fullwire.studies.papers import Study, playing
+from fullwire.studies.papers import study as play_study
+from fullwire.studies.papers.claims import Claim, Findings, Holds, claims
+from fullwire.studies.papers.explained import modelled_rows, shares, shares_of_modelled
+from fullwire.studies.papers.measures import Measured, measured
+from fullwire.studies.papers.predicted import Predicted, predictions
+from fullwire.studies.papers.trials import QUICK, Trial, planned
+from fullwire.studies.papers.view import print_study, study_object, write_study
 from tests.builders import MS, spans
 from tests.conftest import Cli
 from tests.test_lab import eventually, needs_namespaces, processes_with
@@ -324,8 +324,8 @@ def test_finished_trials_are_not_played_again_and_one_that_fails_stops_nothing(
         write(a_job(exit_status=0), playing.place_of(trial, directory), replace=True)
         return None
 
-    monkeypatch.setattr("fullwire.answers.study.play", play)
-    monkeypatch.setattr("fullwire.answers.study.check_machine", lambda: None)
+    monkeypatch.setattr("fullwire.studies.papers.play", play)
+    monkeypatch.setattr("fullwire.studies.papers.check_machine", lambda: None)
     said: list[str] = []
     first = play_study(tmp_path, trials=(there, failing, playable), say=said.append)
     assert played == [failing, playable]
@@ -387,8 +387,8 @@ def test_a_tiny_study_is_played_for_real(tmp_path: Path) -> None:
 def test_a_study_that_is_killed_leaves_nobody_who_plays_on(tmp_path: Path) -> None:
     trial = Trial(kind="real", model="mlp-64", workers=1, rate="100Mbps", steps=100_000)
     code = (
-        "from pathlib import Path; from fullwire.answers.study.playing import play; "
-        "from fullwire.answers.study.trials import Trial; "
+        "from pathlib import Path; from fullwire.studies.papers.playing import play; "
+        "from fullwire.studies.papers.trials import Trial; "
         f"play({trial!r}, Path({str(tmp_path)!r}), 60.0)"
     )
     place = playing.place_of(trial, tmp_path)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from fullwire.answers.collective import collective as collective
     from fullwire.answers.explain import Explanation as Explanation
     from fullwire.answers.explain import explain as explain
-    from fullwire.answers.study import Study as Study
-    from fullwire.answers.study import study as study
     from fullwire.answers.traffic import flows as flows
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
@@ -39,6 +37,8 @@ if TYPE_CHECKING:
     from fullwire.sources import read as read
     from fullwire.sources.live.record import join as join
     from fullwire.sources.live.record import record as record
+    from fullwire.studies.papers import Study as Study
+    from fullwire.studies.papers import study as study
 
 __version__ = "0.1.0"
 
@@ -49,7 +49,7 @@ _PLACES = {
     "Explanation": "fullwire.answers.explain:Explanation",
     "FullwireError": "fullwire.errors:FullwireError",
     "Run": "fullwire.run.run:Run",
-    "Study": "fullwire.answers.study:Study",
+    "Study": "fullwire.studies.papers:Study",
     "UsageError": "fullwire.errors:UsageError",
     "WhatIf": "fullwire.answers.whatif:WhatIf",
     "cluster": "fullwire.clusters:cluster",
@@ -62,7 +62,7 @@ _PLACES = {
     "read": "fullwire.sources:read",
     "record": "fullwire.sources.live.record:record",
     "replay": "fullwire.answers.whatif:replay",
-    "study": "fullwire.answers.study:study",
+    "study": "fullwire.studies.papers:study",
     "whatif": "fullwire.answers.whatif:whatif",
     "workloads": "fullwire.workloads:",
     "write": "fullwire.run.store:write",

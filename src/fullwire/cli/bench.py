@@ -15,8 +15,8 @@ from fullwire.cli.options import Json, print_json
 from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
-    from fullwire.answers.contest.description import Contest, Outcome
     from fullwire.lab.lab import Lab
+    from fullwire.studies.contest.description import Contest, Outcome
 
 app = typer.Typer(
     name="bench",
@@ -35,8 +35,8 @@ def recorder(
 
     fullwire bench recorder
     """
-    from fullwire.report.overhead import overhead_lines, overhead_object
-    from fullwire.sources.live.overhead import measure_overhead
+    from fullwire.studies.recording.overhead import measure_overhead
+    from fullwire.studies.recording.view import overhead_lines, overhead_object
 
     result = measure_overhead(pairs, tell=_tell(pairs))
     if json:
@@ -76,7 +76,7 @@ def transport(
     torchrun --nnodes 2 ... --no-python fullwire bench transport --rate 25Gbps --against gloo
     """
     from fullwire.report.charts import check_plot_path
-    from fullwire.report.contest import contest_lines, contest_object, plot_contest
+    from fullwire.studies.contest.view import contest_lines, contest_object, plot_contest
 
     contest = _contest(rate, against, sizes, rounds)
     if plot is not None:
@@ -95,7 +95,7 @@ def transport(
 
 
 def _contest(rate: str, against: str, sizes: str | None, rounds: int) -> Contest:
-    from fullwire.answers.contest.description import USUAL_SIZES, Contest
+    from fullwire.studies.contest.description import USUAL_SIZES, Contest
     from fullwire.units import bits_per_second, size_bytes
 
     asked = USUAL_SIZES if sizes is None else tuple(
@@ -108,7 +108,7 @@ def _contest(rate: str, against: str, sizes: str | None, rounds: int) -> Contest
 
 
 def _ranked(contest: Contest, workers: int | None) -> Outcome | None:
-    from fullwire.answers.contest import check_torch
+    from fullwire.studies.contest import check_torch
 
     ranks = os.environ.get("WORLD_SIZE")
     if workers is not None and str(workers) != ranks:
@@ -116,13 +116,13 @@ def _ranked(contest: Contest, workers: int | None) -> Outcome | None:
             f"workers: under torchrun its ranks take part, and they are {ranks}: got {workers}"
         )
     check_torch()
-    from fullwire.answers.contest.rank import take_part
+    from fullwire.studies.contest.rank import take_part
 
     return take_part(contest)
 
 
 def _in_lab(contest: Contest, workers: int | None) -> Outcome:
-    from fullwire.answers.contest import contest_in_lab
+    from fullwire.studies.contest import contest_in_lab
 
     if workers is None:
         raise UsageError("workers: expected how many hosts the lab is to have, like --workers 2")

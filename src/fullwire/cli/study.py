@@ -25,9 +25,9 @@ def study(
 
     fullwire study --quick -o study
     """
-    from fullwire.answers.study import study as answer
     from fullwire.cli.leaving import signals_end_it
-    from fullwire.report.study import print_study, study_object, write_study
+    from fullwire.studies.papers import study as answer
+    from fullwire.studies.papers.view import print_study, study_object, write_study
 
     with signals_end_it():
         result = answer(output, quick=quick, say=_say)

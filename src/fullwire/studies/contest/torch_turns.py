@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from fullwire.answers.contest.description import BYTES_A_VALUE, Turn
+from fullwire.studies.contest.description import BYTES_A_VALUE, Turn
 
 
 class TorchTurns:

@@ -14,12 +14,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fullwire.answers.study.explained import Explained
-from fullwire.answers.study.figures import PAPER_WORKERS, alone
-from fullwire.answers.study.measures import NOBODY, Measured
-from fullwire.answers.study.predicted import Predicted
-from fullwire.answers.study.trials import V100S, Trial
 from fullwire.answers.whatif import whatif
+from fullwire.studies.papers.explained import Explained
+from fullwire.studies.papers.figures import PAPER_WORKERS, alone
+from fullwire.studies.papers.measures import NOBODY, Measured
+from fullwire.studies.papers.predicted import Predicted
+from fullwire.studies.papers.trials import V100S, Trial
 from fullwire.units import show_bytes, show_rate, show_time
 
 Holds: TypeAlias = Literal["yes", "no", "in part", "not measured"]

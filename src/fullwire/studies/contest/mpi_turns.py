@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from fullwire.answers.contest import mpi_agent, mpi_program
-from fullwire.answers.contest.description import Turn
+from fullwire.studies.contest import mpi_agent, mpi_program
+from fullwire.studies.contest.description import Turn
 
 _START_S = 30.0
 _ANSWER_S = 120.0

@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullwire.answers.study import figures as drawn
-from fullwire.answers.study.claims import Claim, Findings, claims
-from fullwire.answers.study.explained import (
+from fullwire.answers.whatif import whatif
+from fullwire.errors import FullwireError, UsageError
+from fullwire.run.run import Run
+from fullwire.studies.papers import figures as drawn
+from fullwire.studies.papers.claims import Claim, Findings, claims
+from fullwire.studies.papers.explained import (
     Explained,
     modelled_rows,
     shares_of_measured,
     shares_of_modelled,
 )
-from fullwire.answers.study.figures import Figure
-from fullwire.answers.study.measures import Measured, measured
-from fullwire.answers.study.playing import check_machine, finished, play
-from fullwire.answers.study.predicted import FULL, Predicted, predictions
-from fullwire.answers.study.trials import Trial, planned
-from fullwire.answers.whatif import whatif
-from fullwire.errors import FullwireError, UsageError
-from fullwire.run.run import Run
+from fullwire.studies.papers.figures import Figure
+from fullwire.studies.papers.measures import Measured, measured
+from fullwire.studies.papers.playing import check_machine, finished, play
+from fullwire.studies.papers.predicted import FULL, Predicted, predictions
+from fullwire.studies.papers.trials import Trial, planned
 from fullwire.units import show_time
 
 _LAB_S, _RANK_S = 3.0, 1.5  # what a lab and each of its ranks take to start, on two cores

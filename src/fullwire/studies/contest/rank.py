@@ -1,4 +1,4 @@
-"""One rank of a contest: python -m fullwire.answers.contest.rank CONTEST.json OUTCOME.json
+"""One rank of a contest: python -m fullwire.studies.contest.rank CONTEST.json OUTCOME.json
 
 runs on every host of a lab; under torchrun the command line calls `take_part` itself.
 """
@@ -17,7 +17,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from fullwire.answers.contest.description import (
+from fullwire.errors import FullwireError, UsageError
+from fullwire.studies.contest.description import (
     BYTES_A_VALUE,
     OURS,
     Contest,
@@ -27,10 +28,9 @@ from fullwire.answers.contest.description import (
     Turn,
     check_workers,
 )
-from fullwire.answers.contest.iperf import STREAMS, iperf_is_missing, moved_between
-from fullwire.answers.contest.mpi_turns import MpiFailed, MpiTurns, mpi_is_missing
-from fullwire.answers.contest.torch_turns import TorchTurns
-from fullwire.errors import FullwireError, UsageError
+from fullwire.studies.contest.iperf import STREAMS, iperf_is_missing, moved_between
+from fullwire.studies.contest.mpi_turns import MpiFailed, MpiTurns, mpi_is_missing
+from fullwire.studies.contest.torch_turns import TorchTurns
 from fullwire.units import show_bytes
 
 Each = TypeVar("Each")

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fullwire.answers.study.measures import Measured
-from fullwire.answers.study.trials import Trial
 from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf, whatif
 from fullwire.errors import FullwireError
 from fullwire.run.run import Run
 from fullwire.sources import read
+from fullwire.studies.papers.measures import Measured
+from fullwire.studies.papers.trials import Trial
 
 FULL = "full:0.9564"  # every bit that headers leave of the line: 1448/1514
 

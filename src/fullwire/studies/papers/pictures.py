@@ -12,7 +12,7 @@ from fullwire.units import show_rate
 if TYPE_CHECKING:
     import altair as alt
 
-    from fullwire.answers.study.figures import Figure, FigureName, Row
+    from fullwire.studies.papers.figures import Figure, FigureName, Row
 
 _WIDTH, _HEIGHT = 250, 200
 _COLOURS = [*COLOURS, "#c98bb9"]  # three settings and five devices in one figure

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from fullwire.answers.contest.description import Contest, Outcome, check_workers
 from fullwire.errors import FullwireError, UsageError
 from fullwire.lab.description import describe
 from fullwire.lab.emulated import available_bytes
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job
+from fullwire.studies.contest.description import Contest, Outcome, check_workers
 from fullwire.units import show_bytes
 
 _RANK_BYTES = 400_000_000  # Python with torch
@@ -43,7 +43,7 @@ def contest_in_lab(
         introduce(lab)
         asked, outcome = Path(place, "contest.json"), Path(place, "outcome.json")
         asked.write_bytes(msgspec.json.encode(contest))
-        module = "fullwire.answers.contest.rank"
+        module = "fullwire.studies.contest.rank"
         status = run_job(lab, [sys.executable, "-m", module, str(asked), str(outcome)])
         if status != 0 or not outcome.exists():
             raise FullwireError(

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from fullwire.answers.study.explained import Explained
-from fullwire.answers.study.measures import NOBODY, Measured
-from fullwire.answers.study.predicted import FULL, Predicted
-from fullwire.answers.study.trials import BUCKETS, V100S, Trial
 from fullwire.answers.whatif import whatif
+from fullwire.studies.papers.explained import Explained
+from fullwire.studies.papers.measures import NOBODY, Measured
+from fullwire.studies.papers.predicted import FULL, Predicted
+from fullwire.studies.papers.trials import BUCKETS, V100S, Trial
 
 Row: TypeAlias = Mapping[str, Any]
 FigureName: TypeAlias = Literal[

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullwire.answers.contest.description import MIB, OURS, Outcome, Turn, bus_bytes
 from fullwire.report.charts import COLOURS, save, titled
 from fullwire.run.centre import Centre, median_of
+from fullwire.studies.contest.description import MIB, OURS, Outcome, Turn, bus_bytes
 from fullwire.units import show_rate, show_time
 
 if TYPE_CHECKING:

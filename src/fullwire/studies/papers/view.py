@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
-from fullwire.report.study_figures import draw_figure
 from fullwire.report.terminal import print_notes, say
+from fullwire.studies.papers.pictures import draw_figure
 
 if TYPE_CHECKING:
-    from fullwire.answers.study import Study
-    from fullwire.answers.study.figures import Row
+    from fullwire.studies.papers import Study
+    from fullwire.studies.papers.figures import Row
 
 _WIDTH = 100
 _MARKS = {"yes": "holds", "no": "does NOT hold", "in part": "holds in part"}

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fullwire.run.centre import Centre, centre_of
-from fullwire.sources.live.overhead import RANKS, Difference, Overhead, Pair
-from fullwire.sources.live.overhead_job import LONGER_S, STEPS
+from fullwire.studies.recording.job import LONGER_S, STEPS
+from fullwire.studies.recording.overhead import RANKS, Difference, Overhead, Pair
 from fullwire.units import show_time
 
 _WORDS: dict[Difference, str] = {

@@ -1,6 +1,6 @@
 """Playing a trial: in a process of its own, so that what fails there ends nothing here.
 
-    python -m fullwire.answers.study.playing TRIAL.json OUTPUT.run
+    python -m fullwire.studies.papers.playing TRIAL.json OUTPUT.run
 
 records one job on a lab. Its words go to a log beside the run.
 """
@@ -21,7 +21,6 @@ import msgspec
 
 from fullwire.answers.emulation import emulated_job
 from fullwire.answers.laboratory import record_in_lab
-from fullwire.answers.study.trials import Trial
 from fullwire.errors import FullwireError, UsageError
 from fullwire.lab.description import describe
 from fullwire.lab.emulated import check_possible, trainer_command
@@ -32,6 +31,7 @@ from fullwire.run.run import Gradients, Run
 from fullwire.run.store import read_run, write
 from fullwire.sources import read
 from fullwire.sources.live.assemble import Known
+from fullwire.studies.papers.trials import Trial
 
 _LEAST_PATIENCE_S = 90.0
 _JOB = Path(__file__).with_name("small_job.py")
@@ -72,7 +72,7 @@ def play(trial: Trial, directory: Path, expected_s: float) -> str | None:
     description = place.with_suffix(".json")
     description.write_bytes(msgspec.json.encode(trial))
     command = [
-        sys.executable, "-m", "fullwire.answers.study.playing", str(description), str(place)
+        sys.executable, "-m", "fullwire.studies.papers.playing", str(description), str(place)
     ]  # fmt: skip
     patience_s = max(_LEAST_PATIENCE_S, 5 * expected_s)
     log = place.with_suffix(".log")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from fullwire.errors import FullwireError, UsageError
-from fullwire.sources.live.overhead_job import STEPS
+from fullwire.studies.recording.job import STEPS
 
 RANKS = 2
 WIDTH = 512  # of the job's layers

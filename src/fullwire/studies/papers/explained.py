@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire import workloads
-from fullwire.answers.study.measures import Measured
 from fullwire.answers.whatif import whatif
+from fullwire.studies.papers.measures import Measured
 
 FEWEST_SPARE = 2  # observations more than the regression has numbers
 MODELLED_RATES = ("1Gbps", "10Gbps", "25Gbps", "100Gbps")

@@ -1,0 +1,1 @@
+"""Experiments that a user can repeat; each brings its own page."""
