@@ -12,7 +12,7 @@ namespace fullwire {
 
 namespace {
 
-// As in sources/live/inside/journal.py.
+// As in recorder/inside/journal.py.
 constexpr std::string_view kTag = "FWJ2";
 constexpr std::uint8_t kDefinitions = 2;
 constexpr std::uint8_t kSamples = 3;

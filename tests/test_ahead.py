@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import fullwire as fw
+from fullwire.recorder.inside.journal import Journal, Note
+from fullwire.recorder.inside.processors import BeforeForward
 from fullwire.report.as_data import explanation_object
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Run, Spans
-from fullwire.sources.live.inside.journal import Journal, Note
-from fullwire.sources.live.inside.processors import BeforeForward
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
 
 READS_ITS_OWN = "where a script that reads its own batches does so"

@@ -18,9 +18,9 @@ import pytest
 from fullwire.packets.capture_audit import capture_audit
 from fullwire.packets.flows import analyse_flows
 from fullwire.packets.pcap import read_captures
+from fullwire.recorder.record import join
 from fullwire.run.run import Run
 from fullwire.run.store import read_run
-from fullwire.sources.live.record import join
 from tests.test_lab import (
     as_nobody,
     finished,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fullwire.sources.live.inside.journal import Journal, Note
+from fullwire.recorder.inside.journal import Journal, Note
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="the recorder's clock needs torch"
@@ -54,7 +54,7 @@ class Cuda:
 
 
 def test_an_interval_is_noted_when_its_events_have_passed_and_not_before(tmp_path: Path) -> None:
-    from fullwire.sources.live.inside.clock import Clock
+    from fullwire.recorder.inside.clock import Clock
 
     journal, cuda = Journal(str(tmp_path)), Cuda()
     clock = Clock(journal, cuda)
@@ -74,7 +74,7 @@ def test_an_interval_is_noted_when_its_events_have_passed_and_not_before(tmp_pat
 
 
 def test_while_a_graph_is_captured_the_device_is_not_asked(tmp_path: Path) -> None:
-    from fullwire.sources.live.inside.clock import Clock
+    from fullwire.recorder.inside.clock import Clock
 
     journal, cuda = Journal(str(tmp_path)), Cuda()
     clock = Clock(journal, cuda)
@@ -83,7 +83,7 @@ def test_while_a_graph_is_captured_the_device_is_not_asked(tmp_path: Path) -> No
 
 
 def test_what_never_passed_is_said_to_be_missing(tmp_path: Path) -> None:
-    from fullwire.sources.live.inside.clock import Clock
+    from fullwire.recorder.inside.clock import Clock
 
     journal, cuda = Journal(str(tmp_path)), Cuda()
     clock = Clock(journal, cuda)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fullwire.recorder.clocks import SAME, UNKNOWN, offsets
+from fullwire.recorder.inside.journal import HEADER_BYTES
+from fullwire.recorder.record import join
 from fullwire.run.run import Collectives
-from fullwire.sources.live.clocks import SAME, UNKNOWN, offsets
-from fullwire.sources.live.inside.journal import HEADER_BYTES
-from fullwire.sources.live.record import join
 from tests.test_record import a_process
 
 
@@ -99,8 +99,8 @@ def test_of_a_long_recording_some_collectives_tell_as_much(
     directory.mkdir()
     two_machines(directory, steps=200)
     whole = join([directory], tmp_path / "whole.run").run
-    monkeypatch.setattr("fullwire.sources.live.assemble.PART_NOTES", 64)
-    monkeypatch.setattr("fullwire.sources.live.assemble.CLOCK_COLLECTIVES", 7)
+    monkeypatch.setattr("fullwire.recorder.assemble.PART_NOTES", 64)
+    monkeypatch.setattr("fullwire.recorder.assemble.CLOCK_COLLECTIVES", 7)
     run = join([directory], tmp_path / "parts.run").run
     for fact in ("clock_offset_s", "clock_uncertainty_s"):
         assert run.facts[fact] == whole.facts[fact]

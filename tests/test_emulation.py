@@ -16,12 +16,12 @@ from fullwire.errors import UsageError
 from fullwire.lab.description import describe
 from fullwire.lab.emulated import available_bytes, trainer_command
 from fullwire.lab.faults import parse_faults
+from fullwire.recorder.assemble import Known
+from fullwire.recorder.record import join, keep
 from fullwire.run.emulation import undilated
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Collectives, Gradients, Provenance, Run, Sockets
 from fullwire.run.store import read_run, write
-from fullwire.sources.live.assemble import Known
-from fullwire.sources.live.record import join, keep
 from tests.builders import MS, a_run, spans
 from tests.test_lab import finished, needs_namespaces
 from tests.test_record import needs_torch, together

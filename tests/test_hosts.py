@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fullwire.recorder.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES, TAG
+from fullwire.recorder.record import join
+from fullwire.recorder.sampler import SUFFIX
+from fullwire.recorder.samples import Kind
 from fullwire.run.placement import host_line_rates_bps, host_of_rank
 from fullwire.run.run import Run
-from fullwire.sources.live.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES, TAG
-from fullwire.sources.live.record import join
-from fullwire.sources.live.sampler import SUFFIX
-from fullwire.sources.live.samples import Kind
 from tests.test_clocks import set_header
 from tests.test_record import a_process
 from tests.test_sampler import as_written, block

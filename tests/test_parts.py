@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fullwire.recorder.sampler import SUFFIX
 from fullwire.run.store import read_run
-from fullwire.sources.live.sampler import SUFFIX
 from tests.conftest import Cli
 from tests.ports import held_port
 from tests.test_lab import eventually, finished, lab_run, needs_namespaces

@@ -18,19 +18,19 @@ import pytest
 
 from fullwire.analysis.summary import summarised
 from fullwire.errors import UsageError
-from fullwire.run.run import Run
-from fullwire.run.store import read_parts, read_run, write
-from fullwire.sources import read
-from fullwire.sources.live.inside import after_import
-from fullwire.sources.live.inside.journal import (
+from fullwire.recorder.inside import after_import
+from fullwire.recorder.inside.journal import (
     HEADER_BYTES,
     MOST_PASSES,
     MOST_WAITING,
     Journal,
     Note,
 )
-from fullwire.sources.live.journals import read_journals
-from fullwire.sources.live.record import join, record
+from fullwire.recorder.journals import read_journals
+from fullwire.recorder.record import join, record
+from fullwire.run.run import Run
+from fullwire.run.store import read_parts, read_run, write
+from fullwire.sources import read
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
 from tests.test_lab import children_of, eventually
@@ -483,7 +483,7 @@ def test_who_is_interrupted_while_making_the_run_is_told_what_makes_it(
     def interrupted(*_: object) -> Path:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fullwire.sources.live.record.assemble", interrupted)
+    monkeypatch.setattr("fullwire.recorder.record.assemble", interrupted)
     with pytest.raises(UsageError, match="interrupted before a run was made; what") as told:
         record(["true"], tmp_path / "job.run")
     assert told.value.exit_status == 130
@@ -597,7 +597,7 @@ def test_a_long_recording_is_made_into_a_run_part_by_part(
     directory.mkdir()
     a_process(directory, steps=200).close()
     whole = join([directory], tmp_path / "whole.run").run
-    monkeypatch.setattr("fullwire.sources.live.assemble.PART_NOTES", 64)
+    monkeypatch.setattr("fullwire.recorder.assemble.PART_NOTES", 64)
     monkeypatch.setattr("fullwire.run.store.PIECE_ROWS", 100)
     place = join([directory], tmp_path / "parts.run").path
     parts = list(read_parts(place))

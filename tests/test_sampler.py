@@ -18,15 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fullwire.recorder.inside.journal import BLOCK, HEADER_BYTES, TAG
+from fullwire.recorder.record import join
+from fullwire.recorder.sampler import SUFFIX
+from fullwire.recorder.samples import SAMPLES, HostSamples, Kind, read_samples
 from fullwire.run.run import Run, Sockets
 from fullwire.run.store import read_run
-from fullwire.sources.live.inside.journal import BLOCK, HEADER_BYTES, TAG
-from fullwire.sources.live.record import join
-from fullwire.sources.live.sampler import SUFFIX
-from fullwire.sources.live.samples import SAMPLES, HostSamples, Kind, read_samples
 from tests.test_lab import CONNECTED, eventually, finished, lab_run, needs_namespaces
 
-SAMPLER = Path(__file__).resolve().parents[1] / "src/fullwire/sources/live/sampler.py"
+SAMPLER = Path(__file__).resolve().parents[1] / "src/fullwire/recorder/sampler.py"
 SENT = 30_000_000
 
 # `grown(512)` waits until this host's sampler has written its first samples after the header of its

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from fullwire.errors import DamagedInput as DamagedInput
     from fullwire.errors import FullwireError as FullwireError
     from fullwire.errors import UsageError as UsageError
+    from fullwire.recorder.record import join as join
+    from fullwire.recorder.record import record as record
     from fullwire.report.chrome import export as export
     from fullwire.report.page import write_page as write_page
     from fullwire.run.run import Run as Run
     from fullwire.run.store import write as write
     from fullwire.sources import read as read
-    from fullwire.sources.live.record import join as join
-    from fullwire.sources.live.record import record as record
     from fullwire.studies.papers import Study as Study
     from fullwire.studies.papers import study as study
 
@@ -58,9 +58,9 @@ _PLACES = {
     "explain": "fullwire.answers.explain:explain",
     "export": "fullwire.report.chrome:export",
     "flows": "fullwire.answers.traffic:flows",
-    "join": "fullwire.sources.live.record:join",
+    "join": "fullwire.recorder.record:join",
     "read": "fullwire.sources:read",
-    "record": "fullwire.sources.live.record:record",
+    "record": "fullwire.recorder.record:record",
     "replay": "fullwire.answers.whatif:replay",
     "study": "fullwire.studies.papers:study",
     "whatif": "fullwire.answers.whatif:whatif",

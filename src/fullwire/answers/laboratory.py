@@ -15,12 +15,12 @@ from fullwire.lab.faults import Fault
 from fullwire.lab.lab import Lab
 from fullwire.lab.messages import LinkRate
 from fullwire.lab.session import Say, run_job
+from fullwire.recorder.assemble import Known
+from fullwire.recorder.launch import recorded_environment, sampled_command
+from fullwire.recorder.record import Recording, keep
+from fullwire.recorder.sampler import SOCKET_VARIABLE
 from fullwire.run.facts import FactValue
 from fullwire.run.store import refuse_taken
-from fullwire.sources.live.assemble import Known
-from fullwire.sources.live.launch import recorded_environment, sampled_command
-from fullwire.sources.live.record import Recording, keep
-from fullwire.sources.live.sampler import SOCKET_VARIABLE
 from fullwire.units import show_time
 
 

@@ -28,9 +28,9 @@ def record(
 
     fullwire record -o job.run -- torchrun --nproc-per-node=2 train.py
     """
+    from fullwire.recorder.record import record as run_and_keep
+    from fullwire.recorder.record import record_part
     from fullwire.report.recording import recording_lines
-    from fullwire.sources.live.record import record as run_and_keep
-    from fullwire.sources.live.record import record_part
 
     if part:
         if force:
@@ -51,8 +51,8 @@ def join(
 
     fullwire join job.run.recording -o job.run
     """
+    from fullwire.recorder.record import join as joined
     from fullwire.report.recording import recording_lines
-    from fullwire.sources.live.record import join as joined
 
     recording = joined(directories, output, replace=force)
     for line in recording_lines(recording.path):

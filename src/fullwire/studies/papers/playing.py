@@ -26,11 +26,11 @@ from fullwire.lab.description import describe
 from fullwire.lab.emulated import check_possible, trainer_command
 from fullwire.lab.lab import Lab
 from fullwire.lab.namespaces import die_with_parent
+from fullwire.recorder.assemble import Known
 from fullwire.run.emulation import BYTES_A_VALUE
 from fullwire.run.run import Gradients, Run
 from fullwire.run.store import read_run, write
 from fullwire.sources import read
-from fullwire.sources.live.assemble import Known
 from fullwire.studies.papers.trials import Trial
 
 _LEAST_PATIENCE_S = 90.0

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.recorder.inside.journal import Note
+from fullwire.recorder.journals import Journal, Notes
 from fullwire.run.run import Lane, Whole
-from fullwire.sources.live.inside.journal import Note
-from fullwire.sources.live.journals import Journal, Notes
 
 OUTSIDE = -1  # the step of what happened in none
 _EVER = 2**63 - 1

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fullwire.errors import UsageError
-from fullwire.sources.live.inside import DIRECTORY_VARIABLE
-from fullwire.sources.live.inside.journal import RUNNING
-from fullwire.sources.live.journals import Header
-from fullwire.sources.live.sampler import CAPTURING_SUFFIX, SUFFIX
-from fullwire.sources.live.samples import header_of
+from fullwire.recorder.inside import DIRECTORY_VARIABLE
+from fullwire.recorder.inside.journal import RUNNING
+from fullwire.recorder.journals import Header
+from fullwire.recorder.sampler import CAPTURING_SUFFIX, SUFFIX
+from fullwire.recorder.samples import header_of
 
 ELSEWHERE = "elsewhere"  # in a recording: where the job within it was recorded
 _ON_PATH = Path(__file__).parent / "path"

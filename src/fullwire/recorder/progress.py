@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fullwire.sources.live.inside.journal import BLOCK, HEADER_BYTES, NOTES, SUFFIX, Note
-from fullwire.sources.live.journals import blocks_in, unpacked
+from fullwire.recorder.inside.journal import BLOCK, HEADER_BYTES, NOTES, SUFFIX, Note
+from fullwire.recorder.journals import blocks_in, unpacked
 from fullwire.units import show_time
 
 _EVERY_S = 1.0

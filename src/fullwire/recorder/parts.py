@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fullwire.errors import UsageError
+from fullwire.recorder.journals import files_in
 from fullwire.run.facts import FactValue
-from fullwire.sources.live.journals import files_in
 
 SUFFIX = ".part"
 # Who starts tasks, and where it tells each of them how many there are. A Slurm batch script is no

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fullwire.recorder.clocks import Offset
+from fullwire.recorder.journals import Journal
+from fullwire.recorder.sampled import Shift, line_rates_bps, sampler_defects, sampler_share
+from fullwire.recorder.samples import HostSamples
 from fullwire.run.facts import FactValue
-from fullwire.sources.live.clocks import Offset
-from fullwire.sources.live.journals import Journal
-from fullwire.sources.live.sampled import Shift, line_rates_bps, sampler_defects, sampler_share
-from fullwire.sources.live.samples import HostSamples
 
 
 @dataclass(frozen=True, slots=True)

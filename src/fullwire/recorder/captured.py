@@ -10,10 +10,10 @@ import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.packets.pcap import read_captures
+from fullwire.recorder.journals import files_in
+from fullwire.recorder.sampler import CAPTURE_SUFFIX, CAPTURING_SUFFIX
 from fullwire.run.run import AnyTable, Run
 from fullwire.run.store import CAPTURES
-from fullwire.sources.live.journals import files_in
-from fullwire.sources.live.sampler import CAPTURE_SUFFIX, CAPTURING_SUFFIX
 
 
 def read_captured(directories: Sequence[Path], zero_ns: int) -> tuple[Run | None, list[str]]:

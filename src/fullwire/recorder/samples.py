@@ -12,16 +12,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fullwire.run.run import Whole
-from fullwire.sources.live.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES
-from fullwire.sources.live.journals import (
+from fullwire.recorder.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES
+from fullwire.recorder.journals import (
     Header,
     block_from,
     blocks_in,
     files_in,
     read_header,
 )
-from fullwire.sources.live.sampler import SUFFIX
+from fullwire.recorder.sampler import SUFFIX
+from fullwire.run.run import Whole
 
 SAMPLES = 3  # the kind of block, beside those of a journal
 PIECE_ROWS = 10_000  # of one series, in memory at once

@@ -12,8 +12,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from fullwire.run.run import Whole
-from fullwire.sources.live.inside.journal import (
+from fullwire.recorder.inside.journal import (
     BLOCK,
     DEFINITIONS,
     HEADER_BYTES,
@@ -25,6 +24,7 @@ from fullwire.sources.live.inside.journal import (
     TAG,
     Note,
 )
+from fullwire.run.run import Whole
 
 Header: TypeAlias = Mapping[str, Any]
 

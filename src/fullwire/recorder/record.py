@@ -15,14 +15,12 @@ from pathlib import Path
 import msgspec
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.run.run import Run
-from fullwire.run.store import RunWriter, new_place, read_run, refuse_taken
-from fullwire.sources.live import parts
-from fullwire.sources.live.assemble import Known, assemble
-from fullwire.sources.live.captured import put_captures
-from fullwire.sources.live.inside.journal import SUFFIX as JOURNALS
-from fullwire.sources.live.journals import Header
-from fullwire.sources.live.launch import (
+from fullwire.recorder import parts
+from fullwire.recorder.assemble import Known, assemble
+from fullwire.recorder.captured import put_captures
+from fullwire.recorder.inside.journal import SUFFIX as JOURNALS
+from fullwire.recorder.journals import Header
+from fullwire.recorder.launch import (
     check_capturing,
     recorded_environment,
     run_to_its_end,
@@ -30,8 +28,10 @@ from fullwire.sources.live.launch import (
     wait_for_captures,
     wait_for_samplers,
 )
-from fullwire.sources.live.progress import live_line
-from fullwire.sources.live.sampler import SUFFIX as SAMPLES
+from fullwire.recorder.progress import live_line
+from fullwire.recorder.sampler import SUFFIX as SAMPLES
+from fullwire.run.run import Run
+from fullwire.run.store import RunWriter, new_place, read_run, refuse_taken
 
 _INTERRUPTED = 128 + signal.SIGINT  # as a shell says it
 _KNOWN = "job.json"  # among the journals: what is known of the job besides

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fullwire.recorder.inside.journal import ENDED, FAILED
+from fullwire.recorder.samples import HostSamples, Kind
 from fullwire.run.run import Hosts, Links, Real, Sockets, Text, Whole
-from fullwire.sources.live.inside.journal import ENDED, FAILED
-from fullwire.sources.live.samples import HostSamples, Kind
 
 Shift = Callable[[HostSamples], int]  # what brings its times to the run's zero
 

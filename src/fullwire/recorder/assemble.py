@@ -16,6 +16,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import DamagedInput
+from fullwire.recorder.captured import read_captured
+from fullwire.recorder.clocks import SAME, offsets
+from fullwire.recorder.hosts import (
+    Clock,
+    Clocks,
+    host_facts,
+    machine_of,
+    sample_shifts,
+    wall_beyond_monotonic_ns,
+    wall_zero_ns,
+    what_is_not_sampled,
+)
+from fullwire.recorder.inside import ENTERED
+from fullwire.recorder.inside.journal import ENDED, FAILED, Note
+from fullwire.recorder.journals import Journal, Notes, read_journals
+from fullwire.recorder.launch import ELSEWHERE
+from fullwire.recorder.sampled import Shift, tables_of
+from fullwire.recorder.samples import HostSamples, read_samples
+from fullwire.recorder.steps import (
+    Steps,
+    found_steps,
+    last_backward_start_ns,
+    spans_of,
+    whole_steps,
+)
 from fullwire.run.emulation import undilated
 from fullwire.run.facts import FactValue
 from fullwire.run.run import (
@@ -30,31 +55,6 @@ from fullwire.run.run import (
     Whole,
 )
 from fullwire.run.store import RunWriter
-from fullwire.sources.live.captured import read_captured
-from fullwire.sources.live.clocks import SAME, offsets
-from fullwire.sources.live.hosts import (
-    Clock,
-    Clocks,
-    host_facts,
-    machine_of,
-    sample_shifts,
-    wall_beyond_monotonic_ns,
-    wall_zero_ns,
-    what_is_not_sampled,
-)
-from fullwire.sources.live.inside import ENTERED
-from fullwire.sources.live.inside.journal import ENDED, FAILED, Note
-from fullwire.sources.live.journals import Journal, Notes, read_journals
-from fullwire.sources.live.launch import ELSEWHERE
-from fullwire.sources.live.sampled import Shift, tables_of
-from fullwire.sources.live.samples import HostSamples, read_samples
-from fullwire.sources.live.steps import (
-    Steps,
-    found_steps,
-    last_backward_start_ns,
-    spans_of,
-    whole_steps,
-)
 
 # Collectives of a process group that are under way at once: torch's ProcessGroupGloo has so many
 # threads, ProcessGroupNCCL one stream.

@@ -26,7 +26,7 @@ def _run_the_one_behind() -> None:
 
 
 def _arm_the_recorder() -> None:
-    # By its place and not as fullwire.sources.live.inside: the job's Python need not have fullwire.
+    # By its place and not as fullwire.recorder.inside: the job's Python need not have fullwire.
     spec = importlib.util.spec_from_file_location(
         "fullwire_inside", os.path.join(INSIDE, "__init__.py"), submodule_search_locations=[INSIDE]
     )
