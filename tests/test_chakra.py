@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError
+from fullwire.importers import read
+from fullwire.importers.protobuf import BrokenMessageError, fields, messages, signed
 from fullwire.run.run import SIZE_UNKNOWN
-from fullwire.sources import read
-from fullwire.sources.protobuf import BrokenMessageError, fields, messages, signed
 
 COMPUTES, SENDS, COLLECTIVE = 4, 5, 7
 

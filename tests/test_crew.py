@@ -20,7 +20,7 @@ import pytest
 import fullwire as fw
 from fullwire.crew import Crew, Result, Task, crew
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.sources import import_run
+from fullwire.importers import import_run
 from tests.conftest import Cli
 from tests.test_fleet import five_ranks
 
@@ -219,7 +219,7 @@ def test_a_rank_that_is_read_and_written_twice_changes_nothing(
     traces = five_ranks(tmp_path / "traces")
     once = content(import_run(tmp_path / "once.run", traces))
     monkeypatch.setattr(
-        "fullwire.sources.kineto.fleet.crew", lambda processes: nullcontext(Twice())
+        "fullwire.importers.kineto.fleet.crew", lambda processes: nullcontext(Twice())
     )
     assert content(import_run(tmp_path / "twice.run", traces)) == once
 

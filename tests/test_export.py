@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError, UsageError
+from fullwire.importers import read
 from fullwire.report.chrome import write_chrome
 from fullwire.run.run import Run, Spans
 from fullwire.run.store import RunWriter, write
-from fullwire.sources import read
 from tests.builders import a_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job

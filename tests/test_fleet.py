@@ -18,10 +18,10 @@ import pytest
 import fullwire
 from fullwire.answers import opening
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.importers import contents, import_run, read
 from fullwire.report.as_data import explanation_object
 from fullwire.report.page.contents import contents as page_contents
 from fullwire.run.store import by_ranks, read_run
-from fullwire.sources import contents, import_run, read
 from tests.conftest import Cli
 from tests.test_kineto import ALL_REDUCE, GEMM, Job, a_ddp_step, reduced
 from tests.test_sampler import is_over

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError
+from fullwire.importers import read
+from fullwire.importers.pickles import read_pickle
 from fullwire.run.run import SIZE_UNKNOWN
-from fullwire.sources import read
-from fullwire.sources.pickles import read_pickle
 
 
 def an_entry(sequence: int, **others: object) -> dict[str, object]:

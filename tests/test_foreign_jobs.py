@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fullwire
-from fullwire.sources import read
+from fullwire.importers import read
 from tests.foreign_jobs import (
     GENERIC,
     MSCCLPP,

@@ -13,7 +13,7 @@ import pytest
 
 import fullwire
 from fullwire.errors import DamagedInput
-from fullwire.sources import read
+from fullwire.importers import read
 from tests.conftest import Cli
 from tests.test_kineto import GEMM, Job
 from validation import fuzz
@@ -55,7 +55,7 @@ def test_one_key_without_end_takes_no_memory(tmp_path: Path, place: str) -> None
         "import resource, sys\n"
         "from pathlib import Path\n"
         "from fullwire.errors import DamagedInput\n"
-        "from fullwire.sources.kineto.scan import scanned\n"
+        "from fullwire.importers.kineto.scan import scanned\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n"
         "    print(scanned(Path(sys.argv[1])).problems)\n"

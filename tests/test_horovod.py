@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError
-from fullwire.sources import read
+from fullwire.importers import read
 from tests.conftest import Cli
 
 

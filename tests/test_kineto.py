@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError, UsageError
-from fullwire.sources import read
-from fullwire.sources.kineto.recognise import Known, dtype_of, kinds_of, op_of
+from fullwire.importers import read
+from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
 from tests.conftest import Cli
 
 Event = dict[str, Any]

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fullwire
-from fullwire.sources import read
+from fullwire.importers import read
 
 END_US = 120  # of a case
 COMPUTING = (

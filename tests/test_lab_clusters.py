@@ -15,10 +15,10 @@ from fullwire.clusters import cluster
 from fullwire.clusters.description import as_toml
 from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus
 from fullwire.errors import UsageError
+from fullwire.importers import read
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job, summary
-from fullwire.sources import read
 from tests.conftest import Cli
 
 TWO_LEAVES = Fabric(

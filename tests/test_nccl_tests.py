@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError, UsageError
+from fullwire.importers import read
+from fullwire.importers.nccl_tests import read_table
 from fullwire.simulation.transport import TableTransport
-from fullwire.sources import read
-from fullwire.sources.nccl_tests import read_table
 from tests.conftest import Cli
 
 HEAD = """# nThread 1 nGpus 2 minBytes 8 maxBytes 2048 step: 2(factor)

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullwire.errors import DamagedInput, FullwireError, UsageError
+from fullwire.importers import netx, read
+from fullwire.importers.netx import read_reduce_cost
 from fullwire.run.run import Run
-from fullwire.sources import netx, read
-from fullwire.sources.netx import read_reduce_cost
 from tests.conftest import Cli
 from tests.strategies import cases, damaged, netx_logs, same_run
 

@@ -16,7 +16,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.sources import import_run, read
+from fullwire.importers import import_run, read
 from tests import packets as p
 from tests.conftest import Cli
 from tests.foreign_jobs import Do, Writing, play, write

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 import fullwire as fw
 from fullwire._native import PacketScan
 from fullwire.errors import DamagedInput, FullwireError, UsageError
+from fullwire.importers import read
 from fullwire.packets.flows import analyse_flows
 from fullwire.packets.pcap import read_captures
 from fullwire.run.run import Run
-from fullwire.sources import read
 from tests import packets as p
 from tests.strategies import cases, damaged
 

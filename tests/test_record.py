@@ -18,6 +18,7 @@ import pytest
 
 from fullwire.analysis.summary import summarised
 from fullwire.errors import UsageError
+from fullwire.importers import read
 from fullwire.recorder.inside import after_import
 from fullwire.recorder.inside.journal import (
     HEADER_BYTES,
@@ -30,7 +31,6 @@ from fullwire.recorder.journals import read_journals
 from fullwire.recorder.record import join, record
 from fullwire.run.run import Run
 from fullwire.run.store import read_parts, read_run, write
-from fullwire.sources import read
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
 from tests.test_lab import children_of, eventually

@@ -22,10 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullwire.errors import DamagedInput, FullwireError, UsageError
+from fullwire.importers import read
 from fullwire.run import store
 from fullwire.run.run import Provenance, Run
 from fullwire.run.store import read_run, write
-from fullwire.sources import read
 from tests.builders import a_run
 from tests.conftest import Cli
 from tests.strategies import cases, damaged, runs, same_run, same_table

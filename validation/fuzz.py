@@ -25,7 +25,7 @@ from typing import Any
 
 import fullwire
 from fullwire.errors import FullwireError
-from fullwire.sources import read
+from fullwire.importers import read
 from validation import arguments
 
 CASES = 100_000

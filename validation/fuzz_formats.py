@@ -25,8 +25,8 @@ from pathlib import Path
 
 from fullwire import explain
 from fullwire.errors import FullwireError
+from fullwire.importers import read
 from fullwire.report.chrome import write_chrome
-from fullwire.sources import read
 from tests.builders import a_run
 from tests.test_chakra import COLLECTIVE, COMPUTES, a_node, attribute, text, varint
 from tests.test_flight_recorder import a_dump, an_entry

@@ -17,7 +17,7 @@ from statistics import median
 from fullwire.clusters import cluster
 from fullwire.clusters.fabric import Fabric
 from fullwire.collectives.fabric_playing import fabric_time
-from fullwire.sources.nccl_tests import Row, read_table
+from fullwire.importers.nccl_tests import Row, read_table
 from validation import arguments
 
 MIB = 2**20

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from fullwire.errors import DamagedInput as DamagedInput
     from fullwire.errors import FullwireError as FullwireError
     from fullwire.errors import UsageError as UsageError
+    from fullwire.importers import read as read
     from fullwire.recorder.record import join as join
     from fullwire.recorder.record import record as record
     from fullwire.report.chrome import export as export
     from fullwire.report.page import write_page as write_page
     from fullwire.run.run import Run as Run
     from fullwire.run.store import write as write
-    from fullwire.sources import read as read
     from fullwire.studies.papers import Study as Study
     from fullwire.studies.papers import study as study
 
@@ -59,7 +59,7 @@ _PLACES = {
     "export": "fullwire.report.chrome:export",
     "flows": "fullwire.answers.traffic:flows",
     "join": "fullwire.recorder.record:join",
-    "read": "fullwire.sources:read",
+    "read": "fullwire.importers:read",
     "record": "fullwire.recorder.record:record",
     "replay": "fullwire.answers.whatif:replay",
     "study": "fullwire.studies.papers:study",

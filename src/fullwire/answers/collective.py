@@ -35,8 +35,8 @@ from fullwire.collectives.tuning import (
     tuned,
 )
 from fullwire.errors import UsageError
+from fullwire.importers.netx import read_reduce_cost
 from fullwire.simulation.on_fabric import believed_cost
-from fullwire.sources.netx import read_reduce_cost
 from fullwire.units import size_bytes
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fullwire.errors import UsageError
+from fullwire.importers import read
 from fullwire.recorder.assemble import Known
 from fullwire.run.emulation import BACKENDS, BYTES_A_VALUE, Emulation
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import DdpBuckets, bucket_policy
 from fullwire.simulation.typical import Step, typical_step
-from fullwire.sources import read
 from fullwire.units import ratio, shown
 
 USUAL_STEPS = 10

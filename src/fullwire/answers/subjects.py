@@ -12,6 +12,7 @@ from fullwire.clusters.fabric import Fabric
 from fullwire.collectives.cost import AddTimes
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of
+from fullwire.importers.nccl_tests import read_table
 from fullwire.run.run import Run
 from fullwire.run.store import unread
 from fullwire.simulation.buckets import bucket_policy
@@ -19,7 +20,6 @@ from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.sweep import Grid, Subject, with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
 from fullwire.simulation.typical import typical_step
-from fullwire.sources.nccl_tests import read_table
 from fullwire.units import shown
 from fullwire.workloads import MOST_SAMPLES
 

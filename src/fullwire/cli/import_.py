@@ -55,7 +55,7 @@ def import_(
 
     fullwire import vgg16.bk.log --step-time 194.5ms --reduce-cost cuda_vec_add.log -o vgg16.run
     """
-    from fullwire.sources import import_run
+    from fullwire.importers import import_run
 
     with signals_end_it():
         place = import_run(

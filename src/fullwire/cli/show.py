@@ -14,9 +14,9 @@ def show(
     json: Json = False,
 ) -> None:
     """Print what is in a run: its origin, facts and tables, and what is missing."""
+    from fullwire.importers import contents
     from fullwire.report.as_data import run_object
     from fullwire.report.terminal import print_run
-    from fullwire.sources import contents
 
     outline, rows = contents(run)
     if json:

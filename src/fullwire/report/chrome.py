@@ -3,7 +3,7 @@
 One event a line, a few rows at a time, so memory does not grow with the run. Viewers want slices of
 a thread beside each other: what overlaps goes to another thread of its lane. Times are microseconds
 with three decimals, which are whole nanoseconds; with the facts at the end, `fullwire import` makes
-the same run of it (`sources/chrome.py`), but for samples and packets, which are left out.
+the same run of it (`importers/chrome.py`), but for samples and packets, which are left out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from fullwire.errors import UsageError
+from fullwire.importers import read
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Table, Whole
 from fullwire.run.store import is_run, read_rows, read_run
-from fullwire.sources import read
 
 _ROWS = 50_000  # at a time
 _MOST_THREADS = 100  # of a lane; what overlaps more is drawn over each other

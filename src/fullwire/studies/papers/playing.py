@@ -22,6 +22,7 @@ import msgspec
 from fullwire.answers.emulation import emulated_job
 from fullwire.answers.laboratory import record_in_lab
 from fullwire.errors import FullwireError, UsageError
+from fullwire.importers import read
 from fullwire.lab.description import describe
 from fullwire.lab.emulated import check_possible, trainer_command
 from fullwire.lab.lab import Lab
@@ -30,7 +31,6 @@ from fullwire.recorder.assemble import Known
 from fullwire.run.emulation import BYTES_A_VALUE
 from fullwire.run.run import Gradients, Run
 from fullwire.run.store import read_run, write
-from fullwire.sources import read
 from fullwire.studies.papers.trials import Trial
 
 _LEAST_PATIENCE_S = 90.0

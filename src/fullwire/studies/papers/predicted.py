@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fullwire.answers.verification import verify
 from fullwire.answers.whatif import WhatIf, whatif
 from fullwire.errors import FullwireError
+from fullwire.importers import read
 from fullwire.run.run import Run
-from fullwire.sources import read
 from fullwire.studies.papers.measures import Measured
 from fullwire.studies.papers.trials import Trial
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.importers.kineto.scan import ABSENT, Trace
 from fullwire.run.run import Whole
-from fullwire.sources.kineto.scan import ABSENT, Trace
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,9})")
 _OPTIMIZER = "Optimizer.step#"

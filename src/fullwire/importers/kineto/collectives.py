@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.importers.kineto.recognise import Known, dtype_of, kinds_of, op_of
+from fullwire.importers.kineto.scan import ABSENT, Columns, Trace, last_around
+from fullwire.importers.kineto.steps import Launched, Steps
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Text, Whole
-from fullwire.sources.kineto.recognise import Known, dtype_of, kinds_of, op_of
-from fullwire.sources.kineto.scan import ABSENT, Columns, Trace, last_around
-from fullwire.sources.kineto.steps import Launched, Steps
 
 # Libraries whose marks last as long as the collective; NCCL's last as long as its launch.
 _TIMED_LIBRARIES = ("gloo:", "mpi:", "ucc:", "fullwire:")

@@ -21,9 +21,9 @@ import numpy as np
 from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
 from fullwire.files import lines_of, name_of
+from fullwire.importers.nccl_log import log_facts, read_nccl_logs
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Collectives, Provenance, Run
-from fullwire.sources.nccl_log import log_facts, read_nccl_logs
 
 _LONGEST_LINE = 64 * 1024
 _MOST_LINES = 20_000_000

@@ -17,13 +17,13 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import files_in, files_like, name_of
+from fullwire.importers.kineto.clocks import Clocks, Ends, clocks_of, ends_of
+from fullwire.importers.kineto.collectives import numbered
+from fullwire.importers.kineto.rank import Outline, Tables, read_rank
+from fullwire.importers.kineto.recognise import asked_for
+from fullwire.importers.kineto.scan import looks_like, scanned
 from fullwire.run.facts import FactValue
 from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans, Whole
-from fullwire.sources.kineto.clocks import Clocks, Ends, clocks_of, ends_of
-from fullwire.sources.kineto.collectives import numbered
-from fullwire.sources.kineto.rank import Outline, Tables, read_rank
-from fullwire.sources.kineto.recognise import asked_for
-from fullwire.sources.kineto.scan import looks_like, scanned
 from fullwire.units import show_ranks, show_time, shown
 
 _ENDINGS = (".json", ".json.gz", ".json.xz", ".json.zst")

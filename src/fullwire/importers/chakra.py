@@ -24,10 +24,10 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
+from fullwire.importers.kineto.recognise import dtype_of, op_of
+from fullwire.importers.protobuf import BrokenMessageError, Field, fields, messages, signed
 from fullwire.run.facts import FactValue
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans
-from fullwire.sources.kineto.recognise import dtype_of, op_of
-from fullwire.sources.protobuf import BrokenMessageError, Field, fields, messages, signed
 
 _MOST_MESSAGE_BYTES = 64 * 2**20
 _MOST_NODES = 100_000_000

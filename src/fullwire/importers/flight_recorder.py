@@ -30,10 +30,10 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
+from fullwire.importers import pickles
+from fullwire.importers.kineto.recognise import dtype_of, op_of
 from fullwire.run.facts import FactValue
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run
-from fullwire.sources import pickles
-from fullwire.sources.kineto.recognise import dtype_of, op_of
 
 _MOST_FILE_BYTES = 512 * 2**20  # pickled: what is kept of it is bounded by itself
 _MOST_JSON_BYTES = 64 * 2**20  # 100,000 entries, without the stacks that JSON dumps do not have

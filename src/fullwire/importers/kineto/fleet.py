@@ -24,12 +24,12 @@ from pathlib import Path
 
 from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.importers.kineto.assemble import Job, Move, Naming, trace_files
+from fullwire.importers.kineto.clocks import Clocks, Ends, ends_of
+from fullwire.importers.kineto.rank import Outline, Tables, read_rank
+from fullwire.importers.kineto.recognise import asked_for
+from fullwire.importers.kineto.scan import scanned
 from fullwire.run.store import Piece, RunWriter
-from fullwire.sources.kineto.assemble import Job, Move, Naming, trace_files
-from fullwire.sources.kineto.clocks import Clocks, Ends, ends_of
-from fullwire.sources.kineto.rank import Outline, Tables, read_rank
-from fullwire.sources.kineto.recognise import asked_for
-from fullwire.sources.kineto.scan import scanned
 
 _MOST_PROCESSES = 16  # unless asked for: each takes some 100 MB
 _WORTH_A_POOL_BYTES = 16 * 2**20  # of files: less is read before a pool has started
@@ -56,7 +56,7 @@ def import_kineto(
             job.refuse_nothing(paths)
             run = job.outline(paths, _place_all(job, waiting, writer, readers))
             if logs:
-                from fullwire.sources.nccl_log import with_logs  # here: few jobs have any
+                from fullwire.importers.nccl_log import with_logs  # here: few jobs have any
 
                 run = with_logs(run, logs)
         except OSError as error:

@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.importers.kineto import backward
+from fullwire.importers.kineto import collectives as found_collectives
+from fullwire.importers.kineto.collectives import Found
+from fullwire.importers.kineto.recognise import Known, kinds_of
+from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, Trace
+from fullwire.importers.kineto.steps import Launched, Steps, found_steps, launched, on_device
 from fullwire.run.run import SIZE_UNKNOWN, Gradients, Spans, Text, Whole
-from fullwire.sources.kineto import backward
-from fullwire.sources.kineto import collectives as found_collectives
-from fullwire.sources.kineto.collectives import Found
-from fullwire.sources.kineto.recognise import Known, kinds_of
-from fullwire.sources.kineto.scan import ABSENT, MOST_RANKS, Trace
-from fullwire.sources.kineto.steps import Launched, Steps, found_steps, launched, on_device
 
 LONG = 0.02  # of the span: unknown kernels that together take less change no answer
 _MOST_STEPS = 20_000  # whose ends are looked at, to count the same ones alike on every rank

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.importers.kineto.collectives import Found
+from fullwire.importers.kineto.scan import ABSENT, Trace, last_around
+from fullwire.importers.kineto.steps import Launched, Steps
 from fullwire.run.run import Gradients, Spans, Whole
-from fullwire.sources.kineto.collectives import Found
-from fullwire.sources.kineto.scan import ABSENT, Trace, last_around
-from fullwire.sources.kineto.steps import Launched, Steps
 
 _HANDED_OVER_NS = 5_000_000  # after the last operator, at the latest: the last bucket leaves last
 
