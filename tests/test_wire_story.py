@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
-from fullwire.analysis.compare import compare
+from fullwire.answers.compare import compare
 from fullwire.answers.traffic import flows_and_run
 from fullwire.errors import UsageError
 from fullwire.packets.flows import Traffic, analyse_flows

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fullwire import workloads as workloads
-    from fullwire.analysis.compare import Comparison as Comparison
-    from fullwire.analysis.compare import compare as compare
     from fullwire.answers.collective import collective as collective
+    from fullwire.answers.compare import Comparison as Comparison
+    from fullwire.answers.compare import compare as compare
     from fullwire.answers.explain import Explanation as Explanation
     from fullwire.answers.explain import explain as explain
     from fullwire.answers.traffic import flows as flows
@@ -44,7 +44,7 @@ __version__ = "0.1.0"
 
 # Loaded when first asked for, so that `import fullwire` costs nothing.
 _PLACES = {
-    "Comparison": "fullwire.analysis.compare:Comparison",
+    "Comparison": "fullwire.answers.compare:Comparison",
     "DamagedInput": "fullwire.errors:DamagedInput",
     "Explanation": "fullwire.answers.explain:Explanation",
     "FullwireError": "fullwire.errors:FullwireError",
@@ -54,7 +54,7 @@ _PLACES = {
     "WhatIf": "fullwire.answers.whatif:WhatIf",
     "cluster": "fullwire.clusters:cluster",
     "collective": "fullwire.answers.collective:collective",
-    "compare": "fullwire.analysis.compare:compare",
+    "compare": "fullwire.answers.compare:compare",
     "explain": "fullwire.answers.explain:explain",
     "export": "fullwire.report.chrome:export",
     "flows": "fullwire.answers.traffic:flows",

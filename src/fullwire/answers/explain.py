@@ -11,12 +11,12 @@ from fullwire.analysis.account import Account, Part, account, nothing
 from fullwire.analysis.ahead import ahead_evidence
 from fullwire.analysis.breakdown import RankBreakdown
 from fullwire.analysis.carried import carried_evidence
-from fullwire.analysis.compare import refuse_other_work
 from fullwire.analysis.nccl import nccl_evidence
 from fullwire.analysis.steadiness import change_words
 from fullwire.analysis.transfers import holds_times, recorded_ranks, stands_for_all, world
 from fullwire.analysis.utilization import Evidence, evidence, missing_tables
 from fullwire.answers.break_even import BreakEven, break_even
+from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.answers.forecast import Forecast, Forecaster, forecaster

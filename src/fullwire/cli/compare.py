@@ -38,8 +38,8 @@ def compare(
     Where what changed can be predicted (links, workers, buckets, a casting hook), the prediction
     that the first run gives is held against the second.
     """
-    from fullwire.analysis.compare import compare as answer
     from fullwire.answers.changed import changed
+    from fullwire.answers.compare import compare as answer
     from fullwire.answers.opening import opened
     from fullwire.answers.verification import verify
     from fullwire.report.as_data import verification_object

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fullwire.analysis.compare import SMALL
+from fullwire.answers.compare import SMALL
 from fullwire.report.explanation import SHOWN_AS
 from fullwire.report.terminal import print_notes, print_table, say
 from fullwire.units import show_bytes, show_time
 
 if TYPE_CHECKING:
-    from fullwire.analysis.compare import Comparison
     from fullwire.answers.changed import Changed
+    from fullwire.answers.compare import Comparison
     from fullwire.answers.verification import Verification
 
 _NOT_SHOWN = 0.0005  # of the step: it would be printed as nothing

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fullwire
-from fullwire.analysis.compare import Comparison, compare
 from fullwire.analysis.lanes import Bars, Drawing, RankLanes, drawing, lanes_of
 from fullwire.analysis.timeline import Doing
 from fullwire.analysis.transfers import world
 from fullwire.analysis.usage import UsageOverTime, usage_over_time
+from fullwire.answers.compare import Comparison, compare
 from fullwire.answers.explain import Explanation, explain
 from fullwire.answers.explorer import Explorer, explorer
 from fullwire.answers.opening import Opened, RunLike, opened
