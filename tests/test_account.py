@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
-from fullwire.analysis.account import Part, account
 from fullwire.errors import DamagedInput, FullwireError
 from fullwire.run.run import Run
+from fullwire.timeline.account import Part, account
 from tests.jobs_by_hand import MS, Rank, a_job
 from tests.strategies import cases, runs
 
@@ -204,7 +204,7 @@ def test_warm_up_and_rare_exceptions_are_left_out_and_what_happens_often_is_not(
 
 
 def fw_typical(lengths: tuple[int, ...]) -> Any:
-    from fullwire.analysis.account import typical_steps
+    from fullwire.timeline.account import typical_steps
 
     return typical_steps(np.array(lengths))
 

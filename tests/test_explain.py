@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.analysis.carried import carried_evidence
 from fullwire.errors import UsageError
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans
+from fullwire.timeline.carried import carried_evidence
 from tests.builders import a_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import GIGABIT, MS, Rank, a_job, a_trained_job

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fullwire.analysis.in_use import Windows, links_in_use, processor_use
 from fullwire.run.run import Collectives, Hosts, Links, Provenance, Run, Spans
+from fullwire.timeline.in_use import Windows, links_in_use, processor_use
 
 MS = 1_000_000
 

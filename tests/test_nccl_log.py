@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fullwire
-from fullwire.analysis.nccl import nccl_evidence
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import read
 from fullwire.importers.nccl_log import log_facts
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Provenance, Run
+from fullwire.timeline.nccl import nccl_evidence
 from tests.conftest import Cli
 
 TWO_NODES = ("comm 0x5 rank 1 nRanks 16 nNodes 2 localRanks 8 localRank 1 MNNVL 0",)

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullwire.analysis.summary import summarised
 from fullwire.errors import UsageError
 from fullwire.importers import read
 from fullwire.recorder.inside import after_import
@@ -31,6 +30,7 @@ from fullwire.recorder.journals import read_journals
 from fullwire.recorder.record import join, record
 from fullwire.run.run import Run
 from fullwire.run.store import read_parts, read_run, write
+from fullwire.timeline.summary import summarised
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
 from tests.test_lab import children_of, eventually

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.analysis.account import account
 from fullwire.answers.explain import line_rates
 from fullwire.answers.opening import Opened
 from fullwire.answers.verdict import RESTS_ON
 from fullwire.errors import FullwireError
 from fullwire.run.store import unread
+from fullwire.timeline.account import account
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,12 +18,12 @@ from statistics import NormalDist, geometric_mean
 
 import numpy as np
 
-from fullwire.analysis.account import typical_steps
-from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
 from fullwire.run.facts import REGISTRY
 from fullwire.run.run import Run
+from fullwire.timeline.account import typical_steps
+from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.units import show_bytes, show_time
 
 PIECES = 5  # of a recording, in order of time

@@ -7,14 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fullwire.analysis.account import Account, Part, account, nothing
-from fullwire.analysis.ahead import ahead_evidence
-from fullwire.analysis.breakdown import RankBreakdown
-from fullwire.analysis.carried import carried_evidence
-from fullwire.analysis.nccl import nccl_evidence
-from fullwire.analysis.steadiness import change_words
-from fullwire.analysis.transfers import holds_times, recorded_ranks, stands_for_all, world
-from fullwire.analysis.utilization import Evidence, evidence, missing_tables
 from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
@@ -34,6 +26,14 @@ from fullwire.answers.verdict import (
 )
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.run import SIZE_UNKNOWN, Run
+from fullwire.timeline.account import Account, Part, account, nothing
+from fullwire.timeline.ahead import ahead_evidence
+from fullwire.timeline.breakdown import RankBreakdown
+from fullwire.timeline.carried import carried_evidence
+from fullwire.timeline.nccl import nccl_evidence
+from fullwire.timeline.steadiness import change_words
+from fullwire.timeline.transfers import holds_times, recorded_ranks, stands_for_all, world
+from fullwire.timeline.utilization import Evidence, evidence, missing_tables
 from fullwire.units import show_bytes, show_ranks, show_rate, show_time
 
 BETWEEN = 0.05  # of the time from the first step to the last: more of it outside of steps is said

@@ -19,10 +19,6 @@ from math import nan
 
 import numpy as np
 
-from fullwire.analysis.account import Account, Late, Part, late_ranks
-from fullwire.analysis.ahead import has_loader, usual_ahead_s
-from fullwire.analysis.steadiness import FewSteps, few_steps
-from fullwire.analysis.transfers import codes_of
 from fullwire.answers.forecast import Forecast, Forecaster
 from fullwire.compression.compressor import Compressor
 from fullwire.run.placement import host_of_rank
@@ -30,6 +26,10 @@ from fullwire.run.run import Run
 from fullwire.simulation.buckets import DdpBuckets
 from fullwire.simulation.stragglers import NoJitter
 from fullwire.simulation.transport import FullTransport
+from fullwire.timeline.account import Account, Late, Part, late_ranks
+from fullwire.timeline.ahead import has_loader, usual_ahead_s
+from fullwire.timeline.steadiness import FewSteps, few_steps
+from fullwire.timeline.transfers import codes_of
 from fullwire.units import show_ranks, show_rate
 
 LEAST_GAIN = 0.01  # of the step

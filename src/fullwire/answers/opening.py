@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from fullwire.analysis.utilization import SAMPLES, missing_tables
 from fullwire.files import path_of
 from fullwire.importers import read
 from fullwire.run.run import Run, Spans
 from fullwire.run.store import ByRanks, by_ranks, is_run
+from fullwire.timeline.utilization import SAMPLES, missing_tables
 
 LARGE = 250_000  # spans: some 100 MB with their timelines
 

@@ -21,20 +21,20 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fullwire.analysis.account import Account, Late, Part, late_ranks
-from fullwire.analysis.ahead import (
+from fullwire.answers.fixes import MANY, MUCH_BYTES
+from fullwire.run.run import Run
+from fullwire.run.store import unread
+from fullwire.timeline.account import Account, Late, Part, late_ranks
+from fullwire.timeline.ahead import (
     gap_words,
     usual_ahead_s,
     usual_gaps,
     where_batches_are_read,
 )
-from fullwire.analysis.breakdown import UNTOLD
-from fullwire.analysis.steadiness import few_steps_words
-from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
-from fullwire.analysis.utilization import LIMITED, SATURATED, Evidence
-from fullwire.answers.fixes import MANY, MUCH_BYTES
-from fullwire.run.run import Run
-from fullwire.run.store import unread
+from fullwire.timeline.breakdown import UNTOLD
+from fullwire.timeline.steadiness import few_steps_words
+from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
+from fullwire.timeline.utilization import LIMITED, SATURATED, Evidence
 from fullwire.units import show_bytes, show_ranks, show_rate, show_time, shown
 
 Kind: TypeAlias = Literal[

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.account import mean_step_s
-from fullwire.analysis.transfers import recorded_ranks, stands_for_all, world
 from fullwire.answers.conditions import (
     OneOrMany,
     compressors,
@@ -62,6 +60,8 @@ from fullwire.simulation.sweep import (
 )
 from fullwire.simulation.target import Targets, targets
 from fullwire.simulation.transport import FullTransport, MeasuredTransport
+from fullwire.timeline.account import mean_step_s
+from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.units import ratio, show_rate, show_time
 from fullwire.workloads import workload
 

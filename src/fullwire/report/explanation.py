@@ -8,11 +8,11 @@ from math import isnan
 from statistics import median
 from textwrap import wrap
 
-from fullwire.analysis.account import Part
 from fullwire.answers.explain import Explanation
 from fullwire.answers.forecast import Forecast
 from fullwire.answers.verdict import NOTABLE
 from fullwire.report.terminal import print_notes, print_table, say
+from fullwire.timeline.account import Part
 from fullwire.units import show_time
 
 SHOWN_AS = {

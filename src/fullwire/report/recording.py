@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from fullwire.analysis.in_use import Windows, links_in_use, processor_use
-from fullwire.analysis.summary import Summary, summarised
 from fullwire.packets.capture_audit import capture_audit
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
+from fullwire.timeline.in_use import Windows, links_in_use, processor_use
+from fullwire.timeline.summary import Summary, summarised
 from fullwire.units import show_bytes, show_rate, show_time
 
 MOST_COLLECTIVES = 50_000  # of all ranks, of which it is remembered when they were outstanding

@@ -11,10 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fullwire
-from fullwire.analysis.lanes import Bars, Drawing, RankLanes, drawing, lanes_of
-from fullwire.analysis.timeline import Doing
-from fullwire.analysis.transfers import world
-from fullwire.analysis.usage import UsageOverTime, usage_over_time
 from fullwire.answers.compare import Comparison, compare
 from fullwire.answers.explain import Explanation, explain
 from fullwire.answers.explorer import Explorer, explorer
@@ -29,6 +25,10 @@ from fullwire.report.explanation import SHOWN_AS, blamed
 from fullwire.report.terminal import fact_rows
 from fullwire.run.run import Run
 from fullwire.simulation.transport import FullTransport, Transport
+from fullwire.timeline.lanes import Bars, Drawing, RankLanes, drawing, lanes_of
+from fullwire.timeline.timeline import Doing
+from fullwire.timeline.transfers import world
+from fullwire.timeline.usage import UsageOverTime, usage_over_time
 from fullwire.units import show_bytes, show_rate, visible
 
 NAME_LENGTH = 160  # a name in a trace may be of any length; what is cut says so

@@ -12,11 +12,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fullwire.analysis.account import Part, account
 from fullwire.collectives.cost import bus_factor
 from fullwire.run.run import Run
 from fullwire.simulation.typical import typical_step
 from fullwire.studies.papers.trials import Trial
+from fullwire.timeline.account import Part, account
 
 NEARLY_ALL = 0.8  # of what a host sends: a broadcast at the start and the like take the rest
 NOBODY = -1

@@ -26,12 +26,12 @@ from typing import Literal, NoReturn, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.breakdown import RankBreakdown, rank_breakdown
-from fullwire.analysis.timeline import Doing, Periods, Timeline, timelines
-from fullwire.analysis.transfers import Transfers, recorded_ranks, transfers_of
 from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.run import Run, Spans, Whole
+from fullwire.timeline.breakdown import RankBreakdown, rank_breakdown
+from fullwire.timeline.timeline import Doing, Periods, Timeline, timelines
+from fullwire.timeline.transfers import Transfers, recorded_ranks, transfers_of
 
 LatencySource: TypeAlias = Literal["small collectives", "fact", "none"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.utilization import Evidence
 from fullwire.run.run import Carried, Run
+from fullwire.timeline.utilization import Evidence
 from fullwire.units import show_time
 
 

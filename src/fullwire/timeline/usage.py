@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.utilization import series
 from fullwire.collectives.cost import Floats
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run, Whole
+from fullwire.timeline.utilization import series
 
 MOST_PIECES = 400
 MARGIN = 0.02  # of the time of all steps: shown before the first and after the last

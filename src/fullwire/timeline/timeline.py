@@ -26,9 +26,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.transfers import Transfers, codes_of, recorded_ranks
 from fullwire.errors import DamagedInput
 from fullwire.run.run import Run, Spans, Whole
+from fullwire.timeline.transfers import Transfers, codes_of, recorded_ranks
 
 MOST_NS = 2**61  # seventy years on any clock, and sums of two still fit 64 bits
 MOST_BYTES = 2**50  # of one collective

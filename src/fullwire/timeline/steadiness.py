@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.analysis.account import Account, Part
 from fullwire.collectives.cost import Floats
 from fullwire.run.centre import Centre, median_of
+from fullwire.timeline.account import Account, Part
 from fullwire.units import show_time
 
 MOST_OF_IT = 0.75  # of a part: if few steps hold it, it is theirs

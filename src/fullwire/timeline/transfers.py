@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.lateness import caused_ns
 from fullwire.collectives.cost import AddTimes, Cost, Floats, gradient_cost, observed_cost, sent_as
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.errors import UsageError
 from fullwire.run.run import SIZE_UNKNOWN, Run, Text, Whole
+from fullwire.timeline.lateness import caused_ns
 from fullwire.units import ratio, shown
 
 MOST_WORKERS = 100_000_000

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.account import Account, Part, with_steps
-from fullwire.analysis.timeline import Timeline, timelines
-from fullwire.analysis.transfers import Transfers, transfers_of
 from fullwire.run.run import Run, Spans, Table, Text, Whole
+from fullwire.timeline.account import Account, Part, with_steps
+from fullwire.timeline.timeline import Timeline, timelines
+from fullwire.timeline.transfers import Transfers, transfers_of
 
 MOST_STEPS = 20
 MOST_RANKS = 64

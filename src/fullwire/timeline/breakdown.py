@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.analysis.timeline import Doing, Timeline
+from fullwire.timeline.timeline import Doing, Timeline
 
 # Of exposed communication: where a profiler began on one rank before another, some is with ranks
 # that were not recorded yet. As little as this changes no answer.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from fullwire.analysis.transfers import world
-from fullwire.analysis.utilization import Evidence
 from fullwire.run.run import Run
+from fullwire.timeline.transfers import world
+from fullwire.timeline.utilization import Evidence
 
 _HALF = 0.5  # of the widest path: rings that take less leave more unused than they use
 _SETTING_THAT_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS", "NCCL_MAX_RINGS")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.analysis.timeline import timelines
-from fullwire.analysis.transfers import transfers_of
 from fullwire.run.run import Run
+from fullwire.timeline.timeline import timelines
+from fullwire.timeline.transfers import transfers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.analysis.timeline import Doing, Interval, Timeline
-from fullwire.analysis.transfers import codes_of
 from fullwire.collectives.cost import Floats
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run, Table, Whole
+from fullwire.timeline.timeline import Doing, Interval, Timeline
+from fullwire.timeline.transfers import codes_of
 
 SAMPLES = ("links", "sockets", "hosts")
 LIMITED = 0.3  # of a socket's busy time: what held it back

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from fullwire.analysis.account import Account, Part
-from fullwire.analysis.utilization import Evidence
 from fullwire.run.run import Run
+from fullwire.timeline.account import Account, Part
+from fullwire.timeline.utilization import Evidence
 from fullwire.units import show_bytes, show_time
 
 MUCH = 0.05  # of the step: less is not worth a sentence

@@ -1,0 +1,1 @@
+"""What each rank did at each moment, and the account of a step."""
