@@ -12,13 +12,13 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.break_even import break_even
-from fullwire.answers.forecast import Forecaster, forecaster
 from fullwire.answers.verification import verify
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Collectives, Hosts, Run
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, observations_of
+from fullwire.simulation.forecast import Forecaster, forecaster
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from tests.builders import a_run

@@ -10,8 +10,8 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.fixes import Fix
-from fullwire.answers.forecast import forecaster
 from fullwire.run.run import Collectives, Run, Spans
+from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job

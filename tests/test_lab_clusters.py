@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from fullwire.answers.laboratory import lab_facts
-from fullwire.answers.subjects import recorded_fabric
 from fullwire.answers.whatif import whatif
 from fullwire.clusters import cluster
 from fullwire.clusters.description import as_toml
@@ -19,6 +18,7 @@ from fullwire.importers import read
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job, summary
+from fullwire.simulation.subject import recorded_fabric
 from tests.conftest import Cli
 
 TWO_LEAVES = Fabric(

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fullwire as fw
-from fullwire.answers.forecast import forecaster
 from fullwire.errors import UsageError
 from fullwire.run.run import Run
+from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.stragglers import MeasuredJitter, Spread, jitter
 from fullwire.simulation.typical import Step, typical_step
 from tests.builders import a_run

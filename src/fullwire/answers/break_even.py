@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.answers.forecast import Forecaster
 from fullwire.collectives.cost import Floats
+from fullwire.simulation.forecast import Forecaster
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.units import show_rate

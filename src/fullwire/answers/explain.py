@@ -11,7 +11,6 @@ from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.fixes import Fix, Fixes, fixes, fixes_by_account
-from fullwire.answers.forecast import Forecast, Forecaster, forecaster
 from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.subjects import about_others
 from fullwire.answers.verdict import (
@@ -26,6 +25,7 @@ from fullwire.answers.verdict import (
 )
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.run import SIZE_UNKNOWN, Run
+from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.timeline.account import Account, Part, account, nothing
 from fullwire.timeline.ahead import ahead_evidence
 from fullwire.timeline.breakdown import RankBreakdown

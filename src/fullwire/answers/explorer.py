@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.answers.conditions import latency
-from fullwire.answers.forecast import Forecaster
-from fullwire.answers.subjects import Transports, as_recorded, subject_of
+from fullwire.answers.subjects import Transports, subject_of
 from fullwire.collectives.cost import Floats
 from fullwire.compression.compressor import Compressor
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, Calibration
+from fullwire.simulation.forecast import Forecaster
 from fullwire.simulation.interval import interval_s
+from fullwire.simulation.subject import as_recorded
 from fullwire.simulation.sweep import Grid, Subject, sweep
 from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
 

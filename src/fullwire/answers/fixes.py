@@ -19,11 +19,11 @@ from math import nan
 
 import numpy as np
 
-from fullwire.answers.forecast import Forecast, Forecaster
 from fullwire.compression.compressor import Compressor
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import DdpBuckets
+from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.simulation.stragglers import NoJitter
 from fullwire.simulation.transport import FullTransport
 from fullwire.timeline.account import Account, Late, Part, late_ranks

@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fullwire.answers.conditions import OneOrMany, count, latency, several
+from fullwire.answers.conditions import OneOrMany, count, several
 from fullwire.answers.opening import Opened, RunLike, opened
-from fullwire.clusters.description import described
-from fullwire.clusters.fabric import Fabric
-from fullwire.collectives.cost import AddTimes
-from fullwire.errors import DamagedInput, UsageError
+from fullwire.errors import UsageError
 from fullwire.files import name_of
 from fullwire.importers.nccl_tests import read_table
 from fullwire.run.run import Run
-from fullwire.run.store import unread
-from fullwire.simulation.buckets import bucket_policy
-from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps, share_of_others
-from fullwire.simulation.sweep import Grid, Subject, with_residue
+from fullwire.simulation.calibrate import Calibration, calibrated, share_of_others
+from fullwire.simulation.subject import plain_subject
+from fullwire.simulation.sweep import Subject, with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
-from fullwire.simulation.typical import typical_step
 from fullwire.units import shown
 from fullwire.workloads import MOST_SAMPLES
 
-_RESTS_ON = ("spans", "collectives", "gradients")  # tables
 _MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
 
 
@@ -91,15 +85,6 @@ def subject_of(name: str, run: Run, found: Transports) -> Subject:
     return with_residue(subject, found.calibration.transport)
 
 
-def plain_subject(name: str, run: Run) -> Subject:
-    """Take a run's typical step as it is."""
-    if lost := unread(run, _RESTS_ON):
-        raise DamagedInput(name, f"nothing is predicted from what is left of it: {lost[0]}")
-    points = run.facts.get("reduce_cost", ())
-    adds = AddTimes(points if isinstance(points, tuple) else ())
-    return Subject(name=name, step=typical_step(run), adds=adds, recorded=as_recorded(run))
-
-
 def about_others(run: Run) -> Iterator[str]:
     """Say it where other work used the processors on which a run was recorded."""
     share = share_of_others(run)
@@ -108,21 +93,3 @@ def about_others(run: Run) -> Iterator[str]:
             f"Other work took {share:.0%} of the processors meanwhile: without it steps may be "
             "shorter, and intervals are as much wider."
         )
-
-
-def as_recorded(run: Run) -> Grid | None:
-    """Return the conditions under which several workers were measured, where they are known."""
-    workers, rate_bps = run.facts.get("workers", 1), line_rate_bps(run)
-    if not isinstance(workers, int) or workers < 2 or rate_bps is None:
-        return None
-    return Grid(
-        workers=(workers,), bandwidth_bps=(rate_bps,),
-        buckets=(bucket_policy(str(run.facts.get("buckets", "ddp"))),),
-        latency_s=(latency(run.facts.get("latency_s", 0.0)),), fabric=recorded_fabric(run),
-    )  # fmt: skip
-
-
-def recorded_fabric(run: Run) -> Fabric | None:
-    """Return the described cluster that a run was recorded on."""
-    text = run.facts.get("cluster")
-    return None if text is None else described(str(text), "the run's cluster")

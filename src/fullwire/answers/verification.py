@@ -10,11 +10,11 @@ import numpy as np
 
 from fullwire.answers.conditions import rate, worker_count
 from fullwire.answers.fixes import FILLS_THE_LINE, casting
-from fullwire.answers.forecast import forecaster
 from fullwire.errors import FullwireError
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import held_against
+from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.typical import typical_step
 from fullwire.units import show_rate
 

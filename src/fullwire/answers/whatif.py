@@ -28,7 +28,6 @@ from fullwire.answers.subjects import (
     Transports,
     about_others,
     named,
-    recorded_fabric,
     subject_of,
     with_batches,
 )
@@ -49,6 +48,7 @@ from fullwire.simulation.on_fabric import OnFabric
 from fullwire.simulation.replay import replay as replay_subject
 from fullwire.simulation.scenario import Order, Scenario, lane_order
 from fullwire.simulation.stragglers import jitter
+from fullwire.simulation.subject import recorded_fabric
 from fullwire.simulation.sweep import (
     MOST_APART,
     Grid,

@@ -9,9 +9,9 @@ from statistics import median
 from textwrap import wrap
 
 from fullwire.answers.explain import Explanation
-from fullwire.answers.forecast import Forecast
 from fullwire.answers.verdict import NOTABLE
 from fullwire.report.terminal import print_notes, print_table, say
+from fullwire.simulation.forecast import Forecast
 from fullwire.timeline.account import Part
 from fullwire.units import show_time
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullwire.answers.subjects import as_recorded, plain_subject
 from fullwire.errors import UsageError
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import (
@@ -22,6 +21,7 @@ from fullwire.simulation.calibrate import (
     unhindered,
 )
 from fullwire.simulation.interval import interval_s
+from fullwire.simulation.subject import as_recorded, plain_subject
 from fullwire.simulation.sweep import Grid, Residue, Subject, sweep, with_residue
 from fullwire.simulation.transport import FullTransport, full_transport
 from fullwire.simulation.typical import Step

@@ -1,1 +1,0 @@
-"""What happened: a Run in, plain result values out."""

@@ -1,0 +1,47 @@
+"""A run as the predictor takes it: its typical step and the conditions of its recording."""
+
+from __future__ import annotations
+
+from fullwire.clusters.description import described
+from fullwire.clusters.fabric import Fabric
+from fullwire.collectives.cost import AddTimes
+from fullwire.errors import DamagedInput
+from fullwire.run.run import Run
+from fullwire.run.store import unread
+from fullwire.simulation.buckets import bucket_policy
+from fullwire.simulation.calibrate import line_rate_bps
+from fullwire.simulation.sweep import Grid, Subject
+from fullwire.simulation.typical import typical_step
+
+_RESTS_ON = ("spans", "collectives", "gradients")  # tables
+
+
+def plain_subject(name: str, run: Run) -> Subject:
+    """Take a run's typical step as it is."""
+    if lost := unread(run, _RESTS_ON):
+        raise DamagedInput(name, f"nothing is predicted from what is left of it: {lost[0]}")
+    points = run.facts.get("reduce_cost", ())
+    adds = AddTimes(points if isinstance(points, tuple) else ())
+    return Subject(name=name, step=typical_step(run), adds=adds, recorded=as_recorded(run))
+
+
+def as_recorded(run: Run) -> Grid | None:
+    """Return the conditions under which several workers were measured, where they are known."""
+    workers, rate_bps = run.facts.get("workers", 1), line_rate_bps(run)
+    if not isinstance(workers, int) or workers < 2 or rate_bps is None:
+        return None
+    latency_s = run.facts.get("latency_s", 0.0)
+    assert isinstance(latency_s, int | float)  # facts are checked when a run is made
+    return Grid(
+        workers=(workers,),
+        bandwidth_bps=(rate_bps,),
+        buckets=(bucket_policy(str(run.facts.get("buckets", "ddp"))),),
+        latency_s=(latency_s,),
+        fabric=recorded_fabric(run),
+    )
+
+
+def recorded_fabric(run: Run) -> Fabric | None:
+    """Return the described cluster that a run was recorded on."""
+    text = run.facts.get("cluster")
+    return None if text is None else described(str(text), "the run's cluster")
