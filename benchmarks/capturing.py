@@ -80,10 +80,14 @@ def main() -> None:
             packets = int(facts["captured_packets"])  # type: ignore[arg-type]
             ratios.append(beside_s / plain_s)
             each_us.append(cpu_s / packets * 1e6)
-    print(f"{packets:,} packets of {messages:,} messages, {facts['dropped_packets']} dropped; "
-          f"load {os.getloadavg()[0]:.1f}")  # fmt: skip
-    print(f"transfer with over without {statistics.median(ratios):.3f} "
-          f"({min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
+    print(
+        f"{packets:,} packets of {messages:,} messages, {facts['dropped_packets']} dropped; "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+    print(
+        f"transfer with over without {statistics.median(ratios):.3f} "
+        f"({min(ratios):.3f} to {max(ratios):.3f})"
+    )
     print(f"the capture's own processor time {statistics.median(each_us):.2f} us a packet")
 
 

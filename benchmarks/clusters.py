@@ -38,9 +38,12 @@ node = 77
 nic_rate = "100Gbps"
 """
 ALGORITHMS = (
-    ("hierarchical", False), ("hierarchical-halving-doubling", False), ("in-network", False),
-    ("ring", False), ("hierarchical", True),
-)  # fmt: skip
+    ("hierarchical", False),
+    ("hierarchical-halving-doubling", False),
+    ("in-network", False),
+    ("ring", False),
+    ("hierarchical", True),
+)
 CLI = [sys.executable, "-m", "fullwire.cli", "collective", "allreduce", "--bytes", "1GiB", "--json"]
 
 

@@ -53,9 +53,13 @@ def _spans() -> Spans:
     lane, name, start, end = (np.array(each, object)[number] for each in zip(*SPANS, strict=True))
     begin = step * LENGTH_MS
     return Spans(
-        rank=rank, step=step, lane=lane, name=name,
-        start_ns=(begin + start.astype(np.int64)) * MS, end_ns=(begin + end.astype(np.int64)) * MS,
-    )  # fmt: skip
+        rank=rank,
+        step=step,
+        lane=lane,
+        name=name,
+        start_ns=(begin + start.astype(np.int64)) * MS,
+        end_ns=(begin + end.astype(np.int64)) * MS,
+    )
 
 
 def _gradients() -> Gradients:
@@ -71,11 +75,17 @@ def _collectives() -> Collectives:
     late_ns = np.random.default_rng(0).integers(0, MS, count)
     issue_ns = (step * LENGTH_MS + 50 + 4 * number) * MS + late_ns
     return Collectives(
-        rank=rank, step=step, sequence=step * COLLECTIVES + number,
-        group=np.full(count, "0", object), op=np.full(count, "allreduce", object),
-        dtype=np.full(count, "float32", object), bytes=np.full(count, 1_000_000),
-        issue_ns=issue_ns, start_ns=issue_ns, end_ns=(step * LENGTH_MS + 60 + 6 * number) * MS,
-    )  # fmt: skip
+        rank=rank,
+        step=step,
+        sequence=step * COLLECTIVES + number,
+        group=np.full(count, "0", object),
+        op=np.full(count, "allreduce", object),
+        dtype=np.full(count, "float32", object),
+        bytes=np.full(count, 1_000_000),
+        issue_ns=issue_ns,
+        start_ns=issue_ns,
+        end_ns=(step * LENGTH_MS + 60 + 6 * number) * MS,
+    )
 
 
 def main() -> None:

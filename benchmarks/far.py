@@ -50,8 +50,11 @@ def device(name: str, address: str) -> int:
         opened, TUNSETIFF, struct.pack("16sH22x", b"far", IFF_TUN | IFF_NO_PI | IFF_VNET_HDR)
     )
     fcntl.ioctl(opened, TUNSETOFFLOAD, OFFLOADS)
-    for words in ("link set lo up", f"addr add {address}/24 dev far",
-                  "link set far txqueuelen 20000 up"):  # fmt: skip
+    for words in (
+        "link set lo up",
+        f"addr add {address}/24 dev far",
+        "link set far txqueuelen 20000 up",
+    ):
         subprocess.run(["ip", *words.split()], check=True)
     return opened
 
@@ -111,20 +114,40 @@ def turn(backend: str, streams: str, port: int) -> tuple[float, int]:
         environment["FULLWIRE_STREAMS"] = streams
     ranks = [
         subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, __file__, "--rank", str(rank),
-             "--backend", backend, "--port", str(port)],
-            env=environment, stdout=subprocess.PIPE, text=True,
+            [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                sys.executable,
+                __file__,
+                "--rank",
+                str(rank),
+                "--backend",
+                backend,
+                "--port",
+                str(port),
+            ],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank, name in enumerate(NAMES)
-    ]  # fmt: skip
+    ]
     said = [each.communicate(timeout=300)[0] for each in ranks]
     took_s, opened = said[0].split()
     return float(took_s), int(opened)
 
 
 def measure(rate_bps: float, way_s: float, turns: int) -> None:
-    kinds = [("fullwire", "1"), ("fullwire", "2"), ("fullwire", "4"), ("fullwire", "8"),
-             ("fullwire", ""), ("gloo", "")]  # fmt: skip
+    kinds = [
+        ("fullwire", "1"),
+        ("fullwire", "2"),
+        ("fullwire", "4"),
+        ("fullwire", "8"),
+        ("fullwire", ""),
+        ("gloo", ""),
+    ]
     found: dict[tuple[str, str], list[float]] = {kind: [] for kind in kinds}
     opened: dict[tuple[str, str], int] = {}
     for number in range(turns):
@@ -165,8 +188,9 @@ def main() -> None:
         subprocess.run(["ip", "netns", "add", name], check=True)
     line = subprocess.Popen(
         [sys.executable, str(Path(__file__)), "--relay", "--rate", given.rate, "--way", given.way],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         if not line.stdout or line.stdout.readline() != "ready\n":
             sys.exit("the line could not be made")

@@ -22,18 +22,41 @@ from search import ALGORITHMS, CLI, MANY_BUCKETS, RATES, WORKERS, asked
 CASES = {
     "one question": [*CLI, "--workers", "64", "--bandwidth", "10Gbps"],
     "a search of 100,000 settings": [
-        *CLI, *asked(algorithm=ALGORITHMS, buckets=MANY_BUCKETS, workers=WORKERS,
-                     bandwidth="1Gbps,10Gbps,25Gbps,100Gbps,200Gbps"), "--best", "5",
+        *CLI,
+        *asked(
+            algorithm=ALGORITHMS,
+            buckets=MANY_BUCKETS,
+            workers=WORKERS,
+            bandwidth="1Gbps,10Gbps,25Gbps,100Gbps,200Gbps",
+        ),
+        "--best",
+        "5",
     ],
     "targets of 800 scenes": [
-        *CLI, *asked(algorithm=ALGORITHMS, buckets=MANY_BUCKETS, workers=WORKERS,
-                     bandwidth="10Gbps", target="0.95"), "--format", "csv",
+        *CLI,
+        *asked(
+            algorithm=ALGORITHMS,
+            buckets=MANY_BUCKETS,
+            workers=WORKERS,
+            bandwidth="10Gbps",
+            target="0.95",
+        ),
+        "--format",
+        "csv",
     ],
     "4 million settings": [
-        *CLI, *asked(algorithm=ALGORITHMS, buckets=MANY_BUCKETS, workers=WORKERS, bandwidth=RATES,
-                     compression=",".join(map(str, range(1, 6)))), "--best", "5",
+        *CLI,
+        *asked(
+            algorithm=ALGORITHMS,
+            buckets=MANY_BUCKETS,
+            workers=WORKERS,
+            bandwidth=RATES,
+            compression=",".join(map(str, range(1, 6))),
+        ),
+        "--best",
+        "5",
     ],
-}  # fmt: skip
+}
 
 
 def main() -> None:

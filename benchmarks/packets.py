@@ -26,13 +26,29 @@ import numpy as np
 HOSTS = 8
 RECORD = np.dtype(
     [
-        ("s", "<u4"), ("ns", "<u4"), ("captured", "<u4"), ("length", "<u4"), ("macs", "V12"),
-        ("type", ">u2"), ("version", "u1"), ("tos", "u1"), ("total", ">u2"), ("id", "V4"),
-        ("ttl", "u1"), ("protocol", "u1"), ("sum", "V2"), ("source", ">u4"), ("target", ">u4"),
-        ("ports", ">u4"), ("sequence", ">u4"), ("ack", ">u4"), ("offset", "u1"), ("flags", "u1"),
+        ("s", "<u4"),
+        ("ns", "<u4"),
+        ("captured", "<u4"),
+        ("length", "<u4"),
+        ("macs", "V12"),
+        ("type", ">u2"),
+        ("version", "u1"),
+        ("tos", "u1"),
+        ("total", ">u2"),
+        ("id", "V4"),
+        ("ttl", "u1"),
+        ("protocol", "u1"),
+        ("sum", "V2"),
+        ("source", ">u4"),
+        ("target", ">u4"),
+        ("ports", ">u4"),
+        ("sequence", ">u4"),
+        ("ack", ">u4"),
+        ("offset", "u1"),
+        ("flags", "u1"),
         ("rest", "V48"),
     ]
-)  # fmt: skip
+)
 NANO = 0xA1B23C4D
 FILE_HEADER = struct.pack("<IHHiIII", NANO, 2, 4, 0, 0, 96, 1)
 SLOW = ("tshark",)  # measured once: it takes minutes
@@ -174,8 +190,10 @@ def main() -> None:
                 if turn == 0 or tool not in SLOW:
                     taken[tool].append(measured(command, folder))
         size_mb = path.stat().st_size / 1e6
-    print(f"{packets:,} packets, {size_mb:.0f} MB, {len(os.sched_getaffinity(0))} processors, "
-          f"load {os.getloadavg()[0]:.1f}; medians of {runs} whole processes")  # fmt: skip
+    print(
+        f"{packets:,} packets, {size_mb:.0f} MB, {len(os.sched_getaffinity(0))} processors, "
+        f"load {os.getloadavg()[0]:.1f}; medians of {runs} whole processes"
+    )
     print("tool              wall      Mpkt/s   processors  Mpkt/s  most memory")
     for tool in commands:
         wall_s, cpu_s, _ = map(statistics.median, zip(*taken[tool], strict=True))

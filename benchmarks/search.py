@@ -29,22 +29,38 @@ def asked(**conditions: str) -> list[str]:
     return [word for name, value in conditions.items() for word in (f"--{name}", value)]
 
 
-FEW = asked(algorithm=ALGORITHMS, buckets=FEW_BUCKETS, workers=WORKERS, bandwidth=RATES,
-            compression="1,2,4,8,16")  # fmt: skip
+FEW = asked(
+    algorithm=ALGORITHMS,
+    buckets=FEW_BUCKETS,
+    workers=WORKERS,
+    bandwidth=RATES,
+    compression="1,2,4,8,16",
+)
 CASES = {
     "5 kinds of buckets": [*CLI, *FEW, "--best", "5"],
     "200 kinds of buckets": [
-        *CLI, *asked(algorithm=ALGORITHMS, buckets=MANY_BUCKETS, workers=WORKERS,
-                     bandwidth=FEW_RATES), "--best", "5",
+        *CLI,
+        *asked(algorithm=ALGORITHMS, buckets=MANY_BUCKETS, workers=WORKERS, bandwidth=FEW_RATES),
+        "--best",
+        "5",
     ],
     "jitter, fewer synchronisations": [
-        *CLI, *asked(algorithm=ALGORITHMS, buckets=FEW_BUCKETS, workers=WORKERS,
-                     bandwidth=FEW_RATES, accumulate="1,2,4,8", jitter="none,lognormal:5%",
-                     compression="1,2,4,8,16"), "--best", "5",
+        *CLI,
+        *asked(
+            algorithm=ALGORITHMS,
+            buckets=FEW_BUCKETS,
+            workers=WORKERS,
+            bandwidth=FEW_RATES,
+            accumulate="1,2,4,8",
+            jitter="none,lognormal:5%",
+            compression="1,2,4,8,16",
+        ),
+        "--best",
+        "5",
     ],
     "all rows as CSV": [*CLI, *FEW, "--format", "csv"],
     "all rows as JSON": [*CLI, *FEW, "--json"],
-}  # fmt: skip
+}
 
 
 def main() -> None:

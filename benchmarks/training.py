@@ -39,9 +39,24 @@ def main() -> None:
 def step_s(workload: str, rate: str, buckets: str, workers: str, backend: str) -> float:
     """Train in the lab and return the median step."""
     command = [
-        sys.executable, "-m", "fullwire.cli", "lab", "run", "--workload", workload, "--rate", rate,
-        "--workers", workers, "--buckets", buckets, "--backend", backend, "--steps", _STEPS,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "fullwire.cli",
+        "lab",
+        "run",
+        "--workload",
+        workload,
+        "--rate",
+        rate,
+        "--workers",
+        workers,
+        "--buckets",
+        buckets,
+        "--backend",
+        backend,
+        "--steps",
+        _STEPS,
+    ]
     for _ in range(_TRIES):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if "the link delivers" not in done.stderr:

@@ -31,9 +31,14 @@ def train(options: argparse.Namespace) -> None:
     digits = TensorDataset(torch.randn(4096, 784), torch.randint(10, (4096,)))
     batches = DataLoader(digits, batch_size=32, sampler=DistributedSampler(digits), drop_last=True)
     network = nn.Sequential(
-        nn.Linear(784, 1536), nn.ReLU(), nn.Linear(1536, 1536), nn.ReLU(),
-        nn.Linear(1536, 1536), nn.ReLU(), nn.Linear(1536, 10),
-    )  # fmt: skip
+        nn.Linear(784, 1536),
+        nn.ReLU(),
+        nn.Linear(1536, 1536),
+        nn.ReLU(),
+        nn.Linear(1536, 1536),
+        nn.ReLU(),
+        nn.Linear(1536, 10),
+    )
     model = DistributedDataParallel(network, bucket_cap_mb=options.bucket_mb)
     if options.half:
         model.register_comm_hook(None, fp16_compress_hook)

@@ -14,10 +14,19 @@ from typing import Any
 
 PATIENCE_S = 60  # for an answer, on a machine that is busy
 FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-default-apps", "--no-first-run",
-    "--disable-dev-shm-usage", "--mute-audio", "--hide-scrollbars", "--remote-debugging-pipe",
-)  # fmt: skip
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+    "--mute-audio",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
 
 
 class Browser:
@@ -77,16 +86,23 @@ class Browser:
             text = {"text": key} if len(key) == 1 else {}
             for kind in ("keyDown", "keyUp"):
                 self.ask(
-                    "Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                    windowsVirtualKeyCode=_CODES.get(key, 0), **(text if kind == "keyDown" else {}),
-                )  # fmt: skip
+                    "Input.dispatchKeyEvent",
+                    type=kind,
+                    key=key,
+                    code=key,
+                    windowsVirtualKeyCode=_CODES.get(key, 0),
+                    **(text if kind == "keyDown" else {}),
+                )
 
     def screen(self, width: int, height: int, *, dark: bool = False) -> None:
         """Be a screen of this size."""
         self.ask(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height,
-            deviceScaleFactor=1, mobile=width < 500,
-        )  # fmt: skip
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 500,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -130,10 +146,12 @@ def browser(program: str, place: Path, flags: Sequence[str] = ()) -> Iterator[Br
     # The protocol is spoken on descriptors 3 and 4.
     shell = f'exec "$@" 3<&{to_it} 4>&{to_us}'
     started = subprocess.Popen(
-        ["bash", "-c", shell, "bash", *command], pass_fds=(to_it, to_us),
+        ["bash", "-c", shell, "bash", *command],
+        pass_fds=(to_it, to_us),
         env={**os.environ, "TMPDIR": "/tmp"},  # it puts a socket there, whose name has to be short
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     os.close(to_it)
     os.close(to_us)
     try:

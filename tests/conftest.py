@@ -82,10 +82,16 @@ def real_dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ranks = [
         subprocess.Popen(
             [sys.executable, jobs / "uncompiled.py", jobs / "flight_recorder.py", where],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port,
-                 "MASTER_ADDR": "127.0.0.1", "TORCH_FR_BUFFER_SIZE": "1000"},
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_PORT": port,
+                "MASTER_ADDR": "127.0.0.1",
+                "TORCH_FR_BUFFER_SIZE": "1000",
+            },
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
     return where

@@ -74,9 +74,14 @@ def everyone(world: int) -> Groups:
 
 
 def play(
-    program: Sequence[Do], *, ranks: int, steps: int, seed: int = 1,
-    groups: Groups | None = None, begins_ns: Of = lambda rank, step: 0,
-) -> list[Played]:  # fmt: skip
+    program: Sequence[Do],
+    *,
+    ranks: int,
+    steps: int,
+    seed: int = 1,
+    groups: Groups | None = None,
+    begins_ns: Of = lambda rank, step: 0,
+) -> list[Played]:
     """Let ranks carry out a program step by step."""
     source = random.Random(seed)
     groups = groups or everyone(ranks)
@@ -124,9 +129,15 @@ def _meet(do: Do, members: list[Played], step: int, number: int, source: random.
     for each, launch, start in begun:
         mine = end + source.randrange(0, 1_500)
         each.work.append(
-            Work(do=do, launch_ns=launch, start_ns=start, end_ns=mine, sequence=number,
-                 members=tuple(one.rank for one in members))
-        )  # fmt: skip
+            Work(
+                do=do,
+                launch_ns=launch,
+                start_ns=start,
+                end_ns=mine,
+                sequence=number,
+                members=tuple(one.rank for one in members),
+            )
+        )
         each.free_ns[do.stream] = mine
         if do.is_waited_for:
             each.free_ns[COMPUTE] = max(each.free_ns.get(COMPUTE, 0), mine)
@@ -152,10 +163,15 @@ def figures(played: Sequence[Played], among: Sequence[int]) -> list[dict[str, fl
 def _sums(
     each: Played, latest: dict[tuple[str, tuple[int, ...], int], int], is_told: bool
 ) -> dict[str, float | None]:
-    moments = sorted({t for work in each.work for t in (work.start_ns, work.end_ns)} | {
-        t for work in each.work if work.members
-        for t in (min(latest[work.do.group, work.members, work.sequence], work.end_ns),)
-    })  # fmt: skip
+    moments = sorted(
+        {t for work in each.work for t in (work.start_ns, work.end_ns)}
+        | {
+            t
+            for work in each.work
+            if work.members
+            for t in (min(latest[work.do.group, work.members, work.sequence], work.end_ns),)
+        }
+    )
     sums = dict.fromkeys(("compute", "communication", "exposed", "overlap", "waiting", "busy"), 0)
     for begin, end in itertools.pairwise(moments):
         here = [work for work in each.work if work.start_ns <= begin < work.end_ns]
@@ -240,14 +256,19 @@ _ROCM_COMPUTE = (
     "miopenSp3AsmConv_v21_1_2_gfx9_fp32_stride1",
 )
 _MARKS = {
-    "allreduce": "nccl:all_reduce", "allgather": "nccl:_all_gather_base",
-    "reducescatter": "nccl:_reduce_scatter_base", "alltoall": "nccl:all_to_all",
+    "allreduce": "nccl:all_reduce",
+    "allgather": "nccl:_all_gather_base",
+    "reducescatter": "nccl:_reduce_scatter_base",
+    "alltoall": "nccl:all_to_all",
     "broadcast": "nccl:broadcast",
-}  # fmt: skip
+}
 _TOLD_OPS = {
-    "allreduce": "allreduce", "allgather": "_allgather_base",
-    "reducescatter": "_reduce_scatter_base", "alltoall": "all_to_all", "broadcast": "broadcast",
-}  # fmt: skip
+    "allreduce": "allreduce",
+    "allgather": "_allgather_base",
+    "reducescatter": "_reduce_scatter_base",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+}
 ROCM = Writing(is_hip=True, compute_names=_ROCM_COMPUTE, names=GENERIC)
 
 
@@ -316,8 +337,11 @@ def _trace(each: Played, world: int, writing: Writing) -> dict[str, Any]:
     trace: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
     if writing.has_distributed_info:
         trace["distributedInfo"] = {
-            "backend": "nccl", "rank": each.rank, "world_size": world, "pg_count": 2,
-        }  # fmt: skip
+            "backend": "nccl",
+            "rank": each.rank,
+            "world_size": world,
+            "pg_count": 2,
+        }
     if writing.base_ns is not None:
         trace["baseTimeNanoseconds"] = writing.base_ns + 10_000 * each.rank
     return trace | {"traceEvents": events, "traceName": "/tmp/trace.json"}
@@ -380,8 +404,11 @@ def _kernel_name(work: Work, number: int, writing: Writing) -> str:
     if work.do.what == "collective":
         return writing.names[work.do.op]
     if work.do.what == "unnamed":
-        return ("nvshmemi_proxy_quiet_kernel", "void deep_ep::intranode::dispatch<8>(int4*)",
-                "void deep_ep::internode::combine<false>(int4*)")[number % 3]  # fmt: skip
+        return (
+            "nvshmemi_proxy_quiet_kernel",
+            "void deep_ep::intranode::dispatch<8>(int4*)",
+            "void deep_ep::internode::combine<false>(int4*)",
+        )[number % 3]
     if work.do.what == "copy":
         return "CopyHostToDevice" if writing.is_hip else "Memcpy HtoD (Pinned -> Device)"
     return writing.compute_names[number % len(writing.compute_names)]
@@ -391,13 +418,16 @@ def _arguments(work: Work, world: int, writing: Writing) -> dict[str, Any]:
     op, size, members = work.do.op, work.do.elements, len(work.members)
     smaller = size // max(members, 1)
     told = {
-        "Collective name": _TOLD_OPS[op], "dtype": "Float", "Group size": members,
+        "Collective name": _TOLD_OPS[op],
+        "dtype": "Float",
+        "Group size": members,
         "In msg nelems": smaller if op == "allgather" else size,
         "Out msg nelems": smaller if op == "reducescatter" else size,
         "Process Group Name": {"all": "0", "near": "1", "far": "2"}.get(work.do.group, "9"),
         "Process Group Description": "default_pg",
-        "Process Group Ranks": json.dumps(list(work.members)), "In split size": "[]",
-    }  # fmt: skip
+        "Process Group Ranks": json.dumps(list(work.members)),
+        "In split size": "[]",
+    }
     return told | ({"Seq": work.sequence} if writing.has_sequence else {})
 
 
@@ -415,9 +445,15 @@ class _Stamps:
     ) -> dict[str, Any]:
         start_ns, length_ns = interval[0] + self._ahead_ns, interval[1] - interval[0]
         return {
-            "ph": "X", "cat": category, "name": name, "pid": 77, "tid": thread,
-            "ts": self._number(start_ns), "dur": self._number(length_ns), "args": arguments,
-        }  # fmt: skip
+            "ph": "X",
+            "cat": category,
+            "name": name,
+            "pid": 77,
+            "tid": thread,
+            "ts": self._number(start_ns),
+            "dur": self._number(length_ns),
+            "args": arguments,
+        }
 
     def _number(self, ns: int) -> str:
         if self._form == "whole":
@@ -433,7 +469,8 @@ def cut(each: Played, first: int, last: int) -> Played:
     """Return what a profiler saw that was on from one step to another."""
     begin, end = each.steps[first][0], each.steps[last][1]
     return Played(
-        each.rank, [work for work in each.work if begin <= work.launch_ns < end],
+        each.rank,
+        [work for work in each.work if begin <= work.launch_ns < end],
         [interval for interval in each.loading if begin <= interval[0] < end],
         each.steps[first : last + 1],
-    )  # fmt: skip
+    )

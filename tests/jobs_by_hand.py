@@ -57,9 +57,13 @@ def a_job(
 def _spans(rows: Sequence[tuple[int, int, str, str, float, float]]) -> Spans:
     rank, step, lane, name, start, end = zip(*rows, strict=True)
     return Spans(
-        rank=np.array(rank), step=np.array(step), lane=np.array(lane, object),
-        name=np.array(name, object), start_ns=_ns(start), end_ns=_ns(end),
-    )  # fmt: skip
+        rank=np.array(rank),
+        step=np.array(step),
+        lane=np.array(lane, object),
+        name=np.array(name, object),
+        start_ns=_ns(start),
+        end_ns=_ns(end),
+    )
 
 
 def _collectives(rows: Sequence[tuple[int, int, int, int, float, float]], op: str) -> Collectives:
@@ -67,11 +71,17 @@ def _collectives(rows: Sequence[tuple[int, int, int, int, float, float]], op: st
         return Collectives.empty()
     rank, step, sequence, size, issue, end = zip(*rows, strict=True)
     return Collectives(
-        rank=np.array(rank), step=np.array(step), sequence=np.array(sequence),
-        group=np.full(len(rows), "0", object), op=np.full(len(rows), op, object),
-        dtype=np.full(len(rows), "float32", object), bytes=np.array(size), issue_ns=_ns(issue),
-        start_ns=_ns(issue), end_ns=_ns(end),
-    )  # fmt: skip
+        rank=np.array(rank),
+        step=np.array(step),
+        sequence=np.array(sequence),
+        group=np.full(len(rows), "0", object),
+        op=np.full(len(rows), op, object),
+        dtype=np.full(len(rows), "float32", object),
+        bytes=np.array(size),
+        issue_ns=_ns(issue),
+        start_ns=_ns(issue),
+        end_ns=_ns(end),
+    )
 
 
 def _ns(times_ms: Sequence[float]) -> np.ndarray:
@@ -89,11 +99,12 @@ def a_trained_job(*, ranks: int = 3, steps: int = 6, buckets: int = 4, late_ms: 
             spans += [
                 (rank, step, lane, name, begin + a, begin + b)
                 for lane, name, a, b in (
-                    ("host", "step", 0.0, length), ("compute", "forward", 1.0, 40.0 + late),
+                    ("host", "step", 0.0, length),
+                    ("compute", "forward", 1.0, 40.0 + late),
                     ("compute", "backward", 40.0 + late, 100.0 + late),
                     ("compute", "optimizer", length - 2, length - 1),
                 )
-            ]  # fmt: skip
+            ]
             for order in range(buckets):
                 ready = begin + 40.0 + late + 60.0 * (order + 1) / buckets
                 last = begin + 40.0 + late_ms + 60.0 * (order + 1) / buckets
@@ -109,7 +120,10 @@ def a_trained_job(*, ranks: int = 3, steps: int = 6, buckets: int = 4, late_ms: 
         spans=_spans(spans),
         collectives=_collectives(collectives, "allreduce"),
         gradients=Gradients(
-            rank=np.array(rank_), step=np.array(step_), order=np.array(order_),
-            bytes=np.array(size), ready_ns=_ns(ready_),
+            rank=np.array(rank_),
+            step=np.array(step_),
+            order=np.array(order_),
+            bytes=np.array(size),
+            ready_ns=_ns(ready_),
         ),
-    )  # fmt: skip
+    )

@@ -11,13 +11,25 @@ Packet = tuple[int, bytes]  # nanoseconds, frame
 
 
 def tcp(
-    seq: int, payload: int, *, ports: tuple[int, int] = (1000, 2000), ack: int = 0,
-    flags: int = ACK, options: bytes = b"",
-) -> bytes:  # fmt: skip
+    seq: int,
+    payload: int,
+    *,
+    ports: tuple[int, int] = (1000, 2000),
+    ack: int = 0,
+    flags: int = ACK,
+    options: bytes = b"",
+) -> bytes:
     header = struct.pack(
-        ">HHIIBBHHH", *ports, seq % 2**32, ack % 2**32, (20 + len(options)) // 4 << 4, flags,
-        65535, 0, 0,
-    )  # fmt: skip
+        ">HHIIBBHHH",
+        *ports,
+        seq % 2**32,
+        ack % 2**32,
+        (20 + len(options)) // 4 << 4,
+        flags,
+        65535,
+        0,
+        0,
+    )
     return header + options + bytes(payload)
 
 
@@ -52,9 +64,13 @@ def fragments(datagram: bytes, size: int, identification: int = 9) -> list[bytes
 
 
 def ip(
-    body: bytes, source: str = "10.0.0.1", target: str = "10.0.0.2", *, protocol: int = 6,
+    body: bytes,
+    source: str = "10.0.0.1",
+    target: str = "10.0.0.2",
+    *,
+    protocol: int = 6,
     claimed: int | None = None,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Put a body into IP; `claimed` is its total length where the header is to say another."""
     a, b = ip_address(source), ip_address(target)
     if a.version == 6:
@@ -102,9 +118,13 @@ def gre(inner: bytes, type: int, *, flags: int = 0, more: bytes = b"") -> bytes:
 
 
 def pcap(
-    packets: Iterable[Packet], *, link: int = 1, order: str = "<", nano: bool = True,
+    packets: Iterable[Packet],
+    *,
+    link: int = 1,
+    order: str = "<",
+    nano: bool = True,
     snap: int = 1 << 18,
-) -> bytes:  # fmt: skip
+) -> bytes:
     magic = 0xA1B23C4D if nano else 0xA1B2C3D4
     parts = [struct.pack(f"{order}IHHiIII", magic, 2, 4, 0, 0, snap, link)]
     for time_ns, frame in packets:

@@ -11,10 +11,21 @@ RANKS = 4
 # Over which ranks an operation goes; each is a group of its own, and they overlap.
 GROUPS = ((0, 1, 2, 3), (0, 1), (0, 1, 2), (1, 3), (0, 2, 3), (2,))
 KINDS = (
-    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather", "all_gather_into",
-    "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather",
-    "scatter", "send", "barrier",
-)  # fmt: skip
+    "all_reduce",
+    "all_reduce_coalesced",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "gather",
+    "scatter",
+    "send",
+    "barrier",
+)
 SAME_EVERYWHERE = ("all_reduce", "all_reduce_coalesced", "broadcast")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "uint8", "int8", "int32", "int64")
 REDUCTIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")

@@ -80,10 +80,13 @@ class RankProcesses:
         listener.listen()
         listener.settimeout(_START_S)
         environment = {
-            **os.environ, "RANK": str(rank), "WORLD_SIZE": str(len(self._links)),
-            "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(self._links)),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore",
             "PYTHONPATH": str(JOBS.parents[1]),
-        }  # fmt: skip
+        }
         self._launch(rank, [*self._command, str(path), *self._words], environment)
         return listener
 

@@ -99,8 +99,9 @@ class ReferenceNetwork:
     def may_leave(self, key: tuple[int, int, int]) -> bool:
         part, chunk, _ = key
         move = self.move(key)
-        before = [(part, chunk, i) for i, other in enumerate(self.parts[part])
-                  if other.round < move.round]  # fmt: skip
+        before = [
+            (part, chunk, i) for i, other in enumerate(self.parts[part]) if other.round < move.round
+        ]
         return all(
             (self.move(other).target != move.source or other in self.received)
             and (self.move(other).source != move.source or other in self.left)
@@ -143,9 +144,13 @@ class ReferenceFabric(ReferenceNetwork):
     """The same over links of any number and rate, whose names are numbers."""
 
     def __init__(
-        self, parts: list[list[Move]], chunks: int, links: dict[tuple[int, int], list[int]],
-        rates: dict[int, Fraction], latencies: dict[tuple[int, int], Fraction],
-    ) -> None:  # fmt: skip
+        self,
+        parts: list[list[Move]],
+        chunks: int,
+        links: dict[tuple[int, int], list[int]],
+        rates: dict[int, Fraction],
+        latencies: dict[tuple[int, int], Fraction],
+    ) -> None:
         super().__init__(parts, Fraction(1), Fraction(0), chunks)
         self.links, self.link_rates, self.latencies = links, rates, latencies
 

@@ -46,10 +46,35 @@ ODD_TEXT = (
 )
 # Pieces of text files that have broken parsers before.
 ODD_TOKENS = (
-    b"", b"\0", b",", b"\n", b"\r", b"-1", b"-0", b"nan", b"inf", b"1e400", b"1e-400", b"1_0",
-    b"0x10", b"\xd9\xa3", b"\xff", b"\xef\xbb\xbf", b"9" * 45, b"9" * 2000, b"1000000000", b"1e9",
-    b"4000.5", b"\x1b[31m", b" ", b"\t", b"\x0c", b"+", b".", b"first line is for",
-)  # fmt: skip
+    b"",
+    b"\0",
+    b",",
+    b"\n",
+    b"\r",
+    b"-1",
+    b"-0",
+    b"nan",
+    b"inf",
+    b"1e400",
+    b"1e-400",
+    b"1_0",
+    b"0x10",
+    b"\xd9\xa3",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"9" * 45,
+    b"9" * 2000,
+    b"1000000000",
+    b"1e9",
+    b"4000.5",
+    b"\x1b[31m",
+    b" ",
+    b"\t",
+    b"\x0c",
+    b"+",
+    b".",
+    b"first line is for",
+)
 
 texts = st.text(max_size=12) | st.sampled_from(ODD_TEXT)
 whole_numbers = st.integers(-(2**63), 2**63 - 1)
@@ -90,14 +115,21 @@ def fabrics(draw: st.DrawFn) -> Fabric:
     shares = st.floats(0.1, 1)
     other = st.builds(OtherHost, node=st.integers(0, nodes - 1), nic_rate_bps=rates)
     inside = st.builds(
-        Inside, kind=st.sampled_from(["switch", "pcie"]), rate_bps=rates, latency_s=latencies,
+        Inside,
+        kind=st.sampled_from(["switch", "pcie"]),
+        rate_bps=rates,
+        latency_s=latencies,
         payload_share=shares,
-    )  # fmt: skip
+    )
     return Fabric(
-        name=draw(texts), nodes=nodes, devices_per_node=devices,
+        name=draw(texts),
+        nodes=nodes,
+        devices_per_node=devices,
         inside=draw(inside if devices > 1 else st.none() | inside),
         nics=Nics(
-            rate_bps=draw(rates), per_node=nics, latency_s=draw(latencies),
+            rate_bps=draw(rates),
+            per_node=nics,
+            latency_s=draw(latencies),
             payload_share=draw(shares),
             of_device=draw(even if isinstance(network, Torus) else even | named),
         ),
@@ -105,21 +137,28 @@ def fabrics(draw: st.DrawFn) -> Fabric:
         other_hosts=tuple(draw(st.lists(other, max_size=2, unique_by=lambda each: each.node))),
         startup_s=draw(st.sampled_from([0.0, 3e-5])),
         rests_on=draw(texts),
-    )  # fmt: skip
+    )
 
 
 @st.composite
 def _networks(draw: st.DrawFn) -> tuple[Network, int]:
     rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     leaves = st.builds(
-        LeafSpine, nodes_per_leaf=st.integers(1, 5), oversubscription=st.floats(0.25, 16),
-        by_rail=st.booleans(), latency_s=st.floats(0, 1),
-    )  # fmt: skip
+        LeafSpine,
+        nodes_per_leaf=st.integers(1, 5),
+        oversubscription=st.floats(0.25, 16),
+        by_rail=st.booleans(),
+        latency_s=st.floats(0, 1),
+    )
     pods = st.builds(
-        LeafSpine, nodes_per_leaf=st.integers(1, 3), oversubscription=st.floats(0.25, 16),
-        by_rail=st.booleans(), latency_s=st.floats(0, 1), leaves_per_pod=st.integers(1, 3),
+        LeafSpine,
+        nodes_per_leaf=st.integers(1, 3),
+        oversubscription=st.floats(0.25, 16),
+        by_rail=st.booleans(),
+        latency_s=st.floats(0, 1),
+        leaves_per_pod=st.integers(1, 3),
         core_oversubscription=st.floats(0.25, 16),
-    )  # fmt: skip
+    )
     torus = st.just(Torus(rows=rows, columns=columns))
     return draw(st.just(OneSwitch()) | leaves | pods | torus), rows * columns
 

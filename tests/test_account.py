@@ -71,9 +71,16 @@ def test_a_slow_link_paces_the_whole_group() -> None:
 
 @pytest.mark.parametrize(
     ("op", "floor_ms"),
-    [("allreduce", 20), ("allgather", 10), ("reducescatter", 10), ("broadcast", 20),
-     ("alltoall", 10), ("reduce", 20), ("barrier", 0)],
-)  # fmt: skip
+    [
+        ("allreduce", 20),
+        ("allgather", 10),
+        ("reducescatter", 10),
+        ("broadcast", 20),
+        ("alltoall", 10),
+        ("reduce", 20),
+        ("barrier", 0),
+    ],
+)
 def test_the_floor_is_what_an_operation_must_send(op: str, floor_ms: float) -> None:
     rank = Rank(90, [BACKWARD], [(20 * PER_MS, 50, 90)])
     found = parts_ms(a_job(rank, rank, op=op))
@@ -166,8 +173,12 @@ def test_a_rank_that_has_lost_its_collectives_is_missing_from_all_of_them() -> N
 
 
 def test_what_a_hook_packs_is_a_codec_also_amidst_computing() -> None:
-    spans = [("compute", "backward", 0.0, 50.0), ("host", "codec", 20.0, 30.0),
-             ("host", "codec", 55.0, 69.0), ("communication", "codec", 40.0, 45.0)]  # fmt: skip
+    spans = [
+        ("compute", "backward", 0.0, 50.0),
+        ("host", "codec", 20.0, 30.0),
+        ("host", "codec", 55.0, 69.0),
+        ("communication", "codec", 40.0, 45.0),
+    ]
     rank = Rank(100, spans, [(10 * PER_MS, 25, 35)])
     assert parts_ms(a_job(rank, rank)) == pytest.approx({"compute": 40, "codec": 24, "host": 36})
 
@@ -180,18 +191,31 @@ def test_codec_and_input_come_after_communication() -> None:
     ]
     rank = Rank(75, spans, [(10 * PER_MS, 50, 60)])
     assert parts_ms(a_job(rank, rank)) == {
-        "compute": 50, "line_rate": 10, "codec": 4, "input": 6, "host": 5,
-    }  # fmt: skip
+        "compute": 50,
+        "line_rate": 10,
+        "codec": 4,
+        "input": 6,
+        "host": 5,
+    }
 
 
 def test_the_ranks_figures_are_over_the_whole_trace() -> None:
-    rank = Rank(100, [("input", "wait", 0.0, 10.0), ("compute", "b", 10.0, 60.0)],
-                [(PER_MS, 40, 90)])  # fmt: skip
+    rank = Rank(
+        100, [("input", "wait", 0.0, 10.0), ("compute", "b", 10.0, 60.0)], [(PER_MS, 40, 90)]
+    )
     [first, _] = account(a_job(rank, rank, steps=2), RATES).breakdowns
-    assert dataclasses.asdict(first) == pytest.approx({
-        "rank": 0, "span_s": 0.190, "compute_s": 0.100, "communication_s": 0.100,
-        "exposed_s": 0.060, "overlap_s": 0.040, "waiting_s": 0.0, "idle_s": 0.030,
-    })  # fmt: skip
+    assert dataclasses.asdict(first) == pytest.approx(
+        {
+            "rank": 0,
+            "span_s": 0.190,
+            "compute_s": 0.100,
+            "communication_s": 0.100,
+            "exposed_s": 0.060,
+            "overlap_s": 0.040,
+            "waiting_s": 0.0,
+            "idle_s": 0.030,
+        }
+    )
 
 
 def test_warm_up_and_rare_exceptions_are_left_out_and_what_happens_often_is_not() -> None:
@@ -256,9 +280,13 @@ def jobs(draw: st.DrawFn) -> Run:
 
 
 KINDS = [
-    ("compute", "forward"), ("communication", "wait"), ("communication", "codec"),
-    ("communication", "send"), ("input", "wait"), ("host", "copy"),
-]  # fmt: skip
+    ("compute", "forward"),
+    ("communication", "wait"),
+    ("communication", "codec"),
+    ("communication", "send"),
+    ("input", "wait"),
+    ("host", "copy"),
+]
 rates = st.sampled_from([{}, dict.fromkeys(range(4), 1e9), dict.fromkeys(range(4), 1e12)])
 
 

@@ -49,10 +49,12 @@ def test_a_script_that_reads_its_own_batches_is_told_where_its_time_goes() -> No
 
 @pytest.mark.parametrize(
     ("used_s", "words"),
-    [(0.003, "5% of the time and read 38.5 MB from disks: it waits"),
-     (0.058, "97% of the time and read 38.5 MB from disks: it works"),
-     (0.03, "50% of the time and read 38.5 MB from disks: it works and waits")],
-)  # fmt: skip
+    [
+        (0.003, "5% of the time and read 38.5 MB from disks: it waits"),
+        (0.058, "97% of the time and read 38.5 MB from disks: it works"),
+        (0.03, "50% of the time and read 38.5 MB from disks: it works and waits"),
+    ],
+)
 def test_whether_the_thread_worked_or_waited_is_evidence(used_s: float, words: str) -> None:
     facts: dict[str, FactValue] = {"line_rate_bps": 1e9, **thread(used_s, 38_500_000)}
     assert words in said(a_job(reading(60), reading(60), facts=facts))["host_ahead_processor"]

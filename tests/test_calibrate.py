@@ -41,9 +41,12 @@ def a_forecaster(run: Run) -> Forecaster:
 
 def predicted_s(shown: Run, truth: Run) -> float:
     table = fw.whatif(
-        shown, workers=truth.facts["workers"], bandwidth=truth.facts["line_rate_bps"],
-        buckets=truth.facts["buckets"], transport="measured",
-    )  # fmt: skip
+        shown,
+        workers=truth.facts["workers"],
+        bandwidth=truth.facts["line_rate_bps"],
+        buckets=truth.facts["buckets"],
+        transport="measured",
+    )
     return float(table["step_s"][0])
 
 
@@ -186,9 +189,7 @@ def computing(own_s: float, communicating_s: float = 0.03) -> dict[str, FactValu
 def test_ranks_that_compute_throughout_take_each_others_processors() -> None:
     shown = a_trained_job(a_transport(), facts=computing(0.065))
     sleeping = a_trained_job(a_transport(), facts=computing(0.01))
-    asked: dict[str, Any] = {
-        "workers": [2, 3, 4], "bandwidth": "100Tbps", "transport": "measured"
-    }  # fmt: skip
+    asked: dict[str, Any] = {"workers": [2, 3, 4], "bandwidth": "100Tbps", "transport": "measured"}
     alone_s = typical_step(shown).step_ns * 1e-9
     assert alone_s == pytest.approx(0.065)
     steps_s, others_s = (fw.whatif(run, **asked)["step_s"] for run in (shown, sleeping))
@@ -245,9 +246,10 @@ def beside_others(job: Run, utilization: float) -> Run:
     hosts = Hosts(
         host=np.full(count, "host0", object),
         device=np.array(["cpu0", "cpu1"] * len(moments), object),
-        time_ns=moments.repeat(2), utilization=np.full(count, utilization),
+        time_ns=moments.repeat(2),
+        utilization=np.full(count, utilization),
         memory_bytes=np.zeros(count, np.int64),
-    )  # fmt: skip
+    )
     return dataclasses.replace(job, hosts=hosts)
 
 
@@ -403,8 +405,12 @@ def test_a_transport_that_the_line_hides_is_given_no_rate_of_its_own(
 
 
 def test_a_job_that_scales_says_when_it_would_not() -> None:
-    run = a_trained_job(a_transport(processor_s_per_byte=1e-10), rate_bps=100 * GBPS,
-                        gradients_mib=(1, 1, 1, 1), facts=used(0.0005))  # fmt: skip
+    run = a_trained_job(
+        a_transport(processor_s_per_byte=1e-10),
+        rate_bps=100 * GBPS,
+        gradients_mib=(1, 1, 1, 1),
+        facts=used(0.0005),
+    )
     found = break_even(a_forecaster(run), 0.10)
     assert not found.is_limited
     assert found.sentence.startswith("Communication would cost 10% of the step below ")

@@ -64,11 +64,16 @@ def test_a_trace_without_times_is_a_schedule(tmp_path: Path) -> None:
             tmp_path / f"et.{rank}.et",
             a_node(1, COMPUTES, length_us=70),
             a_node(2, COLLECTIVE, attribute("comm_type", 0), attribute("comm_size", 1 << 20)),
-            a_node(3, COLLECTIVE, attribute("comm_type", 2), attribute("comm_size", 64),
-                   attribute("pg_name", "3")),
+            a_node(
+                3,
+                COLLECTIVE,
+                attribute("comm_type", 2),
+                attribute("comm_size", 64),
+                attribute("pg_name", "3"),
+            ),
             a_node(4, COLLECTIVE, attribute("comm_type", 9)),
             a_node(5, COLLECTIVE, attribute("comm_type", 0)),
-        )  # fmt: skip
+        )
     run = read(tmp_path)
     mine = run.collectives.rows(run.collectives.rank == 1)
     assert mine.op.tolist() == ["allreduce", "allgather", "barrier", "allreduce"]
@@ -88,13 +93,21 @@ def test_a_trace_without_times_is_a_schedule(tmp_path: Path) -> None:
 
 
 def test_times_are_taken_where_they_are(tmp_path: Path) -> None:
-    run = read(a_trace(
-        tmp_path / "x.et",
-        a_node(1, COMPUTES, name="matmul", start_us=1000, length_us=70),
-        a_node(2, COMPUTES, attribute("is_cpu_op", 1), start_us=900, length_us=500),
-        a_node(3, COLLECTIVE, attribute("comm_type", 7), attribute("comm_size", 8),
-               start_us=1070, length_us=30),
-    ))  # fmt: skip
+    run = read(
+        a_trace(
+            tmp_path / "x.et",
+            a_node(1, COMPUTES, name="matmul", start_us=1000, length_us=70),
+            a_node(2, COMPUTES, attribute("is_cpu_op", 1), start_us=900, length_us=500),
+            a_node(
+                3,
+                COLLECTIVE,
+                attribute("comm_type", 7),
+                attribute("comm_size", 8),
+                start_us=1070,
+                length_us=30,
+            ),
+        )
+    )
     assert (run.spans.name.tolist(), run.spans.lane.tolist()) == (["matmul"], ["compute"])
     assert run.spans.end_ns.tolist() == [70_000]
     assert run.collectives.op.tolist() == ["reducescatter"]
@@ -113,11 +126,19 @@ def test_transfers_between_two_ranks_name_them(tmp_path: Path) -> None:
 def test_its_json_says_the_same(tmp_path: Path) -> None:
     nodes = [
         {"version": "0.0.4"},
-        {"id": "1", "name": "all", "type": "COMM_COLL_NODE", "startTimeMicros": "5",
-         "durationMicros": "7", "attr": [{"name": "comm_type", "int64Val": "0"},
-                                         {"name": "comm_size", "int64Val": "4096"},
-                                         {"name": "pg_name", "stringVal": "0"}]},
-    ]  # fmt: skip
+        {
+            "id": "1",
+            "name": "all",
+            "type": "COMM_COLL_NODE",
+            "startTimeMicros": "5",
+            "durationMicros": "7",
+            "attr": [
+                {"name": "comm_type", "int64Val": "0"},
+                {"name": "comm_size", "int64Val": "4096"},
+                {"name": "pg_name", "stringVal": "0"},
+            ],
+        },
+    ]
     (tmp_path / "x.json").write_text("\n".join(json.dumps(each, indent=2) for each in nodes))
     run = read(tmp_path / "x.json")
     assert run.collectives.bytes.tolist() == [4096]
@@ -136,13 +157,24 @@ def test_real_traces_of_pytorchs_observer(real_dumps: Path) -> None:
 
 
 def test_marks_of_nccl_are_not_counted_beside_the_calls_around_them(tmp_path: Path) -> None:
-    told = {"collective_name": "allreduce", "dtype": "BFloat16", "in_msg_nelems": 100,
-            "out_msg_nelems": 100, "group_size": 64, "pg_name": "0"}  # fmt: skip
+    told = {
+        "collective_name": "allreduce",
+        "dtype": "BFloat16",
+        "in_msg_nelems": 100,
+        "out_msg_nelems": 100,
+        "group_size": 64,
+        "pg_name": "0",
+    }
     nodes = [
         {"id": 3, "name": "c10d::allreduce_", "inputs": {}, "outputs": {}, "attrs": []},
-        {"id": 4, "name": "record_param_comms", "inputs": {}, "outputs": {},
-         "attrs": [{"name": name, "type": "t", "value": value} for name, value in told.items()]},
-    ]  # fmt: skip
+        {
+            "id": 4,
+            "name": "record_param_comms",
+            "inputs": {},
+            "outputs": {},
+            "attrs": [{"name": name, "type": "t", "value": value} for name, value in told.items()],
+        },
+    ]
     (tmp_path / "et.json").write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}))
     run = read(tmp_path / "et.json")
     assert run.collectives.bytes.tolist() == [200]
@@ -212,11 +244,18 @@ def test_any_damage_gives_a_run_or_one_line(
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["name", "type", "attr", "attrs", "inputs", "values", "types", "int64Val"]),
-        inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["name", "type", "attr", "attrs", "inputs", "values", "types", "int64Val"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @given(_JSON, st.sampled_from(["c10d::allreduce_", "record_param_comms", "x"]))

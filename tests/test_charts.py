@@ -47,9 +47,12 @@ def test_names_from_traces_are_escaped_on_a_page(tmp_path: Path) -> None:
 
 def test_more_conditions_than_a_picture_shows_are_refused() -> None:
     result = fw.whatif(
-        ["vgg16@v100", "resnet50@v100"], workers="8,64", bandwidth="1Gbps,10Gbps",
-        compression="1,2", buckets="ddp,none",
-    )  # fmt: skip
+        ["vgg16@v100", "resnet50@v100"],
+        workers="8,64",
+        bandwidth="1Gbps,10Gbps",
+        compression="1,2",
+        buckets="ddp,none",
+    )
     with pytest.raises(UsageError, match="4 conditions that vary"):
         _scaling_chart(result)
 

@@ -20,11 +20,27 @@ from tests.jobs_by_hand import a_trained_job
 
 WHATIF = ("whatif", "vgg16@v100", "--workers", "8,64", "--bandwidth", "10Gbps,100Gbps")
 ROW_KEYS = {
-    "accumulate", "local_steps", "jitter",
-    "run", "workers", "bandwidth_bps", "compression", "transport", "step_s", "baseline_step_s",
-    "backward_s", "communication_s", "overhead_s", "scaling_factor", "network_utilization",
-    "interval", "buckets", "algorithm", "latency_s", "codec",
-}  # fmt: skip
+    "accumulate",
+    "local_steps",
+    "jitter",
+    "run",
+    "workers",
+    "bandwidth_bps",
+    "compression",
+    "transport",
+    "step_s",
+    "baseline_step_s",
+    "backward_s",
+    "communication_s",
+    "overhead_s",
+    "scaling_factor",
+    "network_utilization",
+    "interval",
+    "buckets",
+    "algorithm",
+    "latency_s",
+    "codec",
+}
 
 
 def test_whatif_prints_one_json_object_with_the_promised_keys(cli: Cli) -> None:
@@ -32,8 +48,11 @@ def test_whatif_prints_one_json_object_with_the_promised_keys(cli: Cli) -> None:
     shown = json.loads(done.stdout)
     assert set(shown["rows"][0]) == ROW_KEYS
     assert [(row["workers"], row["bandwidth_bps"]) for row in shown["rows"]] == [
-        (8, 10e9), (8, 100e9), (64, 10e9), (64, 100e9),
-    ]  # fmt: skip
+        (8, 10e9),
+        (8, 100e9),
+        (64, 10e9),
+        (64, 100e9),
+    ]
     assert shown["basis"] == {"vgg16@v100": "modelled"}
     assert done.returncode == 0
     assert done.stderr == ""
@@ -54,9 +73,20 @@ def test_the_table_says_what_it_rests_on(cli: Cli) -> None:
 
 def test_the_papers_headline_comes_out_of_one_command(cli: Cli) -> None:
     done = cli(
-        "whatif", "vgg16@v100", "resnet50@v100", "resnet101@v100", "--workers", "64",
-        "--bandwidth", "10Gbps,100Gbps", "--buckets", "paper", "--target", "0.95", "--json",
-    )  # fmt: skip
+        "whatif",
+        "vgg16@v100",
+        "resnet50@v100",
+        "resnet101@v100",
+        "--workers",
+        "64",
+        "--bandwidth",
+        "10Gbps,100Gbps",
+        "--buckets",
+        "paper",
+        "--target",
+        "0.95",
+        "--json",
+    )
     cases = json.loads(done.stdout)["target"]["least_compression"]
     needed = {(case["run"], case["bandwidth_bps"]): case["compression"] for case in cases}
     for run in ("vgg16@v100", "resnet50@v100", "resnet101@v100"):
@@ -68,9 +98,18 @@ def test_the_papers_headline_comes_out_of_one_command(cli: Cli) -> None:
 
 def test_collective_answers_with_the_promised_keys(cli: Cli) -> None:
     done = cli(
-        "collective", "allreduce", "--bytes", "64MiB", "--workers", "64", "--bandwidth", "100Gbps",
-        "--latency", "5us", "--json",
-    )  # fmt: skip
+        "collective",
+        "allreduce",
+        "--bytes",
+        "64MiB",
+        "--workers",
+        "64",
+        "--bandwidth",
+        "100Gbps",
+        "--latency",
+        "5us",
+        "--json",
+    )
     shown = json.loads(done.stdout)
     assert shown["transfers"] == 2 * 63 * 64
     assert shown["time_s"] == pytest.approx(2 * 63 / 64 * 64 * 2**20 * 8 / 100e9 + 126 * 5e-6)
@@ -128,15 +167,33 @@ def test_an_existing_run_is_replaced_only_when_forced(cli: Cli, tmp_path: Path) 
         (("whatif", "vgg16@v100", "--format", "xml"), 2, "--format: expected table, csv or json"),
         (("whatif", "vgg16@v100", "--plot", "x.pdf"), 2, "--plot: expected a file ending in"),
         (("whatif", "vgg16@v100", "--plot", "/nowhere/x.png"), 2, "there is no directory"),
-        (("collective", "allreduce", "--bytes", "1", "--workers", "2", "--bandwidth", "1Gbps"), 2,
-         "bytes: expected a size with its unit"),
-        (("collective", "scan", "--bytes", "1B", "--workers", "2", "--bandwidth", "1Gbps"), 2,
-         "collective: expected one of allreduce"),
-        (("collective", "allreduce", "--bytes", "1GB", "--workers", "100000", "--bandwidth",
-          "1Gbps"), 2, "too many to play one by one"),
+        (
+            ("collective", "allreduce", "--bytes", "1", "--workers", "2", "--bandwidth", "1Gbps"),
+            2,
+            "bytes: expected a size with its unit",
+        ),
+        (
+            ("collective", "scan", "--bytes", "1B", "--workers", "2", "--bandwidth", "1Gbps"),
+            2,
+            "collective: expected one of allreduce",
+        ),
+        (
+            (
+                "collective",
+                "allreduce",
+                "--bytes",
+                "1GB",
+                "--workers",
+                "100000",
+                "--bandwidth",
+                "1Gbps",
+            ),
+            2,
+            "too many to play one by one",
+        ),
         (("compare", "vgg16@v100", "resnet50@v100"), 2, "cannot be compared"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_gives_one_line_and_status_2(
     cli: Cli, arguments: tuple[str, ...], status: int, message: str
 ) -> None:

@@ -21,11 +21,17 @@ def collectives(rows: list[tuple[int, int, int, int]], op: str = "allreduce") ->
     """Make rows of rank, sequence, issue and end."""
     table = np.array(rows, np.int64).reshape(-1, 4)
     return Collectives(
-        rank=table[:, 0], step=np.zeros(len(table), np.int64), sequence=table[:, 1],
-        group=np.full(len(table), "0", object), op=np.full(len(table), op, object),
-        dtype=np.full(len(table), "float32", object), bytes=np.full(len(table), 4),
-        issue_ns=table[:, 2], start_ns=table[:, 2], end_ns=table[:, 3],
-    )  # fmt: skip
+        rank=table[:, 0],
+        step=np.zeros(len(table), np.int64),
+        sequence=table[:, 1],
+        group=np.full(len(table), "0", object),
+        op=np.full(len(table), op, object),
+        dtype=np.full(len(table), "float32", object),
+        bytes=np.full(len(table), 4),
+        issue_ns=table[:, 2],
+        start_ns=table[:, 2],
+        end_ns=table[:, 3],
+    )
 
 
 @given(

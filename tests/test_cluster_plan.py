@@ -28,10 +28,13 @@ def layouts(draw: st.DrawFn) -> Layout:
     per_node = draw(st.integers(1, 5))
     nodes = rows * columns
     return Layout(
-        nodes=nodes, per_node=per_node, nics_per_node=draw(st.integers(1, per_node)),
-        nodes_per_leaf=draw(st.integers(1, nodes)), torus=(rows, columns),
+        nodes=nodes,
+        per_node=per_node,
+        nics_per_node=draw(st.integers(1, per_node)),
+        nodes_per_leaf=draw(st.integers(1, nodes)),
+        torus=(rows, columns),
         servers=draw(st.integers(1, nodes * per_node)),
-    )  # fmt: skip
+    )
 
 
 def stated(op: str, algorithm: str, layout: Layout) -> Plan | None:
@@ -51,10 +54,13 @@ def promised(plan: Plan, vectors: NDArray[np.int64], held: NDArray[np.int64]) ->
     if plan.op == "alltoall":
         blocks = [slice(*edges[each : each + 2]) for each in range(plan.blocks)]
         return all(
-            (held[rank, blocks[sender * workers + rank]]
-             == vectors[sender, blocks[sender * workers + rank]]).all()
-            for rank in range(workers) for sender in range(workers)
-        )  # fmt: skip
+            (
+                held[rank, blocks[sender * workers + rank]]
+                == vectors[sender, blocks[sender * workers + rank]]
+            ).all()
+            for rank in range(workers)
+            for sender in range(workers)
+        )
     pieces = plan.blocks // workers
     own = [slice(edges[rank * pieces], edges[(rank + 1) * pieces]) for rank in range(workers)]
     if plan.op == "reducescatter":
@@ -95,10 +101,12 @@ def test_what_is_sent_is_received_and_nobody_sends_to_itself(
 
 
 BALANCED = [
-    (op, algorithm) for op, algorithm in PAIRS
+    (op, algorithm)
+    for op, algorithm in PAIRS
     if algorithm in ("bidirectional-ring", "multi-ring", "hierarchical", "torus", "pairwise")
-    and op != "broadcast" and (op, algorithm) != ("alltoall", "hierarchical")
-]  # fmt: skip
+    and op != "broadcast"
+    and (op, algorithm) != ("alltoall", "hierarchical")
+]
 
 
 @pytest.mark.parametrize(("op", "algorithm"), BALANCED)
@@ -116,10 +124,12 @@ def test_every_rank_sends_and_receives_what_an_ideal_collective_must(
 def between_nodes(plan: Plan, layout: Layout) -> float:
     """Return how many times the message leaves each node, on average."""
     crossing = sum(
-        stage.rounds * stage.block_count
+        stage.rounds
+        * stage.block_count
         * int((stage.source // layout.per_node != stage.target // layout.per_node).sum())
-        for part in plan.stages for stage in part
-    )  # fmt: skip
+        for part in plan.stages
+        for stage in part
+    )
     return crossing / plan.message_blocks / layout.nodes
 
 
@@ -155,7 +165,7 @@ def test_one_rank_has_nothing_to_do() -> None:
         ("alltoall", "ring", Layout(nodes=4), "expected pairwise, hierarchical, got 'ring'"),
         ("sum", "ring", Layout(nodes=4), "collective: expected one of allreduce"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_stated_is_refused(
     op: str, algorithm: str, layout: Layout, said: str
 ) -> None:

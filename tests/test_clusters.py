@@ -94,10 +94,17 @@ def test_built_in_clusters_have_the_figures_that_are_published() -> None:
 def test_the_number_of_nodes_is_chosen() -> None:
     assert cluster("p3dn", 2).devices == 16
     assert cluster("dgx-h100", 2048).devices == 16_384
-    torus = described(as_toml(Fabric(
-        name="t", nodes=6, nics=Nics(rate_bps=1e9, per_node=4),
-        network=Torus(rows=2, columns=3),
-    )), "t")  # fmt: skip
+    torus = described(
+        as_toml(
+            Fabric(
+                name="t",
+                nodes=6,
+                nics=Nics(rate_bps=1e9, per_node=4),
+                network=Torus(rows=2, columns=3),
+            )
+        ),
+        "t",
+    )
     assert cluster(torus, 6) == torus
     with pytest.raises(UsageError, match=r"nodes: t is a torus of 2 x 3, expected 6, got 7"):
         cluster(torus, 7)
@@ -117,37 +124,44 @@ UNIT = 'expected a text with a unit, like "100Gbps"'
         ("nodes = 8", "nodes = true", f"nodes: {COUNT}, got True"),
         ('"400Gbps"', "400", f"nics.rate: {UNIT}, got 400"),
         (
-            '"400Gbps"', '"400"',
+            '"400Gbps"',
+            '"400"',
             "nics.rate: expected a rate with its unit, like 10Gbps or 50GiB/s, got '400'",
         ),
         (
-            '"400Gbps"', '"-4Gbps"',
+            '"400Gbps"',
+            '"-4Gbps"',
             "nics.rate: expected more than 0, from 1 bps to a million Tbps, got '-4Gbps'",
         ),
         ('rate = "400Gbps"', "", f"nics.rate: {UNIT}, it is missing"),
         ('latency = "4us"', 'latancy = "4us"', "nics.latancy: no such key, is latency meant?"),
         (
-            'latency = "4us"', "zzz = 1",
+            'latency = "4us"',
+            "zzz = 1",
             "nics.zzz: no such key, expected per_node, rate, latency, payload_share, of_device",
         ),
         ("share = 0.8", "share = 1.8", "inside.payload_share: expected above 0, up to 1, got 1.8"),
         ("share = 0.8", 'share = "80%"', "inside.payload_share: expected a number, got '80%'"),
         (
-            "share = 0.8", "share = nan",
+            "share = 0.8",
+            "share = nan",
             "inside.payload_share: expected a plain number, like 4, got nan",
         ),
-        ('"switch"', '"nvlink"', "inside.kind: expected \"switch\" or \"pcie\", got 'nvlink'"),
+        ('"switch"', '"nvlink"', 'inside.kind: expected "switch" or "pcie", got \'nvlink\''),
         (
-            "per_node = 2", "per_node = 3",
+            "per_node = 2",
+            "per_node = 3",
             "nics.per_node: 8 devices cannot be shared out evenly among 3 NICs: "
             "name each device's in nics.of_device",
         ),
         (
-            "per_node = 2", "per_node = 2\nof_device = [0, 1]",
+            "per_node = 2",
+            "per_node = 2\nof_device = [0, 1]",
             "nics.of_device: expected a NIC from 0 to 1 for each of 8 devices, got 0, 1",
         ),
         (
-            '"fat-tree"', '"tree"',
+            '"fat-tree"',
+            '"tree"',
             'network.kind: expected "switch" or "fat-tree" or "rails" or "torus", got \'tree\'',
         ),
         ('"fat-tree"', '"switch"', "network.nodes_per_leaf: no such key, expected kind"),
@@ -155,13 +169,14 @@ UNIT = 'expected a text with a unit, like "100Gbps"'
         ("node = 3", "node = 8", "hosts.node: expected a node from 0 to 7, each once, got 8"),
         ('nic_rate = "100Gbps"', "", f"hosts[1].nic_rate: {UNIT}, it is missing"),
         (
-            "[[hosts]]", "[hosts]",
+            "[[hosts]]",
+            "[hosts]",
             "hosts: expected tables [[hosts]], got {'node': 3, 'nic_rate': '100Gbps'}",
         ),
         ("[nics]", "[nic]", "nic: no such key, is nics meant?"),
         ("nodes = 8", "nodes = ", "expected TOML: Invalid value (at line 3, column 9)"),
     ],
-)  # fmt: skip
+)
 def test_each_mistake_is_one_line_that_names_file_table_and_key(
     before: str, after: str, sentence: str
 ) -> None:

@@ -48,9 +48,13 @@ def native_s(parts: list[list[tuple[int, int, int]]], latency: float, chunks: in
         classes = np.arange(len(part)) + sum(each[0].size for each in columns)
         targets = (sources + hops) % 5
         columns.append(
-            (rounds.astype(np.int32), sources.astype(np.int32), targets.astype(np.int32),
-             classes.astype(np.uint8))
-        )  # fmt: skip
+            (
+                rounds.astype(np.int32),
+                sources.astype(np.int32),
+                targets.astype(np.int32),
+                classes.astype(np.uint8),
+            )
+        )
     found, transfers = _native.play_collective(
         5, columns, [(float(size), float(add)) for size, add in SIZES], 2.0, latency, chunks, False
     )
@@ -100,10 +104,18 @@ def test_events_and_closed_form_agree_wherever_one_is_offered(
                 cluster = Cluster(workers=workers, rate_bps=1e10, latency_s=latency_s)
                 for chunks in chunk_counts:
                     event, closed = (
-                        collective_time(op, algorithm, cluster, size, chunks=chunks,
-                                        chunk_order=order, level=level, adds=ADDS).time_s
+                        collective_time(
+                            op,
+                            algorithm,
+                            cluster,
+                            size,
+                            chunks=chunks,
+                            chunk_order=order,
+                            level=level,
+                            adds=ADDS,
+                        ).time_s
                         for level in ("event", "closed")
-                    )  # fmt: skip
+                    )
                     assert event == pytest.approx(closed, rel=1e-9)
 
 
@@ -146,12 +158,15 @@ def test_scaling_every_time_and_rate_scales_a_collective_exactly(
 ) -> None:
     slow, fast = (
         collective_time(
-            "allreduce", algorithm,
-            Cluster(workers=workers, rate_bps=1e9 * scale, latency_s=1e-5 / scale), size,
-            chunks=chunks, adds=AddTimes(((1e3, 1e-6 / scale), (1e9, 1e-3 / scale))),
+            "allreduce",
+            algorithm,
+            Cluster(workers=workers, rate_bps=1e9 * scale, latency_s=1e-5 / scale),
+            size,
+            chunks=chunks,
+            adds=AddTimes(((1e3, 1e-6 / scale), (1e9, 1e-3 / scale))),
         ).time_s
         for scale in (1, 4)
-    )  # fmt: skip
+    )
     assert slow == 4 * fast
 
 
@@ -161,11 +176,14 @@ def test_a_faster_link_never_slows_a_ring(
 ) -> None:
     times = [
         collective_time(
-            "allreduce", "ring", Cluster(workers=workers, rate_bps=each, latency_s=1e-5), 10**6,
+            "allreduce",
+            "ring",
+            Cluster(workers=workers, rate_bps=each, latency_s=1e-5),
+            10**6,
             chunks=chunks,
         ).time_s
         for each in (rate, rate * faster)
-    ]  # fmt: skip
+    ]
     assert times[1] <= times[0] * (1 + 1e-12)
 
 

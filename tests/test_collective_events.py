@@ -36,9 +36,13 @@ class Wish(NamedTuple):
 
 
 def play_s(
-    *parts: Sequence[Wish], latency_s: float = 0.0, chunks: int = 1, serial: bool = False,
-    rate: float = 1.0, scale: float = 1.0,
-) -> float:  # fmt: skip
+    *parts: Sequence[Wish],
+    latency_s: float = 0.0,
+    chunks: int = 1,
+    serial: bool = False,
+    rate: float = 1.0,
+    scale: float = 1.0,
+) -> float:
     """Play parts of wishes; `scale` stretches every time."""
     kinds = sorted({(wish.size, wish.add_s) for part in parts for wish in part})
     columns = [
@@ -138,10 +142,14 @@ latencies = st.sampled_from([0.0, 0.75, 5.0])
 def reference_s(parts: list[list[Wish]], latency_s: float, chunks: int) -> float:
     """Return the exact time; give up where it hangs on which of two equals goes first."""
     network = ReferenceNetwork(
-        [[Move(*wish[:3], Fraction(wish.size), Fraction(wish.add_s)) for wish in part]
-         for part in parts],
-        rate=Fraction(1), latency=Fraction(latency_s), chunks=chunks,
-    )  # fmt: skip
+        [
+            [Move(*wish[:3], Fraction(wish.size), Fraction(wish.add_s)) for wish in part]
+            for part in parts
+        ],
+        rate=Fraction(1),
+        latency=Fraction(latency_s),
+        chunks=chunks,
+    )
     end_s = float(network.play())
     assume(not network.is_tied)
     return end_s
@@ -195,14 +203,25 @@ def test_the_same_play_takes_the_same_time_to_the_last_bit_and_scales_exactly(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from(PAIRS), st.integers(1, 40), st.integers(1, 2**30), st.integers(1, 9),
-    st.sampled_from(["serial", "pipelined"]), st.floats(1e8, 1e12),
-    st.sampled_from([0.0, 5e-7, 2e-5, 1e-3]), st.booleans(),
-)  # fmt: skip
+    st.sampled_from(PAIRS),
+    st.integers(1, 40),
+    st.integers(1, 2**30),
+    st.integers(1, 9),
+    st.sampled_from(["serial", "pipelined"]),
+    st.floats(1e8, 1e12),
+    st.sampled_from([0.0, 5e-7, 2e-5, 1e-3]),
+    st.booleans(),
+)
 def test_events_agree_with_every_closed_form_that_is_offered(
-    pair: tuple[str, str], workers: int, size: int, chunks: int, order: str, rate_bps: float,
-    latency_s: float, adding: bool,
-) -> None:  # fmt: skip
+    pair: tuple[str, str],
+    workers: int,
+    size: int,
+    chunks: int,
+    order: str,
+    rate_bps: float,
+    latency_s: float,
+    adding: bool,
+) -> None:
     adds = AddTimes(((1e3, 1e-6), (1e6, 2e-5), (1e9, 1e-2)) if adding else ())
     cluster = Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
 
@@ -223,9 +242,13 @@ def test_every_transfer_of_every_chunk_is_played_once() -> None:
         for workers in (2, 4, 16):
             for order in ("serial", "pipelined"):
                 found = collective_time(
-                    op, algorithm, Cluster(workers=workers, rate_bps=1e9), 10**6,
-                    chunks=3, chunk_order=order,
-                )  # fmt: skip
+                    op,
+                    algorithm,
+                    Cluster(workers=workers, rate_bps=1e9),
+                    10**6,
+                    chunks=3,
+                    chunk_order=order,
+                )
                 assert found.transfers == 3 * plan(op, algorithm, workers).transfer_count()
 
 
@@ -245,11 +268,14 @@ def test_less_latency_never_slows_a_ring(
 ) -> None:
     near_s, far_s = (
         collective_time(
-            "allreduce", "ring", Cluster(workers=workers, rate_bps=1e10, latency_s=each), 10**6,
+            "allreduce",
+            "ring",
+            Cluster(workers=workers, rate_bps=1e10, latency_s=each),
+            10**6,
             chunks=chunks,
         ).time_s
         for each in (latency_s, latency_s + more_s)
-    )  # fmt: skip
+    )
     assert near_s <= far_s * (1 + 1e-12)
 
 

@@ -20,9 +20,17 @@ ARABIC_EIGHT, SUPERSCRIPT_TWO = "\u0668", "\u00b2"
 
 @pytest.mark.parametrize(
     "typed",
-    ["8,64", " 8 , 64 ", [8, 64], (8, "64"), np.array([8, 64]), np.array(["8", "64"]),
-     range(8, 65, 56), (count for count in (8, 64))],
-)  # fmt: skip
+    [
+        "8,64",
+        " 8 , 64 ",
+        [8, 64],
+        (8, "64"),
+        np.array([8, 64]),
+        np.array(["8", "64"]),
+        range(8, 65, 56),
+        (count for count in (8, 64)),
+    ],
+)
 def test_one_or_many_are_taken_in_every_shape(typed: Any) -> None:
     assert several(typed, worker_count) == (8, 64)
 
@@ -35,11 +43,34 @@ def test_one_value_stands_for_a_list_of_one(typed: Any) -> None:
 @pytest.mark.parametrize(
     "typed",
     [
-        "", ",", "8,", "8,,64", "0", "-1", "8.0", "1e3", "1_0", "0x8", "100000001", "9" * 5000,
-        ARABIC_EIGHT, SUPERSCRIPT_TWO, 0, -8, 8.0, True, b"8", bytearray(b"8"),
-        memoryview(b"8"), None, [None], [[8]], np.array([[8]]), np.timedelta64(8, "s"),
+        "",
+        ",",
+        "8,",
+        "8,,64",
+        "0",
+        "-1",
+        "8.0",
+        "1e3",
+        "1_0",
+        "0x8",
+        "100000001",
+        "9" * 5000,
+        ARABIC_EIGHT,
+        SUPERSCRIPT_TWO,
+        0,
+        -8,
+        8.0,
+        True,
+        b"8",
+        bytearray(b"8"),
+        memoryview(b"8"),
+        None,
+        [None],
+        [[8]],
+        np.array([[8]]),
+        np.timedelta64(8, "s"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_number_of_workers_is_refused_in_a_short_sentence(typed: Any) -> None:
     with pytest.raises(UsageError, match="workers: expected a whole number from 1 to") as refusal:
         several(typed, worker_count)

@@ -26,14 +26,25 @@ from tests.test_fleet import five_ranks
 
 QUESTIONS: dict[str, dict[str, Any]] = {
     "a sweep": {
-        "workers": "1,2,8,64", "bandwidth": "1Gbps,10Gbps,100Gbps", "compression": "1,4",
-        "codec": "8,5GB/s,20GB/s,gather", "algorithm": "auto,ring,tree", "latency": "0s,20us",
-        "buckets": "ddp,paper,none", "jitter": "none,lognormal:5%", "accumulate": "1,4",
+        "workers": "1,2,8,64",
+        "bandwidth": "1Gbps,10Gbps,100Gbps",
+        "compression": "1,4",
+        "codec": "8,5GB/s,20GB/s,gather",
+        "algorithm": "auto,ring,tree",
+        "latency": "0s,20us",
+        "buckets": "ddp,paper,none",
+        "jitter": "none,lognormal:5%",
+        "accumulate": "1,4",
     },
-    "a target": {"workers": "8,64", "bandwidth": "1Gbps,10Gbps", "buckets": "ddp,none",
-                 "algorithm": "ring,tree", "target": "0.9"},
+    "a target": {
+        "workers": "8,64",
+        "bandwidth": "1Gbps,10Gbps",
+        "buckets": "ddp,none",
+        "algorithm": "ring,tree",
+        "target": "0.9",
+    },
     "a described cluster": {"cluster": "dgx-h100", "nodes": "1,2,4", "algorithm": "auto,ring"},
-}  # fmt: skip
+}
 
 
 def half(number: int) -> float:
@@ -56,8 +67,11 @@ class TwoNodes:
     def __init__(self, place: Path) -> None:
         from ray.cluster_utils import Cluster
 
-        soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200,
-                "health_check_failure_threshold": 3}  # fmt: skip
+        soon = {
+            "health_check_initial_delay_ms": 0,
+            "health_check_period_ms": 200,
+            "health_check_failure_threshold": 3,
+        }
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={
@@ -115,9 +129,12 @@ def test_results_come_in_the_order_of_the_tasks(those: Crew) -> None:
 
 @pytest.mark.parametrize(
     ("why", "kind", "said"),
-    [("damaged", DamagedInput, "./x.json:7: no trace"), ("refused", UsageError, "no"),
-     ("disk", OSError, "[Errno 28] No space left on device: 'x.run'")],
-)  # fmt: skip
+    [
+        ("damaged", DamagedInput, "./x.json:7: no trace"),
+        ("refused", UsageError, "no"),
+        ("disk", OSError, "[Errno 28] No space left on device: 'x.run'"),
+    ],
+)
 def test_what_a_task_refuses_is_raised_as_it_is(
     those: Crew, why: str, kind: type[Exception], said: str
 ) -> None:
@@ -259,9 +276,14 @@ def test_a_cluster_of_this_machine_is_quiet_private_and_gone(cli: Cli, short_fol
         "    print(list(those.each(half, [1, 3])), listening())\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "RAY_TMPDIR": str(short_folder)},
-        capture_output=True, text=True, timeout=500, check=False, cwd=Path(__file__).parents[1],
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={**os.environ, "RAY_TMPDIR": str(short_folder)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        cwd=Path(__file__).parents[1],
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "[0.5, 1.5] {'0100007F'}\n"
     assert list(short_folder.iterdir()) == []

@@ -79,10 +79,24 @@ def test_a_run_is_played_and_what_it_did_can_be_played_again(tmp_path: Path) -> 
 
     done = finished(
         emulated(
-            "--workload", alone, "--workers", "2", "--rate", "100Mbps", "--dilate", "3",
-            "--steps", "3", "--buckets", "ddp:1MiB", "--backend", "fullwire", "-o", dilated,
+            "--workload",
+            alone,
+            "--workers",
+            "2",
+            "--rate",
+            "100Mbps",
+            "--dilate",
+            "3",
+            "--steps",
+            "3",
+            "--buckets",
+            "ddp:1MiB",
+            "--backend",
+            "fullwire",
+            "-o",
+            dilated,
         )
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr.decode()
     assert b"(median, undilated from 3 times that)" in done.stdout
     assert b"dilated 3 times: compute and links are that much slower" in done.stderr
@@ -213,9 +227,17 @@ def test_a_run_of_several_workers_is_played_without_its_waiting(tmp_path: Path) 
 def a_collective(op: str, issue_ns: int, end_ns: int) -> Collectives:
     none, text = np.zeros(1, np.int64), np.array([op], object)
     return Collectives(
-        rank=none, step=none, sequence=none, group=text, op=text, dtype=text, bytes=none + 4,
-        issue_ns=none + issue_ns, start_ns=none + issue_ns, end_ns=none + end_ns,
-    )  # fmt: skip
+        rank=none,
+        step=none,
+        sequence=none,
+        group=text,
+        op=text,
+        dtype=text,
+        bytes=none + 4,
+        issue_ns=none + issue_ns,
+        start_ns=none + issue_ns,
+        end_ns=none + end_ns,
+    )
 
 
 # Dilation
@@ -234,23 +256,38 @@ def test_links_and_faults_are_slowed_with_the_rest() -> None:
 def test_undilated_times_are_shorter_rates_higher_and_sizes_as_they_were() -> None:
     one, text = np.array([10]), np.array(["a"], object)
     sockets = Sockets(
-        host=text, flow=text, time_ns=one, bytes_acked=one, retransmits=one, rtt_ns=one,
-        cwnd_packets=one, delivery_rate_bps=np.array([1e9]), application_limited=one, busy_ns=one,
-        receiver_window_limited_ns=one, send_buffer_limited_ns=one,
-    )  # fmt: skip
+        host=text,
+        flow=text,
+        time_ns=one,
+        bytes_acked=one,
+        retransmits=one,
+        rtt_ns=one,
+        cwnd_packets=one,
+        delivery_rate_bps=np.array([1e9]),
+        application_limited=one,
+        busy_ns=one,
+        receiver_window_limited_ns=one,
+        send_buffer_limited_ns=one,
+    )
     facts: dict[str, FactValue] = {
-        "recorder_s": 0.5, "line_rate_bps": 1e9, "workers": 2, "payload_share": 0.9,
+        "recorder_s": 0.5,
+        "line_rate_bps": 1e9,
+        "workers": 2,
+        "payload_share": 0.9,
         "processor_s": ((0.0, 1.0), (1.0, 2.0)),
-    }  # fmt: skip
+    }
     provenance = Provenance(origin="measured", source="a test")
     run = undilated(Run(provenance=provenance, facts=facts, sockets=sockets), 10.0)
     assert (run.sockets.time_ns[0], run.sockets.rtt_ns[0], run.sockets.busy_ns[0]) == (1, 1, 1)
     assert (run.sockets.bytes_acked[0], run.sockets.cwnd_packets[0]) == (10, 10)
     assert run.sockets.delivery_rate_bps[0] == 1e10
     assert run.facts == {
-        "recorder_s": 0.05, "line_rate_bps": 1e10, "workers": 2, "payload_share": 0.9,
+        "recorder_s": 0.05,
+        "line_rate_bps": 1e10,
+        "workers": 2,
+        "payload_share": 0.9,
         "processor_s": ((0.0, 0.1), (1.0, 0.2)),
-    }  # fmt: skip
+    }
 
 
 def test_what_was_known_of_a_job_outlives_it(tmp_path: Path) -> None:

@@ -151,9 +151,10 @@ def test_time_between_steps_is_in_no_account_and_is_said() -> None:
     job = JOBS["line_rate"]
     apart = 50 * MS
     spans = dataclasses.replace(
-        job.spans, start_ns=job.spans.start_ns + job.spans.step * apart,
+        job.spans,
+        start_ns=job.spans.start_ns + job.spans.step * apart,
         end_ns=job.spans.end_ns + job.spans.step * apart,
-    )  # fmt: skip
+    )
     assert not any("between steps" in each for each in fw.explain(job).warnings)
     found = fw.explain(dataclasses.replace(job, spans=spans, collectives=Collectives.empty()))
     assert any("21% of the time from the first" in each for each in found.warnings)
@@ -227,9 +228,11 @@ def test_a_slow_first_step_does_not_change_the_answer() -> None:
     )
     moved = np.where(job.collectives.step >= 1, shift, 0)
     collectives = dataclasses.replace(
-        job.collectives, issue_ns=job.collectives.issue_ns + moved,
-        start_ns=job.collectives.start_ns + moved, end_ns=job.collectives.end_ns + moved,
-    )  # fmt: skip
+        job.collectives,
+        issue_ns=job.collectives.issue_ns + moved,
+        start_ns=job.collectives.start_ns + moved,
+        end_ns=job.collectives.end_ns + moved,
+    )
     found = fw.explain(dataclasses.replace(job, spans=spans, collectives=collectives))
     assert found.step_s == pytest.approx(0.090)
     assert found.verdict.kind == "overlap"
@@ -264,12 +267,14 @@ def test_where_mean_and_median_step_differ_both_answers_say_so() -> None:
         start_ns=job.spans.start_ns + np.where(later, shift, 0),
         end_ns=job.spans.end_ns
         + np.where(later | ((job.spans.name == "step") & (job.spans.step == 2)), shift, 0),
-    )  # fmt: skip
+    )
     moved = np.where(job.collectives.step >= 3, shift, 0)
     collectives = dataclasses.replace(
-        job.collectives, issue_ns=job.collectives.issue_ns + moved,
-        start_ns=job.collectives.start_ns + moved, end_ns=job.collectives.end_ns + moved,
-    )  # fmt: skip
+        job.collectives,
+        issue_ns=job.collectives.issue_ns + moved,
+        start_ns=job.collectives.start_ns + moved,
+        end_ns=job.collectives.end_ns + moved,
+    )
     gradients = dataclasses.replace(
         job.gradients, ready_ns=job.gradients.ready_ns + np.where(job.gradients.step >= 3, shift, 0)
     )
@@ -346,10 +351,12 @@ def test_computation_outside_of_steps_is_none_of_theirs() -> None:
     rank = Rank(100, [], [(PER_MS, 20, 90)])
     job = a_job(rank, rank, steps=5)
     outside = dataclasses.replace(
-        job.spans.rows(job.spans.step == 0), step=np.array([-1, -1]),
-        lane=np.array(["compute"] * 2, object), start_ns=np.array([-9] * 2),
+        job.spans.rows(job.spans.step == 0),
+        step=np.array([-1, -1]),
+        lane=np.array(["compute"] * 2, object),
+        start_ns=np.array([-9] * 2),
         end_ns=np.array([-5] * 2),
-    )  # fmt: skip
+    )
     found = fw.explain(dataclasses.replace(job, spans=Spans.joined([outside, job.spans])))
     assert found.verdict.kind == "unknown"
     assert found.scaling_factor is None
@@ -448,11 +455,15 @@ def sampled(run: Run, *, used: float, blocked: float = 0.0, busiest: float = 0.5
         run,
         links=samples(Links, time_ns, interface="eth0", tx_bytes=sent, rx_bytes=sent),
         sockets=samples(
-            Sockets, time_ns, flow="a>b", bytes_acked=sent, busy_ns=time_ns,
+            Sockets,
+            time_ns,
+            flow="a>b",
+            bytes_acked=sent,
+            busy_ns=time_ns,
             send_buffer_limited_ns=(time_ns * blocked).astype(np.int64),
         ),
         hosts=samples(Hosts, time_ns, device="cpu0", utilization=np.full(1000, busiest)),
-    )  # fmt: skip
+    )
 
 
 def samples(kind: Any, time_ns: np.ndarray, **columns: Any) -> Any:
@@ -514,15 +525,30 @@ def test_the_command_keeps_the_keys_that_programs_read(cli: Cli, tmp_path: Path)
     place = fw.write(JOBS["transport"], tmp_path / "job.run")
     shown = json.loads(cli("explain", place, "--json").stdout)
     assert set(shown["verdict"]) >= {"kind", "sentence", "threshold"}
-    parts = ("compute", "line_rate", "latency", "transport", "straggler", "codec", "input", "host",
-             "unexplained")  # fmt: skip
+    parts = (
+        "compute",
+        "line_rate",
+        "latency",
+        "transport",
+        "straggler",
+        "codec",
+        "input",
+        "host",
+        "unexplained",
+    )
     assert tuple(shown["account"]) == parts
     assert sum(shown["account"].values()) == pytest.approx(shown["step_s"])
     assert shown["scaling_factor"] == pytest.approx(shown["baseline_step_s"] / shown["step_s"])
     assert set(shown["ranks"][0]) == {
-        "rank", "span_s", "compute_s", "communication_s", "exposed_s", "overlap_s", "waiting_s",
+        "rank",
+        "span_s",
+        "compute_s",
+        "communication_s",
+        "exposed_s",
+        "overlap_s",
+        "waiting_s",
         "idle_s",
-    }  # fmt: skip
+    }
     assert (shown["compute_inflation_s"], shown["break_even"], shown["fixes"]) == (None, None, [])
     assert isinstance(shown["warnings"], list)
 
@@ -581,11 +607,15 @@ def test_explaining_loads_neither_torch_nor_pictures(tmp_path: Path) -> None:
 def test_time_in_which_several_streams_transfer_counts_once() -> None:
     """From 10 to 30 ms two collectives are on their way, half of it both; they fill the line."""
     whole = {
-        "rank": [0, 0, 1], "step": [0, 0, 0], "sequence": [1, 2, 1],
-        "begun_ns": [0, 10 * MS, 0], "heard_ns": [10 * MS, 15 * MS, 10 * MS],
-        "end_ns": [25 * MS, 30 * MS, 30 * MS], "reducing_ns": [MS, MS, MS],
+        "rank": [0, 0, 1],
+        "step": [0, 0, 0],
+        "sequence": [1, 2, 1],
+        "begun_ns": [0, 10 * MS, 0],
+        "heard_ns": [10 * MS, 15 * MS, 10 * MS],
+        "end_ns": [25 * MS, 30 * MS, 30 * MS],
+        "reducing_ns": [MS, MS, MS],
         "sent_bytes": [10 * PER_MS, 10 * PER_MS, 20 * PER_MS],
-    }  # fmt: skip
+    }
     carried = Carried(
         group=np.array(["0"] * 3), **{name: np.array(each) for name, each in whole.items()}
     )

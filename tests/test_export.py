@@ -42,20 +42,21 @@ def test_ranks_are_processes_and_lanes_are_threads_of_slices_side_by_side() -> N
     events = exported(a_trained_job())["traceEvents"]
     named = {
         (each["pid"], each["tid"]): each["args"]["name"]
-        for each in events if each["name"] == "thread_name"
-    }  # fmt: skip
+        for each in events
+        if each["name"] == "thread_name"
+    }
     assert {each["args"]["name"] for each in events if each["name"] == "process_name"} == {
-        "rank 0", "rank 1", "rank 2",
-    }  # fmt: skip
+        "rank 0",
+        "rank 1",
+        "rank 2",
+    }
     slices = [each for each in events if each["ph"] == "X"]
     reached: dict[tuple[int, int], float] = {}
     for each in sorted(slices, key=lambda each: each["ts"]):
         thread = each["pid"], each["tid"]
         assert each["ts"] >= reached.get(thread, each["ts"]) - 1e-3
         reached[thread] = each["ts"] + each["dur"]
-        assert named[thread].split()[0] in (
-            each["args"].get("lane", "collectives"), "steps",
-        )  # fmt: skip
+        assert named[thread].split()[0] in (each["args"].get("lane", "collectives"), "steps")
     collective = next(each for each in slices if each["cat"] == "collective")
     assert collective["name"] == "allreduce"
     assert {"step", "sequence", "group", "dtype", "bytes", "queued_us"} == set(collective["args"])
@@ -88,8 +89,10 @@ def test_a_run_in_pieces_is_exported_piece_by_piece(tmp_path: Path) -> None:
     run = a_trained_job(steps=8)
     with RunWriter(tmp_path / "x.run") as writer:
         for step in range(8):
-            writer.add(spans=run.spans.rows(run.spans.step == step),
-                       collectives=run.collectives.rows(run.collectives.step == step))  # fmt: skip
+            writer.add(
+                spans=run.spans.rows(run.spans.step == step),
+                collectives=run.collectives.rows(run.collectives.step == step),
+            )
             writer._write_piece()
         writer.finish(run.provenance, run.facts, ())
     fullwire.export(tmp_path / "x.run", tmp_path / "x.json")
@@ -134,9 +137,29 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, cli: Cli) -> None:
     assert (done.returncode, done.stdout) == (2, "")
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(
-    ["NaN", "1e999", "-1", '"', "}", "\\ud800", '{"a":', "\n", "9" * 30, "null", "[" * 50]
-)), max_size=5))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 10**6),
+            st.sampled_from(
+                [
+                    "NaN",
+                    "1e999",
+                    "-1",
+                    '"',
+                    "}",
+                    "\\ud800",
+                    '{"a":',
+                    "\n",
+                    "9" * 30,
+                    "null",
+                    "[" * 50,
+                ]
+            ),
+        ),
+        max_size=5,
+    )
+)
 @settings(max_examples=200)
 def test_any_damage_gives_a_run_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, str]]

@@ -30,10 +30,13 @@ from tests.strategies import cases, fabrics
 
 NVSWITCH = Inside(kind="switch", rate_bps=3.6e12, latency_s=1e-6)
 RAILS = Fabric(
-    name="rails", nodes=6, devices_per_node=4, inside=NVSWITCH,
+    name="rails",
+    nodes=6,
+    devices_per_node=4,
+    inside=NVSWITCH,
     nics=Nics(rate_bps=4e11, per_node=4, latency_s=2e-6),
     network=LeafSpine(nodes_per_leaf=2, oversubscription=2, by_rail=True, latency_s=3e-6),
-)  # fmt: skip
+)
 FAT_TREE = replace(RAILS, network=LeafSpine(nodes_per_leaf=2, oversubscription=2, latency_s=3e-6))
 
 
@@ -72,27 +75,38 @@ def test_a_transfer_to_another_rail_changes_rails_inside_its_node() -> None:
 
 def test_a_transfer_to_another_leaf_crosses_the_spine() -> None:
     assert route(RAILS, 1, 9) == [
-        "node0.nic1.up", "leaf0.rail1.spine.up", "leaf1.rail1.spine.down", "node2.nic1.down",
-    ]  # fmt: skip
+        "node0.nic1.up",
+        "leaf0.rail1.spine.up",
+        "leaf1.rail1.spine.down",
+        "node2.nic1.down",
+    ]
     assert route(FAT_TREE, 1, 9)[1:3] == ["leaf0.spine.up", "leaf1.spine.down"]
     assert latency_s(FAT_TREE, 1, 9) == pytest.approx(5e-6)
 
 
 def test_what_leaves_a_node_of_pcie_goes_over_the_devices_lanes() -> None:
     fabric = Fabric(
-        name="pcie", nodes=2, devices_per_node=2, nics=Nics(rate_bps=1e11),
+        name="pcie",
+        nodes=2,
+        devices_per_node=2,
+        nics=Nics(rate_bps=1e11),
         inside=Inside(kind="pcie", rate_bps=1e11),
-    )  # fmt: skip
+    )
     assert route(fabric, 0, 3) == [
-        "node0.device0.up", "node0.nic0.up", "node1.nic0.down", "node1.device1.down",
-    ]  # fmt: skip
+        "node0.device0.up",
+        "node0.nic0.up",
+        "node1.nic0.down",
+        "node1.device1.down",
+    ]
 
 
 def test_in_a_torus_a_transfer_goes_along_the_row_then_the_column_the_shorter_way() -> None:
     fabric = Fabric(
-        name="torus", nodes=20, nics=Nics(rate_bps=1e11, per_node=4, latency_s=1e-6),
+        name="torus",
+        nodes=20,
+        nics=Nics(rate_bps=1e11, per_node=4, latency_s=1e-6),
         network=Torus(rows=4, columns=5),
-    )  # fmt: skip
+    )
     assert route(fabric, 0, 1) == ["node0.east"]
     assert route(fabric, 0, 13) == ["node0.west", "node4.west", "node3.south", "node8.south"]
     assert latency_s(fabric, 0, 13) == pytest.approx(4e-6)
@@ -111,15 +125,21 @@ def test_uplinks_carry_what_their_ports_do_divided_by_the_oversubscription() -> 
 def test_between_pods_a_transfer_goes_through_the_core_and_within_one_it_does_not() -> None:
     for by_rail, rail in ((False, ""), (True, ".rail1")):
         network = LeafSpine(
-            nodes_per_leaf=1, oversubscription=2, by_rail=by_rail, latency_s=3e-6,
-            leaves_per_pod=2, core_oversubscription=4,
-        )  # fmt: skip
+            nodes_per_leaf=1,
+            oversubscription=2,
+            by_rail=by_rail,
+            latency_s=3e-6,
+            leaves_per_pod=2,
+            core_oversubscription=4,
+        )
         pods = replace(RAILS, network=network)
         assert route(pods, 1, 5)[1:-1] == [f"leaf0{rail}.spine.up", f"leaf1{rail}.spine.down"]
         assert route(pods, 1, 9)[1:-1] == [
-            f"leaf0{rail}.spine.up", f"pod0{rail}.core.up", f"pod1{rail}.core.down",
+            f"leaf0{rail}.spine.up",
+            f"pod0{rail}.core.up",
+            f"pod1{rail}.core.down",
             f"leaf2{rail}.spine.down",
-        ]  # fmt: skip
+        ]
         assert (latency_s(pods, 1, 5), latency_s(pods, 1, 9)) == pytest.approx((5e-6, 8e-6))
         ports = 1 if by_rail else 4
         assert pods.pods == 3 * (4 if by_rail else 1)
@@ -134,16 +154,25 @@ def test_a_slow_host_is_slow_both_ways() -> None:
     assert {slow.link_names[link].split(".")[0] for link in different.tolist()} == {"node3"}
     assert len(different) == 2 * 4
     torus = Fabric(
-        name="torus", nodes=9, nics=Nics(rate_bps=2e11, per_node=4),
-        network=Torus(rows=3, columns=3), other_hosts=(OtherHost(node=4, nic_rate_bps=1e11),),
-    )  # fmt: skip
+        name="torus",
+        nodes=9,
+        nics=Nics(rate_bps=2e11, per_node=4),
+        network=Torus(rows=3, columns=3),
+        other_hosts=(OtherHost(node=4, nic_rate_bps=1e11),),
+    )
     slower = [
         torus.link_names[link] for link in np.flatnonzero(torus.link_rate_bps == 1e11).tolist()
     ]
     assert set(slower) == {
-        "node4.east", "node4.west", "node4.south", "node4.north",
-        "node3.east", "node5.west", "node1.south", "node7.north",
-    }  # fmt: skip
+        "node4.east",
+        "node4.west",
+        "node4.south",
+        "node4.north",
+        "node3.east",
+        "node5.west",
+        "node1.south",
+        "node7.north",
+    }
 
 
 def test_fewer_nodes_are_the_first_ones() -> None:

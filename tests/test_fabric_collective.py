@@ -34,17 +34,28 @@ FLAT_PAIRS = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
 ADDS = AddTimes(((1e3, 1e-6), (1e6, 2e-5), (1e9, 1e-2)))
 
 
-def pod(nodes: int, *, slow: tuple[OtherHost, ...] = (), ratio: float = 2.0, rails: bool = False,
-        devices: int = 8, nics: int = 8, per_leaf: int = 4) -> Fabric:  # fmt: skip
+def pod(
+    nodes: int,
+    *,
+    slow: tuple[OtherHost, ...] = (),
+    ratio: float = 2.0,
+    rails: bool = False,
+    devices: int = 8,
+    nics: int = 8,
+    per_leaf: int = 4,
+) -> Fabric:
     """Describe nodes behind leaves whose uplinks carry a share of what their ports do."""
     return Fabric(
-        name="pod", nodes=nodes, devices_per_node=devices,
+        name="pod",
+        nodes=nodes,
+        devices_per_node=devices,
         inside=Inside(kind="switch", rate_bps=2.4e12, latency_s=1e-6),
         nics=Nics(rate_bps=400e9, per_node=nics, latency_s=3e-6),
-        network=LeafSpine(nodes_per_leaf=per_leaf, oversubscription=ratio, by_rail=rails,
-                          latency_s=1e-6),
+        network=LeafSpine(
+            nodes_per_leaf=per_leaf, oversubscription=ratio, by_rail=rails, latency_s=1e-6
+        ),
         other_hosts=slow,
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -59,25 +70,37 @@ def fabrics(draw: st.DrawFn, most_devices: int = 24) -> Fabric:
         nics, network = 4, {"network": Torus(rows=rows, columns=columns)}
     elif kind in ("leaves", "rails"):
         leaf = LeafSpine(
-            nodes_per_leaf=draw(st.integers(1, nodes)), oversubscription=draw(
-                st.sampled_from([1.0, 2.0, 3.0])), by_rail=kind == "rails",
+            nodes_per_leaf=draw(st.integers(1, nodes)),
+            oversubscription=draw(st.sampled_from([1.0, 2.0, 3.0])),
+            by_rail=kind == "rails",
             latency_s=draw(st.sampled_from([0.0, 2e-6])),
-        )  # fmt: skip
+        )
         network = {"network": leaf}
     slow = draw(st.sets(st.integers(0, nodes - 1), max_size=2))
     return Fabric(
-        name="drawn", nodes=nodes, devices_per_node=devices,
-        inside=Inside(kind=draw(st.sampled_from(["switch", "pcie"])), rate_bps=1e12,
-                      latency_s=draw(st.sampled_from([0.0, 1e-6]))),
+        name="drawn",
+        nodes=nodes,
+        devices_per_node=devices,
+        inside=Inside(
+            kind=draw(st.sampled_from(["switch", "pcie"])),
+            rate_bps=1e12,
+            latency_s=draw(st.sampled_from([0.0, 1e-6])),
+        ),
         nics=Nics(rate_bps=1e11, per_node=nics, latency_s=draw(st.sampled_from([0.0, 5e-6]))),
         other_hosts=tuple(OtherHost(node=node, nic_rate_bps=3e10) for node in slow),
         **network,
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=100, deadline=None)
-@given(fabrics(), st.sampled_from(PAIRS), st.integers(1, 10**8), st.integers(1, 3), st.booleans(),
-       st.data())  # fmt: skip
+@given(
+    fabrics(),
+    st.sampled_from(PAIRS),
+    st.integers(1, 10**8),
+    st.integers(1, 3),
+    st.booleans(),
+    st.data(),
+)
 def test_what_is_alike_is_played_once_and_takes_as_long_as_all_of_it(
     fabric: Fabric, pair: tuple[str, str], size: int, chunks: int, adding: bool, data: st.DataObject
 ) -> None:
@@ -87,11 +110,18 @@ def test_what_is_alike_is_played_once_and_takes_as_long_as_all_of_it(
     order = data.draw(st.permutations(range(fabric.devices))) if moved else None
     folded, whole = (
         fabric_time(
-            op, algorithm, fabric, size, order=order, servers=min(2, fabric.devices),
-            chunks=chunks, adds=ADDS if adding else None, folds=folds,
+            op,
+            algorithm,
+            fabric,
+            size,
+            order=order,
+            servers=min(2, fabric.devices),
+            chunks=chunks,
+            adds=ADDS if adding else None,
+            folds=folds,
         )
         for folds in (True, False)
-    )  # fmt: skip
+    )
     assert folded.time_s == pytest.approx(whole.time_s, rel=1e-9)
     assert folded.transfers == whole.transfers == whole.played
     assert (folded.played or 0) <= (whole.played or 0)
@@ -123,8 +153,14 @@ def test_sixteen_thousand_devices_are_a_few_kinds() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(FLAT_PAIRS), st.integers(1, 20), st.integers(1, 10**9), st.integers(1, 4),
-       st.sampled_from(["serial", "pipelined"]), st.sampled_from([0.0, 5e-6]))  # fmt: skip
+@given(
+    st.sampled_from(FLAT_PAIRS),
+    st.integers(1, 20),
+    st.integers(1, 10**9),
+    st.integers(1, 4),
+    st.sampled_from(["serial", "pipelined"]),
+    st.sampled_from([0.0, 5e-6]),
+)
 def test_around_one_switch_both_engines_agree(
     pair: tuple[str, str], workers: int, size: int, chunks: int, order: str, latency_s: float
 ) -> None:
@@ -133,10 +169,12 @@ def test_around_one_switch_both_engines_agree(
     assume(algorithm in applicable_on(op, flat(cluster)))
     # What comes to one connection at the same instant may go in either order in a tree.
     assume(algorithm != "tree" or chunks == 1 or order == "serial" or op == "broadcast")
-    found = fabric_time(op, algorithm, flat(cluster), size, chunks=chunks, chunk_order=order,
-                        adds=ADDS)  # fmt: skip
-    known = collective_time(op, algorithm, cluster, size, chunks=chunks, chunk_order=order,
-                            adds=ADDS)  # fmt: skip
+    found = fabric_time(
+        op, algorithm, flat(cluster), size, chunks=chunks, chunk_order=order, adds=ADDS
+    )
+    known = collective_time(
+        op, algorithm, cluster, size, chunks=chunks, chunk_order=order, adds=ADDS
+    )
     assert found.time_s == pytest.approx(known.time_s, rel=1e-9)
     assert found.transfers == known.transfers
 
@@ -151,9 +189,16 @@ def test_events_agree_with_every_closed_form_that_is_exact(
 
     def time_s(level: str) -> float:
         return fabric_time(
-            op, algorithm, fabric, size, servers=min(2, fabric.devices), chunks=chunks,
-            chunk_order="serial", level=level, adds=ADDS,
-        ).time_s  # fmt: skip
+            op,
+            algorithm,
+            fabric,
+            size,
+            servers=min(2, fabric.devices),
+            chunks=chunks,
+            chunk_order="serial",
+            level=level,
+            adds=ADDS,
+        ).time_s
 
     try:
         closed_s = time_s("closed")
@@ -166,8 +211,10 @@ def test_where_links_are_equal_and_never_shared_a_closed_form_is_exact() -> None
     even = pod(8, ratio=1.0, per_leaf=8)
     for op, algorithm in PAIRS:
         if algorithm in ("hierarchical", "in-network", "bidirectional-ring") and op in (
-            "allreduce", "reducescatter", "allgather",
-        ):  # fmt: skip
+            "allreduce",
+            "reducescatter",
+            "allgather",
+        ):
             # Around all devices hops are within nodes and between them.
             is_alike = algorithm != "bidirectional-ring"
             assert collective_cost(op, algorithm, even).is_exact == is_alike
@@ -227,8 +274,12 @@ def test_a_bad_order_over_an_oversubscribed_spine_costs_what_it_costs() -> None:
 
 
 def test_a_torus_carries_all_four_ways_at_once() -> None:
-    fabric = Fabric(name="torus", nodes=16, network=Torus(rows=4, columns=4),
-                    nics=Nics(rate_bps=8e9, per_node=4))  # fmt: skip
+    fabric = Fabric(
+        name="torus",
+        nodes=16,
+        network=Torus(rows=4, columns=4),
+        nics=Nics(rate_bps=8e9, per_node=4),
+    )
     found = fabric_time("allreduce", "torus", fabric, 10**9)
     # A quarter each way; in turn over rows and columns, so that every link is always busy.
     assert found.time_s == pytest.approx(2 * 15 / 16 / 4, rel=1e-9)
@@ -254,18 +305,30 @@ def played_s(flows: Sequence[Flow], links: int, latency_s: float = 0.0) -> float
     # flows of one round are played here.
     assert {flow.round for flow in flows} <= {0}
     parts = [
-        (np.ones(1, np.int64), np.array([flow.size]), np.array([flow.add_s]),
-         np.array([0, 1], np.int64), np.array([number], np.int32))
+        (
+            np.ones(1, np.int64),
+            np.array([flow.size]),
+            np.array([flow.add_s]),
+            np.array([0, 1], np.int64),
+            np.array([number], np.int32),
+        )
         for number, flow in enumerate(flows)
-    ]  # fmt: skip
+    ]
     time_s, transfers = _native.play_fabric(
-        1 + max((max(flow.source, flow.target) for flow in flows), default=0), np.ones(links),
+        1 + max((max(flow.source, flow.target) for flow in flows), default=0),
+        np.ones(links),
         np.array([flow.source for flow in flows], np.int32),
-        np.array([flow.target for flow in flows], np.int32), np.full(count, latency_s),
-        np.ones(count, np.int64), begin,
+        np.array([flow.target for flow in flows], np.int32),
+        np.full(count, latency_s),
+        np.ones(count, np.int64),
+        begin,
         np.array([link for flow in flows for link in flow.links], np.int32),
-        np.ones(begin[-1], np.int32), parts, 1, False, None,
-    )  # fmt: skip
+        np.ones(begin[-1], np.int32),
+        parts,
+        1,
+        False,
+        None,
+    )
     assert transfers == count
     return time_s
 
@@ -302,11 +365,14 @@ def fair_shares(links: dict[int, tuple[int, ...]]) -> dict[int, Fraction]:
 
 
 flow = st.builds(
-    Flow, st.just(0), st.integers(0, 3), st.integers(4, 7),
+    Flow,
+    st.just(0),
+    st.integers(0, 3),
+    st.integers(4, 7),
     st.sampled_from([1.0, 2.0, 3.5, 5.0, 8.25]),
     st.sets(st.integers(0, 6), min_size=1, max_size=4).map(lambda links: tuple(sorted(links))),
     st.sampled_from([0.0, 1.5]),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -368,8 +434,12 @@ def test_what_cannot_be_played_is_refused(wish: dict[str, Any], said: str) -> No
 
 def test_columns_that_cannot_be_are_refused_before_they_are_followed() -> None:
     good = Flow(0, 0, 1, 1.0, (0,))
-    for bad in (good._replace(links=(3,)), good._replace(size=float("nan")),
-                good._replace(source=-1), good._replace(add_s=-1.0)):  # fmt: skip
+    for bad in (
+        good._replace(links=(3,)),
+        good._replace(size=float("nan")),
+        good._replace(source=-1),
+        good._replace(add_s=-1.0),
+    ):
         with pytest.raises(ValueError, match="cannot be"):
             played_s([bad], 1)
     none, one = np.empty(0, np.int32), np.ones(1, np.int32)

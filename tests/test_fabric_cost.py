@@ -22,15 +22,20 @@ from tests.strategies import cases, fabrics
 
 KNOWN = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
 FAT_TREE = Fabric(
-    name="fat tree", nodes=16, devices_per_node=8, nics=Nics(rate_bps=100e9, latency_s=10e-6),
+    name="fat tree",
+    nodes=16,
+    devices_per_node=8,
+    nics=Nics(rate_bps=100e9, latency_s=10e-6),
     inside=Inside(kind="switch", rate_bps=1200e9, latency_s=1e-6),
     network=LeafSpine(nodes_per_leaf=4, oversubscription=2, latency_s=2e-6),
-)  # fmt: skip
+)
 RAILS = cluster("dgx-h100", 4)
 TORUS = Fabric(
-    name="torus", nodes=64, nics=Nics(rate_bps=100e9, per_node=4, latency_s=1e-6),
+    name="torus",
+    nodes=64,
+    nics=Nics(rate_bps=100e9, per_node=4, latency_s=1e-6),
     network=Torus(rows=4, columns=16),
-)  # fmt: skip
+)
 SLOW_BELOW_A_SPINE = replace(FAT_TREE, other_hosts=(OtherHost(node=3, nic_rate_bps=60e9),))
 
 
@@ -47,9 +52,12 @@ def time_s(found: FabricCost, fabric: Fabric, size_bytes: float = 1e9) -> float:
 
 @cases(60)
 @given(
-    st.sampled_from(KNOWN), st.integers(1, 17), st.floats(1e6, 1e12), st.floats(0, 1e-3),
+    st.sampled_from(KNOWN),
+    st.integers(1, 17),
+    st.floats(1e6, 1e12),
+    st.floats(0, 1e-3),
     st.floats(1, 1e12),
-)  # fmt: skip
+)
 def test_around_one_switch_it_is_the_cost_of_equal_links(
     known: tuple[str, str], workers: int, rate_bps: float, latency_s: float, size_bytes: float
 ) -> None:

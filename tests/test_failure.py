@@ -31,9 +31,12 @@ COUNT = 1 << 18  # a mebibyte
 # What may become more. Of memory it is what is left once the allocator has been told to give back
 # the pages that it keeps, as it does under Gloo too; what was lost shows in `allocated_bytes`.
 BREATH = {
-    "descriptors": 0, "threads": 0, "memory_bytes": 16 << 20, "allocated_bytes": 256 << 10,
+    "descriptors": 0,
+    "threads": 0,
+    "memory_bytes": 16 << 20,
+    "allocated_bytes": 256 << 10,
     "python_blocks": 1000,
-}  # fmt: skip
+}
 
 
 class Cluster:

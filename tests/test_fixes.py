@@ -40,11 +40,13 @@ def without_ddp(run: Run) -> Run:
     return dataclasses.replace(
         run,
         collectives=dataclasses.replace(
-            rows, issue_ns=rows.issue_ns + late_ns, start_ns=rows.start_ns + late_ns,
+            rows,
+            issue_ns=rows.issue_ns + late_ns,
+            start_ns=rows.start_ns + late_ns,
             end_ns=rows.end_ns + late_ns,
         ),
         facts={name: value for name, value in run.facts.items() if name != "buckets"},
-    )  # fmt: skip
+    )
 
 
 def summed_by_hand() -> Run:
@@ -71,9 +73,13 @@ def a_storm() -> Run:
     part = np.arange(len(parts)) % 10
     issue_ns = parts.issue_ns + part * MS
     storm = dataclasses.replace(
-        parts, bytes=parts.bytes // 10, sequence=parts.sequence * 10 + part, issue_ns=issue_ns,
-        start_ns=issue_ns, end_ns=issue_ns + MS * 4 // 5,
-    )  # fmt: skip
+        parts,
+        bytes=parts.bytes // 10,
+        sequence=parts.sequence * 10 + part,
+        issue_ns=issue_ns,
+        start_ns=issue_ns,
+        end_ns=issue_ns + MS * 4 // 5,
+    )
     return dataclasses.replace(by_hand, collectives=storm)
 
 
@@ -117,10 +123,14 @@ def beside_ddp(op: str, *, in_steps: tuple[int, ...] = (0, 1, 2, 3, 4, 5), at_ms
     place = np.arange(len(rows)) % 30
     begin_ns = (rows.step * 146 * MS + at_ms * MS + place * 0.4 * MS).astype(np.int64)
     small = dataclasses.replace(
-        rows, op=np.full(len(rows), op, object), bytes=np.full(len(rows), 16),
-        sequence=1000 + rows.step * 30 + place, issue_ns=begin_ns, start_ns=begin_ns,
+        rows,
+        op=np.full(len(rows), op, object),
+        bytes=np.full(len(rows), 16),
+        sequence=1000 + rows.step * 30 + place,
+        issue_ns=begin_ns,
+        start_ns=begin_ns,
         end_ns=begin_ns + 3 * MS // 10,
-    )  # fmt: skip
+    )
     return dataclasses.replace(job, collectives=Collectives.joined([job.collectives, small]))
 
 
@@ -142,9 +152,11 @@ def test_a_pause_among_small_collectives_is_not_spared() -> None:
     rows = job.collectives
     later_ns = np.where(rows.sequence % 30 == (1000 + 29) % 30, 6 * MS, 0) * (rows.bytes == 16)
     paused = dataclasses.replace(
-        rows, issue_ns=rows.issue_ns + later_ns, start_ns=rows.start_ns + later_ns,
+        rows,
+        issue_ns=rows.issue_ns + later_ns,
+        start_ns=rows.start_ns + later_ns,
         end_ns=rows.end_ns + later_ns,
-    )  # fmt: skip
+    )
     for each in (job, dataclasses.replace(job, collectives=paused)):
         assert typical_step(each).others.calling_ns == 29 * MS // 10
 
@@ -155,9 +167,13 @@ def test_sums_that_computation_waits_for_cannot_be_joined() -> None:
     assert len(typical_step(job).others.small("allreduce", 2**20)) == 30
     rows = job.collectives.rows(job.collectives.bytes == 16)
     waits = Spans(
-        rank=rows.rank, step=rows.step, lane=np.full(len(rows), "communication", object),
-        name=np.full(len(rows), "wait", object), start_ns=rows.issue_ns, end_ns=rows.end_ns,
-    )  # fmt: skip
+        rank=rows.rank,
+        step=rows.step,
+        lane=np.full(len(rows), "communication", object),
+        name=np.full(len(rows), "wait", object),
+        start_ns=rows.issue_ns,
+        end_ns=rows.end_ns,
+    )
     split = dataclasses.replace(job, spans=Spans.joined([job.spans, waits]))
     assert not typical_step(split).others.small("allreduce", 2**20)
     assert "joining" not in fixes_of(split)
@@ -185,9 +201,12 @@ def with_a_hook(run: Run, packs_ms: int) -> Run:
         sent, bytes=sent.bytes // 2, issue_ns=sent.issue_ns + last, end_ns=sent.end_ns + last
     )
     packing = dataclasses.replace(
-        marks, lane=np.full(len(marks), "host", object), name=np.full(len(marks), "codec", object),
-        start_ns=marks.end_ns, end_ns=marks.end_ns + packs_ms * MS,
-    )  # fmt: skip
+        marks,
+        lane=np.full(len(marks), "host", object),
+        name=np.full(len(marks), "codec", object),
+        start_ns=marks.end_ns,
+        end_ns=marks.end_ns + packs_ms * MS,
+    )
     spans = Spans.joined([run.spans, packing])
     hooked = with_facts(run, hook="packs_much")
     return dataclasses.replace(hooked, spans=spans, collectives=later)
@@ -214,9 +233,11 @@ def in_turns(run: Run) -> Run:
         return dataclasses.replace(table, rank=np.where(table.step % 2, 1 - table.rank, table.rank))
 
     return dataclasses.replace(
-        run, spans=swapped(run.spans), collectives=swapped(run.collectives),
+        run,
+        spans=swapped(run.spans),
+        collectives=swapped(run.collectives),
         gradients=swapped(run.gradients),
-    )  # fmt: skip
+    )
 
 
 def test_ranks_that_are_late_in_turns_cost_what_one_that_always_is_does() -> None:
@@ -246,9 +267,11 @@ def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
     job = a_trained_job()
     forward = job.spans.rows(job.spans.name == "forward")
     waits = dataclasses.replace(
-        forward, lane=np.full(len(forward), "input", object),
-        name=np.full(len(forward), "wait", object), end_ns=forward.start_ns + 30 * MS,
-    )  # fmt: skip
+        forward,
+        lane=np.full(len(forward), "input", object),
+        name=np.full(len(forward), "wait", object),
+        end_ns=forward.start_ns + 30 * MS,
+    )
     later = np.where(job.spans.name == "forward", 30 * MS, 0)
     spans = dataclasses.replace(job.spans, start_ns=job.spans.start_ns + later)
     found = fixes_of(dataclasses.replace(job, spans=Spans.joined([spans, waits])))

@@ -35,8 +35,14 @@ def five_ranks(where: Path, *, steps: bool = True) -> Path:
         for number in range(2, 8):
             a_ddp_step(job, number)
             begin = 1_000 * number + 810
-            job.kernel(ALL_REDUCE, begin + 10 * rank, begin + 100, launch=begin - 700,
-                       stream=9, **reduced(5_000))  # fmt: skip
+            job.kernel(
+                ALL_REDUCE,
+                begin + 10 * rank,
+                begin + 100,
+                launch=begin - 700,
+                stream=9,
+                **reduced(5_000),
+            )
         if not steps:
             job.events = [each for each in job.events if "ProfilerStep" not in each["name"]]
         job.write(where / f"{rank}.json")
@@ -47,8 +53,12 @@ def five_ranks(where: Path, *, steps: bool = True) -> Path:
 def test_ranks_read_side_by_side_make_the_same_run(tmp_path: Path, processes: int) -> None:
     traces = five_ranks(tmp_path / "traces")
     heard: list[tuple[int, int]] = []
-    place = import_run(tmp_path / "job.run", traces, processes=processes,
-                       told=lambda done, of: heard.append((done, of)))  # fmt: skip
+    place = import_run(
+        tmp_path / "job.run",
+        traces,
+        processes=processes,
+        told=lambda done, of: heard.append((done, of)),
+    )
     found, expected = read_run(place), read(traces)
     assert heard == [(done, 5) for done in range(1, 6)]
     assert found.facts == expected.facts
@@ -58,8 +68,11 @@ def test_ranks_read_side_by_side_make_the_same_run(tmp_path: Path, processes: in
         for column, values in table.columns().items():
             assert values.tolist() == getattr(other, column).tolist(), f"{name}.{column}"
     assert sorted(path.name for path in place.iterdir()) == [
-        "collectives", "gradients", "run.json", "spans",
-    ]  # fmt: skip
+        "collectives",
+        "gradients",
+        "run.json",
+        "spans",
+    ]
     assert len(list((place / "spans").iterdir())) == 5
 
 
@@ -161,9 +174,14 @@ def test_a_disk_without_room_is_one_line_and_leaves_nothing(
 ) -> None:
     traces = five_ranks(tmp_path / "traces")
     done = cli(
-        "import", traces, "-o", tmp_path / "x.run", "--processes", processes,
+        "import",
+        traces,
+        "-o",
+        tmp_path / "x.run",
+        "--processes",
+        processes,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
-    )  # fmt: skip
+    )
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "x.run: cannot be written: File too large" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]
@@ -201,8 +219,15 @@ def many_ranks(tmp_path: Path) -> Path:
 
 
 def _kernel(number: int) -> dict[str, Any]:
-    return {"ph": "X", "cat": "kernel", "name": GEMM, "ts": 10 * number, "dur": 5, "tid": 7,
-            "args": {"device": 0, "stream": 7}}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": GEMM,
+        "ts": 10 * number,
+        "dur": 5,
+        "tid": 7,
+        "args": {"device": 0, "stream": 7},
+    }
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

@@ -24,23 +24,40 @@ from fullwire.run.run import SIZE_UNKNOWN
 
 def an_entry(sequence: int, **others: object) -> dict[str, object]:
     return {
-        "frames": [], "record_id": sequence, "pg_id": 0, "process_group": ("0", "default_pg"),
-        "collective_seq_id": sequence, "p2p_seq_id": 0, "op_id": sequence,
-        "profiling_name": "nccl:all_reduce", "time_created_ns": 10**18 + sequence * 10**6,
-        "input_sizes": [[3, 4]], "input_dtypes": ["Float"], "output_sizes": [[3, 4]],
-        "output_dtypes": ["Float"], "state": "completed", "time_discovered_started_ns": None,
-        "time_discovered_completed_ns": 10**18 + 5 * 10**8, "retired": True, "timeout_ms": 600000,
-        "is_p2p": False, **others,
-    }  # fmt: skip
+        "frames": [],
+        "record_id": sequence,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": sequence,
+        "p2p_seq_id": 0,
+        "op_id": sequence,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": 10**18 + sequence * 10**6,
+        "input_sizes": [[3, 4]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[3, 4]],
+        "output_dtypes": ["Float"],
+        "state": "completed",
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": 10**18 + 5 * 10**8,
+        "retired": True,
+        "timeout_ms": 600000,
+        "is_p2p": False,
+        **others,
+    }
 
 
 def a_dump(*entries: Mapping[str, object]) -> dict[str, object]:
     return {
-        "version": "2.10", "comm_lib_version": "2.27.3", "pg_status": {},
-        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
-                      "1": {"name": "1", "desc": "tp", "ranks": "[1]"}},
+        "version": "2.10",
+        "comm_lib_version": "2.27.3",
+        "pg_status": {},
+        "pg_config": {
+            "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
+            "1": {"name": "1", "desc": "tp", "ranks": "[1]"},
+        },
         "entries": list(entries),
-    }  # fmt: skip
+    }
 
 
 def written(where: Path, rank: int, dump: object, *, protocol: int = 2) -> Path:
@@ -103,12 +120,24 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
 
 
 def test_groups_and_transfers_between_two_ranks_are_told_apart(tmp_path: Path) -> None:
-    run = read(written(tmp_path, 1, a_dump(
-        an_entry(1, process_group=("1", "tp")),
-        an_entry(0, profiling_name="nccl:recv 1<-0", is_p2p=True, p2p_seq_id=4),
-        an_entry(2, profiling_name="nccl:coalesced", input_sizes=[], output_sizes=[],
-                 input_dtypes=[], output_dtypes=[]),
-    )))  # fmt: skip
+    run = read(
+        written(
+            tmp_path,
+            1,
+            a_dump(
+                an_entry(1, process_group=("1", "tp")),
+                an_entry(0, profiling_name="nccl:recv 1<-0", is_p2p=True, p2p_seq_id=4),
+                an_entry(
+                    2,
+                    profiling_name="nccl:coalesced",
+                    input_sizes=[],
+                    output_sizes=[],
+                    input_dtypes=[],
+                    output_dtypes=[],
+                ),
+            ),
+        )
+    )
     table = run.collectives
     assert table.group.tolist() == ["tp 1", "default_pg 0>1", "default_pg"]
     assert table.op.tolist() == ["allreduce", "sendrecv", "coalesced"]
@@ -184,10 +213,34 @@ def test_a_dump_that_is_cut_gives_what_came_before(tmp_path: Path, share: float)
         assert "what came before is read" in run.missing[0]
 
 
-_PIECES = st.sampled_from([b"}", b"]", b"(", b"t", b"u", b"e", b"a", b"s", b"q\x00", b"h\x00", b"N",
-    b"X\x07\x00\x00\x00entries", b"\x8c\x0eprofiling_name\x94", b"K\x07", b"\x94", b"R", b".", b"0",
-    b"\x85", b"\x8a\x09", b"ctorch.jit._pickle\nbuild_intlist\n", b"J\xff\xff\xff\xff", b"1", b"l",
-])  # fmt: skip
+_PIECES = st.sampled_from(
+    [
+        b"}",
+        b"]",
+        b"(",
+        b"t",
+        b"u",
+        b"e",
+        b"a",
+        b"s",
+        b"q\x00",
+        b"h\x00",
+        b"N",
+        b"X\x07\x00\x00\x00entries",
+        b"\x8c\x0eprofiling_name\x94",
+        b"K\x07",
+        b"\x94",
+        b"R",
+        b".",
+        b"0",
+        b"\x85",
+        b"\x8a\x09",
+        b"ctorch.jit._pickle\nbuild_intlist\n",
+        b"J\xff\xff\xff\xff",
+        b"1",
+        b"l",
+    ]
+)
 
 
 @given(st.lists(_PIECES | st.binary(max_size=3), max_size=40))

@@ -93,7 +93,7 @@ def test_a_ring_its_order_and_its_gradient(hosts: int) -> None:
         {"startup": False},
         {"compute_ms": 8},
     ],
-)  # fmt: skip
+)
 def test_buckets_and_pauses_leave_the_count(how: dict[str, object]) -> None:
     assert count(analysed(ring(4, 15, **how))) == 15  # type: ignore[arg-type]
 
@@ -126,10 +126,12 @@ def test_traffic_without_repetition_has_no_iterations() -> None:
     sent = [
         (int(a), (int(a) + 1) % 4, int(size), start, start + 20)
         for a, size, start in zip(
-            rng.integers(0, 4, 60), rng.integers(10**4, 10**7, 60), rng.uniform(0, 9000, 60),
+            rng.integers(0, 4, 60),
+            rng.integers(10**4, 10**7, 60),
+            rng.uniform(0, 9000, 60),
             strict=True,
         )
-    ]  # fmt: skip
+    ]
     result = analysed(sent)
     assert result.iterations is None
     assert result.gradient_bytes is None
@@ -302,9 +304,11 @@ def test_a_tree_is_drawn_as_a_tree() -> None:
     above = [None, 0, 0, 1, 1, 2]
     edges = [(host, parent) for host, parent in enumerate(above) if parent is not None]
     sent: list[Sent] = [
-        (a, b, 1_000_000, n * 100, n * 100 + 30) for n in range(5) for one, other in edges
+        (a, b, 1_000_000, n * 100, n * 100 + 30)
+        for n in range(5)
+        for one, other in edges
         for a, b in ((one, other), (other, one))
-    ]  # fmt: skip
+    ]
     result = analysed(sent)
     assert result.pattern.kind == "tree"
     places = _places(result)

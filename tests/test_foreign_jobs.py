@@ -34,7 +34,7 @@ from tests.foreign_jobs import (
     play,
     replace,
     write,
-)  # fmt: skip
+)
 
 NEAR_AND_FAR: Groups = {"near": [(0, 1), (2, 3)], "far": [(0, 2), (1, 3)]}
 GRID: Groups = {
@@ -44,21 +44,32 @@ GRID: Groups = {
 
 
 def ddp(
-    compute: Of | int = 1_500, transfer: Of | int = 600, inputs: Of | int = 40,
-    host: Of | int = 20, **more: bool,
-) -> list[Do]:  # fmt: skip
+    compute: Of | int = 1_500,
+    transfer: Of | int = 600,
+    inputs: Of | int = 40,
+    host: Of | int = 20,
+    **more: bool,
+) -> list[Do]:
     """A step of data-parallel training with two buckets."""
     hidden = more.get("hidden", False)
     return [
-        Do(what="input", us=inputs), Do(what="copy", us=20, stream=COPY),
-        Do(what="compute", us=200), Do(what="host", us=host),
+        Do(what="input", us=inputs),
+        Do(what="copy", us=20, stream=COPY),
+        Do(what="compute", us=200),
+        Do(what="host", us=host),
         Do(what="compute", us=compute, is_backward=True),
         Do(what="collective", us=transfer, stream=NETWORK, is_waited_for=False, is_backward=True),
         Do(what="compute", us=300, is_backward=True),
-        Do(what="collective", us=transfer, stream=NETWORK, is_waited_for=not hidden,
-           is_backward=True),
-        Do(what="compute", us=100), Do(what="sync"),
-    ]  # fmt: skip
+        Do(
+            what="collective",
+            us=transfer,
+            stream=NETWORK,
+            is_waited_for=not hidden,
+            is_backward=True,
+        ),
+        Do(what="compute", us=100),
+        Do(what="sync"),
+    ]
 
 
 def tensor_parallel(near: Of | int, far: int, compute: Of | int = 400) -> list[Do]:
@@ -70,24 +81,43 @@ def tensor_parallel(near: Of | int, far: int, compute: Of | int = 400) -> list[D
         Do(what="collective", op="reducescatter", us=near, group="near", stream=NEARBY),
     ]
     return [
-        Do(what="input", us=30), *layer, *layer, Do(what="compute", us=compute, is_backward=True),
+        Do(what="input", us=30),
+        *layer,
+        *layer,
+        Do(what="compute", us=compute, is_backward=True),
         Do(what="collective", us=far, group="far", stream=NETWORK, is_backward=True),
-        Do(what="compute", us=60), Do(what="sync"),
-    ]  # fmt: skip
+        Do(what="compute", us=60),
+        Do(what="sync"),
+    ]
 
 
 def fully_sharded(compute: Of | int, gather: int) -> list[Do]:
     """A step of FSDP: each layer is gathered while the one before is computed."""
-    fetch = Do(what="collective", op="allgather", us=gather, stream=NETWORK, is_waited_for=False,
-               is_after_compute=False)  # fmt: skip
+    fetch = Do(
+        what="collective",
+        op="allgather",
+        us=gather,
+        stream=NETWORK,
+        is_waited_for=False,
+        is_after_compute=False,
+    )
     layer = [fetch, Do(what="compute", us=compute)]
-    shrink = Do(what="collective", op="reducescatter", us=gather, stream=NEARBY,
-                is_waited_for=False, is_backward=True)  # fmt: skip
+    shrink = Do(
+        what="collective",
+        op="reducescatter",
+        us=gather,
+        stream=NEARBY,
+        is_waited_for=False,
+        is_backward=True,
+    )
     return [
-        Do(what="input", us=30), replace(fetch, is_waited_for=True), *layer * 3,
+        Do(what="input", us=30),
+        replace(fetch, is_waited_for=True),
+        *layer * 3,
         *[Do(what="compute", us=compute, is_backward=True), shrink] * 3,
-        Do(what="compute", us=40), Do(what="sync"),
-    ]  # fmt: skip
+        Do(what="compute", us=40),
+        Do(what="sync"),
+    ]
 
 
 def accumulated(compute: Of | int) -> list[Do]:
@@ -129,57 +159,122 @@ CASES = {
     "transport": Case(program=ddp(500, 2_000), kind="transport", bandwidth="400Gbps"),
     "overlap": Case(program=ddp(4_000, 2_000), kind="overlap", bandwidth="26Gbps"),
     "slow-rank": Case(program=ddp(LATE_2), kind="straggler", says=LATE_2_SAID),
-    "slow-first": Case(program=ddp(usual(1_500, but={0: 3_000})), kind="straggler",
-                       says=("Rank 0 is late", "computation")),
-    "slow-input": Case(program=ddp(inputs=usual(40, but={1: 2_000})), kind="straggler",
-                       says=("Rank 1 is late", "input")),
-    "slow-host": Case(program=ddp(host=usual(20, but={3: 2_000})), kind="straggler",
-                      says=("Rank 3 is late",)),
-    "in-turn": Case(program=ddp(lambda rank, step: 3_000 if step % 4 == rank else 1_000),
-                    kind="straggler", says=("now one and now another",)),
-    "late-start": Case(program=ddp(3_000, 150), kind="scales", never=("Rank 1 is late",),
-                       begins_ns=usual(0, but={1: 400_000_000})),
+    "slow-first": Case(
+        program=ddp(usual(1_500, but={0: 3_000})),
+        kind="straggler",
+        says=("Rank 0 is late", "computation"),
+    ),
+    "slow-input": Case(
+        program=ddp(inputs=usual(40, but={1: 2_000})),
+        kind="straggler",
+        says=("Rank 1 is late", "input"),
+    ),
+    "slow-host": Case(
+        program=ddp(host=usual(20, but={3: 2_000})), kind="straggler", says=("Rank 3 is late",)
+    ),
+    "in-turn": Case(
+        program=ddp(lambda rank, step: 3_000 if step % 4 == rank else 1_000),
+        kind="straggler",
+        says=("now one and now another",),
+    ),
+    "late-start": Case(
+        program=ddp(3_000, 150),
+        kind="scales",
+        never=("Rank 1 is late",),
+        begins_ns=usual(0, but={1: 400_000_000}),
+    ),
     "input": Case(program=ddp(1_000, 100, inputs=3_000), kind="input"),
-    "host": Case(program=[*[Do(what="compute", us=20), Do(what="host", us=60)] * 30,
-                          *ddp(100, 100)], kind="host"),
-    "latency": Case(program=[*ddp(500, 100), *[Do(what="collective", us=30, elements=16)] * 60],
-                    kind="latency", bandwidth="100Gbps"),
-    "near": Case(program=tensor_parallel(900, 100), kind="unknown", groups=NEAR_AND_FAR,
-                 says=(NETWORK_SAID,)),
-    "far": Case(program=tensor_parallel(30, 3_000), kind="unknown", groups=NEAR_AND_FAR,
-                says=(NETWORK_SAID,)),
-    "late-in-groups": Case(program=tensor_parallel(30, 100, usual(400, but={3: 900})),
-                           kind="straggler", groups=NEAR_AND_FAR, says=("Rank 3 is late",)),
-    "one": Case(program=ddp(LATE_2), kind="unknown", recorded=(0,), says=(ONE_SAID,),
-                never=("is late", "the network, not")),
-    "one-late": Case(program=ddp(LATE_2), kind="unknown", recorded=(2,), says=(ONE_SAID,),
-                     never=("is late", "the network, not")),
-    "three": Case(program=ddp(LATE_2), kind="unknown", recorded=(0, 1, 3), says=("3 of 4 ranks",),
-                  never=("the network, not",)),
+    "host": Case(
+        program=[*[Do(what="compute", us=20), Do(what="host", us=60)] * 30, *ddp(100, 100)],
+        kind="host",
+    ),
+    "latency": Case(
+        program=[*ddp(500, 100), *[Do(what="collective", us=30, elements=16)] * 60],
+        kind="latency",
+        bandwidth="100Gbps",
+    ),
+    "near": Case(
+        program=tensor_parallel(900, 100), kind="unknown", groups=NEAR_AND_FAR, says=(NETWORK_SAID,)
+    ),
+    "far": Case(
+        program=tensor_parallel(30, 3_000),
+        kind="unknown",
+        groups=NEAR_AND_FAR,
+        says=(NETWORK_SAID,),
+    ),
+    "late-in-groups": Case(
+        program=tensor_parallel(30, 100, usual(400, but={3: 900})),
+        kind="straggler",
+        groups=NEAR_AND_FAR,
+        says=("Rank 3 is late",),
+    ),
+    "one": Case(
+        program=ddp(LATE_2),
+        kind="unknown",
+        recorded=(0,),
+        says=(ONE_SAID,),
+        never=("is late", "the network, not"),
+    ),
+    "one-late": Case(
+        program=ddp(LATE_2),
+        kind="unknown",
+        recorded=(2,),
+        says=(ONE_SAID,),
+        never=("is late", "the network, not"),
+    ),
+    "three": Case(
+        program=ddp(LATE_2),
+        kind="unknown",
+        recorded=(0, 1, 3),
+        says=("3 of 4 ranks",),
+        never=("the network, not",),
+    ),
     "one-busy": Case(program=ddp(4_000, 100, hidden=True), kind="scales", recorded=(1,)),
-    "slow-node": Case(program=ddp(lambda rank, step: 3_000 if rank > 3 else 1_500), ranks=8,
-                      kind="straggler", says=("Ranks 4 to 7 are late",)),
-    "two-late": Case(program=ddp(usual(1_500, but={1: 3_000, 6: 3_000})), ranks=8,
-                     kind="straggler", says=("Ranks 1 and 6 are late",)),
+    "slow-node": Case(
+        program=ddp(lambda rank, step: 3_000 if rank > 3 else 1_500),
+        ranks=8,
+        kind="straggler",
+        says=("Ranks 4 to 7 are late",),
+    ),
+    "two-late": Case(
+        program=ddp(usual(1_500, but={1: 3_000, 6: 3_000})),
+        ranks=8,
+        kind="straggler",
+        says=("Ranks 1 and 6 are late",),
+    ),
     "lagging": Case(program=ddp(LATE_2)[:-1], kind="straggler", says=("Rank 2 is late",)),
-    "lagging-network": Case(program=ddp(500, 2_000)[:-1], kind="unknown",
-                            says=(NETWORK_SAID,)),
+    "lagging-network": Case(program=ddp(500, 2_000)[:-1], kind="unknown", says=(NETWORK_SAID,)),
     "sharded": Case(program=fully_sharded(600, 150), kind="scales"),
-    "sharded-late": Case(program=fully_sharded(usual(600, but={1: 900}), 300), kind="straggler",
-                         says=("Rank 1 is late",)),
-    "sharded-network": Case(program=fully_sharded(300, 900), kind="unknown",
-                            says=(NETWORK_SAID,)),
+    "sharded-late": Case(
+        program=fully_sharded(usual(600, but={1: 900}), 300),
+        kind="straggler",
+        says=("Rank 1 is late",),
+    ),
+    "sharded-network": Case(program=fully_sharded(300, 900), kind="unknown", says=(NETWORK_SAID,)),
     "accumulated": Case(program=accumulated(LATE_2), kind="straggler", says=("Rank 2 is late",)),
-    "late-in-a-grid": Case(program=tensor_parallel(30, 100, usual(400, but={9: 900})), ranks=16,
-                           kind="straggler", groups=GRID, says=("Rank 9 is late",)),
-    "slow-near": Case(program=tensor_parallel(lambda rank, step: 900 if rank > 11 else 50, 100),
-                      ranks=16, groups=GRID, kind="straggler",
-                      says=("Ranks 12 to 15 are late",)),
-    "alone": Case(program=[*ddp(800)[:5], Do(what="sync")], ranks=1, kind="unknown",
-                  says=("one worker",)),
-    "deep-ep": Case(program=[*ddp(800, 100), *[Do(what="unnamed", us=900)] * 3], kind="unknown",
-                    never=("is late", "the network, not")),
-}  # fmt: skip
+    "late-in-a-grid": Case(
+        program=tensor_parallel(30, 100, usual(400, but={9: 900})),
+        ranks=16,
+        kind="straggler",
+        groups=GRID,
+        says=("Rank 9 is late",),
+    ),
+    "slow-near": Case(
+        program=tensor_parallel(lambda rank, step: 900 if rank > 11 else 50, 100),
+        ranks=16,
+        groups=GRID,
+        kind="straggler",
+        says=("Ranks 12 to 15 are late",),
+    ),
+    "alone": Case(
+        program=[*ddp(800)[:5], Do(what="sync")], ranks=1, kind="unknown", says=("one worker",)
+    ),
+    "deep-ep": Case(
+        program=[*ddp(800, 100), *[Do(what="unnamed", us=900)] * 3],
+        kind="unknown",
+        never=("is late", "the network, not"),
+    ),
+}
 
 WRITINGS = {
     "plain": Writing(),
@@ -215,12 +310,22 @@ def explained(case: Case, where: Path, played: list[Played]) -> fullwire.Explana
 
 
 def play_case(case: Case) -> list[Played]:
-    return play(case.program, ranks=case.ranks, steps=case.steps, groups=case.groups,
-                begins_ns=case.begins_ns)  # fmt: skip
+    return play(
+        case.program,
+        ranks=case.ranks,
+        steps=case.steps,
+        groups=case.groups,
+        begins_ns=case.begins_ns,
+    )
 
 
-def check_figures(found: fullwire.Explanation, played: list[Played], among: Sequence[int],
-                  within_s: float = 0.0, is_told: bool = True) -> None:  # fmt: skip
+def check_figures(
+    found: fullwire.Explanation,
+    played: list[Played],
+    among: Sequence[int],
+    within_s: float = 0.0,
+    is_told: bool = True,
+) -> None:
     expected = figures(played, among)
     for mine, theirs in zip(found.ranks, expected, strict=True):
         within = max(2e-6, 2e-4 * (theirs["span"] or 0)) + within_s
@@ -251,8 +356,13 @@ def test_no_way_of_writing_changes_an_answer(tmp_path: Path, name: str, writing:
     played = play_case(case)
     found = explained(case, tmp_path, played)
     is_told = case.groups is None or writing not in NAMES_NO_GROUPS
-    check_figures(found, played, case.recorded or range(case.ranks), is_told=is_told,
-                  within_s=20e-6 if "apart" in writing else 0)  # fmt: skip
+    check_figures(
+        found,
+        played,
+        case.recorded or range(case.ranks),
+        is_told=is_told,
+        within_s=20e-6 if "apart" in writing else 0,
+    )
     assert found.verdict.kind == case.kind, found.verdict.sentence
     for words in case.says:
         assert words in found.verdict.sentence
@@ -312,8 +422,10 @@ def test_whole_microseconds_are_enough(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_shares_no_step_is_left_out_and_said(tmp_path: Path) -> None:
-    case = replace(CASES["slow-rank"], writing=replace(
-        Writing(), first_step=lambda rank, step: 90 if rank == 3 else 3))  # fmt: skip
+    case = replace(
+        CASES["slow-rank"],
+        writing=replace(Writing(), first_step=lambda rank, step: 90 if rank == 3 else 3),
+    )
     found = explained(case, tmp_path, play_case(case))
     assert any("1 ranks share no step" in warning for warning in found.warnings)
 

@@ -108,9 +108,13 @@ def test_names_that_look_like_paths_or_pages_stay_names(tmp_path: Path, cli: Cli
     for start in (0, 50, 100):
         job.kernel(name, start, start + 30, launch=start + 1)
         job.kernel(
-            "ncclKernel", start + 30, start + 45, launch=start + 2, stream=9,
+            "ncclKernel",
+            start + 30,
+            start + 45,
+            launch=start + 2,
+            stream=9,
             **{"Process Group Name": name, "Collective name": "allreduce"},
-        )  # fmt: skip
+        )
     path = job.write(tmp_path / "rank-0<b>.json")
     assert cli("import", path, "-o", tmp_path / "job.run").returncode == 0
     assert sorted(each.name for each in tmp_path.iterdir()) == ["job.run", path.name]

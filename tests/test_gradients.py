@@ -55,8 +55,12 @@ def test_a_backward_pass_inside_another_is_part_of_it(passes: tuple[Run, list[st
 def test_passes_without_communication_are_earlier_ones(passes: tuple[Run, list[str]]) -> None:
     for step in of_way(passes, "accumulated"):
         assert names_in(passes[0], step) == [
-            "backward", "earlier backward", "earlier forward", "forward", "optimizer",
-        ]  # fmt: skip
+            "backward",
+            "earlier backward",
+            "earlier forward",
+            "forward",
+            "optimizer",
+        ]
 
 
 def test_where_a_reducer_is_passed_by_hooks_take_over_after_a_step(

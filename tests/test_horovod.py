@@ -23,9 +23,13 @@ class Timeline:
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = [
-            {"name": "process_name", "ph": "M", "pid": 0,
-             "args": {"start_time_since_epoch_in_micros": 1_700_000_000_000_000}},
-        ]  # fmt: skip
+            {
+                "name": "process_name",
+                "ph": "M",
+                "pid": 0,
+                "args": {"start_time_since_epoch_in_micros": 1_700_000_000_000_000},
+            }
+        ]
         self.tensors: dict[str, int] = {}
 
     def reduce(
@@ -35,7 +39,7 @@ class Timeline:
         begin: float,
         end: float,
         shape: str = "[1000]",
-    ) -> Timeline:  # fmt: skip
+    ) -> Timeline:
         pid = self.tensors.setdefault(tensor, len(self.tensors) + 1)
         if not any(each["pid"] == pid for each in self.events):
             self.add("M", name="process_name", pid=pid, args={"name": tensor})
@@ -69,8 +73,13 @@ def a_job(late: int = 2, steps: int = 6) -> Timeline:
         begin = 1_000 * (number + 1)
         for place, tensor in enumerate(("dense/kernel", "dense/bias")):
             ready = {rank: begin + 100 * place + 50 * (rank == late) for rank in range(4)}
-            timeline.reduce(tensor, ready, begin + 100 * place + 60, begin + 100 * place + 90,
-                            shape="[1000, 50]" if place == 0 else "[50]")  # fmt: skip
+            timeline.reduce(
+                tensor,
+                ready,
+                begin + 100 * place + 60,
+                begin + 100 * place + 90,
+                shape="[1000, 50]" if place == 0 else "[50]",
+            )
     return timeline
 
 
@@ -153,11 +162,16 @@ def test_many_events_on_one_line_are_read_in_pieces(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        "[", "[]", "[{}]", "[" * 3_000_000, '[{"ph": "B"' + ', "a": {"b": ' * 500_000,
-        '[{"ph":"M","name":"process_name","pid":1e999}]', '[{"ph": 5}, {"ph": "E"}]',
+        "[",
+        "[]",
+        "[{}]",
+        "[" * 3_000_000,
+        '[{"ph": "B"' + ', "a": {"b": ' * 500_000,
+        '[{"ph":"M","name":"process_name","pid":1e999}]',
+        '[{"ph": 5}, {"ph": "E"}]',
         '[{"ph":"X","name":"99999999999999999999","ts":1,"pid":1}]',
     ],
-)  # fmt: skip
+)
 def test_hostile_timelines_are_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "hostile.json"
     path.write_text(content)
@@ -197,10 +211,36 @@ _TEXT = a_job(steps=3).text()
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, len(_TEXT)), st.integers(0, 30), st.sampled_from(
-    ['"', "{", "}", "[", "]", ",", "\\", "NaN", "-1", "1e999", "9" * 400, "null", "\0", '"ts": -3',
-     '"ph": "E"', "é", '"pid": 7']
-)), max_size=6))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, len(_TEXT)),
+            st.integers(0, 30),
+            st.sampled_from(
+                [
+                    '"',
+                    "{",
+                    "}",
+                    "[",
+                    "]",
+                    ",",
+                    "\\",
+                    "NaN",
+                    "-1",
+                    "1e999",
+                    "9" * 400,
+                    "null",
+                    "\0",
+                    '"ts": -3',
+                    '"ph": "E"',
+                    "é",
+                    '"pid": 7',
+                ]
+            ),
+        ),
+        max_size=6,
+    )
+)
 def test_any_damage_gives_a_run_or_one_line(
     tmp_path: Path, edits: list[tuple[int, int, str]]
 ) -> None:

@@ -34,9 +34,14 @@ def joined(directory: Path, hosts: dict[int, str], rates_bps: dict[str, float]) 
 def write_samples(path: Path, host: str, rate_bps: float) -> None:
     """Write what a sampler would that saw one link twice, 1,000 ns apart."""
     header = {
-        "status": "ended", "host": host, "machine": "m", "reason": "", "watched": 1,
-        "monotonic_ns": 0, "unix_ns": 10**15,
-    }  # fmt: skip
+        "status": "ended",
+        "host": host,
+        "machine": "m",
+        "reason": "",
+        "watched": 1,
+        "monotonic_ns": 0,
+        "unix_ns": 10**15,
+    }
     names = json.dumps([{"kind": "links", "links": [{"name": "eth9", "speed_bps": rate_bps}]}])
     rows = [Kind.LINK, 0, 1_000, 1_000, *([0, 500] * 5)]
     content = json.dumps(header).encode().ljust(HEADER_BYTES)

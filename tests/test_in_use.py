@@ -21,16 +21,44 @@ def a_run() -> Run:
     return Run(
         provenance=Provenance(origin="measured", source="a test"),
         facts={"line_rate_bps": 2e9, "other_line_rates_bps": ((0.0, 1e9),), "hosts": "a,b"},
-        spans=Spans(rank=zero, step=zero, lane=np.array(["host"], object),
-                    name=np.array(["step"], object), start_ns=zero, end_ns=zero + 100 * MS),
-        collectives=Collectives(rank=zero, step=zero, sequence=zero, group=word, op=word,
-                                dtype=word, bytes=one, issue_ns=zero + 20 * MS,
-                                start_ns=zero + 20 * MS, end_ns=zero + 60 * MS),
-        links=Links(host=text, interface=text, time_ns=time_ns, tx_bytes=sent, rx_bytes=sent,
-                    tx_packets=sent, rx_packets=sent, drops=sent * 0),
-        hosts=Hosts(host=text, device=np.full(len(text), "cpu0", object), time_ns=time_ns,
-                    utilization=np.full(len(text), 0.25), memory_bytes=sent * 0),
-    )  # fmt: skip
+        spans=Spans(
+            rank=zero,
+            step=zero,
+            lane=np.array(["host"], object),
+            name=np.array(["step"], object),
+            start_ns=zero,
+            end_ns=zero + 100 * MS,
+        ),
+        collectives=Collectives(
+            rank=zero,
+            step=zero,
+            sequence=zero,
+            group=word,
+            op=word,
+            dtype=word,
+            bytes=one,
+            issue_ns=zero + 20 * MS,
+            start_ns=zero + 20 * MS,
+            end_ns=zero + 60 * MS,
+        ),
+        links=Links(
+            host=text,
+            interface=text,
+            time_ns=time_ns,
+            tx_bytes=sent,
+            rx_bytes=sent,
+            tx_packets=sent,
+            rx_packets=sent,
+            drops=sent * 0,
+        ),
+        hosts=Hosts(
+            host=text,
+            device=np.full(len(text), "cpu0", object),
+            time_ns=time_ns,
+            utilization=np.full(len(text), 0.25),
+            memory_bytes=sent * 0,
+        ),
+    )
 
 
 def windows() -> Windows:

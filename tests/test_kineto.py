@@ -40,13 +40,20 @@ class Job:
         return self.event("user_annotation", f"ProfilerStep#{number}", start, end, tid=1)
 
     def kernel(
-        self, name: str, start: float, end: float, *, launch: float | None = None, stream: int = 7,
+        self,
+        name: str,
+        start: float,
+        end: float,
+        *,
+        launch: float | None = None,
+        stream: int = 7,
         **arguments: Any,
-    ) -> Job:  # fmt: skip
+    ) -> Job:
         number = len(self.events)
         if launch is not None:
-            self.event("cuda_runtime", "cudaLaunchKernel", launch, launch + 1, tid=1,
-                       correlation=number)  # fmt: skip
+            self.event(
+                "cuda_runtime", "cudaLaunchKernel", launch, launch + 1, tid=1, correlation=number
+            )
         given = {"device": 0, "stream": stream, "correlation": number} | arguments
         return self.event("kernel", name, start, end, tid=stream, **given)
 
@@ -54,8 +61,18 @@ class Job:
         self, category: str, name: str, start: float, end: float, *, tid: int, **arguments: Any
     ) -> Job:
         length = round(end - start, 3)
-        self.events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid,
-                            "ts": start, "dur": length, "args": arguments})  # fmt: skip
+        self.events.append(
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": 1,
+                "tid": tid,
+                "ts": start,
+                "dur": length,
+                "args": arguments,
+            }
+        )
         return self
 
     def text(self) -> str:
@@ -67,9 +84,15 @@ class Job:
 
 
 def reduced(elements: int, group: str = "0", members: str = "[0, 1]", **more: Any) -> Event:
-    return {"Collective name": "allreduce", "In msg nelems": elements, "dtype": "Float",
-            "Out msg nelems": elements, "Process Group Name": group, "Group size": 2,
-            "Process Group Ranks": members} | more  # fmt: skip
+    return {
+        "Collective name": "allreduce",
+        "In msg nelems": elements,
+        "dtype": "Float",
+        "Out msg nelems": elements,
+        "Process Group Name": group,
+        "Group size": 2,
+        "Process Group Ranks": members,
+    } | more
 
 
 def two_ranks(where: Path, *, late_us: float = 0.0, clock_us: float = 0.0) -> Path:
@@ -91,10 +114,14 @@ def two_ranks(where: Path, *, late_us: float = 0.0, clock_us: float = 0.0) -> Pa
 @pytest.mark.parametrize(
     "name",
     [
-        "df_index_resolver_rank1_of_2", "nccl_data_rank0_of_2", "negqueue_rank0_of_16",
-        "control_rank3_of_8", "sampled_rank0_of_128", "sampled_rank1_of_128",
+        "df_index_resolver_rank1_of_2",
+        "nccl_data_rank0_of_2",
+        "negqueue_rank0_of_16",
+        "control_rank3_of_8",
+        "sampled_rank0_of_128",
+        "sampled_rank1_of_128",
     ],
-)  # fmt: skip
+)
 def test_ranks_agree_with_interval_arithmetic_on_real_traces(shared_data: Path, name: str) -> None:
     known = json.loads((shared_data / "kineto/expected.json").read_text())["traces"]
     expected = known[f"{name}.json.gz"]
@@ -105,10 +132,13 @@ def test_ranks_agree_with_interval_arithmetic_on_real_traces(shared_data: Path, 
     assert run.facts["workers"] == expected["world"]
     assert len(run.collectives) == expected["n_comm"]
     for got_s, key in (
-        (found.span_s, "span_us"), (found.compute_s, "compute_us"), (found.idle_s, "idle_us"),
-        (found.communication_s, "comm_us"), (found.overlap_s, "overlap_us"),
+        (found.span_s, "span_us"),
+        (found.compute_s, "compute_us"),
+        (found.idle_s, "idle_us"),
+        (found.communication_s, "comm_us"),
+        (found.overlap_s, "overlap_us"),
         (found.exposed_s, "exposed_comm_us"),
-    ):  # fmt: skip
+    ):
         assert got_s * 1e6 == pytest.approx(expected[key], abs=within_us), key
 
 
@@ -208,8 +238,13 @@ def test_steps_come_from_the_optimizer_where_there_are_no_marks(tmp_path: Path) 
     job = Job(world=1)
     for number in range(5):
         job.kernel(GEMM, 100 * number + 10, 100 * number + 60, launch=100 * number + 5)
-        job.event("user_annotation", "Optimizer.step#SGD.step", 100 * number + 80,
-                  100 * number + 90, tid=1)  # fmt: skip
+        job.event(
+            "user_annotation",
+            "Optimizer.step#SGD.step",
+            100 * number + 80,
+            100 * number + 90,
+            tid=1,
+        )
     run = read(job.write(tmp_path / "optimizer.json"))
     marks = run.spans.rows(run.spans.name == "step")
     assert marks.step.tolist() == [0, 1, 2, 3]
@@ -271,11 +306,22 @@ def test_kernels_are_known_by_name(name: str, known: Known) -> None:
 
 
 def test_operations_and_types_have_one_name() -> None:
-    named = ["_allgather_base", "nccl:_reduce_scatter_base", "ReduceScatter", "ALLREDUCE",
-             "void aiter::cross_device_reduce_2stage<__half, 8>(RankData*)", "x"]  # fmt: skip
+    named = [
+        "_allgather_base",
+        "nccl:_reduce_scatter_base",
+        "ReduceScatter",
+        "ALLREDUCE",
+        "void aiter::cross_device_reduce_2stage<__half, 8>(RankData*)",
+        "x",
+    ]
     assert [op_of(name) for name in named] == [
-        "allgather", "reducescatter", "reducescatter", "allreduce", "allreduce", "",
-    ]  # fmt: skip
+        "allgather",
+        "reducescatter",
+        "reducescatter",
+        "allreduce",
+        "allreduce",
+        "",
+    ]
     assert dtype_of("c10::BFloat16") == ("bfloat16", 2)
     assert dtype_of("Float8_e4m3fn") == ("float8_e4m3fn", 1)
     assert dtype_of("nonsense") == ("", 0)
@@ -298,8 +344,13 @@ def test_the_trace_s_own_sequence_wins(tmp_path: Path) -> None:
     for rank in (0, 1):
         job = Job(rank)
         for sequence in (7, 8, 9)[rank:]:  # rank 1 joined the trace one collective later
-            job.kernel(ALL_REDUCE, 100 * sequence, 100 * sequence + 50, stream=9,
-                       **reduced(10, Seq=sequence))  # fmt: skip
+            job.kernel(
+                ALL_REDUCE,
+                100 * sequence,
+                100 * sequence + 50,
+                stream=9,
+                **reduced(10, Seq=sequence),
+            )
         job.write(tmp_path / f"{rank}.json")
     table = read(tmp_path).collectives
     assert table.sequence.tolist() == [7, 8, 9, 8, 9]
@@ -316,8 +367,7 @@ def a_ddp_step(job: Job, number: int) -> None:
         job.event("cpu_op", "AddmmBackward0", launch - 4, launch + 19, tid=1)
         job.kernel(GEMM, begin + 300 + 200 * part, begin + 500 + 200 * part, launch=launch)
         sent = begin + 500 + 300 * part
-        job.kernel(ALL_REDUCE, sent, sent + 300, launch=launch + 10, stream=9,
-                   **reduced(1_000_000))  # fmt: skip
+        job.kernel(ALL_REDUCE, sent, sent + 300, launch=launch + 10, stream=9, **reduced(1_000_000))
 
 
 def test_a_what_if_replays_the_backward_pass_of_a_trace(tmp_path: Path) -> None:
@@ -552,8 +602,13 @@ def test_elements_that_are_none_are_not_told(tmp_path: Path) -> None:
 
 
 def _tables(scanner: Any) -> list[dict[str, Any]]:
-    return [scanner.work(), scanner.launches(), scanner.operators(), scanner.marks(),
-            scanner.notes()]  # fmt: skip
+    return [
+        scanner.work(),
+        scanner.launches(),
+        scanner.operators(),
+        scanner.marks(),
+        scanner.notes(),
+    ]
 
 
 _SEED = Job().step(0, 0, 100).kernel(ALL_REDUCE, 1, 5, launch=0, stream=9, **reduced(3))
@@ -562,14 +617,38 @@ _DIMENSIONS = {"Input Dims": [[3, 4], []], "Input type": ["float"]}
 _SEED.event("user_annotation", "nccl:all_reduce", 0, 3, tid=1, **_DIMENSIONS)
 _BYTES = _SEED.text().encode()
 _SPLICES = (
-    b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\\u", b"NaN", b"-1", b"1e999", b"9" * 30,
-    b"null", b"\0", b"\xff", b'"ts"', b'"dur": -5', b'"args": [', b"true", b'"Seq": 5', b"[[1,2",
-)  # fmt: skip
+    b'"',
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"\\",
+    b"\\u",
+    b"NaN",
+    b"-1",
+    b"1e999",
+    b"9" * 30,
+    b"null",
+    b"\0",
+    b"\xff",
+    b'"ts"',
+    b'"dur": -5',
+    b'"args": [',
+    b"true",
+    b'"Seq": 5',
+    b"[[1,2",
+)
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, len(_BYTES)), st.integers(0, 40),
-                          st.sampled_from(_SPLICES)), max_size=6))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(_BYTES)), st.integers(0, 40), st.sampled_from(_SPLICES)),
+        max_size=6,
+    )
+)
 def test_any_damage_gives_a_run_or_one_line(
     tmp_path: Path, edits: list[tuple[int, int, bytes]]
 ) -> None:
@@ -610,9 +689,15 @@ def test_the_commands_take_traces(tmp_path: Path, cli: Cli) -> None:
     told = json.loads(cli("explain", tmp_path / "job.run", "--json").stdout)
     assert told["verdict"]["kind"] == "straggler"
     assert set(told["ranks"][0]) == {
-        "rank", "span_s", "compute_s", "communication_s", "exposed_s", "overlap_s", "waiting_s",
+        "rank",
+        "span_s",
+        "compute_s",
+        "communication_s",
+        "exposed_s",
+        "overlap_s",
+        "waiting_s",
         "idle_s",
-    }  # fmt: skip
+    }
     shown = cli("show", tmp_path / "job.run")
     assert "imported" in shown.stdout
     bad = cli("import", folder / "trace-0.json", "--communication", "(", "-o", tmp_path / "x.run")
@@ -620,8 +705,15 @@ def test_the_commands_take_traces(tmp_path: Path, cli: Cli) -> None:
     assert "Traceback" not in bad.stderr
 
 
-def many_ranks(where: Path, ranks: list[int], *, transfer_us: int, host_us: int = 0,
-               late_us: int = 0, steps: bool = True) -> Path:  # fmt: skip
+def many_ranks(
+    where: Path,
+    ranks: list[int],
+    *,
+    transfer_us: int,
+    host_us: int = 0,
+    late_us: int = 0,
+    steps: bool = True,
+) -> Path:
     """Make the traces of some of four ranks, of which rank 2 is late; clocks are seconds apart."""
     length = 600 + late_us + transfer_us + host_us
     for rank in ranks:
@@ -632,8 +724,14 @@ def many_ranks(where: Path, ranks: list[int], *, transfer_us: int, host_us: int 
             if steps:
                 job.step(number, begin, begin + length)
             job.kernel(GEMM, begin, issue, launch=begin)
-            job.kernel(ALL_REDUCE, issue, begin + 500 + late_us + transfer_us, launch=begin + 5,
-                       stream=9, **reduced(1_000_000, members="[0, 1, 2, 3]"))  # fmt: skip
+            job.kernel(
+                ALL_REDUCE,
+                issue,
+                begin + 500 + late_us + transfer_us,
+                launch=begin + 5,
+                stream=9,
+                **reduced(1_000_000, members="[0, 1, 2, 3]"),
+            )
         job.write(where / f"{rank}.json")
     return where
 
@@ -668,8 +766,11 @@ def test_who_is_late_is_said_with_and_without_steps(tmp_path: Path, steps: bool)
     assert "Rank 2 is late" in found.verdict.sentence
     assert ("of the trace" in found.verdict.sentence) != steps
     assert [round(rank.waiting_s * 1e6) for rank in found.ranks if rank.waiting_s is not None] == [
-        2_400, 2_400, 0, 2_400,
-    ]  # fmt: skip
+        2_400,
+        2_400,
+        0,
+        2_400,
+    ]
 
 
 def test_a_launch_inside_a_collective_s_mark_tells_what_an_unknown_kernel_is(

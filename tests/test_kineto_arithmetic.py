@@ -65,9 +65,13 @@ def jobs(draw: st.DrawFn) -> tuple[Rank, ...]:
         issues = [max(each, before) for each, before in zip(issues, [0, *ends], strict=False)]
         computing = draw(intervals) or ((0, 1),)
         ranks.append(
-            Rank(computing, draw(intervals), draw(intervals) if draw(st.booleans()) else (),
-                 tuple(zip(issues, ends, strict=True)))
-        )  # fmt: skip
+            Rank(
+                computing,
+                draw(intervals),
+                draw(intervals) if draw(st.booleans()) else (),
+                tuple(zip(issues, ends, strict=True)),
+            )
+        )
     return tuple(ranks)
 
 
@@ -98,10 +102,14 @@ def reference(job: tuple[Rank, ...]) -> list[dict[str, int | None]]:
             busy += computes or copies or communicates
             recorded += [us] if computes or copies or communicates else []
         span = recorded[-1] - recorded[0] + 1
-        found.append({
-            "span": span, **sums, "idle": span - busy,
-            "waiting": None if untold > 0.05 * sums["exposed"] else sums["waiting"],
-        })  # fmt: skip
+        found.append(
+            {
+                "span": span,
+                **sums,
+                "idle": span - busy,
+                "waiting": None if untold > 0.05 * sums["exposed"] else sums["waiting"],
+            }
+        )
     return found
 
 
@@ -160,9 +168,10 @@ def _trace(number: int, world: int, rank: Rank, dialect: Dialect) -> dict[str, A
     if dialect.has_others:
         events += _others()
     trace: dict[str, Any] = {
-        "schemaVersion": 1, "displayTimeUnit": "ns",
+        "schemaVersion": 1,
+        "displayTimeUnit": "ns",
         "distributedInfo": {"backend": "nccl", "rank": number, "world_size": world},
-    }  # fmt: skip
+    }
     if dialect.base_ns is not None:
         trace["baseTimeNanoseconds"] = dialect.base_ns
     trace["traceEvents"] = events[::-1] if dialect.reversed else events
@@ -170,18 +179,31 @@ def _trace(number: int, world: int, rank: Rank, dialect: Dialect) -> dict[str, A
 
 
 def _work(
-    kind: str, category: str, place: int, interval: Interval, number: int, world: int,
+    kind: str,
+    category: str,
+    place: int,
+    interval: Interval,
+    number: int,
+    world: int,
     dialect: Dialect,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     names = {
-        "compute": COMPUTING[place % len(COMPUTING)], "copy": "Memcpy HtoD (Pinned -> Device)",
-        "unnamed": UNNAMED[place % len(UNNAMED)], "send": dialect.sending,
-    }  # fmt: skip
+        "compute": COMPUTING[place % len(COMPUTING)],
+        "copy": "Memcpy HtoD (Pinned -> Device)",
+        "unnamed": UNNAMED[place % len(UNNAMED)],
+        "send": dialect.sending,
+    }
     streams = {"compute": 7 + place % 2, "copy": 30, "unnamed": 31, "send": 20}
     stream = streams[kind]
     arguments: dict[str, Any] = {"device": 0, "stream": stream, "correlation": number}
-    told = {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000,
-            "dtype": "Float", "Group size": world, "Process Group Name": "0"}  # fmt: skip
+    told = {
+        "Collective name": "allreduce",
+        "In msg nelems": 1000,
+        "Out msg nelems": 1000,
+        "dtype": "Float",
+        "Group size": world,
+        "Process Group Name": "0",
+    }
     if kind == "send" and dialect.has_arguments:
         arguments |= told
     events = [_event(category, names[kind], interval, stream, arguments, dialect)]
@@ -198,16 +220,28 @@ def _work(
 
 
 def _event(
-    category: str, name: str, interval: Interval, thread: int, arguments: dict[str, Any],
+    category: str,
+    name: str,
+    interval: Interval,
+    thread: int,
+    arguments: dict[str, Any],
     dialect: Dialect,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     start, length = interval[0] + dialect.origin_us, interval[1] - interval[0]
     exact = f"{start}{dialect.fraction}"
     if not dialect.are_strings:
         exact = f"{_BARE}{exact}{_BARE}"
     told = str(length) if dialect.are_strings else length
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": exact,
-            "dur": told, "args": arguments}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 1,
+        "tid": thread,
+        "ts": exact,
+        "dur": told,
+        "args": arguments,
+    }
 
 
 def _others() -> list[dict[str, Any]]:
@@ -216,27 +250,67 @@ def _others() -> list[dict[str, Any]]:
         {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 1, "tid": 1, "ts": 3},
         {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 1, "tid": 7, "ts": 4, "bp": "e"},
         {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": 2, "args": {}},
-        {"ph": "X", "cat": "python_function", "name": "nccl", "pid": 1, "tid": 1, "ts": -9e5,
-         "dur": 9e6, "args": {"Python id": 1}},
-        {"ph": "X", "cat": "gpu_user_annotation", "name": "nccl:all_reduce", "pid": 0, "tid": 7,
-         "ts": -500, "dur": 4_000, "args": {}},
-        {"ph": "X", "cat": "cuda_sync", "name": "Stream Wait Event", "pid": 0, "tid": 7, "ts": -70,
-         "dur": 900, "args": {"stream": 7}},
-        {"ph": "X", "cat": "overhead", "name": "Buffer Flush", "pid": -1, "tid": 0, "ts": 1,
-         "dur": 400},
-        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "ts": -5_000,
-         "dur": 99_000, "tid": "PyTorch Profiler"},
-    ]  # fmt: skip
+        {
+            "ph": "X",
+            "cat": "python_function",
+            "name": "nccl",
+            "pid": 1,
+            "tid": 1,
+            "ts": -9e5,
+            "dur": 9e6,
+            "args": {"Python id": 1},
+        },
+        {
+            "ph": "X",
+            "cat": "gpu_user_annotation",
+            "name": "nccl:all_reduce",
+            "pid": 0,
+            "tid": 7,
+            "ts": -500,
+            "dur": 4_000,
+            "args": {},
+        },
+        {
+            "ph": "X",
+            "cat": "cuda_sync",
+            "name": "Stream Wait Event",
+            "pid": 0,
+            "tid": 7,
+            "ts": -70,
+            "dur": 900,
+            "args": {"stream": 7},
+        },
+        {
+            "ph": "X",
+            "cat": "overhead",
+            "name": "Buffer Flush",
+            "pid": -1,
+            "tid": 0,
+            "ts": 1,
+            "dur": 400,
+        },
+        {
+            "ph": "X",
+            "cat": "Trace",
+            "name": "PyTorch Profiler (0)",
+            "pid": "Spans",
+            "ts": -5_000,
+            "dur": 99_000,
+            "tid": "PyTorch Profiler",
+        },
+    ]
 
 
 def figures(where: Path) -> list[dict[str, float | None]]:
     keys = ("span", "compute", "communication", "exposed", "overlap", "waiting", "idle")
     ranks = fullwire.explain(read(where)).ranks
     return [
-        {key: None if (s := getattr(rank, f"{key}_s")) is None else round(s * 1e6, 6)
-         for key in keys}
+        {
+            key: None if (s := getattr(rank, f"{key}_s")) is None else round(s * 1e6, 6)
+            for key in keys
+        }
         for rank in ranks
-    ]  # fmt: skip
+    ]
 
 
 @settings(max_examples=250)
@@ -260,8 +334,22 @@ def test_one_job_is_the_same_in_every_dialect(tmp_path: Path, dialect: Dialect) 
     )
     written(job, tmp_path, dialect)
     assert figures(tmp_path) == [
-        {"span": 110, "compute": 70, "communication": 65, "exposed": 40, "overlap": 25,
-         "waiting": 15, "idle": 0},
-        {"span": 110, "compute": 73, "communication": 44, "exposed": 34, "overlap": 10,
-         "waiting": 4, "idle": 3},
-    ]  # fmt: skip
+        {
+            "span": 110,
+            "compute": 70,
+            "communication": 65,
+            "exposed": 40,
+            "overlap": 25,
+            "waiting": 15,
+            "idle": 0,
+        },
+        {
+            "span": 110,
+            "compute": 73,
+            "communication": 44,
+            "exposed": 34,
+            "overlap": 10,
+            "waiting": 4,
+            "idle": 3,
+        },
+    ]

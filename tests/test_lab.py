@@ -394,9 +394,13 @@ def test_the_exit_status_is_the_failing_ranks(end: str, status: int) -> None:
 def test_a_shell_opens_on_the_host_asked_for() -> None:
     command = [*lab_run(command=[])[:4], "shell", "--workers", "2", "--rate", "1Gbps"]
     done = subprocess.run(
-        [*command, "--host", "1"], input=b"hostname; exit 5", capture_output=True, timeout=30,
-        env=os.environ | {"SHELL": "/bin/sh"}, check=False,
-    )  # fmt: skip
+        [*command, "--host", "1"],
+        input=b"hostname; exit 5",
+        capture_output=True,
+        timeout=30,
+        env=os.environ | {"SHELL": "/bin/sh"},
+        check=False,
+    )
     assert done.stdout == b"host1\n"
     assert done.returncode == 5
 
@@ -505,8 +509,14 @@ def test_a_paused_host_stands_still_until_restored(capfd: pytest.CaptureFixture[
         "print(longest)"
     )
     # A busy machine may start the program in the middle of a pause: then the next one is seen.
-    faults = ["200ms pause 0", "700ms restore 0", "3s pause 0", "3500ms restore 0",
-              "10s pause 0", "10500ms restore 0"]  # fmt: skip
+    faults = [
+        "200ms pause 0",
+        "700ms restore 0",
+        "3s pause 0",
+        "3500ms restore 0",
+        "10s pause 0",
+        "10500ms restore 0",
+    ]
     with Lab(describe(workers=1, rate=["1Gbps"])) as lab:
         capfd.readouterr()
         timetable = parse_faults(faults, lab.description)

@@ -22,14 +22,19 @@ from fullwire.simulation.subject import recorded_fabric
 from tests.conftest import Cli
 
 TWO_LEAVES = Fabric(
-    name="two leaves", nodes=4, nics=Nics(rate_bps=200e6),
+    name="two leaves",
+    nodes=4,
+    nics=Nics(rate_bps=200e6),
     network=LeafSpine(nodes_per_leaf=2, oversubscription=2),
-)  # fmt: skip
+)
 RAILS = Fabric(
-    name="rails", nodes=2, devices_per_node=4, inside=Inside(kind="switch", rate_bps=1e12),
+    name="rails",
+    nodes=2,
+    devices_per_node=4,
+    inside=Inside(kind="switch", rate_bps=1e12),
     nics=Nics(rate_bps=100e6, per_node=2, latency_s=4e-6),
     network=LeafSpine(nodes_per_leaf=2, by_rail=True),
-)  # fmt: skip
+)
 SENT_BYTES = 4_000_000
 
 # Hosts 0 and 1 send to hosts 2 and 3 at once, then to each other within the leaf; who receives
@@ -148,7 +153,9 @@ def test_a_described_latency_is_added_where_a_lab_would_not_have_it_anyway() -> 
     [
         (
             Fabric(
-                name="torus", nodes=4, nics=Nics(rate_bps=1e9, per_node=4),
+                name="torus",
+                nodes=4,
+                nics=Nics(rate_bps=1e9, per_node=4),
                 network=Torus(rows=2, columns=2),
             ),
             "torus: a lab cannot make a torus",
@@ -164,7 +171,7 @@ def test_a_described_latency_is_added_where_a_lab_would_not_have_it_anyway() -> 
             "which is what the kernel's token bucket takes, got 400 kbps",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_a_lab_cannot_make_is_refused_with_the_reason(fabric: Fabric, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         describe(fabric=fabric)
@@ -230,10 +237,17 @@ def test_each_rank_has_its_place_its_nic_and_no_other_way_out(
     assert "4 us of latency are not added" in said
     assert facts["in_host_bps"] == lab.in_host_bps
     assert ranks == [
-        [str(rank), str(rank % 4), "4", "8", f"eth{rank % 4 // 2}",
-         f"10.{77 + rank % 4 // 2}.0.{1 + rank // 4}", f"host{rank // 4}"]
+        [
+            str(rank),
+            str(rank % 4),
+            "4",
+            "8",
+            f"eth{rank % 4 // 2}",
+            f"10.{77 + rank % 4 // 2}.0.{1 + rank // 4}",
+            f"host{rank // 4}",
+        ]
         for rank in range(8)
-    ]  # fmt: skip
+    ]
     for (_, *earlier), (_, *later) in zip(sorted(before), sorted(after), strict=True):
         for one, other in zip(earlier, later, strict=True):
             # Two ranks' bytes by each NIC; what went to a neighbour on the host left by none.

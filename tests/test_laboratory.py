@@ -89,6 +89,14 @@ def test_the_job_gets_the_environment_that_it_would_have_without_us(tmp_path: Pa
     done = subprocess.run(command, env=given, capture_output=True, timeout=100, check=True)
     added = set(eval(done.stdout)) - set(given)  # a list of words that we printed ourselves
     assert added <= {
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-        "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "PYTHONPATH", "FULLWIRE_RECORD_INTO",
-    }  # fmt: skip
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+        "PYTHONPATH",
+        "FULLWIRE_RECORD_INTO",
+    }

@@ -70,11 +70,16 @@ def sampled(run: Run, count: int) -> Run:
     return dataclasses.replace(
         run,
         links=Links(
-            host=np.full(count, "h0", object), interface=np.full(count, "eth0", object),
-            time_ns=time_ns, tx_bytes=sent.astype(np.int64), rx_bytes=none, tx_packets=none,
-            rx_packets=none, drops=none,
+            host=np.full(count, "h0", object),
+            interface=np.full(count, "eth0", object),
+            time_ns=time_ns,
+            tx_bytes=sent.astype(np.int64),
+            rx_bytes=none,
+            tx_packets=none,
+            rx_packets=none,
+            drops=none,
         ),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("count", [11, 5000])
@@ -110,11 +115,13 @@ def test_the_processors_of_a_lab_are_shown_once() -> None:
         job,
         facts={**job.facts, "machines": 1},
         hosts=Hosts(
-            host=np.array(["h0", "h1"] * 4, object), device=np.array(["cpu0"] * 4 + ["cpu1"] * 4),
-            time_ns=np.array([0, 0, 100 * MS, 100 * MS] * 2), utilization=np.full(count, 0.5),
+            host=np.array(["h0", "h1"] * 4, object),
+            device=np.array(["cpu0"] * 4 + ["cpu1"] * 4),
+            time_ns=np.array([0, 0, 100 * MS, 100 * MS] * 2),
+            utilization=np.full(count, 0.5),
             memory_bytes=np.zeros(count, np.int64),
         ),
-    )  # fmt: skip
+    )
     found = usage_over_time(run, {})
     assert found is not None
     assert [line.name for line in found.pictures[0].lines] == ["cpu0", "cpu1"]

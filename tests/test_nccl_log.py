@@ -85,10 +85,14 @@ def test_explain_names_the_fallback_of_a_log_alone_and_of_a_table(
 
 def test_sockets_on_a_host_with_infiniband_are_a_fallback(tmp_path: Path) -> None:
     log = a_log(
-        tmp_path, "NET/IB : No device found.", "NET/Socket : Using [0]ib0:192.168.1.10<0>",
-        "Using network Socket", *TWO_NODES, "Channel 00/02 :    0   1",
+        tmp_path,
+        "NET/IB : No device found.",
+        "NET/Socket : Using [0]ib0:192.168.1.10<0>",
+        "Using network Socket",
+        *TWO_NODES,
+        "Channel 00/02 :    0   1",
         "Channel 00/0 : 0[0] -> 8[0] [receive] via NET/Socket/0",
-    )  # fmt: skip
+    )
     fallback = said_of(log)["nccl_socket_fallback"]
     assert "NET/Socket on a host with RDMA" in fallback
     assert "ib0 is InfiniBand" in fallback
@@ -104,9 +108,12 @@ def test_sockets_on_a_host_with_infiniband_are_a_fallback(tmp_path: Path) -> Non
 )
 def test_what_shows_that_a_host_has_rdma_is_said(tmp_path: Path, message: str, why: str) -> None:
     log = a_log(
-        tmp_path, message, "NET/Socket : Using [0]eth0:10.0.0.1<0>", "Using network Socket",
+        tmp_path,
+        message,
+        "NET/Socket : Using [0]eth0:10.0.0.1<0>",
+        "Using network Socket",
         *TWO_NODES,
-    )  # fmt: skip
+    )
     assert why in said_of(log)["nccl_socket_fallback"]
 
 
@@ -157,19 +164,27 @@ def test_lines_without_their_beginning_are_read(tmp_path: Path) -> None:
 
 
 def test_a_communicator_of_one_rank_has_no_usual_channels(tmp_path: Path) -> None:
-    said = said_of(a_log(
-        tmp_path, "=== System : maxBw 5000.0 totalBw 0.0 ===",
-        "Pattern 4, crossNic 0, nChannels 16, bw 40.0/40.0, type LOC/PIX, sameChannels 1",
-        "32 coll channels, 0 nvls", "comm 0x1 rank 0 nranks 1 cudaDev 0 - Init COMPLETE",
-    ))  # fmt: skip
+    said = said_of(
+        a_log(
+            tmp_path,
+            "=== System : maxBw 5000.0 totalBw 0.0 ===",
+            "Pattern 4, crossNic 0, nChannels 16, bw 40.0/40.0, type LOC/PIX, sameChannels 1",
+            "32 coll channels, 0 nvls",
+            "comm 0x1 rank 0 nranks 1 cudaDev 0 - Init COMPLETE",
+        )
+    )
     assert said == {}
 
 
 def test_sockets_without_a_sign_of_rdma_are_no_fallback(tmp_path: Path) -> None:
     log = a_log(
-        tmp_path, "NCCL_IB_DISABLE set by environment to 0.", "NET/IB : No device found.",
-        "NET/Socket : Using [0]eth0:10.0.0.1<0>", "Using network Socket", *TWO_NODES,
-    )  # fmt: skip
+        tmp_path,
+        "NCCL_IB_DISABLE set by environment to 0.",
+        "NET/IB : No device found.",
+        "NET/Socket : Using [0]eth0:10.0.0.1<0>",
+        "Using network Socket",
+        *TWO_NODES,
+    )
     said = said_of(log)
     assert "nccl_socket_fallback" not in said
     assert "TCP sockets over eth0" in said["nccl_sockets"]
@@ -178,10 +193,12 @@ def test_sockets_without_a_sign_of_rdma_are_no_fallback(tmp_path: Path) -> None:
 
 def test_on_one_host_the_network_does_not_matter(tmp_path: Path) -> None:
     log = a_log(
-        tmp_path, "NET/Socket : Using [0]ib0:10.0.0.1<0>", "Using network Socket",
+        tmp_path,
+        "NET/Socket : Using [0]ib0:10.0.0.1<0>",
+        "Using network Socket",
         "Channel 00/0 : 0[0] -> 1[1] via P2P/IPC",
         "comm 0x5 rank 0 nranks 2 cudaDev 0 busId 30 - Init COMPLETE",
-    )  # fmt: skip
+    )
     assert "nccl_socket_fallback" not in said_of(log)
 
 
@@ -239,19 +256,25 @@ def test_launchers_words_and_ranks_within_a_line_do_not_matter(tmp_path: Path) -
 
 
 def test_a_limit_that_is_not_reached_limits_nothing(tmp_path: Path) -> None:
-    said = said_of(a_log(
-        tmp_path, "NCCL_MAX_NCHANNELS set by environment to 32.", "24 coll channels, 0 nvls",
-        "comm 0x1 rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
-    ))  # fmt: skip
+    said = said_of(
+        a_log(
+            tmp_path,
+            "NCCL_MAX_NCHANNELS set by environment to 32.",
+            "24 coll channels, 0 nvls",
+            "comm 0x1 rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
+        )
+    )
     assert set(said) == {"nccl_channels"}
 
 
 def test_of_several_communicators_the_largest_is_the_jobs(tmp_path: Path) -> None:
     log = a_log(
         tmp_path,
-        "2 coll channels, 0 nvls channels", "comm 0x1 rank 0 nranks 2 cudaDev 0 - Init COMPLETE",
-        "16 coll channels, 0 nvls channels", "comm 0x2 rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
-    )  # fmt: skip
+        "2 coll channels, 0 nvls channels",
+        "comm 0x1 rank 0 nranks 2 cudaDev 0 - Init COMPLETE",
+        "16 coll channels, 0 nvls channels",
+        "comm 0x2 rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
+    )
     assert (facts_of(log)["nccl_channels"], facts_of(log)["workers"]) == (16, 8)
 
 
@@ -260,13 +283,17 @@ def test_each_communicator_has_widths_of_its_own(tmp_path: Path) -> None:
         "Pattern 4, crossNic 0, nChannels {}, bw 20.000000/20.000000, type {}/PIX, sameChannels 1"
     )
     small = (
-        "=== System : maxBw 240.0 totalBw 240.0 ===", wide.format(12, "NVL"),
-        "24 coll channels, 0 nvls", "comm 0x1 rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
-    )  # fmt: skip
+        "=== System : maxBw 240.0 totalBw 240.0 ===",
+        wide.format(12, "NVL"),
+        "24 coll channels, 0 nvls",
+        "comm 0x1 rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
+    )
     large = (
-        "=== System : maxBw 20.0 totalBw 240.0 ===", wide.format(1, "NVL"),
-        "2 coll channels, 0 nvls", "comm 0x2 rank 0 nranks 64 cudaDev 0 - Init COMPLETE",
-    )  # fmt: skip
+        "=== System : maxBw 20.0 totalBw 240.0 ===",
+        wide.format(1, "NVL"),
+        "2 coll channels, 0 nvls",
+        "comm 0x2 rank 0 nranks 64 cudaDev 0 - Init COMPLETE",
+    )
     for messages in ((*small, *large), (*large, *small)):
         said = said_of(a_log(tmp_path, "Using network IB", *messages))
         assert said["nccl_channels"] == "NCCL uses 2 channels."
@@ -277,9 +304,11 @@ def test_each_communicator_has_widths_of_its_own(tmp_path: Path) -> None:
 
 def test_libfabric_over_tcp_is_sockets(tmp_path: Path) -> None:
     log = a_log(
-        tmp_path, "NET/OFI Selected Provider is tcp (found 1 nics)", "Using network Libfabric",
+        tmp_path,
+        "NET/OFI Selected Provider is tcp (found 1 nics)",
+        "Using network Libfabric",
         *TWO_NODES,
-    )  # fmt: skip
+    )
     assert facts_of(log)["nccl_network"] == "Socket (libfabric's tcp)"
     assert "libfabric was loaded, and chose TCP" in said_of(log)["nccl_socket_fallback"]
 
@@ -295,10 +324,11 @@ def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
 
 def test_devices_that_meet_in_shared_memory_are_named(tmp_path: Path) -> None:
     log = a_log(
-        tmp_path, "NCCL_P2P_DISABLE set by environment to 1.",
+        tmp_path,
+        "NCCL_P2P_DISABLE set by environment to 1.",
         "Channel 00 : 0[17000] -> 1[65000] via SHM/direct/direct",
         "comm 0x5 rank 0 nranks 2 cudaDev 0 busId 30 - Init COMPLETE",
-    )  # fmt: skip
+    )
     assert "as NCCL_P2P_DISABLE=1 asks" in said_of(log)["nccl_shared_memory"]
 
 
@@ -318,15 +348,22 @@ def test_logs_are_added_to_the_traces_of_the_job(shared_data: Path, tmp_path: Pa
 
 def test_files_of_two_formats_do_not_make_one_run(shared_data: Path) -> None:
     with pytest.raises(UsageError, match=r"is a kineto, and .* is a nccl-tests"):
-        read(shared_data / "kineto/nccl_data_rank0_of_2.json.gz",
-             shared_data / "nccl/nccl_reduce.log")  # fmt: skip
+        read(
+            shared_data / "kineto/nccl_data_rank0_of_2.json.gz",
+            shared_data / "nccl/nccl_reduce.log",
+        )
 
 
 def test_each_folder_of_real_logs_opens_with_one_command(shared_data: Path) -> None:
     run = read(shared_data / "nccl")
     assert set(run.collectives.op.tolist()) == {
-        "allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "reduce",
-    }  # fmt: skip
+        "allreduce",
+        "allgather",
+        "reducescatter",
+        "alltoall",
+        "broadcast",
+        "reduce",
+    }
     assert run.facts["workers"] == 8
     assert run.facts["nccl_channels"] == 2  # the fewest of the two jobs in it
     assert fullwire.explain(run).verdict.kind == "unknown"
@@ -347,14 +384,29 @@ def test_a_log_without_a_whole_line_is_damaged(tmp_path: Path) -> None:
         read(tmp_path / "x.log", format="nccl-log")
 
 
-MESSAGES = st.sampled_from([
-    "Using network ", "NET/IB : Using [0]mlx5_0:1/IB", "Channel 00/24 :  0  1",
-    "Trees [0] 1->0->-1",
-    "24 coll channels, ", "comm 0x1 rank 0 nranks 2 - Init COMPLETE", "NCCL_X set by environment ",
-    "Pattern 4, crossNic 0, nChannels 1, bw 20.0/20.0, type", "=== System : maxBw 240.0 totalBw ",
-    "GPU/0-1 :GPU/0-2 (1/240.0/NVL) ", "Channel 00 : 0[1] -> 1[2] via ", "NCCL version 2.4.8",
-    "\n", "n1:7:8 [0] NCCL INFO ", "n1:7:9 [1] x.cc:4 NCCL WARN ", ", ", "=", "\udcff", "\x00",
-])  # fmt: skip
+MESSAGES = st.sampled_from(
+    [
+        "Using network ",
+        "NET/IB : Using [0]mlx5_0:1/IB",
+        "Channel 00/24 :  0  1",
+        "Trees [0] 1->0->-1",
+        "24 coll channels, ",
+        "comm 0x1 rank 0 nranks 2 - Init COMPLETE",
+        "NCCL_X set by environment ",
+        "Pattern 4, crossNic 0, nChannels 1, bw 20.0/20.0, type",
+        "=== System : maxBw 240.0 totalBw ",
+        "GPU/0-1 :GPU/0-2 (1/240.0/NVL) ",
+        "Channel 00 : 0[1] -> 1[2] via ",
+        "NCCL version 2.4.8",
+        "\n",
+        "n1:7:8 [0] NCCL INFO ",
+        "n1:7:9 [1] x.cc:4 NCCL WARN ",
+        ", ",
+        "=",
+        "\udcff",
+        "\x00",
+    ]
+)
 
 
 @given(st.lists(MESSAGES | st.text(max_size=8), max_size=40))

@@ -45,11 +45,13 @@ def test_a_real_table_is_read_exactly(shared_data: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "op", "time_us"),
     [
-        ("allgather", "allgather", 33_646), ("alltoall", "alltoall", 33_508),
-        ("reduce", "reduce", 37_613), ("broadcast", "broadcast", None),
+        ("allgather", "allgather", 33_646),
+        ("alltoall", "alltoall", 33_508),
+        ("reduce", "reduce", 37_613),
+        ("broadcast", "broadcast", None),
         ("reducescatter", "reducescatter", None),
     ],
-)  # fmt: skip
+)
 def test_each_test_has_columns_of_its_own(
     shared_data: Path, name: str, op: str, time_us: float | None
 ) -> None:
@@ -64,11 +66,24 @@ def test_each_test_has_columns_of_its_own(
 def test_several_tests_in_one_file_are_told_apart(tmp_path: Path) -> None:
     row = "        1024     256   float     sum      -1    {}    0.10    0.10      0    9.0 0 0 0\n"
     begins = "# Collective test starting: {}_perf\n"
-    (tmp_path / "all.log").write_text("".join([
-        begins.format("all_gather"), HEAD, row.format("10.5"), TAIL,
-        "======== reduce_scatter_perf\n", HEAD, row.format("20.5"), TAIL,
-        begins.format("all_reduce"), HEAD, row.format("30.5"), TAIL,
-    ]))  # fmt: skip
+    (tmp_path / "all.log").write_text(
+        "".join(
+            [
+                begins.format("all_gather"),
+                HEAD,
+                row.format("10.5"),
+                TAIL,
+                "======== reduce_scatter_perf\n",
+                HEAD,
+                row.format("20.5"),
+                TAIL,
+                begins.format("all_reduce"),
+                HEAD,
+                row.format("30.5"),
+                TAIL,
+            ]
+        )
+    )
     run = read(tmp_path / "all.log")
     first = run.collectives.rows(run.collectives.rank == 0)
     assert first.op.tolist() == ["allgather", "reducescatter", "allreduce"]
@@ -88,8 +103,9 @@ def test_launchers_tags_do_not_matter_even_within_a_row(tmp_path: Path) -> None:
     )
     table = read_table(tmp_path / "all_reduce.log")
     assert [(row.bytes, row.time_us, row.in_place_us) for row in table.rows] == [
-        (1024, 9.41, None), (2048, 10.52, 10.33),
-    ]  # fmt: skip
+        (1024, 9.41, None),
+        (2048, 10.52, 10.33),
+    ]
     assert table.workers == 2
 
 
@@ -161,9 +177,16 @@ def test_the_time_before_each_line_does_not_matter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "rows",
-    ["", "8 2 float sum -1 nan 0 0\n", "8 2 float sum -1 0 0 0\n", "8 2 float\n", "x" * 100_000,
-     "9" * 40 + " 1 float sum -1 1 1 1\n", "8 2 float sum -1 " + "9" * 30 + " 1 1\n"],
-)  # fmt: skip
+    [
+        "",
+        "8 2 float sum -1 nan 0 0\n",
+        "8 2 float sum -1 0 0 0\n",
+        "8 2 float\n",
+        "x" * 100_000,
+        "9" * 40 + " 1 float sum -1 1 1 1\n",
+        "8 2 float sum -1 " + "9" * 30 + " 1 1\n",
+    ],
+)
 def test_tables_without_a_usable_row_are_refused(tmp_path: Path, rows: str) -> None:
     with pytest.raises(DamagedInput):
         read(a_log(tmp_path, rows))
@@ -220,9 +243,31 @@ _ROWS = HEAD + "".join(
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, len(_ROWS)), st.integers(0, 30), st.sampled_from(
-    ["#", "\n", "float", "-1", "1e999", "9" * 400, "N/A", "\0", "nan", "é", " 8 2 float ", "²"]
-)), max_size=6))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, len(_ROWS)),
+            st.integers(0, 30),
+            st.sampled_from(
+                [
+                    "#",
+                    "\n",
+                    "float",
+                    "-1",
+                    "1e999",
+                    "9" * 400,
+                    "N/A",
+                    "\0",
+                    "nan",
+                    "é",
+                    " 8 2 float ",
+                    "²",
+                ]
+            ),
+        ),
+        max_size=6,
+    )
+)
 def test_any_damage_gives_a_run_or_one_line(
     tmp_path: Path, edits: list[tuple[int, int, str]]
 ) -> None:

@@ -119,7 +119,7 @@ def test_other_line_ends_blank_lines_at_the_end_and_a_mark_before_change_nothing
         (a_log("5," + "4" * 2000), 4, "longer than 1000 bytes"),
         (a_log("5,4").replace("\n", "\r"), 2, "expected the number of batches, and the file ends"),
     ],
-)  # fmt: skip
+)
 def test_damage_is_refused_at_its_line(
     log: Path, content: str, line: int | None, problem: str
 ) -> None:

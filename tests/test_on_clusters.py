@@ -27,9 +27,12 @@ TWO_TO_ONE = Path(__file__).resolve().parents[1] / "examples" / "two-to-one.toml
 
 @cases(25)
 @given(
-    st.integers(1, 40), st.floats(1e8, 1e12), st.floats(0, 1e-3),
-    st.sampled_from(["ring", "tree", "halving-doubling"]), st.booleans(),
-)  # fmt: skip
+    st.integers(1, 40),
+    st.floats(1e8, 1e12),
+    st.floats(0, 1e-3),
+    st.sampled_from(["ring", "tree", "halving-doubling"]),
+    st.booleans(),
+)
 def test_workers_around_a_switch_are_predicted_alike_however_they_are_described(
     workers: int, rate_bps: float, latency_s: float, algorithm: str, gathers: bool
 ) -> None:
@@ -46,26 +49,38 @@ def test_workers_around_a_switch_are_predicted_alike_however_they_are_described(
         assert described[name].tolist() == column.tolist(), name
     one = fw.collective("allreduce", bytes=10**6, level="closed", cluster=fabric)
     alike = fw.collective(
-        "allreduce", bytes=10**6, level="closed", workers=workers, bandwidth=rate_bps,
+        "allreduce",
+        bytes=10**6,
+        level="closed",
+        workers=workers,
+        bandwidth=rate_bps,
         latency=latency_s,
-    )  # fmt: skip
+    )
     assert one.time_s == pytest.approx(alike.time_s, rel=1e-12)
 
 
 def test_a_grid_on_a_cluster_equals_its_points() -> None:
     conditions: dict[str, Any] = {
-        "cluster": TWO_TO_ONE, "algorithm": "ring,tree", "placement": "scattered",
-    }  # fmt: skip
+        "cluster": TWO_TO_ONE,
+        "algorithm": "ring,tree",
+        "placement": "scattered",
+    }
     grid = fw.whatif(
-        ["vgg16@v100", "resnet50@v100"], nodes="8,16", bandwidth="25Gbps,100Gbps",
-        compression="1,4", **conditions,
-    )  # fmt: skip
+        ["vgg16@v100", "resnet50@v100"],
+        nodes="8,16",
+        bandwidth="25Gbps,100Gbps",
+        compression="1,4",
+        **conditions,
+    )
     assert len(grid) == 32
     for row in grid.rows():
         point = fw.whatif(
-            row["run"], workers=row["workers"], bandwidth=row["bandwidth_bps"],
-            compression=row["compression"], **{**conditions, "algorithm": row["algorithm"]},
-        )  # fmt: skip
+            row["run"],
+            workers=row["workers"],
+            bandwidth=row["bandwidth_bps"],
+            compression=row["compression"],
+            **{**conditions, "algorithm": row["algorithm"]},
+        )
         assert next(point.rows()) == row
 
 
@@ -143,7 +158,7 @@ def test_a_search_for_a_target_knows_the_cluster() -> None:
         ({"cluster": "p3dn", "placement": "odd"}, "placement: expected packed or scattered, got"),
         ({"cluster": "p3dx"}, "expected a file or the built-in p3dn, got 'p3dx'"),
     ],
-)  # fmt: skip
+)
 def test_conditions_that_cannot_be_are_refused(conditions: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         fw.whatif("resnet50@v100", **conditions)
@@ -207,9 +222,12 @@ def test_of_many_the_first_and_the_last_are_drawn() -> None:
 
 def test_a_grid_of_a_hundred_thousand_points_stays_one_of_arrays() -> None:
     result = fw.whatif(
-        "resnet50@v100", cluster="p3dn", workers=range(8, 808, 8),
-        bandwidth=np.geomspace(1e9, 1e12, 100), compression=range(1, 11),
-    )  # fmt: skip
+        "resnet50@v100",
+        cluster="p3dn",
+        workers=range(8, 808, 8),
+        bandwidth=np.geomspace(1e9, 1e12, 100),
+        compression=range(1, 11),
+    )
     assert len(result) == 100_000
     assert np.isfinite(result["step_s"]).all()
 

@@ -27,10 +27,25 @@ CONTROL = [Pair(0.085, ratio, 10e-6) for ratio in (0.99, 0.999, 1.0, 1.001, 1.01
 def test_of_two_models_in_turns_one_is_recorded_and_the_other_is_not(tmp_path: Path) -> None:
     output = tmp_path / "x.run"
     job = subprocess.run(
-        [sys.executable, "-m", "fullwire.cli", "record", "-o", str(output), "--",
-         sys.executable, str(overhead_job.__file__), str(overhead.RANKS), "16"],
-        input="record\n", capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "fullwire.cli",
+            "record",
+            "-o",
+            str(output),
+            "--",
+            sys.executable,
+            str(overhead_job.__file__),
+            str(overhead.RANKS),
+            "16",
+        ],
+        input="record\n",
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     pairs = json.loads(job.stdout)
     assert len(pairs) == overhead_job.PAIRS
     assert {way for pair in pairs for way in pair} == {"plain", "other"}

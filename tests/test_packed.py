@@ -55,9 +55,10 @@ def _packets(path: Path) -> None:
 
 
 _PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "gz": gzip.compress, "xz": lzma.compress,
+    "gz": gzip.compress,
+    "xz": lzma.compress,
     "zst": lambda content: pa.compress(content, codec="zstd", asbytes=True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("packer", _PACKERS)
@@ -110,8 +111,9 @@ def test_a_folder_of_captures_is_one_argument(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "empty").mkdir()
     done = cli("flows", tmp_path / "empty")
     assert (done.returncode, done.stderr) == (
-        3, f"fullwire: {tmp_path}/empty: neither a run nor a folder of packet captures\n"
-    )  # fmt: skip
+        3,
+        f"fullwire: {tmp_path}/empty: neither a run nor a folder of packet captures\n",
+    )
 
 
 def test_who_explains_packets_is_told_what_finds_their_steps(tmp_path: Path, cli: Cli) -> None:

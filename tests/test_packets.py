@@ -76,9 +76,17 @@ def test_pcapng_of_both_byte_orders(capture: Path, order: str) -> None:
 
 @pytest.mark.parametrize(
     ("resolution", "ticks"),
-    [(None, 10**15), (9, 10**18), (6, 10**15), (3, 10**12), (12, 10**19), (0, 10**9),
-     (0x80 | 10, 10**9 << 10), (0x80 | 30, 10**9 << 30)],
-)  # fmt: skip
+    [
+        (None, 10**15),
+        (9, 10**18),
+        (6, 10**15),
+        (3, 10**12),
+        (12, 10**19),
+        (0, 10**9),
+        (0x80 | 10, 10**9 << 10),
+        (0x80 | 30, 10**9 << 30),
+    ],
+)
 def test_clocks_of_pcapng_tick_as_they_say(
     capture: Path, resolution: int | None, ticks: int
 ) -> None:
@@ -160,9 +168,10 @@ def test_fragments_belong_to_the_flow_of_the_first_one(
     capture: Path, ends: tuple[str, str], order: int
 ) -> None:
     datagrams = [
-        p.ip(p.udp(bytes(4000)), *ends, protocol=17), p.ip(p.tcp(2**32 - 500, 3000), *ends),
+        p.ip(p.udp(bytes(4000)), *ends, protocol=17),
+        p.ip(p.tcp(2**32 - 500, 3000), *ends),
         p.ip(p.tcp(2500, 500), *ends),
-    ]  # fmt: skip
+    ]
     frames = []
     for number, datagram in enumerate(datagrams):
         first, *others = map(p.ethernet, p.fragments(datagram, 1480, number))
@@ -184,12 +193,15 @@ def test_sections_and_interfaces_have_their_own_order_clock_and_link(capture: Pa
     """Two sections of other byte orders, three interfaces, packets of all of them interleaved."""
     parts = [p.section(), p.interface(1, resolution=9), p.interface(113, resolution=6)]
     for n in range(0, 400, 2):
-        parts += [p.enhanced(10**18 + n * MILLISECOND, p.segment(1 + 50 * n, 50), number=0),
-                  p.enhanced(10**15 + (n + 1) * 1000, p.cooked(p.ip(p.tcp(51 + 50 * n, 50))),
-                             number=1)]  # fmt: skip
+        parts += [
+            p.enhanced(10**18 + n * MILLISECOND, p.segment(1 + 50 * n, 50), number=0),
+            p.enhanced(10**15 + (n + 1) * 1000, p.cooked(p.ip(p.tcp(51 + 50 * n, 50))), number=1),
+        ]
     parts += [p.section(">"), p.interface(101, resolution=3, order=">")]
-    parts += [p.enhanced(10**12 + n, p.ip(p.tcp(1 + 50 * n, 50, ports=(7, 8))), order=">")
-              for n in range(400, 500)]  # fmt: skip
+    parts += [
+        p.enhanced(10**12 + n, p.ip(p.tcp(1 + 50 * n, 50, ports=(7, 8))), order=">")
+        for n in range(400, 500)
+    ]
     run = read_bytes(capture, b"".join(parts))
     assert run.complete
     assert run.flows.start_ns.min() <= 10**18
@@ -231,8 +243,9 @@ def test_what_roce_did_not_send_again_was_not_lost(
     # middle is 33): nobody can tell.
     frames = [
         (psn * 1000, p.ethernet(p.ip(p.roce(psn, 1024, opcode=opcode), protocol=17)))
-        for psn in range(1, 21) if psn not in (7, 8)
-    ]  # fmt: skip
+        for psn in range(1, 21)
+        if psn not in (7, 8)
+    ]
     run = read_bytes(capture, p.pcap(frames))
     assert (run.facts["missed_bytes"], run.facts["lost_bytes"]) == (missed, lost)
     assert run.facts["retransmitted_bytes"] == 0
@@ -333,12 +346,15 @@ def test_a_new_connection_between_the_same_ports_begins_anew(capture: Path) -> N
         (n * 10**7, frame)
         for n, frame in enumerate(
             [
-                p.segment(0, 0, flags=p.SYN), p.segment(1, 500),
-                p.segment(0, 0, flags=p.SYN), p.segment(1, 100),  # SYN sent again: the same
-                p.segment(90, 0, flags=p.SYN), p.segment(91, 500),
+                p.segment(0, 0, flags=p.SYN),
+                p.segment(1, 500),
+                p.segment(0, 0, flags=p.SYN),
+                p.segment(1, 100),  # SYN sent again: the same
+                p.segment(90, 0, flags=p.SYN),
+                p.segment(91, 500),
             ]
         )
-    ]  # fmt: skip
+    ]
     run = read_bytes(capture, p.pcap(frames))
     assert payload(run) == 1000
     assert run.facts["retransmitted_bytes"] == 100

@@ -297,9 +297,12 @@ def test_one_worker_can_be_explored_without_a_point_as_recorded() -> None:
 def test_the_explorer_is_what_whatif_says(job: Run) -> None:
     found = explorer(job, fw.explain(job).predictor, 0.1)
     asked = fw.whatif(
-        job, workers=found.workers, bandwidth=found.bandwidth_bps, compression=found.ratios,
+        job,
+        workers=found.workers,
+        bandwidth=found.bandwidth_bps,
+        compression=found.ratios,
         transport="measured",
-    )  # fmt: skip
+    )
     free = found.step_s[0, :, :, 0], found.half_s[0, :, :, 0]
     assert free[0].reshape(-1) == pytest.approx(asked["step_s"], rel=1e-12)
     low_s, high_s = asked.interval_s

@@ -34,9 +34,7 @@ def test_parts_of_two_hosts_in_directories_of_their_own_become_one_run(
 ) -> None:
     part = shlex.join(part_of(Path("job.run"), sys.executable, *DDP))
     own_place = f"mkdir -p {tmp_path}/$RANK && cd {tmp_path}/$RANK && exec {part}"
-    done = finished(
-        lab_run("--workers", "2", "--rate", "1Gbps", command=["sh", "-c", own_place])
-    )  # fmt: skip
+    done = finished(lab_run("--workers", "2", "--rate", "1Gbps", command=["sh", "-c", own_place]))
     assert done.returncode == 0, done.stderr.decode()
     places = [tmp_path / str(rank) / "job.run.recording" for rank in range(2)]
     joined = cli("join", *places, "-o", tmp_path / "job.run")
@@ -62,9 +60,12 @@ def test_torchrun_on_two_hosts_is_recorded(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     options = ["--workers", "2", "--rate", "1Gbps", "-o", str(tmp_path / "job.run")]
     done = subprocess.run(
-        lab_run(*options, command=["sh", "-c", torchrun]), env=environment, capture_output=True,
-        timeout=100, check=False,
-    )  # fmt: skip
+        lab_run(*options, command=["sh", "-c", torchrun]),
+        env=environment,
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr.decode()
     run = read_run(tmp_path / "job.run")
     assert run.complete, run.missing

@@ -296,15 +296,21 @@ def test_transfers_between_two_ranks_are_told_alike_by_both(tmp_path: Path) -> N
     seen = {
         (op, group.rpartition(" ")[2], rank, size)
         for op, group, rank, size in zip(
-            run.collectives.op, run.collectives.group, run.collectives.rank.tolist(),
-            run.collectives.bytes.tolist(), strict=True,
+            run.collectives.op,
+            run.collectives.group,
+            run.collectives.rank.tolist(),
+            run.collectives.bytes.tolist(),
+            strict=True,
         )
         if op in ("send", "recv")
-    }  # fmt: skip
+    }
     assert seen == {
-        ("send", "0>1", 0, 4000), ("recv", "0>1", 1, 4000), ("send", "1>0", 1, 4000),
-        ("recv", "1>0", 0, 4000), ("recv", "any>0", 0, 4000),
-    }  # fmt: skip
+        ("send", "0>1", 0, 4000),
+        ("recv", "0>1", 1, 4000),
+        ("send", "1>0", 1, 4000),
+        ("recv", "1>0", 0, 4000),
+        ("recv", "any>0", 0, 4000),
+    }
     for end in (0, 1):  # both count the messages of a pair alike
         to_one = run.collectives.rank == end
         to_one &= np.array([group.endswith("0>1") for group in run.collectives.group])

@@ -21,17 +21,24 @@ ANY_TABLE = st.sampled_from(sorted(TABLES)).flatmap(lambda name: tables(TABLES[n
 
 def some_spans(**columns: Any) -> Spans:
     usual: dict[str, Any] = {
-        "rank": [0, 0], "step": [0, 0], "lane": ["host", "compute"], "name": ["step", "forward"],
-        "start_ns": [0, 0], "end_ns": [9, 5],
-    }  # fmt: skip
+        "rank": [0, 0],
+        "step": [0, 0],
+        "lane": ["host", "compute"],
+        "name": ["step", "forward"],
+        "start_ns": [0, 0],
+        "end_ns": [9, 5],
+    }
     return Spans(**(usual | columns))
 
 
 def some_hosts(**columns: Any) -> Hosts:
     usual: dict[str, Any] = {
-        "host": ["a"], "device": ["gpu0"], "time_ns": [0], "utilization": [0.5],
+        "host": ["a"],
+        "device": ["gpu0"],
+        "time_ns": [0],
+        "utilization": [0.5],
         "memory_bytes": [1],
-    }  # fmt: skip
+    }
     return Hosts(**(usual | columns))
 
 
@@ -82,7 +89,7 @@ def test_a_column_cannot_be_written_but_the_callers_array_can() -> None:
         ({"name": [b"step", b"x"]}, "Spans.name: expected text and nothing else"),
         ({"name": ["step", "\udcff"]}, r"Spans.name: expected text that a file can hold, got '\ud"),
     ],
-)  # fmt: skip
+)
 def test_a_column_of_another_kind_is_refused_by_its_name(
     columns: dict[str, Any], problem: str
 ) -> None:

@@ -139,8 +139,11 @@ def test_only_the_jobs_connections_are_sampled(tmp_path: Path) -> None:
         foreign = stranger.stdout.readline().strip()
         done = subprocess.run(
             record_command(tmp_path / "job.run", *python(TALKER)),
-            capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
     ports = {
         flow.split(">")[0].split(":")[1] for flow in read_run(tmp_path / "job.run").sockets.flow
     }
@@ -229,8 +232,9 @@ def test_a_job_keeps_its_process_and_sees_no_child_of_ours(tmp_path: Path) -> No
     code = "import os\ntry: os.wait()\nexcept ChildProcessError: print(os.getpid())"
     with subprocess.Popen(
         [sys.executable, str(SAMPLER), str(tmp_path), sys.executable, "-c", code],
-        stdout=subprocess.PIPE, text=True,
-    ) as job:  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
         assert job.stdout is not None
         assert int(job.stdout.read()) == job.pid  # to its end: the sampler does not hold it open
 
@@ -284,11 +288,7 @@ def block(payload: bytes) -> bytes:
     return BLOCK.pack(TAG, SAMPLES, len(payload), zlib.crc32(payload)) + payload
 
 
-@given(
-    rows=st.lists(
-        st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2), min_size=1, max_size=6
-    )
-)  # fmt: skip
+@given(rows=st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2), min_size=1, max_size=6))
 def test_any_numbers_are_read_as_they_were(
     tmp_path_factory: pytest.TempPathFactory, whole: bytes, rows: list[tuple[int, int]]
 ) -> None:

@@ -22,17 +22,21 @@ def a_job(waits_ms: Sequence[int], computes_ms: Sequence[int]) -> Run:
         begin, end = start + waits * MS, start + (waits + computes) * MS
         rows += [
             spans(
-                ("host", "step", start, end), ("input", "wait", start, begin),
-                ("compute", "backward", begin, end), ("communication", "wait", end - MS, end),
-                rank=rank, step=step,
+                ("host", "step", start, end),
+                ("input", "wait", start, begin),
+                ("compute", "backward", begin, end),
+                ("communication", "wait", end - MS, end),
+                rank=rank,
+                step=step,
             )
             for rank in (0, 1)
-        ]  # fmt: skip
+        ]
         start = end
     return Run(
         provenance=Provenance(origin="measured", source="a test"),
-        facts={"workers": 2, "line_rate_bps": 1e9}, spans=Spans.joined(rows),
-    )  # fmt: skip
+        facts={"workers": 2, "line_rate_bps": 1e9},
+        spans=Spans.joined(rows),
+    )
 
 
 def test_a_loss_of_few_steps_is_said_to_be_theirs() -> None:
@@ -68,10 +72,15 @@ def test_a_storm_of_few_steps_is_to_be_joined_there() -> None:
     issue_ns = ends.end_ns[row] + (place - 200) * 10 * MS
     rows = job.collectives.rows(np.zeros(len(row), np.int64))
     storm = dataclasses.replace(
-        rows, rank=ends.rank[row], step=ends.step[row], bytes=np.full(len(row), 16),
-        sequence=10_000 + ends.step[row] * 200 + place, issue_ns=issue_ns, start_ns=issue_ns,
+        rows,
+        rank=ends.rank[row],
+        step=ends.step[row],
+        bytes=np.full(len(row), 16),
+        sequence=10_000 + ends.step[row] * 200 + place,
+        issue_ns=issue_ns,
+        start_ns=issue_ns,
         end_ns=issue_ns + 10 * MS,
-    )  # fmt: skip
+    )
     collectives = type(rows).joined([job.collectives, storm])
     found = fw.explain(dataclasses.replace(job, collectives=collectives))
     assert found.verdict.kind == "latency"

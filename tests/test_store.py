@@ -95,9 +95,13 @@ def test_equal_texts_are_one_object_when_read(tmp_path: Path) -> None:
 def steps(count: int) -> Run:
     none = np.zeros(count, np.int64)
     spans = type(RUN.spans)(
-        rank=none, step=none, lane=np.full(count, "host", object),
-        name=np.full(count, "step", object), start_ns=none, end_ns=none,
-    )  # fmt: skip
+        rank=none,
+        step=none,
+        lane=np.full(count, "host", object),
+        name=np.full(count, "step", object),
+        start_ns=none,
+        end_ns=none,
+    )
     return Run(provenance=Provenance(origin="measured", source="a test"), spans=spans)
 
 
@@ -285,11 +289,21 @@ def test_a_description_that_cannot_be_believed_is_refused(
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"  ", b"null", b"[]", b"{}", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe{\0}\0",
-        b'\xef\xbb\xbf{"format": 1}', b'{"format": 1e400}', b'{"format": 1}' * 2, b"\0" * 4096,
+        b"",
+        b"  ",
+        b"null",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\xff\xfe{\0}\0",
+        b'\xef\xbb\xbf{"format": 1}',
+        b'{"format": 1e400}',
+        b'{"format": 1}' * 2,
+        b"\0" * 4096,
     ],
     ids=lambda content: repr(content[:12]),
-)  # fmt: skip
+)
 def test_what_is_no_description_is_refused(place: Path, content: bytes) -> None:
     (place / "run.json").write_bytes(content)
     with pytest.raises(DamagedInput, match=r"run\.json: not the description of a run: "):
@@ -370,10 +384,11 @@ def test_an_existing_run_is_replaced_only_when_asked(place: Path) -> None:
 def test_what_is_no_run_is_never_replaced(place: Path, kind: str) -> None:
     taken = place.with_name("taken")
     make: dict[str, Callable[[], object]] = {
-        "file": taken.touch, "directory": taken.mkdir,
+        "file": taken.touch,
+        "directory": taken.mkdir,
         "link to a run": lambda: taken.symlink_to(place),
         "link to nothing": lambda: taken.symlink_to("nowhere"),
-    }  # fmt: skip
+    }
     make[kind]()
     with pytest.raises(UsageError, match="exists and is not a run, so it is not replaced"):
         write(RUN, taken, replace=True)
@@ -430,9 +445,14 @@ def test_a_full_disk_leaves_what_was_there(
 
 
 @pytest.mark.parametrize(
-    "facts", [{"line_rate_bps": float("nan")}, {"reduce_cost": ((1.0, float("inf")),)},
-              {"workers": 10**30}, {"reduce_cost": (("a", "b"),)}],
-)  # fmt: skip
+    "facts",
+    [
+        {"line_rate_bps": float("nan")},
+        {"reduce_cost": ((1.0, float("inf")),)},
+        {"workers": 10**30},
+        {"reduce_cost": (("a", "b"),)},
+    ],
+)
 def test_facts_that_could_not_be_read_again_are_not_written(
     tmp_path: Path, facts: dict[str, Any]
 ) -> None:

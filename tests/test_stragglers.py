@@ -34,9 +34,14 @@ def a_step(*alone_ns: float, usual_ns: int = 100_000_000) -> Step:
     step = typical_step(a_run(gradients=[(10, 1)], forward_ms=90))
     assert step.step_ns == usual_ns
     return Step(
-        step_ns=usual_ns, forward_ns=step.forward_ns, backward_ns=step.backward_ns,
-        ready_ns=step.ready_ns, bytes=step.bytes, is_estimated=False, spread=np.array(alone_ns),
-    )  # fmt: skip
+        step_ns=usual_ns,
+        forward_ns=step.forward_ns,
+        backward_ns=step.backward_ns,
+        ready_ns=step.ready_ns,
+        bytes=step.bytes,
+        is_estimated=False,
+        spread=np.array(alone_ns),
+    )
 
 
 def late(scatter: str, workers: int, steps: int = 1) -> float:
@@ -159,14 +164,22 @@ def test_jitter_adds_to_a_step_what_its_slowest_rank_is_late() -> None:
 
 def test_a_grid_of_all_three_equals_its_points() -> None:
     grid = fw.whatif(
-        a_run(), workers="2,64", bandwidth="1Gbps,10Gbps", accumulate="1,3", local_steps="1,4",
+        a_run(),
+        workers="2,64",
+        bandwidth="1Gbps,10Gbps",
+        accumulate="1,3",
+        local_steps="1,4",
         jitter="none,lognormal:5%",
-    )  # fmt: skip
+    )
     for row in grid.rows():
         one = fw.whatif(
-            a_run(), workers=row["workers"], bandwidth=row["bandwidth_bps"], jitter=row["jitter"],
-            accumulate=row["accumulate"], local_steps=row["local_steps"],
-        )  # fmt: skip
+            a_run(),
+            workers=row["workers"],
+            bandwidth=row["bandwidth_bps"],
+            jitter=row["jitter"],
+            accumulate=row["accumulate"],
+            local_steps=row["local_steps"],
+        )
         assert next(iter(one.rows())) == row
 
 
@@ -177,8 +190,11 @@ def test_a_target_is_found_with_jitter_and_fewer_synchronisations() -> None:
     assert result.targets is not None
     cases = result.targets.least_bandwidth
     assert [(each.accumulate, each.jitter) for each in cases] == [
-        (1, "none"), (1, "lognormal:1%"), (8, "none"), (8, "lognormal:1%"),
-    ]  # fmt: skip
+        (1, "none"),
+        (1, "lognormal:1%"),
+        (8, "none"),
+        (8, "lognormal:1%"),
+    ]
     needed = [case.bandwidth_bps or 0.0 for case in cases]
     assert needed[2] < needed[0] < needed[1]
 

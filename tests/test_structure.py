@@ -15,11 +15,29 @@ import fullwire
 PACKAGE = Path(fullwire.__file__).parent
 # A room may import from rooms of lower levels, and from itself; rooms of one level do not meet.
 LEVELS = {
-    "errors": 0, "_native": 0, "units": 1, "packed": 2, "files": 3, "crew": 4, "run": 4,
-    "clusters": 5, "compression": 5, "workloads": 5, "collectives": 6, "packets": 7, "importers": 8,
-    "recorder": 8, "timeline": 8, "simulation": 8, "transport": 8, "lab": 8, "answers": 9,
-    "report": 10, "studies": 11, "cli": 12,
-}  # fmt: skip
+    "errors": 0,
+    "_native": 0,
+    "units": 1,
+    "packed": 2,
+    "files": 3,
+    "crew": 4,
+    "run": 4,
+    "clusters": 5,
+    "compression": 5,
+    "workloads": 5,
+    "collectives": 6,
+    "packets": 7,
+    "importers": 8,
+    "recorder": 8,
+    "timeline": 8,
+    "simulation": 8,
+    "transport": 8,
+    "lab": 8,
+    "answers": 9,
+    "report": 10,
+    "studies": 11,
+    "cli": 12,
+}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
@@ -49,10 +67,31 @@ def test_imports_go_one_way(path: Path) -> None:
 
 def test_these_names_are_exported_and_no_others() -> None:
     assert fullwire.__all__ == [
-        "Comparison", "DamagedInput", "Explanation", "FullwireError", "Run", "Study", "UsageError",
-        "WhatIf", "__version__", "cluster", "collective", "compare", "explain", "export", "flows",
-        "join", "read", "record", "replay", "study", "whatif", "workloads", "write", "write_page",
-    ]  # fmt: skip
+        "Comparison",
+        "DamagedInput",
+        "Explanation",
+        "FullwireError",
+        "Run",
+        "Study",
+        "UsageError",
+        "WhatIf",
+        "__version__",
+        "cluster",
+        "collective",
+        "compare",
+        "explain",
+        "export",
+        "flows",
+        "join",
+        "read",
+        "record",
+        "replay",
+        "study",
+        "whatif",
+        "workloads",
+        "write",
+        "write_page",
+    ]
     for name in fullwire.__all__:
         assert getattr(fullwire, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

@@ -43,11 +43,19 @@ def a_trial(**changed: object) -> Trial:
 def seen(trial: Trial, step_s: float = 0.2, **changed: object) -> Measured:
     """A trial that sends 100 MB around a ring, and communicates half of its step."""
     usual = Measured(
-        trial=trial, step_s=step_s, deviation=0.0, compute_s=0.1, communication_s=step_s / 2,
-        gradient_bytes=100e6, sent_bytes=2 * (trial.workers - 1) / trial.workers * 100e6,
-        sent_from="NIC counters", processor_utilization=0.2,
-        processors_from="processor time of the ranks", processors=2, sends_to=None,
-    )  # fmt: skip
+        trial=trial,
+        step_s=step_s,
+        deviation=0.0,
+        compute_s=0.1,
+        communication_s=step_s / 2,
+        gradient_bytes=100e6,
+        sent_bytes=2 * (trial.workers - 1) / trial.workers * 100e6,
+        sent_from="NIC counters",
+        processor_utilization=0.2,
+        processors_from="processor time of the ranks",
+        processors=2,
+        sends_to=None,
+    )
     return dataclasses.replace(usual, **changed)  # type: ignore[arg-type]  # names of its fields
 
 
@@ -90,9 +98,14 @@ def test_a_hook_gains_what_is_predicted_or_not() -> None:
 
     def foretold(transport_s: float) -> Predicted:
         return Predicted(
-            trial=half, measured_s=0.1, full_s=0.05, transport_s=transport_s, low_s=0.0,
-            high_s=1.0, was_shown=False,
-        )  # fmt: skip
+            trial=half,
+            measured_s=0.1,
+            full_s=0.05,
+            transport_s=transport_s,
+            low_s=0.0,
+            high_s=1.0,
+            was_shown=False,
+        )
 
     pair = (seen(full, 0.15), seen(half, 0.1))
     assert judged("half", *pair).holds == "not measured"
@@ -153,16 +166,24 @@ def test_processors_are_the_bottleneck_when_most_of_them_is_used() -> None:
 
 @pytest.mark.parametrize(
     ("factor", "sent_from", "holds"),
-    [(HEADERS, "NIC counters", "yes"), (1.002, "NIC counters", "yes"),
-     (0.95, "NIC counters", "no"), (1.1 * HEADERS, "NIC counters", "no"),
-     (1.0, "sizes of collectives", "not measured")],
-)  # fmt: skip
+    [
+        (HEADERS, "NIC counters", "yes"),
+        (1.002, "NIC counters", "yes"),
+        (0.95, "NIC counters", "no"),
+        (1.1 * HEADERS, "NIC counters", "no"),
+        (1.0, "sizes of collectives", "not measured"),
+    ],
+)
 def test_the_slope_of_bytes_is_the_rings(factor: float, sent_from: str, holds: Holds) -> None:
     found = [
-        seen(a_trial(workers=4), gradient_bytes=size, sent_bytes=1.5 * size * factor + 7e3,
-             sent_from=sent_from)
+        seen(
+            a_trial(workers=4),
+            gradient_bytes=size,
+            sent_bytes=1.5 * size * factor + 7e3,
+            sent_from=sent_from,
+        )
         for size in (10e6, 100e6, 500e6)
-    ]  # fmt: skip
+    ]
     row = judged("bytes", *found)
     assert row.holds == holds
     assert f"N=4 slope {1.5 * factor:.4f} (ring 1.5000)" in row.measured
@@ -190,9 +211,14 @@ def test_a_ring_is_in_the_launchs_order_in_either_direction(
 def test_slow_links_are_as_predicted_and_fast_ones_are_not() -> None:
     def foretold(rate: str, full_s: float) -> Predicted:
         return Predicted(
-            trial=a_trial(rate=rate), measured_s=1.0, full_s=full_s, transport_s=1.015, low_s=0.9,
-            high_s=1.1, was_shown=rate == "1Gbps",
-        )  # fmt: skip
+            trial=a_trial(rate=rate),
+            measured_s=1.0,
+            full_s=full_s,
+            transport_s=1.015,
+            low_s=0.9,
+            high_s=1.1,
+            was_shown=rate == "1Gbps",
+        )
 
     rows = [foretold("1Gbps", 0.98), foretold("10Gbps", 0.5)]
     assert judged("as_full_when_slow", predicted=rows).holds == "yes"
@@ -238,10 +264,13 @@ def a_job(**facts: FactValue) -> Run:
     marks = [
         spans(
             ("host", "step", at * MS, (at + 100) * MS),
-            ("compute", "backward", (at + 20) * MS, (at + 40) * MS), rank=rank, step=at // 100,
+            ("compute", "backward", (at + 20) * MS, (at + 40) * MS),
+            rank=rank,
+            step=at // 100,
         )
-        for rank in (0, 1) for at in (0, 100, 200)
-    ]  # fmt: skip
+        for rank in (0, 1)
+        for at in (0, 100, 200)
+    ]
     rank, at = np.repeat([0, 1], 3), np.tile([0, 100, 200], 2) * MS
     moments = np.arange(0, 301, 10) * MS
     both = len(moments) * 2
@@ -253,31 +282,59 @@ def a_job(**facts: FactValue) -> Run:
     none = np.zeros(both, np.int64)
     return Run(
         provenance=Provenance(origin="measured", source="a test"),
-        facts={"workers": 2, "line_rate_bps": 1e9, "hosts": "host0,host1", "processors": 2,
-               "processor_s": ((0.0, 0.05), (1.0, 0.05)), **facts},
+        facts={
+            "workers": 2,
+            "line_rate_bps": 1e9,
+            "hosts": "host0,host1",
+            "processors": 2,
+            "processor_s": ((0.0, 0.05), (1.0, 0.05)),
+            **facts,
+        },
         spans=type(marks[0])(
-            **{name: np.concatenate([getattr(mark, name) for mark in marks])
-               for name in marks[0].columns()}
+            **{
+                name: np.concatenate([getattr(mark, name) for mark in marks])
+                for name in marks[0].columns()
+            }
         ),
         gradients=Gradients(
-            rank=rank, step=np.tile([0, 1, 2], 2), order=0 * rank,
-            bytes=np.full(6, 1_000_000), ready_ns=at + 40 * MS,
+            rank=rank,
+            step=np.tile([0, 1, 2], 2),
+            order=0 * rank,
+            bytes=np.full(6, 1_000_000),
+            ready_ns=at + 40 * MS,
         ),
         collectives=Collectives(
-            rank=rank, step=np.tile([0, 1, 2], 2), sequence=np.tile([0, 1, 2], 2),
-            group=np.full(6, "g", object), op=np.full(6, "allreduce", object),
-            dtype=np.full(6, "float32", object), bytes=np.full(6, 1_000_000),
-            issue_ns=at + 40 * MS, start_ns=at + 40 * MS, end_ns=at + 90 * MS,
+            rank=rank,
+            step=np.tile([0, 1, 2], 2),
+            sequence=np.tile([0, 1, 2], 2),
+            group=np.full(6, "g", object),
+            op=np.full(6, "allreduce", object),
+            dtype=np.full(6, "float32", object),
+            bytes=np.full(6, 1_000_000),
+            issue_ns=at + 40 * MS,
+            start_ns=at + 40 * MS,
+            end_ns=at + 90 * MS,
         ),
         links=Links(
-            host=names, interface=np.full(both, "eth0", object), time_ns=np.tile(moments, 2),
-            tx_bytes=sent, rx_bytes=sent, tx_packets=none, rx_packets=none, drops=none,
+            host=names,
+            interface=np.full(both, "eth0", object),
+            time_ns=np.tile(moments, 2),
+            tx_bytes=sent,
+            rx_bytes=sent,
+            tx_packets=none,
+            rx_packets=none,
+            drops=none,
         ),
-        sockets=Sockets(**{
-            **{name: np.zeros(both, kind) for name, kind in Sockets.column_types().items()},
-            "host": names, "flow": flows, "time_ns": np.tile(moments, 2), "bytes_acked": sent,
-        }),
-    )  # fmt: skip
+        sockets=Sockets(
+            **{
+                **{name: np.zeros(both, kind) for name, kind in Sockets.column_types().items()},
+                "host": names,
+                "flow": flows,
+                "time_ns": np.tile(moments, 2),
+                "bytes_acked": sent,
+            }
+        ),
+    )
 
 
 def test_figures_come_from_counters_where_there_are_samples() -> None:

@@ -85,9 +85,12 @@ def test_what_is_returned_always_reaches_the_target(workers: int, wanted: float,
 
 def test_several_runs_are_drawn_together_in_one_sentence() -> None:
     result = fw.whatif(
-        ["vgg16@v100", "resnet50@v100"], workers=64, bandwidth="10Gbps,100Gbps", target=0.95,
+        ["vgg16@v100", "resnet50@v100"],
+        workers=64,
+        bandwidth="10Gbps,100Gbps",
+        target=0.95,
         buckets="paper",
-    )  # fmt: skip
+    )
     said = target_sentences(result)
     assert said[-2].startswith("64 workers at 10 Gbps: from 2.6")
     assert said[-1] == "64 workers at 100 Gbps: no compression for any of these runs."

@@ -35,15 +35,26 @@ from . import transport_ranks as ranks
 from .ports import held_port
 
 NUMBERS: dict[str, int] = {
-    "float32": 0, "float64": 1, "float16": 2, "int8": 4, "int16": 5, "int32": 6, "int64": 7,
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "int8": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
     "uint8": 8,
-}  # fmt: skip
+}
 PING = 6  # the kind of frame
 SUM, PRODUCT, MINIMUM, MAXIMUM, AND, OR, XOR = range(7)
 OPERATIONS: dict[int, Any] = {
-    SUM: np.add, PRODUCT: np.multiply, MINIMUM: np.minimum, MAXIMUM: np.maximum,
-    AND: np.bitwise_and, OR: np.bitwise_or, XOR: np.bitwise_xor,
-}  # fmt: skip
+    SUM: np.add,
+    PRODUCT: np.multiply,
+    MINIMUM: np.minimum,
+    MAXIMUM: np.maximum,
+    AND: np.bitwise_and,
+    OR: np.bitwise_or,
+    XOR: np.bitwise_xor,
+}
 
 
 Pair = Callable[[int, int], tuple[socket.socket, socket.socket]]
@@ -53,9 +64,14 @@ class Mesh:
     """Engines of one group, all in this process, each driven by a thread of its own."""
 
     def __init__(
-        self, size: int, *, silence_s: float = 30, checks: bool = False,
-        pair: Pair | None = None, more: Sequence[Pair | None] = (),
-    ) -> None:  # fmt: skip
+        self,
+        size: int,
+        *,
+        silence_s: float = 30,
+        checks: bool = False,
+        pair: Pair | None = None,
+        more: Sequence[Pair | None] = (),
+    ) -> None:
         self.size = size
         names = [str(each) for each in range(size)]
         self.engines = [
@@ -76,18 +92,29 @@ class Mesh:
         return sockets
 
     def allreduce(
-        self, algorithm: str, arrays: list[Any], operation: int, divide_by: int = 1,
+        self,
+        algorithm: str,
+        arrays: list[Any],
+        operation: int,
+        divide_by: int = 1,
         segments: int = 1,
-    ) -> list[str | None]:  # fmt: skip
+    ) -> list[str | None]:
         def one(rank: int) -> str | None:
             array, engine = arrays[rank], self.engines[rank]
             place = [(array.ctypes.data, array.nbytes)]
             program = programs.allreduce(algorithm, self.size, rank, segments)
             number = NUMBERS[array.dtype.name]
             task = engine.collective(
-                f"{array.nbytes} bytes", program, place, place, operation, number, divide_by, 30.0,
+                f"{array.nbytes} bytes",
+                program,
+                place,
+                place,
+                operation,
+                number,
+                divide_by,
+                30.0,
                 rank % 2 == 0,
-            )  # fmt: skip
+            )
             engine.wait(task, 30.0)
             assert task.is_done
             return task.problem
@@ -271,11 +298,18 @@ def test_a_rank_that_comes_late_may_be_behind_by_a_broadcast_for_each_root(mesh:
         places = [[(array.ctypes.data, array.nbytes), (0, 0)] for array in arrays]
         tasks = [
             made.engines[rank].collective(
-                f"from {root}", programs.broadcast(5, rank, root, False), place, place, None, 8, 1,
-                30.0, False,
+                f"from {root}",
+                programs.broadcast(5, rank, root, False),
+                place,
+                place,
+                None,
+                8,
+                1,
+                30.0,
+                False,
             )
             for root, place in enumerate(places)
-        ]  # fmt: skip
+        ]
         assert all(made.engines[rank].wait(task, 30.0) for task in tasks)
         return [
             (task.problem, set(each.tolist())) for task, each in zip(tasks, arrays, strict=True)
@@ -498,12 +532,8 @@ def test_a_time_beyond_all_clocks_is_never_over() -> None:
 def test_without_rank_0_the_next_one_finds_out_who_is_late() -> None:
     made = Mesh(3, silence_s=0.5)
     made.engines[0].close()
-    program = _native.TransportProgram(
-        1, [], [(2, 0, 1, False, False, False, -1, 0)], True
-    )  # fmt: skip
-    task = made.engines[1].collective(
-        "news", program, [(0, 0)], [(0, 0)], None, 8, 1, 0.1, False
-    )  # fmt: skip
+    program = _native.TransportProgram(1, [], [(2, 0, 1, False, False, False, -1, 0)], True)
+    task = made.engines[1].collective("news", program, [(0, 0)], [(0, 0)], None, 8, 1, 0.1, False)
     assert made.engines[1].wait(task, 20.0)
     assert str(task.problem).endswith(
         "rank 0 has left the group; rank 1 called news; rank 2 has not called it"
@@ -580,9 +610,13 @@ def test_how_many_streams_there_are_is_a_number_on_which_all_agree(role: Any, sa
     ],
 )
 def test_streams_are_chosen_by_rate_way_window_and_processors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_bytes: int, megabits: int,
-    processors: int, streams: int,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    window_bytes: int,
+    megabits: int,
+    processors: int,
+    streams: int,
+) -> None:
     (tmp_path / "lo").mkdir()
     (tmp_path / "lo" / "speed").write_text(f"{megabits}\n")
     (tmp_path / "tcp_wmem").write_text(f"4096 16384 {window_bytes}\n")

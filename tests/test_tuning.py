@@ -34,9 +34,11 @@ from tests.conftest import Cli
 
 TWO_TO_ONE = Path(__file__).resolve().parents[1] / "examples" / "two-to-one.toml"
 clusters = st.builds(
-    Cluster, workers=st.integers(2, 3000), rate_bps=st.floats(1e8, 1e12),
+    Cluster,
+    workers=st.integers(2, 3000),
+    rate_bps=st.floats(1e8, 1e12),
     latency_s=st.floats(0, 1e-3),
-)  # fmt: skip
+)
 
 
 @given(st.sampled_from(OPS), clusters, st.integers(1, 2**34))
@@ -102,8 +104,12 @@ def test_auto_is_as_quick_as_the_quickest_that_can_be_asked_for(
     workers: int, how: dict[str, Any]
 ) -> None:
     asked: dict[str, Any] = {
-        "bytes": "64kB", "workers": workers, "bandwidth": "10Gbps", "latency": "20us", **how
-    }  # fmt: skip
+        "bytes": "64kB",
+        "workers": workers,
+        "bandwidth": "10Gbps",
+        "latency": "20us",
+        **how,
+    }
     times = []
     for each in algorithms("allreduce"):
         with contextlib.suppress(fw.UsageError):
@@ -119,8 +125,20 @@ def test_where_no_algorithm_can_be_timed_that_is_said() -> None:
 
 
 def test_a_collective_is_tuned_before_it_is_played(cli: Cli) -> None:
-    asked = ("collective", "allreduce", "--bytes", "64kB", "--workers", "16", "--bandwidth",
-             "10Gbps", "--latency", "20us", "--algorithm", "auto")  # fmt: skip
+    asked = (
+        "collective",
+        "allreduce",
+        "--bytes",
+        "64kB",
+        "--workers",
+        "16",
+        "--bandwidth",
+        "10Gbps",
+        "--latency",
+        "20us",
+        "--algorithm",
+        "auto",
+    )
     done = cli(*asked)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("allreduce of 64 kB by halving-doubling over 16 workers")
@@ -134,9 +152,11 @@ def test_a_collective_is_tuned_before_it_is_played(cli: Cli) -> None:
 
 @given(
     st.lists(st.tuples(st.floats(0.1, 20), st.integers(1, 200_000_000)), min_size=1, max_size=8),
-    st.integers(1, 2_000), st.floats(1e8, 1e12), st.floats(0, 1e-3),
+    st.integers(1, 2_000),
+    st.floats(1e8, 1e12),
+    st.floats(0, 1e-3),
     st.sampled_from(["fifo", "priority"]),
-)  # fmt: skip
+)
 @settings(max_examples=40)
 def test_a_tuned_step_communicates_no_longer_than_with_one_algorithm_for_all(
     waits: list[tuple[float, int]], workers: int, rate: float, latency: float, lane: str
@@ -144,9 +164,14 @@ def test_a_tuned_step_communicates_no_longer_than_with_one_algorithm_for_all(
     ready = np.cumsum([wait for wait, _ in waits])
     run = a_run(gradients=[(at, size) for at, (_, size) in zip(ready, waits, strict=True)])
     table = fw.whatif(
-        run, workers=workers, bandwidth=rate, latency=latency, buckets="none", lane=lane,
+        run,
+        workers=workers,
+        bandwidth=rate,
+        latency=latency,
+        buckets="none",
+        lane=lane,
         algorithm=["auto", *algorithms("allreduce")],
-    )  # fmt: skip
+    )
     auto, *others = table["communication_s"].tolist()
     assert auto <= min(others)
 
@@ -154,8 +179,11 @@ def test_a_tuned_step_communicates_no_longer_than_with_one_algorithm_for_all(
 def test_each_message_of_a_step_goes_its_own_way() -> None:
     run = a_run(gradients=[(10, 1_000), (20, 500_000_000)])
     conditions: dict[str, Any] = {
-        "workers": 48, "bandwidth": "100Gbps", "latency": "5us", "buckets": "none",
-    }  # fmt: skip
+        "workers": 48,
+        "bandwidth": "100Gbps",
+        "latency": "5us",
+        "buckets": "none",
+    }
     table = fw.whatif(run, **conditions, algorithm="auto,ring,tree")
     auto, ring, tree = table["communication_s"].tolist()
     assert auto < min(ring, tree)
@@ -181,9 +209,12 @@ def test_on_a_described_cluster_every_algorithm_that_fits_is_tried() -> None:
 
 def test_a_step_on_a_described_cluster_is_tuned_over_its_links() -> None:
     table = fw.whatif(
-        "resnet50@v100", cluster="p3dn", nodes=4, buckets="ddp:1MiB",
+        "resnet50@v100",
+        cluster="p3dn",
+        nodes=4,
+        buckets="ddp:1MiB",
         algorithm=["auto", "hierarchical", "multi-ring", *algorithms("allreduce")],
-    )  # fmt: skip
+    )
     auto, *others = table["communication_s"].tolist()
     assert auto <= min(others)
     assert "hierarchical" in {each.algorithm.partition("-")[0] for each in table.tuning[0].ranges}
@@ -211,10 +242,14 @@ def test_an_algorithm_of_clusters_takes_in_a_step_what_it_takes_alone() -> None:
 
 def a_search() -> fw.WhatIf:
     return fw.whatif(
-        "resnet50@v100", workers="8,16,64", bandwidth="1Gbps,10Gbps,25Gbps,100Gbps",
-        buckets="ddp,paper,none,ddp:100MiB", algorithm="ring,tree,halving-doubling",
-        latency="20us", compression="1,4",
-    )  # fmt: skip
+        "resnet50@v100",
+        workers="8,16,64",
+        bandwidth="1Gbps,10Gbps,25Gbps,100Gbps",
+        buckets="ddp,paper,none,ddp:100MiB",
+        algorithm="ring,tree,halving-doubling",
+        latency="20us",
+        compression="1,4",
+    )
 
 
 def test_the_best_is_as_fast_as_any_and_asks_for_less() -> None:
@@ -251,13 +286,26 @@ def test_every_run_has_its_own_best() -> None:
     result = fw.whatif(["vgg16@v100", "resnet50@v100"], workers="8,64", bandwidth="1Gbps,100Gbps")
     found = result.best(2)
     assert [result["run"][each.row] for each in found] == [
-        "vgg16@v100", "vgg16@v100", "resnet50@v100", "resnet50@v100",
-    ]  # fmt: skip
+        "vgg16@v100",
+        "vgg16@v100",
+        "resnet50@v100",
+        "resnet50@v100",
+    ]
 
 
 def test_the_command_shows_the_best_and_writes_all(cli: Cli) -> None:
-    asked = ("whatif", "resnet50@v100", "--workers", "8,64", "--bandwidth", "1Gbps,100Gbps",
-             "--buckets", "ddp,none", "--best", "2")  # fmt: skip
+    asked = (
+        "whatif",
+        "resnet50@v100",
+        "--workers",
+        "8,64",
+        "--bandwidth",
+        "1Gbps,100Gbps",
+        "--buckets",
+        "ddp,none",
+        "--best",
+        "2",
+    )
     shown = cli(*asked).stdout.splitlines()
     assert shown[2].startswith("────")
     assert shown[3].split()[1:4] == ["64", "100", "Gbps"]

@@ -211,9 +211,13 @@ def test_more_bandwidth_never_slows_a_step(
     run: Run, workers: int, one: float, other: float, latency: float, buckets: str, kind: str
 ) -> None:
     table = fw.whatif(
-        run, workers=workers, bandwidth=sorted([one, other]), latency=latency, buckets=buckets,
+        run,
+        workers=workers,
+        bandwidth=sorted([one, other]),
+        latency=latency,
+        buckets=buckets,
         algorithm=kind,
-    )  # fmt: skip
+    )
     assert table["step_s"][1] <= table["step_s"][0]
 
 
@@ -222,9 +226,13 @@ def test_less_latency_never_slows_a_step(
     run: Run, workers: int, rate: float, one: float, other: float, buckets: str, kind: str
 ) -> None:
     table = fw.whatif(
-        run, workers=workers, bandwidth=rate, latency=sorted([one, other]), buckets=buckets,
+        run,
+        workers=workers,
+        bandwidth=rate,
+        latency=sorted([one, other]),
+        buckets=buckets,
         algorithm=kind,
-    )  # fmt: skip
+    )
     assert table["step_s"][0] <= table["step_s"][1]
 
 
@@ -233,9 +241,13 @@ def test_fewer_bytes_never_slow_a_step(
     run: Run, workers: int, rate: float, one: float, other: float, buckets: str, kind: str
 ) -> None:
     table = fw.whatif(
-        run, workers=workers, bandwidth=rate, compression=sorted([one, other]), buckets=buckets,
+        run,
+        workers=workers,
+        bandwidth=rate,
+        compression=sorted([one, other]),
+        buckets=buckets,
         algorithm=kind,
-    )  # fmt: skip
+    )
     assert table["step_s"][1] <= table["step_s"][0]
 
 
@@ -244,9 +256,15 @@ def test_one_worker_loses_nothing(
     run: Run, rate: float, latency: float, buckets: str, kind: str, lane: str
 ) -> None:
     table = fw.whatif(
-        run, workers=1, bandwidth=rate, latency=latency, buckets=buckets, algorithm=kind,
-        lane=lane, codec="4,1GB/s,1GB/s,gather",
-    )  # fmt: skip
+        run,
+        workers=1,
+        bandwidth=rate,
+        latency=latency,
+        buckets=buckets,
+        algorithm=kind,
+        lane=lane,
+        codec="4,1GB/s,1GB/s,gather",
+    )
     assert table["overhead_s"].tolist() == [0.0]
     assert table["scaling_factor"].tolist() == [1.0]
     assert table["communication_s"].tolist() == [0.0]
@@ -268,12 +286,17 @@ def test_scaling_every_time_and_rate_scales_the_step_exactly(
 ) -> None:
     run = whole_in(run, 4)
     other = stretched(run, scale)
-    step = step_s(run, workers=workers, bandwidth=rate, latency=latency, algorithm=kind,
-                  buckets="none")  # fmt: skip
+    step = step_s(
+        run, workers=workers, bandwidth=rate, latency=latency, algorithm=kind, buckets="none"
+    )
     assert step * scale == step_s(
-        other, workers=workers, bandwidth=rate / scale, latency=latency * scale, algorithm=kind,
+        other,
+        workers=workers,
+        bandwidth=rate / scale,
+        latency=latency * scale,
+        algorithm=kind,
         buckets="none",
-    )  # fmt: skip
+    )
 
 
 def stretched(run: Run, scale: float) -> Run:
@@ -315,24 +338,40 @@ def test_a_grid_equals_its_points_to_the_last_bit(
 ) -> None:
     codecs = ["8,3GB/s,9GB/s,gather", "2,3GB/s,9GB/s,sum"]
     grid = fw.whatif(
-        run, workers=workers, bandwidth=bandwidth, compression=ratios, codec=codecs,
-        latency=[0.0, 1e-5], buckets=["ddp", "none"], lane=lane,
-    )  # fmt: skip
+        run,
+        workers=workers,
+        bandwidth=bandwidth,
+        compression=ratios,
+        codec=codecs,
+        latency=[0.0, 1e-5],
+        buckets=["ddp", "none"],
+        lane=lane,
+    )
     picked = np.linspace(0, len(grid) - 1, 12).astype(int)
     for row in picked.tolist():
         one = point(run, grid, row, lane)
-        for name in ("step_s", "communication_s", "overhead_s", "scaling_factor",
-                     "network_utilization"):  # fmt: skip
+        for name in (
+            "step_s",
+            "communication_s",
+            "overhead_s",
+            "scaling_factor",
+            "network_utilization",
+        ):
             assert one[name][0] == grid[name][row], name
 
 
 def point(run: Run, grid: WhatIf, row: int, lane: str) -> WhatIf:
     codec = grid["codec"][row]
     return fw.whatif(
-        run, workers=grid["workers"][row], bandwidth=grid["bandwidth_bps"][row],
-        compression=None if codec else grid["compression"][row], codec=codec,
-        latency=grid["latency_s"][row], buckets=grid["buckets"][row], lane=lane,
-    )  # fmt: skip
+        run,
+        workers=grid["workers"][row],
+        bandwidth=grid["bandwidth_bps"][row],
+        compression=None if codec else grid["compression"][row],
+        codec=codec,
+        latency=grid["latency_s"][row],
+        buckets=grid["buckets"][row],
+        lane=lane,
+    )
 
 
 # Where a law stops holding, one example shows it.

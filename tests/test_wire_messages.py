@@ -37,12 +37,15 @@ def at_96(*frames: bytes) -> bytes:
 
 
 def test_messages_of_gloo_are_read_from_their_beginnings(tmp_path: Path) -> None:
-    run = read(tmp_path, at_96(
-        sent(1, preamble(0, OFFER)),
-        sent(49, preamble(5000), 1000),
-        sent(49 + 1048, b"\x7f" * 4000),
-        sent(49 + 5048, preamble(300, tag=10), 300),
-    ))  # fmt: skip
+    run = read(
+        tmp_path,
+        at_96(
+            sent(1, preamble(0, OFFER)),
+            sent(49, preamble(5000), 1000),
+            sent(49 + 1048, b"\x7f" * 4000),
+            sent(49 + 5048, preamble(300, tag=10), 300),
+        ),
+    )
     rows = run.messages
     assert rows.op.tolist() == ["allreduce", "allreduce"]
     assert rows.sequence.tolist() == [9, 10]
@@ -58,9 +61,10 @@ def test_a_message_that_begins_within_a_packet_leaves_bytes_unread_until_the_nex
     tmp_path: Path,
 ) -> None:
     inside = bytes(100) + preamble(700) + bytes(700)
-    run = read(tmp_path, at_96(
-        sent(1, preamble(100), 0), sent(49, inside), sent(49 + 848, preamble(50), 50),
-    ))  # fmt: skip
+    run = read(
+        tmp_path,
+        at_96(sent(1, preamble(100), 0), sent(49, inside), sent(49 + 848, preamble(50), 50)),
+    )
     assert run.messages.payload_bytes.tolist() == [150]
     assert run.messages.unread_bytes.tolist() == [748]
     assert run.messages.messages.tolist() == [2]
@@ -89,9 +93,10 @@ def test_round_trips_are_timed_from_acknowledgements(tmp_path: Path) -> None:
 
 def test_what_was_sent_again_is_not_timed(tmp_path: Path) -> None:
     frames = [
-        (START, p.segment(1, 1000)), (START + MS, p.segment(1, 1000)),
+        (START, p.segment(1, 1000)),
+        (START + MS, p.segment(1, 1000)),
         (START + 2 * MS, p.answer(1001)),
-    ]  # fmt: skip
+    ]
     assert read(tmp_path, p.pcap(frames)).connections.rtt_samples.tolist() == [0, 0]
 
 
@@ -127,8 +132,15 @@ def test_a_cooked_capture_says_which_addresses_are_its_hosts_own(tmp_path: Path)
     def frame(kind: int, source: str, target: str) -> bytes:
         return struct.pack(">H", kind) + p.cooked(p.ip(p.tcp(1, 10), source, target))[2:]
 
-    run = read(tmp_path, p.pcap([
-        (START, frame(4, "10.0.0.1", "10.0.0.2")), (START + 1, frame(4, "10.0.1.1", "10.0.1.2")),
-        (START + 2, frame(0, "10.0.0.3", "10.0.0.1")),
-    ], link=113))  # fmt: skip
+    run = read(
+        tmp_path,
+        p.pcap(
+            [
+                (START, frame(4, "10.0.0.1", "10.0.0.2")),
+                (START + 1, frame(4, "10.0.1.1", "10.0.1.2")),
+                (START + 2, frame(0, "10.0.0.3", "10.0.0.1")),
+            ],
+            link=113,
+        ),
+    )
     assert run.facts["addresses"] == "10.0.0.1=10.0.0.1+10.0.1.1"

@@ -39,9 +39,14 @@ def said_of(collectives: list[Collective], hosts: int = 4, **how: int) -> Traffi
 
 
 def trained(
-    iterations: int, buckets: list[tuple[int, float]], *, gap_ms: float, between_ms: float = 2,
-    startup: int = 0, first: list[tuple[int, float]] | None = None,
-) -> list[Collective]:  # fmt: skip
+    iterations: int,
+    buckets: list[tuple[int, float]],
+    *,
+    gap_ms: float,
+    between_ms: float = 2,
+    startup: int = 0,
+    first: list[tuple[int, float]] | None = None,
+) -> list[Collective]:
     """Return all-reduces of (bytes, ms) in each iteration, perhaps others in the first."""
     done: list[Collective] = [("broadcast", 1, startup, 10, 40)] if startup else []
     now, number = 100.0, 2
@@ -137,9 +142,11 @@ def test_the_host_that_keeps_the_others_waiting_is_named() -> None:
 def test_collectives_of_unknown_share_are_not_told_a_size() -> None:
     sent, messages = told(4, trained(6, [(2 * MB, 30.0), (2 * MB, 30.0)], gap_ms=50))
     overlapping = replace(
-        messages, last_ns=messages.last_ns + 10 * MS, payload_bytes=messages.payload_bytes // 2,
+        messages,
+        last_ns=messages.last_ns + 10 * MS,
+        payload_bytes=messages.payload_bytes // 2,
         unread_bytes=messages.payload_bytes - messages.payload_bytes // 2,
-    )  # fmt: skip
+    )
     result = analyse_flows(traffic(sent, messages=overlapping))
     usual = usual_iteration(result)
     assert usual is not None
@@ -152,9 +159,12 @@ def test_a_slow_link_that_still_sends_when_others_have_begun_anew_tangles_nothin
     late_ns = np.where(messages.source == "10.0.0.3:29500", 15 * MS, 0)
     read = messages.payload_bytes // 2
     slow = replace(
-        messages, first_ns=messages.first_ns + late_ns, last_ns=messages.last_ns + late_ns,
-        payload_bytes=read, unread_bytes=messages.payload_bytes - read,
-    )  # fmt: skip
+        messages,
+        first_ns=messages.first_ns + late_ns,
+        last_ns=messages.last_ns + late_ns,
+        payload_bytes=read,
+        unread_bytes=messages.payload_bytes - read,
+    )
     result = analyse_flows(traffic(sent, messages=slow))
     assert count(result) == 15
     assert result.iterations is not None
@@ -172,9 +182,12 @@ def test_what_is_counted_with_the_collective_before_is_told_by_the_sum_of_both()
     moved = np.random.default_rng(1).integers(0, MB, 9)[messages.sequence // 2 - 1]
     payload = messages.payload_bytes + np.where(messages.sequence % 2, -moved, moved)
     unsure = replace(
-        messages, first_ns=messages.first_ns + late_ns, last_ns=messages.last_ns + late_ns,
-        payload_bytes=payload // 2, unread_bytes=payload - payload // 2,
-    )  # fmt: skip
+        messages,
+        first_ns=messages.first_ns + late_ns,
+        last_ns=messages.last_ns + late_ns,
+        payload_bytes=payload // 2,
+        unread_bytes=payload - payload // 2,
+    )
     result = analyse_flows(traffic(sent, messages=unsure))
     assert count(result) == 9
     assert result.iterations is not None
@@ -235,9 +248,13 @@ def test_recorded_steps_are_held_against_iterations() -> None:
     run = traffic(ring(3, 8))
     steps = np.arange(8)
     recorded = Spans(
-        rank=steps * 0, step=steps, lane=np.full(8, "host", object),
-        name=np.full(8, "step", object), start_ns=steps * 160 * MS, end_ns=(steps + 1) * 160 * MS,
-    )  # fmt: skip
+        rank=steps * 0,
+        step=steps,
+        lane=np.full(8, "host", object),
+        name=np.full(8, "step", object),
+        start_ns=steps * 160 * MS,
+        end_ns=(steps + 1) * 160 * MS,
+    )
     audit = analyse_flows(replace(run, spans=recorded)).audit
     assert "the recorder counted 8 steps of 160 ms, as many as packets show" in audit
     audit = analyse_flows(replace(run, spans=recorded.rows(steps < 7))).audit
@@ -310,13 +327,16 @@ def test_a_hosts_file_says_addresses_and_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "expected lines like"), ("a 10.0.0.1\na 10.0.0.2", "line 2: expected a new host's"),
-        ("a 10.0.0", "expected an address, got '10.0.0'"), ("a", "a has no address"),
+        ("", "expected lines like"),
+        ("a 10.0.0.1\na 10.0.0.2", "line 2: expected a new host's"),
+        ("a 10.0.0", "expected an address, got '10.0.0'"),
+        ("a", "a has no address"),
         ("a 10.0.0.1\nb 10.0.0.1", "10.0.0.1 belongs to a and to b"),
-        ("a 10.0.0.1 ranks=1-2", "expected ranks from 0"), ("a 10.0.0.1 ranks=x", "ranks=0-7"),
+        ("a 10.0.0.1 ranks=1-2", "expected ranks from 0"),
+        ("a 10.0.0.1 ranks=x", "ranks=0-7"),
         ("a 10.0.0.1 ranks=0-1\nb 10.0.0.2 ranks=1", "rank 1 is on a already"),
     ],
-)  # fmt: skip
+)
 def test_a_hosts_file_that_cannot_be_meant_is_refused(
     tmp_path: Path, text: str, message: str
 ) -> None:
@@ -456,21 +476,32 @@ _NUMBERS = st.integers(0, 2**62)
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 3), st.integers(0, 3), st.sampled_from(["allreduce", "allgather"]),
-            st.integers(0, 3), _NUMBERS, _NUMBERS, _NUMBERS, st.integers(0, 10**9),
-            st.integers(0, 10**9), st.integers(0, 5),
-        ), min_size=1, max_size=30,
+            st.integers(0, 3),
+            st.integers(0, 3),
+            st.sampled_from(["allreduce", "allgather"]),
+            st.integers(0, 3),
+            _NUMBERS,
+            _NUMBERS,
+            _NUMBERS,
+            st.integers(0, 10**9),
+            st.integers(0, 10**9),
+            st.integers(0, 5),
+        ),
+        min_size=1,
+        max_size=30,
     )
-)  # fmt: skip
+)
 @cases(100)
 def test_messages_between_the_hosts_of_any_size_and_time_break_nothing(rows: list[Any]) -> None:
     names = [f"10.0.0.{host + 1}:29500" for host in range(4)]
     columns = list(zip(*rows, strict=True))
     kinds = Messages.column_types()
-    table = Messages(**{
-        name: np.array([names[each] for each in values] if place < 2 else values, kinds[name])
-        for place, (name, values) in enumerate(zip(kinds, columns, strict=True))
-    })  # fmt: skip
+    table = Messages(
+        **{
+            name: np.array([names[each] for each in values] if place < 2 else values, kinds[name])
+            for place, (name, values) in enumerate(zip(kinds, columns, strict=True))
+        }
+    )
     run = traffic([(0, 1, 1000, 0, 3), (2, 3, 10, 5, 6)], messages=table)
     result = analyse_flows(run)
     usual_iteration(result)
@@ -486,7 +517,7 @@ def test_messages_between_the_hosts_of_any_size_and_time_break_nothing(rows: lis
         ([e for n in (0, 2) for e in ((1, n), (n, 1))], "a tree around 10.0.0.2"),
         ([(a, a ^ b) for a in range(8) for b in (1, 2, 4)], "in recursive doubling"),
     ],
-)  # fmt: skip
+)
 def test_every_shape_is_said_in_words(edges: list[tuple[int, int]], said: str) -> None:
     sent: list[Sent] = [(a, b, MB, n * 100, n * 100 + 50) for n in range(6) for a, b in edges]
     assert said in next(traffic_sentences(analyse_flows(traffic(sent))))

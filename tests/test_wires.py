@@ -16,23 +16,47 @@ from validation.wires import GROUPS, Case, judged, plain, played, said_of
 
 CASES = {case.name: case for group in GROUPS for case in group()}
 TELLING = [
-    "ring of 2 back", "ring of 16 on, no broadcast", "ring of 8 in another order",
-    "two-way ring of 5", "two rings in two orders", "halving-doubling of 8", "tree of 7",
-    "double tree of 6", "2 servers, 4 workers", "3 groups of 3",
-    "ring of 4 hosts with 16 ranks, broadcast", "4 connections between hosts",
-    "evaluation every 5", "checkpoints to a store", "five equal buckets",
-    "overlap without gaps", "overlap without gaps, no broadcast",
-    "iterations that take longer and longer", "two iterations, too few to repeat",
-    "a late host, hardly any computation", "a broadcast of as many bytes as an iteration",
-    "slow link, 1/3, 4 hosts", "slow link and overlap without gaps",
-    "a parameter server whose link is everyone's", "snap 54", "cooked", "vxlan", "RoCEv2", "IPv6",
-    "pcapng, 10^-3 s", "at each host, clocks hours apart", "begun in mid-job",
+    "ring of 2 back",
+    "ring of 16 on, no broadcast",
+    "ring of 8 in another order",
+    "two-way ring of 5",
+    "two rings in two orders",
+    "halving-doubling of 8",
+    "tree of 7",
+    "double tree of 6",
+    "2 servers, 4 workers",
+    "3 groups of 3",
+    "ring of 4 hosts with 16 ranks, broadcast",
+    "4 connections between hosts",
+    "evaluation every 5",
+    "checkpoints to a store",
+    "five equal buckets",
+    "overlap without gaps",
+    "overlap without gaps, no broadcast",
+    "iterations that take longer and longer",
+    "two iterations, too few to repeat",
+    "a late host, hardly any computation",
+    "a broadcast of as many bytes as an iteration",
+    "slow link, 1/3, 4 hosts",
+    "slow link and overlap without gaps",
+    "a parameter server whose link is everyone's",
+    "snap 54",
+    "cooked",
+    "vxlan",
+    "RoCEv2",
+    "IPv6",
+    "pcapng, 10^-3 s",
+    "at each host, clocks hours apart",
+    "begun in mid-job",
     "5 % of packets missed",
-    "each packet twice", "super-segments of 43", "sequence numbers that wrap",
-    "FSDP that gathers one way and reduces the other", "two jobs of their own",
+    "each packet twice",
+    "super-segments of 43",
+    "sequence numbers that wrap",
+    "FSDP that gathers one way and reduces the other",
+    "two jobs of their own",
     "input from a store all the while",
     "requests and answers at random",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", [CASES[name] for name in TELLING], ids=lambda case: case.name)
@@ -76,9 +100,10 @@ def test_trainings_that_follow_each_other_are_told_each_for_itself(
     other = played(replace(plain(), iterations=12, gradient=5_000_000), 4)
     last_ns = int(first.time_ns.max())
     later = replace(
-        other, time_ns=other.time_ns + (last_ns - int(other.time_ns.min())) + 2 * 10**9,
+        other,
+        time_ns=other.time_ns + (last_ns - int(other.time_ns.min())) + 2 * 10**9,
         connection=other.connection + 7,
-    )  # fmt: skip
+    )
     result = said_of([w.capture(first, how), w.capture(later, how)], tmp_path)
     assert [each.iterations and each.iterations.count for each in result.groups] == [9, 12]
     assert result.groups[1].gradient_bytes == pytest.approx(5e6, rel=1e-3)

@@ -33,21 +33,34 @@ def traffic(
     names = np.array([f"10.0.0.{host + 1}:29500" for host in range(64)], object)
     return Run(
         provenance=Provenance(origin="imported", source="made up"),
-        facts=facts or {}, messages=messages or Messages.empty(),
+        facts=facts or {},
+        messages=messages or Messages.empty(),
         flows=Flows(
-            source=names[source], destination=names[target], start_ns=slot * MS,
-            end_ns=(slot + 1) * MS, payload_bytes=payload, wire_bytes=payload * 105 // 100,
+            source=names[source],
+            destination=names[target],
+            start_ns=slot * MS,
+            end_ns=(slot + 1) * MS,
+            payload_bytes=payload,
+            wire_bytes=payload * 105 // 100,
             packets=payload // 1448 + 1,
             retransmits=np.where(target == 0, again * payload // 1448, 0).astype(np.int64),
         ),
-    )  # fmt: skip
+    )
 
 
 def ring(
-    hosts: int, iterations: int, *, gradient: int = 8_000_000, compute_ms: float = 60,
-    send_ms: float = 100, buckets: Sequence[float] = (1,), bucket_gap_ms: float = 0,
-    pause_every: int = 0, startup: bool = True, ranks: int | None = None,
-) -> list[Sent]:  # fmt: skip
+    hosts: int,
+    iterations: int,
+    *,
+    gradient: int = 8_000_000,
+    compute_ms: float = 60,
+    send_ms: float = 100,
+    buckets: Sequence[float] = (1,),
+    bucket_gap_ms: float = 0,
+    pause_every: int = 0,
+    startup: bool = True,
+    ranks: int | None = None,
+) -> list[Sent]:
     """Return a training over a ring in which each host sends to the one before it."""
     n = ranks or hosts
     per_edge = 2 * (n - 1) / n * gradient
@@ -83,10 +96,17 @@ def told(
             target = (host - 1) % hosts
             sent.append((host, target, part, start, end))
             row = (
-                f"10.0.0.{host + 1}:29500", f"10.0.0.{target + 1}:29500", op, number,
-                round((start - (0 if host == late else 5)) * MS), round(start * MS),
-                round(end * MS), part, 0, 1,
-            )  # fmt: skip
+                f"10.0.0.{host + 1}:29500",
+                f"10.0.0.{target + 1}:29500",
+                op,
+                number,
+                round((start - (0 if host == late else 5)) * MS),
+                round(start * MS),
+                round(end * MS),
+                part,
+                0,
+                1,
+            )
             for column, value in zip(columns.values(), row, strict=True):
                 column.append(value)
     kinds = Messages.column_types()

@@ -20,14 +20,21 @@ MIB = 2**20
 def a_transport(**changed: float) -> MeasuredTransport:
     """Make a transport like Gloo's on two processors that all ranks share."""
     numbers = {
-        "share": 0.95, "processor_s_per_byte": 1e-9, "processor_s_per_hop": 0.3e-3, "apart": 0.25,
-    }  # fmt: skip
+        "share": 0.95,
+        "processor_s_per_byte": 1e-9,
+        "processor_s_per_hop": 0.3e-3,
+        "apart": 0.25,
+    }
     numbers |= changed
     return MeasuredTransport(
-        share=numbers["share"], processor_s_per_byte=numbers["processor_s_per_byte"],
-        processor_s_per_hop=numbers["processor_s_per_hop"], apart=numbers["apart"],
-        processors=2, machines=1, workers=2,
-    )  # fmt: skip
+        share=numbers["share"],
+        processor_s_per_byte=numbers["processor_s_per_byte"],
+        processor_s_per_hop=numbers["processor_s_per_hop"],
+        apart=numbers["apart"],
+        processors=2,
+        machines=1,
+        workers=2,
+    )
 
 
 def a_trained_job(
@@ -67,15 +74,24 @@ def a_trained_job(
         split_ns = round(split_s * 1e9)
     start_ns = 0
     for step in range(steps):
-        begin_ns = [start_ns + round((20 + slower_ms * (rank == workers - 1)) * MS) + split_ns
-                    for rank in range(workers)]  # fmt: skip
+        begin_ns = [
+            start_ns + round((20 + slower_ms * (rank == workers - 1)) * MS) + split_ns
+            for rank in range(workers)
+        ]
         if split_mib:
             amidst_ns = start_ns + 5 * MS
             for rank in range(workers):
                 collectives.append(
-                    (rank, step, step, round(split_mib * MIB), amidst_ns, amidst_ns + split_ns,
-                     f"pair {rank // 2}")
-                )  # fmt: skip
+                    (
+                        rank,
+                        step,
+                        step,
+                        round(split_mib * MIB),
+                        amidst_ns,
+                        amidst_ns + split_ns,
+                        f"pair {rank // 2}",
+                    )
+                )
                 spans.append((rank, step, "communication", "wait", amidst_ns, amidst_ns + split_ns))
         lane_ns = 0.0
         for order, (size, ready) in enumerate(
@@ -86,10 +102,17 @@ def a_trained_job(
             time_s *= random.uniform(1, 1 + noise) * (1 + every_second * (step % 2 == 0))
             lane_ns = max(lane_ns, max(issue_ns)) + time_s * 1e9
             collectives += [
-                (rank, step, step * len(messages) + order, size, issue_ns[rank], round(lane_ns),
-                 f"replica {rank % 2}" if split_mib else "0")
+                (
+                    rank,
+                    step,
+                    step * len(messages) + order,
+                    size,
+                    issue_ns[rank],
+                    round(lane_ns),
+                    f"replica {rank % 2}" if split_mib else "0",
+                )
                 for rank in range(workers)
-            ]  # fmt: skip
+            ]
         end_ns = max(round(lane_ns), max(begin_ns) + count * 10 * MS) + 5 * MS
         for rank in range(workers):
             begin = begin_ns[rank]
@@ -105,14 +128,21 @@ def a_trained_job(
             ]
         start_ns = end_ns
     known: dict[str, FactValue] = {
-        "workers": workers, "line_rate_bps": rate_bps, "payload_share": 0.956, "backend": "gloo",
-        "machines": 1, "processors": 2, **({} if by_hand else {"buckets": buckets}),
-    }  # fmt: skip
+        "workers": workers,
+        "line_rate_bps": rate_bps,
+        "payload_share": 0.956,
+        "backend": "gloo",
+        "machines": 1,
+        "processors": 2,
+        **({} if by_hand else {"buckets": buckets}),
+    }
     return Run(
         provenance=Provenance(origin="measured", source=f"{workers} workers"),
         facts={**known, **(facts or {})},
-        spans=_spans(spans), gradients=_gradients(gradients), collectives=_collectives(collectives),
-    )  # fmt: skip
+        spans=_spans(spans),
+        gradients=_gradients(gradients),
+        collectives=_collectives(collectives),
+    )
 
 
 def with_long_steps(job: Run, *, every: int, longer_ms: int) -> Run:
@@ -137,9 +167,12 @@ def with_long_steps(job: Run, *, every: int, longer_ms: int) -> Run:
 
 
 def message_s(
-    transport: MeasuredTransport, workers: int, rate_bps: float, size: int,
+    transport: MeasuredTransport,
+    workers: int,
+    rate_bps: float,
+    size: int,
     crowd_of: int | None = None,
-) -> float:  # fmt: skip
+) -> float:
     """Return the time of one all-reduce; of more ranks than it is among, others are there too."""
     ring = cost("allreduce", "ring", workers, float(size), AddTimes())
     line_s = 8 * ring.wire_bytes / (rate_bps * transport.share)
@@ -150,9 +183,13 @@ def message_s(
 def _spans(rows: Sequence[tuple[int, int, str, str, int, int]]) -> Spans:
     rank, step, lane, name, start, end = zip(*rows, strict=True)
     return Spans(
-        rank=np.array(rank), step=np.array(step), lane=np.array(lane, object),
-        name=np.array(name, object), start_ns=np.array(start), end_ns=np.array(end),
-    )  # fmt: skip
+        rank=np.array(rank),
+        step=np.array(step),
+        lane=np.array(lane, object),
+        name=np.array(name, object),
+        start_ns=np.array(start),
+        end_ns=np.array(end),
+    )
 
 
 def _gradients(rows: Sequence[tuple[int, int, int, int, int]]) -> Gradients:
@@ -168,6 +205,13 @@ def _collectives(rows: Sequence[tuple[int, int, int, int, int, int, str]]) -> Co
         for name, word in (("op", "allreduce"), ("dtype", "float32"))
     }
     return Collectives(
-        rank=rank, step=step, sequence=sequence, bytes=size, issue_ns=issue, start_ns=issue,
-        end_ns=end, group=np.array(groups, object), **words,
-    )  # fmt: skip
+        rank=rank,
+        step=step,
+        sequence=sequence,
+        bytes=size,
+        issue_ns=issue,
+        start_ns=issue,
+        end_ns=end,
+        group=np.array(groups, object),
+        **words,
+    )

@@ -58,9 +58,7 @@ def of_two_minds(rank: int, size: int, store: Any, timeout: timedelta) -> None:
     on_streams(1 + rank, joined, rank, size, store, timeout)
 
 
-def failing(
-    role: Callable[..., Any], rank: int, size: int, store: Any, timeout: timedelta
-) -> str:  # fmt: skip
+def failing(role: Callable[..., Any], rank: int, size: int, store: Any, timeout: timedelta) -> str:
     """Play a role and return the reason why it ends."""
     try:
         role(rank, size, store, timeout)
@@ -164,7 +162,7 @@ def _unusual(rank: int, size: int, group: Any) -> list[Any]:
     for entries in (rank, 0):
         few = torch.sparse_coo_tensor(
             torch.arange(entries)[None], torch.ones(entries, 2), (size, 2)
-        )  # fmt: skip
+        )
         dist.all_reduce(few, group=group)
         sums.append(few.to_dense())
     part = torch.empty(2, dtype=torch.complex64)

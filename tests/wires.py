@@ -193,17 +193,29 @@ class Network:
             self.now_ns = after
 
     def send(
-        self, source: int, target: int, size: int, start_ns: float, *, lasts_ns: float,
+        self,
+        source: int,
+        target: int,
+        size: int,
+        start_ns: float,
+        *,
+        lasts_ns: float,
         connection: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Send on each of the connections its share."""
         for number in range(self.connections):
             share = size // self.connections + (number < size % self.connections)
             if share:
                 self.sent.append(
-                    Sent(source=source, target=target, bytes=share, start_ns=start_ns,
-                         end_ns=start_ns + lasts_ns, connection=connection + number)
-                )  # fmt: skip
+                    Sent(
+                        source=source,
+                        target=target,
+                        bytes=share,
+                        start_ns=start_ns,
+                        end_ns=start_ns + lasts_ns,
+                        connection=connection + number,
+                    )
+                )
 
     def ends_ns(self) -> float:
         return max(each.end_ns for each in self.sent)
@@ -287,9 +299,14 @@ class Packets:
 
 
 def packets(
-    sent: Iterable[Sent], *, segment: int = 1448, burst: int = 1, first_sequence: int = 1,
-    acknowledge: int = 4, round_trip_ns: int = 60_000,
-) -> Packets:  # fmt: skip
+    sent: Iterable[Sent],
+    *,
+    segment: int = 1448,
+    burst: int = 1,
+    first_sequence: int = 1,
+    acknowledge: int = 4,
+    round_trip_ns: int = 60_000,
+) -> Packets:
     """Cut what is sent into packets of so many segments, with acknowledgements back."""
     ordered = sorted(sent, key=lambda each: each.start_ns)
     size = np.array([each.bytes for each in ordered], np.int64)
@@ -301,8 +318,10 @@ def packets(
     start = np.array([each.start_ns for each in ordered])[of]
     lasts = np.array([each.end_ns - each.start_ns for each in ordered])[of]
     time = (start + lasts * (place + 0.5) / count[of]).astype(np.int64) + BEGIN_NS
-    ends = [np.array([getattr(each, name) for each in ordered], np.int64)[of]
-            for name in ("source", "target", "connection")]  # fmt: skip
+    ends = [
+        np.array([getattr(each, name) for each in ordered], np.int64)[of]
+        for name in ("source", "target", "connection")
+    ]
     way = (ends[2] * 64 + ends[0]) * 64 + ends[1]
     # Of one connection, bytes follow each other as they were asked for, whenever packets went.
     sequence = np.zeros(len(of), np.int64)
@@ -314,11 +333,13 @@ def packets(
     zero = np.zeros(len(answered), np.int64)
     columns = {
         "time_ns": (time, time[answered] + round_trip_ns),
-        "source": (ends[0], ends[1][answered]), "target": (ends[1], ends[0][answered]),
-        "connection": (ends[2], ends[2][answered]), "sequence": (sequence, zero + first_sequence),
+        "source": (ends[0], ends[1][answered]),
+        "target": (ends[1], ends[0][answered]),
+        "connection": (ends[2], ends[2][answered]),
+        "sequence": (sequence, zero + first_sequence),
         "payload": (payload, zero),
         "acknowledged": (np.zeros(len(of), np.int64), (sequence + payload)[answered]),
-    }  # fmt: skip
+    }
     joined = Packets(**{name: np.concatenate(both) for name, both in columns.items()})
     return joined.rows(np.argsort(joined.time_ns, kind="stable"))
 
@@ -361,9 +382,12 @@ def capture(seen: Packets, how: Capturing | None = None) -> bytes:
 
 
 def _pcapng(
-    heads: NDArray[np.uint8], length: NDArray[np.int64], captured: NDArray[np.int64],
-    time: NDArray[np.int64], how: Capturing,
-) -> bytes:  # fmt: skip
+    heads: NDArray[np.uint8],
+    length: NDArray[np.int64],
+    captured: NDArray[np.int64],
+    time: NDArray[np.int64],
+    how: Capturing,
+) -> bytes:
     from tests import packets as p
 
     parts = [p.section(), p.interface(_LINKS[how.link], resolution=how.resolution)]
@@ -387,8 +411,9 @@ def _frames(seen: Packets, how: Capturing) -> tuple[NDArray[np.uint8], NDArray[n
         "vlan": bytes(12) + struct.pack(">HHH", 0x8100, 7, kind),
         "cooked": b"\x00\x03" + bytes(12) + struct.pack(">H", kind),  # to somebody else
         "cooked2": struct.pack(">HHIHB", kind, 0, 3, 1, 3) + bytes(9),
-        "raw": b"", "vxlan": bytes(12) + struct.pack(">H", kind),
-    }[how.link]  # fmt: skip
+        "raw": b"",
+        "vxlan": bytes(12) + struct.pack(">H", kind),
+    }[how.link]
     frame = _before(before, frame)
     total = total + len(before)
     if how.link == "vxlan":

@@ -50,14 +50,18 @@ CAUSES = {
         "overlap", 2, "200Mbps", "--layer-bytes 262144 --bucket-mb 100 --compute-s 0.15"
     ),
     "1 MiB buckets": Cause(
-        "transport", 2, "10Gbps",
+        "transport",
+        2,
+        "10Gbps",
         "--layers 32 --layer-bytes 1048576 --bucket-mb 1 --compute-s 0.02",
     ),
     "1 MiB one by one": Cause(
-        "transport", 2, "10Gbps",
+        "transport",
+        2,
+        "10Gbps",
         "--layers 32 --layer-bytes 1048576 --one-by-one --compute-s 0.02 --loss",
     ),
-}  # fmt: skip
+}
 
 
 def explained(
@@ -69,12 +73,28 @@ def explained(
         for _ in range(TRIES):
             done = subprocess.run(
                 [
-                    sys.executable, "-m", "fullwire.cli", "lab", "run",
-                    "--workers", str(cause.workers), "--rate", cause.rate, "-o", run, "--",
-                    *python, str(JOB), *cause.options.split(), *options,
+                    sys.executable,
+                    "-m",
+                    "fullwire.cli",
+                    "lab",
+                    "run",
+                    "--workers",
+                    str(cause.workers),
+                    "--rate",
+                    cause.rate,
+                    "-o",
+                    run,
+                    "--",
+                    *python,
+                    str(JOB),
+                    *cause.options.split(),
+                    *options,
                 ],
-                capture_output=True, text=True, timeout=LONGEST_JOB_S, check=False,
-            )  # fmt: skip
+                capture_output=True,
+                text=True,
+                timeout=LONGEST_JOB_S,
+                check=False,
+            )
             if "the link delivers" not in done.stderr:  # else the lab was refused: no job ran
                 break
         if done.returncode:  # a job that fails when it is over has been recorded all the same

@@ -99,12 +99,28 @@ def in_the_lab(path: Path, cell: str, job: Sequence[str], backend: str) -> fw.Ru
             break
         done = subprocess.run(
             [
-                sys.executable, "-m", "fullwire.cli", "lab", "run", "--workers", workers,
-                "--rate", rate, "-o", str(path), "--", sys.executable, "-m", *job,
+                sys.executable,
+                "-m",
+                "fullwire.cli",
+                "lab",
+                "run",
+                "--workers",
+                workers,
+                "--rate",
+                rate,
+                "-o",
+                str(path),
+                "--",
+                sys.executable,
+                "-m",
+                *job,
             ],
-            env={**os.environ, "BACKEND": backend}, capture_output=True, text=True,
-            timeout=LONGEST_S, check=False,
-        )  # fmt: skip
+            env={**os.environ, "BACKEND": backend},
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+            check=False,
+        )
         sys.stderr.write(done.stderr if done.returncode else "")
     return fw.read(path)
 

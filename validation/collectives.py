@@ -111,11 +111,13 @@ def tree_over_full_utilization(workers: int, chunks: int) -> float:
 def fat_tree(nodes: int) -> Fabric:
     """Describe nodes of 8 devices and 8 NICs on leaves of 4, below a 2:1 spine."""
     return Fabric(
-        name="fat-tree", nodes=nodes, devices_per_node=8,
+        name="fat-tree",
+        nodes=nodes,
+        devices_per_node=8,
         inside=Inside(kind="switch", rate_bps=3.6e12, latency_s=1e-6),
         nics=Nics(rate_bps=400e9, per_node=8, latency_s=4e-6),
         network=LeafSpine(nodes_per_leaf=4, oversubscription=2.0, latency_s=1e-6),
-    )  # fmt: skip
+    )
 
 
 def on_a_fat_tree(nodes: int, algorithm: str, size: int) -> tuple[float, float, float]:
@@ -129,9 +131,10 @@ def on_a_fat_tree(nodes: int, algorithm: str, size: int) -> tuple[float, float, 
     assert folded.played is not None
     assert whole.played is not None
     return (
-        folded.played / whole.played, abs(folded.time_s / whole.time_s - 1),
+        folded.played / whole.played,
+        abs(folded.time_s / whole.time_s - 1),
         closed_s / whole.time_s - 1,
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

@@ -49,11 +49,19 @@ def seeds() -> list[bytes]:
     segment = p.ip(p.tcp(1, 100))
     segment6 = p.ip(p.tcp(2**32 - 50, 100), "fe80::1", "fe80::2")
     frames = [
-        p.segment(0, 0, flags=p.SYN, options=mss), p.segment(1, 100), p.segment(201, 50),
-        p.segment(101, 100), p.segment(301, 40_000, options=stamps), p.answer(40_301),
-        p.ethernet(segment6, vlans=2), p.vxlan(p.ethernet(segment)), p.segment(5, 0, flags=p.RST),
-        p.geneve(p.ethernet(segment), options=bytes(8)), p.geneve(segment6, 0x86DD),
-        p.tunnel(segment, 4), p.tunnel(segment6, 41),
+        p.segment(0, 0, flags=p.SYN, options=mss),
+        p.segment(1, 100),
+        p.segment(201, 50),
+        p.segment(101, 100),
+        p.segment(301, 40_000, options=stamps),
+        p.answer(40_301),
+        p.ethernet(segment6, vlans=2),
+        p.vxlan(p.ethernet(segment)),
+        p.segment(5, 0, flags=p.RST),
+        p.geneve(p.ethernet(segment), options=bytes(8)),
+        p.geneve(segment6, 0x86DD),
+        p.tunnel(segment, 4),
+        p.tunnel(segment6, 41),
         p.gre(segment, 0x0800, flags=0xB000, more=bytes(12)),
         p.gre(p.ethernet(segment), 0x88BE, flags=0x1000, more=bytes(12)),
         p.gre(p.ethernet(segment), 0x22EB, flags=0x1000, more=bytes(15) + b"\1" + bytes(8)),
@@ -62,24 +70,30 @@ def seeds() -> list[bytes]:
         p.ethernet(p.ip(p.tcp(1, 100), claimed=0)),
         *map(p.ethernet, p.fragments(p.ip(p.tcp(401, 90)), 48)),
         *map(p.ethernet, p.fragments(p.ip(p.udp(bytes(90)), "::1", "::2", protocol=17), 48)),
-    ]  # fmt: skip
+    ]
     packets = [(10**18 + number * 10**6, frame) for number, frame in enumerate(frames)]
     other = p.section(">") + p.interface(113, resolution=6, order=">")
     other += p.enhanced(10**15, p.cooked(segment), order=">")
     statistics = p.block(5, struct.pack("<III", 0, 0, 0) + p.option(5, struct.pack("<Q", 17)))
     return [
-        p.pcap(packets, snap=600), p.pcap(packets, order=">", nano=False, snap=96),
+        p.pcap(packets, snap=600),
+        p.pcap(packets, order=">", nano=False, snap=96),
         p.pcap(packets, snap=60),
         p.pcap([(1, p.cooked(segment)), (2, p.cooked(segment6))], link=113),
         p.pcap([(1, p.cooked2(segment)), (2, p.cooked2(segment6))], link=276),
         p.pcap([(1, segment), (2, segment6)], link=101),
         p.pcap([(1, b"\x02\0\0\0" + segment)], link=0),
-        p.pcapng(packets[5:]), p.pcapng(packets[5:], order=">"),
+        p.pcapng(packets[5:]),
+        p.pcapng(packets[5:], order=">"),
         p.pcapng(packets[:4]) + statistics + p.block(0xABC, bytes(500)) + other,
-        p.section() + p.interface(resolution=0x80 | 30) + p.interface(101, resolution=3)
-        + p.enhanced(10**12, segment, number=1) + p.enhanced(1 << 60, frames[1]),
-        b"", bytes(64),
-    ]  # fmt: skip
+        p.section()
+        + p.interface(resolution=0x80 | 30)
+        + p.interface(101, resolution=3)
+        + p.enhanced(10**12, segment, number=1)
+        + p.enhanced(1 << 60, frames[1]),
+        b"",
+        bytes(64),
+    ]
 
 
 def build(folder: Path, flags: Sequence[str] = SANITIZED) -> Path:
@@ -123,8 +137,10 @@ def main() -> None:
     )
     memory_mib = max(each.most_memory_kib for each in outcomes) / 1024
     print(f"{total:,} damaged captures, no failure: {whole:,} read whole, {partial:,} in part,")
-    print(f"{total - whole - partial:,} refused; most memory {memory_mib:.0f} MiB, "
-          f"{time.monotonic() - began_s:.0f} s")  # fmt: skip
+    print(
+        f"{total - whole - partial:,} refused; most memory {memory_mib:.0f} MiB, "
+        f"{time.monotonic() - began_s:.0f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -37,10 +37,26 @@ def recorded(job: Job, place: Path) -> fw.Run:
     path = place / f"{job.name}.run"
     if not path.exists():
         command = [
-            sys.executable, "-m", "fullwire.cli", "lab", "run", "--workload", job.model,
-            "--workers", str(job.workers), "--rate", job.rate, "--buckets", job.buckets,
-            "--backend", job.backend, "--steps", str(job.steps), "-o", str(path),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "fullwire.cli",
+            "lab",
+            "run",
+            "--workload",
+            job.model,
+            "--workers",
+            str(job.workers),
+            "--rate",
+            job.rate,
+            "--buckets",
+            job.buckets,
+            "--backend",
+            job.backend,
+            "--steps",
+            str(job.steps),
+            "-o",
+            str(path),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{job}, {job.backend}: {done.stderr}")

@@ -103,21 +103,25 @@ def least_waiting(told: Any) -> int:
 def asked(run: Path) -> Iterator[Cost]:
     """Ask of a run what there is to ask besides `explain`, and return what each takes."""
     for command in (
-        ("whatif", run, "--bandwidth", "100Gbps"), ("compare", run, run),
+        ("whatif", run, "--bandwidth", "100Gbps"),
+        ("compare", run, run),
         ("report", run, "-o", run.with_suffix(".html")),
-    ):  # fmt: skip
+    ):
         yield measured(*command)[0]
 
 
 def row(world: int, original: Original, late: int, costs: Sequence[Cost]) -> str:
     """Return a line of the table."""
     cells = [
-        f"{world}", f"{world * original.events / 1e6:.2f} million",
+        f"{world}",
+        f"{world * original.events / 1e6:.2f} million",
         f"{world * original.bytes / 1e9:.2f} GB",
-        *(f"{each.wall_s:.1f} s, {each.processor_s:.1f} s, {each.largest_bytes / 1e6:.0f} MB"
-          for each in costs),
+        *(
+            f"{each.wall_s:.1f} s, {each.processor_s:.1f} s, {each.largest_bytes / 1e6:.0f} MB"
+            for each in costs
+        ),
         f"{late}, of {world // 2}",
-    ]  # fmt: skip
+    ]
     return f"| {' | '.join(cells)} |"
 
 

@@ -32,17 +32,62 @@ CASES = 100_000
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
 _STRING = re.compile(rb'"[^"\\]*"')
 _NUMBERS = (
-    b"-1", b"0", b"1e999", b"-1e999", b"NaN", b"Infinity", b"-Infinity", b"9" * 19, b"9" * 400,
-    b"-" + b"9" * 19, b"1e15", b"2e15", b"-2e15", b"0.5", b"1e-400", b"007", b"+1", b"0x10", b'"5"',
-    b"1.2.3", b"--1", b"null", b"true", b"[]", b"{}", b"9223372036854775807",
-    b"-9223372036854775808", b"2147483648", b"1_000", b"",
-)  # fmt: skip
+    b"-1",
+    b"0",
+    b"1e999",
+    b"-1e999",
+    b"NaN",
+    b"Infinity",
+    b"-Infinity",
+    b"9" * 19,
+    b"9" * 400,
+    b"-" + b"9" * 19,
+    b"1e15",
+    b"2e15",
+    b"-2e15",
+    b"0.5",
+    b"1e-400",
+    b"007",
+    b"+1",
+    b"0x10",
+    b'"5"',
+    b"1.2.3",
+    b"--1",
+    b"null",
+    b"true",
+    b"[]",
+    b"{}",
+    b"9223372036854775807",
+    b"-9223372036854775808",
+    b"2147483648",
+    b"1_000",
+    b"",
+)
 _TEXTS = (
-    b'""', b'"\\ud800"', b'"\\u0000"', b'"\\"', b'"<script>alert(1)</script>"', b'"../../etc/x"',
-    b'"' + b"n" * 5_000 + b'"', b'"\xff\xfe"', b'"\x1b[2J"', b"null", b"5", b"[[[[]]]]", b'{"a":',
-    b'"nccl:all_reduce"', b'"kernel"', b'"ProfilerStep#7"', b'"ProfilerStep#999999999"', b'"step"',
-    b'"X"', b'"NEGOTIATE_ALLREDUCE"', b'"record_param_comms"', b'"[4, -1]"', b"'a'",
-)  # fmt: skip
+    b'""',
+    b'"\\ud800"',
+    b'"\\u0000"',
+    b'"\\"',
+    b'"<script>alert(1)</script>"',
+    b'"../../etc/x"',
+    b'"' + b"n" * 5_000 + b'"',
+    b'"\xff\xfe"',
+    b'"\x1b[2J"',
+    b"null",
+    b"5",
+    b"[[[[]]]]",
+    b'{"a":',
+    b'"nccl:all_reduce"',
+    b'"kernel"',
+    b'"ProfilerStep#7"',
+    b'"ProfilerStep#999999999"',
+    b'"step"',
+    b'"X"',
+    b'"NEGOTIATE_ALLREDUCE"',
+    b'"record_param_comms"',
+    b'"[4, -1]"',
+    b"'a'",
+)
 _PIECES = (b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\0", b"\xef\xbb\xbf", b"\n", b"/*")
 
 
@@ -88,9 +133,16 @@ def _flipped(content: bytes, source: random.Random) -> bytes:
 
 
 CHANGES = (
-    _cut, _without, _moved, _spliced, _flipped, _replaced(_NUMBER, _NUMBERS),
-    _replaced(_NUMBER, _NUMBERS), _replaced(_STRING, _TEXTS), _replaced(_STRING, _TEXTS),
-)  # fmt: skip
+    _cut,
+    _without,
+    _moved,
+    _spliced,
+    _flipped,
+    _replaced(_NUMBER, _NUMBERS),
+    _replaced(_NUMBER, _NUMBERS),
+    _replaced(_STRING, _TEXTS),
+    _replaced(_STRING, _TEXTS),
+)
 
 
 def damaged(content: bytes, source: random.Random, *, is_ever_compressed: bool) -> bytes:
@@ -131,9 +183,16 @@ def _read_and_explained(path: Path, reader: str, said: list[str]) -> str:
 
 def kineto_seeds() -> list[bytes]:
     """Make small traces: of a GPU with arguments, marks and loading; of a CPU job with Gloo."""
-    told = {"Collective name": "allreduce", "In msg nelems": 250, "Out msg nelems": 250,
-            "dtype": "Float", "Group size": 2, "Process Group Name": "0",
-            "Process Group Ranks": "[0, 1]", "Seq": 3}  # fmt: skip
+    told = {
+        "Collective name": "allreduce",
+        "In msg nelems": 250,
+        "Out msg nelems": 250,
+        "dtype": "Float",
+        "Group size": 2,
+        "Process Group Name": "0",
+        "Process Group Ranks": "[0, 1]",
+        "Seq": 3,
+    }
     sent = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)"
     device, processor = [], []
     for step in range(4):
@@ -144,19 +203,27 @@ def kineto_seeds() -> list[bytes]:
             mark,
             _event("cpu_op", "autograd::engine::evaluate_function: M", begin + 4, 20, 1, {}),
             _event("user_annotation", "enumerate(DataLoader)#_S.__next__", begin + 1, 3, 1, {}),
-            *(_event("cuda_runtime", "cudaLaunchKernel", at, 1, 1, {"correlation": n})
-              for at, n in launches),
+            *(
+                _event("cuda_runtime", "cudaLaunchKernel", at, 1, 1, {"correlation": n})
+                for at, n in launches
+            ),
             _event("kernel", "ampere_sgemm", begin + 20, 300, 7, _on(7, launches[0][1])),
             _event("gpu_memcpy", "Memcpy HtoD", begin + 350, 9, 8, _on(8, launches[1][1])),
             _event("kernel", sent, begin + 300, 200, 9, _on(9, launches[2][1]) | told),
             _event("user_annotation", "Optimizer.step#SGD.step", begin + 900, 20, 1, {}),
-        ]  # fmt: skip
+        ]
         processor += [
             mark,
             _event("cpu_op", "aten::addmm", begin + 10, 400, 1, {"Input Dims": [[3, 4], []]}),
-            _event("user_annotation", "gloo:all_reduce", begin + 420, 300, 2,
-                   {"Input Dims": [[3, 4]], "Input type": ["float"]}),
-        ]  # fmt: skip
+            _event(
+                "user_annotation",
+                "gloo:all_reduce",
+                begin + 420,
+                300,
+                2,
+                {"Input Dims": [[3, 4]], "Input type": ["float"]},
+            ),
+        ]
     header = {"schemaVersion": 1, "baseTimeNanoseconds": 10**18, "host_name": "h"}
     info = {"distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2}}
     return [
@@ -172,8 +239,16 @@ def _on(stream: int, correlation: int) -> dict[str, Any]:
 def _event(
     category: str, name: str, start: float, length: float, thread: int, arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start,
-            "dur": length, "args": arguments}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 1,
+        "tid": thread,
+        "ts": start,
+        "dur": length,
+        "args": arguments,
+    }
 
 
 def horovod_seeds() -> list[bytes]:
@@ -193,9 +268,13 @@ def horovod_seeds() -> list[bytes]:
                 {"ph": "B", "name": "ALLREDUCE", "ts": begin + 30, "pid": tensor},
                 {"ph": "B", "name": "NCCL_ALLREDUCE", "ts": begin + 31, "pid": tensor},
                 {"ph": "E", "ts": begin + 90, "pid": tensor},
-                {"ph": "E", "ts": begin + 91, "pid": tensor,
-                 "args": {"dtype": "float32", "shape": "[10, 20]"}},
-            ]  # fmt: skip
+                {
+                    "ph": "E",
+                    "ts": begin + 91,
+                    "pid": tensor,
+                    "args": {"dtype": "float32", "shape": "[10, 20]"},
+                },
+            ]
     text = json.dumps(events).replace("}, {", "},\n{")
     return [text.encode(), text[:-1].encode() + b",\n"]
 

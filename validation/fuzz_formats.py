@@ -79,13 +79,26 @@ def readers() -> Mapping[str, Reader]:
     )
     objects = [
         {"version": "0.0.4"},
-        {"id": "1", "name": "x", "type": "COMM_COLL_NODE", "startTimeMicros": "5",
-         "durationMicros": "7", "attr": [{"name": "comm_size", "int64Val": "4096"}]},
-    ]  # fmt: skip
-    observed = {"schema": "1.1.1-chakra.0.0.4", "nodes": [
-        {"id": 3, "name": "c10d::allreduce_", "attrs": [{"name": "pg_name", "value": "0"}],
-         "inputs": {"values": [[[1, 2, 0, 2080, 4, "cpu"]]], "types": ["Tensor(float)"]}},
-    ]}  # fmt: skip
+        {
+            "id": "1",
+            "name": "x",
+            "type": "COMM_COLL_NODE",
+            "startTimeMicros": "5",
+            "durationMicros": "7",
+            "attr": [{"name": "comm_size", "int64Val": "4096"}],
+        },
+    ]
+    observed = {
+        "schema": "1.1.1-chakra.0.0.4",
+        "nodes": [
+            {
+                "id": 3,
+                "name": "c10d::allreduce_",
+                "attrs": [{"name": "pg_name", "value": "0"}],
+                "inputs": {"values": [[[1, 2, 0, 2080, 4, "cpu"]]], "types": ["Tensor(float)"]},
+            }
+        ],
+    }
     trace = io.BytesIO()
     write_chrome(a_run(), trace)
     return {
@@ -98,16 +111,19 @@ def readers() -> Mapping[str, Reader]:
         ),
         "chakra": Reader(
             "chakra",
-            [b"".join(varint(len(each)) + each for each in parts),
-             b"\n".join(json.dumps(each).encode() for each in objects),
-             json.dumps(observed).encode()],
+            [
+                b"".join(varint(len(each)) + each for each in parts),
+                b"\n".join(json.dumps(each).encode() for each in objects),
+                json.dumps(observed).encode(),
+            ],
             [b"\xff" * 9, b"\x0a", b"\x52", b"{", b"}", b'"type"', b"[", b'"nodes": [', b"\x80"],
         ),
         "chrome": Reader(
-            "chrome", [trace.getvalue()],
+            "chrome",
+            [trace.getvalue()],
             [b"\n", b'"X"', b'"C"', b"{", b"}", b"], ", b'"ts":', b'"'],
         ),
-    }  # fmt: skip
+    }
 
 
 def damaged(reader: Reader, chance: random.Random) -> bytes:

@@ -27,10 +27,13 @@ from validation import arguments
 
 SIZE_BYTES = 8_000_000
 DESCRIBED = Fabric(
-    name="two leaves of rails", nodes=4, devices_per_node=2,
-    inside=Inside(kind="switch", rate_bps=400e9), nics=Nics(rate_bps=100e6, per_node=2),
+    name="two leaves of rails",
+    nodes=4,
+    devices_per_node=2,
+    inside=Inside(kind="switch", rate_bps=400e9),
+    nics=Nics(rate_bps=100e6, per_node=2),
     network=LeafSpine(nodes_per_leaf=2, oversubscription=2, by_rail=True),
-)  # fmt: skip
+)
 ALTERNATING = (
     0,
     1,
@@ -88,9 +91,10 @@ def predicted_s(lab: Lab) -> dict[str, float]:
     assert described.inside is not None
     assert lab.in_host_bps is not None
     fabric = replace(
-        described, nics=replace(described.nics, payload_share=lab.description.payload_share),
+        described,
+        nics=replace(described.nics, payload_share=lab.description.payload_share),
         inside=replace(described.inside, rate_bps=lab.in_host_bps),
-    )  # fmt: skip
+    )
     asked = (
         ("ring", "ring", None),
         ("alternating ring", "ring", ALTERNATING),

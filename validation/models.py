@@ -119,27 +119,42 @@ def _inception(with_auxiliary: bool) -> Any:
 
 
 _PICTURES: dict[str, Callable[[], Any]] = {
-    "vgg16": torchvision.models.vgg16, "vgg19": torchvision.models.vgg19,
-    "resnet50": torchvision.models.resnet50, "resnet101": torchvision.models.resnet101,
-    "densenet121": torchvision.models.densenet121, "mobilenetv2": torchvision.models.mobilenet_v2,
-    "inceptionv3": lambda: _inception(False), "inceptionv3-aux": lambda: _inception(True),
-}  # fmt: skip
+    "vgg16": torchvision.models.vgg16,
+    "vgg19": torchvision.models.vgg19,
+    "resnet50": torchvision.models.resnet50,
+    "resnet101": torchvision.models.resnet101,
+    "densenet121": torchvision.models.densenet121,
+    "mobilenetv2": torchvision.models.mobilenet_v2,
+    "inceptionv3": lambda: _inception(False),
+    "inceptionv3-aux": lambda: _inception(True),
+}
 
 
 def _bert() -> tuple[Iterator[Layer], Any, int, int]:
     config = transformers.BertConfig(
-        vocab_size=30522, hidden_size=1024, num_hidden_layers=_LAYERS, num_attention_heads=16,
-        intermediate_size=4096, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=30522,
+        hidden_size=1024,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     layers = language.bert(layers=_LAYERS, width=1024, length=512)
     return layers, transformers.BertForPreTraining(config), 30522, 512
 
 
 def _gpt2(width: int, heads: int) -> tuple[Iterator[Layer], Any, int, int]:
     config = transformers.GPT2Config(
-        n_positions=256, n_embd=width, n_layer=_LAYERS, n_head=heads, resid_pdrop=0.0,
-        embd_pdrop=0.0, attn_pdrop=0.0, activation_function="gelu",
-    )  # fmt: skip
+        n_positions=256,
+        n_embd=width,
+        n_layer=_LAYERS,
+        n_head=heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        activation_function="gelu",
+    )
     layers = language.gpt2(layers=_LAYERS, width=width, length=256)
     return layers, transformers.GPT2LMHeadModel(config), 50257, 256
 
@@ -147,9 +162,14 @@ def _gpt2(width: int, heads: int) -> tuple[Iterator[Layer], Any, int, int]:
 def _llama() -> tuple[Iterator[Layer], Any, int, int]:
     # a quarter as wide as the real one, which two layers of need 8 GB to train
     config = transformers.LlamaConfig(
-        vocab_size=128256, hidden_size=1024, intermediate_size=3584, num_hidden_layers=_LAYERS,
-        num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=128256,
+        hidden_size=1024,
+        intermediate_size=3584,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
     layers = language.llama3(layers=_LAYERS, width=1024, inner=3584, shared_heads=4, length=256)
     return layers, transformers.LlamaForCausalLM(config), 128256, 256
 
@@ -159,9 +179,11 @@ def _yes(is_so: bool) -> str:
 
 
 _TEXTS: dict[str, Callable[[], tuple[Iterator[Layer], Any, int, int]]] = {
-    "bert-large": _bert, "gpt2": lambda: _gpt2(768, 12), "gpt2-xl": lambda: _gpt2(1600, 25),
+    "bert-large": _bert,
+    "gpt2": lambda: _gpt2(768, 12),
+    "gpt2-xl": lambda: _gpt2(1600, 25),
     "llama3-8b": _llama,
-}  # fmt: skip
+}
 
 
 if __name__ == "__main__":

@@ -47,12 +47,16 @@ def compared(data: Path) -> list[Compared]:
     fabric = cluster(CLUSTER)
     return [
         Compared(
-            op=op, bytes=row.bytes, measured_s=row.time_us * 1e-6,
+            op=op,
+            bytes=row.bytes,
+            measured_s=row.time_us * 1e-6,
             in_place_s=(row.in_place_us or row.time_us) * 1e-6,
             predicted_s=predicted_s(fabric, op, row.bytes),
         )
-        for op in OPS for row in rows_of(data, op) if row.bytes > 16 * MIB
-    ]  # fmt: skip
+        for op in OPS
+        for row in rows_of(data, op)
+        if row.bytes > 16 * MIB
+    ]
 
 
 def startup_s(data: Path) -> float:
@@ -60,8 +64,10 @@ def startup_s(data: Path) -> float:
     fabric = cluster(CLUSTER)
     return median(
         row.time_us * 1e-6 - (predicted_s(fabric, op, row.bytes) - fabric.startup_s)
-        for op in OPS for row in rows_of(data, op) if 4 * MIB <= row.bytes <= 16 * MIB
-    )  # fmt: skip
+        for op in OPS
+        for row in rows_of(data, op)
+        if 4 * MIB <= row.bytes <= 16 * MIB
+    )
 
 
 def predicted_s(fabric: Fabric, op: str, size_bytes: int) -> float:

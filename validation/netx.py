@@ -32,15 +32,32 @@ def predicted(data: Path, model: str, rows: list[dict[str, str]], workplace: Pat
     """Predict all rows of one model with one command."""
     run = workplace / f"{model}.run"
     fullwire(
-        "import", data / f"{model}.bk.log", "--step-time", STEP_TIME_S[model],
-        "--reduce-cost", data / "cuda_vec_add.log", "-o", run,
-    )  # fmt: skip
+        "import",
+        data / f"{model}.bk.log",
+        "--step-time",
+        STEP_TIME_S[model],
+        "--reduce-cost",
+        data / "cuda_vec_add.log",
+        "-o",
+        run,
+    )
     printed = fullwire(
-        "whatif", run, "--workers", _distinct(rows, "N"),
-        "--bandwidth", ",".join(f"{rate}Gbps" for rate in _distinct(rows, "bw_gbps").split(",")),
-        "--compression", _distinct(rows, "compression"),
-        "--buckets", "paper", "--transport", "full", "--algorithm", "ring", "--json",
-    )  # fmt: skip
+        "whatif",
+        run,
+        "--workers",
+        _distinct(rows, "N"),
+        "--bandwidth",
+        ",".join(f"{rate}Gbps" for rate in _distinct(rows, "bw_gbps").split(",")),
+        "--compression",
+        _distinct(rows, "compression"),
+        "--buckets",
+        "paper",
+        "--transport",
+        "full",
+        "--algorithm",
+        "ring",
+        "--json",
+    )
     return {
         (row["workers"], row["bandwidth_bps"], row["compression"]): row
         for row in json.loads(printed)["rows"]

@@ -79,9 +79,13 @@ def held(job: Job, shown: Run, truth: Run) -> tuple[float, bool]:
     """Print a prediction beside the truth; return its error and whether the interval holds it."""
     subject = shown if job.model == SHOWN.model else job.model
     found = fw.whatif(
-        subject, workers=job.workers, bandwidth=job.rate, buckets=job.buckets,
-        transport="measured", calibrate=shown,
-    )  # fmt: skip
+        subject,
+        workers=job.workers,
+        bandwidth=job.rate,
+        buckets=job.buckets,
+        transport="measured",
+        calibrate=shown,
+    )
     [low_s], [high_s] = found.interval_s
     predicted_s, measured_ns = float(found["step_s"][0]), typical_step(truth).measured_ns
     assert measured_ns is not None

@@ -49,9 +49,10 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     for name, change in CHANGES.items():
         errors = [
-            _tried(name, change, what, cell, place) for what, cells in CELLS.items()
+            _tried(name, change, what, cell, place)
+            for what, cells in CELLS.items()
             for cell in cells
-        ]  # fmt: skip
+        ]
         median = statistics.median(errors)
         said.append(f"{name}: median error {median:.1%}, worst {max(errors):.1%}")
     print("", *said, sep="\n")

@@ -64,9 +64,13 @@ def _cases(ranks: int) -> type[unittest.TestCase]:
     """Take torch's tests as those that torch runs on Gloo."""
     place = tempfile.mkdtemp(prefix="fullwire-")
     os.environ |= {
-        "BACKEND": "gloo", "WORLD_SIZE": str(ranks), "TEMP_DIR": place, "OMP_NUM_THREADS": "1",
-        "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(_LONGEST_S), "INIT_METHOD": f"file://{place}/init",
-    }  # fmt: skip
+        "BACKEND": "gloo",
+        "WORLD_SIZE": str(ranks),
+        "TEMP_DIR": place,
+        "OMP_NUM_THREADS": "1",
+        "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(_LONGEST_S),
+        "INIT_METHOD": f"file://{place}/init",
+    }
     from torch import multiprocessing
     from torch.testing._internal.distributed import distributed_test
 

@@ -73,9 +73,14 @@ def at_each(seen: w.Packets, hosts: Sequence[int], apart_ns: int = 0) -> list[by
 
 
 def of(
-    name: str, training: w.Training, hosts: int, truth: Truth | None = None,
-    *, slow: dict[int, float] | None = None, connections: int = 1,
-) -> Case:  # fmt: skip
+    name: str,
+    training: w.Training,
+    hosts: int,
+    truth: Truth | None = None,
+    *,
+    slow: dict[int, float] | None = None,
+    connections: int = 1,
+) -> Case:
     """Return the case of a training that is seen everywhere."""
 
     def captures() -> list[bytes]:
@@ -99,20 +104,33 @@ def rings() -> Iterator[Case]:
     for hosts in (2, 3, 4, 5, 6, 8, 12, 16):
         gradient = MB if hosts > 8 else 2 * MB
         back = replace(plain(hosts), gradient=gradient)
-        yield of(f"ring of {hosts} back", back, hosts,
-                 Truth(order=ring_of(hosts), gradient=gradient))  # fmt: skip
+        yield of(
+            f"ring of {hosts} back", back, hosts, Truth(order=ring_of(hosts), gradient=gradient)
+        )
         order = ring_of(hosts, back=False)
         on = w.Training(collective=w.ring(order), gradient=gradient)
-        yield of(f"ring of {hosts} on, no broadcast", on, hosts,
-                 Truth(order=order, gradient=gradient, may_be_sharded=True))  # fmt: skip
+        yield of(
+            f"ring of {hosts} on, no broadcast",
+            on,
+            hosts,
+            Truth(order=order, gradient=gradient, may_be_sharded=True),
+        )
     order = [0, 5, 2, 7, 1, 3, 6, 4]
-    yield of("ring of 8 in another order", w.Training(collective=w.ring(order)), 8,
-             Truth(order=order, may_be_sharded=True))  # fmt: skip
+    yield of(
+        "ring of 8 in another order",
+        w.Training(collective=w.ring(order)),
+        8,
+        Truth(order=order, may_be_sharded=True),
+    )
     told = w.Training(collective=w.ring(ring_of(4), 16), broadcast=w.spread(4))
     yield of("ring of 4 hosts with 16 ranks, broadcast", told, 4, Truth(order=ring_of(4)))
     # The sentence says "at N=4", the audit what it would be with more ranks.
-    yield of("ring of 4 hosts with 16 ranks", replace(told, broadcast=None), 4,
-             Truth(gradient=2.5 * MB, may_be_sharded=True))  # fmt: skip
+    yield of(
+        "ring of 4 hosts with 16 ranks",
+        replace(told, broadcast=None),
+        4,
+        Truth(gradient=2.5 * MB, may_be_sharded=True),
+    )
     yield of("4 connections between hosts", plain(), 4, connections=4)
 
 
@@ -170,10 +188,18 @@ def checkpoint(network: w.Network) -> None:
 def jobs() -> Iterator[Case]:
     """Trainings that do not do the same all the time."""
     training = plain()
-    yield of("evaluation every 5", replace(training, every=5, pause=evaluation, iterations=23), 4,
-             Truth(iterations=23))  # fmt: skip
-    yield of("metrics every 4", replace(training, every=4, pause=metric, iterations=18), 4,
-             Truth(iterations=18))  # fmt: skip
+    yield of(
+        "evaluation every 5",
+        replace(training, every=5, pause=evaluation, iterations=23),
+        4,
+        Truth(iterations=23),
+    )
+    yield of(
+        "metrics every 4",
+        replace(training, every=4, pause=metric, iterations=18),
+        4,
+        Truth(iterations=18),
+    )
     stored = replace(training, every=4, pause=checkpoint, iterations=14)
     yield of("checkpoints to a store", stored, 5, Truth(iterations=14))
     yield of("two buckets", replace(training, buckets=(0.3, 0.7), between_ms=6), 4)
@@ -199,17 +225,28 @@ def jobs() -> Iterator[Case]:
     yield of("three iterations", replace(training, iterations=3), 4, Truth(iterations=3))
     few = replace(training, iterations=2, broadcast=None)
     yield of("two iterations, too few to repeat", few, 4, ring)
-    yield of("a hundred iterations", replace(training, iterations=100, gradient=200_000), 4,
-             Truth(iterations=100, gradient=200_000))  # fmt: skip
+    yield of(
+        "a hundred iterations",
+        replace(training, iterations=100, gradient=200_000),
+        4,
+        Truth(iterations=100, gradient=200_000),
+    )
     yield of("a late host", replace(training, late={2: 30.0}), 4)
     yield of("a late host, four buckets", replace(many, late={1: 25.0}), 4)
     both = w.at_once(w.ring(ring_of(4)), w.ring(ring_of(4, back=False)))
     quick = w.Training(collective=both, buckets=(0.25,) * 4, compute_ms=5.0, late={3: 20.0})
-    yield of("a late host, hardly any computation", quick, 4,
-             Truth(kind="two-way ring", may_be_sharded=True))  # fmt: skip
-    yield of("a broadcast of as many bytes as an iteration",
-             w.Training(collective=w.all_to_all(range(6)), broadcast=w.spread(6), iterations=4), 6,
-             Truth(kind="all-to-all", iterations=4, gradient=None))  # fmt: skip
+    yield of(
+        "a late host, hardly any computation",
+        quick,
+        4,
+        Truth(kind="two-way ring", may_be_sharded=True),
+    )
+    yield of(
+        "a broadcast of as many bytes as an iteration",
+        w.Training(collective=w.all_to_all(range(6)), broadcast=w.spread(6), iterations=4),
+        6,
+        Truth(kind="all-to-all", iterations=4, gradient=None),
+    )
     yield of("small gradient", replace(training, gradient=40_000), 4, Truth(gradient=40_000))
 
 
@@ -235,9 +272,11 @@ def sharded() -> Iterator[Case]:
 
     for name, sizes in {"unequal": (0.1, 0.2, 0.3, 0.4), "equal": (0.25,) * 4}.items():
         for apart_ms, how in ((6.0, ""), (0.0, ", without gaps")):
-            yield Case(name=f"FSDP of {name} layers{how}",
-                       captures=partial(captures, sizes, apart_ms),
-                       truth=Truth(may_be_sharded=True))  # fmt: skip
+            yield Case(
+                name=f"FSDP of {name} layers{how}",
+                captures=partial(captures, sizes, apart_ms),
+                truth=Truth(may_be_sharded=True),
+            )
 
     def over_gloo() -> list[bytes]:
         on, back = w.gathered(ring_of(4, back=False)), w.ring(ring_of(4))
@@ -249,8 +288,11 @@ def sharded() -> Iterator[Case]:
                 network.compute(4)
         return everywhere(w.packets(network.sent))
 
-    yield Case(name="FSDP that gathers one way and reduces the other", captures=over_gloo,
-               truth=Truth(kind="two-way ring"))  # fmt: skip
+    yield Case(
+        name="FSDP that gathers one way and reduces the other",
+        captures=over_gloo,
+        truth=Truth(kind="two-way ring"),
+    )
 
 
 def slow_links() -> Iterator[Case]:
@@ -260,23 +302,46 @@ def slow_links() -> Iterator[Case]:
             training = replace(plain(hosts), compute_ms=30.0, gradient=MB)
             slow = hosts // 2
             hard = times == 2 or hosts == 2
-            yield of(f"slow link, 1/{times}, {hosts} hosts", training, hosts,
-                     Truth(slow=slow, gradient=MB, slow_may_be_missed=hard),
-                     slow={slow: 1e9 / times})  # fmt: skip
+            yield of(
+                f"slow link, 1/{times}, {hosts} hosts",
+                training,
+                hosts,
+                Truth(slow=slow, gradient=MB, slow_may_be_missed=hard),
+                slow={slow: 1e9 / times},
+            )
     training = replace(plain(), compute_ms=5.0, gradient=MB, buckets=(0.2, 0.8))
     seen = partial(played, training, 4, slow={2: 3e8})
-    yield Case(name="slow link, seen at each", captures=lambda: at_each(seen(), range(4)),
-               truth=Truth(slow=2, gradient=MB))  # fmt: skip
-    yield Case(name="slow link, seen at one", captures=lambda: at_each(seen(), [2]),
-               truth=Truth(slow=2, kind=None, gradient=None, slow_may_be_missed=True))  # fmt: skip
-    yield of("slow link, all-to-all", w.Training(collective=w.all_to_all(range(4))), 4,
-             Truth(kind="all-to-all", slow=1, gradient=None), slow={1: 2e8})  # fmt: skip
+    yield Case(
+        name="slow link, seen at each",
+        captures=lambda: at_each(seen(), range(4)),
+        truth=Truth(slow=2, gradient=MB),
+    )
+    yield Case(
+        name="slow link, seen at one",
+        captures=lambda: at_each(seen(), [2]),
+        truth=Truth(slow=2, kind=None, gradient=None, slow_may_be_missed=True),
+    )
+    yield of(
+        "slow link, all-to-all",
+        w.Training(collective=w.all_to_all(range(4))),
+        4,
+        Truth(kind="all-to-all", slow=1, gradient=None),
+        slow={1: 2e8},
+    )
     tree = w.Training(collective=w.tree([None, 0, 0, 1, 1, 2, 2]))
-    yield of("slow link, tree", tree, 7, Truth(kind="tree", slow=1, slow_may_be_missed=True),
-             slow={1: 2e8})  # fmt: skip
-    yield of("a parameter server whose link is everyone's",
-             w.Training(collective=w.servers(1, 7)), 7,
-             Truth(kind="parameter server", slow=0, slow_may_be_missed=True))  # fmt: skip
+    yield of(
+        "slow link, tree",
+        tree,
+        7,
+        Truth(kind="tree", slow=1, slow_may_be_missed=True),
+        slow={1: 2e8},
+    )
+    yield of(
+        "a parameter server whose link is everyone's",
+        w.Training(collective=w.servers(1, 7)),
+        7,
+        Truth(kind="parameter server", slow=0, slow_may_be_missed=True),
+    )
     together = replace(plain(), buckets=(0.05, 0.55, 0.4), compute_ms=0.0)
     yield of("slow link and overlap without gaps", together, 4, Truth(slow=1), slow={1: 3e8})
 
@@ -287,9 +352,7 @@ def places() -> Iterator[Case]:
     def place(
         name: str, see: Callable[[w.Packets], list[bytes]], truth: Truth | None = None
     ) -> Case:
-        return Case(
-            name=name, captures=lambda: see(played(plain(), 4)), truth=truth or Truth()
-        )  # fmt: skip
+        return Case(name=name, captures=lambda: see(played(plain(), 4)), truth=truth or Truth())
 
     def taken(name: str, how: w.Capturing) -> Case:
         return place(name, partial(everywhere, how=how))
@@ -306,8 +369,10 @@ def places() -> Iterator[Case]:
         yield taken(f"pcapng, 10^-{digits} s", w.Capturing(format="pcapng", resolution=digits))
     yield place("at each host", lambda seen: at_each(seen, range(4)))
     for name, apart_ns in {"40 ms": 40 * w.MS, "hours": 3600 * 10**9}.items():
-        yield place(f"at each host, clocks {name} apart",
-                    partial(at_each, hosts=range(4), apart_ns=apart_ns))  # fmt: skip
+        yield place(
+            f"at each host, clocks {name} apart",
+            partial(at_each, hosts=range(4), apart_ns=apart_ns),
+        )
     yield place("at two opposite hosts", lambda seen: at_each(seen, (0, 2)))
     partly = Truth(kind=None, gradient=None)
     yield place("at two neighbours", lambda seen: at_each(seen, (0, 1)), partly)
@@ -315,15 +380,20 @@ def places() -> Iterator[Case]:
     yield place("begun in mid-job", begun_late, Truth(iterations=7, may_be_sharded=True))
     yield place("one way only", lambda seen: everywhere(seen.rows(seen.payload > 0)))
     for percent in (0.1, 1, 5):
-        yield place(f"{percent} % of packets missed",
-                    lambda seen, share=percent / 100: everywhere(w.lossy(seen, share)))  # type: ignore[misc]  # fmt: skip
+        yield place(
+            f"{percent} % of packets missed",
+            lambda seen, share=percent / 100: everywhere(w.lossy(seen, share)),
+        )  # type: ignore[misc]
     yield place("each packet twice", lambda seen: everywhere(w.twice(seen)))
     yield place("each packet twice, 50 us later", lambda seen: everywhere(w.twice(seen, 50_000)))
     sent = partial(w.packets, plain().on(w.Network(hosts=4)).sent)
-    yield Case(name="super-segments of 43",
-               captures=lambda: everywhere(sent(burst=43, acknowledge=1)))  # fmt: skip
-    yield Case(name="sequence numbers that wrap",
-               captures=lambda: everywhere(sent(first_sequence=2**32 - 3 * MB)))  # fmt: skip
+    yield Case(
+        name="super-segments of 43", captures=lambda: everywhere(sent(burst=43, acknowledge=1))
+    )
+    yield Case(
+        name="sequence numbers that wrap",
+        captures=lambda: everywhere(sent(first_sequence=2**32 - 3 * MB)),
+    )
     yield Case(name="jumbo frames", captures=lambda: everywhere(sent(segment=8948)))
     yield Case(name="small segments", captures=lambda: everywhere(sent(segment=536)))
 
@@ -336,13 +406,17 @@ def begun_late(seen: w.Packets) -> list[bytes]:
 def mixtures() -> Iterator[Case]:
     """More than one thing on the wire, or something else."""
     yield Case(name="two jobs of their own", captures=two_jobs, truth=NOTHING)
-    yield Case(name="input from a store all the while", captures=with_input,
-               truth=Truth(iterations=14))  # fmt: skip
+    yield Case(
+        name="input from a store all the while", captures=with_input, truth=Truth(iterations=14)
+    )
     yield Case(name="heartbeats every 3 ms", captures=with_heartbeats, truth=Truth(iterations=14))
     yield Case(name="one download", captures=download, truth=NOTHING)
     yield Case(name="requests and answers at random", captures=noise, truth=NOTHING)
-    yield Case(name="a monitor that polls", captures=polling,
-               truth=Truth(kind=None, iterations=60, gradient=None))  # fmt: skip
+    yield Case(
+        name="a monitor that polls",
+        captures=polling,
+        truth=Truth(kind=None, iterations=60, gradient=None),
+    )
 
 
 def two_jobs() -> list[bytes]:

@@ -46,25 +46,43 @@ _RATE = _Kind(
     {p + u: f for p, f in _PREFIXES.items() for u in _BITS}
     | {p + u: 8 * f for p, f in _PREFIXES.items() for u in _BYTES_PER_SECOND},
     "10Gbps or 50GiB/s",
-    Fraction(1), Fraction(10**18), "more than 0, from 1 bps to a million Tbps",
-)  # fmt: skip
+    Fraction(1),
+    Fraction(10**18),
+    "more than 0, from 1 bps to a million Tbps",
+)
 _SIZE = _Kind(
-    "a size with its unit", {p + "B": f for p, f in _PREFIXES.items()}, "25MiB",
-    Fraction(1), Fraction(2**63 - 1), "more than 0, below 2^63 bytes",
-)  # fmt: skip
+    "a size with its unit",
+    {p + "B": f for p, f in _PREFIXES.items()},
+    "25MiB",
+    Fraction(1),
+    Fraction(2**63 - 1),
+    "more than 0, below 2^63 bytes",
+)
 _TIME = _Kind(
     "a time with its unit",
     {
-        "ns": _NANOSECOND, "us": 1000 * _NANOSECOND, "µs": 1000 * _NANOSECOND,
-        "μs": 1000 * _NANOSECOND, "ms": 10**6 * _NANOSECOND, "s": 1, "min": 60, "h": 3600,
+        "ns": _NANOSECOND,
+        "us": 1000 * _NANOSECOND,
+        "µs": 1000 * _NANOSECOND,
+        "μs": 1000 * _NANOSECOND,
+        "ms": 10**6 * _NANOSECOND,
+        "s": 1,
+        "min": 60,
+        "h": 3600,
     },
     "5ms",
-    Fraction(0), (2**63 - 1) * _NANOSECOND, "a time of 0 or more, below 292 years",
-)  # fmt: skip
+    Fraction(0),
+    (2**63 - 1) * _NANOSECOND,
+    "a time of 0 or more, below 292 years",
+)
 _RATIO = _Kind(
-    "a plain number", {"": 1}, "4",
-    Fraction(1, 10**18), Fraction(10**18), "more than 0, from 1e-18 to 1e18",
-)  # fmt: skip
+    "a plain number",
+    {"": 1},
+    "4",
+    Fraction(1, 10**18),
+    Fraction(10**18),
+    "more than 0, from 1e-18 to 1e18",
+)
 
 # ASCII digits only, and a bounded number of them: float() itself takes far more than people type.
 NUMBER = r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?"
@@ -118,9 +136,10 @@ def show_ranks(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     words = [
-        word for run in runs
+        word
+        for run in runs
         for word in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))
-    ]  # fmt: skip
+    ]
     if len(words) > _MOST_NAMED:
         words = [*words[:_MOST_NAMED], "others"]
     listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

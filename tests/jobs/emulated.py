@@ -13,9 +13,15 @@ from fullwire.run.emulation import Emulation
 dist.init_process_group("gloo")
 steps = int(sys.argv[1])
 emulation = Emulation(
-    name="small", forward_ns=0, backward_ns=0, rest_ns=0, ready_ns=(0, 0, 0),
-    gradient_bytes=(4, 400_000, 2_000_000), bucket_cap_bytes=2**20, steps=steps,
-)  # fmt: skip
+    name="small",
+    forward_ns=0,
+    backward_ns=0,
+    rest_ns=0,
+    ready_ns=(0, 0, 0),
+    gradient_bytes=(4, 400_000, 2_000_000),
+    bucket_cap_bytes=2**20,
+    steps=steps,
+)
 trainer = Trainer(emulation)
 trainer.warm_up()
 places = [parameter.grad.data_ptr() for parameter in trainer.parameters]

@@ -29,9 +29,12 @@ def join(port: int, timeout_s: float, ranks: int) -> dict[str, Any]:
     began_s = time.monotonic()
     try:
         store = dist.TCPStore(  # of ours, because torch's own waits for all before the group may
-            os.environ["MASTER_ADDR"], port, is_master=rank == 0, wait_for_workers=False,
+            os.environ["MASTER_ADDR"],
+            port,
+            is_master=rank == 0,
+            wait_for_workers=False,
             timeout=patience,
-        )  # fmt: skip
+        )
         dist.init_process_group(BACKEND, store=store, rank=rank, world_size=ranks, timeout=patience)
         dist.barrier()
     except Exception as error:  # whatever it is, it is the answer
@@ -99,10 +102,18 @@ class _Mallinfo(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_size_t)
         for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-            "fordblks", "keepcost",
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
         )
-    )  # fmt: skip
+    )
 
 
 def _allocated_bytes() -> int:

@@ -14,9 +14,15 @@ from torch.utils.checkpoint import checkpoint
 
 STEPS = 3
 WAYS = (
-    "plain", "accumulated", "checkpointed", "unused", "static", "around", "optimizer first",
+    "plain",
+    "accumulated",
+    "checkpointed",
+    "unused",
+    "static",
+    "around",
+    "optimizer first",
     "starved",
-)  # fmt: skip
+)
 
 
 def main() -> None:

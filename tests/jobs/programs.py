@@ -185,13 +185,21 @@ def _barrier(call: Call) -> Any:
 
 
 _KINDS: dict[str, Callable[[Call], Any]] = {
-    "all_reduce": _all_reduce, "all_reduce_coalesced": _all_reduce_coalesced,
-    "broadcast": _broadcast, "reduce": _reduce, "all_gather": _all_gather,
-    "all_gather_into": _all_gather_into, "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_tensor": _reduce_scatter_tensor, "all_to_all": _all_to_all,
-    "all_to_all_single": _all_to_all_single, "gather": _gather, "scatter": _scatter,
-    "send": _send, "barrier": _barrier,
-}  # fmt: skip
+    "all_reduce": _all_reduce,
+    "all_reduce_coalesced": _all_reduce_coalesced,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "all_gather": _all_gather,
+    "all_gather_into": _all_gather_into,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_tensor": _reduce_scatter_tensor,
+    "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
+    "gather": _gather,
+    "scatter": _scatter,
+    "send": _send,
+    "barrier": _barrier,
+}
 
 Outcome: TypeAlias = Memory | str | None  # str: how it was refused; None: this rank takes no part
 
@@ -233,12 +241,14 @@ class Backend:
         if operation.kind == "all_to_all_single":  # of which ranks have different numbers: what
             layout = "dense"  # has gaps on one may have none on another, and only one would refuse
         return Call(
-            count=operation.count, ranks=ranks, place=ranks.index(dist.get_rank()),
+            count=operation.count,
+            ranks=ranks,
+            place=ranks.index(dist.get_rank()),
             root=ranks[operation.root % len(ranks)],
             memory=Memory(operation, layout, dist.get_rank()),
             reduction={"op": getattr(dist.ReduceOp, operation.reduce)},
             how={"group": self._groups[operation.group], "async_op": operation.is_async},
-        )  # fmt: skip
+        )
 
 
 def _wait(in_flight: list[tuple[int, Any]], outcomes: list[Outcome]) -> None:

@@ -23,12 +23,15 @@ def worst_status(workers: int, command: list[str], port: int) -> int:
             [sys.executable, *command],
             env=os.environ
             | {
-                "RANK": str(rank), "WORLD_SIZE": str(workers), "LOCAL_RANK": str(rank),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(workers),
+                "LOCAL_RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
             },
         )
         for rank in range(workers)
-    ]  # fmt: skip
+    ]
     return max(abs(process.wait()) for process in processes)
 
 

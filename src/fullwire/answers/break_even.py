@@ -44,9 +44,12 @@ def break_even(job: Forecaster, threshold: float) -> BreakEven:
     is_waiting = step.waiting_ns >= threshold * (step.step_ns + step.waiting_ns)
     sentence = _sentence(is_limited, is_waiting, rate_bps, workers, line_bps, threshold)
     return BreakEven(
-        bandwidth_bps=rate_bps, workers=workers, line_takes_over_bps=line_bps,
-        is_limited=is_limited, sentence=sentence,
-    )  # fmt: skip
+        bandwidth_bps=rate_bps,
+        workers=workers,
+        line_takes_over_bps=line_bps,
+        is_limited=is_limited,
+        sentence=sentence,
+    )
 
 
 def _fewest_workers(job: Forecaster, threshold: float) -> int | None:
@@ -75,9 +78,13 @@ def _line_takes_over_bps(job: Forecaster) -> float | None:
 
 
 def _sentence(
-    is_limited: bool, is_waiting: bool, rate_bps: float | None, workers: int | None,
-    line_bps: float | None, threshold: float,
-) -> str:  # fmt: skip
+    is_limited: bool,
+    is_waiting: bool,
+    rate_bps: float | None,
+    workers: int | None,
+    line_bps: float | None,
+    threshold: float,
+) -> str:
     share = f"{threshold:.0%} of the step"
     if not is_limited:
         where = [f"below {show_rate(rate_bps)}"] if rate_bps else []

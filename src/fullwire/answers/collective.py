@@ -41,14 +41,24 @@ from fullwire.units import size_bytes
 
 
 def collective(
-    op: str, *, bytes: str | int, workers: str | int | None = None,
-    bandwidth: str | float | None = None, latency: str | float | None = None,
-    algorithm: str | None = None, chunks: int = 1, chunk_order: str = "pipelined",
-    level: str = "event", reduce_cost: str | Path | None = None,
-    cluster: ClusterLike | None = None, nodes: str | int | None = None,
-    placement: str = "packed", order: OneOrMany = None, servers: int = 1,
+    op: str,
+    *,
+    bytes: str | int,
+    workers: str | int | None = None,
+    bandwidth: str | float | None = None,
+    latency: str | float | None = None,
+    algorithm: str | None = None,
+    chunks: int = 1,
+    chunk_order: str = "pipelined",
+    level: str = "event",
+    reduce_cost: str | Path | None = None,
+    cluster: ClusterLike | None = None,
+    nodes: str | int | None = None,
+    placement: str = "packed",
+    order: OneOrMany = None,
+    servers: int = 1,
     progress: Told | None = None,
-) -> CollectiveTime:  # fmt: skip
+) -> CollectiveTime:
     """Time a collective of so many bytes: `allreduce`, `reducescatter`, `allgather` and others.
 
     Bytes are of the whole vector. `level="event"` plays every transfer; `"closed"` uses a formula
@@ -63,8 +73,11 @@ def collective(
     among = None if workers is None else worker_count(workers)
     order = None if order is None else device_order(order)
     how: dict[str, Any] = {
-        "chunks": chunks, "chunk_order": chunk_order, "level": level, "adds": adds,
-    }  # fmt: skip
+        "chunks": chunks,
+        "chunk_order": chunk_order,
+        "level": level,
+        "adds": adds,
+    }
     if cluster is None:
         around = _one_switch(among, bandwidth, latency)
         algorithm = algorithm or cluster_algorithms(op)[0]
@@ -79,9 +92,16 @@ def collective(
 
     def timed(each: str) -> CollectiveTime:
         found = fabric_time(
-            op, each, fabric, size, workers=among, order=where, servers=servers, told=progress,
+            op,
+            each,
+            fabric,
+            size,
+            workers=among,
+            order=where,
+            servers=servers,
+            told=progress,
             **how,
-        )  # fmt: skip
+        )
         return found if cluster is not None else replace(found, cluster=None)
 
     if algorithm != AUTO:
@@ -128,9 +148,11 @@ def _order(
 
 
 def _fabric(
-    named: ClusterLike, nodes: str | int | None, bandwidth: str | float | None,
+    named: ClusterLike,
+    nodes: str | int | None,
+    bandwidth: str | float | None,
     latency: str | float | None,
-) -> Fabric:  # fmt: skip
+) -> Fabric:
     fabric = described_cluster(named, None if nodes is None else count(nodes, "nodes"))
     nics = fabric.nics
     if bandwidth is not None:

@@ -35,8 +35,12 @@ RULE_COUNTS = 8
 SURE = 0.95
 SAME_GRADIENTS = 0.01  # totals that differ by more are of different models
 _ALWAYS_DIFFER = {
-    "recorder_s", "sampler_share", "capture_clocks", "captured_packets", "supposed_packets",
-}  # fmt: skip
+    "recorder_s",
+    "sampler_share",
+    "capture_clocks",
+    "captured_packets",
+    "supposed_packets",
+}
 FEWEST_STEPS = 5  # of a recording; below this it says nothing about noise
 SMALL = 0.05  # a change that people want to see
 _MOST_RECORDINGS = 30  # of each side: more of them nobody makes
@@ -99,15 +103,22 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
     off = None if noise is None else noise.off([1 / len(side) for side in lengths_s])
     low, high = (None, None) if off is None else (ratio * math.exp(-off), ratio * math.exp(off))
     return Comparison(
-        before_s=before_s, after_s=after_s,
-        before_steps=sum(map(len, lengths_s[0])), after_steps=sum(map(len, lengths_s[1])),
-        before_recordings=found[0], after_recordings=found[1], ratio=ratio, low=low, high=high,
+        before_s=before_s,
+        after_s=after_s,
+        before_steps=sum(map(len, lengths_s[0])),
+        after_steps=sum(map(len, lengths_s[1])),
+        before_recordings=found[0],
+        after_recordings=found[1],
+        ratio=ratio,
+        low=low,
+        high=high,
         is_significant=None if low is None or high is None else not low <= 1 <= high,
-        differing_facts=_differing_facts(first, second), workers=(world(first), world(second)),
+        differing_facts=_differing_facts(first, second),
+        workers=(world(first), world(second)),
         edge_bytes=_edge_bytes(first, second),
         recordings_for_small=None if noise is None else _recordings_for_small(noise),
         warnings=(*_warnings(sides), *_about_means(lengths_s, ratio)),
-    )  # fmt: skip
+    )
 
 
 def _recordings(side: Run | Sequence[Run]) -> tuple[Run, ...]:

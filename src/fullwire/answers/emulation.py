@@ -48,13 +48,17 @@ def emulated_job(
     # In a run of several workers the forward holds what the rank waited for, and the step does not.
     forward_ns = max(0, min(step.forward_ns, step.step_ns - backward_ns))
     emulation = Emulation(
-        name=workload, forward_ns=forward_ns, backward_ns=backward_ns,
+        name=workload,
+        forward_ns=forward_ns,
+        backward_ns=backward_ns,
         rest_ns=max(0, step.step_ns - backward_ns - forward_ns),
-        ready_ns=tuple(step.ready_ns.tolist()), gradient_bytes=tuple(step.bytes.tolist()),
+        ready_ns=tuple(step.ready_ns.tolist()),
+        gradient_bytes=tuple(step.bytes.tolist()),
         bucket_cap_bytes=_bucket_cap_bytes(run, buckets),
-        steps=USUAL_STEPS if steps is None else steps, dilation=dilation,
+        steps=USUAL_STEPS if steps is None else steps,
+        dilation=dilation,
         backend=BACKENDS[0] if backend is None else backend,
-    )  # fmt: skip
+    )
     facts = {name: run.facts[name] for name in _KEPT_FACTS if name in run.facts}
     if dilation > 1:
         facts["dilation"] = dilation

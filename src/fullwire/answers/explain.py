@@ -101,10 +101,12 @@ def explain(
     baseline_s, inflation_s = _baseline(job, found, baseline)
     given_s = None if baseline is None else baseline_s
     samples = (
-        *nccl_evidence(job), *evidence(job, found.lines, rate_bps),
-        *carried_evidence(job, rate_bps), *_of_copies(found),
+        *nccl_evidence(job),
+        *evidence(job, found.lines, rate_bps),
+        *carried_evidence(job, rate_bps),
+        *_of_copies(found),
         *ahead_evidence(job, found),
-    )  # fmt: skip
+    )
     if not found.step_s:
         samples += tuple(_of_schedule(job))
     case = Case(
@@ -148,10 +150,11 @@ def _of_copies(found: Account) -> Iterator[Evidence]:
     has_devices = any(each.compute_s for each in found.breakdowns)
     if has_devices and copies_s > NOTABLE * found.step_s:
         yield Evidence(
-            name="device_copies", value=copies_s / found.step_s,
+            name="device_copies",
+            value=copies_s / found.step_s,
             sentence=f"Devices copied or filled memory, and computed nothing meanwhile, for "
             f"{show_time(copies_s)} of a step; that is counted to the host.",
-        )  # fmt: skip
+        )
 
 
 def _of_schedule(run: Run) -> Iterator[Evidence]:
@@ -166,9 +169,10 @@ def _of_schedule(run: Run) -> Iterator[Evidence]:
         said.append(f"{op} {len(mine) / ranks:,.0f}{amount}{unknown}")
     if said:
         yield Evidence(
-            name="schedule", value=len(table) / ranks,
+            name="schedule",
+            value=len(table) / ranks,
             sentence=f"A rank has {len(table) / ranks:,.0f} collectives: {'; '.join(said)}.",
-        )  # fmt: skip
+        )
 
 
 def _is_to_account(run: Run) -> bool:

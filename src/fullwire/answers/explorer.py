@@ -30,9 +30,10 @@ _PACKINGS = (
     Compressor(ratio=1),
     Compressor(ratio=1, encode_bps=10 * _GIGABYTE_BPS, decode_bps=10 * _GIGABYTE_BPS),
     Compressor(ratio=1, encode_bps=_GIGABYTE_BPS, decode_bps=_GIGABYTE_BPS),
-    Compressor(ratio=1, encode_bps=_GIGABYTE_BPS, decode_bps=10 * _GIGABYTE_BPS,
-               combining="gather"),
-)  # fmt: skip
+    Compressor(
+        ratio=1, encode_bps=_GIGABYTE_BPS, decode_bps=10 * _GIGABYTE_BPS, combining="gather"
+    ),
+)
 _USUAL_BPS = 10e9  # where a run does not say its line rate
 
 
@@ -73,15 +74,19 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
     shape = tuple(len(axis) for axis in points)
     measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
     return Explorer(
-        transports=grid.transports, workers=grid.workers, bandwidth_bps=grid.bandwidth_bps,
-        packings=_PACKINGS, ratios=_RATIOS, step_s=found["step_s"].reshape(shape),
+        transports=grid.transports,
+        workers=grid.workers,
+        bandwidth_bps=grid.bandwidth_bps,
+        packings=_PACKINGS,
+        ratios=_RATIOS,
+        step_s=found["step_s"].reshape(shape),
         half_s=np.broadcast_to((high_s - low_s) / 2, len(found)).reshape(shape),
         baseline_s=subject.step.step_ns * 1e-9 if job is None else baseline_s,
         recorded_workers=base.workers[0] if is_recorded else None,
         recorded_bps=base.bandwidth_bps[0] if is_recorded else None,
         measured_s=None if job is None else job.measured_s,
         shares_processors=any(each.machines == 1 for each in measured),
-    )  # fmt: skip
+    )
 
 
 def _compressor(packing: Compressor, ratio: float) -> Compressor:
@@ -98,11 +103,12 @@ def _of_the_run(run: Run) -> tuple[Subject, Grid, Calibration | None]:
     """Take a run that shows no transport: a profile of one worker, or links of unknown rate."""
     known = as_recorded(run)
     base = Grid(
-        workers=(2,), bandwidth_bps=(_USUAL_BPS,) if known is None else known.bandwidth_bps,
+        workers=(2,),
+        bandwidth_bps=(_USUAL_BPS,) if known is None else known.bandwidth_bps,
         buckets=(bucket_policy(str(run.facts.get("buckets", "ddp"))),),
         latency_s=(latency(run.facts.get("latency_s", 0.0)),),
         transports=(FullTransport(PAYLOAD_SHARE), FullTransport()),
-    )  # fmt: skip
+    )
     return subject_of(run.provenance.source, run, Transports([run], ())), base, None
 
 

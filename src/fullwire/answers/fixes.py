@@ -57,15 +57,18 @@ _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
 )
 _JOINED = {
     "allreduce": (
-        "all-reduces", "dist.all_reduce(torch.cat([...])), where none needs another's sum",
+        "all-reduces",
+        "dist.all_reduce(torch.cat([...])), where none needs another's sum",
     ),
     "broadcast": (
-        "broadcasts", "dist.broadcast(torch.cat([...])), of those that come from one rank",
+        "broadcasts",
+        "dist.broadcast(torch.cat([...])), of those that come from one rank",
     ),
     "allgather": (
-        "all-gathers", "dist.all_gather(..., torch.cat([...])), where none needs another's",
+        "all-gathers",
+        "dist.all_gather(..., torch.cat([...])), where none needs another's",
     ),
-}  # fmt: skip
+}
 # Casting float32 to float16 and back ran at 13 and 19 GB/s on one 2.5 GHz core; a hook does a
 # little more than that. A GPU casts at the speed of its memory: assumed.
 _CASTING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
@@ -117,22 +120,34 @@ def fixes_by_account(account: Account) -> Fixes:
     """
     late, step_s = late_ranks(account), account.step_s
     lost = (
-        ("straggler", _without_late(late), _setting_of_straggler(account, late),
-         account.parts_s[Part.STRAGGLER.key]),
+        (
+            "straggler",
+            _without_late(late),
+            _setting_of_straggler(account, late),
+            account.parts_s[Part.STRAGGLER.key],
+        ),
         ("input", _DATA_READY, _LOADER, account.parts_s[Part.INPUT.key]),
-        ("host", _HOST_READY, _setting_of_host(account),
-         min(usual_ahead_s(account), account.parts_s[Part.HOST.key])),
-    )  # fmt: skip
+        (
+            "host",
+            _HOST_READY,
+            _setting_of_host(account),
+            min(usual_ahead_s(account), account.parts_s[Part.HOST.key]),
+        ),
+    )
     alone_s = sum(account.parts_s[part.key] for part in (Part.COMPUTE, Part.INPUT, Part.HOST))
     found = [
         Fix(
-            kind=kind, change=change, setting=setting, step_s=step_s - lost_s, low_s=nan,
-            high_s=nan, scaling_factor=(alone_s - lost_s * (kind != "straggler"))
-            / (step_s - lost_s),
+            kind=kind,
+            change=change,
+            setting=setting,
+            step_s=step_s - lost_s,
+            low_s=nan,
+            high_s=nan,
+            scaling_factor=(alone_s - lost_s * (kind != "straggler")) / (step_s - lost_s),
         )
         for kind, change, setting, lost_s in lost
         if _MUCH * step_s <= lost_s < step_s
-    ]  # fmt: skip
+    ]
     return Fixes(tuple(sorted(found, key=lambda fix: fix.step_s)), step_s, alone_s)
 
 
@@ -151,25 +166,32 @@ def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:
     may_help = part == Part.LATENCY and fix.kind == "transport"
     surely_s = 0.0 if may_help else beyond_s
     return dataclasses.replace(
-        fix, step_s=step_s, low_s=fix.low_s + surely_s, high_s=fix.high_s + beyond_s,
+        fix,
+        step_s=step_s,
+        low_s=fix.low_s + surely_s,
+        high_s=fix.high_s + beyond_s,
         scaling_factor=fix.scaling_factor * fix.step_s / step_s,
-    )  # fmt: skip
+    )
 
 
 def _no_long_steps(job: Forecaster, account: Account, part: Part, rare: FewSteps) -> Fix:
     """Try steps that all take as long as the usual ones."""
     settings = {
-        Part.INPUT: _LOADER, Part.HOST: _HOST_ELSEWHERE,
+        Part.INPUT: _LOADER,
+        Part.HOST: _HOST_ELSEWHERE,
         Part.LATENCY: "what only they send: less often, or joined into one (torch.cat)",
-    }  # fmt: skip
+    }
     late = late_ranks(account)
     usual = rare.usual_s
     return Fix(
-        kind=part.key, change=f"the {rare.few} long of {rare.of} steps as short as the others",
+        kind=part.key,
+        change=f"the {rare.few} long of {rare.of} steps as short as the others",
         setting=settings.get(part) or _setting_of_straggler(account, late),
-        step_s=usual.value, scaling_factor=min(job.alone_s / usual.value, 1.0),
-        low_s=usual.low * (1 - _REPEATS), high_s=usual.high * (1 + _REPEATS),
-    )  # fmt: skip
+        step_s=usual.value,
+        scaling_factor=min(job.alone_s / usual.value, 1.0),
+        low_s=usual.low * (1 - _REPEATS),
+        high_s=usual.high * (1 + _REPEATS),
+    )
 
 
 def _considered(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
@@ -196,16 +218,19 @@ def _faster_links(run: Run, job: Forecaster) -> Iterator[Fix]:
     slow, next_bps = _slow_links(run, job)
     if slow:
         yield _fix(
-            "link", f"the link of {show_ranks(slow)} as fast as others: {show_rate(next_bps)}",
+            "link",
+            f"the link of {show_ranks(slow)} as fast as others: {show_rate(next_bps)}",
             "look at its cable, its port, the speed that they agreed on (ethtool), who shares it",
             job.ask(bandwidth_bps=(next_bps,)),
-        )  # fmt: skip
+        )
     faster = [rate_bps for rate_bps in _ON_SALE_BPS if rate_bps > next_bps]
     for rate_bps in faster[:_FASTER_LINKS]:
         yield _fix(
-            "link", f"links of {show_rate(rate_bps)}", "hardware; nothing to set in the job",
+            "link",
+            f"links of {show_rate(rate_bps)}",
+            "hardware; nothing to set in the job",
             job.ask(bandwidth_bps=(rate_bps,)),
-        )  # fmt: skip
+        )
 
 
 def _slow_links(run: Run, job: Forecaster) -> tuple[list[int], float]:
@@ -225,10 +250,11 @@ def _fuller_transport(run: Run, job: Forecaster) -> Iterator[Fix]:
         return
     is_gloo = run.facts.get("backend") == "gloo"
     yield _fix(
-        "transport", f"a transport that fills the {show_rate(job.rate_bps)} there are",
+        "transport",
+        f"a transport that fills the {show_rate(job.rate_bps)} there are",
         _setting_of_transport(run),
         (job.filling() if is_gloo else job.unhindered()).ask(),
-    )  # fmt: skip
+    )
 
 
 def _setting_of_transport(run: Run) -> str:
@@ -255,9 +281,11 @@ def _other_buckets(run: Run, job: Forecaster) -> Iterator[Fix]:
     tried = [(cap, job.ask(buckets=(DdpBuckets(cap * _MIB, cap * _MIB),))) for cap in _CAPS_MIB]
     cap, found = min(tried, key=lambda each: each[1].step_s)
     yield _fix(
-        "buckets", f"buckets of {cap} MiB",
-        f"DistributedDataParallel(model, bucket_cap_mb={cap})", found,
-    )  # fmt: skip
+        "buckets",
+        f"buckets of {cap} MiB",
+        f"DistributedDataParallel(model, bucket_cap_mb={cap})",
+        found,
+    )
 
 
 def _half_precision(run: Run, job: Forecaster) -> Iterator[Fix]:
@@ -265,10 +293,11 @@ def _half_precision(run: Run, job: Forecaster) -> Iterator[Fix]:
     if "buckets" not in run.facts or "hook" in run.facts or _sends_halves(run):
         return
     yield _fix(
-        "compression", "gradients sent as float16 (overflows beyond 65,504)",
+        "compression",
+        "gradients sent as float16 (overflows beyond 65,504)",
         "model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
         job.ask(compressors=(_cast(run),)),
-    )  # fmt: skip
+    )
 
 
 def _no_hook(run: Run, job: Forecaster) -> Iterator[Fix]:
@@ -276,10 +305,11 @@ def _no_hook(run: Run, job: Forecaster) -> Iterator[Fix]:
     step = job.subject.step
     if "hook" in run.facts and step.packing_ns:
         yield _fix(
-            "codec", "gradients sent whole, with nothing to pack",
+            "codec",
+            "gradients sent whole, with nothing to pack",
             f"no register_comm_hook(...): {run.facts['hook']} packs longer than it saves",
             job.ask(step=dataclasses.replace(step, packing_ns=0, sent_share=1.0)),
-        )  # fmt: skip
+        )
 
 
 def _sends_halves(run: Run) -> bool:
@@ -298,9 +328,11 @@ def _cast(run: Run) -> Compressor:
     on_processor = run.facts.get("backend") != "nccl"
     rate = _CAST_BYTES_PER_S[on_processor]
     return Compressor(
-        ratio=2, encode_bps=8 * rate, decode_bps=8 * rate,
+        ratio=2,
+        encode_bps=8 * rate,
+        decode_bps=8 * rate,
         work_per_byte=_WORK_WITH_HALVES[on_processor],
-    )  # fmt: skip
+    )
 
 
 def _fewer_synchronisations(run: Run, job: Forecaster) -> Iterator[Fix]:
@@ -313,10 +345,11 @@ def _fewer_synchronisations(run: Run, job: Forecaster) -> Iterator[Fix]:
         return
     for every in _SYNCHRONISED_EVERY:
         yield _fix(
-            "synchronisation", f"gradients summed over {every} steps before they are sent",
+            "synchronisation",
+            f"gradients summed over {every} steps before they are sent",
             f"{setting.format(every - 1, every)}; the batch is {every}x larger",
             job.ask(accumulate=(every,)),
-        )  # fmt: skip
+        )
 
 
 def _joined(run: Run, job: Forecaster) -> Iterator[Fix]:
@@ -328,19 +361,23 @@ def _joined(run: Run, job: Forecaster) -> Iterator[Fix]:
         places = step.others.small(op, MUCH_BYTES)
         if len(places) >= MANY:
             yield _fix(
-                "joining", f"{len(places)} small {named} of a step joined into one", setting,
+                "joining",
+                f"{len(places)} small {named} of a step joined into one",
+                setting,
                 # Without residue: that there are many small ones is what it is of.
                 job.as_modelled().ask(step=step.with_joined(places)),
-            )  # fmt: skip
+            )
 
 
 def _no_straggler(job: Forecaster, account: Account) -> Iterator[Fix]:
     if job.subject.step.waiting_ns:
         late = late_ranks(account)
         yield _fix(
-            "straggler", _without_late(late), _setting_of_straggler(account, late),
+            "straggler",
+            _without_late(late),
+            _setting_of_straggler(account, late),
             job.ask(jitters=(NoJitter(),)),
-        )  # fmt: skip
+        )
 
 
 def _without_late(late: Late | None) -> str:
@@ -383,20 +420,24 @@ def _beginning_sooner(job: Forecaster, sooner_ns: int) -> Forecast | None:
     shorter_ns = min(sooner_ns, step.forward_ns, step.step_ns)
     if shorter_ns <= 0:
         return None
-    return job.ask(step=dataclasses.replace(
-        step, step_ns=step.step_ns - shorter_ns, forward_ns=step.forward_ns - shorter_ns,
-    ))  # fmt: skip
+    return job.ask(
+        step=dataclasses.replace(
+            step, step_ns=step.step_ns - shorter_ns, forward_ns=step.forward_ns - shorter_ns
+        )
+    )
 
 
 def _other_algorithms(run: Run, job: Forecaster) -> Iterator[Fix]:
     hosts = len(set(host_of_rank(run).values()))
     if 1 < hosts < job.workers:
         yield _fix(
-            "algorithm", f"sums within each of {hosts} hosts first, then between them",
-            "NCCL_ALGO=Tree" if run.facts.get("backend") == "nccl" else
-            "a communication hook over init_device_mesh(...) of hosts by ranks",
+            "algorithm",
+            f"sums within each of {hosts} hosts first, then between them",
+            "NCCL_ALGO=Tree"
+            if run.facts.get("backend") == "nccl"
+            else "a communication hook over init_device_mesh(...) of hosts by ranks",
             job.ask(workers=(hosts,)),
-        )  # fmt: skip
+        )
     elif run.facts.get("backend") == "nccl":  # Gloo's ring is not to be chosen
         yield _fix(
             "algorithm", "all-reduce by tree", "NCCL_ALGO=Tree", job.ask(algorithms=("tree",))
@@ -409,13 +450,15 @@ def _overlap(run: Run, job: Forecaster) -> Iterator[Fix]:
     if "buckets" not in run.facts and step.others.are_gradients:
         alone = dataclasses.replace(step, others=type(step.others)())
         yield _fix(
-            "overlap", "gradients sent while the backward pass goes on",
+            "overlap",
+            "gradients sent while the backward pass goes on",
             "DistributedDataParallel(model) in place of collectives called after it",
             job.ask(step=alone),
-        )  # fmt: skip
+        )
     if "buckets" in run.facts:
         yield _fix(
-            "priority", "what the next forward pass needs first is sent first",
+            "priority",
+            "what the next forward pass needs first is sent first",
             "not in PyTorch itself; ByteScheduler and its like",
             job.ask(lane="priority"),
-        )  # fmt: skip
+        )

@@ -49,9 +49,13 @@ def record_in_lab(
             environment = recorded_environment(directory, os.environ)
             sampled = sampled_command(directory, command, packets=packets)
             return run_job(
-                lab, sampled, faults, environment=environment, say=say,
+                lab,
+                sampled,
+                faults,
+                environment=environment,
+                say=say,
                 packet_socket=SOCKET_VARIABLE if packets else None,
-            )  # fmt: skip
+            )
 
         job = known or Known(source=shlex.join(command))
         whole = dataclasses.replace(job, facts={**job.facts, **lab_facts(lab, faults)})

@@ -59,8 +59,14 @@ def _first(found: Predictions, speedup: Floats, rows: Any, count: int) -> list[i
     rows = rows[here >= least / (1 + NEAR) ** 2]
     place = np.floor(np.log(speedup[rows].max() / speedup[rows]) / np.log1p(NEAR) + 1e-9)
     apart = found["accumulate"][rows] * found["local_steps"][rows]
-    keys = (rows, found["compression"][rows], apart, found["workers"][rows],
-            found["bandwidth_bps"][rows], place)  # fmt: skip
+    keys = (
+        rows,
+        found["compression"][rows],
+        apart,
+        found["workers"][rows],
+        found["bandwidth_bps"][rows],
+        place,
+    )
     return [int(each) for each in rows[np.lexsort(keys)][:count]]
 
 

@@ -123,13 +123,18 @@ def _suspicion(subject: Subject, point: Grid) -> Suspicion:
         suspects += (_asked(subject, (NICS_AND_SPINE, "both twice as fast", _faster(point))),)
     suspects += (_asked(subject, (LATENCIES, "none", _without_latency(point))),)
     return Suspicion(
-        run=subject.name, cluster=fabric.name, workers=workers, is_scattered=point.is_scattered,
+        run=subject.name,
+        cluster=fabric.name,
+        workers=workers,
+        is_scattered=point.is_scattered,
         oversubscription=network.oversubscription
-        if has_spine and isinstance(network, LeafSpine) else None,
-        step_s=step_s, overhead_s=float(found["overhead_s"][0]),
+        if has_spine and isinstance(network, LeafSpine)
+        else None,
+        step_s=step_s,
+        overhead_s=float(found["overhead_s"][0]),
         busiest=cost.busiest(size, per_bit),
         suspects=suspects,
-    )  # fmt: skip
+    )
 
 
 def _asked(subject: Subject, wider: tuple[str, str, Grid]) -> Suspect:
@@ -199,6 +204,7 @@ def _faster(point: Grid) -> Grid:
         replace(each, nic_rate_bps=_FASTER * each.nic_rate_bps) for each in point.fabric.other_hosts
     )
     return replace(
-        point, bandwidth_bps=(_FASTER * point.bandwidth_bps[0],),
+        point,
+        bandwidth_bps=(_FASTER * point.bandwidth_bps[0],),
         fabric=replace(point.fabric, other_hosts=others),
-    )  # fmt: skip
+    )

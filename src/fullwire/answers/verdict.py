@@ -38,9 +38,18 @@ from fullwire.timeline.utilization import LIMITED, SATURATED, Evidence
 from fullwire.units import show_bytes, show_ranks, show_rate, show_time, shown
 
 Kind: TypeAlias = Literal[
-    "scales", "line_rate", "transport", "latency", "overlap", "straggler", "codec", "compute",
-    "input", "host", "unknown",
-]  # fmt: skip
+    "scales",
+    "line_rate",
+    "transport",
+    "latency",
+    "overlap",
+    "straggler",
+    "codec",
+    "compute",
+    "input",
+    "host",
+    "unknown",
+]
 
 THRESHOLD = 0.10  # of the step: what a part must reach to be the verdict
 FEWEST_STEPS = 3  # of a measured job after its warm-up, to tell what a step usually is
@@ -55,9 +64,12 @@ RESTS_ON = ("spans", "collectives")  # tables: without some of their rows an acc
 _TOLD_BY_CLOCKS = ("straggler", "line_rate", "latency", "transport")  # from who came when
 _OF_ONE = ("codec", "input", "host")  # what a worker alone may lose as well
 _SET_UP = (
-    "nccl_socket_fallback", "nccl_few_channels", "nccl_without_gdr", "nccl_shared_memory",
+    "nccl_socket_fallback",
+    "nccl_few_channels",
+    "nccl_without_gdr",
+    "nccl_shared_memory",
     "nccl_sockets",
-)  # fmt: skip
+)
 _SAID_ALIKE: Mapping[str, tuple[str, str]] = {
     "codec": ("Packing and unpacking gradients is", "it takes"),
     "input": ("The input is", "ranks wait for data for"),
@@ -74,9 +86,10 @@ _ANOTHER: Mapping[str, str] = {
     "host": "the host, with nothing computed, communicated or loaded",
 }
 _PART_IN_WORDS: Mapping[str, str] = {
-    "line_rate": "line rate", "straggler": "waiting for late ranks",
+    "line_rate": "line rate",
+    "straggler": "waiting for late ranks",
     "unexplained": "communication that nothing hides",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +163,8 @@ def judged(case: Case) -> Verdict:
     said = _first_sentence(case, kind, missing)
     sentence = f"{said}{_in_few_steps(case, kind)}{_another(case, kind)}{_besides(case, kind)}"
     return Verdict(
-        kind=kind, sentence=sentence, threshold=THRESHOLD, reasons=reasons,
-        missing=missing,
-    )  # fmt: skip
+        kind=kind, sentence=sentence, threshold=THRESHOLD, reasons=reasons, missing=missing
+    )
 
 
 def communicates(case: Case) -> bool:

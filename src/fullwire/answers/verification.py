@@ -73,9 +73,12 @@ def verify(
     found = (predictor.filling() if becomes_ours else predictor).ask(**axes)
     return Verification(
         changes=(*changes, *([f"backend {FILLS_THE_LINE}"] if becomes_ours else ())),
-        predicted_s=found.step_s, low_s=found.low_s, high_s=found.high_s, full_s=full_s,
+        predicted_s=found.step_s,
+        low_s=found.low_s,
+        high_s=found.high_s,
+        full_s=full_s,
         measured_s=float(np.mean(np.array(measured_ns, np.float64))) * 1e-9,
-    )  # fmt: skip
+    )
 
 
 def _changes(before: Run, after: Run) -> Iterator[tuple[str, tuple[str, Any]]]:

@@ -181,11 +181,24 @@ def whatif(
     only = [run for _, run in many]
     found = Transports(only, calibrate)
     grid = _grid(
-        only, found, bandwidth=bandwidth, workers=workers, compression=compression, codec=codec,
-        transport_=transport, buckets=buckets, algorithm=algorithm, latency_=latency,
-        cluster_=cluster, nodes=nodes, placement=placement, accumulate=accumulate,
-        local_steps=local_steps, jitter_=jitter, lane=lane_order(lane),
-    )  # fmt: skip
+        only,
+        found,
+        bandwidth=bandwidth,
+        workers=workers,
+        compression=compression,
+        codec=codec,
+        transport_=transport,
+        buckets=buckets,
+        algorithm=algorithm,
+        latency_=latency,
+        cluster_=cluster,
+        nodes=nodes,
+        placement=placement,
+        accumulate=accumulate,
+        local_steps=local_steps,
+        jitter_=jitter,
+        lane=lane_order(lane),
+    )
     subjects = [subject_of(name, run, found) for name, run in many]
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
@@ -212,19 +225,30 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
     found = Transports([only], conditions.pop("calibrate", ()))
     grid = _grid([only], found, lane=lane_order(lane), **_as_in_grid(conditions))
     axes = (
-        grid.workers, grid.bandwidth_bps, grid.compressors, grid.transports, grid.buckets,
-        grid.algorithms, grid.latency_s, grid.jitters,
-    )  # fmt: skip
+        grid.workers,
+        grid.bandwidth_bps,
+        grid.compressors,
+        grid.transports,
+        grid.buckets,
+        grid.algorithms,
+        grid.latency_s,
+        grid.jitters,
+    )
     if any(len(axis) != 1 for axis in axes):
         raise UsageError("a replay needs one value of each condition: name workers and bandwidth")
     scenario = Scenario(
         cluster=Cluster(
             workers=grid.workers[0], rate_bps=grid.bandwidth_bps[0], latency_s=grid.latency_s[0]
         ),
-        compressor=grid.compressors[0], transport=grid.transports[0], buckets=grid.buckets[0],
-        algorithm=grid.algorithms[0], jitter=grid.jitters[0], lane=grid.lane,
-        fabric=grid.fabric, is_scattered=grid.is_scattered,
-    )  # fmt: skip
+        compressor=grid.compressors[0],
+        transport=grid.transports[0],
+        buckets=grid.buckets[0],
+        algorithm=grid.algorithms[0],
+        jitter=grid.jitters[0],
+        lane=grid.lane,
+        fabric=grid.fabric,
+        is_scattered=grid.is_scattered,
+    )
     return replay_subject(only, subject_of(name, only, found), scenario)
 
 
@@ -233,9 +257,19 @@ _IN_GRID = {name: f"{name}_" for name in ("transport", "latency", "cluster", "ji
 
 def _as_in_grid(conditions: Mapping[str, OneOrMany]) -> dict[str, OneOrMany]:
     known = (
-        "bandwidth", "workers", "compression", "codec", "transport", "buckets", "algorithm",
-        "latency", "cluster", "nodes", "placement", "jitter",
-    )  # fmt: skip
+        "bandwidth",
+        "workers",
+        "compression",
+        "codec",
+        "transport",
+        "buckets",
+        "algorithm",
+        "latency",
+        "cluster",
+        "nodes",
+        "placement",
+        "jitter",
+    )
     for name in conditions:
         if name not in known:
             raise UsageError(f"replay: expected conditions among {', '.join(known)}, got {name!r}")
@@ -243,13 +277,25 @@ def _as_in_grid(conditions: Mapping[str, OneOrMany]) -> dict[str, OneOrMany]:
 
 
 def _grid(
-    runs: Sequence[Run], found: Transports, *, lane: Order, bandwidth: OneOrMany = None,
-    workers: OneOrMany = None, compression: OneOrMany = None, codec: OneOrMany = None,
-    transport_: OneOrMany = "full", buckets: OneOrMany = None, algorithm: OneOrMany = None,
-    latency_: OneOrMany = None, cluster_: ClusterLike | None = None, nodes: OneOrMany = None,
-    placement: str = "packed", accumulate: OneOrMany = 1, local_steps: OneOrMany = 1,
+    runs: Sequence[Run],
+    found: Transports,
+    *,
+    lane: Order,
+    bandwidth: OneOrMany = None,
+    workers: OneOrMany = None,
+    compression: OneOrMany = None,
+    codec: OneOrMany = None,
+    transport_: OneOrMany = "full",
+    buckets: OneOrMany = None,
+    algorithm: OneOrMany = None,
+    latency_: OneOrMany = None,
+    cluster_: ClusterLike | None = None,
+    nodes: OneOrMany = None,
+    placement: str = "packed",
+    accumulate: OneOrMany = 1,
+    local_steps: OneOrMany = 1,
     jitter_: OneOrMany = "recorded",
-) -> Grid:  # fmt: skip
+) -> Grid:
     fabric = _same_fabric(runs) if cluster_ is None else cluster(cluster_)
     recorded_workers = _recorded(runs, "workers", None)
     if recorded_workers == 1:  # a profile of one worker: the question is how it will scale
@@ -340,9 +386,11 @@ def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
         grid.latency_s, grid.workers, grid.bandwidth_bps
     ):
         yield Tuned(
-            workers=workers, bandwidth_bps=rate_bps, latency_s=latency_s,
+            workers=workers,
+            bandwidth_bps=rate_bps,
+            latency_s=latency_s,
             ranges=tuple(ranges(_times(subject, grid, workers, share * rate_bps, latency_s))),
-        )  # fmt: skip
+        )
 
 
 def _times(subject: Subject, grid: Grid, workers: int, rate_bps: float, latency_s: float) -> Times:

@@ -98,13 +98,17 @@ def _contest(rate: str, against: str, sizes: str | None, rounds: int) -> Contest
     from fullwire.studies.contest.description import USUAL_SIZES, Contest
     from fullwire.units import bits_per_second, size_bytes
 
-    asked = USUAL_SIZES if sizes is None else tuple(
-        size_bytes(each, "sizes") for each in sizes.split(",")
-    )  # fmt: skip
+    asked = (
+        USUAL_SIZES
+        if sizes is None
+        else tuple(size_bytes(each, "sizes") for each in sizes.split(","))
+    )
     return Contest(
-        rate_bps=bits_per_second(rate), against=tuple(against.split(",")), sizes_bytes=asked,
+        rate_bps=bits_per_second(rate),
+        against=tuple(against.split(",")),
+        sizes_bytes=asked,
         rounds=rounds,
-    )  # fmt: skip
+    )
 
 
 def _ranked(contest: Contest, workers: int | None) -> Outcome | None:

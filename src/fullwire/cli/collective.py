@@ -56,11 +56,23 @@ def collective(
 
     with progress("played") as told:
         result = answer(
-            op, bytes=bytes_, workers=workers, bandwidth=bandwidth, latency=latency,
-            algorithm=algorithm, chunks=chunks, chunk_order=chunk_order, level=level,
-            reduce_cost=reduce_cost, cluster=cluster, nodes=nodes, placement=placement,
-            order=order, servers=servers, progress=told,
-        )  # fmt: skip
+            op,
+            bytes=bytes_,
+            workers=workers,
+            bandwidth=bandwidth,
+            latency=latency,
+            algorithm=algorithm,
+            chunks=chunks,
+            chunk_order=chunk_order,
+            level=level,
+            reduce_cost=reduce_cost,
+            cluster=cluster,
+            nodes=nodes,
+            placement=placement,
+            order=order,
+            servers=servers,
+            progress=told,
+        )
     if json:
         print_json(asdict(result))
     else:

@@ -51,10 +51,13 @@ def compare(
     result, parts = answer(first, second), changed(*sides)
     verification = verify(first[0], second[0], before_again=first[1:], after_again=second[1:])
     if json:
-        print_json({
-            **asdict(result), "account": None if parts is None else asdict(parts),
-            "prediction": verification_object(verification),
-        })  # fmt: skip
+        print_json(
+            {
+                **asdict(result),
+                "account": None if parts is None else asdict(parts),
+                "prediction": verification_object(verification),
+            }
+        )
     else:
         print_comparison(result, parts, verification, before, after)
 

@@ -59,10 +59,17 @@ def import_(
 
     with signals_end_it():
         place = import_run(
-            output, *files, format=format_, step_time=step_time, reduce_cost=reduce_cost,
-            communication=communication, processes=processes, on=on, replace=force,
+            output,
+            *files,
+            format=format_,
+            step_time=step_time,
+            reduce_cost=reduce_cost,
+            communication=communication,
+            processes=processes,
+            on=on,
+            replace=force,
             told=_progress(),
-        )  # fmt: skip
+        )
     for line in _written(place):
         typer.echo(visible(line), err=True)
 

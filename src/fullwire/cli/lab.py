@@ -142,10 +142,16 @@ def run(
         raise UsageError("--packets captures into the run that -o names: expected -o X.run with it")
     job = _emulated(command, workload, steps=steps, dilate=dilate, buckets=buckets, backend=backend)
     description = describe(
-        workers=workers, rate=rate or (), fabric=_fabric(cluster, nodes), latency=latency,
-        loss=loss, mtu=mtu, congestion=congestion,
-        cpus=cpus or (), dilation=1.0 if job is None else job.emulation.dilation,
-    )  # fmt: skip
+        workers=workers,
+        rate=rate or (),
+        fabric=_fabric(cluster, nodes),
+        latency=latency,
+        loss=loss,
+        mtu=mtu,
+        congestion=congestion,
+        cpus=cpus or (),
+        dilation=1.0 if job is None else job.emulation.dilation,
+    )
     faults = parse_faults(at or (), description)
     with signals_end_it(), _what_to_run(command, job, description) as words:
         if output is None:
@@ -224,9 +230,16 @@ def _record(
     from fullwire.report.recording import recording_lines
 
     recording = record_in_lab(
-        description, command, output, faults=faults, packets=packets, replace=force,
-        known=None if job is None else job.known, introduce=_introduce, say=_say,
-    )  # fmt: skip
+        description,
+        command,
+        output,
+        faults=faults,
+        packets=packets,
+        replace=force,
+        known=None if job is None else job.known,
+        introduce=_introduce,
+        say=_say,
+    )
     for line in recording_lines(recording.path):
         typer.echo(line, err=True)
     return recording.exit_status
@@ -254,10 +267,15 @@ def shell(
     from fullwire.lab.session import run_shell
 
     description = describe(
-        workers=workers, rate=rate or (), fabric=_fabric(cluster, nodes), latency=latency,
-        loss=loss, mtu=mtu, congestion=congestion,
+        workers=workers,
+        rate=rate or (),
+        fabric=_fabric(cluster, nodes),
+        latency=latency,
+        loss=loss,
+        mtu=mtu,
+        congestion=congestion,
         cpus=cpus or (),
-    )  # fmt: skip
+    )
     description.check_host(host, "host")
     with signals_end_it(), Lab(description) as lab:
         _introduce(lab)

@@ -117,11 +117,20 @@ def whatif(
 
     _check_output(plot, "json" if json else format_)
     conditions: dict[str, Any] = {
-        "bandwidth": bandwidth, "workers": workers, "compression": compression, "codec": codec,
-        "transport": transport, "buckets": buckets, "algorithm": algorithm, "latency": latency,
-        "jitter": jitter, "calibrate": calibrate or (),
-        "cluster": cluster, "nodes": nodes, "placement": placement,
-    }  # fmt: skip
+        "bandwidth": bandwidth,
+        "workers": workers,
+        "compression": compression,
+        "codec": codec,
+        "transport": transport,
+        "buckets": buckets,
+        "algorithm": algorithm,
+        "latency": latency,
+        "jitter": jitter,
+        "calibrate": calibrate or (),
+        "cluster": cluster,
+        "nodes": nodes,
+        "placement": placement,
+    }
     if output is not None:
         if len(runs) != 1:
             raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
@@ -129,9 +138,16 @@ def whatif(
         _write(answers.replay(runs[0], lane=lane, **conditions), output, force)
     with progress("predicted") as told, signals_end_it():
         result = answers.whatif(
-            runs, lane=lane, target=target, progress=told, accumulate=accumulate,
-            local_steps=local_steps, batch=batch, on=on, **conditions,
-        )  # fmt: skip
+            runs,
+            lane=lane,
+            target=target,
+            progress=told,
+            accumulate=accumulate,
+            local_steps=local_steps,
+            batch=batch,
+            on=on,
+            **conditions,
+        )
     if plot is not None:
         from fullwire.report.charts import plot_whatif
 

@@ -67,18 +67,31 @@ NetworkKind = Literal["switch", "fat-tree", "rails", "torus"]
 Choice = TypeVar("Choice")
 _MOST = 10**9  # of anything that is counted
 _TOP_KEYS = (
-    "name", "nodes", "devices_per_node", "startup", "rests_on",
-    "inside", "nics", "network", "hosts",
-)  # fmt: skip
+    "name",
+    "nodes",
+    "devices_per_node",
+    "startup",
+    "rests_on",
+    "inside",
+    "nics",
+    "network",
+    "hosts",
+)
 _LINK_KEYS = ("rate", "latency", "payload_share")
 _LEAF_KEYS = (
-    "kind", "nodes_per_leaf", "oversubscription", "latency", "leaves_per_pod",
+    "kind",
+    "nodes_per_leaf",
+    "oversubscription",
+    "latency",
+    "leaves_per_pod",
     "core_oversubscription",
-)  # fmt: skip
+)
 _NETWORK_KEYS: Mapping[str, Sequence[str]] = {
-    "switch": ("kind",), "fat-tree": _LEAF_KEYS, "rails": _LEAF_KEYS,
+    "switch": ("kind",),
+    "fat-tree": _LEAF_KEYS,
+    "rails": _LEAF_KEYS,
     "torus": ("kind", "rows", "columns"),
-}  # fmt: skip
+}
 
 
 def described(text: str, place: str) -> Fabric:
@@ -99,31 +112,37 @@ def _fabric(top: _Table) -> Fabric:
         raise UsageError("nics: expected a table [nics] with a rate")
     kept = _network(network)
     return Fabric(
-        name=top.text("name"), nodes=top.count("nodes"),
-        devices_per_node=top.count("devices_per_node", 1), startup_s=top.time("startup"),
+        name=top.text("name"),
+        nodes=top.count("nodes"),
+        devices_per_node=top.count("devices_per_node", 1),
+        startup_s=top.time("startup"),
         rests_on=top.text("rests_on", ""),
         inside=None if inside is None else _inside(inside),
         nics=_nics(nics, default=4 if isinstance(kept, Torus) else 1),
         network=kept,
         other_hosts=tuple(_other_host(each) for each in top.tables("hosts")),
-    )  # fmt: skip
+    )
 
 
 def _inside(table: _Table) -> Inside:
     table.check_keys(("kind", *_LINK_KEYS))
     return Inside(
-        kind=table.choice("kind", get_args(InsideKind)), rate_bps=table.rate("rate"),
-        latency_s=table.time("latency"), payload_share=table.number("payload_share", 1.0),
-    )  # fmt: skip
+        kind=table.choice("kind", get_args(InsideKind)),
+        rate_bps=table.rate("rate"),
+        latency_s=table.time("latency"),
+        payload_share=table.number("payload_share", 1.0),
+    )
 
 
 def _nics(table: _Table, default: int) -> Nics:
     table.check_keys(("per_node", *_LINK_KEYS, "of_device"))
     return Nics(
-        per_node=table.count("per_node", default), rate_bps=table.rate("rate"),
-        latency_s=table.time("latency"), payload_share=table.number("payload_share", 1.0),
+        per_node=table.count("per_node", default),
+        rate_bps=table.rate("rate"),
+        latency_s=table.time("latency"),
+        payload_share=table.number("payload_share", 1.0),
         of_device=table.whole_numbers("of_device"),
-    )  # fmt: skip
+    )
 
 
 def _network(table: _Table | None) -> Network:
@@ -136,12 +155,13 @@ def _network(table: _Table | None) -> Network:
     if kind == "torus":
         return Torus(rows=table.count("rows"), columns=table.count("columns"))
     return LeafSpine(
-        nodes_per_leaf=table.count("nodes_per_leaf"), by_rail=kind == "rails",
+        nodes_per_leaf=table.count("nodes_per_leaf"),
+        by_rail=kind == "rails",
         oversubscription=table.oversubscription("oversubscription"),
         latency_s=table.time("latency"),
         leaves_per_pod=table.count("leaves_per_pod") if "leaves_per_pod" in table.held else None,
         core_oversubscription=table.oversubscription("core_oversubscription"),
-    )  # fmt: skip
+    )
 
 
 def _other_host(table: _Table) -> OtherHost:

@@ -345,9 +345,9 @@ class Fabric:
             raise UsageError(
                 f"routes: expected as many targets as sources, got {source.size} and {target.size}"
             )
-        return _torus_routes(self, source, target) if self._is_torus else _routes(
-            self, source, target
-        )  # fmt: skip
+        return (
+            _torus_routes(self, source, target) if self._is_torus else _routes(self, source, target)
+        )
 
     def _checked(self, devices: ArrayLike) -> Ints:
         found = np.atleast_1d(np.asarray(devices, np.int64))
@@ -370,9 +370,15 @@ class Fabric:
         devices = self.devices if self.inside is not None else 0
         nics = self.nodes * self.nics_per_node
         sizes = (
-            devices, devices, nics, nics * (self._nic_ends - 1), self.leaves, self.leaves,
-            self.pods, self.pods,
-        )  # fmt: skip
+            devices,
+            devices,
+            nics,
+            nics * (self._nic_ends - 1),
+            self.leaves,
+            self.leaves,
+            self.pods,
+            self.pods,
+        )
         return (0, *np.cumsum(sizes).tolist())
 
 
@@ -401,9 +407,13 @@ def link_classes(fabric: Fabric) -> Iterator[LinkClass]:
         elif kind in (SPINE, CORE) and isinstance(network, LeafSpine):
             latency_s = network.latency_s
         yield LinkClass(
-            kind=name, count=len(rates_bps), slowest_bps=float(rates_bps.min()) / share,
-            fastest_bps=float(rates_bps.max()) / share, payload_share=share, latency_s=latency_s,
-        )  # fmt: skip
+            kind=name,
+            count=len(rates_bps),
+            slowest_bps=float(rates_bps.min()) / share,
+            fastest_bps=float(rates_bps.max()) / share,
+            payload_share=share,
+            latency_s=latency_s,
+        )
 
 
 class LinkNames(Sequence[str]):
@@ -468,13 +478,14 @@ def with_nodes(fabric: Fabric, nodes: int) -> Fabric:
 def flat(cluster: Cluster) -> Fabric:
     """Describe workers around one switch as a fabric of one device and one NIC a node."""
     return Fabric(
-        name="flat", nodes=cluster.workers,
+        name="flat",
+        nodes=cluster.workers,
         nics=Nics(rate_bps=cluster.rate_bps, latency_s=cluster.latency_s),
         other_hosts=tuple(
             OtherHost(node=worker, nic_rate_bps=rate_bps)
             for worker, rate_bps in dict(cluster.other_rates_bps).items()
         ),
-    )  # fmt: skip
+    )
 
 
 def _routes(fabric: Fabric, source: Ints, target: Ints) -> Routes:

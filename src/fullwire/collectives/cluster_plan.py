@@ -68,15 +68,19 @@ def layout_of(fabric: Fabric, servers: int = 1) -> Layout:
     """Return how ranks are laid out on a described cluster, one on each device."""
     network = fabric.network
     return Layout(
-        nodes=fabric.nodes, per_node=fabric.devices_per_node, nics_per_node=fabric.nics_per_node,
+        nodes=fabric.nodes,
+        per_node=fabric.devices_per_node,
+        nics_per_node=fabric.nics_per_node,
         nodes_per_leaf=(
-            None if isinstance(network, Torus) or fabric.pods
-            else network.nodes_per_leaf if isinstance(network, LeafSpine) and fabric.leaves
+            None
+            if isinstance(network, Torus) or fabric.pods
+            else network.nodes_per_leaf
+            if isinstance(network, LeafSpine) and fabric.leaves
             else fabric.nodes
         ),
         torus=(network.rows, network.columns) if isinstance(network, Torus) else None,
         servers=servers,
-    )  # fmt: skip
+    )
 
 
 def plan_on(
@@ -146,10 +150,14 @@ def cluster_plan(op: str, algorithm: str, layout: Layout) -> Plan:
         _Stated(1, ()) if layout.workers == 1 else _BUILDERS[op, algorithm](op, layout)
     )
     return Plan(
-        op=op, algorithm=algorithm, workers=layout.workers, blocks=blocks, switches=switches,
+        op=op,
+        algorithm=algorithm,
+        workers=layout.workers,
+        blocks=blocks,
+        switches=switches,
         stages=tuple(tuple(each for each in part if each.rounds and len(each)) for part in parts),
         places=None if places is None else places.astype(np.int32),
-    )  # fmt: skip
+    )
 
 
 # --- rings ------------------------------------------------------------------------------------
@@ -160,9 +168,14 @@ def _around(order: NDArray[Any], *, base: int, lead: int, reduces: bool) -> Stag
     count = len(order)
     place = np.arange(count)
     return _stage(
-        order, np.roll(order, -1), base + (place - lead) % count,
-        reduces=reduces, rounds=count - 1, shift=-1, window=count,
-    )  # fmt: skip
+        order,
+        np.roll(order, -1),
+        base + (place - lead) % count,
+        reduces=reduces,
+        rounds=count - 1,
+        shift=-1,
+        window=count,
+    )
 
 
 def _rings(op: str, orders: list[NDArray[Any]]) -> _Stated:
@@ -229,11 +242,15 @@ def _in_nodes(
     """Go around the devices of every node; a device's share is so many blocks, of which `count`."""
     node, device = np.divmod(np.arange(layout.workers), layout.per_node)
     return _stage(
-        node * layout.per_node + device, node * layout.per_node + (device + 1) % layout.per_node,
+        node * layout.per_node + device,
+        node * layout.per_node + (device + 1) % layout.per_node,
         (device - lead) % layout.per_node * share + first,
-        block_count=count, reduces=reduces, rounds=layout.per_node - 1,
-        shift=-share, window=layout.per_node * share,
-    )  # fmt: skip
+        block_count=count,
+        reduces=reduces,
+        rounds=layout.per_node - 1,
+        shift=-share,
+        window=layout.per_node * share,
+    )
 
 
 def _by_every_device(stage: Stage, devices: int, share: int) -> Stage:
@@ -263,23 +280,31 @@ def _leaders(op: str, layout: Layout) -> _Stated:
     device = np.tile(np.arange(1, devices), layout.nodes)
     whole = (0, share)
     spoken = tuple(_for_all_devices(stage, devices) for part in inner.parts for stage in part)
-    return _Stated(share * devices, ((
-        _in_nodes(layout, share, *whole, lead=1, reduces=True),
-        _stage(node + device, node, device * share, block_count=share, reduces=False),
-        *spoken,
-        _stage(node, node + device, device * share, block_count=share, reduces=False),
-        _in_nodes(layout, share, *whole, lead=0, reduces=False),
-    ),))  # fmt: skip
+    return _Stated(
+        share * devices,
+        (
+            (
+                _in_nodes(layout, share, *whole, lead=1, reduces=True),
+                _stage(node + device, node, device * share, block_count=share, reduces=False),
+                *spoken,
+                _stage(node, node + device, device * share, block_count=share, reduces=False),
+                _in_nodes(layout, share, *whole, lead=0, reduces=False),
+            ),
+        ),
+    )
 
 
 def _for_all_devices(stage: Stage, devices: int) -> Stage:
     """Turn a stage between nodes into one between their first devices, of the whole message."""
     return replace(
-        stage, source=stage.source * np.int32(devices), target=stage.target * np.int32(devices),
+        stage,
+        source=stage.source * np.int32(devices),
+        target=stage.target * np.int32(devices),
         first_block=stage.first_block * np.int32(devices),
         block_count=stage.block_count * devices,
-        shift=stage.shift * devices, window=stage.window * devices,
-    )  # fmt: skip
+        shift=stage.shift * devices,
+        window=stage.window * devices,
+    )
 
 
 def _broadcast(between: _Builder) -> _Builder:
@@ -336,10 +361,15 @@ def _lines_then_across(
     lines, places = grid.shape
     line, place = np.indices(grid.shape)
     along = _stage(
-        grid, np.roll(grid, -1, axis=1), base + (place - lead) % places * lines,
-        block_count=lines, reduces=reduces, rounds=places - 1,
-        shift=-lines, window=places * lines,
-    )  # fmt: skip
+        grid,
+        np.roll(grid, -1, axis=1),
+        base + (place - lead) % places * lines,
+        block_count=lines,
+        reduces=reduces,
+        rounds=places - 1,
+        shift=-lines,
+        window=places * lines,
+    )
     across = _stage(
         grid,
         np.roll(grid, -1, axis=0),
@@ -395,10 +425,15 @@ def _pairwise(op: str, layout: Layout) -> _Stated:
     workers = layout.workers
     _refuse_too_many(workers * (workers - 1), "a pairwise all-to-all")
     rank = np.arange(workers)
-    return _Stated(workers**2, (tuple(
-        _stage(rank, partner, rank * workers + partner, reduces=False)
-        for partner in _others_in_turn(rank, workers)
-    ),))  # fmt: skip
+    return _Stated(
+        workers**2,
+        (
+            tuple(
+                _stage(rank, partner, rank * workers + partner, reduces=False)
+                for partner in _others_in_turn(rank, workers)
+            ),
+        ),
+    )
 
 
 def _hierarchical_all_to_all(op: str, layout: Layout) -> _Stated:
@@ -407,15 +442,27 @@ def _hierarchical_all_to_all(op: str, layout: Layout) -> _Stated:
     rank = np.arange(workers)
     node, device = np.divmod(rank, devices)
     handed = [
-        _stage(rank, node * devices + to, rank * workers + to,
-               block_count=nodes, block_step=devices, reduces=False)
+        _stage(
+            rank,
+            node * devices + to,
+            rank * workers + to,
+            block_count=nodes,
+            block_step=devices,
+            reduces=False,
+        )
         for to in _others_in_turn(device, devices)
-    ]  # fmt: skip
+    ]
     exchanged = [
-        _stage(rank, to * devices + device, (rank - device) * workers + to * devices + device,
-               block_count=devices, block_step=workers, reduces=False)
+        _stage(
+            rank,
+            to * devices + device,
+            (rank - device) * workers + to * devices + device,
+            block_count=devices,
+            block_step=workers,
+            reduces=False,
+        )
         for to in _others_in_turn(node, nodes)
-    ]  # fmt: skip
+    ]
     return _Stated(workers**2, ((*handed, *exchanged),))
 
 
@@ -435,9 +482,11 @@ def _stage(
     source: NDArray[Any], target: NDArray[Any], first_block: NDArray[Any] | int = 0, **how: Any
 ) -> Stage:
     return Stage(
-        source=_column(source), target=_column(target),
-        first_block=_column(np.broadcast_to(np.asarray(first_block), source.shape)), **how,
-    )  # fmt: skip
+        source=_column(source),
+        target=_column(target),
+        first_block=_column(np.broadcast_to(np.asarray(first_block), source.shape)),
+        **how,
+    )
 
 
 def _column(values: NDArray[Any]) -> Int32:
@@ -445,24 +494,28 @@ def _column(values: NDArray[Any]) -> Int32:
 
 
 _SCATTERING: tuple[tuple[str, _Builder], ...] = (
-    ("bidirectional-ring", _bidirectional), ("multi-ring", _multi_ring),
-    ("hierarchical", _hierarchical(_from_flat("ring"))), ("torus", _hierarchical(_torus)),
-)  # fmt: skip
+    ("bidirectional-ring", _bidirectional),
+    ("multi-ring", _multi_ring),
+    ("hierarchical", _hierarchical(_from_flat("ring"))),
+    ("torus", _hierarchical(_torus)),
+)
 _KNOWN: Mapping[str, tuple[tuple[str, _Builder], ...]] = {
     "allreduce": (
         *_SCATTERING,
         ("hierarchical-tree", _hierarchical(_from_flat("tree"))),
         ("hierarchical-halving-doubling", _hierarchical(_from_flat("halving-doubling"))),
-        ("hierarchical-leader", _leaders), ("parameter-server", _parameter_server),
+        ("hierarchical-leader", _leaders),
+        ("parameter-server", _parameter_server),
         ("in-network", _hierarchical(_in_network)),
     ),
     "reducescatter": _SCATTERING,
     "allgather": _SCATTERING,
     "broadcast": (
-        ("hierarchical", _broadcast(_from_flat("tree"))), ("in-network", _broadcast(_in_network)),
+        ("hierarchical", _broadcast(_from_flat("tree"))),
+        ("in-network", _broadcast(_in_network)),
     ),
     "alltoall": (("pairwise", _pairwise), ("hierarchical", _hierarchical_all_to_all)),
-}  # fmt: skip
+}
 _BUILDERS: Mapping[tuple[str, str], _Builder] = {
     (op, algorithm): build for op, known in _KNOWN.items() for algorithm, build in known
 }

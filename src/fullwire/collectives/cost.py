@@ -97,17 +97,25 @@ def sent_as(op: str, backend: object) -> str:
 
 # Which of the collectives with a known cost stands for each kind.
 _LIKELY: Mapping[str, tuple[str, str]] = {
-    "allreduce": ("allreduce", "ring"), "barrier": ("allreduce", "ring"),
-    "reducescatter": ("reducescatter", "ring"), "alltoall": ("reducescatter", "ring"),
+    "allreduce": ("allreduce", "ring"),
+    "barrier": ("allreduce", "ring"),
+    "reducescatter": ("reducescatter", "ring"),
+    "alltoall": ("reducescatter", "ring"),
     "allgather": ("allgather", "ring"),
-}  # fmt: skip
+}
 _OTHERS = ("broadcast", "tree")
 
 
 def chunked_time_s(
-    op: str, algorithm: str, cluster: Cluster, size_bytes: float, adds: AddTimes,
-    *, chunks: int, serial: bool,
-) -> float:  # fmt: skip
+    op: str,
+    algorithm: str,
+    cluster: Cluster,
+    size_bytes: float,
+    adds: AddTimes,
+    *,
+    chunks: int,
+    serial: bool,
+) -> float:
     """Return the time of a collective cut into chunks, where a closed form is exact."""
     workers, rate_bps, latency_s = cluster.workers, cluster.rate_bps, cluster.latency_s
     if (op, algorithm) == ("allreduce", "tree") and workers > 2:

@@ -168,9 +168,14 @@ def scattered(fabric: Fabric) -> Ints:
 
 
 def collective_cost(
-    op: str, algorithm: str, fabric: Fabric, *,
-    workers: int | None = None, order: ArrayLike | None = None, servers: int = 1,
-) -> FabricCost:  # fmt: skip
+    op: str,
+    algorithm: str,
+    fabric: Fabric,
+    *,
+    workers: int | None = None,
+    order: ArrayLike | None = None,
+    servers: int = 1,
+) -> FabricCost:
     """Return what a collective takes with ranks on devices in this order, on all if nobody says."""
     where = placed(plan_on(op, algorithm, fabric, workers, servers), fabric, order)
     return cost_of(where, fabric, is_pipelined=(op, algorithm) in _PIPELINED)
@@ -184,22 +189,29 @@ def cost_of(where: Placed, fabric: Fabric, *, is_pipelined: bool = False) -> Fab
     links = _Links.of(fabric)
     known = FabricCost(
         sent_per_byte=float(plan.sent_blocks()[: plan.workers].max()) / plan.message_blocks,
-        startup_s=fabric.startup_s, nic_rate_bps=fabric.nics.rate_bps,
-    )  # fmt: skip
+        startup_s=fabric.startup_s,
+        nic_rate_bps=fabric.nics.rate_bps,
+    )
     if is_pipelined or not _go_side_by_side(plan.stages):
         return replace(
-            known, rounds=(_at_full_utilization(where, links),), hops=_longest(where),
-            adds=_adds_at_once(where), is_near=is_pipelined,
-        )  # fmt: skip
+            known,
+            rounds=(_at_full_utilization(where, links),),
+            hops=_longest(where),
+            adds=_adds_at_once(where),
+            is_near=is_pipelined,
+        )
     steps = list(_steps(where))
     is_exact = all(_is_alike(where, links, each) for each in steps) and all(
         map(_follows_itself, plan.stages)
     )
     return replace(
-        known, rounds=tuple(_cost(where, links, each) for each in steps),
-        hops=sum(each.times for each in steps), adds=tuple(_adds_in_turn(where)),
-        is_exact=is_exact, is_near=is_exact or _stays_in_step(where, fabric, len(steps)),
-    )  # fmt: skip
+        known,
+        rounds=tuple(_cost(where, links, each) for each in steps),
+        hops=sum(each.times for each in steps),
+        adds=tuple(_adds_in_turn(where)),
+        is_exact=is_exact,
+        is_near=is_exact or _stays_in_step(where, fabric, len(steps)),
+    )
 
 
 def _stays_in_step(where: Placed, fabric: Fabric, steps: int) -> bool:
@@ -243,9 +255,11 @@ class _Links:
         own = 8 / fabric.link_rate_bps
         of_nics = 8 * (fabric.nics.rate_bps / fabric.link_rate_bps)
         return _Links(
-            fabric.link_kind.astype(np.int64), np.where(is_own, own, 0.0),
-            np.where(is_own, 0.0, of_nics), fabric.nics.rate_bps,
-        )  # fmt: skip
+            fabric.link_kind.astype(np.int64),
+            np.where(is_own, own, 0.0),
+            np.where(is_own, 0.0, of_nics),
+            fabric.nics.rate_bps,
+        )
 
     def busiest(self, load: Floats) -> tuple[str, tuple[tuple[float], tuple[float]]]:
         """Return the kind of link that has most to carry, and what that takes."""
@@ -363,9 +377,11 @@ def _around(where: Placed, links: _Links, step: _Step) -> Pace:
     kinds, kind = np.unique(slowest, axis=0, return_inverse=True)
     weight = step.times * np.bincount(kind.reshape(-1)) / len(slowest)
     return Pace(
-        tuple(weight.tolist()), tuple(kinds[:, 0].tolist()), tuple(kinds[:, 1].tolist()),
+        tuple(weight.tolist()),
+        tuple(kinds[:, 0].tolist()),
+        tuple(kinds[:, 1].tolist()),
         step.times * float(latency_s.mean()),
-    )  # fmt: skip
+    )
 
 
 def _is_alike(where: Placed, links: _Links, step: _Step) -> bool:

@@ -29,11 +29,21 @@ Told: TypeAlias = Callable[[int, int], None]
 
 
 def fabric_time(
-    op: str, algorithm: str, fabric: Fabric, size_bytes: int, *,
-    workers: int | None = None, order: ArrayLike | None = None, servers: int = 1, chunks: int = 1,
-    chunk_order: str = "pipelined", level: str = "event", adds: AddTimes | None = None,
-    folds: bool = True, told: Told | None = None,
-) -> CollectiveTime:  # fmt: skip
+    op: str,
+    algorithm: str,
+    fabric: Fabric,
+    size_bytes: int,
+    *,
+    workers: int | None = None,
+    order: ArrayLike | None = None,
+    servers: int = 1,
+    chunks: int = 1,
+    chunk_order: str = "pipelined",
+    level: str = "event",
+    adds: AddTimes | None = None,
+    folds: bool = True,
+    told: Told | None = None,
+) -> CollectiveTime:
     """Time one collective of `size_bytes` (the whole vector) among the devices of a cluster.
 
     Rank r is on device `order[r]`, or on device r. `told` hears how many of how many transfers are
@@ -53,12 +63,21 @@ def fabric_time(
         time_s += fabric.startup_s if transfers else 0.0
     moved_bits = 8 * size_bytes * bus_factor(op, plan.workers)
     known = CollectiveTime(
-        op=op, algorithm=algorithm, workers=plan.workers, bytes=size_bytes,
-        bandwidth_bps=fabric.nics.rate_bps, latency_s=fabric.nics.latency_s, chunks=chunks,
-        chunk_order=chunk_order, level=level, time_s=time_s,
-        bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0, transfers=transfers,
-        cluster=fabric.name, played=played,
-    )  # fmt: skip
+        op=op,
+        algorithm=algorithm,
+        workers=plan.workers,
+        bytes=size_bytes,
+        bandwidth_bps=fabric.nics.rate_bps,
+        latency_s=fabric.nics.latency_s,
+        chunks=chunks,
+        chunk_order=chunk_order,
+        level=level,
+        time_s=time_s,
+        bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0,
+        transfers=transfers,
+        cluster=fabric.name,
+        played=played,
+    )
     return _with_busiest(known, where, fabric)
 
 
@@ -80,9 +99,11 @@ def _with_busiest(known: CollectiveTime, where: Placed, fabric: Fabric) -> Colle
     busy_s = blocks * (8 * known.bytes / where.plan.message_blocks) / fabric.link_rate_bps
     link = int(np.argmax(busy_s))
     return replace(
-        known, busiest=LINK_KINDS[fabric.link_kind[link]], busiest_link=fabric.link_names[link],
+        known,
+        busiest=LINK_KINDS[fabric.link_kind[link]],
+        busiest_link=fabric.link_names[link],
         busiest_share=float(busy_s[link] / known.time_s),
-    )  # fmt: skip
+    )
 
 
 def _closed_s(
@@ -122,12 +143,17 @@ class _Alike:
 def _unfolded(where: Placed, fabric: Fabric) -> _Alike:
     routes = where.routes
     return _Alike(
-        seats=where.plan.seats, bytes_per_s=fabric.link_rate_bps / 8,
-        source=where.source, target=where.target, latency_s=routes.latency_s,
+        seats=where.plan.seats,
+        bytes_per_s=fabric.link_rate_bps / 8,
+        source=where.source,
+        target=where.target,
+        latency_s=routes.latency_s,
         stands_for=np.ones(len(where), np.int64),
-        crossings_begin=routes.begin, link=routes.link, weight=np.ones_like(routes.link),
+        crossings_begin=routes.begin,
+        link=routes.link,
+        weight=np.ones_like(routes.link),
         transfers=where.transfers,
-    )  # fmt: skip
+    )
 
 
 def _folded(where: Placed, fabric: Fabric) -> _Alike:
@@ -137,9 +163,14 @@ def _folded(where: Placed, fabric: Fabric) -> _Alike:
     used, link = np.unique(routes.link, return_inverse=True)
     rates_bps, rate = np.unique(fabric.link_rate_bps[used], return_inverse=True)
     seat_class, class_of, link_class = _native.fold(
-        where.plan.seats, where.source, where.target, routes.begin, link.astype(np.int32),
-        _roles(where), rate.astype(np.int32),
-    )  # fmt: skip
+        where.plan.seats,
+        where.source,
+        where.target,
+        routes.begin,
+        link.astype(np.int32),
+        _roles(where),
+        rate.astype(np.int32),
+    )
     _, first = np.unique(class_of, return_index=True)
     members = np.bincount(link_class)
     # How many connections of a class meet on one link of another.
@@ -153,15 +184,19 @@ def _folded(where: Placed, fabric: Fabric) -> _Alike:
     is_first = np.zeros(len(where), bool)
     is_first[first] = True
     return _Alike(
-        seats=int(seat_class.max(initial=-1)) + 1, bytes_per_s=link_rate_bps / 8,
-        source=seat_class[where.source[first]], target=seat_class[where.target[first]],
-        latency_s=routes.latency_s[first], stands_for=np.bincount(class_of),
-        crossings_begin=begin, link=links.astype(np.int32),
+        seats=int(seat_class.max(initial=-1)) + 1,
+        bytes_per_s=link_rate_bps / 8,
+        source=seat_class[where.source[first]],
+        target=seat_class[where.target[first]],
+        latency_s=routes.latency_s[first],
+        stands_for=np.bincount(class_of),
+        crossings_begin=begin,
+        link=links.astype(np.int32),
         weight=(times // members[links]).astype(np.int32),
         transfers=tuple(
             tuple(class_of[stage[is_first[stage]]] for stage in part) for part in where.transfers
         ),
-    )  # fmt: skip
+    )
 
 
 def _roles(where: Placed) -> Int32:
@@ -180,9 +215,14 @@ def _roles(where: Placed) -> Int32:
 
 
 def _play(
-    alike: _Alike, where: Placed, size_bytes: int, adds: AddTimes, chunks: int, serial: bool,
+    alike: _Alike,
+    where: Placed,
+    size_bytes: int,
+    adds: AddTimes,
+    chunks: int,
+    serial: bool,
     told: Told | None,
-) -> tuple[float, int, int]:  # fmt: skip
+) -> tuple[float, int, int]:
     from fullwire import _native
 
     plan = where.plan
@@ -191,11 +231,20 @@ def _play(
     whole = chunks * plan.transfer_count()
     block_bytes = size_bytes / chunks / plan.message_blocks
     time_s, transfers = _native.play_fabric(
-        alike.seats, alike.bytes_per_s, alike.source, alike.target, alike.latency_s,
-        alike.stands_for, alike.crossings_begin, alike.link, alike.weight,
+        alike.seats,
+        alike.bytes_per_s,
+        alike.source,
+        alike.target,
+        alike.latency_s,
+        alike.stands_for,
+        alike.crossings_begin,
+        alike.link,
+        alike.weight,
         [_columns(where, alike, part, block_bytes, adds) for part in range(len(plan.stages))],
-        chunks, serial, None if told is None else lambda done: told(done, whole),
-    )  # fmt: skip
+        chunks,
+        serial,
+        None if told is None else lambda done: told(done, whole),
+    )
     return time_s, transfers, played * chunks
 
 

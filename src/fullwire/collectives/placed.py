@@ -58,10 +58,12 @@ def placed(plan: Plan, fabric: Fabric, order: ArrayLike | None = None) -> Placed
     source, target = np.divmod(known, plan.seats)
     each = iter(np.split(numbers.astype(np.int32), np.cumsum([len(key) for key in keys])[:-1]))
     return Placed(
-        plan=plan, source=source.astype(np.int32), target=target.astype(np.int32),
+        plan=plan,
+        source=source.astype(np.int32),
+        target=target.astype(np.int32),
         routes=_routes(plan, fabric, devices, source, target),
         transfers=tuple(tuple(next(each) for _ in part) for part in plan.stages),
-    )  # fmt: skip
+    )
 
 
 def _checked_order(plan: Plan, fabric: Fabric, order: ArrayLike | None) -> Ints:

@@ -66,9 +66,14 @@ def _ring_rounds(workers: int, *, lead: int, reduces: bool) -> Stage:
     """Pass blocks on around the ring; a rank begins with the block `lead` before its own."""
     ranks = np.arange(workers, dtype=np.int32)
     return Stage(
-        source=ranks, target=(ranks + 1) % workers, first_block=(ranks - lead) % workers,
-        reduces=reduces, rounds=workers - 1, shift=-1, window=workers,
-    )  # fmt: skip
+        source=ranks,
+        target=(ranks + 1) % workers,
+        first_block=(ranks - lead) % workers,
+        reduces=reduces,
+        rounds=workers - 1,
+        shift=-1,
+        window=workers,
+    )
 
 
 def _ring_reduce_scatter(workers: int) -> Stated:
@@ -111,9 +116,12 @@ def _halving(workers: int) -> Iterator[Stage]:
     while distance:
         partner = ranks ^ distance
         yield _stage(
-            ranks, partner, first_block=partner & ~(distance - 1), block_count=distance,
+            ranks,
+            partner,
+            first_block=partner & ~(distance - 1),
+            block_count=distance,
             reduces=True,
-        )  # fmt: skip
+        )
         distance //= 2
 
 
@@ -123,9 +131,12 @@ def _doubling(workers: int) -> Iterator[Stage]:
     distance = 1
     while distance < workers:
         yield _stage(
-            ranks, ranks ^ distance, first_block=ranks & ~(distance - 1), block_count=distance,
+            ranks,
+            ranks ^ distance,
+            first_block=ranks & ~(distance - 1),
+            block_count=distance,
             reduces=False,
-        )  # fmt: skip
+        )
         distance *= 2
 
 
@@ -205,10 +216,12 @@ def _stage(
     source: Int32, target: Int32, *, first_block: Any = 0, block_count: int = 1, reduces: bool
 ) -> Stage:
     return Stage(
-        source=source, target=target,
+        source=source,
+        target=target,
         first_block=np.broadcast_to(np.asarray(first_block, np.int32), source.shape),
-        block_count=block_count, reduces=reduces,
-    )  # fmt: skip
+        block_count=block_count,
+        reduces=reduces,
+    )
 
 
 def _refuse_uneven(op: str, workers: int) -> None:

@@ -59,10 +59,16 @@ class TunedTime(CollectiveTime):
 
 
 def collective_time(
-    op: str, algorithm: str, cluster: Cluster, size_bytes: int, *,
-    chunks: int = 1, chunk_order: str = "pipelined", level: str = "event",
+    op: str,
+    algorithm: str,
+    cluster: Cluster,
+    size_bytes: int,
+    *,
+    chunks: int = 1,
+    chunk_order: str = "pipelined",
+    level: str = "event",
     adds: AddTimes | None = None,
-) -> CollectiveTime:  # fmt: skip
+) -> CollectiveTime:
     """Time one collective of `size_bytes` (the whole vector) on a cluster."""
     check_conditions(chunks, chunk_order, level)
     cluster.check_equal_links()
@@ -77,11 +83,19 @@ def collective_time(
         time_s, transfers = _play(op, algorithm, cluster, size_bytes, adds, chunks, serial)
     moved_bits = 8 * size_bytes * bus_factor(op, cluster.workers)
     return CollectiveTime(
-        op=op, algorithm=algorithm, workers=cluster.workers, bytes=size_bytes,
-        bandwidth_bps=cluster.rate_bps, latency_s=cluster.latency_s, chunks=chunks,
-        chunk_order=chunk_order, level=level, time_s=time_s,
-        bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0, transfers=transfers,
-    )  # fmt: skip
+        op=op,
+        algorithm=algorithm,
+        workers=cluster.workers,
+        bytes=size_bytes,
+        bandwidth_bps=cluster.rate_bps,
+        latency_s=cluster.latency_s,
+        chunks=chunks,
+        chunk_order=chunk_order,
+        level=level,
+        time_s=time_s,
+        bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0,
+        transfers=transfers,
+    )
 
 
 def quickest_time(
@@ -100,14 +114,21 @@ def quickest_time(
     best = min(found, key=lambda each: each.time_s)  # of equals the first
     return TunedTime(
         **{each.name: getattr(best, each.name) for each in fields(best)},
-        times_s={each.algorithm: each.time_s for each in found}, left_out=left_out, tuning=tuning,
-    )  # fmt: skip
+        times_s={each.algorithm: each.time_s for each in found},
+        left_out=left_out,
+        tuning=tuning,
+    )
 
 
 def _play(
-    op: str, algorithm: str, cluster: Cluster, size_bytes: int, adds: AddTimes,
-    chunks: int, serial: bool,
-) -> tuple[float, int]:  # fmt: skip
+    op: str,
+    algorithm: str,
+    cluster: Cluster,
+    size_bytes: int,
+    adds: AddTimes,
+    chunks: int,
+    serial: bool,
+) -> tuple[float, int]:
     from fullwire import _native  # loaded only where events are asked for
 
     _refuse_endless(op, algorithm, cluster.workers, chunks)

@@ -160,15 +160,22 @@ def _spelt_out(part: Part) -> Transfers:
         first_round += stage.rounds
     columns = [np.concatenate(each) for each in zip(*pieces, strict=True)]
     return Transfers(
-        round=columns[0], source=columns[1], target=columns[2], first_block=columns[3],
-        block_count=columns[4], reduces=columns[5].astype(bool),
-    )  # fmt: skip
+        round=columns[0],
+        source=columns[1],
+        target=columns[2],
+        first_block=columns[3],
+        block_count=columns[4],
+        reduces=columns[5].astype(bool),
+    )
 
 
 def _columns(stage: Stage, round_number: int, number: int) -> tuple[Int32, ...]:
     size = len(stage)
     return (
-        np.full(size, round_number, np.int32), stage.source, stage.target,
-        stage.first_blocks(number), np.full(size, stage.block_count, np.int32),
+        np.full(size, round_number, np.int32),
+        stage.source,
+        stage.target,
+        stage.first_blocks(number),
+        np.full(size, stage.block_count, np.int32),
         np.full(size, stage.reduces, np.int32),
-    )  # fmt: skip
+    )

@@ -91,9 +91,13 @@ def _started(ray: Any) -> Iterator[None]:
     processors = len(os.sched_getaffinity(0))
     try:
         with _connected(
-            ray, address="local", num_cpus=processors, include_dashboard=False,
-            object_store_memory=_STORE_BYTES, _temp_dir=place,
-        ):  # fmt: skip
+            ray,
+            address="local",
+            num_cpus=processors,
+            include_dashboard=False,
+            object_store_memory=_STORE_BYTES,
+            _temp_dir=place,
+        ):
             yield
     finally:
         shutil.rmtree(place, ignore_errors=True)

@@ -27,9 +27,18 @@ if TYPE_CHECKING:
 
 LooksLike: TypeAlias = Callable[[bytes], bool]
 FORMATS = (
-    "run", "workload", "netx", "kineto", "capture", "horovod", "nccl-tests", "nccl-log",
-    "flight-recorder", "chakra", "chrome",
-)  # fmt: skip
+    "run",
+    "workload",
+    "netx",
+    "kineto",
+    "capture",
+    "horovod",
+    "nccl-tests",
+    "nccl-log",
+    "flight-recorder",
+    "chakra",
+    "chrome",
+)
 # Of these many files make a run: of each rank, host or test. Of several in a directory, the first.
 _OF_MANY = ("kineto", "flight-recorder", "chakra", "capture", "nccl-tests", "nccl-log")
 _FORMATS_IN_WORDS = (
@@ -71,9 +80,11 @@ def read(
 
 
 def _read_sorted(
-    given: _Given, step_time: str | float | None, reduce_cost: str | Path | None,
+    given: _Given,
+    step_time: str | float | None,
+    reduce_cost: str | Path | None,
     communication: str | None,
-) -> Run:  # fmt: skip
+) -> Run:
     """Read what was given, once it is known what it is."""
     kind, traces, logs, left_out = given
     _refuse_others(traces[0], kind, step_time, reduce_cost, communication)
@@ -238,9 +249,16 @@ def import_run(
 
         _refuse_others(traces[0], kind, step_time, reduce_cost, communication)
         return import_kineto(
-            traces, output, communication=communication, logs=_all_logs(logs, traces),
-            left_out=left_out, processes=processes, on=on, replace=replace, told=told,
-        )  # fmt: skip
+            traces,
+            output,
+            communication=communication,
+            logs=_all_logs(logs, traces),
+            left_out=left_out,
+            processes=processes,
+            on=on,
+            replace=replace,
+            told=told,
+        )
     if processes is not None or on != HERE:
         option = "--on" if processes is None else "--processes"
         raise UsageError(f"{path}: {option} belongs to profiler traces, not to a {kind}")

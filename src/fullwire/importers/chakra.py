@@ -50,13 +50,23 @@ _CALL = "c10d::"
 
 _COMPUTES, _SENDS, _RECEIVES, _COLLECTIVE = 4, 5, 6, 7
 _TYPES: Mapping[str, int] = {
-    "COMP_NODE": _COMPUTES, "COMM_SEND_NODE": _SENDS, "COMM_RECV_NODE": _RECEIVES,
+    "COMP_NODE": _COMPUTES,
+    "COMM_SEND_NODE": _SENDS,
+    "COMM_RECV_NODE": _RECEIVES,
     "COMM_COLL_NODE": _COLLECTIVE,
-}  # fmt: skip
+}
 _OPS = (
-    "allreduce", "reduce", "allgather", "gather", "scatter", "broadcast", "alltoall",
-    "reducescatter", "reducescatter", "barrier",
-)  # fmt: skip
+    "allreduce",
+    "reduce",
+    "allgather",
+    "gather",
+    "scatter",
+    "broadcast",
+    "alltoall",
+    "reducescatter",
+    "reducescatter",
+    "barrier",
+)
 
 
 @dataclass(slots=True)
@@ -120,8 +130,12 @@ def read_chakra(paths: Sequence[Path]) -> Run:
             continue
         traces[rank] = trace
     if not any(trace.collectives or trace.computations for trace in traces.values()):
-        raise DamagedInput(paths[0], missing[0].partition(": ")[2] if missing else
-                           "no collective and no timed computation is in this trace")  # fmt: skip
+        raise DamagedInput(
+            paths[0],
+            missing[0].partition(": ")[2]
+            if missing
+            else "no collective and no timed computation is in this trace",
+        )
     return _run(paths, dict(sorted(traces.items())), missing)
 
 
@@ -130,10 +144,14 @@ def _run(paths: Sequence[Path], traces: Mapping[int, _Trace], missing: list[str]
     if len(traces) < world:
         missing.append(f"{len(traces)} of {world} ranks are here")
     starts = [
-        *(each.start_ns for trace in traces.values() for each in trace.collectives
-          if each.duration_ns),
+        *(
+            each.start_ns
+            for trace in traces.values()
+            for each in trace.collectives
+            if each.duration_ns
+        ),
         *(start_ns for trace in traces.values() for _, start_ns, _ in trace.computations),
-    ]  # fmt: skip
+    ]
     zero_ns = min(starts, default=0)
     return Run(
         provenance=Provenance(
@@ -176,26 +194,30 @@ def _table(rank: int, trace: _Trace, zero_ns: int) -> Collectives:
         [each.start_ns - zero_ns if each.duration_ns else 0 for each in rows], np.int64
     )
     return Collectives(
-        rank=np.full(len(rows), rank), step=np.full(len(rows), -1),
+        rank=np.full(len(rows), rank),
+        step=np.full(len(rows), -1),
         sequence=np.array(sequence, np.int64),
         group=np.array([each.group for each in rows], object),
         op=np.array([each.op for each in rows], object),
         dtype=np.array([each.dtype for each in rows], object),
         bytes=np.array([each.bytes for each in rows], np.int64),
-        issue_ns=start_ns, start_ns=start_ns,
+        issue_ns=start_ns,
+        start_ns=start_ns,
         end_ns=start_ns + np.array([each.duration_ns for each in rows], np.int64),
-    )  # fmt: skip
+    )
 
 
 def _spans(rank: int, trace: _Trace, zero_ns: int) -> Spans:
     rows = trace.computations
     start_ns = np.array([start for _, start, _ in rows], np.int64) - zero_ns
     return Spans(
-        rank=np.full(len(rows), rank), step=np.full(len(rows), -1),
+        rank=np.full(len(rows), rank),
+        step=np.full(len(rows), -1),
         lane=np.full(len(rows), "compute", object),
-        name=np.array([name for name, _, _ in rows], object), start_ns=start_ns,
+        name=np.array([name for name, _, _ in rows], object),
+        start_ns=start_ns,
         end_ns=start_ns + np.array([length for _, _, length in rows], np.int64),
-    )  # fmt: skip
+    )
 
 
 def _traced(path: Path) -> _Trace:
@@ -238,10 +260,16 @@ def _take(trace: _Trace, node: _Node) -> None:
         if isinstance(size_of_group, int) and 0 < size_of_group <= _MOST_RANK:
             trace.world = max(trace.world, size_of_group)
         into = trace.calls if node.name.startswith(_CALL) else trace.collectives
-        into.append(_Collective(
-            op=_op(node), group=_group(node), dtype=dtype, bytes=size, start_ns=start_us * 1000,
-            duration_ns=duration_us * 1000,
-        ))  # fmt: skip
+        into.append(
+            _Collective(
+                op=_op(node),
+                group=_group(node),
+                dtype=dtype,
+                bytes=size,
+                start_ns=start_us * 1000,
+                duration_ns=duration_us * 1000,
+            )
+        )
 
 
 def _op(node: _Node) -> str:

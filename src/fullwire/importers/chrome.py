@@ -109,9 +109,13 @@ def _run(path: Path, rows: _Rows, about: _About | None, missing: list[str]) -> R
             for name, value in about.facts.items()
         }
     return Run(
-        provenance=provenance, facts=facts, missing=tuple(missing), spans=rows.table(Spans),
-        gradients=rows.table(Gradients), collectives=rows.table(Collectives),
-    )  # fmt: skip
+        provenance=provenance,
+        facts=facts,
+        missing=tuple(missing),
+        spans=rows.table(Spans),
+        gradients=rows.table(Gradients),
+        collectives=rows.table(Collectives),
+    )
 
 
 def _about(path: Path, line: bytes) -> _About:
@@ -181,9 +185,17 @@ def _row(event: _Event) -> tuple[str, tuple[Any, ...]]:
         return "X", (event.pid, told.step, told.lane, event.name, start_ns, end_ns)
     if (event.ph, event.cat) == ("X", "collective"):
         return "C", (
-            event.pid, told.step, told.sequence, told.group, event.name, told.dtype, told.bytes,
-            start_ns, start_ns + _ns(told.queued_us), end_ns,
-        )  # fmt: skip
+            event.pid,
+            told.step,
+            told.sequence,
+            told.group,
+            event.name,
+            told.dtype,
+            told.bytes,
+            start_ns,
+            start_ns + _ns(told.queued_us),
+            end_ns,
+        )
     if (event.ph, event.cat) == ("i", "gradient"):
         return "i", (event.pid, told.step, told.order, told.bytes, start_ns)
     raise ValueError(event.ph)

@@ -114,8 +114,9 @@ def _run(paths: Sequence[Path], dumps: Mapping[int, _Dump], missing: list[str]) 
     if len(dumps) < world:
         missing.append(f"{len(dumps)} of {world} ranks are here")
     facts: dict[str, FactValue] = {
-        "workers": world, "remarks": "; ".join(_remarks([each for _, each in rows], dumps)),
-    }  # fmt: skip
+        "workers": world,
+        "remarks": "; ".join(_remarks([each for _, each in rows], dumps)),
+    }
     libraries = Counter(dump.library for dump in dumps.values() if dump.library)
     if libraries:
         facts["backend"] = libraries.most_common(1)[0][0]
@@ -135,10 +136,11 @@ def _run(paths: Sequence[Path], dumps: Mapping[int, _Dump], missing: list[str]) 
             op=np.array([each.op for _, each in rows], object),
             dtype=np.array([each.dtype for _, each in rows], object),
             bytes=np.array([each.bytes for _, each in rows], np.int64),
-            issue_ns=issue_ns, start_ns=issue_ns,
+            issue_ns=issue_ns,
+            start_ns=issue_ns,
             end_ns=issue_ns + np.array([each.duration_ns for _, each in rows], np.int64),
         ),
-    )  # fmt: skip
+    )
 
 
 def _remarks(entries: Sequence[_Entry], dumps: Mapping[int, _Dump]) -> Iterator[str]:
@@ -244,11 +246,13 @@ def _of_values(path: Path, whole: Mapping[Any, Any], problems: list[str]) -> _Du
         problems.append(f"{len(listed) - len(entries):,} entries cannot be understood")
     library = str(listed[0].get("profiling_name", "")) if listed and entries else ""
     return _Dump(
-        path=path, rank=_rank_of(path, whole, members),
+        path=path,
+        rank=_rank_of(path, whole, members),
         world=max(map(len, members.values()), default=0),
-        library=library.partition(":")[0] if ":" in library else "", entries=tuple(entries),
+        library=library.partition(":")[0] if ":" in library else "",
+        entries=tuple(entries),
         problems=tuple(problems),
-    )  # fmt: skip
+    )
 
 
 def _members(config: object) -> dict[str, tuple[int, ...]]:
@@ -300,11 +304,15 @@ def _entry(
         op, group = "sendrecv", f"{group} {sender}>{receiver}"
     size, dtype = _size(given, op, work)
     return _Entry(
-        group=_storable(group), op=op or _storable(plain) or "unknown", sequence=sequence,
-        dtype=dtype, bytes=size, issue_ns=issued,
+        group=_storable(group),
+        op=op or _storable(plain) or "unknown",
+        sequence=sequence,
+        dtype=dtype,
+        bytes=size,
+        issue_ns=issued,
         duration_ns=_duration_ns(given.get("duration_ms")),
         has_ended=given.get("state") == "completed" or given.get("retired") is True,
-    )  # fmt: skip
+    )
 
 
 def _group(given: object, members: Mapping[str, tuple[int, ...]]) -> str:

@@ -44,14 +44,27 @@ _DEEPEST = 16  # activities within each other; Horovod has two
 _LATEST_US = 3.2e13  # a year after the start
 _MOST_BYTES = 2**50
 _OPS = {
-    "ALLREDUCE": "allreduce", "ALLGATHER": "allgather", "BROADCAST": "broadcast",
-    "ALLTOALL": "alltoall", "REDUCESCATTER": "reducescatter", "ADASUM": "allreduce",
+    "ALLREDUCE": "allreduce",
+    "ALLGATHER": "allgather",
+    "BROADCAST": "broadcast",
+    "ALLTOALL": "alltoall",
+    "REDUCESCATTER": "reducescatter",
+    "ADASUM": "allreduce",
     "BARRIER": "barrier",
-}  # fmt: skip
+}
 _ITEM_BYTES = {
-    "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "int32": 4, "int64": 8, "float16": 2,
-    "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1,
-}  # fmt: skip
+    "uint8": 1,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "bool": 1,
+}
 _SENDS = re.compile(r"(?:NCCL|MPI|GLOO|CCL|DDL|CUDA)_\w+")
 
 
@@ -190,13 +203,21 @@ class _Book:
         ready_ns = {rank: ns for rank, ns in tensor.ready_ns.items() if ns <= end_ns}
         occurrence = self._occurrences[tensor.name, op]
         self._occurrences[tensor.name, op] += 1
-        self.collectives.append(_Collective(
-            tensor=tensor.name, op=op, occurrence=occurrence,
-            dtype=args.dtype if size >= 0 else SIZE_UNKNOWN, bytes=max(size, 0),
-            begin_ns=tensor.negotiated_ns if 0 <= tensor.negotiated_ns <= begin_ns else begin_ns,
-            ready_ns=ready_ns or {0: begin_ns},
-            start_ns=tensor.sent_ns if tensor.sent_ns >= 0 else begin_ns, end_ns=end_ns,
-        ))  # fmt: skip
+        self.collectives.append(
+            _Collective(
+                tensor=tensor.name,
+                op=op,
+                occurrence=occurrence,
+                dtype=args.dtype if size >= 0 else SIZE_UNKNOWN,
+                bytes=max(size, 0),
+                begin_ns=tensor.negotiated_ns
+                if 0 <= tensor.negotiated_ns <= begin_ns
+                else begin_ns,
+                ready_ns=ready_ns or {0: begin_ns},
+                start_ns=tensor.sent_ns if tensor.sent_ns >= 0 else begin_ns,
+                end_ns=end_ns,
+            )
+        )
         tensor.negotiated_ns, tensor.ready_ns, tensor.sent_ns = -1, {}, -1
 
 
@@ -335,7 +356,7 @@ def _spans(book: _Book, ranks: list[int], steps: Whole) -> Spans:
         lane=np.full(len(names), "host", object),
         name=np.array(names, object),
         start_ns=np.concatenate([np.tile(steps[:-1], len(ranks)), begin_ns]),
-        end_ns=np.concatenate([
-            np.tile(steps[1:], len(ranks)), np.array([end for _, _, end in phases], np.int64)
-        ]),
-    )  # fmt: skip
+        end_ns=np.concatenate(
+            [np.tile(steps[1:], len(ranks)), np.array([end for _, _, end in phases], np.int64)]
+        ),
+    )

@@ -60,8 +60,14 @@ _PATH = re.compile(
 _RANK = re.compile(r"\brank (\d{1,8}) n[rR]anks (\d{1,8}) ")
 _NODES = re.compile(r"\bnNodes (\d{1,8}) ")
 _CALLS = (
-    "AllReduce: ", "AllGather: ", "ReduceScatter: ", "Broadcast: ", "Reduce: ", "Send: ", "Recv: ",
-)  # fmt: skip
+    "AllReduce: ",
+    "AllGather: ",
+    "ReduceScatter: ",
+    "Broadcast: ",
+    "Reduce: ",
+    "Send: ",
+    "Recv: ",
+)
 _OF_A_COMMUNICATOR = re.compile(
     r"Channel |Trees |comm |ncclComm|=== System|Pattern 4|\d+ coll channels, "
 )
@@ -259,17 +265,24 @@ class _Log:
                 self._finish(replace(each, rings=dict(each.rings)))
         largest = self._largest
         facts: dict[str, FactValue] = {
-            "nccl_version": _listed(self._versions), "nccl_network": self._network_used(),
-            "nccl_adapters": _listed(self._adapters), "nccl_interfaces": _listed(self._interfaces),
-            "nccl_settings": _listed(self._settings), "nccl_paths": _counted(self._paths),
-            "nccl_said": _counted(self._said), "nccl_uneven_links": self._uneven_links(),
-            "nccl_rings": _rings(largest.rings), "nccl_trees": largest.trees,
-            "nccl_channels": largest.channels, "workers": largest.ranks,
+            "nccl_version": _listed(self._versions),
+            "nccl_network": self._network_used(),
+            "nccl_adapters": _listed(self._adapters),
+            "nccl_interfaces": _listed(self._interfaces),
+            "nccl_settings": _listed(self._settings),
+            "nccl_paths": _counted(self._paths),
+            "nccl_said": _counted(self._said),
+            "nccl_uneven_links": self._uneven_links(),
+            "nccl_rings": _rings(largest.rings),
+            "nccl_trees": largest.trees,
+            "nccl_channels": largest.channels,
+            "workers": largest.ranks,
             "nccl_nodes": largest.nodes or (len(self._hosts) if len(self._hosts) > 1 else 0),
             "nccl_reach_bps": largest.reach_gb_s * 8e9,
-            "nccl_layout_bps": largest.layout_gb_s * 8e9, "nccl_ring_type": largest.ring_type,
+            "nccl_layout_bps": largest.layout_gb_s * 8e9,
+            "nccl_ring_type": largest.ring_type,
             "nccl_plugins": _listed(self._plugins),
-        }  # fmt: skip
+        }
         return {name: value for name, value in facts.items() if value}
 
     def _network_used(self) -> str:

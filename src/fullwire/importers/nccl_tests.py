@@ -45,10 +45,16 @@ _TAGS = re.compile(
 )
 _WRONG = re.compile(r"# Out of bounds values : (\d{1,18}) FAILED")
 _OPS = {
-    "allreduce": "allreduce", "allgather": "allgather", "reducescatter": "reducescatter",
-    "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce", "sendrecv": "sendrecv",
-    "gather": "gather", "scatter": "scatter",
-}  # fmt: skip
+    "allreduce": "allreduce",
+    "allgather": "allgather",
+    "reducescatter": "reducescatter",
+    "alltoall": "alltoall",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "sendrecv": "sendrecv",
+    "gather": "gather",
+    "scatter": "scatter",
+}
 _OF_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "gather", "scatter")
 
 
@@ -165,9 +171,12 @@ class _Reading:
                 problems.append(f"its ranks are not listed: {by}")
             devices = sorted(set(filter(None, self._hosts.values())))
             yield Table(
-                op=op, workers=workers, device=", ".join(devices[:8]), rows=tuple(self._rows),
+                op=op,
+                workers=workers,
+                device=", ".join(devices[:8]),
+                rows=tuple(self._rows),
                 problems=tuple(f"{name_of(path)}: {each}" for each in problems),
-            )  # fmt: skip
+            )
 
 
 def read_nccl_tests(paths: Sequence[Path]) -> Run:
@@ -184,8 +193,10 @@ def read_nccl_tests(paths: Sequence[Path]) -> Run:
         run = read_nccl_logs(paths)
         return replace(run, missing=(*run.missing, str(error)))
     facts: dict[str, FactValue] = {
-        **said, "workers": max(table.workers for table in tables), "backend": "nccl",
-    }  # fmt: skip
+        **said,
+        "workers": max(table.workers for table in tables),
+        "backend": "nccl",
+    }
     devices = dict.fromkeys(table.device for table in tables if table.device)
     if devices:
         facts["device"] = ", ".join(devices).encode(errors="backslashreplace").decode()
@@ -258,12 +269,17 @@ def _keep(rows: list[Row], words: list[str], columns: list[str]) -> bool:
     time_us, algorithm, bus = (each or 0.0 for each in numbers[:3])
     if not 0 < time_us <= _LONGEST_US or not math.isfinite(algorithm + bus):
         return False
-    rows.append(Row(
-        bytes=size, dtype={"float": "float32", "half": "float16"}.get(dtype, dtype),
-        time_us=time_us, algorithm_gb_s=algorithm, bus_gb_s=bus,
-        in_place_us=numbers[4] if len(numbers) > 6 else None,
-        in_place_bus_gb_s=numbers[6] if len(numbers) > 6 else None,
-    ))  # fmt: skip
+    rows.append(
+        Row(
+            bytes=size,
+            dtype={"float": "float32", "half": "float16"}.get(dtype, dtype),
+            time_us=time_us,
+            algorithm_gb_s=algorithm,
+            bus_gb_s=bus,
+            in_place_us=numbers[4] if len(numbers) > 6 else None,
+            in_place_bus_gb_s=numbers[6] if len(numbers) > 6 else None,
+        )
+    )
     return True
 
 

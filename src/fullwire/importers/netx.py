@@ -152,9 +152,10 @@ def _read_gradients(path: Path, lines: Iterator[_Line], declared: int) -> _Log:
         count, has_end = count + 1, line.has_end
     if count < declared:
         raise DamagedInput(
-            path, f"line 3 announces {declared} gradients, the file ends after {count}",
+            path,
+            f"line 3 announces {declared} gradients, the file ends after {count}",
             line=4 + count,
-        )  # fmt: skip
+        )
     return _Log(waits_us, sizes, has_end)
 
 
@@ -214,12 +215,13 @@ def _refuse(path: Path, line: _Line, form: str) -> NoReturn:
 def _spans(step_ns: int, backward_ns: int) -> Spans:
     none = np.zeros(3, np.int64)
     return Spans(
-        rank=none, step=none,
+        rank=none,
+        step=none,
         lane=np.array(["host", "compute", "compute"], object),
         name=np.array(["step", "forward", "backward"], object),
         start_ns=np.array([0, 0, step_ns - backward_ns]),
         end_ns=np.array([step_ns, step_ns - backward_ns, step_ns]),
-    )  # fmt: skip
+    )
 
 
 def _gradients(ready_ns: Whole, sizes: Whole) -> Gradients:

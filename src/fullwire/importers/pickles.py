@@ -22,8 +22,12 @@ _MOST_TEXT_BYTES = 256 * 1024  # what is longer is passed over
 _MOST_NUMBER_BYTES = 32
 _READ_BYTES = 64 * 1024
 _TYPED = (
-    "build_intlist", "build_doublelist", "build_boollist", "build_tensorlist", "restore_type_tag",
-)  # fmt: skip
+    "build_intlist",
+    "build_doublelist",
+    "build_boollist",
+    "build_tensorlist",
+    "restore_type_tag",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

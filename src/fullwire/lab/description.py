@@ -173,10 +173,14 @@ def describe(
     if len(common_cpus) > 1:
         raise UsageError(f"cpus: expected one list for all hosts, got {len(common_cpus)}")
     description = LabDescription(
-        cluster=cluster, fabric=fabric,
-        mtu=mtu, congestion=congestion, loss=_share(loss), dilation=dilation,
+        cluster=cluster,
+        fabric=fabric,
+        mtu=mtu,
+        congestion=congestion,
+        loss=_share(loss),
+        dilation=dilation,
         cpus=_affinity(cluster.workers, common_cpus, own_cpus),
-    )  # fmt: skip
+    )
     for host in own_cpus:
         description.check_host(host, "cpus")
     return description
@@ -191,10 +195,11 @@ def _cluster(workers: int | None, rate: Sequence[str], latency: str) -> Cluster:
             f"rate: expected one line rate for all hosts, like 1Gbps, got {len(common_rates)}"
         )
     return Cluster(
-        workers=workers, rate_bps=bits_per_second(common_rates[0]),
+        workers=workers,
+        rate_bps=bits_per_second(common_rates[0]),
         latency_s=seconds(latency, "latency"),
         other_rates_bps=tuple((host, bits_per_second(text)) for host, text in own_rates.items()),
-    )  # fmt: skip
+    )
 
 
 def _hosts_of(fabric: Fabric) -> Cluster:
@@ -210,9 +215,11 @@ def _hosts_of(fabric: Fabric) -> Cluster:
             "expected no leaves_per_pod, or fewer nodes"
         )
     return Cluster(
-        workers=fabric.nodes, rate_bps=fabric.nics.rate_bps, latency_s=fabric.nics.latency_s,
+        workers=fabric.nodes,
+        rate_bps=fabric.nics.rate_bps,
+        latency_s=fabric.nics.latency_s,
         other_rates_bps=tuple((each.node, each.nic_rate_bps) for each in fabric.other_hosts),
-    )  # fmt: skip
+    )
 
 
 def _for_all_and_one(texts: Sequence[str], what: str) -> tuple[list[str], dict[int, str]]:

@@ -67,10 +67,13 @@ class Lab:
         """Start a rank's command on its host, with our standard output and error as its own."""
         self._tell(
             Start(
-                rank=rank, command=tuple(command), environment=dict(environment),
-                in_foreground=in_foreground, packet_socket=packet_socket,
+                rank=rank,
+                command=tuple(command),
+                environment=dict(environment),
+                in_foreground=in_foreground,
+                packet_socket=packet_socket,
             )
-        )  # fmt: skip
+        )
 
     def disturb(self, fault: Fault) -> None:
         """Do to a host what the fault says, now."""

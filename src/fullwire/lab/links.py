@@ -144,9 +144,11 @@ class Network:
         index = self._make_bridge(self._switch, _SWITCH)
         for nic in range(self._description.nics_per_host):
             self._switch.addr(
-                "add", index=index, address=_switch_address(nic),
+                "add",
+                index=index,
+                address=_switch_address(nic),
                 prefixlen=_network_of(nic).prefixlen,
-            )  # fmt: skip
+            )
 
     def _make_spine(self) -> None:
         _answer_for_own_addresses_only()
@@ -165,9 +167,12 @@ class Network:
         mtu = self._description.mtu
         bridge = self._make_bridge(self._switch, leaf.bridge)
         self._switch.link(
-            "add", ifname=leaf.up, kind="veth", mtu=mtu,
+            "add",
+            ifname=leaf.up,
+            kind="veth",
+            mtu=mtu,
             peer={"ifname": leaf.down, "mtu": mtu, "net_ns_fd": spine},
-        )  # fmt: skip
+        )
         up = _index(self._switch, leaf.up)
         self._switch.link("set", index=up, master=bridge, state="up")
         _add_way(self._switch, bridge, leaf.address(), leaf.spine_address)
@@ -206,9 +211,12 @@ class Network:
         """Make the cable from a NIC to its switch."""
         mtu = self._description.mtu
         self._switch.link(
-            "add", ifname=nic.port, kind="veth", mtu=mtu,
+            "add",
+            ifname=nic.port,
+            kind="veth",
+            mtu=mtu,
             peer={"ifname": nic.interface, "mtu": mtu, "net_ns_fd": host.network},
-        )  # fmt: skip
+        )
         port = _index(self._switch, nic.port)
         bridge = _index(self._switch, self._leaf_of(nic).bridge if self.leaves else _SWITCH)
         self._switch.link("set", index=port, master=bridge, state="up")
@@ -218,9 +226,12 @@ class Network:
     def _make_interface(self, own: IPRoute, nic: Nic) -> None:
         index, network = _index(own, nic.interface), _network_of(nic.number)
         own.addr(
-            "add", index=index, address=nic.address, prefixlen=network.prefixlen,
+            "add",
+            index=index,
+            address=nic.address,
+            prefixlen=network.prefixlen,
             flags=_NO_PREFIX_ROUTE,
-        )  # fmt: skip
+        )
         own.link("set", index=index, state="up")
         # By the route, and not by sysctl: that refuses algorithms that the machine itself offers.
         asked = self._description.congestion
@@ -294,17 +305,29 @@ def _hold_to(
     netlink: IPRoute, index: int, rate_bps: float, burst_bytes: int, queue_bytes: int
 ) -> None:
     netlink.tc(
-        "replace", "tbf", index, handle=_TBF, parent=_ROOT, rate=round(rate_bps / 8),
-        burst=burst_bytes, limit=burst_bytes + queue_bytes,
-    )  # fmt: skip
+        "replace",
+        "tbf",
+        index,
+        handle=_TBF,
+        parent=_ROOT,
+        rate=round(rate_bps / 8),
+        burst=burst_bytes,
+        limit=burst_bytes + queue_bytes,
+    )
 
 
 def _delay(netlink: IPRoute, name: str, latency_s: float, loss: float) -> None:
     try:
         netlink.tc(
-            "add", "netem", _index(netlink, name), handle=_NETEM, parent=_TBF + 1,
-            delay=round(latency_s * 1e6), loss=loss * 100, limit=_NETEM_FRAMES,
-        )  # fmt: skip
+            "add",
+            "netem",
+            _index(netlink, name),
+            handle=_NETEM,
+            parent=_TBF + 1,
+            delay=round(latency_s * 1e6),
+            loss=loss * 100,
+            limit=_NETEM_FRAMES,
+        )
     except NetlinkError:
         raise UsageError(
             "latency and loss need the kernel's netem, which this machine has not: "

@@ -73,9 +73,12 @@ def _measured_link(way: _Way, number: int, line_rate_bps: float, payload_share: 
     with _connection(way, line_rate_bps) as (at_host, at_switch):
         received_bps = _best(at_switch, at_host, limit_bps)
     return LinkRate(
-        host=number, line_rate_bps=line_rate_bps, payload_limit_bps=limit_bps,
-        sent_bps=sent_bps, received_bps=received_bps,
-    )  # fmt: skip
+        host=number,
+        line_rate_bps=line_rate_bps,
+        payload_limit_bps=limit_bps,
+        sent_bps=sent_bps,
+        received_bps=received_bps,
+    )
 
 
 def check_delivery(link: LinkRate, whose: str) -> None:

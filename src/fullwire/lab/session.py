@@ -22,17 +22,23 @@ Say = Callable[[str], None]
 
 
 def run_job(
-    lab: Lab, command: Sequence[str], faults: Sequence[Fault] = (), *,
-    environment: Mapping[str, str] = os.environ, packet_socket: str | None = None,
+    lab: Lab,
+    command: Sequence[str],
+    faults: Sequence[Fault] = (),
+    *,
+    environment: Mapping[str, str] = os.environ,
+    packet_socket: str | None = None,
     say: Say = lambda sentence: None,
-) -> int:  # fmt: skip
+) -> int:
     """Run a command as every rank and return its exit status, which is the first failing rank's."""
     ranks = range(lab.description.ranks)
     for rank in ranks:
         lab.start(
-            rank, command, {**environment, **rank_environment(lab, rank)},
+            rank,
+            command,
+            {**environment, **rank_environment(lab, rank)},
             packet_socket=packet_socket,
-        )  # fmt: skip
+        )
     job = _Job(lab, faults, say)
     try:
         return job.finish()

@@ -86,10 +86,15 @@ def expected_bytes(
         gathered = bytes_of(seen, iterations, ("allgather",), len(edges.hosts), world)
         gradient = reduced or gradient
     return Expected(
-        edge_bytes=edge_bytes, gradient_bytes=gradient, ranks=ranks, gathered_bytes=gathered,
-        before=before, model_bytes=model, model_is_told=model_bytes is not None,
+        edge_bytes=edge_bytes,
+        gradient_bytes=gradient,
+        ranks=ranks,
+        gathered_bytes=gathered,
+        before=before,
+        model_bytes=model,
+        model_is_told=model_bytes is not None,
         if_sharded_bytes=if_sharded,
-    )  # fmt: skip
+    )
 
 
 def _in_turns(edges: Edges, pattern: Pattern, iterations: Iterations) -> tuple[float, float] | None:

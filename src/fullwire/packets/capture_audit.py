@@ -31,9 +31,11 @@ def _counted_bytes(run: Run) -> int:
     """Return what interfaces counted while they were sampled; RDMA ports count other things."""
     links = run.links
     seen = zip(
-        links.host.tolist(), links.interface.tolist(), (links.tx_bytes + links.rx_bytes).tolist(),
+        links.host.tolist(),
+        links.interface.tolist(),
+        (links.tx_bytes + links.rx_bytes).tolist(),
         strict=True,
-    )  # fmt: skip
+    )
     first: dict[tuple[str, str], int] = {}
     last: dict[tuple[str, str], int] = {}
     for host, interface, both_ways in seen:  # of each in the order of time

@@ -106,9 +106,12 @@ def _marks(capture: Passed, number: dict[tuple[str, str], int]) -> tuple[Whole, 
 
 
 def _link(
-    one: tuple[Whole, Whole], other: tuple[Whole, Whole], senders: Text, one_host: str,
+    one: tuple[Whole, Whole],
+    other: tuple[Whole, Whole],
+    senders: Text,
+    one_host: str,
     other_host: str,
-) -> ClockOffset | None:  # fmt: skip
+) -> ClockOffset | None:
     both, first, second = np.intersect1d(one[0], other[0], assume_unique=True, return_indices=True)
     differs_ns = other[1][second] - one[1][first]
     sender = senders[both >> 33]

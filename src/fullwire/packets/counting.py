@@ -108,10 +108,19 @@ def _counted(
     period_s = (last - begin + 1) * edges.width_ns * 1e-9 / count
     nothing = np.empty(0, np.int64)
     return Iterations(
-        count=count, period_s=period_s, communicating_s=period_s, edges=chosen,
-        edge_bytes=sent / count, first_slot=begin, last_slot=last,
-        begins_ns=nothing, ends_ns=nothing, share=1.0, confidence=_SURE_ALONE, basis="bytes",
-    )  # fmt: skip
+        count=count,
+        period_s=period_s,
+        communicating_s=period_s,
+        edges=chosen,
+        edge_bytes=sent / count,
+        first_slot=begin,
+        last_slot=last,
+        begins_ns=nothing,
+        ends_ns=nothing,
+        share=1.0,
+        confidence=_SURE_ALONE,
+        basis="bytes",
+    )
 
 
 def _after_startup(edges: Edges) -> int | None:

@@ -49,14 +49,17 @@ def edge_facts(run: Run, edges: Edges) -> tuple[EdgeFacts, ...]:
         count, size, lasts_s = _bursts(edges, place)
         found.append(
             EdgeFacts(
-                source=edges.hosts[source], target=edges.hosts[target],
+                source=edges.hosts[source],
+                target=edges.hosts[target],
                 payload_bytes=int(payload[source, target]),
                 connections=int((run.connections.payload_bytes[rows] > 0).sum()),
                 **_round_trips(run, rows),
                 sent_again=float(again[source, target] / max(packets[source, target], 1)),
-                bursts=count, burst_bytes=size, burst_s=lasts_s,
+                bursts=count,
+                burst_bytes=size,
+                burst_s=lasts_s,
             )
-        )  # fmt: skip
+        )
     return tuple(found)
 
 

@@ -72,13 +72,17 @@ def edges_of(run: Run) -> Edges:
     width_ns = int((flows.end_ns - flows.start_ns).max())
     return Edges(
         hosts=tuple(host for host, is_chosen in zip(everyone, chosen, strict=True) if is_chosen),
-        source=renumbered[source[kept]], target=renumbered[target[kept]],
+        source=renumbered[source[kept]],
+        target=renumbered[target[kept]],
         connection=_connections(flows.source[kept], flows.destination[kept]),
-        slot=flows.start_ns[kept] // max(width_ns, 1), width_ns=max(width_ns, 1),
-        payload_bytes=flows.payload_bytes[kept], wire_bytes=flows.wire_bytes[kept],
-        packets=flows.packets[kept], retransmits=flows.retransmits[kept],
+        slot=flows.start_ns[kept] // max(width_ns, 1),
+        width_ns=max(width_ns, 1),
+        payload_bytes=flows.payload_bytes[kept],
+        wire_bytes=flows.wire_bytes[kept],
+        packets=flows.packets[kept],
+        retransmits=flows.retransmits[kept],
         strangers_bytes=int(flows.payload_bytes[~kept].sum()),
-    )  # fmt: skip
+    )
 
 
 def host_names(run: Run) -> dict[str, str]:

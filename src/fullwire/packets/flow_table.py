@@ -111,12 +111,19 @@ def _capture(path: Path, scan: PacketScan, problem: str) -> _Capture:
     keys = scan.endpoints()
     totals, bins = _once(scan.totals(), scan.bins())
     return _Capture(
-        name=name_of(path), file_name=path.name, ends=[_ends(*key) for key in keys],
+        name=name_of(path),
+        file_name=path.name,
+        ends=[_ends(*key) for key in keys],
         protocols=[key[3] for key in keys],
-        totals=totals, bins=bins, shift=scan.shift(),
-        gloo_traffic=scan.gloo_traffic(), endings=scan.endings(), passages=scan.passages(),
-        counts=scan.counts(), problem=problem,
-    )  # fmt: skip
+        totals=totals,
+        bins=bins,
+        shift=scan.shift(),
+        gloo_traffic=scan.gloo_traffic(),
+        endings=scan.endings(),
+        passages=scan.passages(),
+        counts=scan.counts(),
+        problem=problem,
+    )
 
 
 def _once(totals: Columns, bins: Columns) -> tuple[Columns, Columns]:
@@ -206,12 +213,21 @@ def _connections(
     captures: Sequence[_Capture], chosen: Iterable[_Seen], ahead_ns: Sequence[int]
 ) -> Connections:
     def columns(_: _Capture, totals: Columns, ahead: int) -> dict[str, Any]:
-        names = ("payload_bytes", "wire_bytes", "packets", "retransmitted_bytes", "rtt_samples",
-                 "rtt_least_ns", "rtt_median_ns", "rtt_long_ns")  # fmt: skip
+        names = (
+            "payload_bytes",
+            "wire_bytes",
+            "packets",
+            "retransmitted_bytes",
+            "rtt_samples",
+            "rtt_least_ns",
+            "rtt_median_ns",
+            "rtt_long_ns",
+        )
         return {
-            "start_ns": totals["first_ns"] - ahead, "end_ns": totals["last_ns"] - ahead,
+            "start_ns": totals["first_ns"] - ahead,
+            "end_ns": totals["last_ns"] - ahead,
             **{name: totals[name] for name in names},
-        }  # fmt: skip
+        }
 
     def totals(capture: _Capture) -> Columns:
         return {**capture.totals, "flow": np.arange(len(capture.ends))}
@@ -238,10 +254,15 @@ def _messages(
         count = len(endings["flow"])
         ended_ns, nothing = endings["time_ns"] - ahead, np.zeros(count, np.int64)
         return {
-            "op": np.full(count, UNREAD, object), "sequence": nothing, "begin_ns": ended_ns,
-            "first_ns": ended_ns, "last_ns": ended_ns, "payload_bytes": endings["bytes"],
-            "unread_bytes": nothing, "messages": nothing + 1,
-        }  # fmt: skip
+            "op": np.full(count, UNREAD, object),
+            "sequence": nothing,
+            "begin_ns": ended_ns,
+            "first_ns": ended_ns,
+            "last_ns": ended_ns,
+            "payload_bytes": endings["bytes"],
+            "unread_bytes": nothing,
+            "messages": nothing + 1,
+        }
 
     chosen = list(chosen)
     tables = [
@@ -290,9 +311,21 @@ def _joined(
 
 # As gloo/types.h numbers them; whoever sends by hand uses tags of their own.
 _GLOO_OPS = np.array(
-    ["send", "gather", "allgather", "reduce", "allreduce", "scatter", "broadcast", "barrier",
-     "alltoall", "reducescatter", "other"], object,
-)  # fmt: skip
+    [
+        "send",
+        "gather",
+        "allgather",
+        "reduce",
+        "allreduce",
+        "scatter",
+        "broadcast",
+        "barrier",
+        "alltoall",
+        "reducescatter",
+        "other",
+    ],
+    object,
+)
 
 
 def _clock_facts(
@@ -317,8 +350,14 @@ def _host_facts(captures: Iterable[_Capture]) -> dict[str, FactValue]:
 
 
 def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> dict[str, FactValue]:
-    names = ("retransmitted_bytes", "reordered_bytes", "lost_bytes", "missed_bytes",
-             "supposed_packets", "mirrored_bytes")  # fmt: skip
+    names = (
+        "retransmitted_bytes",
+        "reordered_bytes",
+        "lost_bytes",
+        "missed_bytes",
+        "supposed_packets",
+        "mirrored_bytes",
+    )
     facts: dict[str, FactValue] = dict.fromkeys(names, 0)
     for each in chosen:
         totals = captures[each.capture].totals

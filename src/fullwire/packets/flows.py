@@ -80,29 +80,39 @@ class Traffic:
 def analyse_flows(run: Run, *, model_bytes: float | None = None) -> Traffic:
     """Say what the packets of a run say; `model_bytes` is how large its gradients are, if known."""
     if not len(run.flows):
-        raise UsageError("; ".join([
-            "flows: this holds no TCP, UDP or RoCEv2 packets between hosts", *run.missing[:1]
-        ]))  # fmt: skip
+        raise UsageError(
+            "; ".join(
+                ["flows: this holds no TCP, UDP or RoCEv2 packets between hosts", *run.missing[:1]]
+            )
+        )
     turns = trainings_in_turn(run)
     if len(turns) == 1:
         return _at_once(run, model_bytes)
     zero_ns = int(run.flows.start_ns.min())
-    return _apart(run, edges_of(run), tuple(
-        replace(_at_once(each, model_bytes), during_s=(
-            (int(each.flows.start_ns.min()) - zero_ns) * 1e-9,
-            (int(each.flows.end_ns.max()) - zero_ns) * 1e-9,
-        )) for each in turns
-    ))  # fmt: skip
+    return _apart(
+        run,
+        edges_of(run),
+        tuple(
+            replace(
+                _at_once(each, model_bytes),
+                during_s=(
+                    (int(each.flows.start_ns.min()) - zero_ns) * 1e-9,
+                    (int(each.flows.end_ns.max()) - zero_ns) * 1e-9,
+                ),
+            )
+            for each in turns
+        ),
+    )
 
 
 def _at_once(run: Run, model_bytes: float | None) -> Traffic:
     """Say it of what is between the first packet and the last, of one training or several."""
     edges = edges_of(run)
     if not edges.hosts:
-        raise UsageError("; ".join([
-            "flows: expected payload between hosts, got none, or only what stays on one machine",
-            *run.missing[:1],
-        ]))  # fmt: skip
+        nothing = (
+            "flows: expected payload between hosts, got none, or only what stays on one machine"
+        )
+        raise UsageError("; ".join([nothing, *run.missing[:1]]))
     parts = trainings_of(edges)
     if len(parts) == 1:
         return _together(run, parts[0], model_bytes)
@@ -135,28 +145,47 @@ def _together(run: Run, edges: Edges, model_bytes: float | None) -> Traffic:
         *capture_audit(run),
     )
     return Traffic(
-        hosts=edges.hosts, matrix_payload_bytes=payload, matrix_wire_bytes=wire, pattern=pattern,
-        iterations=iterations, payload_bytes_per_edge=expected.edge_bytes,
-        gradient_bytes=expected.gradient_bytes, ranks=expected.ranks,
-        gathered_bytes=expected.gathered_bytes, if_sharded_bytes=expected.if_sharded_bytes,
-        edges=edge_facts(run, edges), collectives=seen,
-        busy_fractions=sending.busy, slow_link=slow_link(edges.hosts, sending), audit=audit,
+        hosts=edges.hosts,
+        matrix_payload_bytes=payload,
+        matrix_wire_bytes=wire,
+        pattern=pattern,
+        iterations=iterations,
+        payload_bytes_per_edge=expected.edge_bytes,
+        gradient_bytes=expected.gradient_bytes,
+        ranks=expected.ranks,
+        gathered_bytes=expected.gathered_bytes,
+        if_sharded_bytes=expected.if_sharded_bytes,
+        edges=edge_facts(run, edges),
+        collectives=seen,
+        busy_fractions=sending.busy,
+        slow_link=slow_link(edges.hosts, sending),
+        audit=audit,
         warnings=run.missing,
-    )  # fmt: skip
+    )
 
 
 def _apart(run: Run, edges: Edges, groups: tuple[Traffic, ...]) -> Traffic:
     """Say of all hosts together only what is true of all."""
     nothing = Pattern(kind="none")
     return Traffic(
-        hosts=edges.hosts, matrix_payload_bytes=edges.matrix(edges.payload_bytes),
-        matrix_wire_bytes=edges.matrix(edges.wire_bytes), pattern=nothing, iterations=None,
-        payload_bytes_per_edge=None, gradient_bytes=None, ranks=None, gathered_bytes=0.0,
-        if_sharded_bytes=None, edges=edge_facts(run, edges), collectives=None,
-        busy_fractions=sending_of(edges, None).busy, slow_link=None,
+        hosts=edges.hosts,
+        matrix_payload_bytes=edges.matrix(edges.payload_bytes),
+        matrix_wire_bytes=edges.matrix(edges.wire_bytes),
+        pattern=nothing,
+        iterations=None,
+        payload_bytes_per_edge=None,
+        gradient_bytes=None,
+        ranks=None,
+        gathered_bytes=0.0,
+        if_sharded_bytes=None,
+        edges=edge_facts(run, edges),
+        collectives=None,
+        busy_fractions=sending_of(edges, None).busy,
+        slow_link=None,
         audit=(*byte_audit(run, edges, nothing, None, Expected()), *capture_audit(run)),
-        warnings=run.missing, groups=groups,
-    )  # fmt: skip
+        warnings=run.missing,
+        groups=groups,
+    )
 
 
 def _collectives(run: Run, edges: Edges, world: int) -> SeenCollectives | None:

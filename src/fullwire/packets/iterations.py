@@ -161,9 +161,14 @@ def _cut_at(length: int, busy: Whole, silences: Whole, slots: Whole, payload: Re
         return None
     longest_within = int(silences[~is_cut].max(initial=0))
     return _Cut(
-        starts=starts, ends=ends, first=first, last=last, share=float(share), silence=length,
+        starts=starts,
+        ends=ends,
+        first=first,
+        last=last,
+        share=float(share),
+        silence=length,
         jump=(length + 1) / (longest_within + 1),
-    )  # fmt: skip
+    )
 
 
 def _joined(total: Real, unit: float) -> tuple[Whole, Whole]:

@@ -79,12 +79,19 @@ def _told_alike(edges: Edges, found: list[_Repeated], asked: int) -> Iterations 
     carry = sorted({each.edge for each in alike})
     agree = float(np.median([each.agree for each in alike])) * len(alike) / asked
     return Iterations(
-        count=count, period_s=period_s, communicating_s=period_s, edges=np.array(carry),
+        count=count,
+        period_s=period_s,
+        communicating_s=period_s,
+        edges=np.array(carry),
         edge_bytes=np.array([sum(e.bytes for e in alike if e.edge == edge) for edge in carry]),
-        first_slot=begin_ns // edges.width_ns, last_slot=end_ns // edges.width_ns,
-        begins_ns=first.begins_ns, ends_ns=np.append(first.begins_ns[1:], end_ns), share=agree,
-        confidence=agree * (1 - 0.5 ** (count - 1)), basis="lengths",
-    )  # fmt: skip
+        first_slot=begin_ns // edges.width_ns,
+        last_slot=end_ns // edges.width_ns,
+        begins_ns=first.begins_ns,
+        ends_ns=np.append(first.begins_ns[1:], end_ns),
+        share=agree,
+        confidence=agree * (1 - 0.5 ** (count - 1)),
+        basis="lengths",
+    )
 
 
 def _repeated(edge: int, lengths: Whole, ends_ns: Whole) -> _Repeated | None:
@@ -105,9 +112,13 @@ def _repeated(edge: int, lengths: Whole, ends_ns: Whole) -> _Repeated | None:
     inside = (places >= first - _NEAR_BYTES) & (places <= last + _NEAR_BYTES)
     begins_ns = _begins(places[inside], times_ns[inside], first, period, count)
     return _Repeated(
-        edge=edge, bytes=period, count=count, agree=agree, begins_ns=begins_ns,
+        edge=edge,
+        bytes=period,
+        count=count,
+        agree=agree,
+        begins_ns=begins_ns,
         end_ns=int(times_ns[inside][-1]),
-    )  # fmt: skip
+    )
 
 
 def _period(places: Whole) -> float | None:

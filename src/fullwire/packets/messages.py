@@ -111,15 +111,24 @@ def find_collectives(rows: Messages, source: Whole, target: Whole, ranks: int) -
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
     return SeenCollectives(
-        op=op[order], sequence=rows.sequence[one][order],
+        op=op[order],
+        sequence=rows.sequence[one][order],
         bytes=(carried / np.array([factors[each] for each in op.tolist()] or [1.0]))[order]
-        if count else np.empty(0),
-        begin_ns=begin_ns[order], first_ns=np.minimum(data_ns, end_ns)[order],
-        end_ns=end_ns[order], part=place[number], part_way=way, source=source, target=target,
-        part_bytes=payload, part_read_bytes=rows.payload_bytes.astype(np.float64),
-        part_begin_ns=rows.begin_ns, part_first_ns=rows.first_ns,
+        if count
+        else np.empty(0),
+        begin_ns=begin_ns[order],
+        first_ns=np.minimum(data_ns, end_ns)[order],
+        end_ns=end_ns[order],
+        part=place[number],
+        part_way=way,
+        source=source,
+        target=target,
+        part_bytes=payload,
+        part_read_bytes=rows.payload_bytes.astype(np.float64),
+        part_begin_ns=rows.begin_ns,
+        part_first_ns=rows.first_ns,
         part_last_ns=rows.last_ns,
-    )  # fmt: skip
+    )
 
 
 def _numbered(rows: Messages) -> Whole:
@@ -251,11 +260,12 @@ def _bouts(seen: SeenCollectives, overlap: Callable[[Whole], NDArray[np.bool_]])
     return _Bouts(
         of=of,
         sequence=Sequence(
-            kind=_kinds(np.bitwise_or.reduceat(op, first), amounts.sum(axis=0)), amounts=amounts,
+            kind=_kinds(np.bitwise_or.reduceat(op, first), amounts.sum(axis=0)),
+            amounts=amounts,
             begin_ns=np.minimum.reduceat(seen.first_ns[main], first),
             end_ns=np.maximum.reduceat(seen.end_ns[main], first),
         ),
-    )  # fmt: skip
+    )
 
 
 def _are_sure(seen: SeenCollectives, total: Real) -> NDArray[np.bool_]:
@@ -293,13 +303,19 @@ def _iterations(
     periods_ns = np.diff(begin_ns)[found.first[1:] == found.last[:-1] + 1]
     period_ns = np.median(periods_ns if len(periods_ns) else np.diff(begin_ns))
     return Iterations(
-        count=count, period_s=float(period_ns) * 1e-9,
+        count=count,
+        period_s=float(period_ns) * 1e-9,
         communicating_s=min(float(np.median(busy_ns)), float(period_ns)) * 1e-9,
-        edges=edges, edge_bytes=np.median(cells, axis=0),
-        first_slot=int(begin_ns[0] // width_ns), last_slot=int(end_ns.max() // width_ns),
-        begins_ns=begin_ns, ends_ns=end_ns, basis="messages", share=found.share,
+        edges=edges,
+        edge_bytes=np.median(cells, axis=0),
+        first_slot=int(begin_ns[0] // width_ns),
+        last_slot=int(end_ns.max() // width_ns),
+        begins_ns=begin_ns,
+        ends_ns=end_ns,
+        basis="messages",
+        share=found.share,
         confidence=found.share * (1 - 0.5 ** (count - 1)),
-    )  # fmt: skip
+    )
 
 
 def _by_edge(seen: SeenCollectives, of: Whole, count: int, hosts: int) -> tuple[Real, Whole]:

@@ -130,10 +130,11 @@ def _servers(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     if not _equal(within[links]):
         return None
     return Pattern(
-        kind="parameter server", order=(*map(int, servers), *map(int, workers)),
+        kind="parameter server",
+        order=(*map(int, servers), *map(int, workers)),
         parts=(tuple(map(int, servers)),),
         gradient_bytes=float(np.median(within[links])) * len(servers),
-    )  # fmt: skip
+    )
 
 
 def _tree(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
@@ -237,9 +238,11 @@ def _several_rings(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     if rings is None:
         return None
     return Pattern(
-        kind=f"{len(rings)} rings", order=rings[0], parts=tuple(rings),
+        kind=f"{len(rings)} rings",
+        order=rings[0],
+        parts=tuple(rings),
         gradient_bytes=_of_sent(within * links),
-    )  # fmt: skip
+    )
 
 
 def _units(within: Real, links: NDArray[np.bool_]) -> NDArray[np.int64] | None:
@@ -263,9 +266,11 @@ def _separate_rings(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     sizes = {ring.gradient_bytes for ring in rings if ring is not None}
     gradient = sizes.pop() if len({len(part) for part in parts}) == 1 else None
     return Pattern(
-        kind=f"{len(parts)} separate rings", order=sum(parts, ()), parts=parts,
+        kind=f"{len(parts)} separate rings",
+        order=sum(parts, ()),
+        parts=parts,
         gradient_bytes=gradient,
-    )  # fmt: skip
+    )
 
 
 def _hierarchical(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
@@ -297,9 +302,11 @@ def _levels(within: Real, inner: NDArray[np.bool_], outer: NDArray[np.bool_]) ->
     if between[0] is None or inside[0] is None or between[0].gradient_bytes is None:
         return None
     return Pattern(
-        kind="hierarchical", order=tuple(host for group in groups for host in group),
-        parts=tuple(map(tuple, groups)), gradient_bytes=between[0].gradient_bytes * meetings,
-    )  # fmt: skip
+        kind="hierarchical",
+        order=tuple(host for group in groups for host in group),
+        parts=tuple(map(tuple, groups)),
+        gradient_bytes=between[0].gradient_bytes * meetings,
+    )
 
 
 def _within(
@@ -325,7 +332,12 @@ def components(links: NDArray[np.bool_]) -> list[list[int]]:
 
 
 _SIMPLE = (
-    _ring, _two_way_ring, _servers, _tree, _halving_doubling, _recursive_doubling,
+    _ring,
+    _two_way_ring,
+    _servers,
+    _tree,
+    _halving_doubling,
+    _recursive_doubling,
     _all_to_all,
-)  # fmt: skip
+)
 _COMPOSED = (_double_tree, _several_rings, _separate_rings, _hierarchical)

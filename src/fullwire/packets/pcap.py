@@ -72,10 +72,7 @@ def _scanned(path: Path, threads: int, is_over: Event) -> Scanned:
     return Scanned(path, scan, problem)
 
 
-def _unpacked(
-    scan: PacketScan, path: Path, file: BinaryIO, unpack: Unpack,
-    is_over: Event,
-) -> str:  # fmt: skip
+def _unpacked(scan: PacketScan, path: Path, file: BinaryIO, unpack: Unpack, is_over: Event) -> str:
     """Scan a packed file; return the problem where it cannot be unpacked to its end."""
     unpacked = 0
     try:

@@ -27,9 +27,11 @@ def series_of(edges: Edges) -> Series:
     """Return what the main edges carry, slot by slot."""
     kept = edges.main()
     return Series(
-        slot=edges.slot[kept], edge=edges.edge[kept], payload_bytes=edges.payload_bytes[kept],
+        slot=edges.slot[kept],
+        edge=edges.edge[kept],
+        payload_bytes=edges.payload_bytes[kept],
         width_ns=edges.width_ns,
-    )  # fmt: skip
+    )
 
 
 def iterations_of_edges(series: Series, hosts: int) -> Iterations | None:
@@ -62,9 +64,10 @@ def _agreeing(series: Series, hosts: int) -> list[int] | None:
         else:
             groups.append((found, [edge]))
     together = [
-        members for _, members in groups
+        members
+        for _, members in groups
         if len(members) >= _FEWEST and _is_closed(members, sent, hosts)
-    ]  # fmt: skip
+    ]
     return max(together, key=lambda members: sent[members].sum(), default=None)
 
 
@@ -92,6 +95,8 @@ def _are_together(one: Iterations, other: Iterations) -> bool:
 
 def _rows(series: Series, chosen: NDArray[np.bool_]) -> Series:
     return replace(
-        series, slot=series.slot[chosen], edge=series.edge[chosen],
+        series,
+        slot=series.slot[chosen],
+        edge=series.edge[chosen],
         payload_bytes=series.payload_bytes[chosen],
-    )  # fmt: skip
+    )

@@ -63,8 +63,10 @@ def among(edges: Edges, hosts: Whole) -> Edges:
     kept = (source >= 0) & (target >= 0)
     columns = ("connection", "slot", "payload_bytes", "wire_bytes", "packets", "retransmits")
     return replace(
-        edges, hosts=tuple(edges.hosts[each] for each in hosts.tolist()),
+        edges,
+        hosts=tuple(edges.hosts[each] for each in hosts.tolist()),
         strangers_bytes=edges.strangers_bytes + int(edges.payload_bytes[~kept].sum()),
-        source=source[kept], target=target[kept],
+        source=source[kept],
+        target=target[kept],
         **{name: getattr(edges, name)[kept] for name in columns},
-    )  # fmt: skip
+    )

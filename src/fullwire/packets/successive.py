@@ -55,10 +55,12 @@ def _connections(run: Run) -> tuple[Whole, Whole, Whole]:
     """
     table = run.connections
     known: dict[frozenset[str], int] = {}
-    number = np.array([
-        known.setdefault(frozenset(ends), len(known))
-        for ends in zip(table.source.tolist(), table.destination.tolist(), strict=True)
-    ])  # fmt: skip
+    number = np.array(
+        [
+            known.setdefault(frozenset(ends), len(known))
+            for ends in zip(table.source.tolist(), table.destination.tolist(), strict=True)
+        ]
+    )
     first_ns = np.full(len(known), np.iinfo(np.int64).max)
     last_ns = np.full(len(known), np.iinfo(np.int64).min)
     np.minimum.at(first_ns, number, table.start_ns)
@@ -77,11 +79,13 @@ def _during(run: Run, begin_ns: int, end_ns: int | None) -> Run:
 
     width_ns = _width_ns(run)
     return replace(
-        run, facts={name: run.facts[name] for name in _OF_HOSTS if name in run.facts}, missing=(),
+        run,
+        facts={name: run.facts[name] for name in _OF_HOSTS if name in run.facts},
+        missing=(),
         flows=rows(run.flows, run.flows.start_ns, width_ns),
         connections=rows(run.connections, run.connections.start_ns),
         messages=rows(run.messages, run.messages.begin_ns),
-    )  # fmt: skip
+    )
 
 
 def _width_ns(run: Run) -> int:

@@ -65,7 +65,8 @@ def _described(seen: SeenCollectives, number: int, origin_ns: int, hosts: int) -
     ]
     is_known = bool(seen.is_sure[number])
     return CollectiveSeen(
-        op=str(seen.op[number]), sequence=int(seen.sequence[number]),
+        op=str(seen.op[number]),
+        sequence=int(seen.sequence[number]),
         bytes=float(seen.bytes[number]) if is_known else None,
         came_s=tuple(
             None if each == np.iinfo(np.int64).max else (int(each) - origin_ns) * 1e-9
@@ -73,4 +74,4 @@ def _described(seen: SeenCollectives, number: int, origin_ns: int, hosts: int) -
         ),
         data_s=(int(seen.first_ns[number]) - origin_ns) * 1e-9,
         end_s=(int(seen.end_ns[number]) - origin_ns) * 1e-9,
-    )  # fmt: skip
+    )

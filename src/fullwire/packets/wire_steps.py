@@ -33,11 +33,13 @@ def with_steps(run: Run, traffic: Traffic) -> Run:
     return replace(
         run,
         facts={
-            **run.facts, "remarks": remark,
+            **run.facts,
+            "remarks": remark,
             **({} if traffic.ranks is None else {"workers": traffic.ranks}),
         },
-        spans=_spans(found, ranks, with_traffic=not len(collectives)), collectives=collectives,
-    )  # fmt: skip
+        spans=_spans(found, ranks, with_traffic=not len(collectives)),
+        collectives=collectives,
+    )
 
 
 def _ranks(run: Run, traffic: Traffic) -> Whole:
@@ -57,12 +59,16 @@ def _spans(found: Iterations, ranks: Whole, *, with_traffic: bool) -> Spans:
         kinds.append(("communication", "traffic", np.minimum(found.ends_ns[:-1], ends_ns)))
     parts = [
         Spans(
-            rank=np.full(steps, rank), step=np.arange(steps), lane=np.full(steps, lane, object),
-            name=np.full(steps, name, object), start_ns=begins_ns, end_ns=until_ns,
+            rank=np.full(steps, rank),
+            step=np.arange(steps),
+            lane=np.full(steps, lane, object),
+            name=np.full(steps, name, object),
+            start_ns=begins_ns,
+            end_ns=until_ns,
         )
         for rank in ranks.tolist()
         for lane, name, until_ns in kinds
-    ]  # fmt: skip
+    ]
     return Spans.joined(parts)
 
 
@@ -84,10 +90,14 @@ def _collectives(seen: SeenCollectives, found: Iterations, ranks: Whole) -> Coll
     of = chosen // hosts
     begin_ns = np.minimum(issue_ns[chosen], first_ns[chosen])
     return Collectives(
-        rank=ranks[chosen % hosts], step=step[of], sequence=seen.sequence[of],
-        group=np.full(len(chosen), "gloo", object), op=seen.op[of],
+        rank=ranks[chosen % hosts],
+        step=step[of],
+        sequence=seen.sequence[of],
+        group=np.full(len(chosen), "gloo", object),
+        op=seen.op[of],
         dtype=np.where(seen.is_sure[of], "bytes", SIZE_UNKNOWN).astype(object),
         bytes=np.rint(seen.bytes[of]).astype(np.int64),
-        issue_ns=begin_ns, start_ns=np.maximum(first_ns[chosen], begin_ns),
+        issue_ns=begin_ns,
+        start_ns=np.maximum(first_ns[chosen], begin_ns),
         end_ns=np.maximum(end_ns[chosen], begin_ns),
-    )  # fmt: skip
+    )

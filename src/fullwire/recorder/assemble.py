@@ -61,8 +61,12 @@ from fullwire.run.store import RunWriter
 AT_ONCE = {"gloo": 2, "nccl": 1}
 _TOLD = (Note.BEGUN, Note.HEARD, Note.REDUCED, Note.SENT)
 SPARSE = (  # few in a step
-    Note.OPTIMIZER, Note.EVALUATION, Note.INFERENCE, Note.PROCESSOR, Note.BEFORE_FORWARD,
-)  # fmt: skip
+    Note.OPTIMIZER,
+    Note.EVALUATION,
+    Note.INFERENCE,
+    Note.PROCESSOR,
+    Note.BEFORE_FORWARD,
+)
 OFTEN = 0.5  # of the steps: what fewer of them spend before their forward is not usual
 DISK_BLOCK_BYTES = 512  # as the kernel counts them
 PART_NOTES = 2**14  # of a rank in memory at once
@@ -162,9 +166,12 @@ def _by_rank(known: Mapping[str, FactValue], hosts: str) -> dict[str, FactValue]
 
 
 def _write_ranks(
-    journals: Sequence[Journal], clocks: Clocks, known: Known, writer: RunWriter,
+    journals: Sequence[Journal],
+    clocks: Clocks,
+    known: Known,
+    writer: RunWriter,
     found: dict[str, FactValue],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Write all ranks' tables, add what they cost to the facts, and say what is missing."""
     missing: list[str] = []
     costs_s: list[float] = []
@@ -215,8 +222,10 @@ def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
         writer.add(**dict(known.undilated(part).tables()))
     # Of a process that was killed, the end of its recording may be missing, and steps with it.
     if not len(rank.steps) and rank.journal.header["status"] == ENDED:
-        return [f"rank {rank.number}: no step ever ended: no torch optimizer took one",
-                *collectives.missing()]  # fmt: skip
+        return [
+            f"rank {rank.number}: no step ever ended: no torch optimizer took one",
+            *collectives.missing(),
+        ]
     return collectives.missing()
 
 
@@ -240,9 +249,12 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
     sparse = journal.only(SPARSE)
     steps = found_steps(journal, sparse)
     return _Rank(  # the rest, of hours of steps, is not kept
-        journal=journal, processors=sparse[Note.PROCESSOR],
-        before_forward=sparse[Note.BEFORE_FORWARD], steps=steps, shift_ns=shift_ns,
-    )  # fmt: skip
+        journal=journal,
+        processors=sparse[Note.PROCESSOR],
+        before_forward=sparse[Note.BEFORE_FORWARD],
+        steps=steps,
+        shift_ns=shift_ns,
+    )
 
 
 def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
@@ -498,10 +510,16 @@ def _with_carried(
     """Return collectives with the starts that their transport tells, and all that it tells."""
     known, (before_ns, heard_ns, reducing_ns, sent_bytes) = table.rows(is_told), told[is_told].T
     carried = Carried(
-        rank=known.rank, step=known.step, sequence=known.sequence, group=known.group,
-        begun_ns=known.end_ns - before_ns, heard_ns=known.end_ns - heard_ns, end_ns=known.end_ns,
-        reducing_ns=reducing_ns, sent_bytes=sent_bytes,
-    )  # fmt: skip
+        rank=known.rank,
+        step=known.step,
+        sequence=known.sequence,
+        group=known.group,
+        begun_ns=known.end_ns - before_ns,
+        heard_ns=known.end_ns - heard_ns,
+        end_ns=known.end_ns,
+        reducing_ns=reducing_ns,
+        sent_bytes=sent_bytes,
+    )
     start_ns = table.start_ns.copy()
     start_ns[is_told] = np.maximum(carried.begun_ns, known.issue_ns)
     return replace(table, start_ns=start_ns), carried

@@ -48,9 +48,7 @@ def _since(table: AnyTable, zero_ns: int) -> AnyTable:
 
 def put_captures(directory: Path, run: Path) -> None:
     """Move a job's captures into its run, named by their hosts."""
-    captures = [
-        *files_in([directory], CAPTURE_SUFFIX), *files_in([directory], CAPTURING_SUFFIX)
-    ]  # fmt: skip
+    captures = [*files_in([directory], CAPTURE_SUFFIX), *files_in([directory], CAPTURING_SUFFIX)]
     try:
         for path in captures:
             (run / CAPTURES).mkdir(exist_ok=True)

@@ -33,9 +33,15 @@ _LONGEST_BLOCK = 64 * 2**20
 _TEXTS = ("status", "host", "machine", "reason")
 _WHOLE_NUMBERS = ("rank", "attempt", "processors", "monotonic_ns", "unix_ns")
 _INTERVALS = (
-    Note.OPTIMIZER, Note.FORWARD, Note.BACKWARD, Note.WAIT, Note.INPUT, Note.EVALUATION,
-    Note.INFERENCE, Note.CODEC,
-)  # fmt: skip
+    Note.OPTIMIZER,
+    Note.FORWARD,
+    Note.BACKWARD,
+    Note.WAIT,
+    Note.INPUT,
+    Note.EVALUATION,
+    Note.INFERENCE,
+    Note.CODEC,
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -150,9 +156,15 @@ def _surveyed(path: Path) -> Journal:
                 counts[each] = counts.get(each, 0) + len(times_ns)
                 first_ns[each] = min(first_ns.get(each, int(times_ns[0])), int(times_ns.min()))
     return Journal(
-        path=path, header=header, definitions=tuple(definitions), counts=counts, first_ns=first_ns,
-        late_ends=late_ends, bytes_read=place, bytes_not_read=max(0, length - place),
-    )  # fmt: skip
+        path=path,
+        header=header,
+        definitions=tuple(definitions),
+        counts=counts,
+        first_ns=first_ns,
+        late_ends=late_ends,
+        bytes_read=place,
+        bytes_not_read=max(0, length - place),
+    )
 
 
 def blocks_in(path: Path, end: int, begin: int = HEADER_BYTES) -> Iterator[tuple[int, bytes]]:

@@ -68,8 +68,10 @@ def begin(directory: Path, command: Sequence[str], environment: Mapping[str, str
             f"make a run of it with `fullwire join {directory} -o NAME.run`, and remove it"
         )
     place = directory / f"{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns()}{SUFFIX}"
-    _write(place, Part(job=job, host=socket.gethostname(), command=shlex.join(command),
-                       exit_status=None))  # fmt: skip
+    _write(
+        place,
+        Part(job=job, host=socket.gethostname(), command=shlex.join(command), exit_status=None),
+    )
     return place
 
 

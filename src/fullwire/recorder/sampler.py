@@ -67,9 +67,12 @@ def _is_the_one_beside() -> bool:
 
 
 def _work_beside(
-    watched: int, directory: str, role: str, work: Callable[[int, str], None],
+    watched: int,
+    directory: str,
+    role: str,
+    work: Callable[[int, str], None],
     on_stand_by: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
+) -> None:
     """Work as long as a process runs, and hold nothing open that others might wait for."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -116,20 +119,19 @@ def _sample(watched: int, directory: str) -> None:
     interfaces, ports = _interfaces(), _rdma_ports()
     links = [{"name": name, "speed_bps": _speed_bps(name)} for name in interfaces]
     links += [{"name": name, "speed_bps": _rdma_speed_bps(path)} for name, path in ports.items()]
-    began = {
-        "watched": watched, "monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()
-    }  # fmt: skip
+    began = {"watched": watched, "monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
     path = os.path.join(directory, _name(began["monotonic_ns"]) + SUFFIX)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     os.write(file, _header(_RUNNING, began))
     try:
         sample(
-            file, links=json.dumps({"kind": "links", "links": links}),
+            file,
+            links=json.dumps({"kind": "links", "links": links}),
             mark=f"{_DIRECTORY_VARIABLE}={directory}",
             interfaces=list(interfaces.values()),
             rdma_directories=[os.path.join(path, "counters") for path in ports.values()],
             watched=watched,
-        )  # fmt: skip
+        )
         status, reason = _ENDED, ""
     except (OSError, RuntimeError) as error:  # a full disk
         status, reason = _FAILED, str(error)
@@ -147,9 +149,12 @@ def _begin_capture(watched: int, directory: str) -> None:
         os.close(hear)
         told = _TellOnce(tell)
         _work_beside(
-            watched, directory, "capture",
-            lambda watched, directory: _capture(watched, directory, told), told.ready,
-        )  # fmt: skip
+            watched,
+            directory,
+            "capture",
+            lambda watched, directory: _capture(watched, directory, told),
+            told.ready,
+        )
     os.close(tell)
     answer = b"".join(iter(lambda: os.read(hear, 1024), b""))
     os.close(hear)
@@ -211,9 +216,13 @@ def _given_sockets() -> list[int]:
 
 def _header(status: str, began: dict[str, int], reason: str = "") -> bytes:
     header: dict[str, Any] = {
-        "format": 1, "status": status, "host": socket.gethostname()[:64], "machine": _machine(),
-        **began, "reason": reason[:100],
-    }  # fmt: skip
+        "format": 1,
+        "status": status,
+        "host": socket.gethostname()[:64],
+        "machine": _machine(),
+        **began,
+        "reason": reason[:100],
+    }
     return json.dumps(header).encode().ljust(_HEADER_BYTES)
 
 

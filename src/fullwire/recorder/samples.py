@@ -43,14 +43,22 @@ class Kind(IntEnum):
 COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     Kind.LINK: ("time_ns", "tx_bytes", "rx_bytes", "tx_packets", "rx_packets", "drops"),
     Kind.SOCKET: (
-        "time_ns", "bytes_acked", "retransmits", "rtt_us", "cwnd_packets", "delivery_rate_bytes",
-        "application_limited", "busy_us", "receiver_window_limited_us", "send_buffer_limited_us",
+        "time_ns",
+        "bytes_acked",
+        "retransmits",
+        "rtt_us",
+        "cwnd_packets",
+        "delivery_rate_bytes",
+        "application_limited",
+        "busy_us",
+        "receiver_window_limited_us",
+        "send_buffer_limited_us",
     ),
     Kind.PROCESSOR: ("time_ns", "busy", "all"),
     Kind.MEMORY: ("time_ns", "used_bytes", "all_bytes"),
     Kind.GPU: ("time_ns", "percent", "memory_bytes"),
     Kind.OWN_COST: ("time_ns", "processor_ns"),
-}  # fmt: skip
+}
 
 
 @dataclass(eq=False, slots=True)

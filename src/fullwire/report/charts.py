@@ -24,15 +24,29 @@ COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#2e8b57", "#6c5b9e", "#8c6d46", "#4
 # Conditions in the order in which they make a good horizontal axis; the named ones have no scale.
 _NAMED = ("transport", "buckets", "algorithm", "jitter", "codec")
 _ACROSS = (
-    "bandwidth_bps", "workers", "compression", "latency_s", "accumulate", "local_steps", *_NAMED
-)  # fmt: skip
+    "bandwidth_bps",
+    "workers",
+    "compression",
+    "latency_s",
+    "accumulate",
+    "local_steps",
+    *_NAMED,
+)
 MOST_VARYING = 4  # across, by colour, in columns and in rows
 _TITLES = {
-    "bandwidth_bps": "bandwidth (Gbps)", "workers": "workers", "compression": "compression ratio",
-    "latency_s": "latency (us)", "run": "", "buckets": "buckets", "algorithm": "algorithm",
-    "transport": "transport", "codec": "compressor", "accumulate": "passes between sends",
-    "local_steps": "local steps", "jitter": "jitter",
-}  # fmt: skip
+    "bandwidth_bps": "bandwidth (Gbps)",
+    "workers": "workers",
+    "compression": "compression ratio",
+    "latency_s": "latency (us)",
+    "run": "",
+    "buckets": "buckets",
+    "algorithm": "algorithm",
+    "transport": "transport",
+    "codec": "compressor",
+    "accumulate": "passes between sends",
+    "local_steps": "local steps",
+    "jitter": "jitter",
+}
 _SCALES = {"bandwidth_bps": 1e-9, "latency_s": 1e6}
 
 
@@ -170,10 +184,11 @@ def _numbers(across: str, values: Sequence[Any]) -> alt.X:
     is_wide = len(numbers) > 2 and max(numbers) > 12 * min(numbers) > 0
     few = 0 < len(numbers) <= 12
     return alt.X(
-        f"{across}:Q", title=_TITLES[across],
+        f"{across}:Q",
+        title=_TITLES[across],
         scale=alt.Scale(type="log" if is_wide else "linear", nice=False),
         axis=alt.Axis(values=numbers, format=",.4~r") if few else alt.Axis(),
-    )  # fmt: skip
+    )
 
 
 def _target_rule(chart: alt.Chart, wanted: float) -> alt.Chart:
@@ -199,13 +214,19 @@ def titled(chart: alt.Chart, title: str, lines: Sequence[str]) -> alt.Chart:
         .configure(font="Helvetica, Arial, DejaVu Sans, sans-serif", background="white")
         .configure_title(fontSize=17, color=_INK, subtitleColor="#52606d", subtitleFontSize=12)
         .configure_axis(
-            gridColor=_FAINT, domainColor=_INK, tickColor=_INK, labelColor=_INK, titleColor=_INK,
-            labelFontSize=12, titleFontSize=12, titleFontWeight="normal",
+            gridColor=_FAINT,
+            domainColor=_INK,
+            tickColor=_INK,
+            labelColor=_INK,
+            titleColor=_INK,
+            labelFontSize=12,
+            titleFontSize=12,
+            titleFontWeight="normal",
         )
         .configure_legend(labelFontSize=12, labelColor=_INK, symbolStrokeWidth=3, labelLimit=360)
         .configure_header(labelFontSize=12, labelColor=_INK, titleFontSize=12)
         .configure_view(stroke=None)
-    )  # fmt: skip
+    )
 
 
 def _headline(result: WhatIf, varying: set[str]) -> str:
@@ -217,8 +238,12 @@ def _caption(result: WhatIf, varying: set[str]) -> str:
     said = []
     # what everyone assumes
     unsaid = {
-        "compression": 1, "latency_s": 0, "accumulate": 1, "local_steps": 1, "jitter": "recorded",
-    }  # fmt: skip
+        "compression": 1,
+        "latency_s": 0,
+        "accumulate": 1,
+        "local_steps": 1,
+        "jitter": "recorded",
+    }
     for name in ("workers", "bandwidth_bps", *unsaid):
         if name not in varying and table[name][0] != unsaid.get(name):
             said.append(_worded(name, table[name][0]))

@@ -53,10 +53,12 @@ def write_chrome(run: Run | str | Path, file: BinaryIO) -> None:
         file.write(gap + _ENCODER.encode(event))
         gap = b",\n"
     about = {
-        "provenance": {name: getattr(described.provenance, name)
-                       for name in ("origin", "source", "basis")},
-        "facts": dict(described.facts), "missing": missing,
-    }  # fmt: skip
+        "provenance": {
+            name: getattr(described.provenance, name) for name in ("origin", "source", "basis")
+        },
+        "facts": dict(described.facts),
+        "missing": missing,
+    }
     file.write(b'\n], "otherData": ' + _ENCODER.encode(about) + b"}\n")
 
 
@@ -109,10 +111,15 @@ def _spans(table: Table, threads: _Threads) -> Iterator[_Event]:
         thread, named = threads.of(rank, shown_in, start_ns, end_ns)
         yield from named
         yield {
-            "ph": "X", "cat": "span", "name": name, "pid": rank, "tid": thread,
-            "ts": _us(start_ns), "dur": _us(end_ns - start_ns),
+            "ph": "X",
+            "cat": "span",
+            "name": name,
+            "pid": rank,
+            "tid": thread,
+            "ts": _us(start_ns),
+            "dur": _us(end_ns - start_ns),
             "args": {"step": step, "lane": lane},
-        }  # fmt: skip
+        }
 
 
 def _collectives(table: Table, threads: _Threads) -> Iterator[_Event]:
@@ -123,11 +130,22 @@ def _collectives(table: Table, threads: _Threads) -> Iterator[_Event]:
         thread, named = threads.of(rank, "collectives", issue_ns, end_ns)
         yield from named
         yield {
-            "ph": "X", "cat": "collective", "name": op, "pid": rank, "tid": thread,
-            "ts": _us(issue_ns), "dur": _us(end_ns - issue_ns),
-            "args": {"step": step, "sequence": number, "group": group, "dtype": dtype,
-                     "bytes": size, "queued_us": _us(start_ns - issue_ns)},
-        }  # fmt: skip
+            "ph": "X",
+            "cat": "collective",
+            "name": op,
+            "pid": rank,
+            "tid": thread,
+            "ts": _us(issue_ns),
+            "dur": _us(end_ns - issue_ns),
+            "args": {
+                "step": step,
+                "sequence": number,
+                "group": group,
+                "dtype": dtype,
+                "bytes": size,
+                "queued_us": _us(start_ns - issue_ns),
+            },
+        }
 
 
 def _gradients(table: Table, threads: _Threads) -> Iterator[_Event]:
@@ -136,14 +154,22 @@ def _gradients(table: Table, threads: _Threads) -> Iterator[_Event]:
         thread, named = threads.of(rank, "gradients", ready_ns, ready_ns)
         yield from named
         yield {
-            "ph": "i", "s": "t", "cat": "gradient", "name": "gradient", "pid": rank, "tid": thread,
-            "ts": _us(ready_ns), "args": {"step": step, "order": order, "bytes": size},
-        }  # fmt: skip
+            "ph": "i",
+            "s": "t",
+            "cat": "gradient",
+            "name": "gradient",
+            "pid": rank,
+            "tid": thread,
+            "ts": _us(ready_ns),
+            "args": {"step": step, "order": order, "bytes": size},
+        }
 
 
 _EVENTS: Mapping[str, Callable[[Table, _Threads], Iterator[_Event]]] = {
-    "spans": _spans, "gradients": _gradients, "collectives": _collectives,
-}  # fmt: skip
+    "spans": _spans,
+    "gradients": _gradients,
+    "collectives": _collectives,
+}
 
 
 def _in_order(table: Table, time_ns: Whole) -> Iterator[tuple[Any, ...]]:

@@ -42,12 +42,14 @@ def print_clusters(fabrics: Sequence[Fabric]) -> None:
     """Print the built-in clusters, a line each."""
     rows = [
         [
-            each.name, f"{each.devices_per_node}",
+            each.name,
+            f"{each.devices_per_node}",
             "" if each.inside is None else show_rate(each.inside.rate_bps),
-            f"{each.nics_per_node} x {show_rate(each.nics.rate_bps)}", network_words(each.network),
+            f"{each.nics_per_node} x {show_rate(each.nics.rate_bps)}",
+            network_words(each.network),
         ]
         for each in fabrics
-    ]  # fmt: skip
+    ]
     heads = ["cluster", "devices a node", "in the node", "NICs a node", "network"]
     print_table(heads, rows, texts={"cluster", "network"})
     for each in fabrics:
@@ -90,9 +92,12 @@ def _link_rows(fabric: Fabric) -> Iterator[list[str]]:
     for each in link_classes(fabric):
         least, most = show_rate(each.slowest_bps), show_rate(each.fastest_bps)
         yield [
-            each.kind, f"{each.count:,}", least if least == most else f"{least} to {most}",
-            f"{each.payload_share:.1%}", show_time(each.latency_s),
-        ]  # fmt: skip
+            each.kind,
+            f"{each.count:,}",
+            least if least == most else f"{least} to {most}",
+            f"{each.payload_share:.1%}",
+            show_time(each.latency_s),
+        ]
 
 
 def drawing(fabric: Fabric) -> Iterator[str]:

@@ -69,9 +69,15 @@ class _Sheet:
         self.box(x - half, y, x + half, y2, colour)
 
     def word(
-        self, x: float, y: float, text: str, *, colour: str = _INK, align: str = "center",
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        colour: str = _INK,
+        align: str = "center",
         size: int = 11,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write a word; y is its middle."""
         self.words.append(
             {"x": x, "y": y, "text": text, "colour": colour, "align": align, "size": size}
@@ -84,19 +90,30 @@ class _Sheet:
         height = max([lowest, *(each["y"] + 8 for each in self.words)]) + 4
         across = {"axis": None, "scale": alt.Scale(domain=[0, _WIDE], nice=False)}
         down = {"axis": None, "scale": alt.Scale(domain=[height, 0], nice=False)}
-        boxes = alt.Chart(alt.Data(values=self.boxes)).mark_rect(strokeWidth=1, opacity=1).encode(
-            x=alt.X("x:Q", **across), x2="x2:Q", y=alt.Y("y:Q", **down), y2="y2:Q",
-            color=alt.Color("colour:N", scale=None), stroke=alt.Stroke("edge:N", scale=None),
-        )  # fmt: skip
+        boxes = (
+            alt.Chart(alt.Data(values=self.boxes))
+            .mark_rect(strokeWidth=1, opacity=1)
+            .encode(
+                x=alt.X("x:Q", **across),
+                x2="x2:Q",
+                y=alt.Y("y:Q", **down),
+                y2="y2:Q",
+                color=alt.Color("colour:N", scale=None),
+                stroke=alt.Stroke("edge:N", scale=None),
+            )
+        )
         words = [
             alt.Chart(alt.Data(values=[each for each in self.words if each["align"] == align]))
             .mark_text(baseline="middle", align=align)
             .encode(
-                x=alt.X("x:Q", **across), y=alt.Y("y:Q", **down), text="text:N",
-                color=alt.Color("colour:N", scale=None), size=alt.Size("size:Q", scale=None),
+                x=alt.X("x:Q", **across),
+                y=alt.Y("y:Q", **down),
+                text="text:N",
+                color=alt.Color("colour:N", scale=None),
+                size=alt.Size("size:Q", scale=None),
             )
             for align in ("left", "center", "right")
-        ]  # fmt: skip
+        ]
         return alt.layer(boxes, *words).properties(width=_WIDE, height=height)
 
 
@@ -211,9 +228,13 @@ def _draw_host(
     else:
         sheet.band(x, top, _NODE, wide * min(share, 1.0), _BLUE if other is None else _RED)
     sheet.box(
-        x - half, _NODE, x + half, _NODE + 22, "white" if other is None else "#fbe9eb",
+        x - half,
+        _NODE,
+        x + half,
+        _NODE + 22,
+        "white" if other is None else "#fbe9eb",
         _INK if other is None else _RED,
-    )  # fmt: skip
+    )
     if half > 12:
         sheet.word(x, _NODE + 11, str(node), size=10)
     if other is not None:

@@ -126,12 +126,14 @@ def _print_fixes(result: Explanation) -> None:
     say(f"What would help{of_which}, predicted:")
     rows = [
         [
-            fix.change, show_time(fix.step_s),
+            fix.change,
+            show_time(fix.step_s),
             "" if isnan(fix.low_s) else f"{show_time(fix.low_s)} to {show_time(fix.high_s)}",
-            f"{fix.scaling_factor:.3f}", fix.setting,
+            f"{fix.scaling_factor:.3f}",
+            fix.setting,
         ]
         for fix in result.fixes
-    ]  # fmt: skip
+    ]
     headings = ["change", "step", "interval", "scaling", "setting"]
     print_table(headings, rows, texts={"change", "interval", "setting"})
 

@@ -99,14 +99,20 @@ def print_workloads(loads: Sequence[Workload]) -> None:
     """Print the built-in models."""
     rows = [
         [
-            load.name, f"{load.model.parameter_count:,}",
-            show_bytes(int(load.gradient_bytes.sum())), load.batch, load.device.precision,
-            show_time(load.forward_ns * 1e-9), show_time(load.backward_ns * 1e-9),
-            show_time(load.step_ns * 1e-9), show_bytes(load.memory.needed),
-            "yes" if load.memory.fits else "NO", f"{load.memory.largest_batch:,}",
+            load.name,
+            f"{load.model.parameter_count:,}",
+            show_bytes(int(load.gradient_bytes.sum())),
+            load.batch,
+            load.device.precision,
+            show_time(load.forward_ns * 1e-9),
+            show_time(load.backward_ns * 1e-9),
+            show_time(load.step_ns * 1e-9),
+            show_bytes(load.memory.needed),
+            "yes" if load.memory.fits else "NO",
+            f"{load.memory.largest_batch:,}",
         ]
         for load in loads
-    ]  # fmt: skip
+    ]
     heads = [
         "workload",
         "parameters",
@@ -196,12 +202,22 @@ def _print_tuning(result: TunedTime) -> None:
 
 
 _HEADINGS = {
-    "run": "run", "buckets": "buckets", "algorithm": "algorithm", "transport": "transport",
-    "latency_s": "latency", "accumulate": "accumulate", "local_steps": "local steps",
-    "jitter": "jitter", "workers": "workers", "bandwidth_bps": "bandwidth",
-    "compression": "compression", "codec": "codec", "step_s": "step",
-    "scaling_factor": "scaling factor", "network_utilization": "network used",
-}  # fmt: skip
+    "run": "run",
+    "buckets": "buckets",
+    "algorithm": "algorithm",
+    "transport": "transport",
+    "latency_s": "latency",
+    "accumulate": "accumulate",
+    "local_steps": "local steps",
+    "jitter": "jitter",
+    "workers": "workers",
+    "bandwidth_bps": "bandwidth",
+    "compression": "compression",
+    "codec": "codec",
+    "step_s": "step",
+    "scaling_factor": "scaling factor",
+    "network_utilization": "network used",
+}
 
 
 def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, str]]:

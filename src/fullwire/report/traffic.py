@@ -164,8 +164,11 @@ def _print_matrix(result: Traffic) -> None:
             strict=True,
         )
     ]
-    print_table(["payload from \\ to", *result.hosts, "sent on the wire"], rows,
-                texts={"payload from \\ to"})  # fmt: skip
+    print_table(
+        ["payload from \\ to", *result.hosts, "sent on the wire"],
+        rows,
+        texts={"payload from \\ to"},
+    )
 
 
 def _print_edges(result: Traffic) -> None:
@@ -174,23 +177,46 @@ def _print_edges(result: Traffic) -> None:
 
     busy = dict(zip(result.hosts, result.busy_fractions.tolist(), strict=True))
     rows = [
-        [f"{each.source} -> {each.target}", str(each.connections), f"{busy[each.source]:.0%}",
-         time(each.rtt_least_s), time(each.rtt_median_s), time(each.rtt_long_s),
-         f"{each.bursts}", show_bytes(each.burst_bytes), f"{each.sent_again:.2%}"]
+        [
+            f"{each.source} -> {each.target}",
+            str(each.connections),
+            f"{busy[each.source]:.0%}",
+            time(each.rtt_least_s),
+            time(each.rtt_median_s),
+            time(each.rtt_long_s),
+            f"{each.bursts}",
+            show_bytes(each.burst_bytes),
+            f"{each.sent_again:.2%}",
+        ]
         for each in result.edges[:_MOST_EDGES]
-    ]  # fmt: skip
-    headings = ["edge", "flows", "sender busy", "rtt least", "median", "95%", "bursts", "of",
-                "sent again"]  # fmt: skip
+    ]
+    headings = [
+        "edge",
+        "flows",
+        "sender busy",
+        "rtt least",
+        "median",
+        "95%",
+        "bursts",
+        "of",
+        "sent again",
+    ]
     print_table(headings, rows, texts={"edge"})
 
 
 def _print_iteration(usual: UsualIteration, result: Traffic) -> None:
     say(f"iteration {usual.number}, as its collectives:")
     rows = [
-        [each.op, str(each.sequence), "" if each.bytes is None else show_bytes(each.bytes),
-         f"{each.data_s * 1e3:.2f}", f"{each.end_s * 1e3:.2f}", _last(each, result)]
+        [
+            each.op,
+            str(each.sequence),
+            "" if each.bytes is None else show_bytes(each.bytes),
+            f"{each.data_s * 1e3:.2f}",
+            f"{each.end_s * 1e3:.2f}",
+            _last(each, result),
+        ]
         for each in usual.collectives[:_MOST_COLLECTIVES]
-    ]  # fmt: skip
+    ]
     headings = ["collective", "number", "bytes", "data from (ms)", "to", "last to come"]
     print_table(headings, rows, texts={"collective", "last to come"})
 

@@ -126,27 +126,53 @@ def _pattern(result: Traffic) -> alt.LayerChart:
         | {"said": show_bytes(float(size))}
         for (source, target), size in np.ndenumerate(sent)
         if size > _SMALL_EDGE * sent.max()
-    ]  # fmt: skip
+    ]
     hosts = [
-        {"x": place.x, "y": place.y, "lx": place.name_x, "ly": place.name_y, "align": place.align,
-         "host": result.hosts[host], "colour": _colour(result, host)}
+        {
+            "x": place.x,
+            "y": place.y,
+            "lx": place.name_x,
+            "ly": place.name_y,
+            "align": place.align,
+            "host": result.hosts[host],
+            "colour": _colour(result, host),
+        }
         for host, place in places.items()
-    ]  # fmt: skip
+    ]
     scale = alt.Scale(domain=[-1.7, 1.7], nice=False)
     plain = {"axis": None, "scale": scale}
-    lines = alt.Chart(alt.Data(values=drawn)).mark_rule(strokeCap="round").encode(
-        x=alt.X("x:Q", **plain), y=alt.Y("y:Q", **plain), x2="x2:Q", y2="y2:Q",
-        strokeWidth=alt.StrokeWidth("width:Q", scale=None), color=alt.Color("colour:N", scale=None),
-    )  # fmt: skip
-    heads = alt.Chart(alt.Data(values=drawn)).mark_point(
-        shape="triangle-up", filled=True, opacity=1
-    ).encode(
-        x=alt.X("hx:Q", **plain), y=alt.Y("hy:Q", **plain), size=alt.Size("head:Q", scale=None),
-        angle=alt.Angle("angle:Q", scale=None), color=alt.Color("colour:N", scale=None),
-    )  # fmt: skip
-    dots = alt.Chart(alt.Data(values=hosts)).mark_circle(size=260 * scale_down, opacity=1).encode(
-        x=alt.X("x:Q", **plain), y=alt.Y("y:Q", **plain), color=alt.Color("colour:N", scale=None),
-    )  # fmt: skip
+    lines = (
+        alt.Chart(alt.Data(values=drawn))
+        .mark_rule(strokeCap="round")
+        .encode(
+            x=alt.X("x:Q", **plain),
+            y=alt.Y("y:Q", **plain),
+            x2="x2:Q",
+            y2="y2:Q",
+            strokeWidth=alt.StrokeWidth("width:Q", scale=None),
+            color=alt.Color("colour:N", scale=None),
+        )
+    )
+    heads = (
+        alt.Chart(alt.Data(values=drawn))
+        .mark_point(shape="triangle-up", filled=True, opacity=1)
+        .encode(
+            x=alt.X("hx:Q", **plain),
+            y=alt.Y("hy:Q", **plain),
+            size=alt.Size("head:Q", scale=None),
+            angle=alt.Angle("angle:Q", scale=None),
+            color=alt.Color("colour:N", scale=None),
+        )
+    )
+    dots = (
+        alt.Chart(alt.Data(values=hosts))
+        .mark_circle(size=260 * scale_down, opacity=1)
+        .encode(
+            x=alt.X("x:Q", **plain),
+            y=alt.Y("y:Q", **plain),
+            color=alt.Color("colour:N", scale=None),
+        )
+    )
     names = [
         alt.Chart(alt.Data(values=[each for each in hosts if each["align"] == align]))
         .mark_text(fontSize=12, color=_INK, align=align)
@@ -157,17 +183,18 @@ def _pattern(result: Traffic) -> alt.LayerChart:
     amounts = []
     if sizes.max() > sizes.min() * (1 + _ALIKE) and len(sizes) <= _MOST_SAID:
         amounts.append(
-            alt.Chart(alt.Data(values=drawn)).mark_text(
-                fontSize=10, color=_INK, stroke="white", strokeWidth=3, strokeOpacity=0.9
-            ).encode(x=alt.X("mx:Q", **plain), y=alt.Y("my:Q", **plain), text="said:N")
-        )  # fmt: skip
-        amounts.append(
-            alt.Chart(alt.Data(values=drawn)).mark_text(fontSize=10, color=_INK)
+            alt.Chart(alt.Data(values=drawn))
+            .mark_text(fontSize=10, color=_INK, stroke="white", strokeWidth=3, strokeOpacity=0.9)
             .encode(x=alt.X("mx:Q", **plain), y=alt.Y("my:Q", **plain), text="said:N")
-        )  # fmt: skip
+        )
+        amounts.append(
+            alt.Chart(alt.Data(values=drawn))
+            .mark_text(fontSize=10, color=_INK)
+            .encode(x=alt.X("mx:Q", **plain), y=alt.Y("my:Q", **plain), text="said:N")
+        )
     return alt.layer(lines, heads, *amounts, dots, *names).properties(
         width=_SIDE, height=_SIDE, title=_small(_pattern_title(result, sizes))
-    )  # fmt: skip
+    )
 
 
 def _pattern_title(result: Traffic, sizes: Real) -> str:
@@ -209,11 +236,18 @@ def _arrow(
     x2, y2 = x2 - dx * cut - dy * side, y2 - dy * cut + dx * side
     share = of_most**0.5
     return {
-        "x": x, "y": y, "x2": x2 - dx * 0.04, "y2": y2 - dy * 0.04, "hx": x2 - dx * 0.02,
-        "hy": y2 - dy * 0.02, "angle": degrees(atan2(dx, dy)), "width": 0.8 + 2.7 * share,
-        "mx": (x + x2) / 2 - dy * 0.1, "my": (y + y2) / 2 + dx * 0.1,
+        "x": x,
+        "y": y,
+        "x2": x2 - dx * 0.04,
+        "y2": y2 - dy * 0.04,
+        "hx": x2 - dx * 0.02,
+        "hy": y2 - dy * 0.02,
+        "angle": degrees(atan2(dx, dy)),
+        "width": 0.8 + 2.7 * share,
+        "mx": (x + x2) / 2 - dy * 0.1,
+        "my": (y + y2) / 2 + dx * 0.1,
         "head": (60 + 110 * share) * scale_down,
-    }  # fmt: skip
+    }
 
 
 def _matrix(result: Traffic) -> alt.LayerChart:
@@ -221,19 +255,26 @@ def _matrix(result: Traffic) -> alt.LayerChart:
 
     most = max(int(result.matrix_payload_bytes.max()), 1)
     cells = [
-        {"from": source, "to": target, "share": size / most, "said": show_bytes(size),
-         "ink": "white" if size > 0.55 * most else _INK}
+        {
+            "from": source,
+            "to": target,
+            "share": size / most,
+            "said": show_bytes(size),
+            "ink": "white" if size > 0.55 * most else _INK,
+        }
         for source, row in zip(result.hosts, result.matrix_payload_bytes.tolist(), strict=True)
         for target, size in zip(result.hosts, row, strict=True)
         if size
-    ]  # fmt: skip
+    ]
     base = alt.Chart(alt.Data(values=cells)).encode(
         x=alt.X(
-            "to:N", sort=list(result.hosts), title="to",
+            "to:N",
+            sort=list(result.hosts),
+            title="to",
             axis=alt.Axis(labelAngle=-35 if len(result.hosts) <= _MANY else -90),
         ),
         y=alt.Y("from:N", sort=list(result.hosts), title="from"),
-    )  # fmt: skip
+    )
     scale = alt.Scale(domain=[0, 1], range=["#f2f6f9", COLOURS[0]])
     squares = base.mark_rect(stroke="white").encode(
         color=alt.Color("share:Q", scale=scale, legend=None)
@@ -270,31 +311,44 @@ def _over_time(run: Run, result: Traffic) -> alt.VConcatChart:
     for number, (name, colour, values) in enumerate(panels):
         is_last = number == len(panels) - 1
         across = alt.X(
-            "time:Q", title="time (s)" if is_last else None,
+            "time:Q",
+            title="time (s)" if is_last else None,
             scale=alt.Scale(domain=[0, (end - begin) * 1e-9], nice=False),
             axis=alt.Axis(labels=is_last, ticks=is_last, grid=False),
-        )  # fmt: skip
+        )
         up = alt.Y(
-            "rate:Q", title=None, scale=alt.Scale(domain=[0, most], nice=False),
+            "rate:Q",
+            title=None,
+            scale=alt.Scale(domain=[0, most], nice=False),
             axis=alt.Axis(tickCount=2, grid=False, format=".2~g"),
-        )  # fmt: skip
-        area = alt.Chart(alt.Data(values=values)).mark_area(
-            interpolate="step-after", color=colour, opacity=0.9
-        ).encode(x=across, y=up)  # fmt: skip
-        band = alt.Chart(alt.Data(values=bands)).mark_rect(color=_BAND, stroke="white").encode(
-            x=alt.X("time:Q", scale=alt.Scale(domain=[0, (end - begin) * 1e-9], nice=False)),
-            x2="until:Q",
-        )  # fmt: skip
+        )
+        area = (
+            alt.Chart(alt.Data(values=values))
+            .mark_area(interpolate="step-after", color=colour, opacity=0.9)
+            .encode(x=across, y=up)
+        )
+        band = (
+            alt.Chart(alt.Data(values=bands))
+            .mark_rect(color=_BAND, stroke="white")
+            .encode(
+                x=alt.X("time:Q", scale=alt.Scale(domain=[0, (end - begin) * 1e-9], nice=False)),
+                x2="until:Q",
+            )
+        )
         layers = [band, area]
         if number == 0 and bands:
             layers.append(
-                alt.Chart(alt.Data(values=bands)).mark_text(
-                    y=-7, fontSize=10, color="#52606d"
-                ).encode(x="middle:Q", text="number:N")
-            )  # fmt: skip
-        label = alt.Chart(alt.Data(values=[{"name": name}])).mark_text(
-            align="left", baseline="middle", x=_WIDE + 8, y=height / 2, fontSize=11, color=_INK
-        ).encode(text="name:N")  # fmt: skip
+                alt.Chart(alt.Data(values=bands))
+                .mark_text(y=-7, fontSize=10, color="#52606d")
+                .encode(x="middle:Q", text="number:N")
+            )
+        label = (
+            alt.Chart(alt.Data(values=[{"name": name}]))
+            .mark_text(
+                align="left", baseline="middle", x=_WIDE + 8, y=height / 2, fontSize=11, color=_INK
+            )
+            .encode(text="name:N")
+        )
         charts.append(alt.layer(*layers, label).properties(width=_WIDE, height=height))
     edges = int((_edge_bytes(result) > _SMALL_EDGE * _edge_bytes(result).max()).sum())
     title = "Gbps on each edge"
@@ -314,9 +368,11 @@ def _bands(result: Traffic, begin: int, end: int) -> Iterator[dict[str, Any]]:
     for number, (first, last) in enumerate(both, 1):
         if first < end:
             yield {
-                "time": (first - begin) * 1e-9, "until": (last - begin) * 1e-9,
-                "middle": (first + last - 2 * begin) / 2e9, "number": number,
-            }  # fmt: skip
+                "time": (first - begin) * 1e-9,
+                "until": (last - begin) * 1e-9,
+                "middle": (first + last - 2 * begin) / 2e9,
+                "number": number,
+            }
 
 
 def _rates(
@@ -362,12 +418,18 @@ def _iteration(usual: UsualIteration, result: Traffic) -> alt.LayerChart:
 
     lanes = _lanes(usual)
     bars = [
-        {"host": result.hosts[host], "came": came_s * 1e3, "data": max(each.data_s, came_s) * 1e3,
-         "end": each.end_s * 1e3, "op": each.op, "lane": lane}
+        {
+            "host": result.hosts[host],
+            "came": came_s * 1e3,
+            "data": max(each.data_s, came_s) * 1e3,
+            "end": each.end_s * 1e3,
+            "op": each.op,
+            "lane": lane,
+        }
         for each, lane in zip(usual.collectives, lanes, strict=True)
         for host, came_s in enumerate(each.came_s)
         if came_s is not None
-    ]  # fmt: skip
+    ]
     base = alt.Chart(alt.Data(values=bars)).encode(
         y=alt.Y("host:N", sort=list(result.hosts), title=None),
         yOffset=alt.YOffset("lane:O", scale=alt.Scale(domain=sorted(set(lanes)))),
@@ -377,16 +439,20 @@ def _iteration(usual: UsualIteration, result: Traffic) -> alt.LayerChart:
     )
     ops = list(dict.fromkeys(each["op"] for each in bars))
     sends = base.mark_bar(height=11, stroke="white").encode(
-        x="data:Q", x2="end:Q",
+        x="data:Q",
+        x2="end:Q",
         color=alt.Color(
-            "op:N", title=None, scale=alt.Scale(domain=ops, range=COLOURS[: len(ops)]),
+            "op:N",
+            title=None,
+            scale=alt.Scale(domain=ops, range=COLOURS[: len(ops)]),
             legend=alt.Legend(orient="top", symbolStrokeWidth=0),
         ),
-    )  # fmt: skip
+    )
     ticks = base.mark_tick(thickness=2, size=13, color=_INK).encode(x="came:Q")
     return (waits + sends + ticks).properties(
-        width=_WIDE, height=max(len(result.hosts) * (10 + 14 * len(set(lanes))), 60),
+        width=_WIDE,
+        height=max(len(result.hosts) * (10 + 14 * len(set(lanes))), 60),
         title=_small(
             f"iteration {usual.number} as its collectives; a tick is a host's first packet for one"
         ),
-    )  # fmt: skip
+    )

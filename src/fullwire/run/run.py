@@ -71,9 +71,12 @@ class Table:
         if len(parts) < 2:
             return parts[0] if parts else cls.empty()
         columns = [part.columns() for part in parts]
-        return cls(**{
-            name: np.concatenate([each[name] for each in columns]) for name in cls.column_types()
-        })  # fmt: skip
+        return cls(
+            **{
+                name: np.concatenate([each[name] for each in columns])
+                for name in cls.column_types()
+            }
+        )
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the columns by name, in order."""
@@ -368,8 +371,10 @@ def _of_kind(place: str, array: NDArray[Any], kind: type[np.generic]) -> NDArray
 
 _TAKEN: Mapping[type[np.generic], str] = {np.int64: "iu", np.float64: "fiu", np.object_: "OU"}
 _CALLED: Mapping[type[np.generic], str] = {
-    np.int64: "whole numbers", np.float64: "numbers", np.object_: "text",
-}  # fmt: skip
+    np.int64: "whole numbers",
+    np.float64: "numbers",
+    np.object_: "text",
+}
 
 
 def _refuse_other_than_text(place: str, values: Iterable[object]) -> None:

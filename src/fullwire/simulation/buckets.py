@@ -139,8 +139,10 @@ class HorovodTicks:
 def bucket_policy(text: str) -> BucketPolicy:
     """Read a policy from what people type."""
     simple: dict[str, BucketPolicy] = {
-        "none": EachGradient(), "ddp": DdpBuckets(), "paper": WaitOrSize(),
-    }  # fmt: skip
+        "none": EachGradient(),
+        "ddp": DdpBuckets(),
+        "paper": WaitOrSize(),
+    }
     if text in simple:
         return simple[text]
     kind, _, limits = text.rpartition(":")

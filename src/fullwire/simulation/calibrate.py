@@ -124,9 +124,13 @@ def calibrated(runs: Sequence[Run]) -> Calibration:
     telling = [run for run, found in by_run if found]  # others have no transport to speak of
     known = list(_known_before(telling))
     fit = _Fit(
-        observations, _used(telling), known, _frame(telling),
-        [found for _, found in by_run if found], _work_off(telling),
-    )  # fmt: skip
+        observations,
+        _used(telling),
+        known,
+        _frame(telling),
+        [found for _, found in by_run if found],
+        _work_off(telling),
+    )
     return fit.solved()
 
 
@@ -140,15 +144,24 @@ def filling(found: Calibration, payload_share: float) -> Calibration:
         work = found.transport.processor_s_per_byte * _OURS_OF_GLOOS_WORK.off_by(work_off)
         hop = found.transport.processor_s_per_hop * _OURS_OF_GLOOS_HOP.off_by(hop_off)
         return replace(
-            found.transport, share=min(share, 1.0), processor_s_per_byte=work,
-            processor_s_per_hop=hop, apart=apart,
-        )  # fmt: skip
+            found.transport,
+            share=min(share, 1.0),
+            processor_s_per_byte=work,
+            processor_s_per_hop=hop,
+            apart=apart,
+        )
 
     # In pairs, one for each sign; less than nothing cannot be apart.
     variants = (
-        ours(line_off=-1), ours(line_off=1), ours(work_off=-1), ours(work_off=1),
-        ours(hop_off=-1), ours(hop_off=1), ours(apart=0.0), ours(apart=_OURS_APART.value),
-    )  # fmt: skip
+        ours(line_off=-1),
+        ours(line_off=1),
+        ours(work_off=-1),
+        ours(work_off=1),
+        ours(hop_off=-1),
+        ours(hop_off=1),
+        ours(apart=0.0),
+        ours(apart=_OURS_APART.value),
+    )
     return replace(found, transport=ours(), variants=variants, between=(ours(), ours()))
 
 
@@ -164,10 +177,11 @@ def in_another_run(found: Calibration) -> tuple[MeasuredTransport, ...]:
     return (
         replace(transport, share=transport.share * float(np.exp(-_LINE_FROM_RUN_TO_RUN))),
         replace(
-            transport, processor_s_per_byte=transport.processor_s_per_byte * work,
+            transport,
+            processor_s_per_byte=transport.processor_s_per_byte * work,
             processor_s_per_hop=transport.processor_s_per_hop * work,
         ),
-    )  # fmt: skip
+    )
 
 
 def in_another_step(step: Step, found: Calibration) -> Step:
@@ -227,11 +241,14 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
         middle_s = float(np.median(times_s))
         deviation = 1.4826 * float(np.median(np.abs(np.log(np.array(times_s) / middle_s))))
         yield Observation(
-            workers=workers, rate_bps=rate_bps, time_s=middle_s, count=len(times_s),
+            workers=workers,
+            rate_bps=rate_bps,
+            time_s=middle_s,
+            count=len(times_s),
             wire_bytes=tuple(float(each.wire_bytes) for each in costs),
             hops=tuple(float(each.hops) for each in costs),
             spread=_spread_of_median(deviation, len(times_s), middle_s),
-        )  # fmt: skip
+        )
 
 
 def _off(runs: Sequence[Sequence[_Period]]) -> tuple[float, float]:
@@ -340,10 +357,14 @@ def _frame(runs: Sequence[Run]) -> MeasuredTransport:
         for name, otherwise in (("processors", 1), ("machines", 0), ("workers", 1))
     }
     return MeasuredTransport(
-        share=1.0, processor_s_per_byte=0.0, processor_s_per_hop=0.0, apart=0.0,
-        processors=whole["processors"], machines=whole["machines"] or whole["workers"],
+        share=1.0,
+        processor_s_per_byte=0.0,
+        processor_s_per_hop=0.0,
+        apart=0.0,
+        processors=whole["processors"],
+        machines=whole["machines"] or whole["workers"],
         workers=whole["workers"],
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,17 +455,23 @@ class _Fit:
         turns += [sign * misfit * _SLOWER for sign in (-1, 1)]
         sooner, later = (self._transport(at + off * _SLOWER) for off in _off(self._runs))
         return Calibration(
-            transport=self._transport(at), observations=tuple(self._observations), misfit=misfit,
-            variants=tuple(self._transport(at + turn) for turn in turns), between=(sooner, later),
+            transport=self._transport(at),
+            observations=tuple(self._observations),
+            misfit=misfit,
+            variants=tuple(self._transport(at + turn) for turn in turns),
+            between=(sooner, later),
             work_off=self._work_off,
-        )  # fmt: skip
+        )
 
     def _transport(self, at: Floats) -> MeasuredTransport:
         share, per_byte, per_hop, apart = np.exp(at).tolist()
         return replace(
-            self._frame, share=min(share, 1.0), processor_s_per_byte=per_byte,
-            processor_s_per_hop=per_hop, apart=apart,
-        )  # fmt: skip
+            self._frame,
+            share=min(share, 1.0),
+            processor_s_per_byte=per_byte,
+            processor_s_per_hop=per_hop,
+            apart=apart,
+        )
 
     def _misfits(self, at: Floats) -> Floats:
         """Return how far everything is from what was seen, in its own spreads."""

@@ -107,9 +107,11 @@ class Forecaster:
         found = sweep([subject], grid)
         lows_s, highs_s = interval_s([subject], grid, found, self.calibration)
         return Forecast(
-            step_s=float(found["step_s"][0]), scaling_factor=float(found["scaling_factor"][0]),
-            low_s=float(lows_s[0]), high_s=float(highs_s[0]),
-        )  # fmt: skip
+            step_s=float(found["step_s"][0]),
+            scaling_factor=float(found["scaling_factor"][0]),
+            low_s=float(lows_s[0]),
+            high_s=float(highs_s[0]),
+        )
 
 
 def forecaster(

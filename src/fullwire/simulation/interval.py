@@ -126,11 +126,12 @@ def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew:
         return np.zeros_like(step_s)
     slower = [
         replace(
-            each, encode_bps=each.encode_bps / _CODEC_SLOWER,
+            each,
+            encode_bps=each.encode_bps / _CODEC_SLOWER,
             decode_bps=each.decode_bps / _CODEC_SLOWER,
         )
         for each in grid.compressors
-    ]  # fmt: skip
+    ]
     those_s = sweep(subjects, replace(grid, compressors=tuple(slower)), crew=crew)
     return np.square(those_s.measures["step_s"] - step_s)
 

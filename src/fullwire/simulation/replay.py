@@ -60,12 +60,18 @@ def _played(messages: Messages, scenario: Scenario) -> tuple[Timeline, float]:
 def _grid_of(scenario: Scenario) -> Grid:
     cluster = scenario.cluster
     return Grid(
-        workers=(cluster.workers,), bandwidth_bps=(cluster.rate_bps,),
-        compressors=(scenario.compressor,), transports=(scenario.transport,),
-        buckets=(scenario.buckets,), algorithms=(scenario.algorithm,),
-        latency_s=(cluster.latency_s,), jitters=(scenario.jitter,), lane=scenario.lane,
-        fabric=scenario.fabric, is_scattered=scenario.is_scattered,
-    )  # fmt: skip
+        workers=(cluster.workers,),
+        bandwidth_bps=(cluster.rate_bps,),
+        compressors=(scenario.compressor,),
+        transports=(scenario.transport,),
+        buckets=(scenario.buckets,),
+        algorithms=(scenario.algorithm,),
+        latency_s=(cluster.latency_s,),
+        jitters=(scenario.jitter,),
+        lane=scenario.lane,
+        fabric=scenario.fabric,
+        is_scattered=scenario.is_scattered,
+    )
 
 
 def _facts(run: Run, scenario: Scenario) -> dict[str, FactValue]:
@@ -100,9 +106,13 @@ def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:
     lanes, names, starts, ends = zip(*rows, strict=True)
     none = np.zeros(len(rows), np.int64)
     return Spans(
-        rank=none, step=none, lane=np.array(lanes, object), name=np.array(names, object),
-        start_ns=np.array(starts), end_ns=np.array(ends),
-    )  # fmt: skip
+        rank=none,
+        step=none,
+        lane=np.array(lanes, object),
+        name=np.array(names, object),
+        start_ns=np.array(starts),
+        end_ns=np.array(ends),
+    )
 
 
 def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
@@ -114,9 +124,12 @@ def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
 def _gradients(step: Step) -> Gradients:
     none = np.zeros(len(step.bytes), np.int64)
     return Gradients(
-        rank=none, step=none, order=np.arange(len(step.bytes)), bytes=step.bytes,
+        rank=none,
+        step=none,
+        order=np.arange(len(step.bytes)),
+        bytes=step.bytes,
         ready_ns=step.forward_ns + step.ready_ns,
-    )  # fmt: skip
+    )
 
 
 def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collectives:
@@ -124,12 +137,17 @@ def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collecti
     count = len(buckets)
     starts, ends = _on_the_lane(timeline)
     return Collectives(
-        rank=np.zeros(count, np.int64), step=np.zeros(count, np.int64), sequence=np.arange(count),
-        group=_all("world", count), op=_all("allreduce", count), dtype=_all("float32", count),
-        bytes=buckets.bytes, issue_ns=step.forward_ns + buckets.ready_ns,
+        rank=np.zeros(count, np.int64),
+        step=np.zeros(count, np.int64),
+        sequence=np.arange(count),
+        group=_all("world", count),
+        op=_all("allreduce", count),
+        dtype=_all("float32", count),
+        bytes=buckets.bytes,
+        issue_ns=step.forward_ns + buckets.ready_ns,
         start_ns=step.forward_ns + np.array([_whole_ns(each) for each in starts]),
         end_ns=step.forward_ns + np.array([_whole_ns(each) for each in ends]),
-    )  # fmt: skip
+    )
 
 
 def _all(text: str, count: int) -> np.ndarray:

@@ -54,9 +54,10 @@ def _by_hand(step: Step) -> Buckets:
     ends = np.arange(1, count + 1) * len(step.bytes) // count
     issue_ns = np.minimum(step.others.issue_ns, step.backward_ns).astype(np.int64)
     return Buckets(
-        np.diff(ends, prepend=0), np.array(step.others.bytes, np.int64),
+        np.diff(ends, prepend=0),
+        np.array(step.others.bytes, np.int64),
         np.maximum.accumulate(issue_ns),
-    )  # fmt: skip
+    )
 
 
 def fifo_end_and_busy_s(

@@ -116,8 +116,10 @@ Jitter: TypeAlias = AsRecorded | NoJitter | Spread | MeasuredJitter
 def jitter(text: str) -> Jitter:
     """Read what people type."""
     simple: dict[str, Jitter] = {
-        "recorded": AsRecorded(), "none": NoJitter(), "measured": MeasuredJitter(),
-    }  # fmt: skip
+        "recorded": AsRecorded(),
+        "none": NoJitter(),
+        "measured": MeasuredJitter(),
+    }
     if text in simple:
         return simple[text]
     shape, _, share = text.partition(":")

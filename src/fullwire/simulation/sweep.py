@@ -62,9 +62,17 @@ AXES = (
     "codec",
 )
 AXES_GIVEN = (
-    "workers", "bandwidth_bps", "compressors", "transports", "buckets", "algorithms", "latency_s",
-    "accumulate", "local_steps", "jitters",
-)  # fmt: skip
+    "workers",
+    "bandwidth_bps",
+    "compressors",
+    "transports",
+    "buckets",
+    "algorithms",
+    "latency_s",
+    "accumulate",
+    "local_steps",
+    "jitters",
+)
 MEASURES = ("step_s", "communication_s", "overhead_s", "scaling_factor", "network_utilization")
 
 
@@ -98,9 +106,12 @@ class Grid:
             Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
         for algorithm, transport in itertools.product(self.algorithms, self.transports):
             Scenario(
-                cluster=Cluster(workers=1, rate_bps=1), algorithm=algorithm, lane=self.lane,
-                transport=transport, fabric=self.fabric,
-            )  # fmt: skip
+                cluster=Cluster(workers=1, rate_bps=1),
+                algorithm=algorithm,
+                lane=self.lane,
+                transport=transport,
+                fabric=self.fabric,
+            )
         if (most := max(self.accumulate) * max(self.local_steps)) > MOST_APART:
             raise UsageError(
                 f"synchronising once in {most:,} passes: expected at most {MOST_APART:,}"
@@ -200,11 +211,13 @@ class _Way:
 
     def only(self, column: slice) -> _Way:
         return _Way(
-            wire_bits=self.wire_bits[:, :, column], work=self.work[column],
+            wire_bits=self.wire_bits[:, :, column],
+            work=self.work[column],
             hops=self.hops[:, column],
-            fixed_s=self.fixed_s[:, :, column], sent_bits=self.sent_bits[:, :, column],
+            fixed_s=self.fixed_s[:, :, column],
+            sent_bits=self.sent_bits[:, :, column],
             routed=tuple(row[column] for row in self.routed),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +284,14 @@ class Messages:
         return Exposed(by_buckets_s, by_others_s, busy_s, work_s)
 
     def overhead_s(
-        self, exposed: Exposed, chosen: slice, transport: Transport,
-        accumulate: int, local_steps: int, jitter: Jitter,
-    ) -> Floats:  # fmt: skip
+        self,
+        exposed: Exposed,
+        chosen: slice,
+        transport: Transport,
+        accumulate: int,
+        local_steps: int,
+        jitter: Jitter,
+    ) -> Floats:
         """Return what a step loses, on average over those until the next that synchronises.
 
         Local steps end in averages of parameters, which nothing hides, since all are there at once.
@@ -297,9 +315,12 @@ class Messages:
         return overhead_s
 
     def _with_shared_processors(
-        self, overhead_s: Floats, work_s: Floats, workers: Sequence[int],
+        self,
+        overhead_s: Floats,
+        work_s: Floats,
+        workers: Sequence[int],
         transport: MeasuredTransport,
-    ) -> Floats:  # fmt: skip
+    ) -> Floats:
         """Return the overhead where ranks compute on processors that they share.
 
         Computation takes no less than its work for all ranks, and neither does the step with what
@@ -318,13 +339,17 @@ class Messages:
             return
         crowd = self._crowd(chosen, transport)
         for number in range(0 if self.subject.step.others.sum_gradients else len(self.buckets)):
-            yield functools.reduce(np.minimum, [
-                transport.work_s(
-                    way.wire_bits[number, chosen, None, :] * way.work / (8 * ratio),
-                    way.hops[chosen, None, :], crowd,
-                )
-                for way in self.ways
-            ])  # fmt: skip
+            yield functools.reduce(
+                np.minimum,
+                [
+                    transport.work_s(
+                        way.wire_bits[number, chosen, None, :] * way.work / (8 * ratio),
+                        way.hops[chosen, None, :],
+                        crowd,
+                    )
+                    for way in self.ways
+                ],
+            )
         for each in self.others:
             wire_bits, hops = each.wire_bits[chosen, None, None], each.hops[chosen, None, None]
             yield each.count * transport.work_s(wire_bits / 8, hops, crowd)
@@ -433,9 +458,13 @@ def with_residue(subject: Subject, transport: Transport) -> Subject:
 
 
 def messages_of(
-    subject: Subject, policy: BucketPolicy, algorithm: str, latency_s: float, grid: Grid,
+    subject: Subject,
+    policy: BucketPolicy,
+    algorithm: str,
+    latency_s: float,
+    grid: Grid,
     sizes: slice = slice(None),
-) -> Messages:  # fmt: skip
+) -> Messages:
     """Work out the messages of a step for the cluster sizes, or some, and compressors of a grid."""
     buckets = grouped(subject.step, policy)
     on_fabric = OnFabric.of(grid.fabric, latency_s, is_scattered=grid.is_scattered)
@@ -449,12 +478,15 @@ def messages_of(
         )
     among = [-(-each // shards) for each in workers]  # that hold the same part of the model
     return Messages(
-        subject=subject, buckets=buckets, lane=grid.lane, workers=workers,
+        subject=subject,
+        buckets=buckets,
+        lane=grid.lane,
+        workers=workers,
         ways=tuple(
             _way(subject, buckets, each, latency_s, among, compressors, on_fabric) for each in ways
         ),
         others=tuple(_others(subject, latency_s, workers, on_fabric)),
-    )  # fmt: skip
+    )
 
 
 def tried(grid: Grid) -> tuple[str, ...]:
@@ -472,9 +504,14 @@ def tried(grid: Grid) -> tuple[str, ...]:
 
 
 def _way(
-    subject: Subject, buckets: Buckets, algorithm: str, latency_s: float,
-    sizes: Sequence[int], compressors: Sequence[Compressor], on_fabric: OnFabric | None,
-) -> _Way:  # fmt: skip
+    subject: Subject,
+    buckets: Buckets,
+    algorithm: str,
+    latency_s: float,
+    sizes: Sequence[int],
+    compressors: Sequence[Compressor],
+    on_fabric: OnFabric | None,
+) -> _Way:
     """Work out what one algorithm makes of the messages."""
     shape = (len(buckets), len(sizes), len(compressors))
     wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
@@ -506,9 +543,11 @@ def _way(
 
 
 def _over_links(
-    way: _Way, buckets: Buckets, by_kind: Sequence[Mapping[Combining, Routed]],
+    way: _Way,
+    buckets: Buckets,
+    by_kind: Sequence[Mapping[Combining, Routed]],
     compressors: Sequence[Compressor],
-) -> _Way:  # fmt: skip
+) -> _Way:
     """Return the same messages as the links of a fabric take them."""
     routed = tuple(tuple(row[each.combining] for each in compressors) for row in by_kind)
     carried = [[each.network_bits_per_byte for each in row] for row in routed]
@@ -529,11 +568,14 @@ def _others(
         yield _Other(
             wire_bits=np.array([8 * float(each.wire_bytes) for each in costs]),
             hops=np.array([float(each.hops) for each in costs]),
-            latency_s=latency_s, count=count,
-            routed=() if on_fabric is None else tuple(
+            latency_s=latency_s,
+            count=count,
+            routed=()
+            if on_fabric is None
+            else tuple(
                 (Routed(on_fabric.cost(*recorded_as(op), each), float(size)),) for each in workers
             ),
-        )  # fmt: skip
+        )
 
 
 def shaped(**lengths: int) -> tuple[int, ...]:
@@ -561,8 +603,17 @@ class _Piece:
     def place(self) -> tuple[Any, ...]:
         """Return where it is on all axes."""
         whole = slice(None)
-        return (self.run, self.buckets, self.algorithm, whole, self.latency,
-                whole, whole, whole, self.sizes)  # fmt: skip
+        return (
+            self.run,
+            self.buckets,
+            self.algorithm,
+            whole,
+            self.latency,
+            whole,
+            whole,
+            whole,
+            self.sizes,
+        )
 
 
 def _pieces(subjects: Sequence[Subject], grid: Grid) -> Iterator[_Piece]:
@@ -574,8 +625,14 @@ def _pieces(subjects: Sequence[Subject], grid: Grid) -> Iterator[_Piece]:
 
 def _sizes(grid: Grid) -> Iterator[slice]:
     """Cut the cluster sizes so that pieces are small; on a fabric each takes long enough alone."""
-    others = (grid.transports, grid.accumulate, grid.local_steps, grid.jitters, grid.bandwidth_bps,
-              grid.compressors)  # fmt: skip
+    others = (
+        grid.transports,
+        grid.accumulate,
+        grid.local_steps,
+        grid.jitters,
+        grid.bandwidth_bps,
+        grid.compressors,
+    )
     together = max(1, PIECE_POINTS // math.prod(map(len, others)))
     if grid.fabric is not None and not grid.fabric.is_flat:
         together = 1
@@ -586,13 +643,22 @@ def _sizes(grid: Grid) -> Iterator[slice]:
 def _predicted(subjects: Sequence[Subject], grid: Grid, piece: _Piece) -> dict[str, Floats]:
     """Compute the measures of one piece."""
     messages = messages_of(
-        subjects[piece.run], grid.buckets[piece.buckets], grid.algorithms[piece.algorithm],
-        grid.latency_s[piece.latency], grid, piece.sizes,
-    )  # fmt: skip
+        subjects[piece.run],
+        grid.buckets[piece.buckets],
+        grid.algorithms[piece.algorithm],
+        grid.latency_s[piece.latency],
+        grid,
+        piece.sizes,
+    )
     shape = (
-        len(grid.transports), len(grid.accumulate), len(grid.local_steps), len(grid.jitters),
-        len(messages.workers), len(grid.bandwidth_bps), len(grid.compressors),
-    )  # fmt: skip
+        len(grid.transports),
+        len(grid.accumulate),
+        len(grid.local_steps),
+        len(grid.jitters),
+        len(messages.workers),
+        len(grid.bandwidth_bps),
+        len(grid.compressors),
+    )
     found = {name: np.empty(shape) for name in MEASURES}
     for number, transport in enumerate(grid.transports):
         block = {name: measure[number] for name, measure in found.items()}
@@ -652,10 +718,18 @@ def running_sum(terms: Iterable[Floats]) -> Floats:
 
 def _axes(subjects: Sequence[Subject], grid: Grid) -> dict[str, tuple[Any, ...]]:
     values = (
-        tuple(subject.name for subject in subjects), grid.buckets, grid.algorithms,
-        grid.transports, grid.latency_s, grid.accumulate, grid.local_steps, grid.jitters,
-        grid.workers, grid.bandwidth_bps, grid.compressors,
-    )  # fmt: skip
+        tuple(subject.name for subject in subjects),
+        grid.buckets,
+        grid.algorithms,
+        grid.transports,
+        grid.latency_s,
+        grid.accumulate,
+        grid.local_steps,
+        grid.jitters,
+        grid.workers,
+        grid.bandwidth_bps,
+        grid.compressors,
+    )
     return dict(zip(AXES, values, strict=True))
 
 

@@ -89,9 +89,11 @@ def targets(subjects: Sequence[Subject], grid: Grid, wanted: float, crew: Crew =
 
 
 def _reached(
-    subjects: Sequence[Subject], grid: Grid, wanted: float,
+    subjects: Sequence[Subject],
+    grid: Grid,
+    wanted: float,
     scene: tuple[int, BucketPolicy, str, float],
-) -> tuple[list[Reached], list[Reached]]:  # fmt: skip
+) -> tuple[list[Reached], list[Reached]]:
     """Find the least bandwidths and ratios of one scene."""
     number, policy, algorithm, latency_s = scene
     subject = subjects[number]
@@ -137,13 +139,15 @@ class _Search:
         best = self._best(shape)
         return [
             self._reached(
-                best[row, 0, column], workers=workers,
-                bandwidth_bps=_or_none(least[row, 0, column]), compression=compressor.ratio,
+                best[row, 0, column],
+                workers=workers,
+                bandwidth_bps=_or_none(least[row, 0, column]),
+                compression=compressor.ratio,
                 codec=None if compressor.is_free else str(compressor),
             )
             for row, workers in enumerate(self.grid.workers)
             for column, compressor in enumerate(self.grid.compressors)
-        ]  # fmt: skip
+        ]
 
     def ratios(self) -> list[Reached]:
         """Find the least ratio of the paper's free compressor."""
@@ -159,12 +163,15 @@ class _Search:
         best = self._best((len(self.grid.workers), 1, 1), free)
         return [
             self._reached(
-                best[row, 0, 0], workers=workers, bandwidth_bps=rate_bps,
-                compression=_or_none(least[row, number, 0]), codec=None,
+                best[row, 0, 0],
+                workers=workers,
+                bandwidth_bps=rate_bps,
+                compression=_or_none(least[row, number, 0]),
+                codec=None,
             )
             for row, workers in enumerate(self.grid.workers)
             for number, rate_bps in enumerate(self.grid.bandwidth_bps)
-        ]  # fmt: skip
+        ]
 
     def _factor(self, rate: Floats, ratio: Floats, column: slice = slice(None)) -> Floats:
         messages = self.messages.only(column)
@@ -179,23 +186,39 @@ class _Search:
         return self._factor(np.full(shape, np.inf), np.ones(shape), column)
 
     def _reached(
-        self, best: float, *, workers: int, bandwidth_bps: float | None,
-        compression: float | None, codec: str | None,
-    ) -> Reached:  # fmt: skip
+        self,
+        best: float,
+        *,
+        workers: int,
+        bandwidth_bps: float | None,
+        compression: float | None,
+        codec: str | None,
+    ) -> Reached:
         run, buckets, algorithm, latency_s = self.names
         return Reached(
-            run=run, buckets=buckets, algorithm=algorithm, transport=str(self.transport),
-            latency_s=latency_s, accumulate=self.accumulate, local_steps=self.local_steps,
-            jitter=str(self.jitter), workers=workers, bandwidth_bps=bandwidth_bps,
-            compression=compression, codec=codec,
+            run=run,
+            buckets=buckets,
+            algorithm=algorithm,
+            transport=str(self.transport),
+            latency_s=latency_s,
+            accumulate=self.accumulate,
+            local_steps=self.local_steps,
+            jitter=str(self.jitter),
+            workers=workers,
+            bandwidth_bps=bandwidth_bps,
+            compression=compression,
+            codec=codec,
             best_scaling_factor=float(best),
-        )  # fmt: skip
+        )
 
 
 def _least(
-    factor: Callable[[Floats], Floats], shape: tuple[int, ...], low: float, high: float,
+    factor: Callable[[Floats], Floats],
+    shape: tuple[int, ...],
+    low: float,
+    high: float,
     wanted: float,
-) -> Floats:  # fmt: skip
+) -> Floats:
     """Return the least argument whose factor is at least `wanted`; NaN where none is."""
     fails, reaches = np.full(shape, low), np.full(shape, high)
     can = factor(reaches) >= wanted

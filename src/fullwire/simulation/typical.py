@@ -55,9 +55,10 @@ class Others:
         """Return the places of one kind among all ranks that have no more bytes and can wait."""
         rows = zip(self.op, self.bytes, self.members, self.awaited, strict=True)
         return [
-            place for place, (op, size, members, is_awaited) in enumerate(rows)
+            place
+            for place, (op, size, members, is_awaited) in enumerate(rows)
             if op == wanted and not members and size <= most_bytes and not is_awaited
-        ]  # fmt: skip
+        ]
 
     def joined(self, places: Sequence[int]) -> Others:
         """Return these with those at some places joined into one, where the last of them is."""
@@ -69,9 +70,13 @@ class Others:
         whole = [*self.bytes]
         whole[places[-1]] = sum(self.bytes[place] for place in places)
         return replace(
-            self, op=kept(self.op), bytes=kept(tuple(whole)), members=kept(self.members),
-            issue_ns=kept(self.issue_ns), awaited=kept(self.awaited),
-        )  # fmt: skip
+            self,
+            op=kept(self.op),
+            bytes=kept(tuple(whole)),
+            members=kept(self.members),
+            issue_ns=kept(self.issue_ns),
+            awaited=kept(self.awaited),
+        )
 
 
 def _nothing() -> Floats:
@@ -106,9 +111,11 @@ class Step:
         spared = (len(places) - 1) / max(len(self.others.op) - 1, 1)
         sooner_ns = min(round(self.others.calling_ns * spared), after_ns)
         return replace(
-            self, others=self.others.joined(places), step_ns=self.step_ns - sooner_ns,
+            self,
+            others=self.others.joined(places),
+            step_ns=self.step_ns - sooner_ns,
             processor_ns=max(self.processor_ns - sooner_ns, 0),
-        )  # fmt: skip
+        )
 
 
 def typical_step(run: Run) -> Step:
@@ -158,10 +165,13 @@ def _on_processors_of_its_own(step: Step, crowd: float) -> Step:
     shorter = min(step.processor_ns / step.step_ns, 1.0)
     others = replace(step.others, calling_ns=round(step.others.calling_ns * shorter))
     return replace(
-        step, step_ns=round(step.step_ns * shorter), forward_ns=round(step.forward_ns * shorter),
+        step,
+        step_ns=round(step.step_ns * shorter),
+        forward_ns=round(step.forward_ns * shorter),
         backward_ns=round(step.backward_ns * shorter),
-        ready_ns=np.round(step.ready_ns * shorter).astype(np.int64), others=others,
-    )  # fmt: skip
+        ready_ns=np.round(step.ready_ns * shorter).astype(np.int64),
+        others=others,
+    )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -191,10 +201,15 @@ def _table_of_steps(run: Run) -> _Steps:
         kept = kept.rows(np.lexsort((kept.order, kept.step, kept.rank)))
     shape = (len(ranks), len(numbers), -1)
     return _Steps(
-        ranks=ranks, numbers=numbers, start_ns=start_ns, end_ns=end_ns, backward_ns=begin_ns,
-        computed_ns=computed_ns, ready_ns=kept.ready_ns.reshape(shape),
+        ranks=ranks,
+        numbers=numbers,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        backward_ns=begin_ns,
+        computed_ns=computed_ns,
+        ready_ns=kept.ready_ns.reshape(shape),
         bytes=kept.bytes.reshape(shape)[0, len(numbers) // 2],
-    )  # fmt: skip
+    )
 
 
 def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whole]:
@@ -312,8 +327,10 @@ def _packed_ns(run: Run, table: _Steps) -> Whole:
     for rank, step, start_ns, end_ns in zip(
         np.searchsorted(table.ranks, work.rank[order]).tolist(),
         np.searchsorted(table.numbers, work.step[order]).tolist(),
-        work.start_ns[order].tolist(), work.end_ns[order].tolist(), strict=True,
-    ):  # fmt: skip
+        work.start_ns[order].tolist(),
+        work.end_ns[order].tolist(),
+        strict=True,
+    ):
         if start_ns <= packed_ns[rank, step] + _BUCKET_LEAVES_NS:
             packed_ns[rank, step] = max(packed_ns[rank, step], end_ns)
     return packed_ns
@@ -368,9 +385,12 @@ def _is_of_gradients(
 
 
 def _others(
-    run: Run, rows: Collectives, is_bucket: NDArray[np.bool_], table: _Steps,
+    run: Run,
+    rows: Collectives,
+    is_bucket: NDArray[np.bool_],
+    table: _Steps,
     members: Mapping[str, int],
-) -> Others:  # fmt: skip
+) -> Others:
     busy_ranks = run.spans.rank[run.spans.lane == "compute"]  # all, or some that stand for all
     known = table.ranks[np.isin(table.ranks, busy_ranks)]
     rank = known[0] if len(known) else table.ranks[0]
@@ -404,13 +424,14 @@ def _others(
         op=tuple(sent_as(op, backend) for op in usual.op.tolist()),
         bytes=tuple(usual.bytes.tolist()),
         members=tuple(0 if count == _workers(run) else count for count in among),
-        exposed_ns=exposed_ns, total_ns=exposed_ns + max(_median(np.array(hidden)), 0),
+        exposed_ns=exposed_ns,
+        total_ns=exposed_ns + max(_median(np.array(hidden)), 0),
         calling_ns=_median(np.array(calling)),
         awaited=_are_awaited(usual, spans.rows(spans.step == table.numbers[middle])),
         issue_ns=tuple((within_ns - table.backward_ns[place]).tolist()),
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
-    )  # fmt: skip
+    )
 
 
 def _usual_place(rows: Collectives, numbers: Whole) -> int:

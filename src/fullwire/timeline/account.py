@@ -179,14 +179,24 @@ def account(
 def nothing() -> Account:
     """Return the account of a run that holds no times: one step, and nothing in it."""
     return Account(
-        ranks=(), steps=np.zeros(1, np.int64), is_typical=np.ones(1, bool), is_whole_trace=True,
+        ranks=(),
+        steps=np.zeros(1, np.int64),
+        is_typical=np.ones(1, bool),
+        is_whole_trace=True,
         parts_ns=np.zeros((1, 1, len(Part)), np.int64),
         excess_ns=np.zeros((1, 1, len(_SPENT_BY_ITSELF)), np.int64),
-        overlapped_ns=np.zeros((1, 1), np.int64), ahead_ns=np.zeros((1, 1), np.int64),
-        gaps_ns=np.zeros((1, 1), np.int64), gap_count=np.zeros((1, 1), np.int64),
-        caused_ns=np.zeros((1, 1)), untold_ns=np.zeros((1, 1), np.int64), breakdowns=(),
-        lines=(), latency="none", beyond_line_rate=0.0, clock_error_ns=0,
-    )  # fmt: skip
+        overlapped_ns=np.zeros((1, 1), np.int64),
+        ahead_ns=np.zeros((1, 1), np.int64),
+        gaps_ns=np.zeros((1, 1), np.int64),
+        gap_count=np.zeros((1, 1), np.int64),
+        caused_ns=np.zeros((1, 1)),
+        untold_ns=np.zeros((1, 1), np.int64),
+        breakdowns=(),
+        lines=(),
+        latency="none",
+        beyond_line_rate=0.0,
+        clock_error_ns=0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +287,13 @@ def with_steps(run: Run) -> tuple[Run, bool]:
     if shared_ns >= (end.astype(np.float64) - start).min() / 2:
         start, end = np.maximum(start, start.max()), np.minimum(end, end.min())
     marks = Spans(
-        rank=ranks, step=np.zeros(len(ranks), np.int64),
-        lane=np.full(len(ranks), "host", object), name=np.full(len(ranks), "step", object),
-        start_ns=start, end_ns=np.maximum(start, end),
-    )  # fmt: skip
+        rank=ranks,
+        step=np.zeros(len(ranks), np.int64),
+        lane=np.full(len(ranks), "host", object),
+        name=np.full(len(ranks), "step", object),
+        start_ns=start,
+        end_ns=np.maximum(start, end),
+    )
     collectives = replace(collectives, step=np.zeros(len(collectives), np.int64))
     return replace(run, spans=Spans.joined([spans, marks]), collectives=collectives), True
 
@@ -336,12 +349,20 @@ def _told(line: Timeline) -> _Told:
     is_in_a_step[line.period[(line.period >= 0) & inside]] = True
     ahead_ns, gaps_ns, gap_count = _host_around_computing(line)
     return _Told(
-        rank=line.rank, step_number=line.step_number, parts_ns=parts, overlapped_ns=overlapped,
-        ahead_ns=ahead_ns, gaps_ns=gaps_ns, gap_count=gap_count,
-        exposed_ns=length_ns[exposed], exposed_step=line.step[exposed],
-        exposed_period=line.period[exposed], periods=line.periods, is_in_a_step=is_in_a_step,
+        rank=line.rank,
+        step_number=line.step_number,
+        parts_ns=parts,
+        overlapped_ns=overlapped,
+        ahead_ns=ahead_ns,
+        gaps_ns=gaps_ns,
+        gap_count=gap_count,
+        exposed_ns=length_ns[exposed],
+        exposed_step=line.step[exposed],
+        exposed_period=line.period[exposed],
+        periods=line.periods,
+        is_in_a_step=is_in_a_step,
         breakdown=rank_breakdown(line),
-    )  # fmt: skip
+    )
 
 
 def _host_around_computing(line: Timeline) -> tuple[Whole, Whole, Whole]:

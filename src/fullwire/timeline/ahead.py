@@ -69,10 +69,11 @@ def ahead_evidence(run: Run, account: Account) -> Iterator[Evidence]:
     else:
         return
     yield Evidence(
-        name="host_ahead", value=ahead_s / account.step_s,
+        name="host_ahead",
+        value=ahead_s / account.step_s,
         sentence=f"{who} of a step is the host's before anything is computed, "
         f"{where_batches_are_read(account)}.",
-    )  # fmt: skip
+    )
     yield from _what_it_does(run, ahead_s, used)
 
 
@@ -91,10 +92,11 @@ def _what_it_does(run: Run, ahead_s: float, ranks: list[int]) -> Iterator[Eviden
     read = _mean(run, "before_forward_read_bytes", ranks) or 0.0
     also = f" and read {show_bytes(round(read))} from disks" if read >= _READ else ""
     yield Evidence(
-        name="host_ahead_processor", value=share,
+        name="host_ahead_processor",
+        value=share,
         sentence=f"Meanwhile the program's thread was on a processor for {share:.0%} of the time"
         f"{also}: {_words(share)}.",
-    )  # fmt: skip
+    )
 
 
 def _words(share: float) -> str:

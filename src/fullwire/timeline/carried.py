@@ -34,9 +34,10 @@ def carried_evidence(run: Run, rate_bps: Mapping[int, float]) -> Iterator[Eviden
     if 0 < sent_bits <= could_bits:
         share = float(sent_bits / could_bits)
         yield Evidence(
-            name="transport_utilization", value=share,
+            name="transport_utilization",
+            value=share,
             sentence=f"{said}; meanwhile it used {share:.0%} of the line rate.",
-        )  # fmt: skip
+        )
     else:
         yield Evidence(name="transport_time", value=moved_s, sentence=f"{said}.")
 

@@ -77,11 +77,13 @@ def links_in_use(run: Run, samples: Iterable[Links], windows: Windows) -> list[L
         outstanding = _common(steps, windows.outstanding(ranks))
         found.append(
             LinkUse(
-                host=host, interface=busiest, line_rate_bps=rates_bps[host],
+                host=host,
+                interface=busiest,
+                line_rate_bps=rates_bps[host],
                 in_steps=_share(*links[busiest], steps, rates_bps[host]),
                 while_communicating=_share(*links[busiest], outstanding, rates_bps[host]),
             )
-        )  # fmt: skip
+        )
     return found
 
 

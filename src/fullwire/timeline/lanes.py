@@ -58,11 +58,13 @@ class RankLanes:
     def since(self, begin_ns: int) -> RankLanes:
         """Return the same with times from a moment on, which is none later than its start."""
         return replace(
-            self, start_ns=self.start_ns - begin_ns, end_ns=self.end_ns - begin_ns,
+            self,
+            start_ns=self.start_ns - begin_ns,
+            end_ns=self.end_ns - begin_ns,
             lanes={lane: _since(bars, begin_ns) for lane, bars in self.lanes.items()},
             doing_start_ns=self.doing_start_ns - begin_ns,
             doing_end_ns=self.doing_end_ns - begin_ns,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -94,22 +96,23 @@ def drawing(run: Run, found: Account, parts: Iterable[Spans] | None = None) -> D
     chosen = _chosen_steps(found, max(3, min(MOST_STEPS, _MOST_PAGES // max(len(ranks), 1))))
     numbers = [int(found.steps[place]) for place in chosen]
     drawn = [
-        [rows.in_step(number) for number in numbers]
-        for rows in _rows_of(run, found, ranks, parts)
-    ]  # fmt: skip
+        [rows.in_step(number) for number in numbers] for rows in _rows_of(run, found, ranks, parts)
+    ]
     steps = []
-    for number, word, together in zip(numbers, chosen.values(), zip(*drawn, strict=True),
-                                      strict=True):  # fmt: skip
+    for number, word, together in zip(
+        numbers, chosen.values(), zip(*drawn, strict=True), strict=True
+    ):
         begin_ns = min(each.start_ns for each in together)
         length_ns = max(each.end_ns for each in together) - begin_ns
         moved = tuple(each.since(begin_ns) for each in together)
         steps.append(DrawnStep(number=number, word=word, length_ns=length_ns, ranks=moved))
     every = (bars for step in steps for rank in step.ranks for bars in rank.lanes.values())
     return Drawing(
-        steps=tuple(steps), ranks_left_out=len(found.ranks) - len(ranks),
+        steps=tuple(steps),
+        ranks_left_out=len(found.ranks) - len(ranks),
         steps_left_out=len(found.steps) - len(steps),
         joined=sum(int((bars.count > 1).sum()) for bars in every),
-    )  # fmt: skip
+    )
 
 
 def _most_unlike(found: Account) -> Whole:
@@ -199,10 +202,14 @@ class _RankRows:
         }
         doing_start_ns, doing_end_ns, doing = _doings(self.line, start_ns, end_ns, unseen_ns)
         return RankLanes(
-            rank=self.line.rank, start_ns=start_ns, end_ns=end_ns,
+            rank=self.line.rank,
+            start_ns=start_ns,
+            end_ns=end_ns,
             lanes={lane: bars for lane, bars in shown.items() if len(bars)},
-            doing_start_ns=doing_start_ns, doing_end_ns=doing_end_ns, doing=doing,
-        )  # fmt: skip
+            doing_start_ns=doing_start_ns,
+            doing_end_ns=doing_end_ns,
+            doing=doing,
+        )
 
 
 def _of_rank(table: Any, rank: int) -> Any:
@@ -218,20 +225,28 @@ def _span_bars(spans: Table) -> Bars:
     columns = spans.columns()
     none = np.full(len(spans), -1, np.int64)
     return _in_order(
-        name=columns["name"], issue_ns=columns["start_ns"], start_ns=columns["start_ns"],
-        ready_ns=none, end_ns=columns["end_ns"], bytes=none, count=np.ones(len(spans), np.int64),
-    )  # fmt: skip
+        name=columns["name"],
+        issue_ns=columns["start_ns"],
+        start_ns=columns["start_ns"],
+        ready_ns=none,
+        end_ns=columns["end_ns"],
+        bytes=none,
+        count=np.ones(len(spans), np.int64),
+    )
 
 
 def _collective_bars(run: Run, transfers: Transfers, rows: NDArray[np.intp]) -> Bars:
     table = run.collectives
     issue_ns, end_ns = table.issue_ns[rows], table.end_ns[rows]
     return _in_order(
-        name=table.op[rows], issue_ns=issue_ns, end_ns=end_ns, bytes=table.bytes[rows],
+        name=table.op[rows],
+        issue_ns=issue_ns,
+        end_ns=end_ns,
+        bytes=table.bytes[rows],
         start_ns=np.clip(table.start_ns[rows], issue_ns, end_ns),
         ready_ns=np.where(transfers.is_known[rows], transfers.ready_ns[rows], -1),
         count=np.ones(len(rows), np.int64),
-    )  # fmt: skip
+    )
 
 
 def _in_order(**columns: NDArray[Any]) -> Bars:
@@ -275,11 +290,14 @@ def _joined(bars: Bars, unseen_ns: int) -> Bars:
     if len(first) == len(bars):
         return bars
     return Bars(
-        name=bars.name[first], issue_ns=np.minimum.reduceat(bars.issue_ns, first),
-        start_ns=bars.start_ns[first], ready_ns=np.maximum.reduceat(bars.ready_ns, first),
+        name=bars.name[first],
+        issue_ns=np.minimum.reduceat(bars.issue_ns, first),
+        start_ns=bars.start_ns[first],
+        ready_ns=np.maximum.reduceat(bars.ready_ns, first),
         end_ns=np.maximum.reduceat(bars.end_ns, first),
-        bytes=np.add.reduceat(bars.bytes, first), count=np.add.reduceat(bars.count, first),
-    )  # fmt: skip
+        bytes=np.add.reduceat(bars.bytes, first),
+        count=np.add.reduceat(bars.count, first),
+    )
 
 
 def _doings(

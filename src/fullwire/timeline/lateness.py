@@ -17,9 +17,13 @@ from fullwire.run.run import Collectives, Whole
 
 
 def caused_ns(
-    table: Collectives, group: Whole, ready_ns: Whole, order: NDArray[np.intp], first: Whole,
+    table: Collectives,
+    group: Whole,
+    ready_ns: Whole,
+    order: NDArray[np.intp],
+    first: Whole,
     count: Whole,
-) -> Floats:  # fmt: skip
+) -> Floats:
     """Return for each row what the others waited for its rank.
 
     In `order` the rows of one collective follow each other by issue, from `first` on, so many as

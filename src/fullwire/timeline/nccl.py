@@ -41,10 +41,11 @@ def _of_network(run: Run) -> Iterator[Evidence]:
         over = _text(run, "nccl_interfaces")
         why = f"; {'; '.join(reasons)}" if reasons else ""
         yield Evidence(
-            name="nccl_sockets", value=1.0,
+            name="nccl_sockets",
+            value=1.0,
             sentence=f"NCCL sends by TCP sockets{f' over {over}' if over else ''}: if the hosts "
             f"have RDMA adapters, they are not used{why}.",
-        )  # fmt: skip
+        )
 
 
 def _fallback(what: str) -> Evidence:
@@ -94,10 +95,11 @@ def _of_channels(run: Run) -> Iterator[Evidence]:
     stays_on_nvlink = _text(run, "nccl_ring_type") in ("NVL", "")
     if 0 < layout < _HALF * reach and not stays_on_nvlink:
         yield Evidence(
-            name="nccl_rings_leave_nvlink", value=layout / reach,
+            name="nccl_rings_leave_nvlink",
+            value=layout / reach,
             sentence=f"Rings go by {_text(run, 'nccl_ring_type')} and take {layout / 8e9:g} GB/s, "
             f"where the widest path that NCCL saw has {reach / 8e9:g} GB/s.",
-        )  # fmt: skip
+        )
     elif 0 < layout < _HALF * reach:
         usual = round(channels * reach / layout)
         yield _few(
@@ -111,9 +113,10 @@ def _of_channels(run: Run) -> Iterator[Evidence]:
     else:
         unknown = "" if layout else "; how many are usual, NCCL_DEBUG_SUBSYS=INIT,GRAPH would tell"
         yield Evidence(
-            name="nccl_channels", value=channels,
+            name="nccl_channels",
+            value=channels,
             sentence=f"NCCL uses {channels:g} channels{unknown}.",
-        )  # fmt: skip
+        )
 
 
 def _few(channels: float, what: str) -> Evidence:
@@ -144,27 +147,30 @@ def _of_paths(run: Run) -> Iterator[Evidence]:
     if by_rdma and not any("GDRDMA" in each for each in by_rdma):
         why = "; NCCL says that it is disabled" if "Direct RDMA Disabled" in _said(run) else ""
         yield Evidence(
-            name="nccl_without_gdr", value=1.0,
+            name="nccl_without_gdr",
+            value=1.0,
             sentence="NCCL copies through the host's memory on its way to the network: no path "
             f"uses GPU Direct RDMA{why}.",
-        )  # fmt: skip
+        )
     if "SHM" in paths or "direct shared memory" in paths:
         told = [f"{name}={settings[name]}" for name in _SETTING_WITHOUT_P2P if name in settings]
         why = f", as {' and '.join(told)} asks" if told else ""
         yield Evidence(
-            name="nccl_shared_memory", value=1.0,
+            name="nccl_shared_memory",
+            value=1.0,
             sentence=f"Some devices of a host reach each other through its memory only{why}: "
             f"{paths}.",
-        )  # fmt: skip
+        )
 
 
 def _of_versions(run: Run) -> Iterator[Evidence]:
     versions = _text(run, "nccl_version")
     if ", " in versions:
         yield Evidence(
-            name="nccl_versions", value=float(versions.count(", ") + 1),
+            name="nccl_versions",
+            value=float(versions.count(", ") + 1),
             sentence=f"Ranks have different versions of NCCL: {versions}.",
-        )  # fmt: skip
+        )
 
 
 def _text(run: Run, fact: str) -> str:

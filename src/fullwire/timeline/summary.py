@@ -63,16 +63,27 @@ class _Sums:
     def summary(self) -> Summary:
         lengths_s = self._longest_ns[self._longest_ns > 0] * 1e-9
         if not len(lengths_s):
-            return Summary(ranks=len(self._ranks), steps=0, step_s=None, step_low_s=None,
-                           step_high_s=None, mean_step_s=None, collective_bytes=None,
-                           exposed_s=None)  # fmt: skip
+            return Summary(
+                ranks=len(self._ranks),
+                steps=0,
+                step_s=None,
+                step_low_s=None,
+                step_high_s=None,
+                mean_step_s=None,
+                collective_bytes=None,
+                exposed_s=None,
+            )
         low_s, median_s, high_s = np.quantile(lengths_s, [0.1, 0.5, 0.9]).tolist()
         return Summary(
-            ranks=len(self._ranks), steps=len(lengths_s), step_s=median_s, step_low_s=low_s,
-            step_high_s=high_s, mean_step_s=self._steps_ns * 1e-9 / self._rank_steps,
+            ranks=len(self._ranks),
+            steps=len(lengths_s),
+            step_s=median_s,
+            step_low_s=low_s,
+            step_high_s=high_s,
+            mean_step_s=self._steps_ns * 1e-9 / self._rank_steps,
             collective_bytes=self._bytes / self._rank_steps,
             exposed_s=self._exposed_ns * 1e-9 / self._rank_steps,
-        )  # fmt: skip
+        )
 
 
 def _exposed_ns(run: Run) -> int:

@@ -101,9 +101,8 @@ class Timeline:
 
 
 def timelines(
-    run: Run, transfers: Transfers, parts: Iterable[Spans] | None = None,
-    ranks: Whole | None = None,
-) -> Iterator[Timeline]:  # fmt: skip
+    run: Run, transfers: Transfers, parts: Iterable[Spans] | None = None, ranks: Whole | None = None
+) -> Iterator[Timeline]:
     """Go through the ranks of a run, or some of them, in order.
 
     Where the run has few of its spans, `parts` are all of them: of some ranks each, in order. What
@@ -123,12 +122,26 @@ def timelines(
         while waiting and waiting[0] <= last:
             rank = waiting.popleft()
             mine = spans_by(rank)
-            yield _timeline(run, rank, marks.rows(marks_by(rank)), spans.rows(mine),
-                            span_kinds[mine], collectives_by(rank), transfers)  # fmt: skip
+            yield _timeline(
+                run,
+                rank,
+                marks.rows(marks_by(rank)),
+                spans.rows(mine),
+                span_kinds[mine],
+                collectives_by(rank),
+                transfers,
+            )
     nothing = Spans.empty()
     for rank in waiting:
-        yield _timeline(run, rank, marks.rows(marks_by(rank)), nothing, kinds_of(nothing),
-                        collectives_by(rank), transfers)  # fmt: skip
+        yield _timeline(
+            run,
+            rank,
+            marks.rows(marks_by(rank)),
+            nothing,
+            kinds_of(nothing),
+            collectives_by(rank),
+            transfers,
+        )
 
 
 def kinds_of(spans: Spans) -> NDArray[np.int8]:
@@ -182,9 +195,14 @@ def _rows_by_rank(ranks: Whole) -> Callable[[int], NDArray[np.intp]]:
 
 
 def _timeline(
-    run: Run, rank: int, marks: Spans, spans: Spans, kinds: NDArray[np.int8],
-    collectives: NDArray[np.intp], transfers: Transfers,
-) -> Timeline:  # fmt: skip
+    run: Run,
+    rank: int,
+    marks: Spans,
+    spans: Spans,
+    kinds: NDArray[np.int8],
+    collectives: NDArray[np.intp],
+    transfers: Transfers,
+) -> Timeline:
     start_ns, end_ns, number = _steps(run, rank, marks)
     intervals = [(spans.start_ns[kinds == kind], spans.end_ns[kinds == kind]) for kind in Kind]
     intervals[Kind.STEP] = (start_ns, end_ns)
@@ -203,20 +221,40 @@ def _timeline(
     is_packing = covered[Kind.PACKING] | covered[Kind.CODEC]
     is_communicating = outstanding | covered[Kind.SENDING]
     doing = np.select(
-        [is_computing, is_at_work, period >= 0, is_untold, outstanding, is_packing,
-         covered[Kind.INPUT]],
-        [Doing.COMPUTE, Doing.CODEC, Doing.TRANSFER, Doing.UNTOLD, Doing.WAITING, Doing.CODEC,
-         Doing.INPUT],
+        [
+            is_computing,
+            is_at_work,
+            period >= 0,
+            is_untold,
+            outstanding,
+            is_packing,
+            covered[Kind.INPUT],
+        ],
+        [
+            Doing.COMPUTE,
+            Doing.CODEC,
+            Doing.TRANSFER,
+            Doing.UNTOLD,
+            Doing.WAITING,
+            Doing.CODEC,
+            Doing.INPUT,
+        ],
         Doing.REST,
-    ).astype(np.int8)  # fmt: skip
+    ).astype(np.int8)
     is_busy = is_computing | is_communicating | is_packing | covered[Kind.OTHER]
     return Timeline(
-        rank=rank, moments=moments, doing=doing, is_computing=is_computing,
-        is_communicating=is_communicating, is_busy=is_busy,
+        rank=rank,
+        moments=moments,
+        doing=doing,
+        is_computing=is_computing,
+        is_communicating=is_communicating,
+        is_busy=is_busy,
         is_recorded=is_busy | covered[Kind.COMPUTE] | covered[Kind.INPUT],
-        step_number=number, step=_inside(moments, start_ns, end_ns),
-        periods=periods, period=period,
-    )  # fmt: skip
+        step_number=number,
+        step=_inside(moments, start_ns, end_ns),
+        periods=periods,
+        period=period,
+    )
 
 
 def _steps(run: Run, rank: int, marks: Spans) -> tuple[Whole, Whole, Whole]:
@@ -247,9 +285,13 @@ def _periods(run: Run, rows: NDArray[np.intp], transfers: Transfers) -> Periods:
     largest = np.zeros(len(first), np.int64)
     np.maximum.at(largest, number, run.collectives.bytes[rows])
     return Periods(
-        start_ns=start[first], end_ns=reached[last], floor_ns=summed(transfers.floor_ns),
-        codec_ns=summed(transfers.codec_ns), hops=summed(transfers.hops), largest_bytes=largest,
-    )  # fmt: skip
+        start_ns=start[first],
+        end_ns=reached[last],
+        floor_ns=summed(transfers.floor_ns),
+        codec_ns=summed(transfers.codec_ns),
+        hops=summed(transfers.hops),
+        largest_bytes=largest,
+    )
 
 
 def _distinct(times_ns: Whole) -> Whole:

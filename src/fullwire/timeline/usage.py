@@ -140,9 +140,11 @@ def _picture(title: str, unit: str, lines: list[Line]) -> Iterator[Usage]:
     busy = [float(np.nansum(line.values)) for line in lines]
     kept = sorted(sorted(range(len(lines)), key=lambda number: -busy[number])[:MOST_LINES])
     yield Usage(
-        title=title, unit=unit, lines=tuple(lines[number] for number in kept),
+        title=title,
+        unit=unit,
+        lines=tuple(lines[number] for number in kept),
         left_out=len(lines) - len(kept),
-    )  # fmt: skip
+    )
 
 
 def _rate(time_ns: Whole, counter: NDArray[np.generic], edges_ns: Floats) -> Floats:

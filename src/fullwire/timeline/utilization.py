@@ -79,9 +79,8 @@ def _of_links(
         mean = float(np.mean([share for share, _ in used.values()]))
         [words, *_] = [words for _, words in used.values()]
         yield Evidence(
-            name="link_utilization", value=mean,
-            sentence=f"Links were {mean:.0%} used {words}.",
-        )  # fmt: skip
+            name="link_utilization", value=mean, sentence=f"Links were {mean:.0%} used {words}."
+        )
 
 
 def _of_sockets(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
@@ -105,20 +104,23 @@ def _of_sockets(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
         ):
             share = min(part / busy, 1.0)
             yield Evidence(
-                name=name, value=share,
+                name=name,
+                value=share,
                 sentence=f"Sockets {verb} {share:.0%} of the time that they had data to send.",
-            )  # fmt: skip
+            )
         share = idle / (idle + busy)
         yield Evidence(
-            name="socket_idle", value=share,
+            name="socket_idle",
+            value=share,
             sentence=f"Sockets had nothing to send for {share:.0%} of the time {words} (derived).",
-        )  # fmt: skip
+        )
     if len(run.sockets):
         again = round(retransmits)
         yield Evidence(
-            name="retransmits", value=again,
+            name="retransmits",
+            value=again,
             sentence=f"{again:,} segment{' was' if again == 1 else 's were'} sent again {words}.",
-        )  # fmt: skip
+        )
 
 
 def _of_processors(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
@@ -136,9 +138,10 @@ def _of_processors(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
         busiest, name, words = max(used)
         state = "saturated" if busiest >= SATURATED else "not saturated"
         yield Evidence(
-            name="cpu_busiest", value=busiest,
+            name="cpu_busiest",
+            value=busiest,
             sentence=f"Processors were {state} {words}: the busiest ({name}) {busiest:.0%} used.",
-        )  # fmt: skip
+        )
 
 
 def series(

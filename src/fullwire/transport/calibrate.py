@@ -64,9 +64,16 @@ class Trials:
     ) -> None:
         place = [(addressof(self._space), count)]
         task = self._engine.collective(
-            "the calibration of a new group", program, place, place, reduction, number, 1,
-            self._timeout_s, True,
-        )  # fmt: skip
+            "the calibration of a new group",
+            program,
+            place,
+            place,
+            reduction,
+            number,
+            1,
+            self._timeout_s,
+            True,
+        )
         while not self._engine.wait(task, _LOOK_UP_S):
             pass
         if task.problem:

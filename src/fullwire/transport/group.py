@@ -32,13 +32,19 @@ LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; never longer than th
 CHECKSUM_VARIABLE = "FULLWIRE_CHECKSUM"  # 1: what this rank sends bears checksums
 SHORTEST_RENDEZVOUS_S = 30.0  # processes start when they start, whatever collectives may take
 _NUMBERS = {
-    torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3, torch.int8: 4,
-    torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.uint8: 8, torch.bool: 9,
-}  # fmt: skip
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.float16: 2,
+    torch.bfloat16: 3,
+    torch.int8: 4,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.uint8: 8,
+    torch.bool: 9,
+}
 _BYTES = 8  # the number of uint8, as which anything moves that is not added up
-_REDUCTIONS = {
-    "SUM": 0, "AVG": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6,
-}  # fmt: skip
+_REDUCTIONS = {"SUM": 0, "AVG": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
 _EMPTY = (0, 0)
 _SPIN_US = 50  # while a small message is on its way, where processors are not shared
 _REMEMBERED = 100  # sums of one number: far more than DDP's join() has under way
@@ -79,9 +85,14 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         met = self._meet(options.store)
         self.strangers = met.strangers
         self._engine = _native.TransportStreams(
-            rank, met.sockets, [str(member) for member in self._members], self._label,
-            min(LONGEST_SILENCE_S, self._timeout_s), _spin_us(met.machines, rank), checks,
-        )  # fmt: skip
+            rank,
+            met.sockets,
+            [str(member) for member in self._members],
+            self._label,
+            min(LONGEST_SILENCE_S, self._timeout_s),
+            _spin_us(met.machines, rank),
+            checks,
+        )
         self._completer = Completer(self._engine)
         self._process = os.getpid()
         atexit.register(self.shutdown)
@@ -360,9 +371,13 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         return self._work([task], list(outputs), (outputs, inputs))
 
     def all_to_all_single(
-        self, output: Any, given: Any, output_splits: Sequence[int], input_splits: Sequence[int],
+        self,
+        output: Any,
+        given: Any,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
         opts: Any = None,
-    ) -> Work:  # fmt: skip
+    ) -> Work:
         """Send a part of a tensor to each rank and get one from each."""
         source = _split(_memory(given), given, input_splits, self._size)
         places = _split(_memory(output), output, output_splits, self._size)
@@ -453,10 +468,16 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     # ---- How ----
 
     def _issue(
-        self, what: str, program: Any, source: list[tuple[int, int]],
-        places: list[tuple[int, int]], opts: Any, reduction: int | None = None,
-        number: int = _BYTES, divide_by: int = 1,
-    ) -> Any:  # fmt: skip
+        self,
+        what: str,
+        program: Any,
+        source: list[tuple[int, int]],
+        places: list[tuple[int, int]],
+        opts: Any,
+        reduction: int | None = None,
+        number: int = _BYTES,
+        divide_by: int = 1,
+    ) -> Any:
         timeout_s = self._timeout_s
         given = getattr(opts, "timeout", None)
         if given is not None and given.total_seconds() > 0:
@@ -467,9 +488,12 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         )
 
     def _work(
-        self, tasks: Sequence[Any], result: Any, kept: Any,
+        self,
+        tasks: Sequence[Any],
+        result: Any,
+        kept: Any,
         afterwards: Callable[[], None] | None = None,
-    ) -> Work:  # fmt: skip
+    ) -> Work:
         work = Work(self._engine, self._completer, tasks, result, kept, afterwards, self._let_go)
         self._hold(work)
         if torch.autograd._profiler_enabled():
@@ -517,8 +541,9 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         if len(places) != self._size:
             raise ValueError(f"{name}: expected {self._size} tensors, got {len(places)}")
         if any(size != each for _, size in places):
-            raise ValueError(f"{name}: expected {each} bytes for each rank, got "
-                             f"{[size for _, size in places]}")  # fmt: skip
+            raise ValueError(
+                f"{name}: expected {each} bytes for each rank, got {[size for _, size in places]}"
+            )
 
 
 def _memory(tensor: Any, *, dense: bool = False) -> tuple[int, int]:
@@ -534,9 +559,7 @@ def _memory(tensor: Any, *, dense: bool = False) -> tuple[int, int]:
 
 def _landing(outputs: Sequence[Any]) -> tuple[list[Any], Callable[[], None] | None]:
     """Give tensors without gaps to receive in, and what spreads them where some have gaps."""
-    dense = [
-        each if each.is_contiguous() else each.new_empty(each.shape) for each in outputs
-    ]  # fmt: skip
+    dense = [each if each.is_contiguous() else each.new_empty(each.shape) for each in outputs]
     apart = [(out, one) for out, one in zip(outputs, dense, strict=True) if out is not one]
 
     def spread() -> None:

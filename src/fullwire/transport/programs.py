@@ -239,11 +239,15 @@ def _reducing_one_after_another(
     """Add in a fixed order, so that the same numbers give the same sum each time."""
     return [
         Receive(
-            other, block, reduces=True, from_work=index > 0, after=index - 1,
+            other,
+            block,
+            reduces=True,
+            from_work=index > 0,
+            after=index - 1,
             completes=is_root and index == len(ranks) - 1,
         )
         for index, other in enumerate(ranks)
-    ]  # fmt: skip
+    ]
 
 
 def _exchange(workers: int, rank: int, *, reduces: bool) -> Any:
@@ -261,10 +265,15 @@ def _exchange(workers: int, rank: int, *, reduces: bool) -> Any:
         sends.append(Send(rank ^ distance, 0, after=len(receives) - 1))
         receives.append(
             Receive(
-                rank ^ distance, 0, reduces=reduces, from_work=bool(receives),
-                completes=distance * 2 == core, after=len(receives) - 1, after_sends=len(sends),
+                rank ^ distance,
+                0,
+                reduces=reduces,
+                from_work=bool(receives),
+                completes=distance * 2 == core,
+                after=len(receives) - 1,
+                after_sends=len(sends),
             )
-        )  # fmt: skip
+        )
         distance *= 2
     if rank + core < workers:
         sends.append(Send(rank + core, 0, after=len(receives) - 1))
@@ -317,11 +326,14 @@ def _received(part: Transfers, row: int, latest: list[int], mine: Any) -> Receiv
         part.first_block[later] + part.block_count[later] > first
     )
     return Receive(
-        int(part.source[row]), first, count, reduces=reduces,
+        int(part.source[row]),
+        first,
+        count,
+        reduces=reduces,
         from_work=latest[first] >= 0,
         completes=reduces and not bool((overlaps & part.reduces[later]).any()),
         after=latest[first] if reduces else -1,
-    )  # fmt: skip
+    )
 
 
 def _turned(each: Any, root: int, workers: int) -> Any:
@@ -337,9 +349,17 @@ def _program(
         blocks,
         [(s.rank, s.first_block, s.blocks, s.after, s.after_all_of) for s in sends],
         [
-            (r.rank, r.first_block, r.blocks, r.reduces, r.from_work, r.completes, r.after,
-             r.after_sends)
+            (
+                r.rank,
+                r.first_block,
+                r.blocks,
+                r.reduces,
+                r.from_work,
+                r.completes,
+                r.after,
+                r.after_sends,
+            )
             for r in receives
         ],
         signals,
-    )  # fmt: skip
+    )

@@ -39,9 +39,15 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
     tells_times = True  # `tasks` know when each began and ended
 
     def __init__(
-        self, engine: Any, completer: Completer, tasks: Sequence[Any], result: Any,
-        kept: Any, afterwards: Callable[[], None] | None, let_go: Callable[[Work], None],
-    ) -> None:  # fmt: skip
+        self,
+        engine: Any,
+        completer: Completer,
+        tasks: Sequence[Any],
+        result: Any,
+        kept: Any,
+        afterwards: Callable[[], None] | None,
+        let_go: Callable[[Work], None],
+    ) -> None:
         super().__init__()
         self.tasks = tasks
         self._engine = engine

@@ -147,9 +147,10 @@ def _on_device(model: Model, device: Device, samples: int) -> Workload:
 def _duration_ns(work: Work, device: Device, samples: int) -> int:
     saving = device.winograd_saving if work.winograd else 1.0
     arithmetic_s = (
-        samples * work.matrix_flops
+        samples
+        * work.matrix_flops
         / (saving * device.matrix_flops_per_s * device.matrix_efficiency)
-    )  # fmt: skip
+    )
     activation_bytes = device.activation_bytes * samples * work.activation_values
     fp32_bytes = FP32_BYTES * (samples * work.fp32_values + work.weight_values)
     memory_s = (activation_bytes + fp32_bytes) / (
@@ -195,31 +196,41 @@ _RECIPES = {
     ),
     "inceptionv3": _pictures(
         "InceptionV3 without its auxiliary classifier (torchvision)",
-        lambda: vision.inception(with_auxiliary=False), side=299,
+        lambda: vision.inception(with_auxiliary=False),
+        side=299,
     ),
     "inceptionv3-aux": _pictures(
         "InceptionV3 with its auxiliary classifier (torchvision)",
-        lambda: vision.inception(with_auxiliary=True), side=299,
+        lambda: vision.inception(with_auxiliary=True),
+        side=299,
     ),
     "mobilenet": _pictures("MobileNet v1 (Keras)", vision.mobilenet),
     "mobilenetv2": _pictures("MobileNetV2 (torchvision)", vision.mobilenet_v2),
     "bert-large": _text(
-        "BERT-large, uncased, pre-training (Hugging Face)", 8, 512,
+        "BERT-large, uncased, pre-training (Hugging Face)",
+        8,
+        512,
         lambda: language.bert(layers=24, width=1024, length=512),
     ),
     "gpt2": _text(
-        "GPT-2 124M (Hugging Face)", 8, 1024,
+        "GPT-2 124M (Hugging Face)",
+        8,
+        1024,
         lambda: language.gpt2(layers=12, width=768, length=1024),
     ),
     "gpt2-xl": _text(
-        "GPT-2 XL 1.5B (Hugging Face)", 8, 1024,
+        "GPT-2 XL 1.5B (Hugging Face)",
+        8,
+        1024,
         lambda: language.gpt2(layers=48, width=1600, length=1024),
     ),
     "llama3-8b": _text(
-        "Llama 3 8B (Hugging Face)", 1, 8192,
+        "Llama 3 8B (Hugging Face)",
+        1,
+        8192,
         lambda: language.llama3(layers=32, width=4096, inner=14336, shared_heads=4, length=8192),
     ),
-}  # fmt: skip
+}
 
 
 class _Models(Mapping[str, Model]):
@@ -239,9 +250,13 @@ class _Models(Mapping[str, Model]):
 def _model(name: str) -> Model:
     recipe = _RECIPES[name]
     return Model(
-        name=name, title=recipe.title, sample=recipe.sample, samples=recipe.samples,
-        optimizer=recipe.optimizer, layers=tuple(recipe.layers()),
-    )  # fmt: skip
+        name=name,
+        title=recipe.title,
+        sample=recipe.sample,
+        samples=recipe.samples,
+        optimizer=recipe.optimizer,
+        layers=tuple(recipe.layers()),
+    )
 
 
 MODELS: Mapping[str, Model] = _Models()

@@ -46,19 +46,29 @@ class Layer(NamedTuple):
 
 
 def conv(
-    name: str, inputs: int, outputs: int, side: int, kernel: int | tuple[int, int], *,
-    stride: int = 1, bias: int = 0, groups: int = 1, input_side: int | None = None,
+    name: str,
+    inputs: int,
+    outputs: int,
+    side: int,
+    kernel: int | tuple[int, int],
+    *,
+    stride: int = 1,
+    bias: int = 0,
+    groups: int = 1,
+    input_side: int | None = None,
     shares_input: bool = False,
-) -> Layer:  # fmt: skip
+) -> Layer:
     """Make a convolution; `side` is that of what it writes."""
     high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
     weights = inputs // groups * outputs * high * wide
     taken = inputs * (side * stride if input_side is None else input_side) ** 2
     is_winograd = (high, wide, stride, groups) == (3, 3, 1, 1)
     forward = Work(
-        2 * side**2 * weights, taken + outputs * side**2,
-        weight_values=weights, winograd=is_winograd,
-    )  # fmt: skip
+        2 * side**2 * weights,
+        taken + outputs * side**2,
+        weight_values=weights,
+        winograd=is_winograd,
+    )
     kept = 0 if shares_input else taken
     return Layer(name, forward, _twice(forward), bias_and_weight(name, bias, weights), kept)
 

@@ -71,7 +71,10 @@ def memory(
     copied = 0 if width == FP32_BYTES else width
     kept = sum(width * each.kept_values + each.kept_bytes for each in layers)
     return Memory(
-        weights=parameters * (FP32_BYTES + copied), gradients=parameters * FP32_BYTES,
+        weights=parameters * (FP32_BYTES + copied),
+        gradients=parameters * FP32_BYTES,
         optimizer=parameters * FP32_BYTES * optimizer.state_values,
-        activations_of_sample=kept, samples=samples, device=device.memory_bytes,
-    )  # fmt: skip
+        activations_of_sample=kept,
+        samples=samples,
+        device=device.memory_bytes,
+    )

@@ -148,9 +148,14 @@ def mobilenet_v2() -> Iterator[Layer]:
     yield from _normed("features.0.0", "features.0.1", 3, 32, 112, 3, stride=2, in_place=False)
     channels, side, index = 32, 112, 1
     for wider, width, count, first_stride in (
-        (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2),
-        (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
-    ):  # fmt: skip
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    ):
         for number in range(count):
             stride = first_stride if number == 0 else 1
             side //= stride
@@ -174,9 +179,16 @@ def _inverted_residual(
         place = 1
     deep = f"{name}.{place}"
     yield from _normed(
-        f"{deep}.0", f"{deep}.1", hidden, hidden, side, 3, stride=stride, groups=hidden,
+        f"{deep}.0",
+        f"{deep}.1",
+        hidden,
+        hidden,
+        side,
+        3,
+        stride=stride,
+        groups=hidden,
         in_place=False,
-    )  # fmt: skip
+    )
     yield conv(f"{name}.{place + 1}", hidden, outputs, side, 1)
     yield batch_norm(f"{name}.{place + 2}", outputs, side)
     if stride == 1 and inputs == outputs:
@@ -184,9 +196,17 @@ def _inverted_residual(
 
 
 def _normed(
-    name: str, norm: str, inputs: int, outputs: int, side: int, kernel: int, *,
-    stride: int = 1, groups: int = 1, in_place: bool = True,
-) -> Iterator[Layer]:  # fmt: skip
+    name: str,
+    norm: str,
+    inputs: int,
+    outputs: int,
+    side: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    in_place: bool = True,
+) -> Iterator[Layer]:
     """Go through a convolution, its batch norm and its activation."""
     layer = conv(name, inputs, outputs, side, kernel, stride=stride, groups=groups)
     yield without_input_gradient(layer) if inputs == 3 else layer
@@ -219,14 +239,27 @@ def inception(*, with_auxiliary: bool) -> Iterator[Layer]:
 
 
 def _basic(
-    name: str, inputs: int, outputs: int, side: int, kernel: int | tuple[int, int], *,
-    stride: int = 1, input_side: int | None = None, shares_input: bool = False,
-) -> Iterator[Layer]:  # fmt: skip
+    name: str,
+    inputs: int,
+    outputs: int,
+    side: int,
+    kernel: int | tuple[int, int],
+    *,
+    stride: int = 1,
+    input_side: int | None = None,
+    shares_input: bool = False,
+) -> Iterator[Layer]:
     """Go through a convolution of Inception's, its batch norm and its ReLU."""
     layer = conv(
-        f"{name}.conv", inputs, outputs, side, kernel, stride=stride, input_side=input_side,
+        f"{name}.conv",
+        inputs,
+        outputs,
+        side,
+        kernel,
+        stride=stride,
+        input_side=input_side,
         shares_input=shares_input,
-    )  # fmt: skip
+    )
     yield without_input_gradient(layer) if inputs == 3 else layer
     yield batch_norm(f"{name}.bn", outputs, side)
     yield activation(f"{name}.relu", outputs * side**2)

@@ -137,14 +137,18 @@ class Job:
     def places(self, ends: Mapping[int, Ends]) -> Places:
         """Say where each rank's tables stand; `ends` are by the traces' own clocks."""
         base_ns = {rank: each.base_ns or 0 for rank, each in self.ranks.items()}
-        clocks = clocks_of({
-            rank: Ends(each.number, each.end_ns + base_ns[rank]) for rank, each in ends.items()
-        })  # fmt: skip
+        clocks = clocks_of(
+            {rank: Ends(each.number, each.end_ns + base_ns[rank]) for rank, each in ends.items()}
+        )
         shift_ns = {rank: base_ns[rank] - clocks.ahead_ns.get(rank, 0) for rank in self.ranks}
         zero_ns = min(
-            (each.first_ns + shift_ns[rank] for rank, each in self.ranks.items()
-             if each.first_ns is not None), default=0,
-        )  # fmt: skip
+            (
+                each.first_ns + shift_ns[rank]
+                for rank, each in self.ranks.items()
+                if each.first_ns is not None
+            ),
+            default=0,
+        )
         by_ns = {rank: shift - zero_ns for rank, shift in shift_ns.items()}
         by_steps = self._step_shifts(by_ns)
         moves = {rank: Move(by, by_steps.get(rank, 0)) for rank, by in by_ns.items()}
@@ -158,8 +162,9 @@ class Job:
         """
         ends_ns = {
             rank: each.step_ends_ns + by_ns[rank]
-            for rank, each in self.ranks.items() if len(each.step_ends_ns)
-        }  # fmt: skip
+            for rank, each in self.ranks.items()
+            if len(each.step_ends_ns)
+        }
         longest = max(ends_ns, key=lambda rank: len(ends_ns[rank]), default=None)
         if longest is None:
             return {}
@@ -254,9 +259,10 @@ def traces_in(directory: Path) -> list[Path]:
     Names say it, or else, where none does, how files begin.
     """
     named = [
-        path for path in files_in(directory)
+        path
+        for path in files_in(directory)
         if path.name.endswith(_ENDINGS) and path.name != "run.json"  # a run beside its traces
-    ]  # fmt: skip
+    ]
     named.sort(
         key=lambda path: [
             (int(part), "") if part.isdigit() else (-1, part)

@@ -20,16 +20,24 @@ _HANDED_OVER_NS = 5_000_000  # after the last operator, at the latest: the last 
 
 
 def on_device(
-    trace: Trace, steps: Steps, launched: Launched, computes: NDArray[np.bool_],
-    found: Found, issued_ns: Whole,
-) -> tuple[Spans, Gradients]:  # fmt: skip
+    trace: Trace,
+    steps: Steps,
+    launched: Launched,
+    computes: NDArray[np.bool_],
+    found: Found,
+    issued_ns: Whole,
+) -> tuple[Spans, Gradients]:
     """Find each step's backward pass; `issued_ns` is when each collective was launched."""
     operators = trace.operators
     is_backward = operators["is_backward"] == 1
     around = last_around(
-        operators["start_ns"], operators["end_ns"], operators["thread"], is_backward,
-        launched.time_ns, launched.thread,
-    )  # fmt: skip
+        operators["start_ns"],
+        operators["end_ns"],
+        operators["thread"],
+        is_backward,
+        launched.time_ns,
+        launched.thread,
+    )
     mine = computes & (around >= 0) & (launched.step >= 0)
     step, begin_ns = launched.step[mine], trace.work["start_ns"][mine]
     extent = _extent(steps, step, begin_ns, begin_ns + trace.work["duration_ns"][mine])
@@ -69,17 +77,24 @@ def _ended_before(
 
 
 def _tables(
-    steps: Steps, extent: tuple[Whole, Whole], launches: tuple[Whole, Whole],
-    found: Found, issued_ns: Whole, ready_ns: Whole,
-) -> tuple[Spans, Gradients]:  # fmt: skip
+    steps: Steps,
+    extent: tuple[Whole, Whole],
+    launches: tuple[Whole, Whole],
+    found: Found,
+    issued_ns: Whole,
+    ready_ns: Whole,
+) -> tuple[Spans, Gradients]:
     start_ns, end_ns = extent
     kept = end_ns > start_ns
     count = int(kept.sum())
     marks = Spans(
-        rank=np.zeros(count, np.int64), step=steps.number[kept],
-        lane=np.full(count, "host", object), name=np.full(count, "backward", object),
-        start_ns=start_ns[kept], end_ns=end_ns[kept],
-    )  # fmt: skip
+        rank=np.zeros(count, np.int64),
+        step=steps.number[kept],
+        lane=np.full(count, "host", object),
+        name=np.full(count, "backward", object),
+        start_ns=start_ns[kept],
+        end_ns=end_ns[kept],
+    )
     place = np.searchsorted(steps.number, found.step)
     place = np.minimum(place, max(len(steps.number) - 1, 0))
     is_bucket = np.zeros(len(found.step), bool)
@@ -90,7 +105,9 @@ def _tables(
     rows = np.flatnonzero(is_bucket)
     rows = rows[np.lexsort((ready_ns[rows], found.step[rows]))]
     return marks, Gradients(
-        rank=np.zeros(len(rows), np.int64), step=found.step[rows],
+        rank=np.zeros(len(rows), np.int64),
+        step=found.step[rows],
         order=np.arange(len(rows)) - np.searchsorted(found.step[rows], found.step[rows]),
-        bytes=found.bytes[rows], ready_ns=ready_ns[rows],
-    )  # fmt: skip
+        bytes=found.bytes[rows],
+        ready_ns=ready_ns[rows],
+    )

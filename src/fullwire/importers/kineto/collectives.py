@@ -51,9 +51,14 @@ def of_kernels(
     ops = _texts([op_of(name) for name in trace.names])
     mark_ops = np.where(mark >= 0, ops[_at(trace.marks["name"], mark)], "")
     found = _found(
-        trace, note, [mark_ops, ops[work["name"][rows]]], _unnamed_groups(trace, rows),
-        steps.numbered(launched.step[rows]), work["start_ns"][rows], work["duration_ns"][rows],
-    )  # fmt: skip
+        trace,
+        note,
+        [mark_ops, ops[work["name"][rows]]],
+        _unnamed_groups(trace, rows),
+        steps.numbered(launched.step[rows]),
+        work["start_ns"][rows],
+        work["duration_ns"][rows],
+    )
     order = np.argsort(rows, kind="stable")
     return _chosen(found, order), (found.op != "")[order]
 
@@ -66,9 +71,14 @@ def of_marks(trace: Trace, steps: Steps) -> Found:
     ops = _texts([op_of(name.partition(":")[2]) for name in trace.names])
     start_ns, duration_ns = trace.marks["start_ns"][rows], trace.marks["duration_ns"][rows]
     return _found(
-        trace, trace.marks["note"][rows], [ops[trace.marks["name"][rows]]],
-        _texts([""] * len(rows)), steps.numbered(steps.of(start_ns)), start_ns, duration_ns,
-    )  # fmt: skip
+        trace,
+        trace.marks["note"][rows],
+        [ops[trace.marks["name"][rows]]],
+        _texts([""] * len(rows)),
+        steps.numbered(steps.of(start_ns)),
+        start_ns,
+        duration_ns,
+    )
 
 
 def numbered(found: Found, uses_own: frozenset[str], ambiguous: frozenset[str]) -> Collectives:
@@ -90,10 +100,17 @@ def numbered(found: Found, uses_own: frozenset[str], ambiguous: frozenset[str]) 
             sequence[row] = (key[2] + 1) * _STEP_SEQUENCE + count[key]
             count[key] += 1
     return Collectives(
-        rank=np.zeros(len(found.op), np.int64), step=found.step,
-        sequence=np.array(sequence, np.int64), group=_texts(group), op=found.op, dtype=found.dtype,
-        bytes=found.bytes, issue_ns=found.issue_ns, start_ns=found.issue_ns, end_ns=found.end_ns,
-    )  # fmt: skip
+        rank=np.zeros(len(found.op), np.int64),
+        step=found.step,
+        sequence=np.array(sequence, np.int64),
+        group=_texts(group),
+        op=found.op,
+        dtype=found.dtype,
+        bytes=found.bytes,
+        issue_ns=found.issue_ns,
+        start_ns=found.issue_ns,
+        end_ns=found.end_ns,
+    )
 
 
 def with_launches_in_turn(trace: Trace) -> Trace:
@@ -108,10 +125,13 @@ def with_launches_in_turn(trace: Trace) -> Trace:
     if len(lanes) != 1:
         return trace
     mark = last_around(
-        marks["start_ns"], marks["start_ns"] + marks["duration_ns"], marks["thread"],
-        _is_of_a_library(trace) | _tells_an_operation(trace), launches["time_ns"],
+        marks["start_ns"],
+        marks["start_ns"] + marks["duration_ns"],
+        marks["thread"],
+        _is_of_a_library(trace) | _tells_an_operation(trace),
+        launches["time_ns"],
         launches["thread"],
-    )  # fmt: skip
+    )
     leads_nowhere = ~np.isin(launches["correlation"], work["correlation"])
     found = np.flatnonzero(leads_nowhere & (mark >= 0))
     if len(found) != len(lost):
@@ -165,9 +185,13 @@ def _marks_around(
     """Return for each kernel the last of the chosen marks that its launch lies in; -1 for none."""
     marks = trace.marks
     return last_around(
-        marks["start_ns"], marks["start_ns"] + marks["duration_ns"], marks["thread"], is_chosen,
-        launched.time_ns[rows], launched.thread[rows],
-    )  # fmt: skip
+        marks["start_ns"],
+        marks["start_ns"] + marks["duration_ns"],
+        marks["thread"],
+        is_chosen,
+        launched.time_ns[rows],
+        launched.thread[rows],
+    )
 
 
 def _unnamed_groups(trace: Trace, rows: NDArray[np.intp]) -> Text:
@@ -176,16 +200,22 @@ def _unnamed_groups(trace: Trace, rows: NDArray[np.intp]) -> Text:
     Their own numbers need not be the same on every rank; which is used first depends on where a
     trace begins.
     """
-    lane = list(zip(trace.work["device"][rows].tolist(), trace.work["stream"][rows].tolist(),
-                    strict=True))  # fmt: skip
+    lane = list(
+        zip(trace.work["device"][rows].tolist(), trace.work["stream"][rows].tolist(), strict=True)
+    )
     number = {each: place for place, each in enumerate(sorted(set(lane)))}
     return _texts([f"stream {number[each]}" for each in lane])
 
 
 def _found(
-    trace: Trace, note: Whole, ops: list[Text], unnamed: Text, step: Whole, start_ns: Whole,
+    trace: Trace,
+    note: Whole,
+    ops: list[Text],
+    unnamed: Text,
+    step: Whole,
+    start_ns: Whole,
     duration_ns: Whole,
-) -> Found:  # fmt: skip
+) -> Found:
     rows = _described(trace, note)
     op, group, members, dtype, size = [], [], [], [], []
     for place, row in enumerate(rows):
@@ -199,10 +229,16 @@ def _found(
     sequence = trace.notes["sequence"]
     told = np.where(note >= 0, _at(sequence, note), ABSENT)
     return Found(
-        op=_texts(op), group=_texts(group), members=_texts(members), dtype=_texts(dtype),
-        bytes=np.array(size, np.int64), sequence=told, step=step,
-        issue_ns=start_ns, end_ns=start_ns + duration_ns,
-    )  # fmt: skip
+        op=_texts(op),
+        group=_texts(group),
+        members=_texts(members),
+        dtype=_texts(dtype),
+        bytes=np.array(size, np.int64),
+        sequence=told,
+        step=step,
+        issue_ns=start_ns,
+        end_ns=start_ns + duration_ns,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +265,18 @@ class _Described:
         return size if least <= size <= _MOST_BYTES else -1
 
 
-_TOLD = ("op", "dtype", "first_input_type", "group", "ranks", "in_elements", "out_elements",
-         "first_input_elements", "source", "target")  # fmt: skip
+_TOLD = (
+    "op",
+    "dtype",
+    "first_input_type",
+    "group",
+    "ranks",
+    "in_elements",
+    "out_elements",
+    "first_input_elements",
+    "source",
+    "target",
+)
 
 
 def _described(trace: Trace, note: Whole) -> list[_Described]:
@@ -249,17 +295,31 @@ def _described(trace: Trace, note: Whole) -> list[_Described]:
 
 
 def _description(
-    names: Sequence[str], op: int, dtype: int, first_type: int, group: int, ranks: int,
-    in_elements: int, out_elements: int, first_elements: int, source: int, target: int,
-) -> _Described:  # fmt: skip
+    names: Sequence[str],
+    op: int,
+    dtype: int,
+    first_type: int,
+    group: int,
+    ranks: int,
+    in_elements: int,
+    out_elements: int,
+    first_elements: int,
+    source: int,
+    target: int,
+) -> _Described:
     type_name, item_bytes = dtype_of(names[dtype] or names[first_type])
     op_name, group_name = op_of(names[op]), names[group]
     if op_name in ("send", "recv") and min(source, target) >= 0:
         group_name += f" {source}>{target}"
     return _Described(
-        op_name, group_name, names[ranks], type_name, item_bytes,
-        max(in_elements, out_elements, -1), max(first_elements, -1),
-    )  # fmt: skip
+        op_name,
+        group_name,
+        names[ranks],
+        type_name,
+        item_bytes,
+        max(in_elements, out_elements, -1),
+        max(first_elements, -1),
+    )
 
 
 def _texts(values: list[str]) -> Text:

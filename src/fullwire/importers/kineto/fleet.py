@@ -36,11 +36,17 @@ _WORTH_A_POOL_BYTES = 16 * 2**20  # of files: less is read before a pool has sta
 
 
 def import_kineto(
-    paths: Sequence[Path], place: str | Path, *, communication: str | None = None,
-    logs: Sequence[Path] = (), left_out: Sequence[str] = (),
-    processes: int | None = None, on: str = HERE, replace: bool = False,
+    paths: Sequence[Path],
+    place: str | Path,
+    *,
+    communication: str | None = None,
+    logs: Sequence[Path] = (),
+    left_out: Sequence[str] = (),
+    processes: int | None = None,
+    on: str = HERE,
+    replace: bool = False,
     told: Callable[[int, int], None] = lambda done, of: None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write the run of many ranks' traces and NCCL's `logs`, and say what was `left_out`.
 
     `told` hears how many of how many traces are read.
@@ -65,9 +71,12 @@ def import_kineto(
 
 
 def _scan_all(
-    files: Sequence[Path], communication: str | None, writer: RunWriter, readers: Crew,
+    files: Sequence[Path],
+    communication: str | None,
+    writer: RunWriter,
+    readers: Crew,
     told: Callable[[int, int], None],
-) -> tuple[Job, dict[int, Path]]:  # fmt: skip
+) -> tuple[Job, dict[int, Path]]:
     """Take all traces for ranks of a job, and return where the tables of each rank wait."""
     scans = [(path, writer.scratch / str(number)) for number, path in enumerate(files)]
     found: list[Outline | str] = []

@@ -84,31 +84,40 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
         passes, gradients = backward.on_processor(trace, steps, found)
         spans = Spans.joined([_processor_spans(trace, steps), passes])
         tables = Tables(spans=spans, gradients=gradients, found=found)
-    return _outline(trace, steps, tables, _long_unknown(trace, kinds),
-                    _remarks(trace, by_launch)), tables  # fmt: skip
+    return _outline(
+        trace, steps, tables, _long_unknown(trace, kinds), _remarks(trace, by_launch)
+    ), tables
 
 
 def _outline(
-    trace: Trace, steps: Steps, tables: Tables, unknown: Mapping[str, float],
-    remarks: Iterator[str],
-) -> Outline:  # fmt: skip
+    trace: Trace, steps: Steps, tables: Tables, unknown: Mapping[str, float], remarks: Iterator[str]
+) -> Outline:
     found = tables.found
     begins = [
         int(column.min()) for column in (tables.spans.start_ns, found.issue_ns) if len(column)
     ]
     group_size = trace.notes["group_size"]
     return Outline(
-        path=trace.path, rank=trace.rank, world=trace.world,
+        path=trace.path,
+        rank=trace.rank,
+        world=trace.world,
         largest_group=int(group_size[group_size <= MOST_RANKS].max(initial=0)),
-        backend=trace.backend, device=trace.device, host=trace.host,
-        is_distributed=bool(trace.libraries), base_ns=trace.base_ns,
+        backend=trace.backend,
+        device=trace.device,
+        host=trace.host,
+        is_distributed=bool(trace.libraries),
+        base_ns=trace.base_ns,
         first_ns=min(begins, default=None),
         step_ends_ns=steps.end_ns[: 0 if steps.is_numbered else _MOST_STEPS],
         has_gradients=bool(len(tables.gradients)),
-        collectives=len(found.op), without_size=int((found.dtype == SIZE_UNKNOWN).sum()),
-        members=_members(found), miscounted=_miscounted(found), unknown=unknown,
-        problems=trace.problems, remarks=tuple(remarks),
-    )  # fmt: skip
+        collectives=len(found.op),
+        without_size=int((found.dtype == SIZE_UNKNOWN).sum()),
+        members=_members(found),
+        miscounted=_miscounted(found),
+        unknown=unknown,
+        problems=trace.problems,
+        remarks=tuple(remarks),
+    )
 
 
 def _members(found: Found) -> Mapping[str, frozenset[str]]:
@@ -120,8 +129,15 @@ def _members(found: Found) -> Mapping[str, frozenset[str]]:
 
 
 def _miscounted(found: Found) -> frozenset[str]:
-    keys = Counter(zip(found.group.tolist(), found.members.tolist(), found.op.tolist(),
-                       found.sequence.tolist(), strict=True))  # fmt: skip
+    keys = Counter(
+        zip(
+            found.group.tolist(),
+            found.members.tolist(),
+            found.op.tolist(),
+            found.sequence.tolist(),
+            strict=True,
+        )
+    )
     return frozenset(key[0] for key, count in keys.items() if count > 1 or key[3] == ABSENT)
 
 
@@ -165,9 +181,12 @@ def _device_tables(
     names = _span_names(trace)
     end_ns = work["start_ns"] + work["duration_ns"]
     spans = _spans(
-        steps.numbered(by_launch.step[rows]), lane[rows], names[work["name"][rows]],
-        work["start_ns"][rows], end_ns[rows],
-    )  # fmt: skip
+        steps.numbered(by_launch.step[rows]),
+        lane[rows],
+        names[work["name"][rows]],
+        work["start_ns"][rows],
+        end_ns[rows],
+    )
     computes = is_kernel & (kinds != Known.COMMUNICATES)
     marks = _marked(steps, *on_device(trace, steps, by_launch.step, computes))
     window = (int(work["start_ns"].min()), int(end_ns.max()))
@@ -185,9 +204,12 @@ def _processor_spans(trace: Trace, steps: Steps) -> Spans:
     start_ns, end_ns = _united(trace.operators["start_ns"], trace.operators["end_ns"])
     count = len(start_ns)
     spans = _spans(
-        steps.numbered(steps.of(start_ns)), np.full(count, lane, object),
-        np.full(count, "operators", object), start_ns, end_ns,
-    )  # fmt: skip
+        steps.numbered(steps.of(start_ns)),
+        np.full(count, lane, object),
+        np.full(count, "operators", object),
+        start_ns,
+        end_ns,
+    )
     marks = _marked(steps, steps.start_ns, steps.end_ns)
     window = (-(2**62), 2**62)
     return Spans.joined([spans, marks, _loading(trace, steps, window)])
@@ -211,9 +233,12 @@ def _marked(steps: Steps, start_ns: Whole, end_ns: Whole) -> Spans:
     kept = end_ns > start_ns
     count = int(kept.sum())
     return _spans(
-        steps.number[kept], np.full(count, "host", object), np.full(count, "step", object),
-        start_ns[kept], end_ns[kept],
-    )  # fmt: skip
+        steps.number[kept],
+        np.full(count, "host", object),
+        np.full(count, "step", object),
+        start_ns[kept],
+        end_ns[kept],
+    )
 
 
 def _loading(trace: Trace, steps: Steps, window: tuple[int, int]) -> Spans:
@@ -225,16 +250,23 @@ def _loading(trace: Trace, steps: Steps, window: tuple[int, int]) -> Spans:
     kept = end_ns > start_ns
     count = int(kept.sum())
     return _spans(
-        steps.numbered(steps.of(begin_ns[kept])), np.full(count, "input", object),
-        np.full(count, "DataLoader", object), start_ns[kept], end_ns[kept],
-    )  # fmt: skip
+        steps.numbered(steps.of(begin_ns[kept])),
+        np.full(count, "input", object),
+        np.full(count, "DataLoader", object),
+        start_ns[kept],
+        end_ns[kept],
+    )
 
 
 def _spans(step: Whole, lane: Text, name: Text, start_ns: Whole, end_ns: Whole) -> Spans:
     return Spans(
-        rank=np.zeros(len(step), np.int64), step=step, lane=lane, name=name, start_ns=start_ns,
+        rank=np.zeros(len(step), np.int64),
+        step=step,
+        lane=lane,
+        name=name,
+        start_ns=start_ns,
         end_ns=end_ns,
-    )  # fmt: skip
+    )
 
 
 def _span_names(trace: Trace) -> Text:

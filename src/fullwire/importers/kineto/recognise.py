@@ -53,23 +53,61 @@ _COMPUTATION = re.compile(
 
 # In this order: allgather before gather, sendrecv before send.
 _OPS: Mapping[str, str] = {
-    "allreduce": "allreduce", "crossdevicereduce": "allreduce", "allgather": "allgather",
-    "reducescatter": "reducescatter", "alltoall": "alltoall", "broadcast": "broadcast",
-    "barrier": "barrier", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
-    "sendrecv": "sendrecv", "send": "send", "recv": "recv",
-}  # fmt: skip
+    "allreduce": "allreduce",
+    "crossdevicereduce": "allreduce",
+    "allgather": "allgather",
+    "reducescatter": "reducescatter",
+    "alltoall": "alltoall",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "sendrecv": "sendrecv",
+    "send": "send",
+    "recv": "recv",
+}
 
 _ITEM_BYTES: Mapping[str, int] = {
-    "double": 8, "long": 8, "int64": 8, "float64": 8, "complexfloat": 8, "float": 4, "int": 4,
-    "float32": 4, "int32": 4, "half": 2, "bfloat16": 2, "short": 2, "float16": 2, "int16": 2,
-    "byte": 1, "char": 1, "bool": 1, "unsignedchar": 1, "signedchar": 1, "uint8": 1, "int8": 1,
-    "longint": 8, "uint64": 8, "uint32": 4, "uint16": 2,
-}  # fmt: skip
+    "double": 8,
+    "long": 8,
+    "int64": 8,
+    "float64": 8,
+    "complexfloat": 8,
+    "float": 4,
+    "int": 4,
+    "float32": 4,
+    "int32": 4,
+    "half": 2,
+    "bfloat16": 2,
+    "short": 2,
+    "float16": 2,
+    "int16": 2,
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+    "unsignedchar": 1,
+    "signedchar": 1,
+    "uint8": 1,
+    "int8": 1,
+    "longint": 8,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+}
 _DTYPES: Mapping[str, str] = {
-    "double": "float64", "float": "float32", "half": "float16", "long": "int64", "longint": "int64",
-    "int": "int32", "short": "int16", "byte": "uint8", "unsignedchar": "uint8", "char": "int8",
+    "double": "float64",
+    "float": "float32",
+    "half": "float16",
+    "long": "int64",
+    "longint": "int64",
+    "int": "int32",
+    "short": "int16",
+    "byte": "uint8",
+    "unsignedchar": "uint8",
+    "char": "int8",
     "signedchar": "int8",
-}  # fmt: skip
+}
 
 
 def kinds_of(names: Sequence[str], communication: re.Pattern[str] | None) -> NDArray[np.int8]:

@@ -84,9 +84,13 @@ class Trace:
 
 
 def last_around(
-    start_ns: Whole, end_ns: Whole, thread: Whole, is_chosen: NDArray[np.bool_], time_ns: Whole,
+    start_ns: Whole,
+    end_ns: Whole,
+    thread: Whole,
+    is_chosen: NDArray[np.bool_],
+    time_ns: Whole,
     on_thread: Whole,
-) -> Whole:  # fmt: skip
+) -> Whole:
     """Return for moments on threads the last of the chosen intervals that each lies in, or -1."""
     rows = np.flatnonzero(is_chosen)
     rows = rows[np.lexsort((start_ns[rows], thread[rows]))]
@@ -126,9 +130,10 @@ def scanned(path: Path) -> Trace:
         raise DamagedInput(path, f"not a profiler trace: {problems[0] if problems else why}")
     if scanner.processes > 1:  # whose numbers of streams and launches need not differ
         raise DamagedInput(
-            path, f"{scanner.processes} processes launched what is in it, as where ranks' traces "
-            "are merged: give each rank's own trace"
-        )  # fmt: skip
+            path,
+            f"{scanner.processes} processes launched what is in it, as where ranks' traces "
+            "are merged: give each rank's own trace",
+        )
     return _trace(path, scanner, problems)
 
 

@@ -109,8 +109,9 @@ def on_device(
     np.minimum.at(first_ns, step[others], start[others])
     # What no step launched and what began before the first step's work lies before all of them.
     is_before = ~inside & (start < first_ns.min(initial=np.iinfo(np.int64).max))
-    np.maximum.at(last_ns, np.where(inside, step + 1, 0)[inside | is_before],
-                  end[inside | is_before])  # fmt: skip
+    np.maximum.at(
+        last_ns, np.where(inside, step + 1, 0)[inside | is_before], end[inside | is_before]
+    )
     reached_ns = np.maximum.accumulate(last_ns)
     start_ns = np.minimum(first_ns, np.maximum(steps.start_ns, reached_ns[:-1]))
     start_ns = np.maximum.accumulate(start_ns)

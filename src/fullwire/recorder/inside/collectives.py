@@ -35,17 +35,31 @@ from .unseen import Unseen
 from .visible import watch_names, watch_reducer
 
 _COLLECTIVES = {
-    "allreduce": "allreduce", "allreduce_coalesced": "allreduce",
-    "allgather": "allgather", "_allgather_base": "allgather", "all_gather_single": "allgather",
-    "allgather_coalesced": "allgather", "allgather_into_tensor_coalesced": "allgather",
+    "allreduce": "allreduce",
+    "allreduce_coalesced": "allreduce",
+    "allgather": "allgather",
+    "_allgather_base": "allgather",
+    "all_gather_single": "allgather",
+    "allgather_coalesced": "allgather",
+    "allgather_into_tensor_coalesced": "allgather",
     "all_gather_single_coalesced": "allgather",
-    "reduce_scatter": "reducescatter", "_reduce_scatter_base": "reducescatter",
-    "reduce_scatter_single": "reducescatter", "reduce_scatter_tensor_coalesced": "reducescatter",
+    "reduce_scatter": "reducescatter",
+    "_reduce_scatter_base": "reducescatter",
+    "reduce_scatter_single": "reducescatter",
+    "reduce_scatter_tensor_coalesced": "reducescatter",
     "reduce_scatter_single_coalesced": "reducescatter",
-    "alltoall": "alltoall", "alltoall_base": "alltoall", "all_to_all_single": "alltoall",
-    "broadcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
-    "barrier": "barrier", "send": "send", "recv": "recv", "recv_anysource": "recv",
-}  # fmt: skip
+    "alltoall": "alltoall",
+    "alltoall_base": "alltoall",
+    "all_to_all_single": "alltoall",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv",
+}
 MOST_SIGNATURES = 4096  # kept to be told by number again, where sizes change with every call
 _LOOK_S, _MOST_LOOKS = 0.001, 2000  # a collective whose other ranks are gone never ends
 _GOODBYE_S = 0.02
@@ -276,9 +290,12 @@ class _Collectives:
         begin_ns, end_ns = min(begun_ns), max(ended_ns)
         heard_ns = min(filter(None, heard_ns), default=begin_ns)  # alone, nobody is heard
         for kind, told in (
-            (Note.BEGUN, end_ns - begin_ns), (Note.HEARD, end_ns - heard_ns),
-            (Note.REDUCED, sum(reducing_ns)), (Note.SENT, sum(sent_bytes)), (Note.END, 0),
-        ):  # fmt: skip
+            (Note.BEGUN, end_ns - begin_ns),
+            (Note.HEARD, end_ns - heard_ns),
+            (Note.REDUCED, sum(reducing_ns)),
+            (Note.SENT, sum(sent_bytes)),
+            (Note.END, 0),
+        ):
             self._journal.note(kind, number, end_ns, told)
 
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -333,9 +350,12 @@ class _Collectives:
         if not self._is_identified:
             self._is_identified = True
             self._journal.define(
-                kind="identity", rank=dist.get_rank(), workers=dist.get_world_size(),
-                backend=dist.get_backend(), torch=torch.__version__,
-            )  # fmt: skip
+                kind="identity",
+                rank=dist.get_rank(),
+                workers=dist.get_world_size(),
+                backend=dist.get_backend(),
+                torch=torch.__version__,
+            )
 
 
 def _pair(op: str, here: int, arguments: Sequence[Any]) -> str:

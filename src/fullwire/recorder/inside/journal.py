@@ -226,12 +226,17 @@ class Journal:
 
     def _header(self, status: str, reason: str = "") -> bytes:
         header = {
-            "format": 3, "status": status, "host": socket.gethostname()[:64], "pid": os.getpid(),
-            "machine": _machine(), "processors": len(os.sched_getaffinity(0)),
+            "format": 3,
+            "status": status,
+            "host": socket.gethostname()[:64],
+            "pid": os.getpid(),
+            "machine": _machine(),
+            "processors": len(os.sched_getaffinity(0)),
             "rank": _rank_by_environment(),
             "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-            **self._began, "reason": reason[:120],
-        }  # fmt: skip
+            **self._began,
+            "reason": reason[:120],
+        }
         return json.dumps(header).encode()[:HEADER_BYTES].ljust(HEADER_BYTES)
 
     def _mark(self, status: str, reason: str = "") -> None:

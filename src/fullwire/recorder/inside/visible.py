@@ -95,9 +95,11 @@ class _Names:
 
     def __init__(self, registry: Any) -> None:
         self._register, self._resolve, self._unregister, self._unregister_all = (
-            registry._register_process_group, registry._resolve_process_group,
-            registry._unregister_process_group, registry._unregister_all_process_groups,
-        )  # fmt: skip
+            registry._register_process_group,
+            registry._resolve_process_group,
+            registry._unregister_process_group,
+            registry._unregister_all_process_groups,
+        )
         self._held: dict[str, _NamedGroup] = {}
         self._may_stand_in = True
 

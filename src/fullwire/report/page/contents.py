@@ -62,10 +62,9 @@ def contents(
         "doings": [each.name.lower() for each in Doing],
         "comparisons": list(_comparisons([(name, job.run) for name, job in asked])),
         "runs": [
-            _section(name, job, result)
-            for (name, job), result in zip(asked, found, strict=True)
+            _section(name, job, result) for (name, job), result in zip(asked, found, strict=True)
         ],
-    }  # fmt: skip
+    }
 
 
 def _called(run: RunLike) -> str:
@@ -150,16 +149,21 @@ def _timeline(found: Drawing) -> dict[str, Any]:
     names: dict[str, int] = {}
     steps = [
         {
-            "number": step.number, "word": step.word, "length_ns": step.length_ns,
+            "number": step.number,
+            "word": step.word,
+            "length_ns": step.length_ns,
             "ranks": [_rank_lanes(rank, names) for rank in step.ranks],
         }
         for step in found.steps
-    ]  # fmt: skip
+    ]
     return {
-        "lanes": list(lanes_of(found)), "steps": steps, "names": list(names),
-        "ranks_left_out": found.ranks_left_out, "steps_left_out": found.steps_left_out,
+        "lanes": list(lanes_of(found)),
+        "steps": steps,
+        "names": list(names),
+        "ranks_left_out": found.ranks_left_out,
+        "steps_left_out": found.steps_left_out,
         "joined": found.joined,
-    }  # fmt: skip
+    }
 
 
 def _rank_lanes(found: RankLanes, names: dict[str, int]) -> dict[str, Any]:
@@ -175,8 +179,10 @@ def _bars(bars: Bars, names: dict[str, int]) -> list[list[int]]:
     """Return bars as rows of whole numbers: name, start, end, count; of collectives also more."""
     columns = [
         [names.setdefault(_name(name), len(names)) for name in bars.name.tolist()],
-        bars.start_ns.tolist(), bars.end_ns.tolist(), bars.count.tolist(),
-    ]  # fmt: skip
+        bars.start_ns.tolist(),
+        bars.end_ns.tolist(),
+        bars.count.tolist(),
+    ]
     if (bars.bytes >= 0).any():
         columns += [bars.issue_ns.tolist(), bars.ready_ns.tolist(), bars.bytes.tolist()]
     return [list(row) for row in zip(*columns, strict=True)]
@@ -189,7 +195,9 @@ def _usage(found: UsageOverTime | None) -> dict[str, Any] | None:
         "edges_s": [round(each, 4) for each in found.edges_s.tolist()],
         "pictures": [
             {
-                "title": picture.title, "unit": picture.unit, "left_out": picture.left_out,
+                "title": picture.title,
+                "unit": picture.unit,
+                "left_out": picture.left_out,
                 "lines": [
                     {"name": _name(line.name), "values": _rounded(line.values)}
                     for line in picture.lines
@@ -197,7 +205,7 @@ def _usage(found: UsageOverTime | None) -> dict[str, Any] | None:
             }
             for picture in found.pictures
         ],
-    }  # fmt: skip
+    }
 
 
 def _explorer(run: Run, result: Explanation) -> dict[str, Any]:
@@ -222,12 +230,15 @@ def _explorer_object(found: Explorer) -> dict[str, Any]:
         "baseline_s": found.baseline_s,
         "step_us": _rounded(found.step_s * 1e6),
         "half_permille": _rounded(found.half_s / found.step_s * 1e3, 2) if has_interval else None,
-        "recorded": None if found.measured_s is None else {
-            "workers": found.recorded_workers, "bandwidth_bps": found.recorded_bps,
+        "recorded": None
+        if found.measured_s is None
+        else {
+            "workers": found.recorded_workers,
+            "bandwidth_bps": found.recorded_bps,
             "measured_s": found.measured_s,
         },
         "shares_processors": found.shares_processors,
-    }  # fmt: skip
+    }
 
 
 def _packing(packing: Compressor) -> dict[str, str]:

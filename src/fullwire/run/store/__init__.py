@@ -411,10 +411,11 @@ def _run_of(
 def unread(run: Run, names: Collection[str]) -> tuple[str, ...]:
     """Return what reading these tables of a run said, where it could not read all of them."""
     return tuple(
-        each for each in run.missing for name in names if each.startswith(
-            (f"{name}: ", f"{name}.parquet: ", f"{name}/")
-        )
-    )  # fmt: skip
+        each
+        for each in run.missing
+        for name in names
+        if each.startswith((f"{name}: ", f"{name}.parquet: ", f"{name}/"))
+    )
 
 
 def is_run(path: Path) -> bool:
@@ -630,9 +631,13 @@ def _about_rows(name: str, rows: int, files: Collection[Path], found: int) -> It
 
 
 def _pieces(
-    place: Path, files: list[Path], kind: type[AnyTable], stored: _StoredRun, rows: int,
+    place: Path,
+    files: list[Path],
+    kind: type[AnyTable],
+    stored: _StoredRun,
+    rows: int,
     missing: list[str],
-) -> Iterator[AnyTable]:  # fmt: skip
+) -> Iterator[AnyTable]:
     """Read the files that can be believed; no more rows are taken than were written."""
     import pyarrow as pa
 

@@ -11,8 +11,17 @@ OURS = "fullwire"
 PEERS = ("gloo", "mpi")
 KIB, MIB = 1 << 10, 1 << 20
 USUAL_SIZES = (
-    4, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 25 * MIB, 64 * MIB, 256 * MIB
-)  # fmt: skip
+    4,
+    4 * KIB,
+    64 * KIB,
+    256 * KIB,
+    MIB,
+    4 * MIB,
+    16 * MIB,
+    25 * MIB,
+    64 * MIB,
+    256 * MIB,
+)
 USUAL_ROUNDS = 7
 FEWEST_ROUNDS = 3
 BYTES_A_VALUE = 4  # float32

@@ -48,9 +48,14 @@ class _Mpi:
 
     def all_reduce(self, values: _Values) -> None:
         self._call(
-            "MPI_Allreduce", _IN_PLACE, ctypes.c_void_p(values.ctypes.data),
-            ctypes.c_int(len(values)), self._float, self._sum, self._world,
-        )  # fmt: skip
+            "MPI_Allreduce",
+            _IN_PLACE,
+            ctypes.c_void_p(values.ctypes.data),
+            ctypes.c_int(len(values)),
+            self._float,
+            self._sum,
+            self._world,
+        )
 
     def finish(self) -> None:
         self._call("MPI_Finalize")

@@ -92,9 +92,12 @@ class MpiTurns:
     def _start(self, hosts: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         """Start mpirun, or what it wants to have started on this host."""
         self._store = dist.TCPStore(  # kept: mpirun's agent has to find it open
-            os.environ["MASTER_ADDR"], _agreed_port(), is_master=dist.get_rank() == 0,
-            wait_for_workers=False, timeout=timedelta(seconds=_START_S),
-        )  # fmt: skip
+            os.environ["MASTER_ADDR"],
+            _agreed_port(),
+            is_master=dist.get_rank() == 0,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=_START_S),
+        )
         environment[mpi_agent.PORT_VARIABLE] = str(self._store.port)
         if dist.get_rank() == 0:
             return self._popen(_mpirun(hosts), environment)
@@ -105,9 +108,12 @@ class MpiTurns:
         self, command: Sequence[str], environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL,
-            stdout=self._output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
 
     def _asked(self, size_bytes: int, repeats: int) -> dict[str, float]:
         try:
@@ -136,8 +142,26 @@ def _agreed_port() -> int:
 def _mpirun(hosts: Sequence[str]) -> list[str]:
     agent = f"{sys.executable} {mpi_agent.__file__}"
     return [
-        "mpirun", "--allow-run-as-root", "--bind-to", "none", "-np", str(len(hosts)),
-        "--host", ",".join(hosts), "--mca", "plm_rsh_agent", agent,
-        "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "btl", "tcp,self", "--mca", "pml", "ob1",
-        sys.executable, str(mpi_program.__file__),
-    ]  # fmt: skip
+        "mpirun",
+        "--allow-run-as-root",
+        "--bind-to",
+        "none",
+        "-np",
+        str(len(hosts)),
+        "--host",
+        ",".join(hosts),
+        "--mca",
+        "plm_rsh_agent",
+        agent,
+        "--mca",
+        "plm_rsh_no_tree_spawn",
+        "1",
+        "--mca",
+        "btl",
+        "tcp,self",
+        "--mca",
+        "pml",
+        "ob1",
+        sys.executable,
+        str(mpi_program.__file__),
+    ]

@@ -78,18 +78,22 @@ class _Held:
         moved = self._moved()
         takers = self._takers()
         measured = [
-            each for size_bytes in self._contest.sizes_bytes
+            each
+            for size_bytes in self._contest.sizes_bytes
             for each in self._measured(takers, size_bytes)
-        ]  # fmt: skip
+        ]
         for taker in takers.values():
             taker.close()
         _show("")
         if dist.get_rank() != 0:
             return None
         return Outcome(
-            contest=self._contest, workers=self._workers, measured=tuple(measured),
-            moved=tuple(moved), notes=tuple(self._notes),
-        )  # fmt: skip
+            contest=self._contest,
+            workers=self._workers,
+            measured=tuple(measured),
+            moved=tuple(moved),
+            notes=tuple(self._notes),
+        )
 
     def _moved(self) -> list[Moved]:
         """Let iperf3 run between rank 0 and the first rank on another host."""

@@ -110,9 +110,11 @@ def _side(outcome: Outcome, size_bytes: int, turns: Sequence[Turn]) -> _Side:
     time_s = median_of([turn.time_s for turn in turns])
     bus_bps = 8 * bus_bytes(size_bytes, outcome.workers) / time_s.value
     return _Side(
-        time_s=time_s, bus_bps=bus_bps, limit_share=bus_bps / outcome.contest.limit_bps,
+        time_s=time_s,
+        bus_bps=bus_bps,
+        limit_share=bus_bps / outcome.contest.limit_bps,
         cpu_s_per_gb=statistics.median(turn.cpu_s for turn in turns) / size_bytes * 1e9,
-    )  # fmt: skip
+    )
 
 
 def _times_faster(ours: Sequence[Turn], theirs: Sequence[Turn]) -> Centre:
@@ -135,11 +137,13 @@ def plot_contest(outcome: Outcome, path: Path) -> None:
     rows = list(_points(outcome))
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X(
-            "bytes:Q", title="bytes reduced", scale=alt.Scale(type="log", nice=False, padding=14),
+            "bytes:Q",
+            title="bytes reduced",
+            scale=alt.Scale(type="log", nice=False, padding=14),
             axis=alt.Axis(format=".2~s"),
         ),
         color=alt.Color("who:N", title=None, sort=None, scale=alt.Scale(range=COLOURS)),
-    )  # fmt: skip
+    )
     bandwidth = base.encode(y=alt.Y("bus_gbps:Q", title="bus bandwidth (Gbps)"))
     limit = _limit(outcome)
     time = base.encode(
@@ -159,9 +163,11 @@ def _points(outcome: Outcome) -> Iterator[dict[str, Any]]:
     for each in outcome.measured:
         side = _side(outcome, each.size_bytes, each.turns)
         yield {
-            "who": names[each.who], "bytes": each.size_bytes, "bus_gbps": side.bus_bps * 1e-9,
+            "who": names[each.who],
+            "bytes": each.size_bytes,
+            "bus_gbps": side.bus_bps * 1e-9,
             "time_us": side.time_s.value * 1e6,
-        }  # fmt: skip
+        }
 
 
 def _lined(chart: alt.Chart) -> alt.Chart:

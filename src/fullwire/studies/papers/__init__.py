@@ -75,15 +75,23 @@ def _concluded(
     shares = (shares_of_measured(found), shares_of_modelled(modelled))
     explained = tuple(each for each in shares if each is not None)
     return Study(
-        directory=place, measured=tuple(found), predicted=tuple(predicted), explained=explained,
+        directory=place,
+        measured=tuple(found),
+        predicted=tuple(predicted),
+        explained=explained,
         figures=(
-            drawn.scaling(found, predicted), drawn.computation(found), drawn.utilization(found),
-            drawn.compression(found), drawn.sent_bytes(found), drawn.ring(found),
-            drawn.iteration(found, modelled), drawn.explained(explained),
+            drawn.scaling(found, predicted),
+            drawn.computation(found),
+            drawn.utilization(found),
+            drawn.compression(found),
+            drawn.sent_bytes(found),
+            drawn.ring(found),
+            drawn.iteration(found, modelled),
+            drawn.explained(explained),
         ),
         claims=claims(Findings(found=found, predicted=predicted, explained=explained)),
         failed=tuple(failed),
-    )  # fmt: skip
+    )
 
 
 def _played(
@@ -138,9 +146,12 @@ def expected_s(trial: Trial) -> float:
     step_s = 0.2
     if trial.workers > 1:
         found = whatif(
-            trial.model, workers=trial.workers, bandwidth=trial.rate, transport=FULL,
+            trial.model,
+            workers=trial.workers,
+            bandwidth=trial.rate,
+            transport=FULL,
             compression=trial.compression,
-        )  # fmt: skip
+        )
         step_s = float(found["step_s"][0])
     return start_s + (trial.steps + 2) * step_s * trial.dilation
 

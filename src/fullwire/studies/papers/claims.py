@@ -63,10 +63,13 @@ class Findings:
     def undilated(self, kind: str) -> list[Measured]:
         """Return the trials of this kind at the machine's own speed, with all their bytes."""
         return [
-            each for each in self.found
-            if each.trial.kind == kind and each.trial.dilation == 1
-            and each.trial.compression == 1 and not each.trial.half
-        ]  # fmt: skip
+            each
+            for each in self.found
+            if each.trial.kind == kind
+            and each.trial.dilation == 1
+            and each.trial.compression == 1
+            and not each.trial.half
+        ]
 
     def dilated(self) -> list[Measured]:
         """Return the trials of several workers that stand for faster processors, uncompressed."""
@@ -97,9 +100,10 @@ def _below_linear(findings: Findings) -> Claim:
     faster = [
         (each, baseline.step_s / each.step_s)
         for each in findings.dilated()
-        if each.trial.workers == most and each.trial.buckets == "ddp"
+        if each.trial.workers == most
+        and each.trial.buckets == "ddp"
         and (baseline := alone(each.trial, findings.found)) is not None
-    ]  # fmt: skip
+    ]
     said = "; ".join(map(_from_to, filter(None, (at_most, faster))))
     is_near = [each for each, factor in faster if factor >= WELL_BELOW]
     holds: Holds = "no" if best >= WELL_BELOW else "in part" if is_near else "yes"
@@ -109,9 +113,14 @@ def _below_linear(findings: Findings) -> Claim:
     elif holds == "no":
         why = f"the best is not below {WELL_BELOW}; {why}"
     return Claim(
-        key="below_linear", paper=Z, claim=text, measured=f"scaling factor {said}", holds=holds,
-        why=why, basis="measured",
-    )  # fmt: skip
+        key="below_linear",
+        paper=Z,
+        claim=text,
+        measured=f"scaling factor {said}",
+        holds=holds,
+        why=why,
+        basis="measured",
+    )
 
 
 def _from_to(pairs: Sequence[tuple[Measured, float]]) -> str:
@@ -142,22 +151,28 @@ def _computation_steady(findings: Findings) -> Claim:
         holds = "yes" if all(abs(change) <= STEADY for _, change in crowded) else "in part"
     processors = pairs[0][0].processors
     why = {
-        "yes": "", "in part": f"more workers than the {processors} processors share them",
+        "yes": "",
+        "in part": f"more workers than the {processors} processors share them",
         "no": f"workers and Gloo's threads share {processors} processors here",
-    }[holds]  # fmt: skip
+    }[holds]
     return Claim(
-        key="computation", paper=Z, claim=text,
-        measured=f"real {pairs[0][0].trial.model} against one worker: {said}", holds=holds,
-        why=why, basis="measured",
-    )  # fmt: skip
+        key="computation",
+        paper=Z,
+        claim=text,
+        measured=f"real {pairs[0][0].trial.model} against one worker: {said}",
+        holds=holds,
+        why=why,
+        basis="measured",
+    )
 
 
 def _links_idle(findings: Findings) -> Claim:
     text = "transport leaves fast links idle"
     chosen = [
-        each for each in findings.undilated("emulated")
+        each
+        for each in findings.undilated("emulated")
         if each.trial.workers > 1 and each.trial.buckets == "ddp"
-    ]  # fmt: skip
+    ]
     if len({each.trial.rate_bps for each in chosen}) < 2:
         return _unknown("links_idle", Z, text, "links of one rate only")
     fast = max(chosen, key=lambda each: (each.trial.rate_bps, each.busy_utilization))
@@ -172,13 +187,18 @@ def _links_idle(findings: Findings) -> Claim:
         fastest = max(faster, key=lambda each: (each.trial.rate_bps, each.busy_utilization))
         said += f"; {fastest.busy_utilization:.0%} with {_where(fastest.trial)}"
     return _judged(
-        "links_idle", Z, text, said,
+        "links_idle",
+        Z,
+        text,
+        said,
         slow.busy_utilization >= FULL and fast.busy_utilization < IDLE,
-        "the slow link is not full either" if slow.busy_utilization < FULL
+        "the slow link is not full either"
+        if slow.busy_utilization < FULL
         else "Gloo fills the fast link here",
         condition=f"bytes from {fast.sent_from}; here it is two processors that hold Gloo back"
-        if fast.processor_utilization >= NOT_BUSY else f"bytes from {fast.sent_from}",
-    )  # fmt: skip
+        if fast.processor_utilization >= NOT_BUSY
+        else f"bytes from {fast.sent_from}",
+    )
 
 
 def _processors_free(findings: Findings) -> Claim:
@@ -192,10 +212,14 @@ def _processors_free(findings: Findings) -> Claim:
         f"({_where(busiest.trial)}; from {busiest.processors_from})"
     )
     return _judged(
-        "processors", Z, text, said, busiest.processor_utilization < NOT_BUSY,
+        "processors",
+        Z,
+        text,
+        said,
+        busiest.processor_utilization < NOT_BUSY,
         f"{busiest.trial.workers} workers' sending, receiving and adding share "
         f"{busiest.processors} processors, which also are all network cards",
-    )  # fmt: skip
+    )
 
 
 def _no_compression(findings: Findings) -> Claim:
@@ -207,21 +231,28 @@ def _no_compression(findings: Findings) -> Claim:
     )
     lab = _lab_factor(findings, 100e9)
     return _judged(
-        "no_compression", Z, text, said + (f"; {lab}" if lab else ""),
-        min(factors.values()) >= WANTED, f"below {WANTED}",
+        "no_compression",
+        Z,
+        text,
+        said + (f"; {lab}" if lab else ""),
+        min(factors.values()) >= WANTED,
+        f"below {WANTED}",
         condition="modelled V100 profiles; what Gloo leaves idle is not in the prediction",
         basis="measured and modelled" if lab else "modelled",
-    )  # fmt: skip
+    )
 
 
 def _lab_factor(findings: Findings, rate_bps: float) -> str:
     """Say what emulated trials on such links came to, the largest of them."""
     chosen = [
-        (each, baseline) for each in findings.found
-        if each.trial.kind == "emulated" and each.trial.rate_bps == rate_bps
-        and each.trial.workers > 1 and each.trial.compression == 1
+        (each, baseline)
+        for each in findings.found
+        if each.trial.kind == "emulated"
+        and each.trial.rate_bps == rate_bps
+        and each.trial.workers > 1
+        and each.trial.compression == 1
         and (baseline := alone(each.trial, findings.found)) is not None
-    ]  # fmt: skip
+    ]
     if not chosen:
         return ""
     each, baseline = max(chosen, key=lambda pair: pair[0].trial.workers)
@@ -231,9 +262,13 @@ def _lab_factor(findings: Findings, rate_bps: float) -> str:
 def _little_compression(findings: Findings) -> Claim:
     text = "10 Gbps needs only 2x to 5x (ResNets; VGG16 more)"
     table = whatif(
-        list(V100S), workers=PAPER_WORKERS, bandwidth="10Gbps", compression=[1, 100],
-        buckets="paper", target=WANTED,
-    )  # fmt: skip
+        list(V100S),
+        workers=PAPER_WORKERS,
+        bandwidth="10Gbps",
+        compression=[1, 100],
+        buckets="paper",
+        target=WANTED,
+    )
     assert table.targets is not None
     needed = {row.run: row.compression for row in table.targets.least_compression}
     said = f"{PAPER_WORKERS} workers to {WANTED}, predicted: " + ", ".join(
@@ -246,21 +281,28 @@ def _little_compression(findings: Findings) -> Claim:
     ]
     lab = _lab_compression(findings)
     return _judged(
-        "little_compression", Z, text, said + (f"; {lab}" if lab else ""),
-        all(is_so), "not so for each of them",
+        "little_compression",
+        Z,
+        text,
+        said + (f"; {lab}" if lab else ""),
+        all(is_so),
+        "not so for each of them",
         condition="codecs that cost nothing",
         basis="measured and modelled" if lab else "modelled",
-    )  # fmt: skip
+    )
 
 
 def _lab_compression(findings: Findings) -> str:
     """Say what compression brought in the lab."""
     chosen = [
-        (each.trial.compression, baseline.step_s / each.step_s) for each in findings.found
-        if each.trial.rate_bps == 10e9 and each.trial.dilation > 1 and each.trial.workers == 4
+        (each.trial.compression, baseline.step_s / each.step_s)
+        for each in findings.found
+        if each.trial.rate_bps == 10e9
+        and each.trial.dilation > 1
+        and each.trial.workers == 4
         and each.trial.model == "resnet50@v100"
         and (baseline := alone(each.trial, findings.found)) is not None
-    ]  # fmt: skip
+    ]
     if not any(ratio > 1 for ratio, _ in chosen):
         return ""
     shown = ", ".join(f"{ratio}x {factor:.2f}" for ratio, factor in sorted(dict(chosen).items()))
@@ -286,10 +328,14 @@ def _half(findings: Findings) -> Claim:
         for full, half, each in rows
     )
     return _judged(
-        "half", OURS, text, f"real {rows[0][0].trial.model}, 2 workers, at {said}",
-        all(abs(each.error or 0.0) <= GAP for *_, each in rows), f"off by more than {GAP:.0%}",
+        "half",
+        OURS,
+        text,
+        f"real {rows[0][0].trial.model}, 2 workers, at {said}",
+        all(abs(each.error or 0.0) <= GAP for *_, each in rows),
+        f"off by more than {GAP:.0%}",
         condition="casts share the processors with computation and transport",
-    )  # fmt: skip
+    )
 
 
 def _same_but_half(half: Trial, full: Trial) -> bool:
@@ -299,9 +345,10 @@ def _same_but_half(half: Trial, full: Trial) -> bool:
 def _as_full_when_slow(findings: Findings) -> Claim:
     text = "slow links behave as full utilization predicts, fast ones do not"
     chosen = [
-        each for each in findings.predicted
+        each
+        for each in findings.predicted
         if each.trial.kind == "emulated" and each.trial.dilation == 1
-    ]  # fmt: skip
+    ]
     if len({each.trial.rate_bps for each in chosen}) < 2:
         return _unknown("as_full_when_slow", Z, text, "links of one rate only")
     slow = min(chosen, key=lambda each: (each.trial.rate_bps, each.trial.workers))
@@ -312,10 +359,14 @@ def _as_full_when_slow(findings: Findings) -> Claim:
         f"{off[1]:+.0%} with {_where(fast.trial)}"
     )
     return _judged(
-        "as_full_when_slow", Z, text, said, abs(off[0]) <= AS_PREDICTED and off[1] >= GAP,
+        "as_full_when_slow",
+        Z,
+        text,
+        said,
+        abs(off[0]) <= AS_PREDICTED and off[1] >= GAP,
         "the slow link is off too" if abs(off[0]) > AS_PREDICTED else "the fast one is not",
         condition="this machine's transport, undilated",
-    )  # fmt: skip
+    )
 
 
 def _foretold(findings: Findings) -> Claim:
@@ -341,10 +392,14 @@ def _foretold(findings: Findings) -> Claim:
     ]
     is_useful = float(np.median(errors)) <= AS_PREDICTED
     return Claim(
-        key="foretold", paper=OURS, claim=text, measured=said, basis="measured",
+        key="foretold",
+        paper=OURS,
+        claim=text,
+        measured=said,
+        basis="measured",
         holds="yes" if not short else "in part" if is_useful else "no",
         why="; ".join([*short, "one shown trial for each kind and dilation"]),
-    )  # fmt: skip
+    )
 
 
 def _bytes(findings: Findings) -> Claim:
@@ -354,9 +409,10 @@ def _bytes(findings: Findings) -> Claim:
         if each.trial.workers > 1:
             by_workers.setdefault(each.trial.workers, []).append(each)
     slopes = {
-        workers: _slope(rows) for workers, rows in sorted(by_workers.items())
+        workers: _slope(rows)
+        for workers, rows in sorted(by_workers.items())
         if len({round(each.gradient_bytes) for each in rows}) > 1
-    }  # fmt: skip
+    }
     if not slopes:
         return _unknown("bytes", F, text, "models of one size only")
     sizes = [each.gradient_bytes for rows in by_workers.values() for each in rows]
@@ -366,19 +422,26 @@ def _bytes(findings: Findings) -> Claim:
     )
     if any(each.sent_from != "NIC counters" for each in findings.found):
         return Claim(
-            key="bytes", paper=F, claim=text, measured=said, holds="not measured", basis="measured",
+            key="bytes",
+            paper=F,
+            claim=text,
+            measured=said,
+            holds="not measured",
+            basis="measured",
             why="without NIC counters the factor is the ring's by definition: wait for samples",
-        )  # fmt: skip
-    over = [
-        slope / (2 * (workers - 1) / workers) - 1 for workers, slope in slopes.items()
-    ]  # fmt: skip
+        )
+    over = [slope / (2 * (workers - 1) / workers) - 1 for workers, slope in slopes.items()]
     worst = max(over, key=abs)
     return _judged(
-        "bytes", F, text, said, all(-SLOPE <= each <= HEADERS + SLOPE for each in over),
+        "bytes",
+        F,
+        text,
+        said,
+        all(-SLOPE <= each <= HEADERS + SLOPE for each in over),
         f"off by {worst:+.1%}",
         condition=f"NIC counters, {worst:+.2%} at most; they hold headers, from next to nothing "
         f"(one for each packet of up to 64 kB that the kernel hands over) to {HEADERS:.1%}",
-    )  # fmt: skip
+    )
 
 
 def _slope(rows: Sequence[Measured]) -> float:
@@ -397,12 +460,15 @@ def _ring(findings: Findings) -> Claim:
     rings = [each for each in seen if _is_launch_ring(each.sends_to or ())]
     most = max(seen, key=lambda each: each.trial.workers)
     return _judged(
-        "ring", F, text,
+        "ring",
+        F,
+        text,
         f"{len(rings)} of {len(seen)} trials; {_where(most.trial)}: "
         f"{_shown_ring(most.sends_to or ())}",
-        len(rings) == len(seen), "some send otherwise",
+        len(rings) == len(seen),
+        "some send otherwise",
         condition="Gloo goes around against the order of ranks; host i is rank i here",
-    )  # fmt: skip
+    )
 
 
 def _is_launch_ring(sends_to: Sequence[int]) -> bool:
@@ -431,12 +497,15 @@ def _not_size_alone(findings: Findings) -> Claim:
         for each in rows
     )
     return _judged(
-        "not_size_alone", F, text, said,
+        "not_size_alone",
+        F,
+        text,
+        said,
         all(each.alone["model size"] < MOST_OF_IT for each in rows),
         f"size alone explains {MOST_OF_IT:.0%} or more",
         condition="device, batch and bandwidth vary too",
         basis="measured and modelled" if len(rows) > 1 else _basis(rows[0]),
-    )  # fmt: skip
+    )
 
 
 def _basis(each: Explained) -> Basis:
@@ -449,14 +518,26 @@ def _where(trial: Trial) -> str:
 
 
 def _judged(
-    key: str, paper: str, claim: str, measured: str, holds: bool, why_not: str, *,
-    condition: str = "", basis: Basis = "measured",
-) -> Claim:  # fmt: skip
+    key: str,
+    paper: str,
+    claim: str,
+    measured: str,
+    holds: bool,
+    why_not: str,
+    *,
+    condition: str = "",
+    basis: Basis = "measured",
+) -> Claim:
     why = condition if holds else "; ".join(each for each in (why_not, condition) if each)
     return Claim(
-        key=key, paper=paper, claim=claim, measured=measured, holds="yes" if holds else "no",
-        why=why, basis=basis,
-    )  # fmt: skip
+        key=key,
+        paper=paper,
+        claim=claim,
+        measured=measured,
+        holds="yes" if holds else "no",
+        why=why,
+        basis=basis,
+    )
 
 
 def _unknown(key: str, paper: str, claim: str, why: str) -> Claim:
@@ -466,6 +547,16 @@ def _unknown(key: str, paper: str, claim: str, why: str) -> Claim:
 
 
 _RULES: tuple[Callable[[Findings], Claim], ...] = (
-    _below_linear, _computation_steady, _links_idle, _processors_free, _as_full_when_slow,
-    _no_compression, _little_compression, _bytes, _ring, _not_size_alone, _half, _foretold,
-)  # fmt: skip
+    _below_linear,
+    _computation_steady,
+    _links_idle,
+    _processors_free,
+    _as_full_when_slow,
+    _no_compression,
+    _little_compression,
+    _bytes,
+    _ring,
+    _not_size_alone,
+    _half,
+    _foretold,
+)

@@ -59,14 +59,17 @@ def modelled_rows() -> list[dict[str, Any]]:
     table = whatif(list(loads), workers=MODELLED_WORKERS, bandwidth=",".join(MODELLED_RATES))
     return [
         {
-            "basis": "modelled", "model": row["run"],
-            "device": loads[row["run"]].device.name, "batch": loads[row["run"]].batch,
-            "workers": row["workers"], "rate_bps": row["bandwidth_bps"],
+            "basis": "modelled",
+            "model": row["run"],
+            "device": loads[row["run"]].device.name,
+            "batch": loads[row["run"]].batch,
+            "workers": row["workers"],
+            "rate_bps": row["bandwidth_bps"],
             "gradient_bytes": float(loads[row["run"]].gradient_bytes.sum()),
             "step_s": row["step_s"],
         }
         for row in table.rows()
-    ]  # fmt: skip
+    ]
 
 
 def shares_of_modelled(rows: Sequence[Mapping[str, Any]]) -> Explained | None:
@@ -94,10 +97,12 @@ def shares(basis: str, columns: Columns, wanted: NDArray[np.float64]) -> Explain
         return None
     together = _explained(list(usable.values()), wanted)
     return Explained(
-        basis=basis, count=len(wanted), together=together,
+        basis=basis,
+        count=len(wanted),
+        together=together,
         alone={name: _explained([each], wanted) for name, each in usable.items()},
         only_it=dict(_only(usable, wanted, together)),
-    )  # fmt: skip
+    )
 
 
 def _only(

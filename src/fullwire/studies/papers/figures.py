@@ -14,9 +14,15 @@ from fullwire.studies.papers.trials import BUCKETS, V100S, Trial
 
 Row: TypeAlias = Mapping[str, Any]
 FigureName: TypeAlias = Literal[
-    "scaling", "computation", "utilization", "compression", "bytes", "ring", "iteration",
+    "scaling",
+    "computation",
+    "utilization",
+    "compression",
+    "bytes",
+    "ring",
+    "iteration",
     "explained",
-]  # fmt: skip
+]
 PAPER_WORKERS = 64
 COMPRESSED_AT_BPS = (10e9, 100e9)
 RATIOS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 20.0, 50.0, 100.0)
@@ -56,10 +62,11 @@ def setting(trial: Trial) -> str:
 def scaling(found: Sequence[Measured], predicted: Sequence[Predicted]) -> Figure:
     """Scaling factor against workers and bandwidth: measured, and predicted in two ways."""
     return Figure(
-        name="scaling", title="Scaling factor: predicted and measured",
+        name="scaling",
+        title="Scaling factor: predicted and measured",
         note="T1 is the run of one worker; full utilization leaves room for headers (1448/1514)",
         rows=tuple(_scaling_rows(found, predicted)),
-    )  # fmt: skip
+    )
 
 
 def _scaling_rows(found: Sequence[Measured], predicted: Sequence[Predicted]) -> Iterator[Row]:
@@ -74,10 +81,14 @@ def _scaling_rows(found: Sequence[Measured], predicted: Sequence[Predicted]) -> 
         ):
             if step_s is not None:
                 yield {
-                    "model": each.trial.model, "setting": setting(each.trial),
-                    "workers": each.trial.workers, "rate_bps": each.trial.rate_bps,
-                    "kind": kind, "step_s": step_s, "scaling_factor": baseline.step_s / step_s,
-                }  # fmt: skip
+                    "model": each.trial.model,
+                    "setting": setting(each.trial),
+                    "workers": each.trial.workers,
+                    "rate_bps": each.trial.rate_bps,
+                    "kind": kind,
+                    "step_s": step_s,
+                    "scaling_factor": baseline.step_s / step_s,
+                }
 
 
 def _is_compressed(trial: Trial) -> bool:
@@ -88,38 +99,47 @@ def computation(found: Sequence[Measured]) -> Figure:
     """Computation time against workers, over that of one worker."""
     rows = [
         {
-            "model": each.trial.model, "setting": setting(each.trial),
-            "workers": each.trial.workers, "rate_bps": each.trial.rate_bps,
-            "compute_s": each.compute_s, "over_one_worker": each.compute_s / baseline.compute_s,
+            "model": each.trial.model,
+            "setting": setting(each.trial),
+            "workers": each.trial.workers,
+            "rate_bps": each.trial.rate_bps,
+            "compute_s": each.compute_s,
+            "over_one_worker": each.compute_s / baseline.compute_s,
         }
         for each in found
         if not _is_compressed(each.trial) and (baseline := alone(each.trial, found)) is not None
-    ]  # fmt: skip
+    ]
     return Figure(
-        name="computation", title="Computation time over that of one worker",
+        name="computation",
+        title="Computation time over that of one worker",
         note="emulated accelerators wait, so they show lateness only; real jobs share processors",
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def utilization(found: Sequence[Measured]) -> Figure:
     """Use of the network and of the processors against bandwidth."""
     rows = [
         {
-            "model": each.trial.model, "setting": setting(each.trial),
-            "workers": each.trial.workers, "rate_bps": each.trial.rate_bps,
+            "model": each.trial.model,
+            "setting": setting(each.trial),
+            "workers": each.trial.workers,
+            "rate_bps": each.trial.rate_bps,
             "network_whole_step": each.network_utilization,
             "network_while_communicating": each.busy_utilization,
             "processors": each.processor_utilization,
-            "bytes_from": each.sent_from, "processors_from": each.processors_from,
+            "bytes_from": each.sent_from,
+            "processors_from": each.processors_from,
         }
         for each in found
         if each.trial.workers > 1 and not _is_compressed(each.trial)
-    ]  # fmt: skip
+    ]
     return Figure(
-        name="utilization", title="How much of the links and processors was in use",
-        note=_sources(found), rows=tuple(rows),
-    )  # fmt: skip
+        name="utilization",
+        title="How much of the links and processors was in use",
+        note=_sources(found),
+        rows=tuple(rows),
+    )
 
 
 def _sources(found: Sequence[Measured]) -> str:
@@ -131,26 +151,35 @@ def _sources(found: Sequence[Measured]) -> str:
 def compression(found: Sequence[Measured]) -> Figure:
     """Scaling factor against compression ratio at 10 and 100 Gbps."""
     return Figure(
-        name="compression", title="Scaling factor against compression ratio",
+        name="compression",
+        title="Scaling factor against compression ratio",
         note=f"lines: predicted at full utilization; points: measured; 4 workers {BUCKETS}, "
         f"{PAPER_WORKERS} the paper's buckets; codecs that cost nothing",
         rows=(*_predicted_compression(), *_measured_compression(found)),
-    )  # fmt: skip
+    )
 
 
 def _predicted_compression() -> Iterator[Row]:
     """Predict what the lab can show, and what the paper asks with its own rule for buckets."""
     for workers, buckets, transport in ((4, BUCKETS, FULL), (PAPER_WORKERS, "paper", "full")):
         table = whatif(
-            list(V100S), workers=workers, bandwidth=COMPRESSED_AT_BPS, compression=list(RATIOS),
-            buckets=buckets, transport=transport,
-        )  # fmt: skip
+            list(V100S),
+            workers=workers,
+            bandwidth=COMPRESSED_AT_BPS,
+            compression=list(RATIOS),
+            buckets=buckets,
+            transport=transport,
+        )
         for row in table.rows():
             yield {
-                "model": row["run"], "workers": row["workers"], "rate_bps": row["bandwidth_bps"],
-                "compression": row["compression"], "kind": "predicted",
-                "scaling_factor": row["scaling_factor"], "buckets": row["buckets"],
-            }  # fmt: skip
+                "model": row["run"],
+                "workers": row["workers"],
+                "rate_bps": row["bandwidth_bps"],
+                "compression": row["compression"],
+                "kind": "predicted",
+                "scaling_factor": row["scaling_factor"],
+                "buckets": row["buckets"],
+            }
 
 
 def _measured_compression(found: Sequence[Measured]) -> Iterator[Row]:
@@ -163,30 +192,38 @@ def _measured_compression(found: Sequence[Measured]) -> Iterator[Row]:
             and each.trial.workers == 4
         ):
             yield {
-                "model": each.trial.model, "workers": each.trial.workers,
-                "rate_bps": each.trial.rate_bps, "compression": float(each.trial.compression),
-                "kind": "measured", "scaling_factor": baseline.step_s / each.step_s,
+                "model": each.trial.model,
+                "workers": each.trial.workers,
+                "rate_bps": each.trial.rate_bps,
+                "compression": float(each.trial.compression),
+                "kind": "measured",
+                "scaling_factor": baseline.step_s / each.step_s,
                 "buckets": each.trial.buckets,
-            }  # fmt: skip
+            }
 
 
 def sent_bytes(found: Sequence[Measured]) -> Figure:
     """Bytes that leave a host in an iteration, against the gradients' size."""
     rows = [
         {
-            "model": each.trial.model, "kind": each.trial.kind, "workers": each.trial.workers,
-            "gradient_bytes": each.gradient_bytes, "sent_bytes": each.sent_bytes,
+            "model": each.trial.model,
+            "kind": each.trial.kind,
+            "workers": each.trial.workers,
+            "gradient_bytes": each.gradient_bytes,
+            "sent_bytes": each.sent_bytes,
             "ratio": each.sent_bytes / each.gradient_bytes,
-            "ring": 2 * (each.trial.workers - 1) / each.trial.workers, "from": each.sent_from,
+            "ring": 2 * (each.trial.workers - 1) / each.trial.workers,
+            "from": each.sent_from,
         }
         for each in found
         if each.trial.workers > 1
-    ]  # fmt: skip
+    ]
     return Figure(
-        name="bytes", title="Bytes that each host sends in an iteration",
+        name="bytes",
+        title="Bytes that each host sends in an iteration",
         note=f"{_sources(found).partition(';')[0]}; lines: 2(N-1)/N times the gradients",
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def ring(found: Sequence[Measured]) -> Figure:
@@ -203,41 +240,50 @@ def ring(found: Sequence[Measured]) -> Figure:
         if rows
         else "no samples of connections: waits for packets"
     )
-    return Figure(
-        name="ring", title="To which host each one sends", note=note, rows=tuple(rows)
-    )  # fmt: skip
+    return Figure(name="ring", title="To which host each one sends", note=note, rows=tuple(rows))
 
 
 def iteration(found: Sequence[Measured], modelled: Sequence[Row]) -> Figure:
     """Iteration time against model size, for devices, batches and links."""
     rows = [
         {
-            "basis": "measured", "model": each.trial.model,
-            "device": setting(each.trial), "batch": each.trial.batch,
-            "workers": each.trial.workers, "rate_bps": each.trial.rate_bps,
-            "gradient_bytes": each.gradient_bytes, "step_s": each.step_s,
+            "basis": "measured",
+            "model": each.trial.model,
+            "device": setting(each.trial),
+            "batch": each.trial.batch,
+            "workers": each.trial.workers,
+            "rate_bps": each.trial.rate_bps,
+            "gradient_bytes": each.gradient_bytes,
+            "step_s": each.step_s,
         }
         for each in found
         if each.trial.workers == 2 and not _is_compressed(each.trial)
-    ]  # fmt: skip
+    ]
     return Figure(
-        name="iteration", title="Iteration time against model size",
+        name="iteration",
+        title="Iteration time against model size",
         note="measured in the lab on 2 workers; modelled at full utilization on 4",
         rows=(*rows, *modelled),
-    )  # fmt: skip
+    )
 
 
 def explained(shares: Sequence[Explained]) -> Figure:
     """How much of the iteration time each condition explains."""
     rows = [
         {
-            "basis": each.basis, "trials": each.count, "condition": name, "alone": alone_share,
-            "only_it": each.only_it[name], "all_together": each.together,
+            "basis": each.basis,
+            "trials": each.count,
+            "condition": name,
+            "alone": alone_share,
+            "only_it": each.only_it[name],
+            "all_together": each.together,
         }
         for each in shares
         for name, alone_share in each.alone.items()
-    ]  # fmt: skip
+    ]
     return Figure(
-        name="explained", title="How much of the iteration time each condition explains",
-        note="R2 of log(step) on it alone; on all, over without it", rows=tuple(rows),
-    )  # fmt: skip
+        name="explained",
+        title="How much of the iteration time each condition explains",
+        note="R2 of log(step) on it alone; on all, over without it",
+        rows=tuple(rows),
+    )

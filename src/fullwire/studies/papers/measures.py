@@ -69,15 +69,19 @@ def measured(trial: Trial, run: Run) -> Measured:
     step_s = step.measured_ns * 1e-9
     used, used_from = _processor_utilization(run, window, step_s)
     return Measured(
-        trial=trial, step_s=step_s, deviation=step.deviation,
+        trial=trial,
+        step_s=step_s,
+        deviation=step.deviation,
         compute_s=found.parts_s[Part.COMPUTE.key],
         communication_s=_communication_s(run, steps, trial.workers),
         gradient_bytes=gradient_bytes,
         sent_bytes=float(rows.bytes @ np.array(factors)) / rank_steps if sent is None else sent,
         sent_from="sizes of collectives" if sent is None else "NIC counters",
-        processor_utilization=used, processors_from=used_from,
-        processors=int(str(run.facts.get("processors", 1))), sends_to=_sends_to(run),
-    )  # fmt: skip
+        processor_utilization=used,
+        processors_from=used_from,
+        processors=int(str(run.facts.get("processors", 1))),
+        sends_to=_sends_to(run),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +95,7 @@ class _Window:
 
 def _window(run: Run, first: int) -> _Window:
     marks = run.spans.rows((run.spans.name == "step") & (run.spans.step >= first))
-    return _Window(
-        int(marks.start_ns.min()), int(marks.end_ns.max()), len(np.unique(marks.step))
-    )  # fmt: skip
+    return _Window(int(marks.start_ns.min()), int(marks.end_ns.max()), len(np.unique(marks.step)))
 
 
 def _communication_s(run: Run, steps: np.ndarray, workers: int) -> float:

@@ -31,13 +31,16 @@ def _with_labels(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [
         {
             **row,
-            **({"rate": show_rate(row["rate_bps"]), "rate_gbps": row["rate_bps"] * 1e-9}
-               if "rate_bps" in row else {}),
+            **(
+                {"rate": show_rate(row["rate_bps"]), "rate_gbps": row["rate_bps"] * 1e-9}
+                if "rate_bps" in row
+                else {}
+            ),
             **({"of": f"{row['workers']} workers"} if "workers" in row else {}),
             **({"size_mb": row["gradient_bytes"] * 1e-6} if "gradient_bytes" in row else {}),
         }
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _base(rows: Sequence[Row]) -> alt.Chart:
@@ -62,9 +65,11 @@ def _log(field: str, title: str, ticks: Sequence[float] = _TICKS) -> alt.X:
     import altair as alt
 
     return alt.X(
-        f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=14),
+        f"{field}:Q",
+        title=title,
+        scale=alt.Scale(type="log", nice=False, padding=14),
         axis=alt.Axis(format=",.3~r", values=list(ticks)),
-    )  # fmt: skip
+    )
 
 
 def _workers() -> alt.X:
@@ -130,8 +135,9 @@ def _utilization(rows: list[dict[str, Any]]) -> alt.Chart:
 
     kinds = {
         "network_while_communicating": "network, while communicating",
-        "network_whole_step": "network, whole step", "processors": "processors",
-    }  # fmt: skip
+        "network_whole_step": "network, whole step",
+        "processors": "processors",
+    }
     long = [
         {**row, "of_what": words, "share": row[name], "panel": f"{row['setting']}, {row['of']}"}
         for row in sorted(rows, key=lambda row: (row["setting"], row["workers"], row["rate_bps"]))
@@ -140,12 +146,14 @@ def _utilization(rows: list[dict[str, Any]]) -> alt.Chart:
     chart = _base(long).encode(
         x=_log("rate_gbps", "line rate (Gbps)"),
         y=alt.Y(
-            "share:Q", title="in use", scale=alt.Scale(domain=[0, 1.05], nice=False),
+            "share:Q",
+            title="in use",
+            scale=alt.Scale(domain=[0, 1.05], nice=False),
             axis=alt.Axis(format="%"),
         ),
         color=_colour("of_what"),
         shape=alt.Shape("model:N", title=None),
-    )  # fmt: skip
+    )
     return _panels(chart.mark_point(size=70, filled=True, opacity=0.85), "panel", long, 2)
 
 
@@ -238,7 +246,12 @@ def _explained(rows: list[dict[str, Any]]) -> alt.Chart:
 
 
 _DRAWN: Mapping[FigureName, Callable[[list[dict[str, Any]]], alt.Chart]] = {
-    "scaling": _scaling, "computation": _computation, "utilization": _utilization,
-    "compression": _compression, "bytes": _bytes, "ring": _ring, "iteration": _iteration,
+    "scaling": _scaling,
+    "computation": _computation,
+    "utilization": _utilization,
+    "compression": _compression,
+    "bytes": _bytes,
+    "ring": _ring,
+    "iteration": _iteration,
     "explained": _explained,
-}  # fmt: skip
+}

@@ -72,16 +72,24 @@ def play(trial: Trial, directory: Path, expected_s: float) -> str | None:
     description = place.with_suffix(".json")
     description.write_bytes(msgspec.json.encode(trial))
     command = [
-        sys.executable, "-m", "fullwire.studies.papers.playing", str(description), str(place)
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "fullwire.studies.papers.playing",
+        str(description),
+        str(place),
+    ]
     patience_s = max(_LEAST_PATIENCE_S, 5 * expected_s)
     log = place.with_suffix(".log")
     with log.open("wb") as file:
         try:
             status = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=patience_s,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                timeout=patience_s,
                 check=False,
-            ).returncode  # fmt: skip
+            ).returncode
         except subprocess.TimeoutExpired:
             return f"did not end within {patience_s:.0f} s ({log})"
     return f"{_last_line(log)} ({log})" if status or finished(trial, directory) is None else None

@@ -83,12 +83,14 @@ def _predicted(each: Measured, shown: Trial, runs: Mapping[str, Run]) -> Predict
     full = _asked(subject, trial, FULL)
     foretold = _with_transport(subject, trial, base, runs[trial.name])
     return Predicted(
-        trial=trial, measured_s=each.step_s, full_s=float(full["step_s"][0]),
+        trial=trial,
+        measured_s=each.step_s,
+        full_s=float(full["step_s"][0]),
         transport_s=None if foretold is None else foretold[0],
         low_s=None if foretold is None else foretold[1],
         high_s=None if foretold is None else foretold[2],
         was_shown=trial == shown,
-    )  # fmt: skip
+    )
 
 
 def _with_transport(
@@ -108,7 +110,11 @@ def _with_transport(
 
 def _asked(subject: Run, trial: Trial, transport: str, base: Run | None = None) -> WhatIf:
     return whatif(
-        subject, workers=trial.workers, bandwidth=trial.rate, buckets=trial.buckets,
-        compression=2 if trial.half else trial.compression, transport=transport,
+        subject,
+        workers=trial.workers,
+        bandwidth=trial.rate,
+        buckets=trial.buckets,
+        compression=2 if trial.half else trial.compression,
+        transport=transport,
         calibrate=() if base is None else base,
-    )  # fmt: skip
+    )

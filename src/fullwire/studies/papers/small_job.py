@@ -30,9 +30,14 @@ def _train() -> None:
 
     width, batch, steps = map(int, sys.argv[1:4])
     network = nn.Sequential(
-        nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-        nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10),
-    )  # fmt: skip
+        nn.Linear(784, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, 10),
+    )
     model = DistributedDataParallel(network)
     if sys.argv[4:] == ["half"]:
         model.register_comm_hook(None, fp16_compress_hook)

@@ -73,18 +73,29 @@ def _emulated(model: str, workers: int, rate: str, steps: int, dilation: int = 1
 
 def _compressed(compression: int, rate: str) -> Trial:
     return Trial(
-        kind="emulated", model="resnet50@v100", workers=4, rate=rate, dilation=10,
-        buckets=BUCKETS, compression=compression, steps=3,
-    )  # fmt: skip
+        kind="emulated",
+        model="resnet50@v100",
+        workers=4,
+        rate=rate,
+        dilation=10,
+        buckets=BUCKETS,
+        compression=compression,
+        steps=3,
+    )
 
 
 def _real(
     width: int, workers: int, rate: str, *, half: bool = False, batch: int = 32, steps: int = 20
 ) -> Trial:
     return Trial(
-        kind="real", model=f"mlp-{width}", workers=workers, rate=rate, half=half, batch=batch,
+        kind="real",
+        model=f"mlp-{width}",
+        workers=workers,
+        rate=rate,
+        half=half,
+        batch=batch,
         steps=steps,
-    )  # fmt: skip
+    )
 
 
 QUICK = (
@@ -118,9 +129,13 @@ def _more() -> Iterator[Trial]:
     for workers in (2, 3, 4):
         for model in V100S:
             for rate, dilation in (
-                ("1Gbps", 1), ("5Gbps", 1), ("10Gbps", 1),
-                ("10Gbps", 10), ("25Gbps", 10), ("100Gbps", 10),
-            ):  # fmt: skip
+                ("1Gbps", 1),
+                ("5Gbps", 1),
+                ("10Gbps", 1),
+                ("10Gbps", 10),
+                ("25Gbps", 10),
+                ("100Gbps", 10),
+            ):
                 steps = 4 if "vgg" in model or rate == "1Gbps" else 6
                 yield _emulated(model, workers, rate, steps, dilation)
     for model in V100S:

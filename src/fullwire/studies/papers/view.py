@@ -58,11 +58,13 @@ def _trial_rows(result: Study) -> Iterator[dict[str, Any]]:
         trial = row.pop("trial")
         ring = row.pop("sends_to")
         yield {
-            "trial": each.trial.name, **trial, **row,
+            "trial": each.trial.name,
+            **trial,
+            **row,
             "network_utilization": each.network_utilization,
             "busy_utilization": each.busy_utilization,
             "sends_to": "" if ring is None else " ".join(map(str, ring)),
-        }  # fmt: skip
+        }
 
 
 def _prediction_rows(result: Study) -> Iterator[dict[str, Any]]:

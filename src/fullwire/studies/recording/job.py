@@ -39,10 +39,12 @@ PAIRS = 4  # of turns; one more, not told, is first
 LONGER_S = 0.001
 # What the other way has that the plain one has not.
 DIFFERENCES = {
-    "control": frozenset[str](), "record": frozenset({"hooks", "sampler"}),
-    "hooks": frozenset({"hooks"}), "sampler": frozenset({"sampler"}),
+    "control": frozenset[str](),
+    "record": frozenset({"hooks", "sampler"}),
+    "hooks": frozenset({"hooks"}),
+    "sampler": frozenset({"sampler"}),
     "longer": frozenset({"longer"}),
-}  # fmt: skip
+}
 _INSIDE = "fullwire_inside"
 _DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
 
@@ -55,12 +57,16 @@ def start(ranks: int) -> int:
         subprocess.Popen(
             [sys.executable, __file__, *sys.argv[1:]],
             env={
-                **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
             },
         )
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
     return max(abs(process.wait()) for process in processes)
 
 
@@ -128,9 +134,15 @@ class _Recorder:
         from torch.optim import optimizer as optimizers
 
         owners: list[Any] = [
-            torch.autograd, dist, dist.ProcessGroup, dist.Work, torch._C.Future,
-            DistributedDataParallel, optimizers.Optimizer, inspect.unwrap(dist.Reducer),
-        ]  # fmt: skip
+            torch.autograd,
+            dist,
+            dist.ProcessGroup,
+            dist.Work,
+            torch._C.Future,
+            DistributedDataParallel,
+            optimizers.Optimizer,
+            inspect.unwrap(dist.Reducer),
+        ]
         self._replaced = [
             (owner, name, value, inspect.unwrap(value, stop=lambda each: not _is_ours(each)))
             for owner in owners
@@ -140,9 +152,10 @@ class _Recorder:
         self._registers = [
             (register, dict(register))
             for register in (
-                optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+                optimizers._global_optimizer_pre_hooks,
+                optimizers._global_optimizer_post_hooks,
             )
-        ]  # fmt: skip
+        ]
 
         samples = Path(os.environ[_DIRECTORY_VARIABLE]).glob("*.samples")
         self._samplers = [int(each.name.split("-")[-2]) for each in samples]  # HOST-PROCESS-TIME

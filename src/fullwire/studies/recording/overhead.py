@@ -88,11 +88,23 @@ def _recorded_job() -> Iterator[subprocess.Popen[str]]:
     with tempfile.TemporaryDirectory() as directory:
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "fullwire.cli", "record", "-o", f"{directory}/x.run", "--",
-                sys.executable, str(_JOB), str(RANKS), str(WIDTH),
+                sys.executable,
+                "-m",
+                "fullwire.cli",
+                "record",
+                "-o",
+                f"{directory}/x.run",
+                "--",
+                sys.executable,
+                str(_JOB),
+                str(RANKS),
+                str(WIDTH),
             ],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         try:
             yield process
         finally:
