@@ -24,7 +24,7 @@ environment: .venv/ready
 
 # Native code is built when the package is installed, so a change there installs it anew. Python is
 # compiled at once, since where it may not write that itself, each start would compile it anew.
-.venv/ready: Makefile pyproject.toml CMakeLists.txt $(wildcard native/*)
+.venv/ready: Makefile pyproject.toml CMakeLists.txt $(wildcard native/*.cpp native/*/*)
 	@bash .ci/prerequisites $(PYTHON)
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable ".[test,bench]"

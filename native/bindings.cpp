@@ -19,14 +19,14 @@
 #include <utility>
 #include <vector>
 
-#include "collective_events.hpp"
-#include "fabric_events.hpp"
-#include "folding.hpp"
-#include "kineto_scan.hpp"
-#include "packet_capture.hpp"
-#include "packets.hpp"
-#include "sampler.hpp"
-#include "transport.hpp"
+#include "events/collective_events.hpp"
+#include "events/fabric_events.hpp"
+#include "events/folding.hpp"
+#include "scans/kineto_scan.hpp"
+#include "sampling/packet_capture.hpp"
+#include "packets/packets.hpp"
+#include "sampling/sampler.hpp"
+#include "transport/transport.hpp"
 
 namespace nb = nanobind;
 

@@ -304,7 +304,7 @@ def test_any_numbers_are_read_as_they_were(
 
 
 def as_written(number: int) -> bytes:
-    """Write one number as native/sample_file.cpp does."""
+    """Write one number as native/sampling/sample_file.cpp does."""
     wrapped = (number + 2**63) % 2**64 - 2**63
     folded, out = (wrapped << 1) ^ (wrapped >> 63), b""
     folded %= 2**64

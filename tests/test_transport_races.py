@@ -15,9 +15,7 @@ from tests import native_programs
 from tests.native_programs import NATIVE
 
 SOURCES = [
-    *NATIVE.glob("transport*.cpp"),
-    NATIVE / "arithmetic.cpp",
-    NATIVE / "checksum.cpp",
+    *NATIVE.glob("transport/*.cpp"),
     Path(__file__).with_name("native") / "transport_race.cpp",
 ]
 

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "packets.hpp"
+#include "packets/packets.hpp"
 
 namespace {
 

@@ -26,7 +26,7 @@ from validation import arguments
 
 _HERE = Path(__file__).parent
 _READER = [
-    NATIVE / f"{name}.cpp"
+    NATIVE / "packets" / f"{name}.cpp"
     for name in ("packets", "packet_headers", "capture_file", "gloo_messages", "stream")
 ]
 SANITIZED = ["-O2", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

@@ -14,7 +14,7 @@
 #include <random>
 #include <string>
 
-#include "kineto_scan.hpp"
+#include "scans/kineto_scan.hpp"
 
 namespace {
 

@@ -27,7 +27,7 @@ _HERE = Path(__file__).parent
 def build(folder: Path, flags: Sequence[str] = SANITIZED) -> Path:
     """Build the program, with sanitizers unless told otherwise."""
     program = folder / "damaged_traces"
-    sources = [_HERE / "damaged_traces.cpp", NATIVE / "kineto_scan.cpp"]
+    sources = [_HERE / "damaged_traces.cpp", NATIVE / "scans" / "kineto_scan.cpp"]
     native_programs.build(program, sources, *flags)
     return program
 

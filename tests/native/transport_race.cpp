@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "checksum.hpp"
-#include "transport.hpp"
+#include "transport/checksum.hpp"
+#include "transport/transport.hpp"
 
 using namespace fullwire;
 

@@ -1,7 +1,7 @@
 """One collective on a described cluster: over its links in events, or in closed form.
 
 Ranks that are alike do the same at the same times, so only one of each kind is played
-(native/folding.hpp says what alike is); a slow host makes others unlike, as far as its being slow
+(native/events/folding.hpp says what alike is); a slow host makes others unlike, as far as its being slow
 reaches. How many transfers were played follows the kinds there are, not the devices.
 """
 

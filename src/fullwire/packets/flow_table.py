@@ -35,7 +35,7 @@ from fullwire.run.run import (
     Whole,
 )
 
-_ROCE = 256  # as native/packet_headers.hpp numbers it
+_ROCE = 256  # as native/packets/packet_headers.hpp numbers it
 _MAIN_FLOW = 0.02  # of the largest flow's payload
 _ALL = 0.05  # of the payload: what is missing of all of it
 Columns: TypeAlias = Mapping[str, Whole]

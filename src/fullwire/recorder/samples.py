@@ -30,7 +30,7 @@ _WHOLE_NUMBERS = ("watched", "monotonic_ns", "unix_ns")
 
 
 class Kind(IntEnum):
-    """What is sampled, as native/sample_file.hpp numbers it."""
+    """What is sampled, as native/sampling/sample_file.hpp numbers it."""
 
     LINK = 1
     SOCKET = 2
@@ -192,7 +192,7 @@ def _rows(payload: bytes) -> tuple[Kind, int, Whole]:
 
 
 def _numbers(payload: bytes) -> Whole:
-    """Read numbers of variable length; native/sample_file.hpp says how they are written."""
+    """Read numbers of variable length; native/sampling/sample_file.hpp says how they are written."""
     content = np.frombuffer(payload, np.uint8)
     ends = np.flatnonzero(content < 128)
     if not len(ends) or ends[-1] != len(content) - 1:

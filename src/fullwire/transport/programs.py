@@ -36,7 +36,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Receive:
-    """One receive: see native/transport.hpp."""
+    """One receive: see native/transport/transport.hpp."""
 
     rank: int
     first_block: int
