@@ -5,7 +5,7 @@ PYTHON ?= python3
 # PIP_EXTRA_INDEX_URL), it takes that one; else it brings the CUDA libraries along.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test sanitize environment
+.PHONY: demo test quick sanitize environment
 
 demo: .venv/ready
 	@SHORT=$(SHORT) bash examples/demo.sh
@@ -14,11 +14,16 @@ test: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n auto tests/unit tests/cli
+	.venv/bin/python -m pytest tests/lab tests/torch tests/transport tests/ray
+
+# What needs no lab, no torch and no Ray: the tests to run after each change.
+quick: .venv/ready
+	.venv/bin/python -m pytest -n auto tests/unit
 
 # The native transport under ThreadSanitizer and AddressSanitizer.
 sanitize: .venv/ready
-	.venv/bin/python -m pytest tests/test_transport_races.py
+	.venv/bin/python -m pytest tests/transport/test_transport_races.py
 
 environment: .venv/ready
 

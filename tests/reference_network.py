@@ -1,4 +1,4 @@
-"""The network of native/events/collective_events.hpp once more: plain, slow, exact, and easy to believe.
+"""The network of native/events/collective_events.hpp again: plain, slow, exact, easy to believe.
 
 Shares are worked out anew for all connections whenever anything happens, in exact fractions.
 

@@ -28,8 +28,8 @@ from fullwire.errors import FullwireError
 from fullwire.importers import read
 from fullwire.report.chrome import write_chrome
 from tests.builders import a_run
-from tests.test_chakra import COLLECTIVE, COMPUTES, a_node, attribute, text, varint
-from tests.test_flight_recorder import a_dump, an_entry
+from tests.torch.test_flight_recorder import a_dump, an_entry
+from tests.unit.test_chakra import COLLECTIVE, COMPUTES, a_node, attribute, text, varint
 from validation import arguments
 
 _NUMBERS = (b"0", b"-1", b"9" * 20, b"9" * 400, b"1e999", b"NaN", b"2147483648", b"null")

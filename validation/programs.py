@@ -15,7 +15,7 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 
 from tests.programs import Operation, programs
-from tests.test_programs import Pool
+from tests.transport.test_programs import Pool
 from validation import arguments
 
 USUAL = 10_000

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
-from tests.test_failure import RANKS, Cluster, grown, soaked
+from tests.lab.test_failure import RANKS, Cluster, grown, soaked
 from validation import arguments
 
 USUAL_MINUTES = 30

@@ -1,8 +1,8 @@
 """One collective on a described cluster: over its links in events, or in closed form.
 
 Ranks that are alike do the same at the same times, so only one of each kind is played
-(native/events/folding.hpp says what alike is); a slow host makes others unlike, as far as its being slow
-reaches. How many transfers were played follows the kinds there are, not the devices.
+(native/events/folding.hpp says what alike is); a slow host makes others unlike, as far as its being
+slow reaches. How many transfers were played follows the kinds there are, not the devices.
 """
 
 from __future__ import annotations

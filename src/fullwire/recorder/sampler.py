@@ -9,7 +9,8 @@ command. One samples each host, however many are started: the others stand by, i
 one's command ends before theirs. The job begins when packets are being captured, or it does not.
 
 Its file is like a journal (inside/journal.py): a header, then definitions, and samples as
-native/sampling/sample_file.hpp tells. A capture is a pcapng, whose name says until when it is written.
+native/sampling/sample_file.hpp tells. A capture is a pcapng, whose name says until when it is
+written.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def _rows(payload: bytes) -> tuple[Kind, int, Whole]:
 
 
 def _numbers(payload: bytes) -> Whole:
-    """Read numbers of variable length; native/sampling/sample_file.hpp says how they are written."""
+    """Read numbers of variable length, written as native/sampling/sample_file.hpp says."""
     content = np.frombuffer(payload, np.uint8)
     ends = np.flatnonzero(content < 128)
     if not len(ends) or ends[-1] != len(content) - 1:

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests.test_lab import needs_namespaces
-from tests.test_record import UNCOMPILED, needs_torch
+from tests.lab.test_lab import needs_namespaces
+from tests.torch.test_record import UNCOMPILED, needs_torch
 from validation.causes import CAUSES, explained, is_right
 
 pytestmark = [needs_namespaces, needs_torch]

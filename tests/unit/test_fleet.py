@@ -23,8 +23,8 @@ from fullwire.report.as_data import explanation_object
 from fullwire.report.page.contents import contents as page_contents
 from fullwire.run.store import by_ranks, read_run
 from tests.conftest import Cli
-from tests.test_kineto import ALL_REDUCE, GEMM, Job, a_ddp_step, reduced
-from tests.test_sampler import is_over
+from tests.lab.test_sampler import is_over
+from tests.unit.test_kineto import ALL_REDUCE, GEMM, Job, a_ddp_step, reduced
 
 
 def five_ranks(where: Path, *, steps: bool = True) -> Path:

@@ -16,7 +16,7 @@ from tests.native_programs import NATIVE
 
 SOURCES = [
     *NATIVE.glob("transport/*.cpp"),
-    Path(__file__).with_name("native") / "transport_race.cpp",
+    Path(__file__).parents[1] / "native" / "transport_race.cpp",
 ]
 
 

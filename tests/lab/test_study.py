@@ -29,8 +29,8 @@ from fullwire.studies.papers.trials import QUICK, Trial, planned
 from fullwire.studies.papers.view import print_study, study_object, write_study
 from tests.builders import MS, spans
 from tests.conftest import Cli
-from tests.test_lab import eventually, needs_namespaces, processes_with
-from tests.test_record import needs_torch
+from tests.lab.test_lab import eventually, needs_namespaces, processes_with
+from tests.torch.test_record import needs_torch
 
 HEADERS = 1514 / 1448
 

@@ -18,8 +18,8 @@ from fullwire.studies.contest.description import Contest, Measured, Moved, Outco
 from fullwire.studies.contest.iperf import IperfFailed, both_ways_bps
 from fullwire.studies.contest.view import contest_lines, contest_object, plot_contest
 from tests.conftest import Cli
-from tests.test_lab import needs_namespaces
-from tests.test_record import needs_torch
+from tests.lab.test_lab import needs_namespaces
+from tests.torch.test_record import needs_torch
 
 MIB = 1 << 20
 # At 10 Gbps a mebibyte takes two workers 0.877 ms at the payload limit.

@@ -19,7 +19,7 @@ from fullwire.run.store import write
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
 

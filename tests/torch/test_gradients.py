@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fullwire.run.run import Run
-from tests.test_record import JOBS, UNCOMPILED, needs_torch, recorded
+from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch, recorded
 
 pytestmark = needs_torch
 STEPS = 3

@@ -22,7 +22,7 @@ from fullwire.report.sentences import suspicion_sentences
 from tests.conftest import Cli
 from tests.strategies import cases, fabrics
 
-TWO_TO_ONE = Path(__file__).resolve().parents[1] / "examples" / "two-to-one.toml"
+TWO_TO_ONE = Path(__file__).resolve().parents[2] / "examples" / "two-to-one.toml"
 
 
 @cases(25)

@@ -22,7 +22,7 @@ from fullwire.crew import Crew, Result, Task, crew
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import import_run
 from tests.conftest import Cli
-from tests.test_fleet import five_ranks
+from tests.unit.test_fleet import five_ranks
 
 QUESTIONS: dict[str, dict[str, Any]] = {
     "a sweep": {
@@ -271,7 +271,7 @@ def test_a_node_that_cannot_do_the_work_is_named(
 def test_a_cluster_of_this_machine_is_quiet_private_and_gone(cli: Cli, short_folder: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not here: pip install 'fullwire[ray]'")
     code = (
-        "from fullwire.crew import crew; from tests.test_crew import half, listening\n"
+        "from fullwire.crew import crew; from tests.ray.test_crew import half, listening\n"
         "with crew('ray') as those:\n"
         "    print(list(those.each(half, [1, 3])), listening())\n"
     )
@@ -282,7 +282,7 @@ def test_a_cluster_of_this_machine_is_quiet_private_and_gone(cli: Cli, short_fol
         text=True,
         timeout=500,
         check=False,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "[0.5, 1.5] {'0100007F'}\n"

@@ -20,11 +20,11 @@ from fullwire.importers import import_run, read
 from tests import packets as p
 from tests.conftest import Cli
 from tests.foreign_jobs import Do, Writing, play, write
-from tests.test_chakra import COLLECTIVE, a_node, a_trace, attribute
-from tests.test_flight_recorder import a_dump, an_entry
-from tests.test_flows import captured
-from tests.test_horovod import a_job
-from tests.test_nccl_tests import a_log
+from tests.torch.test_flight_recorder import a_dump, an_entry
+from tests.unit.test_chakra import COLLECTIVE, a_node, a_trace, attribute
+from tests.unit.test_flows import captured
+from tests.unit.test_horovod import a_job
+from tests.unit.test_nccl_tests import a_log
 
 _ROW = "  1024  256  float  sum  -1  9.50  0.11  0.11  0  9.1  0.1  0.1  0\n"
 _SAID = "h:1:2 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n"

@@ -22,7 +22,7 @@ from fullwire.workloads import MODELS, Model, workload
 from fullwire.workloads.devices import DEVICES
 from fullwire.workloads.layers import Layer, Parameter, Work
 
-NETX = Path(__file__).resolve().parents[2] / "shared" / "data" / "netx"
+NETX = Path(__file__).resolve().parents[3] / "shared" / "data" / "netx"
 MEASURED_STEP_MS = {"vgg16": 194.52352295080985, "resnet50": 128.08580219559176}  # its README
 
 needs_netx = pytest.mark.skipif(

@@ -17,7 +17,7 @@ from fullwire.run.store import read_run
 from fullwire.studies.recording import overhead
 from fullwire.studies.recording.overhead import Overhead, Pair
 from fullwire.studies.recording.view import overhead_lines, overhead_object
-from tests.test_record import needs_torch
+from tests.torch.test_record import needs_torch
 
 EACH_PAIR = [Pair(0.085, ratio, 200e-6) for ratio in (1.001, 1.002, 1.003, 1.004, 1.02)]
 CONTROL = [Pair(0.085, ratio, 10e-6) for ratio in (0.99, 0.999, 1.0, 1.001, 1.01)]

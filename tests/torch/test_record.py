@@ -33,9 +33,9 @@ from fullwire.run.store import read_parts, read_run, write
 from fullwire.timeline.summary import summarised
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
-from tests.test_lab import children_of, eventually
+from tests.lab.test_lab import children_of, eventually
 
-JOBS = Path(__file__).parent / "jobs"
+JOBS = Path(__file__).parents[1] / "jobs"
 UNCOMPILED = str(JOBS / "uncompiled.py")
 GRADIENT_BYTES = 6 * (64 * 64 + 64) * 4  # of the model in jobs/ddp.py
 needs_torch = pytest.mark.skipif(

@@ -21,14 +21,14 @@ from fullwire.packets.pcap import read_captures
 from fullwire.recorder.record import join
 from fullwire.run.run import Run
 from fullwire.run.store import read_run
-from tests.test_lab import (
+from tests.lab.test_lab import (
     as_nobody,
     finished,
     interpreter_for_all,
     lab_run,
     needs_namespaces,
 )
-from tests.test_sampler import SENDS, record_command
+from tests.lab.test_sampler import SENDS, record_command
 
 SENT = 20_000_000
 CAPTURES = """

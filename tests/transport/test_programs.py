@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from tests.programs import GROUPS, KINDS, RANKS, Operation, programs, request
 from tests.rank_processes import OnLoopback, RankProcesses, Silent
-from tests.test_record import needs_torch
+from tests.torch.test_record import needs_torch
 
 PROGRAMS = 120  # validation/programs.py takes more
 GLOO_PATIENCE_S = 15.0  # less than its groups' time-out, so that none of them fails and goes on

@@ -15,9 +15,9 @@ import pytest
 from fullwire.recorder.sampler import SUFFIX
 from fullwire.run.store import read_run
 from tests.conftest import Cli
+from tests.lab.test_lab import eventually, finished, lab_run, needs_namespaces
 from tests.ports import held_port
-from tests.test_lab import eventually, finished, lab_run, needs_namespaces
-from tests.test_record import JOBS, UNCOMPILED, check_rank, needs_torch
+from tests.torch.test_record import JOBS, UNCOMPILED, check_rank, needs_torch
 
 FULLWIRE = [sys.executable, "-m", "fullwire.cli"]
 DDP = [UNCOMPILED, str(JOBS / "ddp.py")]

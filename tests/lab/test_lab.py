@@ -21,7 +21,7 @@ from fullwire.lab.lab import Lab
 from fullwire.lab.messages import LinkRate
 from fullwire.lab.session import run_job
 
-SRC = Path(__file__).resolve().parents[1] / "src"
+SRC = Path(__file__).resolve().parents[2] / "src"
 UNKNOWN = 65533  # a user without a name or a home, as containers have them
 
 # Rank 0 has a connection to rank 1.

@@ -18,9 +18,9 @@ from fullwire.lab.description import describe
 from fullwire.lab.faults import Fault, FaultKind
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import rank_environment
+from tests.lab.test_lab import needs_namespaces
 from tests.rank_processes import RankProcesses
-from tests.test_lab import needs_namespaces
-from tests.test_record import needs_torch
+from tests.torch.test_record import needs_torch
 
 pytestmark = [needs_torch, needs_namespaces]
 

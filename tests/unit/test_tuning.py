@@ -32,7 +32,7 @@ from fullwire.collectives.tuning import (
 from tests.builders import a_run
 from tests.conftest import Cli
 
-TWO_TO_ONE = Path(__file__).resolve().parents[1] / "examples" / "two-to-one.toml"
+TWO_TO_ONE = Path(__file__).resolve().parents[2] / "examples" / "two-to-one.toml"
 clusters = st.builds(
     Cluster,
     workers=st.integers(2, 3000),

@@ -24,9 +24,9 @@ from fullwire.recorder.sampler import SUFFIX
 from fullwire.recorder.samples import SAMPLES, HostSamples, Kind, read_samples
 from fullwire.run.run import Run, Sockets
 from fullwire.run.store import read_run
-from tests.test_lab import CONNECTED, eventually, finished, lab_run, needs_namespaces
+from tests.lab.test_lab import CONNECTED, eventually, finished, lab_run, needs_namespaces
 
-SAMPLER = Path(__file__).resolve().parents[1] / "src/fullwire/recorder/sampler.py"
+SAMPLER = Path(__file__).resolve().parents[2] / "src/fullwire/recorder/sampler.py"
 SENT = 30_000_000
 
 # `grown(512)` waits until this host's sampler has written its first samples after the header of its

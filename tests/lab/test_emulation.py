@@ -23,8 +23,8 @@ from fullwire.run.facts import FactValue
 from fullwire.run.run import Collectives, Gradients, Provenance, Run, Sockets
 from fullwire.run.store import read_run, write
 from tests.builders import MS, a_run, spans
-from tests.test_lab import finished, needs_namespaces
-from tests.test_record import needs_torch, together
+from tests.lab.test_lab import finished, needs_namespaces
+from tests.torch.test_record import needs_torch, together
 
 PROFILE = ((5.0, 2_000_000), (12.0, 400_000), (30.0, 1_200_000))  # ready in ms, bytes
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fullwire.run.store import read_run
-from tests.test_lab import finished, lab_run, needs_namespaces
-from tests.test_record import JOBS, UNCOMPILED, needs_torch, solo
+from tests.lab.test_lab import finished, lab_run, needs_namespaces
+from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch, solo
 
 pytestmark = [needs_namespaces, needs_torch]
 

@@ -14,9 +14,9 @@ from fullwire.recorder.sampler import SUFFIX
 from fullwire.recorder.samples import Kind
 from fullwire.run.placement import host_line_rates_bps, host_of_rank
 from fullwire.run.run import Run
-from tests.test_clocks import set_header
-from tests.test_record import a_process
-from tests.test_sampler import as_written, block
+from tests.lab.test_sampler import as_written, block
+from tests.torch.test_record import a_process
+from tests.unit.test_clocks import set_header
 
 
 def joined(directory: Path, hosts: dict[int, str], rates_bps: dict[str, float]) -> Run:

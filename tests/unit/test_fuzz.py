@@ -15,7 +15,7 @@ import fullwire
 from fullwire.errors import DamagedInput
 from fullwire.importers import read
 from tests.conftest import Cli
-from tests.test_kineto import GEMM, Job
+from tests.unit.test_kineto import GEMM, Job
 from validation import fuzz
 
 
