@@ -336,6 +336,11 @@ class _Collectives:
                 kind="identity", rank=dist.get_rank(), workers=dist.get_world_size(),
                 backend=dist.get_backend(), torch=torch.__version__,
             )  # fmt: skip
+            congestion = getattr(
+                dist.group.WORLD, "congestion", None
+            )  # Fullwire's transport has it
+            if congestion is not None:
+                self._journal.define(kind="fact", name="transport_congestion", value=congestion)
 
 
 def _pair(op: str, here: int, arguments: Sequence[Any]) -> str:
