@@ -59,6 +59,13 @@ _REGISTERED = (
     ),
     Fact("payload_share", float, "", False, "share of the line rate that headers leave"),
     Fact("congestion", str, "", False, "TCP's congestion control on the way between hosts"),
+    Fact(
+        "transport_congestion",
+        str,
+        "",
+        False,
+        "congestion control of the connections of Fullwire's transport, and why",
+    ),
     Fact("hosts", str, "", False, "the host of each rank, in their order, with commas between"),
     Fact("addresses", str, "", False, "addresses of hosts: name=address+address, commas between"),
     Fact("warnings", str, "", False, "what to bear in mind about where this was recorded"),
