@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fullwire.store import read_run
+from fullwire.run.store import read_run
 from tests.old_answers import ANSWERS, DATA, answer, differences, old_runs, questions
 
 QUESTIONS = questions()
