@@ -815,7 +815,7 @@ def test_a_recorded_job_tells_when_each_bucket_was_on_the_wire(tmp_path: Path) -
     )
     run = fw.read(tmp_path / "job.run")
     assert run.complete, run.missing
-    assert run.facts["backend"] == "fullwire"
+    assert run.facts.backend == "fullwire"
     buckets = run.collectives.rows(run.collectives.op == "allreduce")
     assert len(buckets) >= 2 * 5 * 2  # ranks, steps, buckets
     assert (buckets.issue_ns <= buckets.start_ns).all()
