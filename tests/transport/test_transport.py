@@ -885,8 +885,8 @@ def test_a_recorded_job_tells_when_each_bucket_was_on_the_wire(tmp_path: Path) -
     )
     run = fw.read(tmp_path / "job.run")
     assert run.complete, run.missing
-    assert run.facts["backend"] == "fullwire"
-    assert run.facts["transport_congestion"] == str(congestion.congestion_control())
+    assert run.facts.backend == "fullwire"
+    assert run.facts.transport_congestion == str(congestion.congestion_control())
     buckets = run.collectives.rows(run.collectives.op == "allreduce")
     assert len(buckets) >= 2 * 5 * 2  # ranks, steps, buckets
     assert (buckets.issue_ns <= buckets.start_ns).all()
