@@ -229,7 +229,7 @@ def test_what_is_not_there_is_said_to_be_absent(tmp_path: Path, log: Path, name:
         read(tmp_path / name)
 
 
-@pytest.mark.parametrize("path", [None, 5, 5.0, b"x.log", ["x.log"], True, object()])
+@pytest.mark.parametrize("path", [None, 5, 5.0, b"x.log", ["x.log"], True, object])
 def test_what_is_no_path_is_refused(path: object) -> None:
     with pytest.raises(UsageError, match="read: expected a path, got "):
         read(path)  # type: ignore[arg-type]
