@@ -24,7 +24,8 @@ from fullwire.clusters.fabric import (
     Torus,
 )
 from fullwire.run.facts import REGISTRY, Fact, named
-from fullwire.run.run import TABLES, Basis, Origin, Provenance, Run, Table
+from fullwire.run.gaps import Gap
+from fullwire.run.run import TABLES, Basis, ColumnKind, Origin, Provenance, Run, Table
 
 Test = TypeVar("Test", bound=Callable[..., None])
 FUZZ = int(os.environ.get("FULLWIRE_FUZZ", "1"))
@@ -96,10 +97,20 @@ def tables(draw: st.DrawFn, kind: type[Table]) -> Table:
     """Make a table of any values that its columns may hold."""
     rows = draw(st.integers(0, MOST_ROWS))
     columns: dict[str, Any] = {}
-    for name, dtype in kind.column_types().items():
-        values = draw(st.lists(_VALUES[dtype], min_size=rows, max_size=rows))
-        columns[name] = np.array(values, dtype)
+    for name, each in kind.column_kinds().items():
+        values = draw(st.lists(_column_values(each), min_size=rows, max_size=rows))
+        columns[name] = np.array(values, each.dtype)
+    for begin, end in kind.INTERVALS:
+        columns[begin], columns[end] = np.sort([columns[begin], columns[end]], axis=0)
     return kind(**columns)
+
+
+def _column_values(kind: ColumnKind) -> st.SearchStrategy[Any]:
+    if kind.least is None:
+        return _VALUES[kind.dtype]
+    if kind.dtype is np.int64:
+        return st.integers(int(kind.least), 2**63 - 1)
+    return st.floats(kind.least, allow_infinity=False)
 
 
 @st.composite
@@ -183,6 +194,11 @@ def _fact_values(fact: Fact) -> st.SearchStrategy[Any]:
     return pairs.map(lambda each: tuple((float(a), b) for a, b in sorted(each.items())))
 
 
+def _gaps() -> st.SearchStrategy[Gap]:
+    tables_ = st.none() | st.sampled_from(sorted(TABLES))
+    return st.builds(Gap, reason=texts, table=tables_, rank=st.none() | st.integers(0, 2**31))
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
     """Make any run at all."""
@@ -195,7 +211,7 @@ def runs(draw: st.DrawFn) -> Run:
             basis=draw(st.sampled_from(get_args(Basis))),
         ),
         facts=named(draw(facts())),
-        missing=tuple(draw(st.lists(texts, max_size=2))),
+        gaps=tuple(draw(st.lists(_gaps(), max_size=2))),
         **parts,
     )
 
@@ -236,7 +252,7 @@ def _changed(draw: st.DrawFn, content: bytes, start: int, end: int, change: str)
 def same_run(one: Run, other: Run) -> bool:
     """Say whether two runs hold the same to the last bit; not a number equals itself here."""
     return (
-        (one.provenance, one.missing) == (other.provenance, other.missing)
+        (one.provenance, one.gaps) == (other.provenance, other.gaps)
         and _same_facts(one, other)
         and all(same_table(table, getattr(other, name)) for name, table in one.tables())
     )

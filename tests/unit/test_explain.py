@@ -15,6 +15,7 @@ import pytest
 import fullwire as fw
 from fullwire.errors import UsageError
 from fullwire.run.facts import FactValue
+from fullwire.run.gaps import Gap
 from fullwire.run.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans
 from fullwire.timeline.carried import carried_evidence
 from tests.builders import a_run
@@ -584,10 +585,10 @@ def test_no_verdict_rests_on_a_part_of_what_was_written(name: str) -> None:
     table = getattr(job, name)
     left = table.rows(np.arange(len(table) // 2))
     lost = f"{name}: {len(table)} rows were written, {len(left)} can be read"
-    found = fw.explain(dataclasses.replace(job, missing=(lost,), **{name: left}))
+    found = fw.explain(dataclasses.replace(job, gaps=(Gap(lost, name),), **{name: left}))
     assert (found.verdict.kind, found.verdict.reasons) == ("unknown", (lost,))
     assert (found.scaling_factor, found.fixes, found.predictor) == (None, (), None)
-    other = dataclasses.replace(job, missing=(lost.replace(name, "sockets"),))
+    other = dataclasses.replace(job, gaps=(Gap(lost.replace(name, "sockets"), "sockets"),))
     assert fw.explain(other).verdict.kind == "transport"
 
 

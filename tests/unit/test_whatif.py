@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import fullwire as fw
 from fullwire.answers.whatif import WhatIf
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.facts import FactValue
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Run
 from tests.builders import a_run
 
@@ -174,8 +176,9 @@ def test_a_run_without_gradients_is_refused_with_what_is_missing() -> None:
 
 
 def test_a_run_that_lost_its_spans_is_refused_as_damaged() -> None:
-    run = a_run(missing=("spans.parquet: damaged, not read",))
-    bare = Run(provenance=run.provenance, gradients=run.gradients, missing=run.missing)
+    lost = gaps_of(["spans.parquet: damaged, not read"], table="spans")
+    run = dataclasses.replace(a_run(), gaps=lost)
+    bare = Run(provenance=run.provenance, gradients=run.gradients, gaps=run.gaps)
     with pytest.raises(DamagedInput, match=r"a test: nothing is predicted .*: spans.parquet: dama"):
         fw.whatif(bare)
 
