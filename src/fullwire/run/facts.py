@@ -81,6 +81,7 @@ def fact(
 class _JobFacts:
     """What was run, and how it went."""
 
+    workers: int | None = fact("ranks in the job", _AT_LEAST_ONE)
     model: str | None = fact("the network being trained", must_match=True)
     device: str | None = fact("what computes", must_match=True)
     batch: str | None = fact("work of one worker in one step", must_match=True)
@@ -88,7 +89,6 @@ class _JobFacts:
         "arithmetic of the model; gradients are sent as float32", must_match=True
     )
     efficiency: str | None = fact("share of the device's peak that the model assumes")
-    workers: int | None = fact("ranks in the job", _AT_LEAST_ONE)
     buckets: str | None = fact("how gradients are grouped into messages")
     hook: str | None = fact("the communication hook that the script gave DDP")
     torch: str | None = fact("version of PyTorch in the job")
@@ -202,13 +202,16 @@ class _RecordingFacts:
 
 
 # Fields come in the order of the bases from the last to the first: what was run is shown first.
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Facts(_RecordingFacts, _BackendFacts, _NetworkFacts, _HostFacts, _JobFacts):
     """All that is known about a run besides its tables; None stands for what is not known."""
 
     def __post_init__(self) -> None:
         for name, value in self._given():
             object.__setattr__(self, name, _checked(REGISTRY[name], value))
+
+    def __repr__(self) -> str:
+        return f"Facts({', '.join(f'{name}={value!r}' for name, value in self._given())})"
 
     def _given(self) -> Iterator[tuple[str, Any]]:
         """Go through what is not None."""

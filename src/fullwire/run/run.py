@@ -192,8 +192,6 @@ class Gradients(Table):
 class Collectives(Table):
     """Collectives, one row per rank; `bytes` is the payload of one rank before compression."""
 
-    INTERVALS = (("start_ns", "end_ns"),)
-
     rank: Whole
     step: Whole
     sequence: Whole
