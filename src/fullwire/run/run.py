@@ -235,6 +235,7 @@ class Links(Table):
     tx_packets: Count
     rx_packets: Count
     drops: Count
+    speed_bps: Rate = column(default=0.0)  # as the adapter says; 0 where it does not
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
