@@ -108,7 +108,7 @@ def cases(count: int) -> Callable[[Test], Test]:
 
 
 @st.composite
-def tables(draw: st.DrawFn, kind: type[Table]) -> Table:
+def tables(draw: st.DrawFn, kind: type[AnyTable]) -> AnyTable:
     """Make a table of any values that its columns may hold."""
     rows = draw(st.integers(0, MOST_ROWS))
     columns: dict[str, Any] = {}
