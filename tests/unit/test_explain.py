@@ -555,7 +555,7 @@ def test_the_command_keeps_the_keys_that_programs_read(cli: Cli, tmp_path: Path)
 
 
 def test_damaged_and_empty_runs_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
-    wrong = a_job(Rank(100, [("compute", "backward", 50.0, 10.0)]))
+    wrong = a_job(Rank(100, [BACKWARD], [(1_000, 60.0, 50.0)]))
     empty = dataclasses.replace(a_run(), spans=a_run().spans.rows(np.zeros(0, np.int64)))
     for run, status, message in ((wrong, 3, "times that cannot be"), (empty, 2, "nothing to")):
         place = fw.write(run, tmp_path / "job.run", replace=True)

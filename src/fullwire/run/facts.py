@@ -77,7 +77,8 @@ def fact(
     return dataclasses.field(default=None, metadata={"fact": declared})
 
 
-@dataclass(frozen=True, kw_only=True)
+# Only Facts is made: methods of its bases would take 10 ms at each start of a program.
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _JobFacts:
     """What was run, and how it went."""
 
@@ -99,7 +100,7 @@ class _JobFacts:
     remarks: str | None = fact("what whoever read foreign traces had to take for granted")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _HostFacts:
     """Where the ranks were, and what they took of their processors and disks."""
 
@@ -124,7 +125,7 @@ class _HostFacts:
     clock_scatter_s: Pairs | None = fact("how sure it is what each clock showed", _TIME)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _NetworkFacts:
     """What joins the ranks."""
 
@@ -145,7 +146,7 @@ class _NetworkFacts:
     cluster: str | None = fact("the described cluster that the job ran on, as TOML")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _BackendFacts:
     """What the ranks communicate with, and how: measured, told by NCCL, or played."""
 
@@ -173,7 +174,7 @@ class _BackendFacts:
     nccl_layout_bps: float | None = fact("what NCCL laid its rings out for", _DELIVERED)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _RecordingFacts:
     """What recording cost, and what captures hold."""
 
