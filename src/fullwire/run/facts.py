@@ -151,6 +151,9 @@ class _BackendFacts:
     """What the ranks communicate with, and how: measured, told by NCCL, or played."""
 
     backend: str | None = fact("what torch.distributed sends with")
+    transport_congestion: str | None = fact(
+        "congestion control of the connections of Fullwire's transport, and why"
+    )
     transport: str | None = fact("how much of the line rate carries payload")
     algorithm: str | None = fact("how the workers add their gradients up")
     compression: str | None = fact("what shrinks the gradients on the wire")
