@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fullwire.run.facts import Facts
 from fullwire.run.store import read_run
 from tests.old_answers import ANSWERS, DATA, answer, differences, old_runs, questions
 
@@ -66,8 +67,8 @@ def test_a_trace_becomes_the_run_that_it_became(name: str, tmp_path: Path) -> No
             np.testing.assert_array_equal(getattr(getattr(now, table), column), values)
 
 
-def as_read(facts: Any) -> Any:
-    return json.loads(json.dumps(dict(facts)))
+def as_read(facts: Facts) -> Any:
+    return json.loads(json.dumps(facts.known()))
 
 
 @pytest.mark.parametrize(
