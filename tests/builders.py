@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fullwire.run.facts import FactValue, named
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Gradients, Provenance, Run, Spans
 
 MS = 1_000_000  # nanoseconds
@@ -29,7 +30,7 @@ def a_run(
     return Run(
         provenance=Provenance(origin="imported", source=source),
         facts=named({"workers": 1} if facts is None else facts),
-        missing=missing,
+        gaps=gaps_of(missing),
         spans=spans(
             ("host", "step", 0, step_end),
             ("compute", "forward", 0, begin),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.run.facts import FactValue, named
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Collectives, Gradients, Origin, Provenance, Run, Spans
 
 MS = 1_000_000  # nanoseconds
@@ -48,7 +49,7 @@ def a_job(
     return Run(
         provenance=Provenance(origin=origin, source="a test"),
         facts=named({"workers": count, **(GIGABIT if facts is None else facts)}),
-        missing=missing,
+        gaps=gaps_of(missing),
         spans=_spans(spans),
         collectives=_collectives(collectives, op),
     )

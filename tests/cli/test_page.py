@@ -20,6 +20,7 @@ from fullwire.errors import UsageError
 from fullwire.report.page import page, write_page
 from fullwire.report.page.contents import contents
 from fullwire.run.facts import Facts
+from fullwire.run.gaps import Gap
 from fullwire.run.run import Provenance, Run
 from tests.browser import Browser, browser
 from tests.conftest import Cli
@@ -66,7 +67,7 @@ def hostile(run: Run) -> Run:
         run,
         provenance=Provenance(origin="measured", source=EVIL),
         facts=run.facts | Facts(model=EVIL, warnings=EVIL),
-        missing=(EVIL,),
+        gaps=(Gap(EVIL),),
         spans=dataclasses.replace(run.spans, name=names),
     )
 

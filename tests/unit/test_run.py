@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fullwire.errors import UsageError
 from fullwire.run.facts import Facts, named
+from fullwire.run.gaps import Gap
 from fullwire.run.run import TABLES, Gradients, Hosts, Provenance, Run, Spans, Table
 from tests.builders import a_run
 from tests.strategies import cases, tables
@@ -122,8 +123,9 @@ def test_rows_are_chosen_by_mask_or_by_number(table: Table, data: st.DataObject)
     [
         ({"facts": {"workers": 8}}, "facts: expected Facts, got {'workers': 8}"),
         ({"facts": None}, "facts: expected Facts, got None"),
-        ({"missing": "all of it"}, "missing: expected a tuple of sentences, got 'all of it'"),
-        ({"missing": (1,)}, "missing: expected text"),
+        ({"gaps": "all of it"}, "gaps: expected a tuple of Gap, got 'all of it'"),
+        ({"gaps": ("all",)}, "gaps: expected a tuple of Gap, got ('all',)"),
+        ({"gaps": (Gap("\udcff"),)}, "gaps: expected text that a file can hold"),
         ({"spans": Gradients.empty()}, "spans: expected Spans"),
         ({"spans": None}, "spans: expected Spans, got None"),
     ],

@@ -22,8 +22,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fullwire.answers.fixes import MANY, MUCH_BYTES
+from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
-from fullwire.run.store import unread
 from fullwire.timeline.account import Account, Late, Part, late_ranks
 from fullwire.timeline.ahead import (
     gap_words,
@@ -129,7 +129,7 @@ class Case:
     @property
     def lost(self) -> tuple[str, ...]:
         """Return what is said of the tables that an account rests on, if not all can be read."""
-        return unread(self.run, RESTS_ON)
+        return reasons(self.run.gaps, RESTS_ON)
 
     def largest(self) -> tuple[str, float]:
         """Return the largest part other than computation."""

@@ -27,6 +27,7 @@ from fullwire.files import name_of, opened_plain
 from fullwire.importers.kineto.recognise import dtype_of, op_of
 from fullwire.importers.protobuf import BrokenMessageError, Field, fields, messages, signed
 from fullwire.run.facts import Facts
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans
 
 _MOST_MESSAGE_BYTES = 64 * 2**20
@@ -158,7 +159,7 @@ def _run(paths: Sequence[Path], traces: Mapping[int, _Trace], missing: list[str]
             origin="imported", source=", ".join(name_of(path) for path in paths[:_SHOWN])
         ),
         facts=_facts(world, traces),
-        missing=tuple(missing),
+        gaps=gaps_of(missing),
         spans=Spans.joined([_spans(rank, trace, zero_ns) for rank, trace in traces.items()]),
         collectives=Collectives.joined(
             [_table(rank, trace, zero_ns) for rank, trace in traces.items()]

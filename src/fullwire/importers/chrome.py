@@ -21,6 +21,7 @@ import numpy as np
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of, opened_plain
 from fullwire.run.facts import Facts, named
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
 
 _BEGINNING = b'{"fullwire": 1, "displayTimeUnit": "ms", "traceEvents": ['
@@ -113,7 +114,7 @@ def _run(path: Path, rows: _Rows, about: _About | None, missing: list[str]) -> R
     return Run(
         provenance=provenance,
         facts=facts,
-        missing=tuple(missing),
+        gaps=gaps_of(missing),
         spans=rows.table(Spans),
         gradients=rows.table(Gradients),
         collectives=rows.table(Collectives),

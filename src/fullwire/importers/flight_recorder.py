@@ -33,6 +33,7 @@ from fullwire.files import name_of, opened_plain
 from fullwire.importers import pickles
 from fullwire.importers.kineto.recognise import dtype_of, op_of
 from fullwire.run.facts import Facts
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run
 
 _MOST_FILE_BYTES = 512 * 2**20  # pickled: what is kept of it is bounded by itself
@@ -126,7 +127,7 @@ def _run(paths: Sequence[Path], dumps: Mapping[int, _Dump], missing: list[str]) 
             origin="imported", source=", ".join(name_of(path) for path in paths[:_NAMED])
         ),
         facts=facts,
-        missing=tuple(missing),
+        gaps=gaps_of(missing),
         collectives=Collectives(
             rank=np.array([rank for rank, _ in rows], np.int64),
             step=np.full(len(rows), -1),

@@ -32,6 +32,7 @@ import numpy as np
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
 from fullwire.run.facts import Facts
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans, Whole
 from fullwire.units import shown
 
@@ -138,7 +139,7 @@ def read_horovod(path: Path) -> Run:
     return Run(
         provenance=Provenance(origin="imported", source=name_of(path)),
         facts=facts,
-        missing=tuple(missing),
+        gaps=gaps_of(missing),
         spans=_spans(book, ranks, steps),
         collectives=_table(book.collectives, steps),
     )

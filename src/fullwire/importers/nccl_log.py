@@ -24,6 +24,7 @@ from pathlib import Path
 from fullwire.errors import DamagedInput
 from fullwire.files import files_like, name_of, opened_plain
 from fullwire.run.facts import NO_FACTS, Facts, named
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Provenance, Run
 
 _LONGEST_LINE = 64 * 1024
@@ -97,14 +98,14 @@ def read_nccl_logs(paths: Sequence[Path]) -> Run:
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths[:_SHOWN]))),
         facts=facts | Facts(remarks="NCCL's log says how a job was set up, not how it ran"),
-        missing=missing,
+        gaps=gaps_of(missing),
     )
 
 
 def with_logs(run: Run, paths: Sequence[Path]) -> Run:
     """Add to the run of a job what its logs say; what the run knows itself stays."""
     facts, missing = log_facts(paths)
-    return replace(run, facts=facts | run.facts, missing=(*run.missing, *missing))
+    return replace(run, facts=facts | run.facts, gaps=gaps_of([*run.gaps, *missing]))
 
 
 def log_facts(paths: Iterable[Path]) -> tuple[Facts, tuple[str, ...]]:

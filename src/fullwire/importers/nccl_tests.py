@@ -23,6 +23,7 @@ from fullwire.errors import DamagedInput
 from fullwire.files import lines_of, name_of
 from fullwire.importers.nccl_log import log_facts, read_nccl_logs
 from fullwire.run.facts import NO_FACTS, Facts
+from fullwire.run.gaps import Gap, gaps_of
 from fullwire.run.run import Collectives, Provenance, Run
 
 _LONGEST_LINE = 64 * 1024
@@ -191,7 +192,7 @@ def read_nccl_tests(paths: Sequence[Path]) -> Run:
         if said == NO_FACTS:
             raise
         run = read_nccl_logs(paths)
-        return replace(run, missing=(*run.missing, str(error)))
+        return replace(run, gaps=(*run.gaps, Gap(str(error))))
     devices = dict.fromkeys(table.device for table in tables if table.device)
     facts = said | Facts(
         workers=max(table.workers for table in tables),
@@ -206,7 +207,7 @@ def read_nccl_tests(paths: Sequence[Path]) -> Run:
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths))),
         facts=facts,
-        missing=(*(each for table in tables for each in table.problems), *problems),
+        gaps=gaps_of([*(each for table in tables for each in table.problems), *problems]),
         collectives=Collectives.joined(parts),
     )
 

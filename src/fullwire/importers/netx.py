@@ -29,6 +29,7 @@ from fullwire.collectives.cost import AddTimes
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import lines_of, name_of
 from fullwire.run.facts import Facts
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Gradients, Provenance, Real, Run, Spans, Whole
 from fullwire.units import NUMBER, shown
 
@@ -77,7 +78,7 @@ def read_netx(path: Path, *, step_time_s: float | None, reduce_cost: Path | None
     return Run(
         provenance=Provenance(origin="imported", source=name),
         facts=Facts(workers=1, reduce_cost=cost),
-        missing=cut,
+        gaps=gaps_of(cut),
         spans=_spans(step_ns, backward_ns),
         gradients=_gradients(step_ns - backward_ns + ready_ns, log.sizes),
     )

@@ -24,6 +24,7 @@ from fullwire.packets.capture_clocks import ClockOffset, Passed, clock_offsets, 
 from fullwire.packets.pcap import Scanned
 from fullwire.run.endpoint import address_of, endpoint, host_of
 from fullwire.run.facts import Facts, named
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import (
     UNREAD,
     AnyTable,
@@ -100,7 +101,7 @@ def run_of(scans: Sequence[Scanned]) -> Run:
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(each.name for each in captures)),
         facts=_facts(captures, chosen) | told,
-        missing=tuple(_missing(captures)),
+        gaps=gaps_of(_missing(captures)),
         flows=_flows(captures, chosen, ahead_ns),
         connections=_connections(captures, chosen, ahead_ns),
         messages=_messages(captures, chosen, ahead_ns),

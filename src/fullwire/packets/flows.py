@@ -117,7 +117,7 @@ def _at_once(run: Run, model_bytes: float | None) -> Traffic:
     if len(parts) == 1:
         return _together(run, parts[0], model_bytes)
     hosts_only = run.facts.only(_OF_HOSTS)
-    each = replace(run, facts=hosts_only, missing=())  # the rest is true of all together
+    each = replace(run, facts=hosts_only, gaps=())  # the rest is true of all together
     return _apart(run, edges, tuple(_together(each, part, model_bytes) for part in parts))
 
 

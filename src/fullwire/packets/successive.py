@@ -81,7 +81,7 @@ def _during(run: Run, begin_ns: int, end_ns: int | None) -> Run:
     return replace(
         run,
         facts=run.facts.only(_OF_HOSTS),
-        missing=(),
+        gaps=(),
         flows=rows(run.flows, run.flows.start_ns, width_ns),
         connections=rows(run.connections, run.connections.start_ns),
         messages=rows(run.messages, run.messages.begin_ns),

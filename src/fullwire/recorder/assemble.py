@@ -44,6 +44,7 @@ from fullwire.recorder.steps import (
 )
 from fullwire.run.emulation import undilated
 from fullwire.run.facts import NO_FACTS, Facts, Pairs, named
+from fullwire.run.gaps import Gap
 from fullwire.run.run import (
     TABLES,
     Basis,
@@ -126,9 +127,8 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     missing += _who_was_not_met(directories) if not chosen else []
     missing += what_is_not_sampled(chosen, clocks, samples)
     found = _facts(chosen, workers) | host_facts(chosen, workers, clocks, samples)
-    costs, unwritten = _write_ranks(chosen, clocks, known, writer)
+    costs, of_ranks = _write_ranks(chosen, clocks, known, writer)
     found |= costs
-    missing += unwritten
     _write_samples(samples, sample_shifts(chosen, clocks, samples), known, writer)
     captured, unreadable = read_captured(directories, wall_zero_ns(chosen, clocks, samples))
     missing += unreadable
@@ -139,7 +139,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
         writer.add(flows=seen.flows, connections=seen.connections, messages=seen.messages)
     outline = known.undilated(Run(provenance=known.provenance, facts=found))
     facts = _together(outline.facts, known.facts)
-    return writer.finish(known.provenance, facts, [*missing, *known.missing])
+    return writer.finish(known.provenance, facts, [*missing, *of_ranks, *known.missing])
 
 
 def _together(found: Facts, known: Facts) -> Facts:
@@ -181,14 +181,14 @@ def _write_ranks(
     clocks: Clocks,
     known: Known,
     writer: RunWriter,
-) -> tuple[Facts, list[str]]:
+) -> tuple[Facts, list[Gap]]:
     """Write all ranks' tables; return the facts of what they cost, and what is missing."""
-    missing: list[str] = []
+    gaps: list[Gap] = []
     costs_s: list[float] = []
     used_s: list[tuple[float, float, float]] = []
     before_forward: list[tuple[float, float, float]] = []
     for rank in (_rank(each, clocks[machine_of(each)].shift_ns) for each in journals):
-        missing += _write_rank(rank, known, writer)
+        gaps += (Gap(each, rank=rank.number) for each in _write_rank(rank, known, writer))
         costs_s += _recorder_cost_s(rank)
         used_s += _processor_s(rank)
         before_forward += _before_forward(rank)
@@ -199,7 +199,7 @@ def _write_ranks(
         before_forward_processor_s=tuple((rank, s) for rank, s, _ in before_forward) or None,
         before_forward_read_bytes=tuple((rank, size) for rank, _, size in before_forward) or None,
     )
-    return costs, missing
+    return costs, gaps
 
 
 def _write_samples(

@@ -77,10 +77,12 @@ def fact(
     return dataclasses.field(default=None, metadata={"fact": declared})
 
 
-@dataclass(frozen=True, kw_only=True)
+# Only Facts is made: methods of its bases would take 10 ms at each start of a program.
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _JobFacts:
     """What was run, and how it went."""
 
+    workers: int | None = fact("ranks in the job", _AT_LEAST_ONE)
     model: str | None = fact("the network being trained", must_match=True)
     device: str | None = fact("what computes", must_match=True)
     batch: str | None = fact("work of one worker in one step", must_match=True)
@@ -88,7 +90,6 @@ class _JobFacts:
         "arithmetic of the model; gradients are sent as float32", must_match=True
     )
     efficiency: str | None = fact("share of the device's peak that the model assumes")
-    workers: int | None = fact("ranks in the job", _AT_LEAST_ONE)
     buckets: str | None = fact("how gradients are grouped into messages")
     hook: str | None = fact("the communication hook that the script gave DDP")
     torch: str | None = fact("version of PyTorch in the job")
@@ -99,7 +100,7 @@ class _JobFacts:
     remarks: str | None = fact("what whoever read foreign traces had to take for granted")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _HostFacts:
     """Where the ranks were, and what they took of their processors and disks."""
 
@@ -124,7 +125,7 @@ class _HostFacts:
     clock_scatter_s: Pairs | None = fact("how sure it is what each clock showed", _TIME)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _NetworkFacts:
     """What joins the ranks."""
 
@@ -145,7 +146,7 @@ class _NetworkFacts:
     cluster: str | None = fact("the described cluster that the job ran on, as TOML")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _BackendFacts:
     """What the ranks communicate with, and how: measured, told by NCCL, or played."""
 
@@ -176,7 +177,7 @@ class _BackendFacts:
     nccl_layout_bps: float | None = fact("what NCCL laid its rings out for", _DELIVERED)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _RecordingFacts:
     """What recording cost, and what captures hold."""
 
@@ -205,13 +206,16 @@ class _RecordingFacts:
 
 
 # Fields come in the order of the bases from the last to the first: what was run is shown first.
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Facts(_RecordingFacts, _BackendFacts, _NetworkFacts, _HostFacts, _JobFacts):
     """All that is known about a run besides its tables; None stands for what is not known."""
 
     def __post_init__(self) -> None:
         for name, value in self._given():
             object.__setattr__(self, name, _checked(REGISTRY[name], value))
+
+    def __repr__(self) -> str:
+        return f"Facts({', '.join(f'{name}={value!r}' for name, value in self._given())})"
 
     def _given(self) -> Iterator[tuple[str, Any]]:
         """Go through what is not None."""

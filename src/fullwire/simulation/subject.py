@@ -6,8 +6,8 @@ from fullwire.clusters.description import described
 from fullwire.clusters.fabric import Fabric
 from fullwire.collectives.cost import AddTimes
 from fullwire.errors import DamagedInput
+from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
-from fullwire.run.store import unread
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import line_rate_bps
 from fullwire.simulation.sweep import Grid, Subject
@@ -18,7 +18,7 @@ _RESTS_ON = ("spans", "collectives", "gradients")  # tables
 
 def plain_subject(name: str, run: Run) -> Subject:
     """Take a run's typical step as it is."""
-    if lost := unread(run, _RESTS_ON):
+    if lost := reasons(run.gaps, _RESTS_ON):
         raise DamagedInput(name, f"nothing is predicted from what is left of it: {lost[0]}")
     points = run.facts.reduce_cost or ()
     adds = AddTimes(points)

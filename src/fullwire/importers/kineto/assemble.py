@@ -23,6 +23,7 @@ from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import looks_like, scanned
 from fullwire.run.facts import Facts, Pairs
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.units import show_ranks, show_time, shown
 
@@ -184,7 +185,9 @@ class Job:
                 source=sources if len(paths) <= _MOST_NAMED else f"{sources} and others",
             ),
             facts=_facts(dict(ordered), clocks),
-            missing=(*missing, *_absent_ranks(self.ranks), *_absent_sizes(self.ranks.values())),
+            gaps=gaps_of(
+                [*missing, *_absent_ranks(self.ranks), *_absent_sizes(self.ranks.values())]
+            ),
         )
 
 
@@ -246,7 +249,7 @@ def read_kineto(paths: Sequence[Path], *, communication: str | None = None) -> R
     return Run(
         provenance=outline_of_all.provenance,
         facts=outline_of_all.facts,
-        missing=outline_of_all.missing,
+        gaps=outline_of_all.gaps,
         spans=Spans.joined([each.spans for each in ranks]),
         gradients=Gradients.joined([each.gradients for each in ranks]),
         collectives=Collectives.joined([each.collectives for each in ranks]),
