@@ -21,7 +21,7 @@ import fullwire as fw
 from fullwire.packets.flows import Traffic
 from fullwire.report.traffic import traffic_sentences
 from tests import wires as w
-from validation import arguments
+from validation import arguments, results
 
 MB = 10**6
 NONE = "nothing"  # that could be said, so nothing should be
@@ -546,7 +546,16 @@ def main() -> None:
         if words:
             print(" ", " ".join(traffic_sentences(result)))
             print(*(f"    {each}" for each in result.audit), f"    {took_s:.2f} s", sep="\n")
-    print(", ".join(f"{count} {verdict}" for verdict, count in tally.items()))
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
+    print(summary)
+    if not words and groups is GROUPS:
+        results.write(
+            "wires",
+            claim="`flows` says the truth about a capture, or leaves it open.",
+            anchor="trainings played packet by packet, whose answers are known",
+            summary=summary,
+            cases=sum(tally.values()),
+        )
 
 
 if __name__ == "__main__":
