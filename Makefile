@@ -5,7 +5,7 @@ PYTHON ?= python3
 # PIP_EXTRA_INDEX_URL), it takes that one; else it brings the CUDA libraries along.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test quick sanitize environment
+.PHONY: demo test quick sanitize docs environment
 
 demo: .venv/ready
 	@SHORT=$(SHORT) bash examples/demo.sh
@@ -25,6 +25,10 @@ quick: .venv/ready
 sanitize: .venv/ready
 	.venv/bin/python -m pytest tests/transport/test_transport_races.py
 
+# The site, in build/site. Reference pages are made from the code; a broken link is an error.
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
+
 environment: .venv/ready
 
 # Native code is built when the package is installed, so a change there installs it anew. Python is
@@ -32,6 +36,6 @@ environment: .venv/ready
 .venv/ready: Makefile pyproject.toml CMakeLists.txt $(wildcard native/*.cpp native/*/*)
 	@bash .ci/prerequisites $(PYTHON)
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable ".[test,bench]"
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable ".[test,bench,docs]"
 	.venv/bin/python -m compileall -q src
 	@touch $@
