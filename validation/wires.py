@@ -357,6 +357,9 @@ def places() -> Iterator[Case]:
     def taken(name: str, how: w.Capturing) -> Case:
         return place(name, partial(everywhere, how=how))
 
+    def with_losses(seen: w.Packets, share: float) -> list[bytes]:
+        return everywhere(w.lossy(seen, share))
+
     for snap in (54, 64, 66, 128, 262_144):
         yield taken(f"snap {snap}", w.Capturing(snap=snap))
     for link in ("vlan", "cooked", "cooked2", "raw", "vxlan"):
@@ -380,10 +383,7 @@ def places() -> Iterator[Case]:
     yield place("begun in mid-job", begun_late, Truth(iterations=7, may_be_sharded=True))
     yield place("one way only", lambda seen: everywhere(seen.rows(seen.payload > 0)))
     for percent in (0.1, 1, 5):
-        yield place(
-            f"{percent} % of packets missed",
-            lambda seen, share=percent / 100: everywhere(w.lossy(seen, share)),
-        )  # type: ignore[misc]
+        yield place(f"{percent} % of packets missed", partial(with_losses, share=percent / 100))
     yield place("each packet twice", lambda seen: everywhere(w.twice(seen)))
     yield place("each packet twice, 50 us later", lambda seen: everywhere(w.twice(seen, 50_000)))
     sent = partial(w.packets, plain().on(w.Network(hosts=4)).sent)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import html
 import re
 import sys
+import tempfile
 from pathlib import Path
 
-from docs.making.blocks import printed_by
+from docs.making.blocks import ROOT, printed_by, session, workplace
 
+PICTURE = ROOT / "docs/pictures/answer.svg"
 _WIDE, _HIGH, _LEFT, _TOP = 8.4, 19, 18, 34
 _COLUMNS = 102
 _INK, _PAPER, _BAR, _BLAMED = "#d7dce2", "#15191f", "#5b8bd0", "#e0a23c"
@@ -57,17 +59,23 @@ def _row(line: str, number: int) -> str:
     text = re.sub("[█·]", " ", line)
     for word in re.finditer(r"\S+(?: \S+)*", text):
         left = _LEFT + word.start() * _WIDE
-        width = f' textLength="{len(word[0]) * _WIDE:.1f}"'
         parts.append(
-            f'<text x="{left:.1f}" y="{top}" fill="{_INK}"{width}>{html.escape(word[0])}</text>'
+            f'<text x="{left:.1f}" y="{top}" fill="{_INK}" '
+            f'textLength="{len(word[0]) * _WIDE:.1f}">{html.escape(word[0])}</text>'
         )
     return "".join(parts)
 
 
 def main() -> None:
-    """Write the picture of the named run."""
-    run, path = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
-    path.write_text(picture(run))
+    """Draw the named run, or the one that the README's first command records."""
+    with tempfile.TemporaryDirectory() as name:
+        if len(sys.argv) > 1:
+            run = Path(sys.argv[1]).resolve()
+        else:
+            run = Path(name, "before.run")
+            workplace(run.parent)
+            printed_by(session(ROOT / "README.md").commands[0].command, run.parent)
+        PICTURE.write_text(picture(run))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ OF_ITS_OWN = {  # set by one part of Fullwire for another one
     "FULLWIRE_MPI_SOCKET",
     "FULLWIRE_MPI_STORE_PORT",
 }
+MOST = 90  # characters of a signature on one line
 UNITS = {
     "_s": "seconds",
     "_ns": "nanoseconds",
@@ -122,16 +123,11 @@ def _class(name: str, value: type) -> Iterator[str]:
 
 
 def _signature(name: str, function: Any) -> str:
-    text = re.sub(
-        r"\b(?:fullwire|typing|collections\.abc)\.[\w.]*?(\w+)\b",
-        r"\1",
-        str(inspect.signature(function)),
-    )
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
+    text = re.sub(r"\b(?:fullwire|typing|collections\.abc)\.[\w.]*?(\w+)\b", r"\1", text)
     shown = f"{name}{text}"
-    if len(shown) > 90:
-        shown = re.sub(
-            r", (?=\*?\w+\s*[:=,])|\((?=\w+:)", lambda m: f"{m[0].rstrip()}\n    ", shown
-        )
+    if len(shown) > MOST:  # one parameter a line
+        shown = re.sub(r"(,) (?=\*?\w+\s*[:=,])|(\()(?=\w+:)", r"\1\2\n    ", shown)
     return f"```python\n{shown}\n```"
 
 
@@ -221,12 +217,10 @@ def _answers() -> Iterator[tuple[str, Any]]:
             f"show {run}",
         ):
             try:
-                yield (
-                    words.replace(f"{place}/", ""),
-                    json.loads(_printed([*words.split(), "--json"])),
-                )
+                answer = json.loads(_printed([*words.split(), "--json"]))
             except FullwireError as error:
                 raise RuntimeError(f"the reference asks `fullwire {words}`: {error}") from error
+            yield words.replace(f"{place}/", ""), answer
 
 
 def _printed(words: list[str]) -> str:
@@ -335,7 +329,7 @@ def settings() -> str:
 def _variables() -> set[str]:
     files = [*PACKAGE.rglob("*.py"), *NATIVE.rglob("*.cpp")]
     text = "\n".join(path.read_text() for path in files)
-    return {name for name in re.findall(r"[\"'](FULLWIRE_[A-Z_]+)[\"']", text)}
+    return set(re.findall(r"[\"'](FULLWIRE_[A-Z_]+)[\"']", text))
 
 
 def built_in() -> str:

@@ -51,11 +51,28 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put results and pictures where a page asks for them."""
     markdown = validation.with_results(markdown)
-    if "<!-- picture of rooms -->" in markdown:
-        from tests.unit.test_structure import LEVELS
-
-        markdown = markdown.replace("<!-- picture of rooms -->", diagrams.rooms(LEVELS))
+    for mark, picture in PICTURES.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, picture())
     return markdown
+
+
+def rooms() -> str:
+    """Draw the rooms as the test of the structure knows them."""
+    from tests.unit.test_structure import LEVELS
+
+    return diagrams.rooms(LEVELS)
+
+
+def account() -> str:
+    """Draw the parts of the account with their names."""
+    from fullwire.report.explanation import SHOWN_AS
+    from fullwire.timeline.account import Part
+
+    return diagrams.account([(part.key, SHOWN_AS[part.key]) for part in Part])
+
+
+PICTURES = {"<!-- picture of rooms -->": rooms, "<!-- picture of the account -->": account}
 
 
 def moved(source: str, name: str) -> str:
