@@ -97,6 +97,32 @@ def write(name: str, *, tables: Sequence[Table] = (), **found: Any) -> Path:
     return path
 
 
+def renew(name: str, **found: Any) -> Path:
+    """Write what a script found anew; claim, anchor and measure stay those of the file."""
+    before = read(name)
+    kept = {field: getattr(before, field) for field in ("claim", "anchor", "measure")}
+    return write(name, **kept, **found)
+
+
+def rows(lines: Sequence[str]) -> list[list[Cell]]:
+    """Return the cells of printed Markdown rows."""
+    return [[cell.strip() for cell in line.strip().strip("|").split(" |")] for line in lines]
+
+
+def said_of(errors: Sequence[float], holds: Sequence[bool] = ()) -> dict[str, Any]:
+    """Return the summary, the spread and the coverage of predictions."""
+    figures = spread(errors)
+    summary = f"median error {figures['median']:.1%}, worst {figures['worst']:.1%}"
+    if not holds:
+        return {"summary": summary, "cases": len(errors), **figures}
+    return {
+        "summary": f"{summary}; {sum(holds)} of {len(holds)} in their interval",
+        "cases": len(errors),
+        "coverage": sum(holds) / len(holds),
+        **figures,
+    }
+
+
 def read(name: str) -> Result:
     """Read one result."""
     return msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=Result)

@@ -35,16 +35,14 @@ def rooms(levels: Mapping[str, int]) -> str:
 
 
 def account(parts: Sequence[tuple[str, str]]) -> str:
-    """Draw the order in which an instant of a step is given to a part."""
+    """Draw the parts of an account with their names."""
     lines: list[str] = []
     for number, (key, meaning) in enumerate(parts):
         top = _PAD + 34 * number
         lines.append(_box(_PAD, top, 150, 24))
         lines.append(_text(_PAD + 75, top + 16, key, anchor="middle"))
         lines.append(_text(180, top + 16, meaning))
-        if number:
-            lines.append(_text(_PAD + 72, top - 1, "↓"))
-    return _svg("Parts of the account, in order", 760, 34 * len(parts) + _PAD, lines)
+    return _svg("Parts of the account", 760, 34 * len(parts) + _PAD, lines)
 
 
 def _columns_of_boxes(
