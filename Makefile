@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 # Versions of all else, for the Python that made them; without any: LOCK= make environment.
 LOCK ?= requirements.lock
 
-.PHONY: demo test quick sanitize environment lock
+.PHONY: demo test quick sanitize docs environment lock
 
 demo: .venv/ready
 	@SHORT=$(SHORT) bash examples/demo.sh
@@ -28,6 +28,10 @@ quick: .venv/ready
 sanitize: .venv/ready
 	.venv/bin/python -m pytest tests/transport/test_transport_races.py
 
+# The site, in build/site. Reference pages are made from the code; a broken link is an error.
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
+
 environment: .venv/ready
 
 # Makes the lock anew, of the newest versions that go together.
@@ -41,6 +45,6 @@ lock: .venv/ready
 	@bash .ci/prerequisites $(PYTHON)
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK)) \
-		"$(TORCH)" --editable ".[test,bench]"
+		"$(TORCH)" --editable ".[test,bench,docs]"
 	.venv/bin/python -m compileall -q src
 	@touch $@

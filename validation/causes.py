@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fullwire as fw
-from validation import arguments
+from validation import arguments, results
 
 JOB = Path(__file__).parent / "jobs" / "cause.py"
 LONGEST_JOB_S = 120.0
@@ -123,7 +123,7 @@ def main() -> None:
     if unknown := [name for name in names if name not in CAUSES]:
         taken.error(f"expected some of {', '.join(CAUSES)}; got {unknown[0]!r}")
     print(f"{'cause':<20} {'expected':<10} right  {'found':<22} its share of the step")
-    wrong = 0
+    wrong, rows = 0, []
     for name in names:
         cause = CAUSES[name]
         found = [explained(cause) for _ in range(repeats)]
@@ -132,8 +132,18 @@ def main() -> None:
         kinds = Counter(each.verdict.kind for each in found)
         shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         shares = " ".join(f"{share:.0%}" for share in _shares(cause, found))
+        rows.append([name, cause.verdict, f"{right} of {repeats}", shown, shares])
         print(
             f"{name:<20} {cause.verdict:<10} {right} of {repeats}  {shown:<20} {shares}", flush=True
+        )
+    if set(names) == set(CAUSES):
+        cases = repeats * len(names)
+        columns = ["cause", "expected", "right", "found", "its share of the step"]
+        results.renew(
+            "causes",
+            summary=f"{cases - wrong} of {cases} verdicts right, {len(names)} causes",
+            cases=cases,
+            tables=[results.Table(columns=columns, rows=rows)],
         )
     sys.exit(1 if wrong else 0)
 

@@ -21,7 +21,7 @@ import fullwire as fw
 from fullwire.answers.verification import Verification, verify
 from fullwire.simulation.calibrate import share_of_others
 from fullwire.units import show_time
-from validation import arguments
+from validation import arguments, results
 
 LONGEST_S = 90.0
 TRIES = 5  # for links as fast as they should be, on a machine that has other work
@@ -44,6 +44,20 @@ class Held(NamedTuple):
 
     found: Verification
     is_quiet: bool
+    line: str
+
+
+COLUMNS = [
+    "job",
+    "from",
+    "to",
+    "measured",
+    "predicted",
+    "interval",
+    "error",
+    "holds",
+    "beside other work",
+]
 
 
 def main() -> None:
@@ -52,10 +66,7 @@ def main() -> None:
     taken.add_argument("directory", type=Path)
     place = taken.parse_args().directory
     place.mkdir(parents=True, exist_ok=True)
-    print(
-        "| job | from | to | measured | predicted | interval | error | holds | beside other work |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     held = [each for kind, backend in CELLS for each in _crossed(kind, backend, place)]
     for name, chosen in (("all", held), ("alone on the machine", [e for e in held if e.is_quiet])):
         if chosen:
@@ -64,6 +75,9 @@ def main() -> None:
                 f"\n{name}: {len(chosen)} predictions, median error {np.median(errors):.1%}, worst "
                 f"{errors.max():.1%}; the interval holds {sum(e.found.holds for e in chosen)}"
             )
+    told = results.said_of([e.found.error for e in held], [e.found.holds for e in held])
+    table = results.Table(columns=COLUMNS, rows=results.rows([each.line for each in held]))
+    results.renew("cells", tables=[table], **told)
 
 
 def _crossed(kind: str, backend: str, place: Path) -> Iterator[Held]:
@@ -75,14 +89,14 @@ def _crossed(kind: str, backend: str, place: Path) -> Iterator[Held]:
             found = None if cell == shown else verify(before, after)
             if found is None:
                 continue
-            print(
+            line = (
                 f"| {kind}, {backend} | {shown} | {cell} | {show_time(found.measured_s)} | "
                 f"{show_time(found.predicted_s)} | {show_time(found.low_s)} to "
                 f"{show_time(found.high_s)} | {found.error:+.1%} | "
-                f"{'yes' if found.holds else 'NO'} | {beside[shown]:.0%}, {beside[cell]:.0%} |",
-                flush=True,
+                f"{'yes' if found.holds else 'NO'} | {beside[shown]:.0%}, {beside[cell]:.0%} |"
             )
-            yield Held(found, max(beside[shown], beside[cell]) < MUCH)
+            print(line, flush=True)
+            yield Held(found, max(beside[shown], beside[cell]) < MUCH, line)
 
 
 def recorded(kind: str, backend: str, cell: str, place: Path) -> fw.Run:

@@ -16,7 +16,7 @@ from pathlib import Path
 from fullwire.answers.verification import verify
 from fullwire.simulation.typical import typical_step
 from fullwire.units import show_time
-from validation import arguments
+from validation import arguments, results
 from validation.emulated_jobs import Job, recorded
 
 JOBS = (
@@ -39,14 +39,30 @@ def main() -> None:
     given = taken.parse_args()
     place, rounds = given.directory, given.rounds
     place.mkdir(parents=True, exist_ok=True)
-    print("| job | Gloo | full line | predicted | fullwire | off | in its interval | faster |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = [
+        "job",
+        "Gloo",
+        "full line",
+        "predicted",
+        "fullwire",
+        "off",
+        "in its interval",
+        "faster",
+    ]
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    lines, errors, holds = [], [], []
     for job in JOBS:
-        print(row(job, place, rounds), flush=True)
+        line, error, held = row(job, place, rounds)
+        print(line, flush=True)
+        lines.append(line)
+        errors.append(error)
+        holds += held
+    table = results.Table(columns=columns, rows=results.rows(lines))
+    results.renew("closed-loop", tables=[table], **results.said_of(errors, holds))
 
 
-def row(job: Job, place: Path, rounds: int) -> str:
-    """Record a job on both backends, round by round, and say what was predicted and what came."""
+def row(job: Job, place: Path, rounds: int) -> tuple[str, float, list[bool]]:
+    """Record a job on both backends; return the line, the error, and which rounds are held."""
     found = []
     for number in range(rounds):
         room = place / str(number)
@@ -63,11 +79,11 @@ def row(job: Job, place: Path, rounds: int) -> str:
         zip(*((s, f, v.predicted_s, v.measured_s) for s, f, v in found), strict=True),
     )
     times = " | ".join(map(show_time, (gloo_s, full_s, predicted_s, measured_s)))
-    held = sum(verification.holds for *_, verification in found)
-    return (
-        f"| {job} | {times} | {predicted_s / measured_s - 1:+.1%} | {held} of {rounds} | "
-        f"{gloo_s / measured_s:.2f}x |"
+    held, error = [each.holds for *_, each in found], predicted_s / measured_s - 1
+    line = (
+        f"| {job} | {times} | {error:+.1%} | {sum(held)} of {rounds} | {gloo_s / measured_s:.2f}x |"
     )
+    return line, error, held
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from fullwire.collectives.fabric_cost import cost_of
 from fullwire.collectives.fabric_playing import fabric_time
 from fullwire.collectives.placed import placed
 from fullwire.collectives.playing import collective_time
-from validation import arguments
+from validation import arguments, results
+from validation.results import Table
 
 RATE_BPS = 50 * 2**30 * 8.0
 LATENCY_S = 500e-9
@@ -138,37 +139,134 @@ def on_a_fat_tree(nodes: int, algorithm: str, size: int) -> tuple[float, float, 
 
 
 def main() -> None:
-    """Print the four tables."""
+    """Print the four tables, and write what they amount to."""
     taken = arguments.parser(__doc__)
     taken.add_argument("astra", type=Path)
     astra = astra_errors(taken.parse_args().astra)
-    print("serial ring, 4 chunks, 50 GiB/s, 500 ns: ours against ASTRA-sim")
-    print("workers      bytes   plain   with its two costs")
-    for workers, size, plain, alike in astra:
-        print(f"{workers:>7} {size:>10} {plain:>7.1%} {alike:>11.2%}")
     closed = closed_form_errors()
-    print("\nevents against the closed form: worst relative difference")
-    for op, algorithm, chunks, cases, error in closed:
-        print(f"{op:<14} {algorithm:<17} chunks {chunks:<17} {cases:>4} cases  {error:.0e}")
-    print("\ndouble tree, no latency: time above full utilization (2 S / rate)")
-    print("workers   4 chunks  16 chunks  64 chunks")
-    for workers in (8, 64, 256):
-        above = [tree_over_full_utilization(workers, chunks) for chunks in (4, 16, 64)]
-        print(f"{workers:>7} " + " ".join(f"{each:>10.1%}" for each in above))
-    print("\nall-reduce on a fat tree, 8 devices a node, 4 nodes a leaf, 2:1")
-    print("                               devices  played  differs   closed form, 64 KiB and 1 GiB")
-    differences = []
+    fabric = fabric_rows()
+    tables = [astra_table(astra), closed_table(closed), tree_table(), fabric_table(fabric)]
+    for table in tables:
+        print(f"{table.title}\n" + "  ".join(table.columns))
+        for row in table.rows:
+            print("  ".join(map(str, row)))
+        print()
+    write_astra(astra, tables[:1])
+    write_forms(closed, fabric, tables[1:])
+    is_off = any(abs(plain) > ASTRA_TOLERANCE for _, _, plain, _ in astra)
+    is_off |= any(differs > CLOSED_TOLERANCE for _, _, _, differs, _, _ in fabric)
+    sys.exit(is_off or any(error > CLOSED_TOLERANCE for *_, error in closed))
+
+
+def fabric_rows() -> list[tuple[str, int, float, float, float, float]]:
+    """Return (algorithm, devices, share played, difference, closed form at 64 KiB and 1 GiB)."""
+    found = []
     for algorithm in applicable_on("allreduce", fat_tree(8)):
         for nodes in (8, 32):
             small, large = (on_a_fat_tree(nodes, algorithm, size) for size in (2**16, 2**30))
-            differences += [small[1], large[1]]
-            print(
-                f"{algorithm:<30} {8 * nodes:>7} {large[0]:>7.1%} {max(small[1], large[1]):>8.0e} "
-                f"{small[2]:>12.1%} {large[2]:>7.1%}"
-            )
-    is_off = any(abs(plain) > ASTRA_TOLERANCE for _, _, plain, _ in astra)
-    is_off |= any(each > CLOSED_TOLERANCE for each in differences)
-    sys.exit(is_off or any(error > CLOSED_TOLERANCE for *_, error in closed))
+            differs = max(small[1], large[1])
+            found.append((algorithm, 8 * nodes, large[0], differs, small[2], large[2]))
+    return found
+
+
+def astra_table(found: list[tuple[int, int, float, float]]) -> Table:
+    """Show our serial ring beside ASTRA-sim's."""
+    return Table(
+        title="Serial ring, 4 chunks, 50 GiB/s, 500 ns: ours against ASTRA-sim",
+        columns=["workers", "bytes", "plain", "with its two costs"],
+        rows=[
+            [workers, size, f"{plain:.1%}", f"{alike:.2%}"] for workers, size, plain, alike in found
+        ],
+    )
+
+
+def closed_table(found: list[tuple[str, str, str, int, float]]) -> Table:
+    """Show events beside the closed form."""
+    return Table(
+        title="Events against the closed form",
+        columns=["collective", "algorithm", "chunks", "cases", "worst difference"],
+        rows=[
+            [op, algorithm, chunks, cases, f"{error:.0e}"]
+            for op, algorithm, chunks, cases, error in found
+        ],
+    )
+
+
+def tree_table() -> Table:
+    """Show how far the double tree is above full utilization."""
+    return Table(
+        title="Double tree, no latency: time above full utilization (2 S / rate)",
+        columns=["workers", "4 chunks", "16 chunks", "64 chunks"],
+        rows=[
+            [
+                workers,
+                *(f"{tree_over_full_utilization(workers, chunks):.1%}" for chunks in (4, 16, 64)),
+            ]
+            for workers in (8, 64, 256)
+        ],
+    )
+
+
+def fabric_table(found: list[tuple[str, int, float, float, float, float]]) -> Table:
+    """Show plays of what differs beside plays of all, and the closed form beside them."""
+    return Table(
+        title="All-reduce on a fat tree, 8 devices a node, 4 nodes a leaf, 2:1",
+        columns=[
+            "algorithm",
+            "devices",
+            "transfers played",
+            "differs from all played",
+            "closed form, 64 KiB",
+            "closed form, 1 GiB",
+        ],
+        rows=[
+            [
+                algorithm,
+                devices,
+                f"{played:.1%}",
+                f"{differs:.0e}",
+                f"{small:.1%}",
+                f"{large:.1%}",
+            ]
+            for algorithm, devices, played, differs, small, large in found
+        ],
+    )
+
+
+def write_astra(found: list[tuple[int, int, float, float]], tables: list[Table]) -> None:
+    """Write how close our ring is to ASTRA-sim's."""
+    errors = [alike for *_, alike in found]
+    plain = max(abs(error) for _, _, error, _ in found)
+    results.write(
+        "astra",
+        claim="A ring takes the time that another simulator gives.",
+        anchor="ASTRA-sim's analytical backend",
+        summary=f"within {max(map(abs, errors)):.2%} with its two costs, {plain:.1%} without",
+        measure="relative error of the time, with ASTRA-sim's two costs",
+        cases=len(errors),
+        **results.spread(errors),
+        tables=tables,
+    )
+
+
+def write_forms(
+    closed: list[tuple[str, str, str, int, float]],
+    fabric: list[tuple[str, int, float, float, float, float]],
+    tables: list[Table],
+) -> None:
+    """Write how close events are to the closed forms."""
+    errors = [error for *_, error in closed]
+    above = [abs(share) for row in fabric for share in row[4:]]
+    results.write(
+        "collectives",
+        claim="Events and closed forms give the same time of a collective.",
+        anchor="our own closed forms",
+        summary=f"worst difference {max(errors):.0e}; on a fat tree {max(above):.1%}",
+        measure="relative difference between events and the closed form",
+        cases=sum(cases for *_, cases, _ in closed) + 2 * len(fabric),
+        worst=max(above),
+        tables=tables,
+    )
 
 
 if __name__ == "__main__":

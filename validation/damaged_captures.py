@@ -22,7 +22,7 @@ from pathlib import Path
 from tests import native_programs
 from tests import packets as p
 from tests.native_programs import NATIVE
-from validation import arguments
+from validation import arguments, results
 
 _HERE = Path(__file__).parent
 _READER = [
@@ -135,6 +135,13 @@ def main() -> None:
     whole, partial = (
         sum(getattr(each, name) for each in outcomes) for name in ("whole", "partial")
     )
+    if not given.how:
+        results.renew(
+            "damaged-captures",
+            summary=f"no failure; {whole:,} read whole, {partial:,} in part, "
+            f"{total - whole - partial:,} refused",
+            cases=total,
+        )
     memory_mib = max(each.most_memory_kib for each in outcomes) / 1024
     print(f"{total:,} damaged captures, no failure: {whole:,} read whole, {partial:,} in part,")
     print(

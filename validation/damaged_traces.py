@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests import native_programs
 from tests.native_programs import NATIVE
-from validation import arguments, fuzz
+from validation import arguments, fuzz, results
 from validation.damaged_captures import SANITIZED
 
 _HERE = Path(__file__).parent
@@ -57,6 +57,7 @@ def main() -> None:
     given = taken.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         read, whole = scan_damaged(build(Path(folder)), given.count, given.seed)
+    results.renew("damaged-traces", summary="no failure; the same whole and in pieces", cases=read)
     print(f"{read:,} damaged traces, the same whole and in pieces; {whole:,} had their end")
 
 

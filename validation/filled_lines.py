@@ -13,7 +13,7 @@ from typing import NamedTuple
 import fullwire as fw
 from fullwire.answers.verdict import exposed_transfer_s
 from fullwire.units import show_rate
-from validation import arguments
+from validation import arguments, results
 
 
 class Seen(NamedTuple):
@@ -48,6 +48,7 @@ def main() -> None:
     taken = arguments.parser(__doc__)
     taken.add_argument("runs", nargs="+", metavar="run")
     found = [each for run in taken.parse_args().runs if (each := seen(run)) is not None]
+    rows: list[list[results.Cell]] = []
     print(f"{'line rate':<16} {'runs':>5}  {'used':<12} {'the limit lies':<24} verdicts")
     for is_above, words in ((True, "above the limit"), (False, "below the limit")):
         here = [each for each in found if each.is_above == is_above]
@@ -59,6 +60,15 @@ def main() -> None:
         kinds = {kind: sum(each.kind == kind for each in here) for kind in {e.kind for e in here}}
         shown = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         print(f"{words:<16} {len(here):>5}  {used:<12} {between:<24} {shown}")
+        rows.append([words, len(here), used, between, shown])
+    right = sum(each.kind == ("transport" if each.is_above else "line_rate") for each in found)
+    columns = ["line rate", "runs", "share of the line used", "the limit lies", "verdicts"]
+    results.renew(
+        "filled-lines",
+        summary=f"{right} of {len(found)} right",
+        cases=len(found),
+        tables=[results.Table(columns=columns, rows=rows)],
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from validation import arguments
+from validation import arguments, results
 
 RANKS = (16, 64, 256)
 LATE_SHARE = 0.1  # of a collective's time: what the late rank takes for it
@@ -135,9 +135,19 @@ def main() -> int:
     trace, directory = given.trace, given.directory
     original = Original(trace)
     print(f"{trace.name}: {original.events:,} events, {original.bytes / 1e6:.1f} MB a rank")
-    print("| ranks | events | JSON | import | explain | whatif | compare | report | late rank |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    is_right = True
+    columns = [
+        "ranks",
+        "events",
+        "JSON",
+        "import",
+        "explain",
+        "whatif",
+        "compare",
+        "report",
+        "late rank",
+    ]
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    is_right, lines = True, []
     for world in given.ranks:
         folder, run = directory / f"traces-{world}", directory / f"{world}.run"
         original.write_job(folder, world)
@@ -146,7 +156,14 @@ def main() -> int:
         found = least_waiting(json.loads(printed))
         is_right &= found == world // 2
         shutil.rmtree(folder)
-        print(row(world, original, found, [imported, explained, *asked(run)]), flush=True)
+        lines.append(row(world, original, found, [imported, explained, *asked(run)]))
+        print(lines[-1], flush=True)
+    results.renew(
+        "fleet",
+        summary=f"the late rank is {'found' if is_right else 'NOT found'} in {len(lines)} jobs",
+        cases=len(lines),
+        tables=[results.Table(columns=columns, rows=results.rows(lines))],
+    )
     return 0 if is_right else 1
 
 

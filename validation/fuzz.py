@@ -26,7 +26,7 @@ from typing import Any
 import fullwire
 from fullwire.errors import FullwireError
 from fullwire.importers import read
-from validation import arguments
+from validation import arguments, results
 
 CASES = 100_000
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
@@ -310,6 +310,7 @@ def main() -> None:
     counts = outcomes(given.reader, given.cases, given.seed)
     said = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
     took_s = time.perf_counter() - begin_s
+    results.renew("fuzz", summary=f"{given.reader}: {said}", cases=given.cases)
     print(f"{given.reader}, seed {given.seed}: {given.cases:,} cases in {took_s:.0f} s: {said}")
 
 

@@ -30,7 +30,7 @@ from fullwire.report.chrome import write_chrome
 from tests.builders import a_run
 from tests.torch.test_flight_recorder import a_dump, an_entry
 from tests.unit.test_chakra import COLLECTIVE, COMPUTES, a_node, attribute, text, varint
-from validation import arguments
+from validation import arguments, results
 
 _NUMBERS = (b"0", b"-1", b"9" * 20, b"9" * 400, b"1e999", b"NaN", b"2147483648", b"null")
 _EXPLAINED = 0.05  # of the cases that are read are explained, too
@@ -150,8 +150,8 @@ def damaged(reader: Reader, chance: random.Random) -> bytes:
     return bytes(content)
 
 
-def fuzzed(name: str, reader: Reader, cases: int, seed: int, where: Path) -> int:
-    """Try so many cases; return how many were neither read nor refused."""
+def fuzzed(name: str, reader: Reader, cases: int, seed: int, where: Path) -> list[results.Cell]:
+    """Try so many cases; return reader, cases, and how many were read, refused and neither."""
     began, read_, bad = time.monotonic(), 0, 0
     path = where / "rank_0.json"
     for case in range(cases):
@@ -175,7 +175,7 @@ def fuzzed(name: str, reader: Reader, cases: int, seed: int, where: Path) -> int
         f"{bad} neither; {took_s:.0f} s, {largest} MB resident",
         flush=True,
     )
-    return bad
+    return [name, cases, read_, cases - read_ - bad, bad]
 
 
 def main() -> int:
@@ -186,12 +186,22 @@ def main() -> int:
     taken.add_argument("--seed", type=int, default=1)
     taken.add_argument("--reader", choices=sorted(known), action="append")
     asked = taken.parse_args()
-    bad = 0
     # In memory: some file systems wait for the disk before they write a file anew.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as where:
-        for name in asked.reader or sorted(known):
-            bad += fuzzed(name, known[name], asked.cases, asked.seed, Path(where))
+        rows = [
+            fuzzed(name, known[name], asked.cases, asked.seed, Path(where))
+            for name in asked.reader or sorted(known)
+        ]
+    bad = sum(int(str(row[-1])) for row in rows)
+    if asked.reader is None:
+        columns = ["reader", "cases", "read", "refused", "neither"]
+        results.renew(
+            "fuzz-formats",
+            summary=f"neither a run nor a refusal: {bad} of {asked.cases * len(rows):,}",
+            cases=asked.cases * len(rows),
+            tables=[results.Table(columns=columns, rows=rows)],
+        )
     return 1 if bad else 0
 
 

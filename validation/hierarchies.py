@@ -23,7 +23,7 @@ from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job
 from fullwire.units import show_time
-from validation import arguments
+from validation import arguments, results
 
 SIZE_BYTES = 8_000_000
 DESCRIBED = Fabric(
@@ -131,12 +131,17 @@ def main() -> None:
         expected_s = predicted_s(lab)
         found = {each: measured_s(lab, each, times) for each in ("gloo", "fullwire")}
     print(f"{SIZE_BYTES:,} bytes, {times} times; predicted, and measured: median (least to most)")
+    rows: list[list[results.Cell]] = []
     for name, time_s in expected_s.items():
-        print(f"{name:<17} {show_time(time_s):>9}", end="")
-        for backend, times_s in found.items():
+        cells = [show_time(time_s)]
+        for times_s in found.values():
             shown = [show_time(f(times_s[name])) for f in (median, min, max)]
-            print(f"   {backend} {shown[0]} ({shown[1]} to {shown[2]})", end="")
-        print()
+            cells.append(f"{shown[0]} ({shown[1]} to {shown[2]})")
+        print(f"{name:<17} {cells[0]:>9}   gloo {cells[1]}   fullwire {cells[2]}")
+        rows.append([name, *cells])
+    errors = [expected_s[name] / median(found["fullwire"][name]) - 1 for name in expected_s]
+    table = results.Table(columns=["order", "predicted", "Gloo", "Fullwire"], rows=rows)
+    results.renew("hierarchies", tables=[table], **results.said_of(errors))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job
 from fullwire.units import show_rate
-from validation import arguments
+from validation import arguments, results
 
 RATES = ("100Mbps", "200Mbps", "500Mbps", "1Gbps", "2.5Gbps", "5Gbps", "10Gbps")
 JOB_S = 0.5
@@ -110,10 +110,23 @@ def main() -> None:
                 sys.stderr.write(f"{error}\n")
     print(f"{labs} labs a rate, {os.cpu_count()} processors; median (least to most)")
     print("     rate     1448/1514  link                       job                        refused")
+    rows: list[list[results.Cell]] = []
     for rate, samples in found.items():
         limit = show_rate(describe(workers=2, rate=[rate]).cluster.rate_bps * 1448 / 1514)
         link, job = (spread([each[column] for each in samples]) for column in (0, 1))
         print(f"{rate:>9}  {limit:>12}  {link:<25}  {job:<25}  {refusals[rate]}")
+        rows.append([rate, limit, link, job, refusals[rate]])
+    missing = [1 - statistics.median(e.job_share for e in each) for each in found.values() if each]
+    figures = results.spread(missing)
+    results.renew(
+        "links",
+        summary=f"a job gets {1 - figures['worst']:.1%} of the payload limit at worst (medians)",
+        cases=sum(map(len, found.values())),
+        tables=[
+            results.Table(columns=["rate", "payload limit", "link", "job", "refused"], rows=rows)
+        ],
+        **figures,
+    )
 
 
 def spread(shares: list[float]) -> str:

@@ -18,7 +18,7 @@ import transformers
 
 from fullwire.workloads import MODELS, language
 from fullwire.workloads.layers import FP32_BYTES, Layer
-from validation import arguments
+from validation import arguments, results
 
 _LAYERS = 2
 _Loss = Callable[[Any, int], Any]
@@ -33,13 +33,30 @@ def main() -> None:
     if unknown := [name for name in chosen if name not in known]:
         taken.error(f"expected some of {', '.join(known)}; got {unknown[0]!r}")
     print(f"{'model':<16} {'tensors':>8} {'same':>5} {'order':>6} {'kept':>10} {'ours':>10}  off")
+    rows, errors = [], []
     for name in chosen:
         torch.manual_seed(0)
         layers, model, loss = _of_pictures(name) if name in _PICTURES else _of_text(name)
-        print(_line(name, layers, model, loss), flush=True)
+        cells, error = _compared(layers, model, loss)
+        tensors, same, order, kept, ours, off = cells
+        print(
+            f"{name:<16} {tensors:>8} {same:>5} {order:>6} {kept:>10} {ours:>10}  {off}", flush=True
+        )
+        rows.append([name, *cells])
+        errors.append(error)
+    if chosen == known:
+        alike = sum(row[2:4] == ["yes", "yes"] for row in rows)
+        columns = "model,tensors,same names and sizes,same order,kept by PyTorch,kept by ours,off"
+        told = results.said_of(errors)
+        told["summary"] = (
+            f"{alike} of {len(rows)} have the same tensors in order; {told['summary']}"
+        )
+        table = results.Table(columns=columns.split(","), rows=rows)
+        results.renew("models", tables=[table], **told)
 
 
-def _line(name: str, layers: list[Layer], model: Any, loss: _Loss) -> str:
+def _compared(layers: list[Layer], model: Any, loss: _Loss) -> tuple[list[results.Cell], float]:
+    """Return the cells of a model's row, and how far our bytes are off."""
     ours = [parameter for layer in reversed(layers) for parameter in layer.parameters]
     theirs = {key: value.numel() for key, value in model.named_parameters()}
     same = {each.name: each.size for each in ours} == theirs
@@ -47,10 +64,9 @@ def _line(name: str, layers: list[Layer], model: Any, loss: _Loss) -> str:
     kept = (_kept_bytes(model, loss, 4) - _kept_bytes(model, loss, 2)) / 2
     counted = sum(FP32_BYTES * each.kept_values + each.kept_bytes for each in layers)
     in_order = order == _layers_of([each.name for each in ours])
-    return (
-        f"{name:<16} {len(theirs):>8} {_yes(same):>5} {_yes(in_order):>6} {kept / 1e6:>7.1f} MB "
-        f"{counted / 1e6:>7.1f} MB  {counted / kept - 1:+.1%}"
-    )
+    error = counted / kept - 1
+    bytes_kept = [f"{kept / 1e6:.1f} MB", f"{counted / 1e6:.1f} MB"]
+    return [len(theirs), _yes(same), _yes(in_order), *bytes_kept, f"{error:+.1%}"], error
 
 
 def _layers_of(tensors: list[str]) -> list[str]:

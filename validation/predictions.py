@@ -9,16 +9,13 @@ what is there already is not recorded again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import numpy as np
 
 import fullwire as fw
 from fullwire.run.run import Run
 from fullwire.simulation.typical import typical_step
 from fullwire.units import show_time
-from validation import arguments
+from validation import arguments, results
 from validation.emulated_jobs import Job, recorded
 
 SHOWN = Job()
@@ -68,15 +65,20 @@ def main() -> None:
     place = taken.parse_args().directory
     place.mkdir(parents=True, exist_ok=True)
     shown = recorded(SHOWN, place)
-    print("| job | measured | predicted | interval | error | holds |")
-    print("|---|---|---|---|---|---|")
-    rows = [(job, *held(job, shown, recorded(job, place))) for job in JOBS]
-    for line in summary([error for _, error, _ in rows[1:]], [holds for *_, holds in rows[1:]]):
-        print(line)
+    columns = ["job", "measured", "predicted", "interval", "error", "holds"]
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    found = [held(job, shown, recorded(job, place)) for job in JOBS]
+    told = results.said_of(
+        [error for error, _, _ in found[1:]],  # the first is the job that was shown
+        [holds for _, holds, _ in found[1:]],
+    )
+    print(f"\n{told['cases']} jobs that were not shown: {told['summary']}")
+    table = results.Table(columns=columns, rows=results.rows([line for _, _, line in found]))
+    results.renew("predictions", tables=[table], **told)
 
 
-def held(job: Job, shown: Run, truth: Run) -> tuple[float, bool]:
-    """Print a prediction beside the truth; return its error and whether the interval holds it."""
+def held(job: Job, shown: Run, truth: Run) -> tuple[float, bool, str]:
+    """Print a prediction beside the truth; return error, whether the interval holds it, and row."""
     subject = shown if job.model == SHOWN.model else job.model
     found = fw.whatif(
         subject,
@@ -91,23 +93,13 @@ def held(job: Job, shown: Run, truth: Run) -> tuple[float, bool]:
     assert measured_ns is not None
     measured_s = measured_ns * 1e-9
     error, holds = predicted_s / measured_s - 1, bool(low_s <= measured_s <= high_s)
-    print(
+    line = (
         f"| {job} | {show_time(measured_s)} | "
         f"{show_time(predicted_s)} | {show_time(low_s)} to {show_time(high_s)} | {error:+.1%} | "
-        f"{'yes' if holds else 'NO'} |",
-        flush=True,
+        f"{'yes' if holds else 'NO'} |"
     )
-    return error, holds
-
-
-def summary(errors: Sequence[float], holds: Sequence[bool]) -> Iterator[str]:
-    """Go through the lines below the table; the job that was shown does not count."""
-    sizes = np.abs(errors)
-    yield ""
-    yield (
-        f"{len(errors)} jobs that were not shown: median error {np.median(sizes):.1%}, worst "
-        f"{sizes.max():.1%}; the interval holds {sum(holds)} of {len(holds)}"
-    )
+    print(line, flush=True)
+    return error, holds, line
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.programs import Operation, programs
 from tests.transport.test_programs import Pool
-from validation import arguments
+from validation import arguments, results
 
 USUAL = 10_000
 
@@ -47,6 +47,11 @@ def main() -> None:
     finally:
         pool.close()
     took_s = time.monotonic() - began_s
+    results.renew(
+        "programs",
+        summary=f"{asked:,} programs with {kinds.total():,} operations: no difference",
+        cases=kinds.total(),
+    )
     print(f"{asked:,} programs, {kinds.total():,} operations, {took_s:.0f} s; ", end="")
     print(pool.summary() or "Gloo never stood still")
     print(", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common()))

@@ -12,7 +12,7 @@ from pathlib import Path
 import fullwire as fw
 from fullwire.run.emulation import undilated
 from fullwire.run.run import Run
-from validation import arguments
+from validation import arguments, results
 
 FAST_BPS = 3.5e9  # from here on two processors are what limits these jobs, and not the line
 SHORTER = (0.03, 0.05, 0.10)
@@ -27,12 +27,22 @@ def main() -> None:
     given = taken.parse_args()
     found = list(_calls(given.one, given.two))
     heads = "".join(f"{f'{share:.0%} found':>12}" for share in SHORTER)
+    rows: list[list[results.Cell]] = []
     print(f"{'':<14}{'pairs':>6}{'different':>12}{heads}")
     for name, chosen in (
         ("up to 3 Gbps", [calls for is_fast, calls in found if not is_fast]),
         ("from 4 Gbps", [calls for is_fast, calls in found if is_fast]),
     ):
         print(f"{name:<14}{len(chosen):>6}{''.join(_counts(chosen))}")
+        rows.append([name, len(chosen), *map(int, _counts(chosen))])
+    columns = ["rate", "pairs", "called different", *(f"{share:.0%} found" for share in SHORTER)]
+    different = sum(calls[0] for _, calls in found)
+    results.renew(
+        "repeats",
+        summary=f"{different} of {len(found)} pairs called different",
+        cases=len(found),
+        tables=[results.Table(columns=columns, rows=rows)],
+    )
 
 
 def _calls(first: Path, second: Path) -> Iterator[tuple[bool, Calls]]:

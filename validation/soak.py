@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from tests.lab.test_failure import RANKS, Cluster, grown, soaked
-from validation import arguments
+from validation import arguments, results
 
 USUAL_MINUTES = 30
 
@@ -41,6 +41,19 @@ def main() -> None:
             held.append(both[0])
             for name, now in zip(("fullwire", "gloo"), both, strict=True):
                 print(f"{minute:>6} {name:<9} {shown(now)}", flush=True)
+        both_mb = [[f"{each['memory_bytes'] / 1e6:.1f}" for each in held[n]] for n in (0, -1)]
+        results.renew(
+            "soak",
+            summary=f"{minutes} minutes, " + ("grown" if grown(held[0], held[-1]) else "no growth"),
+            cases=RANKS,
+            tables=[
+                results.Table(
+                    title="Resident MB of our ranks, first and last",
+                    columns=["", *(f"rank {rank}" for rank in range(RANKS))],
+                    rows=[["first", *both_mb[0]], ["last", *both_mb[1]]],
+                )
+            ],
+        )
         ours.ranks.close()
         gloo.ranks.close()
     sys.exit("\n".join(grown(held[0], held[-1])) or 0)

@@ -7,14 +7,13 @@ stay in DIRECTORY, and what is there already is not recorded again. From the roo
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import NamedTuple
 
 import fullwire as fw
 from fullwire.simulation.typical import typical_step
 from fullwire.units import show_time
-from validation import arguments
+from validation import arguments, results
 from validation.cells import in_the_lab
 
 CELLS = {
@@ -44,34 +43,46 @@ def main() -> None:
     taken.add_argument("directory", type=Path)
     place = taken.parse_args().directory
     place.mkdir(parents=True, exist_ok=True)
-    said: list[str] = []
-    print("| sums of | cell | as it was | change | then | predicted | interval | error | holds |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    columns = [
+        "sums of",
+        "cell",
+        "as it was",
+        "change",
+        "then",
+        "predicted",
+        "interval",
+        "error",
+        "holds",
+    ]
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    summaries = []
     for name, change in CHANGES.items():
-        errors = [
+        tried = [
             _tried(name, change, what, cell, place)
             for what, cells in CELLS.items()
             for cell in cells
         ]
-        median = statistics.median(errors)
-        said.append(f"{name}: median error {median:.1%}, worst {max(errors):.1%}")
-    print("", *said, sep="\n")
+        told = results.said_of([error for error, _, _ in tried], [holds for _, holds, _ in tried])
+        table = results.Table(columns=columns, rows=results.rows([line for _, _, line in tried]))
+        results.renew(f"storms-{name}", tables=[table], **told)
+        summaries.append(f"{name}: {told['summary']}")
+    print("", *summaries, sep="\n")
 
 
-def _tried(name: str, change: Change, what: str, cell: str, place: Path) -> float:
-    """Print what a change was predicted to give and what it gave, and return how far these are."""
+def _tried(name: str, change: Change, what: str, cell: str, place: Path) -> tuple[float, bool, str]:
+    """Print what a change was predicted to give and what it gave; return error, hold and row."""
     before = _recorded(what, cell, AS_IT_WAS, place)
     measured_s = _step_s(_recorded(what, cell, change, place))
     fix = next(fix for fix in fw.explain(before).fixes if fix.kind == change.fix)
     holds = fix.low_s <= measured_s <= fix.high_s
     error = fix.step_s / measured_s - 1
-    print(
+    line = (
         f"| {what} | {cell} | {show_time(_step_s(before))} | {name} | {show_time(measured_s)} | "
         f"{show_time(fix.step_s)} | {show_time(fix.low_s)} to {show_time(fix.high_s)} | "
-        f"{error:+.1%} | {'yes' if holds else 'NO'} |",
-        flush=True,
+        f"{error:+.1%} | {'yes' if holds else 'NO'} |"
     )
-    return abs(error)
+    print(line, flush=True)
+    return error, holds, line
 
 
 def _recorded(what: str, cell: str, change: Change, place: Path) -> fw.Run:

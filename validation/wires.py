@@ -21,7 +21,7 @@ import fullwire as fw
 from fullwire.packets.flows import Traffic
 from fullwire.report.traffic import traffic_sentences
 from tests import wires as w
-from validation import arguments
+from validation import arguments, results
 
 MB = 10**6
 NONE = "nothing"  # that could be said, so nothing should be
@@ -357,6 +357,9 @@ def places() -> Iterator[Case]:
     def taken(name: str, how: w.Capturing) -> Case:
         return place(name, partial(everywhere, how=how))
 
+    def with_losses(seen: w.Packets, share: float) -> list[bytes]:
+        return everywhere(w.lossy(seen, share))
+
     for snap in (54, 64, 66, 128, 262_144):
         yield taken(f"snap {snap}", w.Capturing(snap=snap))
     for link in ("vlan", "cooked", "cooked2", "raw", "vxlan"):
@@ -380,12 +383,7 @@ def places() -> Iterator[Case]:
     yield place("begun in mid-job", begun_late, Truth(iterations=7, may_be_sharded=True))
     yield place("one way only", lambda seen: everywhere(seen.rows(seen.payload > 0)))
     for percent in (0.1, 1, 5):
-        yield place(
-            f"{percent} % of packets missed",
-            lambda seen, share=percent / 100: everywhere(  # type: ignore[misc]
-                w.lossy(seen, share)
-            ),
-        )
+        yield place(f"{percent} % of packets missed", partial(with_losses, share=percent / 100))
     yield place("each packet twice", lambda seen: everywhere(w.twice(seen)))
     yield place("each packet twice, 50 us later", lambda seen: everywhere(w.twice(seen, 50_000)))
     sent = partial(w.packets, plain().on(w.Network(hosts=4)).sent)
@@ -548,7 +546,16 @@ def main() -> None:
         if words:
             print(" ", " ".join(traffic_sentences(result)))
             print(*(f"    {each}" for each in result.audit), f"    {took_s:.2f} s", sep="\n")
-    print(", ".join(f"{count} {verdict}" for verdict, count in tally.items()))
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
+    print(summary)
+    if not words and groups is GROUPS:
+        results.write(
+            "wires",
+            claim="`flows` says the truth about a capture, or leaves it open.",
+            anchor="trainings played packet by packet, whose answers are known",
+            summary=summary,
+            cases=sum(tally.values()),
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""The documentation site. `making/` holds the code that makes its generated pages."""

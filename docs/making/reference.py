@@ -1,0 +1,343 @@
+"""The reference pages, made from the code: each function returns one page as Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, get_args
+
+import typer
+
+import fullwire
+from docs.making.diagrams import run_tables
+from docs.making.validation import table
+
+PACKAGE = Path(fullwire.__file__).parent
+NATIVE = Path(__file__).resolve().parents[2] / "native"
+
+# What a variable of the environment does; the page is refused where the code reads another one.
+VARIABLES: Mapping[str, str] = {
+    "FULLWIRE_INTERFACE": "Transport: the interface or address at which a rank listens. Without "
+    "it, the one that reaches the job's store.",
+    "FULLWIRE_STREAMS": "Transport: how many connections two ranks have (1 to 8), the same on "
+    "every rank. Without it, chosen by rate, round trip, window and processors.",
+    "FULLWIRE_CHECKSUM": "Transport: with 1, the bytes that a rank sends carry CRC32C checksums.",
+}
+OF_ITS_OWN = {  # set by one part of Fullwire for another one
+    "FULLWIRE_RECORD_INTO",
+    "FULLWIRE_PACKET_SOCKET",
+    "FULLWIRE_MPI_SOCKET",
+    "FULLWIRE_MPI_STORE_PORT",
+}
+MOST = 90  # characters of a signature on one line
+UNITS = {
+    "_s": "seconds",
+    "_ns": "nanoseconds",
+    "_bps": "bits per second",
+    "_bytes": "bytes",
+    "bytes": "bytes",
+    "_factor": "share, 1 is ideal",
+    "_utilization": "share of the line rate",
+}
+
+
+def pages() -> dict[str, str]:
+    """Return all reference pages by their path on the site."""
+    return {
+        "reference/commands.md": commands(),
+        "reference/python.md": python(),
+        "reference/run-format.md": run_format(),
+        "reference/json.md": json_keys(),
+        "reference/verdicts.md": verdicts(),
+        "reference/settings.md": settings(),
+        "reference/built-in.md": built_in(),
+    }
+
+
+def commands() -> str:
+    """Show the help of every command."""
+    from fullwire.cli.app import app
+
+    parts = [
+        "# Commands",
+        "Each command prints for people. With `--json` it prints one object "
+        "([keys](json.md)). Exit status: 0 done, 1 a check with a negative answer, 2 a mistake "
+        "in the command, 3 damaged input.",
+    ]
+    for path, command in _walk(typer.main.get_command(app), ("fullwire",)):
+        context = typer.Context(command, info_name=" ".join(path), terminal_width=92)
+        parts.append(f"## {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```")
+    return "\n\n".join(parts)
+
+
+def _walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+        return
+    for name, each in inner.items():
+        yield from _walk(each, (*path, name))
+
+
+def python() -> str:
+    """Show the signature and the docstring of everything that the package exports."""
+    parts = [
+        "# Python",
+        "Each command is one function. Quantities are text with a unit (`'10Gbps'`) or plain "
+        "numbers in bits per second, bytes and seconds.",
+    ]
+    for name in fullwire.__all__:
+        value = getattr(fullwire, name)
+        if name.startswith("__"):
+            continue
+        parts.append(f"## {name}")
+        if inspect.ismodule(value):
+            parts.append(_prose(value.__doc__))
+        elif inspect.isclass(value):
+            parts += _class(name, value)
+        else:
+            parts += [_signature(f"fullwire.{name}", value), _prose(value.__doc__)]
+    return "\n\n".join(parts)
+
+
+def _class(name: str, value: type) -> Iterator[str]:
+    yield _prose(value.__doc__)
+    if dataclasses.is_dataclass(value):
+        rows = [[f"`{field.name}`", f"`{field.type}`"] for field in dataclasses.fields(value)]
+        yield table(["attribute", "type"], rows)
+    for member, function in vars(value).items():
+        if member.startswith("_"):
+            continue
+        if isinstance(function, property):
+            yield f"**`.{member}`** {_prose(function.__doc__)}"
+        elif inspect.isfunction(function):
+            yield _signature(f"{name}.{member}", function)
+            yield _prose(function.__doc__)
+
+
+def _signature(name: str, function: Any) -> str:
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
+    text = re.sub(r"\b(?:fullwire|typing|collections\.abc)\.[\w.]*?(\w+)\b", r"\1", text)
+    shown = f"{name}{text}"
+    if len(shown) > MOST:  # one parameter a line
+        shown = re.sub(r"(,) (?=\*?\w+\s*[:=,])|(\()(?=\w+:)", r"\1\2\n    ", shown)
+    return f"```python\n{shown}\n```"
+
+
+def _prose(doc: str | None) -> str:
+    lines, out = inspect.cleandoc(doc or "").splitlines(), []
+    for number, line in enumerate(lines):
+        is_code, was_code = line.startswith("    "), number and lines[number - 1].startswith("    ")
+        out += [""] if is_code and not was_code else []
+        out.append(line)
+    return "\n".join(out)
+
+
+def run_format() -> str:
+    """Describe the directory, its tables and its facts."""
+    from fullwire.run.facts import REGISTRY
+    from fullwire.run.run import TABLES
+
+    parts = [
+        "# The format of a run",
+        "A run is a directory `NAME.run/`. It holds `run.json` (format number, facts, provenance, "
+        "gaps) and one Parquet table for each kind of row: `TABLE.parquet`, or a folder "
+        "`TABLE/*.parquet` where ranks were written one by one. DuckDB, Polars, pandas and Spark "
+        "read the tables. Times are whole nanoseconds on one clock. Sizes are bytes. Rates are "
+        "bits per second.",
+        run_tables(),
+        "## Tables",
+    ]
+    for name, kind in TABLES.items():
+        rows = [
+            [
+                f"`{column}`",
+                {"int64": "whole", "float64": "real"}.get(of.__name__, "text"),
+                _unit(column),
+            ]
+            for column, of in kind.column_types().items()
+        ]
+        parts += [f"### {name}", _prose(kind.__doc__), table(["column", "type", "unit"], rows)]
+    parts += [
+        "## Facts",
+        "A fact says what is known about the run besides its tables. Two runs are compared only "
+        "if they agree on the facts that must match.",
+        table(
+            ["fact", "type", "unit", "must match", "meaning"],
+            [
+                [f"`{f.name}`", f.kind.__name__, f.unit, "yes" if f.must_match else "", f.meaning]
+                for f in REGISTRY.values()
+            ],
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
+def _unit(name: str) -> str:
+    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+
+
+def json_keys() -> str:
+    """List the keys of the objects that commands print, from real answers."""
+    parts = [
+        "# JSON keys",
+        "With `--json` a command prints one object on standard output. The end of a key is its "
+        "unit: `_s` seconds, `_bps` bits per second, `_bytes` bytes. Each table below lists the "
+        "keys of the answer to the command above it; `[]` marks a list.",
+    ]
+    for command, answer in _answers():
+        rows = [[f"`{key}`", kind, _unit(key)] for key, kind in _flat(answer)]
+        parts += [f"## {command.split()[0]}", f"```sh\nfullwire {command} --json\n```"]
+        parts.append(table(["key", "type", "unit"], rows))
+    return "\n\n".join(parts)
+
+
+def _answers() -> Iterator[tuple[str, Any]]:
+    from fullwire.errors import FullwireError
+
+    with tempfile.TemporaryDirectory() as place:
+        run, capture = f"{place}/one.run", f"{place}/ring.pcap"
+        _write_run(run)
+        _write_capture(Path(capture))
+        for words in (
+            "whatif vgg16@v100 --workers 8 --bandwidth 10Gbps --target 0.95",
+            f"explain {run}",
+            f"compare {run} {run}",
+            "collective allreduce --bytes 64MiB --workers 8 --bandwidth 10Gbps",
+            f"flows {capture}",
+            "workloads",
+            "cluster list",
+            f"show {run}",
+        ):
+            try:
+                answer = json.loads(_printed([*words.split(), "--json"]))
+            except FullwireError as error:
+                raise RuntimeError(f"the reference asks `fullwire {words}`: {error}") from error
+            yield words.replace(f"{place}/", ""), answer
+
+
+def _printed(words: list[str]) -> str:
+    from fullwire.cli.app import app
+
+    told = io.StringIO()
+    with redirect_stdout(told):
+        app(words, standalone_mode=False)
+    return told.getvalue()
+
+
+def _write_run(path: str) -> None:
+    from fullwire.run.store import write
+    from tests.jobs_by_hand import a_trained_job
+
+    write(a_trained_job(), path)
+
+
+def _write_capture(path: Path) -> None:
+    from validation.wires import rings
+
+    first, *_ = next(iter(rings())).captures()
+    path.write_bytes(first)
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Go through keys with their types; of a list all elements are looked at as one."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and isinstance(value[0], (dict, list)):
+        seen: dict[str, str] = {}
+        for each in value:
+            for key, kind in _flat(each, f"{path}[]"):
+                if seen.get(key, "null") == "null":
+                    seen[key] = kind
+        yield from seen.items()
+    elif isinstance(value, list):
+        yield f"{path}[]", _type(value[0]) if value else "list"
+    else:
+        yield path, _type(value)
+
+
+def _type(value: Any) -> str:
+    names = {bool: "true or false", int: "number", float: "number", str: "text", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def verdicts() -> str:
+    """Describe the verdicts, the parts of the account and the thresholds."""
+    from fullwire.answers import verdict
+    from fullwire.report.explanation import SHOWN_AS
+    from fullwire.timeline.account import Part
+
+    rules = (verdict.__doc__ or "").partition("\n\n")[2]
+    return "\n\n".join(
+        [
+            "# Verdicts",
+            "`explain` gives one verdict. [The account](../explanation/account.md) tells how its "
+            "parts are measured.",
+            "## Kinds",
+            table(
+                ["kind", "shown as"],
+                [[f"`{kind}`", SHOWN_AS.get(kind, "")] for kind in get_args(verdict.Kind)],
+            ),
+            "## Parts of the account",
+            table(["part", "shown as"], [[f"`{p.key}`", SHOWN_AS.get(p.key, "")] for p in Part]),
+            "## Rules",
+            f"```text\n{rules.strip()}\n```",
+            "## Thresholds",
+            table(
+                ["threshold", "value", "meaning"],
+                [[f"`{name}`", value, meaning] for name, value, meaning in _constants(verdict)],
+            ),
+        ]
+    )
+
+
+def _constants(module: Any) -> Iterator[tuple[str, str, str]]:
+    for line in inspect.getsource(module).splitlines():
+        if match := re.match(r"([A-Z][A-Z_]+) = ([\d.]+)\s*(?:#\s*(.*))?$", line):
+            yield match[1], match[2], match[3] or ""
+
+
+def settings() -> str:
+    """List the variables of the environment that the code reads."""
+    found = _variables()
+    if unknown := found - set(VARIABLES) - OF_ITS_OWN:
+        raise RuntimeError(f"docs/making/reference.py does not describe {', '.join(unknown)}")
+    rows = [[f"`{name}`", VARIABLES[name]] for name in sorted(found & set(VARIABLES))]
+    others = [
+        ["`RAY_ADDRESS`", "The Ray cluster that `--on ray` uses. Without it, one is started here."],
+        ["`COLUMNS`", "The width of the terminal, where it is not known."],
+        ["`XDG_CACHE_HOME`", "Where the lab keeps what it measured of this machine."],
+    ]
+    return "\n\n".join(
+        [
+            "# Settings",
+            "Commands take their settings as options ([commands](commands.md)). These variables "
+            "of the environment reach parts that have no command line:",
+            table(["variable", "effect"], [*rows, *others]),
+        ]
+    )
+
+
+def _variables() -> set[str]:
+    files = [*PACKAGE.rglob("*.py"), *NATIVE.rglob("*.cpp")]
+    text = "\n".join(path.read_text() for path in files)
+    return set(re.findall(r"[\"'](FULLWIRE_[A-Z_]+)[\"']", text))
+
+
+def built_in() -> str:
+    """List the built-in workloads and clusters, as the commands print them."""
+    parts = ["# Built-in workloads and clusters"]
+    for command, words in (
+        ("fullwire workloads", ["workloads"]),
+        ("fullwire cluster list", ["cluster", "list"]),
+    ):
+        parts.append(f"## {command}\n\n```text\n{_printed(words).rstrip()}\n```")
+    return "\n\n".join(parts)

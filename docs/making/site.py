@@ -1,0 +1,94 @@
+"""The mkdocs hook: generated pages, tables of results, and pages that lie outside docs/."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT)]
+
+from mkdocs.config.defaults import MkDocsConfig  # noqa: E402  # the hook makes its own path
+from mkdocs.structure.files import File, Files  # noqa: E402
+
+from docs.making import diagrams, reference, validation  # noqa: E402
+
+OUTSIDE = {  # pages of the site that lie at the root of the repository
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+    "conduct.md": "CODE_OF_CONDUCT.md",
+    "changelog.md": "CHANGELOG.md",
+    "design/architecture.md": "ARCHITECTURE.md",
+}
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Let the design records of the folder be the pages of their part of the site."""
+    for entry in config.nav or []:
+        if isinstance(entry, dict) and "Design" in entry:
+            entry["Design"] = [
+                "design/architecture.md",
+                *(f"design/{page.name}" for page in sorted((ROOT / "docs/design").glob("*.md"))),
+            ]
+    return config
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the pages that are made here."""
+    made = {
+        **reference.pages(),
+        **{name: moved(source, name) for name, source in OUTSIDE.items()},
+    }
+    for name, content in made.items():
+        files.append(File.generated(config, name, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put results and pictures where a page asks for them."""
+    markdown = validation.with_results(markdown)
+    for mark, picture in PICTURES.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, picture())
+    return markdown
+
+
+def rooms() -> str:
+    """Draw the rooms as the test of the structure knows them."""
+    from tests.unit.test_structure import LEVELS
+
+    return diagrams.rooms(LEVELS)
+
+
+def account() -> str:
+    """Draw the parts of the account with their names."""
+    from fullwire.report.explanation import SHOWN_AS
+    from fullwire.timeline.account import Part
+
+    return diagrams.account([(part.key, SHOWN_AS[part.key]) for part in Part])
+
+
+PICTURES = {"<!-- picture of rooms -->": rooms, "<!-- picture of the account -->": account}
+
+
+def moved(source: str, name: str) -> str:
+    """Return a page of the root with links as they are from its place on the site."""
+    up = "../" * name.count("/")
+
+    def relink(match: re.Match[str]) -> str:
+        mark, words, target = match.groups()
+        path, hash_, anchor = target.partition("#")
+        placed = {outside: page for page, outside in OUTSIDE.items()}.get(path)
+        if path.startswith("docs/"):
+            placed = path.removeprefix("docs/")
+        if placed is None and path == "validation/README.md":
+            placed = "validation/index.md"
+        if placed is None:  # a file of the repository, which the site does not hold
+            return words
+        return f"{mark}[{words}]({up}{placed}{hash_}{anchor})"
+
+    return _LINK.sub(relink, (ROOT / source).read_text())

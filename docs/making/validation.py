@@ -1,0 +1,116 @@
+"""Tables of validation/results, as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from validation import results
+from validation.results import Cell, Result
+
+_PLACE = re.compile(r"<!-- results: ([\w-]+) -->")
+_FIRST = re.compile(r"<!-- results of all -->")
+# The subjects of the site's pages, each with its results in the order in which they are shown.
+PAGES = {
+    "predictions": (
+        "predictions",
+        "predictions-each-shown",
+        "cells",
+        "halves",
+        "real-computation",
+        "storms-of-tiny-messages",
+        "storms-joined",
+        "storms-fullwire",
+        "groups",
+        "closed-loop",
+        "emulation",
+    ),
+    "verdicts": ("causes", "filled-lines", "repeats"),
+    "collectives": ("netx", "astra", "collectives", "nccl", "cluster-speed", "search", "ray"),
+    "lab": ("links", "spine", "hierarchies", "papers"),
+    "recording": ("recorder", "capturing"),
+    "captures": ("wires", "wires-labs", "packet-speed", "damaged-captures"),
+    "traces": ("importing", "fleet", "fuzz", "damaged-traces", "fuzz-formats"),
+    "transport": (
+        "transport",
+        "transport-other-days",
+        "transport-loopback",
+        "transport-engine",
+        "far",
+        "programs",
+        "soak",
+        "torch-tests",
+    ),
+    "models": ("models",),
+}
+
+
+def with_results(markdown: str) -> str:
+    """Put tables where a page asks for them."""
+    markdown = _FIRST.sub(lambda _: first_table(), markdown)
+    return _PLACE.sub(lambda place: section(results.read(place[1])), markdown)
+
+
+def first_table() -> str:
+    """Return one line for each result: the claim, what was measured, against what, and when."""
+    rows = [
+        [
+            f"[{result.claim}]({page}.md)",
+            result.summary,
+            result.anchor,
+            f"{result.date}",
+        ]
+        for page, names in PAGES.items()
+        for result in map(results.read, names)
+    ]
+    return table(["claim", "measured", "held against", "date"], rows)
+
+
+def section(result: Result) -> str:
+    """Show one result: its figures, its tables, and where they come from."""
+    parts = [_figures(result)]
+    for each in result.tables:
+        parts += [f"**{each.title}**"] if each.title else []
+        parts.append(table(each.columns, each.rows))
+    parts.append(_origin(result))
+    return "\n\n".join(parts)
+
+
+def _figures(result: Result) -> str:
+    names = ["claim", "held against", "cases"]
+    row: list[Cell] = [result.claim, result.anchor, f"{result.cases:,}"]
+    for name, share in (
+        ("median", result.median),
+        ("p90", result.p90),
+        ("worst", result.worst),
+        ("inside the interval", result.coverage),
+    ):
+        if share is not None:
+            names.append(name)
+            row.append(percent(share))
+    if result.measure:
+        row[0] = f"{result.claim} ({result.measure})"
+    return table(names, [row])
+
+
+def percent(share: float) -> str:
+    """Print a share with as many digits as say something."""
+    return f"{share:.1%}" if share >= 0.001 or share == 0 else f"{share:.0e}"
+
+
+def _origin(result: Result) -> str:
+    written = "" if result.source == results.HERE else f" Source: {result.source}."
+    return (
+        f"{result.date}, {result.machine}, commit {result.commit}.{written}\n\n"
+        f"```sh\n{result.command}\n```"
+    )
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """Write a table in Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(cell: Cell) -> str:
+    return "" if cell is None else str(cell).replace("|", "\\|")

@@ -1,0 +1,160 @@
+"""What a script of this folder found, as data: one file `results/NAME.json` for each claim.
+
+The site's tables, the README's figures and the tests read these files. A script ends with
+
+    results.write("netx", claim=..., anchor=..., summary=..., cases=..., ...)
+
+which adds the machine, the date, the command and the commit. Shares (errors, coverage) are numbers
+between 0 and 1 and not percent.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+FOLDER = Path(__file__).with_name("results")
+HERE = "this script"  # the source of a result that its own script wrote
+Cell: TypeAlias = str | int | float | bool | None
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rows as they are shown."""
+
+    columns: list[str]
+    rows: list[list[Cell]]
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"a row of {len(row)} cells below {len(self.columns)} columns")
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One claim, what was found, and what it was held against."""
+
+    claim: str  # what is promised, as one sentence
+    anchor: str  # what it was held against: somebody else's numbers, or a measurement
+    summary: str  # the finding in a few words, for the first table of the site
+    measure: str  # what median, p90 and worst are of; "" where there are none
+    cases: int
+    median: float | None
+    p90: float | None
+    worst: float | None
+    coverage: float | None  # share of the truths that lie in their predicted interval
+    machine: str
+    date: str  # year-month-day
+    command: str
+    commit: str
+    source: str  # HERE, or where a figure was published before this file was
+    tables: list[Table] = []
+
+    def __post_init__(self) -> None:
+        datetime.strptime(self.date, "%Y-%m-%d")
+        if self.cases < 1:
+            raise ValueError(f"cases: expected at least 1, got {self.cases}")
+        for name in ("coverage",):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"{name}: expected a share between 0 and 1, got {share}")
+
+
+def spread(errors: Sequence[float]) -> dict[str, float]:
+    """Return the median, the 90th percentile and the largest of errors, whatever their sign."""
+    sizes = np.abs(errors)
+    return {
+        "median": float(np.median(sizes)),
+        "p90": float(np.quantile(sizes, 0.9)),
+        "worst": float(sizes.max()),
+    }
+
+
+def write(name: str, *, tables: Sequence[Table] = (), **found: Any) -> Path:
+    """Write what a script found; machine, date, command and commit are added."""
+    unknown: dict[str, Any] = dict.fromkeys(("median", "p90", "worst", "coverage"))
+    result = Result(
+        **{"measure": "", **unknown, **found},
+        machine=machine(),
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        command=command(),
+        commit=commit(),
+        source=HERE,
+        tables=list(tables),
+    )
+    path = FOLDER / f"{name}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    return path
+
+
+def renew(name: str, **found: Any) -> Path:
+    """Write what a script found anew; claim, anchor and measure stay those of the file."""
+    before = read(name)
+    kept = {field: getattr(before, field) for field in ("claim", "anchor", "measure")}
+    return write(name, **kept, **found)
+
+
+def rows(lines: Sequence[str]) -> list[list[Cell]]:
+    """Return the cells of printed Markdown rows."""
+    return [[cell.strip() for cell in line.strip().strip("|").split(" |")] for line in lines]
+
+
+def said_of(errors: Sequence[float], holds: Sequence[bool] = ()) -> dict[str, Any]:
+    """Return the summary, the spread and the coverage of predictions."""
+    figures = spread(errors)
+    summary = f"median error {figures['median']:.1%}, worst {figures['worst']:.1%}"
+    if not holds:
+        return {"summary": summary, "cases": len(errors), **figures}
+    return {
+        "summary": f"{summary}; {sum(holds)} of {len(holds)} in their interval",
+        "cases": len(errors),
+        "coverage": sum(holds) / len(holds),
+        **figures,
+    }
+
+
+def read(name: str) -> Result:
+    """Read one result."""
+    return msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=Result)
+
+
+def names() -> list[str]:
+    """Return the names of all results."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def machine() -> str:
+    """Describe this machine in a line."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    kernel, python = platform.release().split("-")[0], platform.python_version()
+    processors = f"{os.cpu_count()} processors ({models[0] if models else platform.machine()})"
+    return f"{processors}, Linux {kernel}, Python {python}"
+
+
+def command() -> str:
+    """Return the command that is running, as it is typed in a checkout."""
+    script = Path(sys.argv[0]).stem
+    return shlex.join([".venv/bin/python", "-m", f"validation.{script}", *sys.argv[1:]])
+
+
+def commit() -> str:
+    """Return the commit of the checkout, marked where files differ from it."""
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=7"],
+        cwd=FOLDER.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return told.stdout.strip() or "unknown"
