@@ -14,8 +14,8 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from fullwire.clusters.fabric import (
-    Fabric,
+from fullwire.clusters.cluster import (
+    Cluster,
     Inside,
     LeafSpine,
     Network,
@@ -104,7 +104,7 @@ def tables(draw: st.DrawFn, kind: type[Table]) -> Table:
 
 
 @st.composite
-def fabrics(draw: st.DrawFn) -> Fabric:
+def fabrics(draw: st.DrawFn) -> Cluster:
     """Make a small described cluster of any kind."""
     network, nodes = draw(_networks())
     devices = draw(st.integers(1, 4))
@@ -121,7 +121,7 @@ def fabrics(draw: st.DrawFn) -> Fabric:
         latency_s=latencies,
         payload_share=shares,
     )
-    return Fabric(
+    return Cluster(
         name=draw(texts),
         nodes=nodes,
         devices_per_node=devices,

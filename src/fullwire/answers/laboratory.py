@@ -66,22 +66,22 @@ def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> dict[str, FactValue]:
     """Return what is known about a job's network because the lab made it, undilated."""
     cluster, dilation = lab.description.cluster, lab.description.dilation
     facts: dict[str, FactValue] = {
-        "line_rate_bps": cluster.rate_bps,
+        "line_rate_bps": cluster.nics.rate_bps,
         "payload_share": lab.description.payload_share,
         "delivered_out_bps": _by_host(lab, lambda link: link.sent_bps),
         "delivered_in_bps": _by_host(lab, lambda link: link.received_bps),
         "hosts": ",".join(lab.host_names),
         "congestion": lab.congestion,
     }
-    if cluster.other_rates_bps:
-        others = sorted(cluster.other_rates_bps)
+    if cluster.other_hosts:
+        others = sorted((other.node, other.nic_rate_bps) for other in cluster.other_hosts)
         facts["other_line_rates_bps"] = tuple((float(rank), rate_bps) for rank, rate_bps in others)
-    if cluster.latency_s:
-        facts["latency_s"] = cluster.latency_s
+    if cluster.nics.latency_s:
+        facts["latency_s"] = cluster.nics.latency_s
     if lab.in_host_bps is not None:
         facts["in_host_bps"] = lab.in_host_bps * dilation
-    if lab.description.fabric is not None:
-        facts["cluster"] = as_toml(lab.description.fabric)
+    if lab.description.is_described:
+        facts["cluster"] = as_toml(cluster)
     if lab.warnings:
         facts["warnings"] = "; ".join(lab.warnings)
     if faults:

@@ -44,8 +44,8 @@ from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any, Literal, TypeVar, get_args
 
-from fullwire.clusters.fabric import (
-    Fabric,
+from fullwire.clusters.cluster import (
+    Cluster,
     Inside,
     InsideKind,
     LeafSpine,
@@ -94,7 +94,7 @@ _NETWORK_KEYS: Mapping[str, Sequence[str]] = {
 }
 
 
-def described(text: str, place: str) -> Fabric:
+def described(text: str, place: str) -> Cluster:
     """Read a cluster from TOML; `place` says in complaints where the text is from."""
     try:
         document = tomllib.loads(text)
@@ -106,12 +106,12 @@ def described(text: str, place: str) -> Fabric:
         raise UsageError(f"{place}: {error}") from None
 
 
-def _fabric(top: _Table) -> Fabric:
+def _fabric(top: _Table) -> Cluster:
     inside, nics, network = top.table("inside"), top.table("nics"), top.table("network")
     if nics is None:
         raise UsageError("nics: expected a table [nics] with a rate")
     kept = _network(network)
-    return Fabric(
+    return Cluster(
         name=top.text("name"),
         nodes=top.count("nodes"),
         devices_per_node=top.count("devices_per_node", 1),
@@ -288,7 +288,7 @@ class _Table:
         return f"{self.name}.{key}" if self.name else key
 
 
-def as_toml(fabric: Fabric) -> str:
+def as_toml(fabric: Cluster) -> str:
     """Print a cluster as a description that reads back equal."""
     lines = [f"name = {_quoted(fabric.name)}", f"nodes = {fabric.nodes}"]
     if fabric.devices_per_node > 1:

@@ -13,12 +13,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fullwire.clusters.fabric import Fabric
-from fullwire.collectives.cluster_plan import plan_on
+from fullwire.clusters.cluster import Cluster, scattered, with_workers
 from fullwire.collectives.cost import AddTimes, Cost, Floats
-from fullwire.collectives.fabric_cost import FabricCost, collective_cost, scattered, with_workers
-from fullwire.collectives.fabric_playing import played_times_s
+from fullwire.collectives.link_cost import LinkCost, collective_cost
 from fullwire.collectives.placed import placed
+from fullwire.collectives.plan import plan_on
+from fullwire.collectives.playing import played_times_s
 from fullwire.compression.compressor import Combining
 
 _PLAYED_BYTES = [2**power for power in range(10, 33)]
@@ -29,7 +29,7 @@ _MOST_PLAYED = 30_000  # transfers for each size
 class Routed:
     """A collective on a fabric, of so many bytes for each byte of a message."""
 
-    cost: FabricCost
+    cost: LinkCost
     times: float = 1.0
     gathered_by: int = 0  # workers that each add up all messages on arrival
 
@@ -61,8 +61,8 @@ def routed_s(routed: Sequence[Sequence[Routed]], size: Floats, per_bit: Floats) 
 
 
 def believed_cost(
-    op: str, algorithm: str, fabric: Fabric, workers: int, order: Sequence[int] | None = None
-) -> FabricCost:
+    op: str, algorithm: str, fabric: Cluster, workers: int, order: Sequence[int] | None = None
+) -> LinkCost:
     """Return what a collective takes: in closed form, brought to events where that is not near."""
     cost = collective_cost(op, algorithm, fabric, workers=workers, order=order)
     if cost.is_near:
@@ -80,30 +80,30 @@ def believed_cost(
 
 @lru_cache(maxsize=4096)
 def _believed_cost(
-    op: str, algorithm: str, fabric: Fabric, workers: int, is_scattered: bool
-) -> FabricCost:
+    op: str, algorithm: str, fabric: Cluster, workers: int, is_scattered: bool
+) -> LinkCost:
     if workers == 1:
-        return FabricCost(is_exact=True)
+        return LinkCost(is_exact=True)
     order = scattered(fabric)[:workers].tolist() if is_scattered else None
     return believed_cost(op, algorithm, fabric, workers, order)
 
 
 @dataclass(frozen=True, slots=True)
-class OnFabric:
+class OnLinks:
     """Where the ranks of a grid are, if it is more than workers around a switch."""
 
-    fabric: Fabric
+    fabric: Cluster
     is_scattered: bool
 
     @staticmethod
-    def of(fabric: Fabric | None, latency_s: float, *, is_scattered: bool) -> OnFabric | None:
+    def of(fabric: Cluster | None, latency_s: float, *, is_scattered: bool) -> OnLinks | None:
         """Take a fabric with this latency of its NICs; None where it is workers and a switch."""
         if fabric is None or fabric.is_flat:
             return None
         nics = replace(fabric.nics, latency_s=latency_s)
-        return OnFabric(replace(fabric, nics=nics), is_scattered)
+        return OnLinks(replace(fabric, nics=nics), is_scattered)
 
-    def cost(self, op: str, algorithm: str, workers: int) -> FabricCost:
+    def cost(self, op: str, algorithm: str, workers: int) -> LinkCost:
         """Return what a collective takes among so many workers."""
         fabric = with_workers(self.fabric, workers)
         return _believed_cost(op, algorithm, fabric, workers, self.is_scattered)
