@@ -47,7 +47,7 @@ from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.replay import replay as replay_subject
 from fullwire.simulation.scenario import Order, Scenario, lane_order
 from fullwire.simulation.stragglers import jitter
-from fullwire.simulation.subject import recorded_fabric
+from fullwire.simulation.subject import recorded_cluster
 from fullwire.simulation.sweep import (
     MOST_APART,
     Grid,
@@ -295,7 +295,7 @@ def _grid(
     local_steps: OneOrMany = 1,
     jitter_: OneOrMany = "recorded",
 ) -> Grid:
-    fabric = _same_fabric(runs) if cluster_ is None else cluster(cluster_)
+    fabric = _same_cluster(runs) if cluster_ is None else cluster(cluster_)
     recorded_workers = _recorded(runs, "workers", None)
     if recorded_workers == 1:  # a profile of one worker: the question is how it will scale
         recorded_workers = None
@@ -339,9 +339,9 @@ def _have_one_ring(runs: Sequence[Run]) -> bool:
     return all(run.facts.get("backend") in ("gloo", "fullwire") for run in runs)
 
 
-def _same_fabric(runs: Sequence[Run]) -> Cluster | None:
+def _same_cluster(runs: Sequence[Run]) -> Cluster | None:
     """Return the described cluster that all runs were recorded on, if it is one."""
-    found = {recorded_fabric(run) for run in runs}
+    found = {recorded_cluster(run) for run in runs}
     return found.pop() if len(found) == 1 else None
 
 
@@ -462,7 +462,7 @@ def _drifting(grid: Grid) -> Iterator[str]:
     ]
     if names:
         yield (
-            f"{', '.join(names)}: among {workers:,} workers of {where.fabric.name} ranks drift "
+            f"{', '.join(names)}: among {workers:,} workers of {where.cluster.name} ranks drift "
             "apart, and there are too many to play: these predictions may be off by a third "
             "(fullwire collective --cluster plays one)."
         )

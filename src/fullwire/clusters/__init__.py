@@ -24,8 +24,8 @@ def names() -> tuple[str, ...]:
 
 def cluster(given: ClusterLike, nodes: int | None = None) -> Cluster:
     """Take a cluster by the name of its file or its own, with another number of nodes if given."""
-    fabric = given if isinstance(given, Cluster) else _read(given)
-    return fabric if nodes is None else with_nodes(fabric, nodes)
+    known = given if isinstance(given, Cluster) else _read(given)
+    return known if nodes is None else with_nodes(known, nodes)
 
 
 def _read(given: str | Path) -> Cluster:

@@ -37,11 +37,11 @@ def as_recorded(run: Run) -> Grid | None:
         bandwidth_bps=(rate_bps,),
         buckets=(bucket_policy(str(run.facts.get("buckets", "ddp"))),),
         latency_s=(latency_s,),
-        cluster=recorded_fabric(run),
+        cluster=recorded_cluster(run),
     )
 
 
-def recorded_fabric(run: Run) -> Cluster | None:
+def recorded_cluster(run: Run) -> Cluster | None:
     """Return the described cluster that a run was recorded on."""
     text = run.facts.get("cluster")
     return None if text is None else described(str(text), "the run's cluster")
