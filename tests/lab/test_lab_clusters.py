@@ -18,7 +18,7 @@ from fullwire.importers import read
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job, summary
-from fullwire.simulation.subject import recorded_fabric
+from fullwire.simulation.subject import recorded_cluster
 from tests.conftest import Cli
 
 TWO_LEAVES = Cluster(
@@ -208,7 +208,7 @@ def test_real_bytes_between_leaves_take_as_long_as_the_spine_lets_them(
     at_uplink_rate_s = 8 * 2 * SENT_BYTES / TWO_LEAVES.uplink_rate_bps
     assert max(ends) - min(begins) > 0.9 * at_uplink_rate_s
     run = replace(read("resnet50@v100"), facts={"workers": 4, **facts})
-    assert recorded_fabric(run) == TWO_LEAVES
+    assert recorded_cluster(run) == TWO_LEAVES
     assert whatif(run).suspicions[0].cluster == "two leaves"
 
 
