@@ -13,8 +13,8 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from fullwire.clusters.fabric import (
-    Fabric,
+from fullwire.clusters.cluster import (
+    Cluster,
     Inside,
     LeafSpine,
     Network,
@@ -129,7 +129,7 @@ def _column_values(kind: ColumnKind) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def fabrics(draw: st.DrawFn) -> Fabric:
+def fabrics(draw: st.DrawFn) -> Cluster:
     """Make a small described cluster of any kind."""
     network, nodes = draw(_networks())
     devices = draw(st.integers(1, 4))
@@ -146,7 +146,7 @@ def fabrics(draw: st.DrawFn) -> Fabric:
         latency_s=latencies,
         payload_share=shares,
     )
-    return Fabric(
+    return Cluster(
         name=draw(texts),
         nodes=nodes,
         devices_per_node=devices,

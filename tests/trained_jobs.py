@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fullwire.collectives.cost import AddTimes, cost
+from fullwire.collectives.closed_form import cost
+from fullwire.collectives.cost import AddTimes
 from fullwire.run.facts import FactValue, named
 from fullwire.run.run import Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.simulation.buckets import bucket_policy

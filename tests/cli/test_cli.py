@@ -184,7 +184,7 @@ def test_an_existing_run_is_replaced_only_when_forced(cli: Cli, tmp_path: Path) 
                 "--bytes",
                 "1GB",
                 "--workers",
-                "100000",
+                "10000000",
                 "--bandwidth",
                 "1Gbps",
             ),

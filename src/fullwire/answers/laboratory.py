@@ -65,19 +65,19 @@ def record_in_lab(
 def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> Facts:
     """Return what is known about a job's network because the lab made it, undilated."""
     cluster, dilation = lab.description.cluster, lab.description.dilation
-    others = sorted(cluster.other_rates_bps)
-    fabric, in_host_bps = lab.description.fabric, lab.in_host_bps
+    others = sorted((other.node, other.nic_rate_bps) for other in cluster.other_hosts)
+    in_host_bps = lab.in_host_bps
     return Facts(
-        line_rate_bps=cluster.rate_bps,
+        line_rate_bps=cluster.nics.rate_bps,
         payload_share=lab.description.payload_share,
         delivered_out_bps=_by_host(lab, lambda link: link.sent_bps),
         delivered_in_bps=_by_host(lab, lambda link: link.received_bps),
         hosts=",".join(lab.host_names),
         congestion=lab.congestion,
         other_line_rates_bps=tuple((float(rank), bps) for rank, bps in others) or None,
-        latency_s=cluster.latency_s or None,
+        latency_s=cluster.nics.latency_s or None,
         in_host_bps=None if in_host_bps is None else in_host_bps * dilation,
-        cluster=None if fabric is None else as_toml(fabric),
+        cluster=as_toml(cluster) if lab.description.is_described else None,
         warnings="; ".join(lab.warnings) or None,
         faults="; ".join(f"{show_time(fault.at_s)} {fault}" for fault in faults) or None,
     )

@@ -26,7 +26,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.collectives.cost import AddTimes, Floats, recorded_cost, sent_as
+from fullwire.collectives.closed_form import recorded_cost, sent_as
+from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.errors import UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.run import Collectives, Run, Whole

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.description import described
-from fullwire.clusters.fabric import Fabric
 from fullwire.collectives.cost import AddTimes
 from fullwire.errors import DamagedInput
 from fullwire.run.gaps import reasons
@@ -36,11 +36,11 @@ def as_recorded(run: Run) -> Grid | None:
         bandwidth_bps=(rate_bps,),
         buckets=(bucket_policy(run.facts.buckets or "ddp"),),
         latency_s=(latency_s,),
-        fabric=recorded_fabric(run),
+        cluster=recorded_cluster(run),
     )
 
 
-def recorded_fabric(run: Run) -> Fabric | None:
+def recorded_cluster(run: Run) -> Cluster | None:
     """Return the described cluster that a run was recorded on."""
     text = run.facts.cluster
     return None if text is None else described(text, "the run's cluster")

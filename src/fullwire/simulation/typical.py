@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.collectives.cost import Floats, sent_as
+from fullwire.collectives.closed_form import sent_as
+from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.centre import median_of
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Whole

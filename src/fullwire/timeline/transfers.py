@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.collectives.cost import AddTimes, Cost, Floats, gradient_cost, observed_cost, sent_as
+from fullwire.collectives.closed_form import gradient_cost, observed_cost, sent_as
+from fullwire.collectives.cost import AddTimes, Cost, Floats
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.errors import UsageError
 from fullwire.run.run import SIZE_UNKNOWN, Run, Text, Whole

@@ -1,12 +1,12 @@
-"""What a collective takes on the links of a described cluster, in closed form, exact or nearly so.
+"""What a collective takes on the links of a cluster, in closed form, exact or nearly so.
 
 A plan is stages: transfers that go on at once, so many times in a row, and those of all its parts
 side by side. Transfers share the links that they meet on, so a round lasts as long as the link that
 has most to carry for its rate. A rank that has sent its block sends the next one as soon as that
 came, whatever others do: of many rounds in a row the pace is the slower one of what the busiest
 link takes, and of what a block takes on its way around, on average. Where all links are equal the
-second one decides, and the cost is that of `model.cost`. Where parts do not go side by side, or
-chunks follow each other closely, it is what the busiest link has to carry in all.
+second one decides, and the cost is what the algorithm's own formula says. Where parts do not go
+side by side, or chunks follow each other closely, it is what the busiest link has to carry in all.
 
 Ranks are placed on devices in order, node by node, or `scattered`: neighbours on different leaves,
 as by a scheduler that does not know them.
@@ -18,7 +18,7 @@ All that is exact where a step's transfers are all alike and nobody who sends in
 before the step ahead had ended (`is_exact`); elsewhere events overlap more, or share less evenly.
 With slow hosts, where parts that do not go side by side meet on links, and where steps go ways of
 their own (all-to-all, broadcasts, parameter servers), that can be a third and more (not `is_near`):
-there `simulation.on_fabric` adds what events say.
+there `simulation.on_links` adds what events say.
 """
 
 from __future__ import annotations
@@ -30,24 +30,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fullwire.clusters.fabric import (
-    IN_NODE,
-    LINK_KINDS,
-    Fabric,
-    Floats,
-    Ints,
-    LeafSpine,
-    Torus,
-    with_nodes,
-)
-from fullwire.collectives.cluster_plan import plan_on
+from fullwire.clusters.cluster import IN_NODE, LINK_KINDS, Cluster, Floats, Ints
 from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.placed import Placed, placed
+from fullwire.collectives.plan import plan_on
+from fullwire.collectives.registry import statement
 from fullwire.collectives.stages import Part
-from fullwire.errors import UsageError
-
-# Chunks of these follow each other closely, so that the busiest link never waits.
-_PIPELINED = (("allreduce", "tree"), ("broadcast", "ring"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +74,7 @@ class RoundsCost:
 
 
 @dataclass(frozen=True, slots=True)
-class FabricCost:
+class LinkCost:
     """What a collective takes for any size, at any rate of the NICs."""
 
     rounds: tuple[RoundsCost, ...] = ()
@@ -144,53 +132,30 @@ class FabricCost:
         return max(time_s, key=lambda kind: time_s[kind], default=None)
 
 
-def with_workers(fabric: Fabric, workers: int) -> Fabric:
-    """Return the cluster with as many nodes as so many workers need, each on a device."""
-    if isinstance(fabric.network, Torus):
-        if workers > fabric.devices:
-            raise UsageError(
-                f"workers: expected at most {fabric.devices} on the torus {fabric.name}, "
-                f"got {workers}"
-            )
-        return fabric
-    return with_nodes(fabric, -(-workers // fabric.devices_per_node))
-
-
-def scattered(fabric: Fabric) -> Ints:
-    """Return the device of each rank where consecutive nodes are on different leaves, and pods."""
-    node = np.arange(fabric.nodes)
-    if isinstance(fabric.network, LeafSpine):
-        leaf, place = np.divmod(node, fabric.network.nodes_per_leaf)
-        pod, leaf = np.divmod(leaf, fabric.network.leaves_per_pod or fabric.nodes)
-        node = np.lexsort((pod, leaf, place))
-    within = np.arange(fabric.devices_per_node)
-    return (node[:, None] * fabric.devices_per_node + within).reshape(-1)
-
-
 def collective_cost(
     op: str,
     algorithm: str,
-    fabric: Fabric,
+    cluster: Cluster,
     *,
     workers: int | None = None,
     order: ArrayLike | None = None,
     servers: int = 1,
-) -> FabricCost:
+) -> LinkCost:
     """Return what a collective takes with ranks on devices in this order, on all if nobody says."""
-    where = placed(plan_on(op, algorithm, fabric, workers, servers), fabric, order)
-    return cost_of(where, fabric, is_pipelined=(op, algorithm) in _PIPELINED)
+    where = placed(plan_on(op, algorithm, cluster, workers, servers), cluster, order)
+    return cost_of(where, cluster, is_pipelined=statement(op, algorithm).is_pipelined)
 
 
-def cost_of(where: Placed, fabric: Fabric, *, is_pipelined: bool = False) -> FabricCost:
+def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> LinkCost:
     """Return what a plan takes where it was placed; pipelined, its chunks follow each other."""
     plan = where.plan
     if not plan.transfer_count():
-        return FabricCost(is_exact=True)
-    links = _Links.of(fabric)
-    known = FabricCost(
+        return LinkCost(is_exact=True)
+    links = _Links.of(cluster)
+    known = LinkCost(
         sent_per_byte=float(plan.sent_blocks()[: plan.workers].max()) / plan.message_blocks,
-        startup_s=fabric.startup_s,
-        nic_rate_bps=fabric.nics.rate_bps,
+        startup_s=cluster.startup_s,
+        nic_rate_bps=cluster.nics.rate_bps,
     )
     if is_pipelined or not _go_side_by_side(plan.stages):
         return replace(
@@ -210,11 +175,11 @@ def cost_of(where: Placed, fabric: Fabric, *, is_pipelined: bool = False) -> Fab
         hops=sum(each.times for each in steps),
         adds=tuple(_adds_in_turn(where)),
         is_exact=is_exact,
-        is_near=is_exact or _stays_in_step(where, fabric, len(steps)),
+        is_near=is_exact or _stays_in_step(where, cluster, len(steps)),
     )
 
 
-def _stays_in_step(where: Placed, fabric: Fabric, steps: int) -> bool:
+def _stays_in_step(where: Placed, cluster: Cluster, steps: int) -> bool:
     """Say whether all ranks go from step to step at about the same times.
 
     Some ways are longer than others: where each step goes ways of its own, they do not.
@@ -222,7 +187,7 @@ def _stays_in_step(where: Placed, fabric: Fabric, steps: int) -> bool:
     plan = where.plan
     if plan.op in ("alltoall", "broadcast") or plan.algorithm == "parameter-server":
         return False
-    return not fabric.other_hosts or steps == 1
+    return not cluster.other_hosts or steps == 1
 
 
 def _go_side_by_side(parts: tuple[Part, ...]) -> bool:
@@ -248,17 +213,17 @@ class _Links:
     nic_rate_bps: float
 
     @staticmethod
-    def of(fabric: Fabric) -> _Links:
-        is_own = fabric.link_kind == IN_NODE
-        if fabric.other_hosts:
-            is_own |= fabric.link_rate_bps != replace(fabric, other_hosts=()).link_rate_bps
-        own = 8 / fabric.link_rate_bps
-        of_nics = 8 * (fabric.nics.rate_bps / fabric.link_rate_bps)
+    def of(cluster: Cluster) -> _Links:
+        is_own = cluster.link_kind == IN_NODE
+        if cluster.other_hosts:
+            is_own |= cluster.link_rate_bps != replace(cluster, other_hosts=()).link_rate_bps
+        own = 8 / cluster.link_rate_bps
+        of_nics = 8 * (cluster.nics.rate_bps / cluster.link_rate_bps)
         return _Links(
-            fabric.link_kind.astype(np.int64),
+            cluster.link_kind.astype(np.int64),
             np.where(is_own, own, 0.0),
             np.where(is_own, 0.0, of_nics),
-            fabric.nics.rate_bps,
+            cluster.nics.rate_bps,
         )
 
     def busiest(self, load: Floats) -> tuple[str, tuple[tuple[float], tuple[float]]]:

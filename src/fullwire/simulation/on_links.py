@@ -13,12 +13,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fullwire.clusters.fabric import Fabric
-from fullwire.collectives.cluster_plan import plan_on
+from fullwire.clusters.cluster import Cluster, scattered, with_workers
 from fullwire.collectives.cost import AddTimes, Cost, Floats
-from fullwire.collectives.fabric_cost import FabricCost, collective_cost, scattered, with_workers
-from fullwire.collectives.fabric_playing import played_times_s
+from fullwire.collectives.link_cost import LinkCost, collective_cost
 from fullwire.collectives.placed import placed
+from fullwire.collectives.plan import plan_on
+from fullwire.collectives.playing import played_times_s
 from fullwire.compression.compressor import Combining
 
 _PLAYED_BYTES = [2**power for power in range(10, 33)]
@@ -27,9 +27,9 @@ _MOST_PLAYED = 30_000  # transfers for each size
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A collective on a fabric, of so many bytes for each byte of a message."""
+    """A collective on a cluster, of so many bytes for each byte of a message."""
 
-    cost: FabricCost
+    cost: LinkCost
     times: float = 1.0
     gathered_by: int = 0  # workers that each add up all messages on arrival
 
@@ -61,18 +61,18 @@ def routed_s(routed: Sequence[Sequence[Routed]], size: Floats, per_bit: Floats) 
 
 
 def believed_cost(
-    op: str, algorithm: str, fabric: Fabric, workers: int, order: Sequence[int] | None = None
-) -> FabricCost:
+    op: str, algorithm: str, cluster: Cluster, workers: int, order: Sequence[int] | None = None
+) -> LinkCost:
     """Return what a collective takes: in closed form, brought to events where that is not near."""
-    cost = collective_cost(op, algorithm, fabric, workers=workers, order=order)
+    cost = collective_cost(op, algorithm, cluster, workers=workers, order=order)
     if cost.is_near:
         return cost
     size = np.array(_PLAYED_BYTES, np.float64)
-    where = placed(plan_on(op, algorithm, fabric, workers), fabric, order)
-    played_s = played_times_s(where, fabric, _PLAYED_BYTES, _MOST_PLAYED)
+    where = placed(plan_on(op, algorithm, cluster, workers), cluster, order)
+    played_s = played_times_s(where, cluster, _PLAYED_BYTES, _MOST_PLAYED)
     if played_s is None:
         return cost
-    wire_s, said_s = 8 * size / fabric.nics.rate_bps, cost.whole_s(size) - cost.startup_s
+    wire_s, said_s = 8 * size / cluster.nics.rate_bps, cost.whole_s(size) - cost.startup_s
     return replace(
         cost, played=tuple(zip(wire_s.tolist(), (played_s / said_s).tolist(), strict=True))
     )
@@ -80,33 +80,33 @@ def believed_cost(
 
 @lru_cache(maxsize=4096)
 def _believed_cost(
-    op: str, algorithm: str, fabric: Fabric, workers: int, is_scattered: bool
-) -> FabricCost:
+    op: str, algorithm: str, cluster: Cluster, workers: int, is_scattered: bool
+) -> LinkCost:
     if workers == 1:
-        return FabricCost(is_exact=True)
-    order = scattered(fabric)[:workers].tolist() if is_scattered else None
-    return believed_cost(op, algorithm, fabric, workers, order)
+        return LinkCost(is_exact=True)
+    order = scattered(cluster)[:workers].tolist() if is_scattered else None
+    return believed_cost(op, algorithm, cluster, workers, order)
 
 
 @dataclass(frozen=True, slots=True)
-class OnFabric:
+class OnLinks:
     """Where the ranks of a grid are, if it is more than workers around a switch."""
 
-    fabric: Fabric
+    cluster: Cluster
     is_scattered: bool
 
     @staticmethod
-    def of(fabric: Fabric | None, latency_s: float, *, is_scattered: bool) -> OnFabric | None:
-        """Take a fabric with this latency of its NICs; None where it is workers and a switch."""
-        if fabric is None or fabric.is_flat:
+    def of(cluster: Cluster | None, latency_s: float, *, is_scattered: bool) -> OnLinks | None:
+        """Take a cluster with this latency of its NICs; None where it is workers and a switch."""
+        if cluster is None or cluster.is_flat:
             return None
-        nics = replace(fabric.nics, latency_s=latency_s)
-        return OnFabric(replace(fabric, nics=nics), is_scattered)
+        nics = replace(cluster.nics, latency_s=latency_s)
+        return OnLinks(replace(cluster, nics=nics), is_scattered)
 
-    def cost(self, op: str, algorithm: str, workers: int) -> FabricCost:
+    def cost(self, op: str, algorithm: str, workers: int) -> LinkCost:
         """Return what a collective takes among so many workers."""
-        fabric = with_workers(self.fabric, workers)
-        return _believed_cost(op, algorithm, fabric, workers, self.is_scattered)
+        cluster = with_workers(self.cluster, workers)
+        return _believed_cost(op, algorithm, cluster, workers, self.is_scattered)
 
     def gradients(self, combining: Combining, algorithm: str, workers: int) -> Routed:
         """Return what a message of gradients takes, as `gradient_cost` combines it."""

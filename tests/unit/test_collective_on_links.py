@@ -12,25 +12,24 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fullwire import _native
-from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus, flat
-from fullwire.collectives.cluster_plan import (
-    CLUSTER_OPS,
-    Layout,
-    applicable_on,
-    cluster_algorithms,
-    cluster_plan,
+from fullwire.clusters.cluster import (
+    Cluster,
+    Inside,
+    LeafSpine,
+    Nics,
+    OtherHost,
+    Torus,
+    one_switch,
 )
 from fullwire.collectives.cost import AddTimes
-from fullwire.collectives.fabric_cost import collective_cost
-from fullwire.collectives.fabric_playing import fabric_time
-from fullwire.collectives.plan import OPS, algorithms
+from fullwire.collectives.link_cost import collective_cost
+from fullwire.collectives.plan import plan
 from fullwire.collectives.playing import CollectiveTime, collective_time
+from fullwire.collectives.registry import OPS, fitting, names
 from fullwire.errors import UsageError
 from tests.reference_network import Move, ReferenceNetwork
 
-PAIRS = [(op, algorithm) for op in CLUSTER_OPS for algorithm in cluster_algorithms(op)]
-FLAT_PAIRS = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
+PAIRS = [(op, algorithm) for op in OPS for algorithm in names(op)]
 ADDS = AddTimes(((1e3, 1e-6), (1e6, 2e-5), (1e9, 1e-2)))
 
 
@@ -43,9 +42,9 @@ def pod(
     devices: int = 8,
     nics: int = 8,
     per_leaf: int = 4,
-) -> Fabric:
+) -> Cluster:
     """Describe nodes behind leaves whose uplinks carry a share of what their ports do."""
-    return Fabric(
+    return Cluster(
         name="pod",
         nodes=nodes,
         devices_per_node=devices,
@@ -59,7 +58,7 @@ def pod(
 
 
 @st.composite
-def fabrics(draw: st.DrawFn, most_devices: int = 24) -> Fabric:
+def fabrics(draw: st.DrawFn, most_devices: int = 24) -> Cluster:
     devices = draw(st.integers(1, 4))
     rows, columns = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     nodes = min(rows * columns, most_devices // devices)
@@ -77,7 +76,7 @@ def fabrics(draw: st.DrawFn, most_devices: int = 24) -> Fabric:
         )
         network = {"network": leaf}
     slow = draw(st.sets(st.integers(0, nodes - 1), max_size=2))
-    return Fabric(
+    return Cluster(
         name="drawn",
         nodes=nodes,
         devices_per_node=devices,
@@ -102,14 +101,19 @@ def fabrics(draw: st.DrawFn, most_devices: int = 24) -> Fabric:
     st.data(),
 )
 def test_what_is_alike_is_played_once_and_takes_as_long_as_all_of_it(
-    fabric: Fabric, pair: tuple[str, str], size: int, chunks: int, adding: bool, data: st.DataObject
+    fabric: Cluster,
+    pair: tuple[str, str],
+    size: int,
+    chunks: int,
+    adding: bool,
+    data: st.DataObject,
 ) -> None:
     op, algorithm = pair
-    assume(algorithm in applicable_on(op, fabric))
+    assume(algorithm in fitting(op, fabric))
     moved = algorithm != "in-network" and data.draw(st.booleans())
     order = data.draw(st.permutations(range(fabric.devices))) if moved else None
     folded, whole = (
-        fabric_time(
+        collective_time(
             op,
             algorithm,
             fabric,
@@ -136,7 +140,7 @@ def test_a_cluster_as_bought_folds_within_a_thousandth(
     fabric = pod(nodes, slow=slow, rails=rails)
     for algorithm in ("hierarchical", "hierarchical-halving-doubling", "in-network"):
         folded, whole = (
-            fabric_time("allreduce", algorithm, fabric, 2**26, folds=folds)
+            collective_time("allreduce", algorithm, fabric, 2**26, folds=folds)
             for folds in (True, False)
         )
         assert folded.time_s == pytest.approx(whole.time_s, rel=1e-3)
@@ -145,50 +149,23 @@ def test_a_cluster_as_bought_folds_within_a_thousandth(
 
 def test_sixteen_thousand_devices_are_a_few_kinds() -> None:
     fabric = pod(2048, per_leaf=32)
-    found = fabric_time("allreduce", "hierarchical", fabric, 2**30)
+    found = collective_time("allreduce", "hierarchical", fabric, 2**30)
     assert found.transfers == 16384 * (7 + 2 * 2047 + 7)
     assert (found.played or 0) < 300_000
     # Of each device an eighth of the message goes around 2,048 nodes over its own NIC.
     assert found.time_s > 2 * 2047 / 2048 * 2**27 * 8 / 400e9
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(FLAT_PAIRS),
-    st.integers(1, 20),
-    st.integers(1, 10**9),
-    st.integers(1, 4),
-    st.sampled_from(["serial", "pipelined"]),
-    st.sampled_from([0.0, 5e-6]),
-)
-def test_around_one_switch_both_engines_agree(
-    pair: tuple[str, str], workers: int, size: int, chunks: int, order: str, latency_s: float
-) -> None:
-    op, algorithm = pair
-    cluster = Cluster(workers=workers, rate_bps=1e10, latency_s=latency_s)
-    assume(algorithm in applicable_on(op, flat(cluster)))
-    # What comes to one connection at the same instant may go in either order in a tree.
-    assume(algorithm != "tree" or chunks == 1 or order == "serial" or op == "broadcast")
-    found = fabric_time(
-        op, algorithm, flat(cluster), size, chunks=chunks, chunk_order=order, adds=ADDS
-    )
-    known = collective_time(
-        op, algorithm, cluster, size, chunks=chunks, chunk_order=order, adds=ADDS
-    )
-    assert found.time_s == pytest.approx(known.time_s, rel=1e-9)
-    assert found.transfers == known.transfers
-
-
 @settings(max_examples=100, deadline=None)
 @given(fabrics(), st.sampled_from(PAIRS), st.integers(1, 10**8), st.integers(1, 3))
 def test_events_agree_with_every_closed_form_that_is_exact(
-    fabric: Fabric, pair: tuple[str, str], size: int, chunks: int
+    fabric: Cluster, pair: tuple[str, str], size: int, chunks: int
 ) -> None:
     op, algorithm = pair
-    assume(algorithm in applicable_on(op, fabric))
+    assume(algorithm in fitting(op, fabric))
 
     def time_s(level: str) -> float:
-        return fabric_time(
+        return collective_time(
             op,
             algorithm,
             fabric,
@@ -223,37 +200,37 @@ def test_where_links_are_equal_and_never_shared_a_closed_form_is_exact() -> None
 @pytest.mark.parametrize("rails", [False, True])
 def test_closed_forms_come_near_events_where_they_are_not_exact(rails: bool) -> None:
     fabric = pod(8, rails=rails, per_leaf=4)
-    for algorithm in applicable_on("allreduce", fabric):
+    for algorithm in fitting("allreduce", fabric):
         if algorithm in ("tree", "hierarchical-tree"):
             continue  # at full utilization, which chunks come near
         known = collective_cost("allreduce", algorithm, fabric)
         for size in (2**14, 2**22, 2**30):
-            played = fabric_time("allreduce", algorithm, fabric, size)
+            played = collective_time("allreduce", algorithm, fabric, size)
             assert float(known.whole_s(size)) == pytest.approx(played.time_s, rel=0.15)
 
 
 @settings(max_examples=60, deadline=None)
-@given(fabrics(), st.sampled_from(CLUSTER_OPS), st.integers(1, 24))
-def test_what_is_applicable_can_be_played(fabric: Fabric, op: str, workers: int) -> None:
+@given(fabrics(), st.sampled_from(OPS), st.integers(1, 24))
+def test_what_is_applicable_can_be_played(fabric: Cluster, op: str, workers: int) -> None:
     assume(workers <= fabric.devices)
-    for algorithm in applicable_on(op, fabric, workers):
-        found = fabric_time(op, algorithm, fabric, 1000, workers=workers)
+    for algorithm in fitting(op, fabric, workers):
+        found = collective_time(op, algorithm, fabric, 1000, workers=workers)
         assert (found.time_s > 0) == (workers > 1)
 
 
 def test_known_times_of_known_algorithms() -> None:
     even, size = pod(8, ratio=1.0, per_leaf=8), 2**30
-    found = fabric_time("allreduce", "hierarchical", even, size)
+    found = collective_time("allreduce", "hierarchical", even, size)
     inside_s = 2 * 7 * (size / 8 * 8 / 2.4e12 + 1e-6)
     between_s = 2 * 7 * (size / 8 / 8 * 8 / 400e9 + 3e-6)
     assert found.time_s == pytest.approx(inside_s + between_s)
     assert found.busiest == "in-node links"
-    switched = fabric_time("allreduce", "in-network", even, size)
+    switched = collective_time("allreduce", "in-network", even, size)
     assert switched.time_s == pytest.approx(inside_s + 2 * (size / 8 * 8 / 400e9 + 1.5e-6))
-    nine, eight = (flat(Cluster(workers=each, rate_bps=8e9)) for each in (9, 8))
-    one_server = fabric_time("allreduce", "parameter-server", nine, 10**9)
+    nine, eight = (one_switch(workers=each, rate_bps=8e9) for each in (9, 8))
+    one_server = collective_time("allreduce", "parameter-server", nine, 10**9)
     assert one_server.time_s == pytest.approx(2 * 8)
-    pairwise = fabric_time("alltoall", "pairwise", eight, 10**9)
+    pairwise = collective_time("alltoall", "pairwise", eight, 10**9)
     assert pairwise.time_s == pytest.approx(7 / 8)
 
 
@@ -261,7 +238,7 @@ def test_a_bad_order_over_an_oversubscribed_spine_costs_what_it_costs() -> None:
     fabric, size = pod(16, ratio=4.0), 2**30
 
     def ring(order: Sequence[int] | None) -> CollectiveTime:
-        return fabric_time("allreduce", "ring", fabric, size, order=order)
+        return collective_time("allreduce", "ring", fabric, size, order=order)
 
     together = ring(None)
     assert together.busiest == "NICs"
@@ -274,13 +251,13 @@ def test_a_bad_order_over_an_oversubscribed_spine_costs_what_it_costs() -> None:
 
 
 def test_a_torus_carries_all_four_ways_at_once() -> None:
-    fabric = Fabric(
+    fabric = Cluster(
         name="torus",
         nodes=16,
         network=Torus(rows=4, columns=4),
         nics=Nics(rate_bps=8e9, per_node=4),
     )
-    found = fabric_time("allreduce", "torus", fabric, 10**9)
+    found = collective_time("allreduce", "torus", fabric, 10**9)
     # A quarter each way; in turn over rows and columns, so that every link is always busy.
     assert found.time_s == pytest.approx(2 * 15 / 16 / 4, rel=1e-9)
     assert found.busiest_share == pytest.approx(1)
@@ -307,14 +284,14 @@ def played_s(flows: Sequence[Flow], links: int, latency_s: float = 0.0) -> float
     parts = [
         (
             np.ones(1, np.int64),
-            np.array([flow.size]),
-            np.array([flow.add_s]),
             np.array([0, 1], np.int64),
             np.array([number], np.int32),
+            np.array([flow.size]),
+            np.array([flow.add_s]),
         )
         for number, flow in enumerate(flows)
     ]
-    time_s, transfers = _native.play_fabric(
+    time_s, transfers = _native.play(
         1 + max((max(flow.source, flow.target) for flow in flows), default=0),
         np.ones(links),
         np.array([flow.source for flow in flows], np.int32),
@@ -384,8 +361,8 @@ def test_shares_on_any_routes_are_those_of_a_plain_reference(
 
 
 def test_one_switch_is_the_reference_network_too() -> None:
-    plan = cluster_plan("allreduce", "halving-doubling", Layout(nodes=6))
-    [part] = plan.parts
+    made = plan("allreduce", "halving-doubling", 6)
+    [part] = made.parts
     moves = [
         Move(int(number), int(source), int(target), Fraction(int(count)), Fraction(0))
         for number, source, target, count in zip(
@@ -393,20 +370,20 @@ def test_one_switch_is_the_reference_network_too() -> None:
         )
     ]
     expected = float(ReferenceNetwork([moves], Fraction(1), Fraction(2), 1).play())
-    cluster = Cluster(workers=6, rate_bps=8.0, latency_s=2.0)
-    found = fabric_time("allreduce", "halving-doubling", flat(cluster), plan.blocks)
+    cluster = one_switch(workers=6, rate_bps=8.0, latency_s=2.0)
+    found = collective_time("allreduce", "halving-doubling", cluster, made.blocks)
     assert found.time_s == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_same_play_takes_the_same_time_to_the_last_bit() -> None:
     fabric = pod(6, slow=(OtherHost(node=3, nic_rate_bps=50e9),))
-    times = {fabric_time("allreduce", "multi-ring", fabric, 10**7).time_s for _ in range(3)}
+    times = {collective_time("allreduce", "multi-ring", fabric, 10**7).time_s for _ in range(3)}
     assert len(times) == 1
 
 
 def test_progress_is_told_and_ends_below_what_there_is() -> None:
     heard: list[tuple[int, int]] = []
-    fabric_time("allreduce", "ring", pod(32), 10**8, told=lambda *each: heard.append(each))
+    collective_time("allreduce", "ring", pod(32), 10**8, told=lambda *each: heard.append(each))
     assert len(heard) > 1
     assert heard == sorted(heard)
     assert all(done <= whole for done, whole in heard)
@@ -429,7 +406,7 @@ def test_what_cannot_be_played_is_refused(wish: dict[str, Any], said: str) -> No
         "size_bytes": 2**20,
     } | wish
     with pytest.raises(UsageError, match=said):
-        fabric_time(fabric=pod(8), **asked)
+        collective_time(cluster=pod(8), **asked)
 
 
 def test_columns_that_cannot_be_are_refused_before_they_are_followed() -> None:

@@ -1,4 +1,4 @@
-// A collective played over the links of a described cluster: when does the last byte arrive?
+// A collective played transfer by transfer over the links of a cluster: when does the last byte arrive?
 //
 // A transfer uses every link of its connection's route at once. Connections that meet on a link share
 // it max-min fairly; transfers of one connection go one after another, first ready first sent, and
@@ -19,13 +19,14 @@
 
 namespace fullwire {
 
-// One part of a plan: stages in order, and the connections that transfer in each.
+// One part of a plan (collectives/stages.py): stages in order, and the connections that transfer in
+// each.
 struct StagedPart {
     std::span<const std::int64_t> rounds;       // by stage
-    std::span<const double> bytes;              // of each transfer
-    std::span<const double> add_s;
     std::span<const std::int64_t> edges_begin;  // where a stage's connections begin; one more
     std::span<const std::int32_t> connection;
+    std::span<const double> bytes;  // of each transfer, as connections are listed
+    std::span<const double> add_s;
 };
 
 struct Routing {
@@ -47,8 +48,7 @@ struct Played {
 // Plays `chunks` copies of the plan, each with the sizes given: all at once, or, if `serial`, each
 // beginning when the one before it has ended everywhere. `pause` is told now and then how many
 // transfers were received, and may throw.
-Played play_fabric(const Routing& routing, const std::vector<StagedPart>& parts,
-                   std::uint32_t chunks, bool serial,
-                   const std::function<void(std::uint64_t)>& pause);
+Played play(const Routing& routing, const std::vector<StagedPart>& parts, std::uint32_t chunks,
+            bool serial, const std::function<void(std::uint64_t)>& pause);
 
 }  // namespace fullwire

@@ -1,12 +1,12 @@
-#include "events/fabric_events.hpp"
+#include "events/playing.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <queue>
 #include <stdexcept>
 #include <utility>
 
+#include "events/agenda.hpp"
 #include "events/queues.hpp"
 #include "events/shared_links.hpp"
 
@@ -14,7 +14,6 @@ namespace fullwire {
 namespace {
 
 constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // Events closer than this part of the time that has passed are of one instant, computed in two ways.
 constexpr double kSameInstant = 1e-12;
@@ -32,26 +31,34 @@ struct Edge {
     double delay_s;  // from its last byte sent to its last byte received and added up
 };
 
+// An edge at one of its ends.
+struct Listed {
+    std::uint32_t edge;
+    std::uint32_t stage;
+};
+
 struct Script {
     std::vector<Edge> edges;
     std::vector<std::int64_t> rounds;       // by stage
     std::vector<std::uint32_t> sent_begin;  // by place, one more; then edges in order of stages
-    std::vector<std::uint32_t> sent;
+    std::vector<Listed> sent;
     std::vector<std::uint32_t> received_begin;
-    std::vector<std::uint32_t> received;
+    std::vector<Listed> received;
     std::uint32_t places = 0;
     std::uint64_t transfers = 0;
 };
 
 // Sorts edges by their place at one end; within a place they stay in order.
 void list_by_place(const std::vector<Edge>& edges, std::uint32_t places, std::uint32_t Edge::*end,
-                   std::vector<std::uint32_t>& begin, std::vector<std::uint32_t>& list) {
+                   std::vector<std::uint32_t>& begin, std::vector<Listed>& list) {
     begin.assign(places + 1, 0);
     for (const Edge& edge : edges) ++begin[edge.*end + 1];
     for (std::uint32_t place = 0; place < places; ++place) begin[place + 1] += begin[place];
     list.resize(edges.size());
     std::vector<std::uint32_t> next(begin.begin(), begin.end() - 1);
-    for (std::uint32_t id = 0; id < edges.size(); ++id) list[next[edges[id].*end]++] = id;
+    for (std::uint32_t id = 0; id < edges.size(); ++id) {
+        list[next[edges[id].*end]++] = {id, edges[id].stage};
+    }
 }
 
 Script written(const Routing& routing, const std::vector<StagedPart>& parts) {
@@ -66,8 +73,8 @@ Script written(const Routing& routing, const std::vector<StagedPart>& parts) {
                 const auto connection = static_cast<std::uint32_t>(part.connection[row]);
                 script.edges.push_back({connection, stage,
                                         place + routing.source[connection],
-                                        place + routing.target[connection], part.bytes[each],
-                                        routing.latency_s[connection] + part.add_s[each]});
+                                        place + routing.target[connection], part.bytes[row],
+                                        routing.latency_s[connection] + part.add_s[row]});
                 script.transfers += part.rounds[each] * routing.stands_for[connection];
             }
         }
@@ -91,28 +98,27 @@ class Rounds {
     void begin(std::uint32_t chunks) {
         seats_.assign(std::size_t{chunks} * script_.places, {});
         arrived_.assign(chunks * script_.edges.size(), 0);
-        for (std::uint32_t number = 0; number < seats_.size(); ++number) {
-            const std::uint32_t place = number % script_.places;
-            seats_[number].sending = script_.sent_begin[place];
-            seats_[number].receiving = script_.received_begin[place];
-            await(number);
+        for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
+            for (std::uint32_t place = 0; place < script_.places; ++place) {
+                Seat& seat = seat_of(chunk, place);
+                seat.sending = script_.sent_begin[place];
+                seat.receiving = script_.received_begin[place];
+                await(seat, chunk, place);
+            }
         }
     }
 
-    std::uint32_t seats() const { return static_cast<std::uint32_t>(seats_.size()); }
-
     // Hands the edges of the seat's next round to `send`, if it may begin.
     template <typename Send>
-    void release(std::uint32_t number, Send send) {
-        Seat& seat = seats_[number];
-        const std::uint32_t place = number % script_.places;
+    void release(std::uint32_t chunk, std::uint32_t place, Send send) {
+        Seat& seat = seat_of(chunk, place);
         const std::uint32_t end = script_.sent_begin[place + 1];
         if (seat.leaving > 0 || seat.sending == end || is_held(seat, place)) return;
-        const std::uint32_t stage = script_.edges[script_.sent[seat.sending]].stage;
+        const std::uint32_t stage = script_.sent[seat.sending].stage;
         std::uint32_t next = seat.sending;
-        for (; next < end && script_.edges[script_.sent[next]].stage == stage; ++next) {
+        for (; next < end && script_.sent[next].stage == stage; ++next) {
             ++seat.leaving;
-            send(script_.sent[next]);
+            send(script_.sent[next].edge);
         }
         if (++seat.sent_rounds == script_.rounds[stage]) {
             seat.sent_rounds = 0;
@@ -121,17 +127,19 @@ class Rounds {
     }
 
     // Notes that a transfer has left; says whether the seat sends no other now.
-    bool leave(std::uint32_t number) { return --seats_[number].leaving == 0; }
+    bool leave(std::uint32_t chunk, std::uint32_t place) {
+        return --seat_of(chunk, place).leaving == 0;
+    }
 
     // Notes that a transfer was received; says whether the seat has gone on to a later round.
-    bool receive(std::uint32_t chunk, std::uint32_t edge, std::uint32_t number) {
+    bool receive(std::uint32_t chunk, std::uint32_t edge, std::uint32_t place) {
         const std::int64_t before = arrived_[chunk * script_.edges.size() + edge]++;
-        Seat& seat = seats_[number];
-        const std::uint32_t awaited = script_.edges[script_.received[seat.receiving]].stage;
+        Seat& seat = seat_of(chunk, place);
+        const std::uint32_t awaited = script_.received[seat.receiving].stage;
         if (script_.edges[edge].stage != awaited || before != seat.received_rounds) return false;
         if (--seat.missing > 0) return false;
-        go_on(seat, awaited, script_.received_begin[number % script_.places + 1]);
-        await(number);
+        go_on(seat, awaited, script_.received_begin[place + 1]);
+        await(seat, chunk, place);
         return true;
     }
 
@@ -145,24 +153,27 @@ class Rounds {
         std::int64_t received_rounds = 0;
     };
 
+    Seat& seat_of(std::uint32_t chunk, std::uint32_t place) {
+        return seats_[std::size_t{chunk} * script_.places + place];
+    }
+
     bool is_held(const Seat& seat, std::uint32_t place) const {
         if (seat.receiving == script_.received_begin[place + 1]) return false;
-        const std::uint32_t sends = script_.edges[script_.sent[seat.sending]].stage;
-        const std::uint32_t awaits = script_.edges[script_.received[seat.receiving]].stage;
+        const std::uint32_t sends = script_.sent[seat.sending].stage;
+        const std::uint32_t awaits = script_.received[seat.receiving].stage;
         return awaits != sends ? awaits < sends : seat.received_rounds < seat.sent_rounds;
     }
 
     // Finds the first round, from the awaited one on, that has not wholly arrived.
-    void await(std::uint32_t number) {
-        Seat& seat = seats_[number];
-        const std::uint32_t end = script_.received_begin[number % script_.places + 1];
-        const std::size_t first = number / script_.places * script_.edges.size();
+    void await(Seat& seat, std::uint32_t chunk, std::uint32_t place) {
+        const std::uint32_t end = script_.received_begin[place + 1];
+        const std::size_t first = chunk * script_.edges.size();
         while (seat.receiving < end) {
-            const std::uint32_t stage = script_.edges[script_.received[seat.receiving]].stage;
+            const std::uint32_t stage = script_.received[seat.receiving].stage;
             seat.missing = 0;
-            for (std::uint32_t each = seat.receiving; each < end; ++each) {
-                const std::uint32_t edge = script_.received[each];
-                if (script_.edges[edge].stage != stage) break;
+            for (std::uint32_t next = seat.receiving;
+                 next < end && script_.received[next].stage == stage; ++next) {
+                const std::uint32_t edge = script_.received[next].edge;
                 seat.missing += arrived_[first + edge] <= seat.received_rounds;
             }
             if (seat.missing > 0) return;
@@ -173,8 +184,7 @@ class Rounds {
     void go_on(Seat& seat, std::uint32_t stage, std::uint32_t end) const {
         if (++seat.received_rounds < script_.rounds[stage]) return;
         seat.received_rounds = 0;
-        while (seat.receiving < end &&
-               script_.edges[script_.received[seat.receiving]].stage == stage) {
+        while (seat.receiving < end && script_.received[seat.receiving].stage == stage) {
             ++seat.receiving;
         }
     }
@@ -185,79 +195,57 @@ class Rounds {
 };
 
 // ---------------------------------------------------------------------------------------------
-// When each connection's transfer will have left: a heap in which a connection can be moved, so that
-// it never holds more than one entry for each.
+// When each connection's transfer will have left; a connection has one such time at the most.
 
 class Departures {
   public:
-    explicit Departures(std::size_t connections)
-        : time_s_(connections, kNever), position_(connections, kNone) {}
+    explicit Departures(std::size_t connections) : scheduled_(connections) {}
 
-    double next_time_s() const { return heap_.empty() ? kNever : time_s_[heap_.front()]; }
-    std::uint32_t next() const { return heap_.front(); }
+    double next_time_s() { return agenda_.next_time_s(); }
 
     void set(std::uint32_t id, double time_s) {
-        time_s_[id] = time_s;
-        if (position_[id] == kNone) {
-            position_[id] = static_cast<std::uint32_t>(heap_.size());
-            heap_.push_back(id);
-        }
-        sink(rise(position_[id]));
+        Scheduled& now = scheduled_[id];
+        if (now.batch != kNone) agenda_.cancel(now.batch);
+        now.batch = agenda_.add(time_s, {id, ++now.number});
     }
 
-    void remove(std::uint32_t id) {
-        const std::uint32_t place = std::exchange(position_[id], kNone);
-        const std::uint32_t last = heap_.back();
-        heap_.pop_back();
-        if (last == id) return;
-        put(place, last);
-        sink(rise(place));
+    // Takes those that leave until then, by time and then by number.
+    const std::vector<std::uint32_t>& take(double until_s) {
+        due_.clear();
+        std::size_t first = 0;  // of the latest time
+        for (double before_s = 0, time_s; (time_s = agenda_.next_time_s()) <= until_s;) {
+            if (std::exchange(before_s, time_s) != time_s) first = due_.size();
+            agenda_.take([&](const Departure& departure) {
+                Scheduled& known = scheduled_[departure.connection];
+                if (known.number != departure.number) return;  // it was given another time
+                known.batch = kNone;
+                due_.push_back(departure.connection);
+            });
+            const auto begin = due_.begin() + static_cast<std::ptrdiff_t>(first);
+            if (!std::is_sorted(begin, due_.end())) std::sort(begin, due_.end());
+        }
+        return due_;
     }
 
   private:
-    bool comes_before(std::uint32_t one, std::uint32_t other) const {
-        return time_s_[one] != time_s_[other] ? time_s_[one] < time_s_[other] : one < other;
-    }
+    struct Departure {
+        std::uint32_t connection;
+        std::uint32_t number;
+    };
 
-    void put(std::uint32_t place, std::uint32_t id) {
-        heap_[place] = id;
-        position_[id] = place;
-    }
+    struct Scheduled {
+        std::uint32_t batch = kNone;
+        std::uint32_t number = 0;
+    };
 
-    std::uint32_t rise(std::uint32_t place) {
-        const std::uint32_t id = heap_[place];
-        for (; place > 0; place = (place - 1) / 2) {
-            const std::uint32_t above = heap_[(place - 1) / 2];
-            if (!comes_before(id, above)) break;
-            put(place, above);
-        }
-        put(place, id);
-        return place;
-    }
-
-    void sink(std::uint32_t place) {
-        const std::uint32_t id = heap_[place];
-        for (std::uint32_t below; (below = 2 * place + 1) < heap_.size(); place = below) {
-            if (below + 1 < heap_.size() && comes_before(heap_[below + 1], heap_[below])) ++below;
-            if (!comes_before(heap_[below], id)) break;
-            put(place, heap_[below]);
-        }
-        put(place, id);
-    }
-
-    std::vector<double> time_s_;
-    std::vector<std::uint32_t> position_;
-    std::vector<std::uint32_t> heap_;
+    Agenda<Departure> agenda_;
+    std::vector<Scheduled> scheduled_;  // by connection
+    std::vector<std::uint32_t> due_;
 };
 
 struct Delivery {
-    double time_s;
-    std::uint64_t order;
     std::uint32_t chunk;
     std::uint32_t edge;
-    bool operator>(const Delivery& other) const {
-        return time_s != other.time_s ? time_s > other.time_s : order > other.order;
-    }
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -297,14 +285,18 @@ class Player {
     double play(std::uint32_t chunks, double now_s,
                 const std::function<void(std::uint64_t)>& pause) {
         rounds_.begin(chunks);
-        for (std::uint32_t seat = 0; seat < rounds_.seats(); ++seat) release(seat);
+        for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
+            for (std::uint32_t place = 0; place < script_.places; ++place) release(chunk, place);
+        }
         start(now_s);
         double end_s = now_s;
         while ((now_s = next_time_s()) < kNever) {
             end_s = now_s;
             const double until_s = now_s * (1 + kSameInstant);
-            while (departures_.next_time_s() <= until_s) finish(departures_.next(), now_s);
-            while (!deliveries_.empty() && deliveries_.top().time_s <= until_s) deliver();
+            for (const std::uint32_t id : departures_.take(until_s)) finish(id, now_s);
+            while (deliveries_.next_time_s() <= until_s) {
+                deliveries_.take([&](const Delivery& next) { receive(next.chunk, next.edge); });
+            }
             start(now_s);
             if (++instants_ % 1024 == 0) pause(transfers_);
         }
@@ -312,49 +304,39 @@ class Player {
     }
 
   private:
-    double next_time_s() const {
-        const double delivered_s = deliveries_.empty() ? kNever : deliveries_.top().time_s;
-        return std::min(departures_.next_time_s(), delivered_s);
+    double next_time_s() {
+        return std::min(departures_.next_time_s(), deliveries_.next_time_s());
     }
 
     void finish(std::uint32_t id, double now_s) {
         const Parcel sent = lanes_[id].sending;
         const Edge& edge = script_.edges[sent.edge];
-        departures_.remove(id);
         lanes_[id].is_busy = false;
         idle_.push_back(id);
-        const std::uint32_t sender = sent.chunk * script_.places + edge.sender;
-        if (rounds_.leave(sender)) release(sender);
+        if (rounds_.leave(sent.chunk, edge.sender)) release(sent.chunk, edge.sender);
         if (edge.delay_s > 0) {
-            deliveries_.push({now_s + edge.delay_s, scheduled_++, sent.chunk, sent.edge});
+            deliveries_.add(now_s + edge.delay_s, {sent.chunk, sent.edge});
         } else {
             receive(sent.chunk, sent.edge);
         }
     }
 
-    void deliver() {
-        const Delivery next = deliveries_.top();
-        deliveries_.pop();
-        receive(next.chunk, next.edge);
-    }
-
     void receive(std::uint32_t chunk, std::uint32_t number) {
         const Edge& edge = script_.edges[number];
         transfers_ += stands_for_[edge.connection];
-        const std::uint32_t seat = chunk * script_.places + edge.receiver;
-        if (rounds_.receive(chunk, number, seat)) release(seat);
+        if (rounds_.receive(chunk, number, edge.receiver)) release(chunk, edge.receiver);
     }
 
-    void release(std::uint32_t seat) {
-        rounds_.release(seat, [&](std::uint32_t edge) {
-            ready_.push_back({script_.edges[edge].connection, seat / script_.places, edge});
+    void release(std::uint32_t chunk, std::uint32_t place) {
+        rounds_.release(chunk, place, [&](std::uint32_t edge) {
+            ready_.push_back({script_.edges[edge].connection, chunk, edge});
         });
     }
 
     // Sends what has become ready at this instant, and shares the links anew. A connection that goes
     // on with another transfer stays where it is.
     void start(double now_s) {
-        std::sort(ready_.begin(), ready_.end());
+        sort_ready();
         for (const Parcel& parcel : ready_) {
             queues_.push(lanes_[parcel.connection].waiting, parcel);
             idle_.push_back(parcel.connection);
@@ -363,6 +345,16 @@ class Player {
         for (const std::uint32_t id : idle_) go_on(id, now_s);
         idle_.clear();
         for (const std::uint32_t id : links_.settle()) time_again(id, now_s);
+    }
+
+    // Where ranks are alike, they become ready in their order, which may begin anywhere.
+    void sort_ready() {
+        const auto turn = std::is_sorted_until(ready_.begin(), ready_.end());
+        if (std::is_sorted(turn, ready_.end())) {
+            std::inplace_merge(ready_.begin(), turn, ready_.end());
+        } else {
+            std::sort(ready_.begin(), ready_.end());
+        }
     }
 
     void go_on(std::uint32_t id, double now_s) {
@@ -403,8 +395,7 @@ class Player {
     Rounds rounds_;
     std::vector<Parcel> ready_;        // released at this instant
     std::vector<std::uint32_t> idle_;  // connections that ended a transfer now, or have a new one
-    std::priority_queue<Delivery, std::vector<Delivery>, std::greater<>> deliveries_;
-    std::uint64_t scheduled_ = 0;
+    Agenda<Delivery> deliveries_;
     std::uint64_t transfers_ = 0;
     std::uint64_t instants_ = 0;
 };
@@ -455,29 +446,30 @@ void check(const Routing& routing) {
 
 void check(const StagedPart& part, std::size_t connections) {
     const std::size_t stages = part.rounds.size();
-    refuse_unless(part.bytes.size() == stages && part.add_s.size() == stages &&
+    const std::size_t rows = part.connection.size();
+    refuse_unless(part.bytes.size() == rows && part.add_s.size() == rows &&
                       part.edges_begin.size() == stages + 1 && part.edges_begin[0] == 0,
                   "columns of one part differ in length");
     for (std::size_t stage = 0; stage < stages; ++stage) {
-        refuse_unless(part.rounds[stage] > 0 && is_amount(part.bytes[stage]) &&
-                          is_amount(part.add_s[stage]) &&
+        refuse_unless(part.rounds[stage] > 0 &&
                           part.edges_begin[stage + 1] >= part.edges_begin[stage],
-                      "a stage has rounds, sizes or transfers that cannot be");
+                      "a stage has rounds or transfers that cannot be");
     }
-    refuse_unless(static_cast<std::size_t>(part.edges_begin[stages]) == part.connection.size() &&
-                      part.connection.size() < kNone,
+    refuse_unless(static_cast<std::size_t>(part.edges_begin[stages]) == rows && rows < kNone,
                   "columns of one part differ in length");
-    for (const std::int32_t connection : part.connection) {
+    for (std::size_t row = 0; row < rows; ++row) {
+        const std::int32_t connection = part.connection[row];
         refuse_unless(connection >= 0 && static_cast<std::size_t>(connection) < connections,
                       "a transfer names a connection that cannot be");
+        refuse_unless(is_amount(part.bytes[row]) && is_amount(part.add_s[row]),
+                      "sizes that cannot be: expected finite numbers, 0 or more");
     }
 }
 
 }  // namespace
 
-Played play_fabric(const Routing& routing, const std::vector<StagedPart>& parts,
-                   std::uint32_t chunks, bool serial,
-                   const std::function<void(std::uint64_t)>& pause) {
+Played play(const Routing& routing, const std::vector<StagedPart>& parts, std::uint32_t chunks,
+            bool serial, const std::function<void(std::uint64_t)>& pause) {
     check(routing);
     for (const StagedPart& part : parts) check(part, routing.source.size());
     refuse_unless(chunks > 0, "chunks: expected at least 1");

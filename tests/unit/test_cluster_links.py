@@ -11,25 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.fabric import (
+from fullwire.clusters.cluster import (
     CORE,
     SPINE,
-    Fabric,
+    Cluster,
     Inside,
     LeafSpine,
     Nics,
     OneSwitch,
     OtherHost,
     Torus,
-    flat,
+    one_switch,
     with_nodes,
 )
+from fullwire.clusters.routes import routes
 from fullwire.errors import UsageError
 from tests.strategies import cases, fabrics
 
 NVSWITCH = Inside(kind="switch", rate_bps=3.6e12, latency_s=1e-6)
-RAILS = Fabric(
+RAILS = Cluster(
     name="rails",
     nodes=6,
     devices_per_node=4,
@@ -40,17 +40,17 @@ RAILS = Fabric(
 FAT_TREE = replace(RAILS, network=LeafSpine(nodes_per_leaf=2, oversubscription=2, latency_s=3e-6))
 
 
-def route(fabric: Fabric, source: int, target: int) -> Sequence[str]:
-    found = fabric.routes([source], [target])
+def route(fabric: Cluster, source: int, target: int) -> Sequence[str]:
+    found = routes(fabric, [source], [target])
     assert found.begin.tolist() == [0, len(found.link)]
     return [fabric.link_names[link] for link in found.link.tolist()]
 
 
-def latency_s(fabric: Fabric, source: int, target: int) -> float:
-    return float(fabric.routes([source], [target]).latency_s[0])
+def latency_s(fabric: Cluster, source: int, target: int) -> float:
+    return float(routes(fabric, [source], [target]).latency_s[0])
 
 
-def all_pairs(fabric: Fabric) -> tuple[np.ndarray, np.ndarray]:
+def all_pairs(fabric: Cluster) -> tuple[np.ndarray, np.ndarray]:
     source, target = np.divmod(np.arange(fabric.devices**2), fabric.devices)
     return source, target
 
@@ -85,7 +85,7 @@ def test_a_transfer_to_another_leaf_crosses_the_spine() -> None:
 
 
 def test_what_leaves_a_node_of_pcie_goes_over_the_devices_lanes() -> None:
-    fabric = Fabric(
+    fabric = Cluster(
         name="pcie",
         nodes=2,
         devices_per_node=2,
@@ -101,7 +101,7 @@ def test_what_leaves_a_node_of_pcie_goes_over_the_devices_lanes() -> None:
 
 
 def test_in_a_torus_a_transfer_goes_along_the_row_then_the_column_the_shorter_way() -> None:
-    fabric = Fabric(
+    fabric = Cluster(
         name="torus",
         nodes=20,
         nics=Nics(rate_bps=1e11, per_node=4, latency_s=1e-6),
@@ -153,7 +153,7 @@ def test_a_slow_host_is_slow_both_ways() -> None:
     different = np.flatnonzero(slow.link_rate_bps != FAT_TREE.link_rate_bps)
     assert {slow.link_names[link].split(".")[0] for link in different.tolist()} == {"node3"}
     assert len(different) == 2 * 4
-    torus = Fabric(
+    torus = Cluster(
         name="torus",
         nodes=9,
         nics=Nics(rate_bps=2e11, per_node=4),
@@ -183,35 +183,34 @@ def test_fewer_nodes_are_the_first_ones() -> None:
 
 
 def test_headers_take_their_share_of_a_link() -> None:
-    fabric = Fabric(name="tcp", nodes=2, nics=Nics(rate_bps=1e11, payload_share=0.95))
+    fabric = Cluster(name="tcp", nodes=2, nics=Nics(rate_bps=1e11, payload_share=0.95))
     assert fabric.link_rate_bps.tolist() == [0.95e11] * 4
 
 
 @cases(60)
 @given(st.integers(1, 9), st.data())
-def test_workers_around_one_switch_are_a_fabric(workers: int, data: st.DataObject) -> None:
+def test_workers_around_one_switch_are_the_simplest_cluster(
+    workers: int, data: st.DataObject
+) -> None:
     slow = data.draw(st.dictionaries(st.integers(0, workers - 1), st.floats(1e3, 1e12)))
-    cluster = Cluster(
-        workers=workers, rate_bps=1e10, latency_s=5e-6, other_rates_bps=tuple(slow.items())
-    )
-    fabric = flat(cluster)
-    rates_bps = [cluster.link_rate_bps(worker) for worker in range(workers)]
-    assert fabric.devices == workers
-    assert fabric.link_rate_bps.tolist() == rates_bps * 2
+    cluster = one_switch(workers=workers, rate_bps=1e10, latency_s=5e-6, other_rates_bps=slow)
+    rates_bps = [cluster.node_rate_bps(worker) for worker in range(workers)]
+    assert cluster.devices == workers
+    assert cluster.link_rate_bps.tolist() == rates_bps * 2
     for source in range(workers):
         for target in set(range(workers)) - {source}:
-            assert route(fabric, source, target) == [
+            assert route(cluster, source, target) == [
                 f"node{source}.nic0.up",
                 f"node{target}.nic0.down",
             ]
-            assert latency_s(fabric, source, target) == 5e-6
+            assert latency_s(cluster, source, target) == 5e-6
 
 
 @cases(150)
 @given(fabrics())
-def test_every_route_leads_from_its_source_to_its_target(fabric: Fabric) -> None:
+def test_every_route_leads_from_its_source_to_its_target(fabric: Cluster) -> None:
     source, target = all_pairs(fabric)
-    found = fabric.routes(source, target)
+    found = routes(fabric, source, target)
     for number, (one, other) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
         links = found.link[found.begin[number] : found.begin[number + 1]].tolist()
         path = [fabric.link_names[link] for link in links]
@@ -222,7 +221,7 @@ def test_every_route_leads_from_its_source_to_its_target(fabric: Fabric) -> None
             assert follow(path, fabric, from_node) == to_node
 
 
-def follow(path: Sequence[str], fabric: Fabric, node: int) -> int:
+def follow(path: Sequence[str], fabric: Cluster, node: int) -> int:
     """Walk along a path by the names of its links, and return the node where it ends."""
     switch: str | None = None  # where the transfer is, if it is not in a node
     for link in path:
@@ -244,7 +243,7 @@ def follow(path: Sequence[str], fabric: Fabric, node: int) -> int:
     return node
 
 
-def neighbour(fabric: Fabric, node: int, way: str) -> int:
+def neighbour(fabric: Cluster, node: int, way: str) -> int:
     assert isinstance(fabric.network, Torus)
     row, column = divmod(node, fabric.network.columns)
     down, right = {"east": (0, 1), "west": (0, -1), "south": (1, 0), "north": (-1, 0)}[way]
@@ -255,7 +254,7 @@ def neighbour(fabric: Fabric, node: int, way: str) -> int:
 
 @cases(60)
 @given(fabrics())
-def test_every_link_has_a_name_of_its_own_a_rate_and_a_kind(fabric: Fabric) -> None:
+def test_every_link_has_a_name_of_its_own_a_rate_and_a_kind(fabric: Cluster) -> None:
     names = list(fabric.link_names)
     assert len(names) == len(set(names)) == fabric.link_count
     assert len(fabric.link_rate_bps) == len(fabric.link_kind) == fabric.link_count
@@ -264,10 +263,10 @@ def test_every_link_has_a_name_of_its_own_a_rate_and_a_kind(fabric: Fabric) -> N
 
 @cases(60)
 @given(fabrics())
-def test_on_rails_nothing_goes_from_rail_to_rail(fabric: Fabric) -> None:
+def test_on_rails_nothing_goes_from_rail_to_rail(fabric: Cluster) -> None:
     if not isinstance(fabric.network, LeafSpine) or not fabric.network.by_rail:
         fabric = RAILS
-    found = fabric.routes(*all_pairs(fabric))
+    found = routes(fabric, *all_pairs(fabric))
     for begin, end in zip(found.begin[:-1], found.begin[1:], strict=True):
         path = [fabric.link_names[link] for link in found.link[begin:end]]
         assert len({rail for link in path for rail in re.findall(r"(?:nic|rail)(\d+)", link)}) <= 1
@@ -317,8 +316,8 @@ def test_rates_shares_and_times_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match=r"network\.oversubscription: expected a ratio above 0"):
         LeafSpine(nodes_per_leaf=1, oversubscription=0)
     with pytest.raises(UsageError, match="routes: expected devices from 0 to 23"):
-        RAILS.routes([0], [24])
+        routes(RAILS, [0], [24])
     with pytest.raises(UsageError, match="routes: expected as many targets as sources"):
-        RAILS.routes([0, 1], [2])
-    assert len(RAILS.routes([], [])) == 0
+        routes(RAILS, [0, 1], [2])
+    assert len(routes(RAILS, [], [])) == 0
     assert replace(RAILS, network=OneSwitch()).leaves == 0

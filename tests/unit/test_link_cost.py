@@ -10,18 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullwire.clusters import cluster
-from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus, flat
-from fullwire.collectives.cluster_plan import applicable_on
-from fullwire.collectives.cost import AddTimes, cost
-from fullwire.collectives.fabric_cost import FabricCost, collective_cost, scattered, with_workers
-from fullwire.collectives.fabric_playing import fabric_time
-from fullwire.collectives.plan import OPS, algorithms
-from fullwire.simulation.on_fabric import believed_cost
+from fullwire.clusters.cluster import (
+    Cluster,
+    Inside,
+    LeafSpine,
+    Nics,
+    OtherHost,
+    Torus,
+    one_switch,
+    scattered,
+    with_workers,
+)
+from fullwire.collectives.closed_form import cost
+from fullwire.collectives.cost import AddTimes
+from fullwire.collectives.link_cost import LinkCost, collective_cost
+from fullwire.collectives.playing import collective_time
+from fullwire.collectives.registry import OPS, fitting, with_formula
+from fullwire.simulation.on_links import believed_cost
 from tests.strategies import cases, fabrics
 
-KNOWN = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
-FAT_TREE = Fabric(
+KNOWN = [(op, algorithm) for op in OPS for algorithm in with_formula(op)]
+FAT_TREE = Cluster(
     name="fat tree",
     nodes=16,
     devices_per_node=8,
@@ -30,7 +39,7 @@ FAT_TREE = Fabric(
     network=LeafSpine(nodes_per_leaf=4, oversubscription=2, latency_s=2e-6),
 )
 RAILS = cluster("dgx-h100", 4)
-TORUS = Fabric(
+TORUS = Cluster(
     name="torus",
     nodes=64,
     nics=Nics(rate_bps=100e9, per_node=4, latency_s=1e-6),
@@ -40,13 +49,13 @@ SLOW_BELOW_A_SPINE = replace(FAT_TREE, other_hosts=(OtherHost(node=3, nic_rate_b
 
 
 def fabric_cost(
-    op: str, algorithm: str, fabric: Fabric, workers: int, *, is_scattered: bool = False
-) -> FabricCost:
+    op: str, algorithm: str, fabric: Cluster, workers: int, *, is_scattered: bool = False
+) -> LinkCost:
     order = scattered(fabric)[:workers] if is_scattered else None
     return collective_cost(op, algorithm, fabric, workers=workers, order=order)
 
 
-def time_s(found: FabricCost, fabric: Fabric, size_bytes: float = 1e9) -> float:
+def time_s(found: LinkCost, fabric: Cluster, size_bytes: float = 1e9) -> float:
     return float(found.time_s(size_bytes, 1 / fabric.nics.rate_bps))
 
 
@@ -63,7 +72,7 @@ def test_around_one_switch_it_is_the_cost_of_equal_links(
 ) -> None:
     if known[1] == "halving-doubling" and known[0] != "allreduce":
         workers = 1 << (workers.bit_length() - 1)
-    fabric = flat(Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s))
+    fabric = one_switch(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
     plain = cost(*known, workers, size_bytes, AddTimes())
     found = fabric_cost(*known, fabric, workers)
     expected_s = float(plain.time_s(rate_bps, latency_s))
@@ -114,13 +123,13 @@ def test_a_slow_host_slows_all_and_stays_as_slow_at_faster_nics() -> None:
     ],
 )
 def test_where_ranks_drift_apart_what_is_believed_is_what_events_say(
-    fabric: Fabric, algorithm: str
+    fabric: Cluster, algorithm: str
 ) -> None:
     plain = collective_cost("allreduce", algorithm, fabric)
     found = believed_cost("allreduce", algorithm, fabric, fabric.devices)
     assert not plain.is_near
     for size_bytes in (10**3, 10**6, 10**9):
-        played = fabric_time("allreduce", algorithm, fabric, size_bytes)
+        played = collective_time("allreduce", algorithm, fabric, size_bytes)
         assert time_s(found, fabric, size_bytes) == pytest.approx(played.time_s, rel=0.05)
 
 
@@ -132,7 +141,7 @@ def test_where_steps_go_ways_of_their_own_events_are_believed(op: str, algorithm
     fabric = replace(SLOW_BELOW_A_SPINE, other_hosts=())
     found = believed_cost(op, algorithm, fabric, fabric.devices)
     for size_bytes in (1024, 10**5, 10**9):
-        played = fabric_time(op, algorithm, fabric, size_bytes)
+        played = collective_time(op, algorithm, fabric, size_bytes)
         assert time_s(found, fabric, size_bytes) == pytest.approx(played.time_s, rel=0.05)
 
 
@@ -145,11 +154,11 @@ def test_a_cluster_too_large_to_be_played_keeps_its_closed_form() -> None:
     assert not plain.is_believed
 
 
-@pytest.mark.parametrize("algorithm", applicable_on("allreduce", RAILS))
+@pytest.mark.parametrize("algorithm", fitting("allreduce", RAILS))
 @pytest.mark.parametrize("size_bytes", [10**5, 10**9])
 def test_it_agrees_with_events_where_ranks_are_alike(algorithm: str, size_bytes: int) -> None:
     found = fabric_cost("allreduce", algorithm, RAILS, 32)
-    played = fabric_time("allreduce", algorithm, RAILS, size_bytes)
+    played = collective_time("allreduce", algorithm, RAILS, size_bytes)
     near = {"tree": 0.6, "multi-ring": 0.09, "hierarchical-tree": 0.03}.get(algorithm, 0.011)
     assert time_s(found, RAILS, size_bytes) == pytest.approx(played.time_s, rel=near)
 
@@ -173,7 +182,7 @@ def test_scattered_ranks_are_each_on_a_device_of_their_own() -> None:
 @cases(40)
 @given(fabrics(), st.sampled_from(KNOWN), st.floats(1, 1e12), st.booleans())
 def test_more_of_anything_never_takes_longer_and_more_bytes_never_less(
-    fabric: Fabric, known: tuple[str, str], size_bytes: float, is_scattered: bool
+    fabric: Cluster, known: tuple[str, str], size_bytes: float, is_scattered: bool
 ) -> None:
     workers = fabric.devices
     if known[1] == "halving-doubling" and known[0] != "allreduce":
