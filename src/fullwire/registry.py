@@ -2,8 +2,8 @@
 
 A file of the folder holds an entry under a stated name (`FORMAT = Format(key="netx", ...)`), or a
 tuple of related ones. The entry `nccl-log` lives in `nccl_log.py`; a relative may live beside it.
-A file whose name begins with an underscore is a piece that entries share. Listing the files loads
-none of them; asking for one entry loads its file only.
+A file whose name begins with an underscore is a piece that entries share. `keys_in` lists the files
+and loads none of them; asking for one entry loads its file only.
 
 An installed package adds an entry with an entry point: its group is the registry's, its name is the
 key, and its value names the entry (`acme = "acme_traces:FORMAT"`).
@@ -12,6 +12,7 @@ key, and its value names the entry (`acme = "acme_traces:FORMAT"`).
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -47,10 +48,6 @@ class Registry(Mapping[str, EntryT]):
         self._group = group
         self._loaded: dict[str, tuple[EntryT, ...]] = {}  # by file
 
-    def names(self) -> tuple[str, ...]:
-        """Return the key of each file and of each outside entry; this loads none of them."""
-        return (*(file.replace("_", "-") for file in self._files), *self._outside)
-
     def __getitem__(self, key: str) -> EntryT:
         """Return an entry, and load its own file only."""
         if (file := key.replace("-", "_")) in self._files:
@@ -71,9 +68,7 @@ class Registry(Mapping[str, EntryT]):
 
     @cached_property
     def _files(self) -> tuple[str, ...]:
-        folder = importlib.import_module(self._folder).__path__
-        files = sorted(module.name for module in pkgutil.iter_modules(folder))
-        return tuple(file for file in files if not file.startswith("_"))
+        return tuple(key.replace("-", "_") for key in keys_in(self._folder))
 
     @cached_property
     def _outside(self) -> dict[str, EntryPoint]:
@@ -114,6 +109,14 @@ class Registry(Mapping[str, EntryT]):
         if entry.key != point.name:
             raise UsageError(f"{_origin(point)}: its entry has another key, {entry.key!r}")
         return entry
+
+
+def keys_in(folder: str) -> tuple[str, ...]:
+    """Return the key that each file of a folder stands for; this loads nothing, so help may."""
+    found = importlib.util.find_spec(folder)
+    places = (found and found.submodule_search_locations) or ()
+    names = sorted(module.name for module in pkgutil.iter_modules(places))
+    return tuple(name.replace("_", "-") for name in names if not name.startswith("_"))
 
 
 def _origin(point: EntryPoint) -> str:

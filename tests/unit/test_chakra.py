@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError
 from fullwire.importers import read
-from fullwire.importers.protobuf import BrokenMessageError, fields, messages, signed
+from fullwire.importers._protobuf import BrokenMessageError, fields, messages, signed
 from fullwire.run.run import SIZE_UNKNOWN
 
 COMPUTES, SENDS, COLLECTIVE = 4, 5, 7

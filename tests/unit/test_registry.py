@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fullwire.errors import UsageError
-from fullwire.registry import Registry
+from fullwire.registry import Registry, keys_in
 
 FOLDERS = count()
 
@@ -62,10 +62,9 @@ def test_a_new_file_is_a_new_entry(folder: Path) -> None:
 def test_listing_loads_no_entry_and_asking_loads_one(folder: Path) -> None:
     put(folder, "broth.py", "Dish('broth')")
     put(folder, "soup.py", "Dish('soup')")
-    menu = dishes(folder)
-    assert menu.names() == ("broth", "soup")
+    assert keys_in(folder.name) == ("broth", "soup")
     assert f"{folder.name}.soup" not in sys.modules
-    assert menu["soup"].key == "soup"
+    assert dishes(folder)["soup"].key == "soup"
     assert f"{folder.name}.soup" in sys.modules
     assert f"{folder.name}.broth" not in sys.modules
 

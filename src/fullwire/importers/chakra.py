@@ -24,8 +24,9 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
+from fullwire.importers._format import LIKELY, POSSIBLE, UNLIKE, Format, Likeness
+from fullwire.importers._protobuf import BrokenMessageError, Field, fields, messages, signed
 from fullwire.importers.kineto.recognise import dtype_of, op_of
-from fullwire.importers.protobuf import BrokenMessageError, Field, fields, messages, signed
 from fullwire.run.facts import FactValue
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans
 
@@ -104,15 +105,15 @@ class _Trace:
     problem: str = ""
 
 
-def looks_like(beginning: bytes) -> bool:
+def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such a trace."""
     text = beginning.lstrip()
     if text[:1] == b"{":
         keys = (b"-chakra.", b"COMM_COLL_NODE", b"COMP_NODE", b"METADATA_NODE")
         is_metadata = re.match(rb'\{\s*"version"\s*:\s*"[^"]*"\s*\}\s*\{', text) is not None
-        return any(key in text for key in keys) or is_metadata
+        return POSSIBLE if any(key in text for key in keys) or is_metadata else UNLIKE
     # GlobalMetadata begins with its version, after the length of both.
-    return re.match(rb"[\x05-\x7f]\x0a[\x03-\x14]\d+\.\d+", beginning) is not None
+    return LIKELY if re.match(rb"[\x05-\x7f]\x0a[\x03-\x14]\d+\.\d+", beginning) else UNLIKE
 
 
 def read_chakra(paths: Sequence[Path]) -> Run:
@@ -471,3 +472,13 @@ def _tensor_bytes(value: object, depth: int) -> int:
 
 def _storable(text: str) -> str:
     return text[:_LONGEST_NAME].encode(errors="backslashreplace").decode()
+
+
+FORMAT = Format(
+    key="chakra",
+    label="Chakra traces",
+    looks_like=looks_like,
+    read=lambda files, options: read_chakra(files),
+    is_of_many=True,
+    tells=40,
+)

@@ -21,6 +21,7 @@ import numpy as np
 from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
 from fullwire.files import lines_of, name_of
+from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness
 from fullwire.importers.nccl_log import log_facts, read_nccl_logs
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Collectives, Provenance, Run
@@ -93,11 +94,11 @@ class Table:
         return tuple(sorted(slowest.items()))
 
 
-def looks_like(beginning: bytes) -> bool:
+def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is the output of nccl-tests."""
-    return _HEADING.search(beginning) is not None or any(
-        each in beginning for each in (b"# nThread ", b"# nThread: ", b"# Collective test starting")
-    )
+    begins = (b"# nThread ", b"# nThread: ", b"# Collective test starting")
+    has_table = _HEADING.search(beginning) is not None
+    return LIKELY if has_table or any(each in beginning for each in begins) else UNLIKE
 
 
 def read_table(path: Path) -> Table:
@@ -306,3 +307,13 @@ def _problems(broken: int, has_end: bool, wrong: int) -> Iterator[str]:
         yield f"{broken} rows are not whole, and are left out"
     if not has_end:
         yield "it ends before its average, so sizes may be missing"
+
+
+FORMAT = Format(
+    key="nccl-tests",
+    label="tables of nccl-tests",
+    looks_like=looks_like,
+    read=lambda files, options: read_nccl_tests(files),
+    is_of_many=True,
+    tells=20,
+)
