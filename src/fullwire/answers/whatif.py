@@ -316,7 +316,7 @@ def _grid(
             ),
             rate,
         ),
-        compressors=compressors(compression, codec),
+        compressors=compressors(compression, codec, on_gpu=all(map(_packs_on_gpu, runs))),
         transports=several(transport_, lambda text: found.named(str(text))),
         buckets=several(
             _first(buckets, _recorded(runs, "buckets", "ddp")),
@@ -333,6 +333,11 @@ def _grid(
         fabric=fabric,
         is_scattered=is_scattered(fabric, placement),
     )
+
+
+def _packs_on_gpu(run: Run) -> bool:
+    """Say whether gradients are on a GPU; every device of the built-in workloads is one."""
+    return run.facts.get("backend") == "nccl" or run.provenance.basis == "modelled"
 
 
 def _have_one_ring(runs: Sequence[Run]) -> bool:
@@ -429,6 +434,7 @@ def _warnings(
                 f"{name}: ranks that are not here may be later than those that are, and then every "
                 "step is longer than predicted."
             )
+    yield from (f"{each.name}: {each.caveat}." for each in grid.compressors if each.caveat)
     yield from _beyond_the_line(grid)
     yield from _drifting(grid)
     if {"tree", AUTO} & set(grid.algorithms) and max(grid.workers) > 2:

@@ -12,12 +12,14 @@ from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import ALGORITHMS, ClusterOption, Force, Json, On, Placement, print_json
 from fullwire.cli.progress import progress
 from fullwire.errors import UsageError
+from fullwire.registry import keys_in
 
 if TYPE_CHECKING:
     from fullwire.answers.whatif import WhatIf
     from fullwire.run.run import Run
 
 Text = str | None
+_CODECS = ",".join(keys_in("fullwire.compression.codecs"))
 
 
 def whatif(
@@ -28,7 +30,8 @@ def whatif(
     bandwidth: Annotated[Text, typer.Option(help="Line rates: 10Gbps,25Gbps")] = None,
     workers: Annotated[Text, typer.Option(help="Cluster sizes: 8,64")] = None,
     compression: Annotated[
-        Text, typer.Option(help="Ratios of a compressor that costs nothing: 1,4")
+        Text,
+        typer.Option(help=f"Ratios of a compressor that costs nothing, or codecs: 1,4,{_CODECS}"),
     ] = None,
     codec: Annotated[
         list[str] | None,

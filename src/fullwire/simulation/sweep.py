@@ -164,7 +164,7 @@ class Predictions:
         if name == "compression":
             return self._along("codec", [each.ratio for each in self.axes["codec"]])
         if name == "codec":
-            shown = [None if each.is_free else str(each) for each in self.axes["codec"]]
+            shown = [None if each.is_free else each.label for each in self.axes["codec"]]
             return self._along("codec", shown)
         if name in ("transport", "buckets", "jitter"):
             return self._along(name, [str(each) for each in self.axes[name]])
