@@ -55,8 +55,8 @@ def test_a_codec_that_nobody_knows_is_refused_with_those_that_are_known() -> Non
 
 
 def test_bfloat16_halves_the_bytes_and_its_cost_on_a_gpu_is_unknown() -> None:
-    alike = {"workers": 8, "bandwidth": "10Gbps", "buckets": "paper"}
-    none, codec = fw.whatif("vgg16@v100", compression="1,bf16", **alike)["communication_s"]
+    table = fw.whatif("vgg16@v100", workers=8, bandwidth="10Gbps", compression="1,bf16")
+    none, codec = table["communication_s"]
     assert codec == pytest.approx(none / 2, rel=0.02)
     on_processor = CODECS["bf16"].compressor(on_gpu=False)
     assert on_processor.codec_s_per_byte(8) == pytest.approx(1 / 16e9 + 1 / 15e9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
@@ -12,6 +12,7 @@ from fullwire.clusters.fabric import Fabric
 from fullwire.compression.codec import CODECS
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.errors import UsageError
+from fullwire.simulation.conditions import CHANGES, Changes
 from fullwire.units import bits_per_second, ratio, seconds, shown
 
 Value = TypeVar("Value")
@@ -59,6 +60,23 @@ def _device(value: Any) -> int:
     if number is None or number < 0:
         raise UsageError(f"order: expected devices, counted from 0, got {shown(value)}")
     return number
+
+
+def asked_changes(where: str, given: Mapping[str, OneOrMany]) -> Changes:
+    """Read the conditions that change a step, by the names of their options."""
+    for name in given:
+        if name not in CHANGES:
+            known = f"conditions among {', '.join(CHANGES)}" if CHANGES else "no such condition"
+            raise UsageError(f"{where}: expected {known}, got {name!r}")
+    asked = {
+        change.axis: several(given[name], change.read)
+        for name, change in CHANGES.items()
+        if given.get(name) is not None
+    }
+    for axis, values in asked.items():
+        if not values:
+            raise UsageError(f"{axis}: expected at least one value")
+    return asked
 
 
 def rate(value: Any) -> float:

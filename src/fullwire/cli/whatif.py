@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fullwire.cli.leaving import signals_end_it
-from fullwire.cli.options import ALGORITHMS, ClusterOption, Force, Json, On, Placement, print_json
+from fullwire.cli.options import (
+    ALGORITHMS,
+    ClusterOption,
+    Force,
+    Json,
+    On,
+    Placement,
+    print_json,
+    with_changes,
+)
 from fullwire.cli.progress import progress
 from fullwire.errors import UsageError
 from fullwire.registry import keys_in
@@ -22,6 +31,7 @@ Text = str | None
 _CODECS = ",".join(keys_in("fullwire.compression.codecs"))
 
 
+@with_changes
 def whatif(
     runs: Annotated[
         list[str],
@@ -109,6 +119,7 @@ def whatif(
     force: Force = False,
     format_: Annotated[str, typer.Option("--format", help="table, csv or json")] = "table",
     json: Json = False,
+    **more: Text,
 ) -> None:
     """Predict steps and scaling under other networks, cluster sizes and compressors.
 
@@ -133,6 +144,7 @@ def whatif(
         "cluster": cluster,
         "nodes": nodes,
         "placement": placement,
+        **more,
     }
     if output is not None:
         if len(runs) != 1:
