@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fullwire.units import show_rate, show_time
+from fullwire.units import ratio, show_rate, show_time
 
 if TYPE_CHECKING:
     from fullwire.simulation.sweep import Predictions, Subject
@@ -51,6 +51,31 @@ class Change(Condition):
     help: str
     read: Callable[[Any], Any]  # one value, as people type it
     apply: Callable[[Subject, Any], Subject]
+
+
+def _at_speed(subject: Subject, speed: float) -> Subject:
+    """Return the subject with all that a worker does alone so many times as fast.
+
+    Messages and additions take what they took. What hid behind computation has less to hide behind.
+    """
+    step, others = subject.step, subject.step.others
+    hidden_ns = round((others.total_ns - others.exposed_ns) / speed)
+    alone = ("step_ns", "forward_ns", "backward_ns", "waiting_ns", "packing_ns", "processor_ns")
+    return replace(
+        subject,
+        step=replace(
+            step,
+            **{name: round(getattr(step, name) / speed) for name in alone},
+            ready_ns=(step.ready_ns / speed).astype(step.ready_ns.dtype),
+            spread=step.spread / speed,
+            others=replace(
+                others,
+                exposed_ns=others.total_ns - hidden_ns,
+                calling_ns=round(others.calling_ns / speed),
+                issue_ns=tuple(round(issue_ns / speed) for issue_ns in others.issue_ns),
+            ),
+        ),
+    )
 
 
 _TABLE = (
@@ -132,6 +157,20 @@ _TABLE = (
         words="jitter {}",
         usual="recorded",
         across=2,
+    ),
+    Change(
+        axis="compute_speed",
+        heading="compute speed",
+        title="speed of computation",
+        show=lambda speed: f"{speed:.4g}x",
+        words="computation {} as fast",
+        usual=1,
+        across=6,
+        scale=1,
+        option="compute_speed",
+        help="What a worker does alone, so many times as fast: 1,1.5,2",
+        read=lambda value: ratio(value, "compute speed"),
+        apply=_at_speed,
     ),
 )
 CONDITIONS: Mapping[str, Condition] = {each.axis: each for each in _TABLE}
