@@ -31,6 +31,7 @@ from fullwire.importers._recognise import (
     WORKLOAD,
     Given,
     check_name,
+    files_among,
     files_of,
     given,
     kinds_of,
@@ -166,7 +167,7 @@ def _beside(found: Given) -> Iterator[tuple[Beside, list[Path]]]:
     """Go through the formats that add to others, with their files: given, or in directories."""
     places = [*found.beside, *(place for place in found.traces if place.is_dir())]
     for each in FORMATS.values() if places else ():
-        if each.beside is not None and (files := files_of(each, places)):
+        if each.beside is not None and (files := files_among(each, places)):
             yield each.beside, files
 
 

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.files import beginning_of, files_in, files_like, name_of, path_of, refuse_packed
+from fullwire.files import (
+    MOST_SNIFFED_BYTES,
+    SNIFFED_BYTES,
+    beginning_of,
+    files_in,
+    files_like,
+    name_of,
+    path_of,
+    refuse_packed,
+)
 from fullwire.importers._format import CERTAIN, Format
 from fullwire.packed import unpacked_elsewhere
 from fullwire.units import shown
@@ -54,9 +63,16 @@ def check_name(formats: Mapping[str, Format], format: object) -> None:
         raise UsageError(f"format: expected one of {known}, got {shown(format)}")
 
 
-def files_of(format: Format, places: Sequence[Path]) -> list[Path]:
+def files_among(format: Format, places: Sequence[Path]) -> list[Path]:
     """Return the files of a format: those given, and those in directories that look like it."""
-    files = files_like(places, lambda beginning: format.looks_like(beginning).score > 0)
+    return files_like(places, lambda path: _looks_like(path, format))
+
+
+def files_of(format: Format, places: Sequence[Path]) -> list[Path]:
+    """Return the files that make a run of a format: one or more, or just one."""
+    files = files_among(format, places)
+    if not files:
+        raise DamagedInput(places[0], f"a folder without {format.label}")
     if not format.is_of_many and len(files) != 1:
         named = ", ".join(name_of(each.name) for each in files[:_MOST_NAMED])
         more = ", ..." if len(files) > _MOST_NAMED else ""
@@ -123,7 +139,7 @@ def _of_directory(formats: Mapping[str, Format], path: Path) -> list[str]:
     if is_run(path):
         return [RUN]
     some = list(itertools.islice(files_in(path), _MOST_SNIFFED))
-    found = {_by_beginning(formats, beginning_of(file)) for file in some} - {""}
+    found = {_kind_of_file(formats, file) for file in some} - {""}
     if not found - {_ARCHIVE}:
         _refuse_unfinished(path, path)
         refuse_packed(some)
@@ -145,13 +161,12 @@ def _refuse_unfinished(path: Path, recording: Path) -> None:
 
 
 def _of_file(formats: Mapping[str, Format], path: Path) -> str:
-    beginning = beginning_of(path)
-    kind = _by_beginning(formats, beginning)
+    kind = _kind_of_file(formats, path)
     if kind == _ARCHIVE:
         refuse_packed([path])
     if kind:
         return kind
-    if not beginning:
+    if not beginning_of(path):
         raise DamagedInput(path, "the file is empty")
     from fullwire.run.store import is_run
 
@@ -159,6 +174,29 @@ def _of_file(formats: Mapping[str, Format], path: Path) -> str:
         raise UsageError(f"{path}: it is part of a run: name the folder, {path.parent}")
     known = _in_words(formats.values())
     raise DamagedInput(path, f"none of the formats that are read: a run, {known}")
+
+
+def _kind_of_file(formats: Mapping[str, Format], path: Path) -> str:
+    """Return what a file is, by its beginning; text that says nothing yet is read further."""
+    beginning = beginning_of(path)
+    kind = _by_beginning(formats, beginning)
+    if kind or not _may_say_later(beginning):
+        return kind
+    return _by_beginning(formats, beginning_of(path, MOST_SNIFFED_BYTES))
+
+
+def _looks_like(path: Path, format: Format) -> bool:
+    beginning = beginning_of(path)
+    if format.looks_like(beginning).score:
+        return True
+    if not _may_say_later(beginning):
+        return False
+    return format.looks_like(beginning_of(path, MOST_SNIFFED_BYTES)).score > 0
+
+
+def _may_say_later(beginning: bytes) -> bool:
+    """Say whether a beginning is text that goes on: what is not text says at once what it is."""
+    return len(beginning) >= SNIFFED_BYTES and b"\0" not in beginning
 
 
 def _by_beginning(formats: Mapping[str, Format], beginning: bytes) -> str:

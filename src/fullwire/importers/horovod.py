@@ -37,7 +37,6 @@ from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans, 
 from fullwire.units import shown
 
 _CHUNK_BYTES = 2**20
-_SOON_BYTES = 4096  # in which a timeline says what it is
 _LONGEST_EVENT = 2**20  # bytes
 _MOST_TENSORS = 1_000_000
 _MOST_EVENTS = 50_000_000
@@ -110,10 +109,11 @@ class _Collective:
 
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such a timeline."""
-    text = beginning[:_SOON_BYTES].lstrip()
+    text = beginning.lstrip()
     is_one = text[:1] == b"[" and (
         b"start_time_since_epoch_in_micros" in text
         or b"NEGOTIATE_" in text
+        or b'"CYCLE_START"' in text
         or (b'"process_name"' in text and b'"process_sort_index"' in text)
     )
     return LIKELY if is_one else UNLIKE

@@ -41,7 +41,7 @@ _MESSAGE = re.compile(
 _COLOUR = re.compile(r"\x1b\[[\d;]{0,16}m")  # which launchers put around lines, for terminals
 _LONGEST_HOST = 255
 _PLAIN = "NCCL INFO "
-_A_LINE = re.compile(rb"(?:^|\s)NCCL INFO [\x20-\x7e]")
+_A_LINE = re.compile(rb"NCCL INFO (?<!\SNCCL INFO )[\x20-\x7e]")  # searched from the words on
 _VERSION = re.compile(r"\b([NR]CCL) version\s*:?\s*(\d{1,3}\.\d{1,3}[\w.+-]*)", re.ASCII)
 # IBext is of NVIDIA's plugin, FastSocket of Google's; since 2.27 each communicator has its own.
 _NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (\S.{0,60}?)(?: to comm)?\s*$")

@@ -11,14 +11,16 @@ from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness, Options
 if TYPE_CHECKING:
     from fullwire.run.run import Run
 
-_SOON_BYTES = 4096  # in which a trace says what it is
+_SOON_BYTES = 4096  # in which keys count that files of others may have, too
 _KEYS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"schemaVersion"')
 
 
 def looks_like(beginning: bytes) -> Likeness:
-    """Say whether a file with this beginning is a Kineto trace."""
-    text = beginning[:_SOON_BYTES].lstrip()
-    is_one = text[:1] == b"{" and any(key in text for key in _KEYS)
+    """Say whether a file with this beginning is a Kineto trace: metadata may come before events."""
+    soon = beginning[:_SOON_BYTES].lstrip()
+    if soon[:1] != b"{":
+        return UNLIKE
+    is_one = any(key in soon for key in _KEYS) or b'"traceEvents"' in beginning
     return LIKELY if is_one else UNLIKE
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import files_in, name_of
-from fullwire.importers._recognise import files_of
+from fullwire.importers._recognise import files_among
 from fullwire.importers.kineto import FORMAT
 from fullwire.importers.kineto.clocks import Clocks, Ends, clocks_of, ends_of
 from fullwire.importers.kineto.collectives import numbered
@@ -271,7 +271,7 @@ def traces_in(directory: Path) -> list[Path]:
             for part in re.split(r"([0-9]{1,18})", str(path))
         ]
     )
-    return named or files_of(FORMAT, [directory])
+    return named or files_among(FORMAT, [directory])
 
 
 def trace_files(paths: Iterable[Path]) -> Iterator[Path]:
