@@ -16,8 +16,11 @@ import torch
 import torchvision
 import transformers
 
-from fullwire.workloads import MODELS, language
+from fullwire.workloads import MODELS
 from fullwire.workloads.layers import FP32_BYTES, Layer
+from fullwire.workloads.models.bert import bert
+from fullwire.workloads.models.gpt2 import gpt2
+from fullwire.workloads.models.llama3 import llama3
 from validation import arguments, results
 
 _LAYERS = 2
@@ -156,7 +159,7 @@ def _bert() -> tuple[Iterator[Layer], Any, int, int]:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    layers = language.bert(layers=_LAYERS, width=1024, length=512)
+    layers = bert(layers=_LAYERS, width=1024, length=512)
     return layers, transformers.BertForPreTraining(config), 30522, 512
 
 
@@ -171,7 +174,7 @@ def _gpt2(width: int, heads: int) -> tuple[Iterator[Layer], Any, int, int]:
         attn_pdrop=0.0,
         activation_function="gelu",
     )
-    layers = language.gpt2(layers=_LAYERS, width=width, length=256)
+    layers = gpt2(layers=_LAYERS, width=width, length=256)
     return layers, transformers.GPT2LMHeadModel(config), 50257, 256
 
 
@@ -186,7 +189,7 @@ def _llama() -> tuple[Iterator[Layer], Any, int, int]:
         num_key_value_heads=2,
         tie_word_embeddings=False,
     )
-    layers = language.llama3(layers=_LAYERS, width=1024, inner=3584, shared_heads=4, length=256)
+    layers = llama3(layers=_LAYERS, width=1024, inner=3584, shared_heads=4, length=256)
     return layers, transformers.LlamaForCausalLM(config), 128256, 256
 
 

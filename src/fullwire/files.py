@@ -13,7 +13,8 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.packed import unpacked, unpacked_beginning, unpacked_elsewhere
 from fullwire.units import shown
 
-_SNIFFED_BYTES = 128 * 1024
+SNIFFED_BYTES = 128 * 1024
+MOST_SNIFFED_BYTES = 1024 * 1024  # of text that does not say at once what it is
 _MOST_BELOW = 200_000  # files and folders: a job has fewer, and `/` would take minutes
 
 
@@ -54,13 +55,13 @@ def _refused(error: OSError) -> None:
     raise error
 
 
-def files_like(places: Sequence[Path], looks_like: Callable[[bytes], bool]) -> list[Path]:
-    """Return the files among places, and those in directories that look like what is wanted."""
+def files_like(places: Sequence[Path], is_wanted: Callable[[Path], bool]) -> list[Path]:
+    """Return the files among places, and those in directories that are what is wanted."""
     return [
         path
         for place in places
         for path in (files_in(place) if is_directory(place) else [place])
-        if path == place or looks_like(beginning_of(path))
+        if path == place or is_wanted(path)
     ]
 
 
@@ -72,10 +73,10 @@ def is_directory(place: Path) -> bool:
         return False
 
 
-def beginning_of(path: Path) -> bytes:
+def beginning_of(path: Path, most: int = SNIFFED_BYTES) -> bytes:
     """Return what a file begins with, packed or not, to find out what it is."""
     with opened(path) as file:
-        return unpacked_beginning(file.read(_SNIFFED_BYTES))
+        return unpacked_beginning(file.read(most))
 
 
 def refuse_packed(files: Sequence[Path]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError
 from fullwire.importers import read
-from fullwire.importers.protobuf import BrokenMessageError, fields, messages, signed
+from fullwire.importers._protobuf import BrokenMessageError, fields, messages, signed
 from fullwire.run.run import SIZE_UNKNOWN
 
 COMPUTES, SENDS, COLLECTIVE = 4, 5, 7
@@ -269,3 +269,74 @@ def test_a_node_may_hold_anything(
     path.write_text(json.dumps({"schema": "1-chakra.0.0.4", "nodes": [node, inner, good]}))
     with contextlib.suppress(FullwireError):
         read(path, format="chakra")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        text(1, "0.0.4") + attribute("schema", "1.1.1-chakra.0.0.4") + attribute("x", "y" * 300),
+        text(2, text(1, "schema") + text(29, "1.0.2-chakra.0.0.4")),
+        text(2, text(1, "description") + text(29, "z" * 200)),
+    ],
+    ids=["longer than a byte counts", "attributes alone", "long attributes alone"],
+)
+def test_metadata_may_be_long_or_attributes_alone(tmp_path: Path, metadata: bytes) -> None:
+    node = a_node(1, COLLECTIVE, attribute("comm_type", 0), attribute("comm_size", 64))
+    parts = metadata, node
+    (tmp_path / "x.et").write_bytes(b"".join(varint(len(part)) + part for part in parts))
+    assert read(tmp_path / "x.et").collectives.bytes.tolist() == [64]
+
+
+def a_torch_trace(schema: str, *nodes: dict[str, object]) -> str:
+    return json.dumps(
+        {"schema": schema, "pid": 1, "time": "2026-11-22", "start_ts": 5, "nodes": list(nodes)}
+    )
+
+
+def test_process_groups_say_how_many_ranks_there_are(tmp_path: Path) -> None:
+    # As torch 2.13 writes them, for a job of two ranks of which the trace of one is here.
+    stated = '[{"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 2}]'
+    groups = {"id": 3, "name": "## process_group:init ##", "inputs": {"values": [stated]}}
+    call = {"id": 4, "name": "c10d::allreduce_", "inputs": {"values": [], "types": []}}
+    (tmp_path / "trace.json").write_text(a_torch_trace("1.1.1-chakra.0.0.4", groups, call))
+    run = read(tmp_path / "trace.json")
+    assert run.facts.workers == 2
+    assert run.missing == ("1 of 2 ranks are here",)
+
+
+def test_the_schema_before_chakras_names_is_read(tmp_path: Path) -> None:
+    # As torch/csrc/profiler/standalone/execution_graph_observer.cpp wrote it.
+    call = {
+        "name": "c10d::allreduce_",
+        "id": 7,
+        "rf_id": 2,
+        "parent": 2,
+        "op_schema": "",
+        "inputs": [[[8, 9, 0, 100, 4, "cuda:0"]], "<Undefined>", 0],
+        "input_shapes": [[[100]], [], []],
+        "input_types": ["GenericList[Tensor(float)]", "Undefined", "Int"],
+    }
+    root = {"name": "[pytorch|profiler|execution_graph|process]", "id": 1, "inputs": []}
+    (tmp_path / "graph.json").write_text(a_torch_trace("1.0.1", call, root))
+    run = read(tmp_path / "graph.json")
+    assert run.collectives.op.tolist() == ["allreduce"]
+    assert run.collectives.bytes.tolist() == [400]
+    assert run.collectives.dtype.tolist() == ["float32"]
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "missing"),
+    [
+        ("resnet_1.0.2-chakra.0.0.4.json", 1, ()),
+        ("llama.6.et", 7, ("1 of at least 7 ranks are here",)),
+        ("job_rank7.json", 8, ("1 of at least 8 ranks are here",)),
+        ("et_3.json", 4, ("1 of at least 4 ranks are here",)),
+    ],
+)
+def test_a_lone_rank_says_the_least_that_there_are(
+    tmp_path: Path, name: str, workers: int, missing: tuple[str, ...]
+) -> None:
+    call = {"id": 4, "name": "c10d::allreduce_", "inputs": {"values": [], "types": []}}
+    (tmp_path / name).write_text(a_torch_trace("1.0.2-chakra.0.0.4", call))
+    run = read(tmp_path / name)
+    assert (run.facts.workers, run.missing) == (workers, missing)

@@ -109,6 +109,40 @@ def test_launchers_tags_do_not_matter_even_within_a_row(tmp_path: Path) -> None:
     assert table.workers == 2
 
 
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_srun_pads_its_labels(shared_data: Path, tmp_path: Path, width: int) -> None:
+    whole = shared_data / "nccl/nccl_allreduce.log"
+    lines = whole.read_text().splitlines(True)
+    path = tmp_path / "slurm-1234.out"
+    path.write_text("".join(f"{0:>{width}}: {line}" for line in lines))
+    read(path)  # recognised
+    table, same = read_table(path), read_table(whole)
+    assert (table.rows, table.workers, table.device) == (same.rows, same.workers, same.device)
+
+
+@pytest.mark.parametrize(
+    ("columns", "bus_gb_s", "op"),
+    [
+        ("sum -1", 100.0, "allreduce"),
+        ("sum -1", 50.0, "reducescatter"),
+        ("sum 0", 100.0, "reduce"),
+        ("none 0", 100.0, "broadcast"),
+        ("none 0", 50.0, "unknown"),  # a gather, or a scatter
+        ("none -1", 50.0, "unknown"),  # an all-gather, or an all-to-all
+        ("sum -1", 80.0, "unknown"),
+    ],
+)
+def test_a_table_without_a_name_tells_its_operation_by_its_bandwidths(
+    tmp_path: Path, columns: str, bus_gb_s: float, op: str
+) -> None:
+    row = f"1048576 262144 float {columns} 10.49 100.00 {bus_gb_s:.2f} 0\n"
+    run = read(a_log(tmp_path, row, "slurm-1234.out"))
+    assert set(run.collectives.op) == {op}
+    assert any("its operation is not named: by its bandwidths" in each for each in run.missing) is (
+        op != "unknown"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "bus_gb_s"), [("healthy_24_channels", 216.61), ("fault_2_channels", 28.47)]
 )

@@ -238,7 +238,7 @@ def test_what_is_no_path_is_refused(path: object) -> None:
 @pytest.mark.parametrize("format", ["", "pcap", 0, False, [], "netx,run"])
 def test_an_unknown_format_is_refused(log: Path, format: object) -> None:
     log.write_text(a_log("5,4"))
-    with pytest.raises(UsageError, match="format: expected one of run, workload, netx, "):
+    with pytest.raises(UsageError, match="format: expected one of run, workload, capture, "):
         read(log, format=format)  # type: ignore[arg-type]
 
 

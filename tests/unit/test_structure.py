@@ -17,6 +17,7 @@ PACKAGE = Path(fullwire.__file__).parent
 LEVELS = {
     "errors": 0,
     "_native": 0,
+    "registry": 1,
     "units": 1,
     "packed": 2,
     "files": 3,

@@ -67,8 +67,8 @@ def test_every_workload_is_a_consistent_step(name: str) -> None:
 
 
 def test_names_list_every_model_on_every_device_in_order() -> None:
-    assert workloads.names()[:3] == ("vgg16@t4", "vgg16@v100", "vgg16@a100")
-    assert workloads.names()[-1] == "llama3-8b@h200"
+    assert workloads.names()[:3] == ("bert-large@t4", "bert-large@v100", "bert-large@a100")
+    assert workloads.names()[-1] == "vgg19@h200"
     assert len(workloads.names()) == len(MODELS) * len(DEVICES) == 65
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 from fullwire.clusters.cluster import Cluster
+from fullwire.compression.codec import CODECS
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.errors import UsageError
+from fullwire.simulation.conditions import CHANGES, Changes
 from fullwire.units import bits_per_second, ratio, seconds, shown
 
 Value = TypeVar("Value")
@@ -59,6 +62,23 @@ def _device(value: Any) -> int:
     return number
 
 
+def asked_changes(where: str, given: Mapping[str, OneOrMany]) -> Changes:
+    """Read the conditions that change a step, by the names of their options."""
+    for name in given:
+        if name not in CHANGES:
+            known = f"conditions among {', '.join(CHANGES)}" if CHANGES else "no such condition"
+            raise UsageError(f"{where}: expected {known}, got {name!r}")
+    asked = {
+        change.axis: several(given[name], change.read)
+        for name, change in CHANGES.items()
+        if given.get(name) is not None
+    }
+    for axis, values in asked.items():
+        if not values:
+            raise UsageError(f"{axis}: expected at least one value")
+    return asked
+
+
 def rate(value: Any) -> float:
     """Read a bandwidth."""
     return bits_per_second(value, "bandwidth")
@@ -69,16 +89,26 @@ def latency(value: Any) -> float:
     return seconds(value, "latency")
 
 
-def compressors(compression: OneOrMany | None, codec: OneOrMany | None) -> tuple[Compressor, ...]:
-    """Read free ratios, then codecs with a cost; without either nothing is compressed."""
-    free = () if compression is None else several(compression, _free)
-    if compression is not None and not free:
+def compressors(
+    compression: OneOrMany | None, codec: OneOrMany | None, *, on_gpu: bool = False
+) -> tuple[Compressor, ...]:
+    """Read free ratios and names of codecs, then figures; without either nothing is compressed."""
+    named = () if compression is None else several(compression, partial(_compressor, on_gpu=on_gpu))
+    if compression is not None and not named:
         raise UsageError("compression: expected at least one value")
     costly = () if codec is None else tuple(_codec(each) for each in _many_codecs(codec))
-    return free + costly or (Compressor(ratio=1),)
+    return named + costly or (Compressor(ratio=1),)
 
 
-def _free(value: Any) -> Compressor:
+def _compressor(value: Any, *, on_gpu: bool) -> Compressor:
+    if isinstance(value, str) and value[:1].isalpha():
+        if value not in CODECS:
+            known = ", ".join(CODECS)
+            raise UsageError(
+                f"compression: expected a ratio such as 4, or a codec among {known}, "
+                f"got {shown(value)}"
+            )
+        return CODECS[value].compressor(on_gpu=on_gpu)
     return Compressor(ratio=ratio(value, "compression"))
 
 

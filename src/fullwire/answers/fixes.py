@@ -19,6 +19,7 @@ from math import nan
 
 import numpy as np
 
+from fullwire.compression.codec import CODECS
 from fullwire.compression.compressor import Compressor
 from fullwire.run.placement import host_of_rank
 from fullwire.run.run import Run
@@ -69,12 +70,7 @@ _JOINED = {
         "dist.all_gather(..., torch.cat([...])), where none needs another's",
     ),
 }
-# Casting float32 to float16 and back ran at 13 and 19 GB/s on one 2.5 GHz core; a hook does a
-# little more than that. A GPU casts at the speed of its memory: assumed.
 _CASTING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
-_CAST_BYTES_PER_S = {True: 10e9, False: 400e9}  # on a processor, on a GPU
-# Gloo's threads took as long for float16 as for float32, of which they handle twice the bytes.
-_WORK_WITH_HALVES = {True: 2.0, False: 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,14 +320,7 @@ def casting(run: Run) -> Compressor | None:
 
 
 def _cast(run: Run) -> Compressor:
-    on_processor = run.facts.backend != "nccl"
-    rate = _CAST_BYTES_PER_S[on_processor]
-    return Compressor(
-        ratio=2,
-        encode_bps=8 * rate,
-        decode_bps=8 * rate,
-        work_per_byte=_WORK_WITH_HALVES[on_processor],
-    )
+    return CODECS["fp16"].compressor(on_gpu=run.facts.backend == "nccl")
 
 
 def _fewer_synchronisations(run: Run, job: Forecaster) -> Iterator[Fix]:

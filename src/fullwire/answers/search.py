@@ -44,8 +44,10 @@ def best(found: Predictions, count: int) -> tuple[Best, ...]:
     """Return the best rows of each run, so many of each."""
     if count < 1:
         raise UsageError(f"best: expected at least 1, got {count}")
-    speedup = found["workers"] * found["scaling_factor"]
     by_run = np.arange(len(found)).reshape(len(found.axes["run"]), -1)
+    alone_s = found["baseline_step_s"].reshape(by_run.shape)
+    # Where devices change, one worker is that of the first row of its run.
+    speedup = found["workers"] * found["scaling_factor"] * (alone_s[:, :1] / alone_s).reshape(-1)
     rows = [row for rows in by_run for row in _first(found, speedup, rows, count)]
     return tuple(
         Best(row, float(speedup[row]), tuple(_instead(found, speedup, row))) for row in rows

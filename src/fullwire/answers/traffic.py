@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.files import files_like, is_directory, path_of, refuse_packed
+from fullwire.files import beginning_of, files_like, is_directory, path_of, refuse_packed
 from fullwire.packets.captures import is_capture
 from fullwire.units import size_bytes
 
@@ -75,7 +75,7 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
 def _captures(places: Sequence[Path]) -> list[Path]:
     """Return the captures that are given: files, and what directories hold of them."""
     refuse_packed([place for place in places if not is_directory(place)])
-    found = files_like(places, is_capture)
+    found = files_like(places, lambda path: is_capture(beginning_of(path)))
     if not found:
         raise DamagedInput(places[0], "neither a run nor a folder of packet captures")
     return found

@@ -443,7 +443,8 @@ def _largest_collective(run: Run) -> str:
     first = int(np.argmax(table.bytes))
     is_alike = (table.op == table.op[first]) & (table.group == table.group[first])
     largest = table.rows(is_alike & (table.bytes == table.bytes[first]))
-    length_s = float(np.median(largest.end_ns - largest.issue_ns)) * 1e-9
+    started_ns = np.maximum(largest.start_ns, largest.issue_ns)  # before, it waited for ranks
+    length_s = float(np.median(largest.end_ns - started_ns)) * 1e-9
     size = f" of {show_bytes(int(largest.bytes[0]))}" if largest.bytes[0] else ""
     return f"its largest collective, {largest.op[0]}{size}, took {show_time(length_s)}"
 

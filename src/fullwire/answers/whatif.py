@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fullwire.answers.conditions import (
     OneOrMany,
+    asked_changes,
     compressors,
     count,
     is_scattered,
@@ -42,6 +43,7 @@ from fullwire.crew import HERE, crew
 from fullwire.errors import UsageError
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
+from fullwire.simulation.conditions import CHANGES, Changes, changed, unfolded, with_names
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.replay import replay as replay_subject
@@ -94,6 +96,7 @@ class WhatIf:
     tuning: tuple[Tuned, ...]
     subjects: tuple[Subject, ...]
     grid: Grid
+    changes: Changes = field(default_factory=dict)
     suspicions: tuple[Suspicion, ...] = ()  # on a described cluster
 
     def __len__(self) -> int:
@@ -129,12 +132,15 @@ class WhatIf:
         """Predict along an axis between its extremes; None where nothing lies between."""
         if axis == "bandwidth_bps":
             values = _spread(self.grid.bandwidth_bps, points)
-            return sweep(self.subjects, dataclasses.replace(self.grid, bandwidth_bps=values))
+            return self._swept(dataclasses.replace(self.grid, bandwidth_bps=values))
         if axis == "compression" and all(each.is_free for each in self.grid.compressors):
             ratios = _spread([each.ratio for each in self.grid.compressors], points)
             free = tuple(Compressor(ratio=value) for value in ratios)
-            return sweep(self.subjects, dataclasses.replace(self.grid, compressors=free))
+            return self._swept(dataclasses.replace(self.grid, compressors=free))
         return None
+
+    def _swept(self, grid: Grid) -> Predictions:
+        return unfolded(sweep(self.subjects, grid), self.changes)
 
 
 def whatif(
@@ -160,6 +166,7 @@ def whatif(
     target: str | float | None = None,
     progress: Progress | None = None,
     on: str = HERE,
+    **more: OneOrMany,
 ) -> WhatIf:
     """Predict a step under every combination of the conditions given.
 
@@ -174,8 +181,10 @@ def whatif(
     `accumulate` adds up the gradients of so many passes before they are sent; with `local_steps`
     workers average their parameters after so many steps of their own. Times are those of one pass
     in either case. `jitter` is how ranks scatter: the step waits for the slowest of them.
-    `on="ray"`, or a Ray cluster's address, has the grid computed there.
+    `on="ray"`, or a Ray cluster's address, has the grid computed there. What `more` there is are
+    conditions that change the recorded step: `simulation/conditions.py` lists them.
     """
+    changes = asked_changes("whatif", more)
     many = named(with_batches(runs, batch))
     only = [run for _, run in many]
     found = Transports(only, calibrate)
@@ -198,29 +207,36 @@ def whatif(
         jitter_=jitter,
         lane=lane_order(lane),
     )
-    subjects = [subject_of(name, run, found) for name, run in many]
+    whole = [subject_of(name, run, found) for name, run in many]
+    subjects = changed(whole, changes)
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
         predictions = sweep(subjects, grid, progress, those)
         around_s = interval_s(subjects, grid, predictions, found.calibration, those)
-        reaching = None if wanted is None else targets(subjects, grid, wanted, those)
+        reaching = (
+            None if wanted is None else targets(with_names(subjects, changes), grid, wanted, those)
+        )
     return WhatIf(
-        predictions=predictions,
+        predictions=unfolded(predictions, changes),
         interval_s=around_s,
         targets=reaching,
         basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
-        warnings=tuple(_warnings(many, subjects, grid)),
+        warnings=tuple(_warnings(many, whole, grid)),
         tuning=tuple(itertools.islice(_tuning(subjects[0], grid), MOST_TUNED)),
         subjects=tuple(subjects),
         grid=grid,
-        suspicions=suspicions(subjects, grid),
+        changes=changes,
+        suspicions=suspicions(subjects[:: len(subjects) // len(whole)], grid),
     )
 
 
 def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
     """Play a run's typical step under one set of conditions, named as in `whatif`."""
     [(name, only)] = named(run)
+    changes = asked_changes(
+        "replay", {each: conditions.pop(each) for each in CHANGES if each in conditions}
+    )
     found = Transports([only], conditions.pop("calibrate", ()))
     grid = _grid([only], found, lane=lane_order(lane), **_as_in_grid(conditions))
     axes = (
@@ -233,7 +249,7 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
         grid.latency_s,
         grid.jitters,
     )
-    if any(len(axis) != 1 for axis in axes):
+    if any(len(axis) != 1 for axis in (*axes, *changes.values())):
         raise UsageError("a replay needs one value of each condition: name workers and bandwidth")
     scenario = Scenario(
         workers=grid.workers[0],
@@ -248,7 +264,8 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
         cluster=grid.cluster,
         is_scattered=grid.is_scattered,
     )
-    return replay_subject(only, subject_of(name, only, found), scenario)
+    [subject] = changed([subject_of(name, only, found)], changes)
+    return replay_subject(only, subject, scenario)
 
 
 _IN_GRID = {name: f"{name}_" for name in ("transport", "latency", "cluster", "jitter")}
@@ -315,7 +332,7 @@ def _grid(
             ),
             rate,
         ),
-        compressors=compressors(compression, codec),
+        compressors=compressors(compression, codec, on_gpu=all(map(_packs_on_gpu, runs))),
         transports=several(transport_, lambda text: found.named(str(text))),
         buckets=several(
             _first(buckets, _recorded(runs, "buckets", "ddp")),
@@ -332,6 +349,11 @@ def _grid(
         cluster=fabric,
         is_scattered=is_scattered(fabric, placement),
     )
+
+
+def _packs_on_gpu(run: Run) -> bool:
+    """Say whether gradients are on a GPU; every device of the built-in workloads is one."""
+    return run.facts.backend == "nccl" or run.provenance.basis == "modelled"
 
 
 def _have_one_ring(runs: Sequence[Run]) -> bool:
@@ -428,6 +450,7 @@ def _warnings(
                 f"{name}: ranks that are not here may be later than those that are, and then every "
                 "step is longer than predicted."
             )
+    yield from (f"{each.name}: {each.caveat}." for each in grid.compressors if each.caveat)
     yield from _beyond_the_line(grid)
     yield from _drifting(grid)
     if {"tree", AUTO} & set(grid.algorithms) and max(grid.workers) > 2:

@@ -11,9 +11,11 @@ import typer
 
 from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import Force, On
+from fullwire.registry import keys_in
 from fullwire.units import visible
 
 _MOST_SAID = 5  # of what is missing
+_FORMATS = ", ".join(keys_in("fullwire.importers"))
 
 
 def import_(
@@ -25,8 +27,7 @@ def import_(
         str | None,
         typer.Option(
             "--format",
-            help="What it is, if the content does not tell: kineto, horovod, nccl-tests, nccl-log, "
-            "flight-recorder, chakra, chrome or netx",
+            help=f"What it is, if the content does not tell: {_FORMATS}",
         ),
     ] = None,
     step_time: Annotated[

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import typer
+
+from fullwire.simulation.conditions import CHANGES
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace a run that exists.")]
@@ -33,6 +37,29 @@ ALGORITHMS = (
 Packets: TypeAlias = Annotated[
     bool, typer.Option("--packets", help="Capture packet headers meanwhile, for fullwire flows")
 ]
+
+
+def with_changes(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each condition that changes the recorded step."""
+    signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
+    own = [
+        each.replace(annotation=hints[each.name])
+        for each in signature.parameters.values()
+        if each.kind is not each.VAR_KEYWORD
+    ]
+    more = [
+        inspect.Parameter(
+            change.option,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, typer.Option(help=change.help)],
+        )
+        for change in CHANGES.values()
+    ]
+    whole = signature.replace(parameters=[*own, *more])
+    command.__signature__ = whole  # type: ignore[attr-defined]  # typer makes options of it
+    command.__annotations__ = {name: each.annotation for name, each in whole.parameters.items()}
+    return command
 
 
 def print_json(shown: Any) -> None:

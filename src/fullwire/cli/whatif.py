@@ -9,17 +9,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fullwire.cli.leaving import signals_end_it
-from fullwire.cli.options import ALGORITHMS, ClusterOption, Force, Json, On, Placement, print_json
+from fullwire.cli.options import (
+    ALGORITHMS,
+    ClusterOption,
+    Force,
+    Json,
+    On,
+    Placement,
+    print_json,
+    with_changes,
+)
 from fullwire.cli.progress import progress
 from fullwire.errors import UsageError
+from fullwire.registry import keys_in
 
 if TYPE_CHECKING:
     from fullwire.answers.whatif import WhatIf
     from fullwire.run.run import Run
 
 Text = str | None
+_CODECS = ",".join(keys_in("fullwire.compression.codecs"))
 
 
+@with_changes
 def whatif(
     runs: Annotated[
         list[str],
@@ -28,7 +40,8 @@ def whatif(
     bandwidth: Annotated[Text, typer.Option(help="Line rates: 10Gbps,25Gbps")] = None,
     workers: Annotated[Text, typer.Option(help="Cluster sizes: 8,64")] = None,
     compression: Annotated[
-        Text, typer.Option(help="Ratios of a compressor that costs nothing: 1,4")
+        Text,
+        typer.Option(help=f"Ratios of a compressor that costs nothing, or codecs: 1,4,{_CODECS}"),
     ] = None,
     codec: Annotated[
         list[str] | None,
@@ -106,6 +119,7 @@ def whatif(
     force: Force = False,
     format_: Annotated[str, typer.Option("--format", help="table, csv or json")] = "table",
     json: Json = False,
+    **more: Text,
 ) -> None:
     """Predict steps and scaling under other networks, cluster sizes and compressors.
 
@@ -130,6 +144,7 @@ def whatif(
         "cluster": cluster,
         "nodes": nodes,
         "placement": placement,
+        **more,
     }
     if output is not None:
         if len(runs) != 1:

@@ -30,6 +30,8 @@ class Compressor:
     decode_bps: float = math.inf
     combining: Combining = "sum"
     work_per_byte: float = 1.0  # of sending and adding a byte of what is left, beside a float32's
+    name: str = ""  # of a codec that has one
+    caveat: str = ""  # what is not known of its cost
 
     def __post_init__(self) -> None:
         if not (self.ratio >= 1 and math.isfinite(self.ratio)):
@@ -42,6 +44,15 @@ class Compressor:
     @property
     def is_free(self) -> bool:
         """Whether this is the paper's compressor: a ratio and nothing to pay for it."""
+        return not self.name and self._costs_nothing
+
+    @property
+    def label(self) -> str:
+        """Return its name, or else its figures."""
+        return self.name or str(self)
+
+    @property
+    def _costs_nothing(self) -> bool:
         return (
             self.combining == "sum" and math.isinf(self.encode_bps) and math.isinf(self.decode_bps)
         )
@@ -52,8 +63,8 @@ class Compressor:
         return 8 / self.encode_bps + unpacked * 8 / self.decode_bps
 
     def __str__(self) -> str:
-        """Return the form that `parse_codec` reads."""
-        if self.is_free:
+        """Return its figures in the form that `parse_codec` reads."""
+        if self._costs_nothing:
             return f"{self.ratio:.12g}"
         rates = f"{_bytes_per_s(self.encode_bps)},{_bytes_per_s(self.decode_bps)}"
         return f"{self.ratio:.12g},{rates},{self.combining}"

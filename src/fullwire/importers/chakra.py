@@ -24,8 +24,9 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
+from fullwire.importers._format import LIKELY, POSSIBLE, UNLIKE, Format, Likeness
+from fullwire.importers._protobuf import BrokenMessageError, Field, fields, messages, signed
 from fullwire.importers.kineto.recognise import dtype_of, op_of
-from fullwire.importers.protobuf import BrokenMessageError, Field, fields, messages, signed
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans
@@ -37,10 +38,22 @@ _MOST_BYTES = 2**50
 _MOST_RANK = 100_000_000
 _LATEST_US = 2**53  # 285 years after zero
 _CHUNK = 2**20  # characters
+_SCHEMA_BYTES = 1024  # before the nodes of PyTorch's form
 _LONGEST_OBJECT = 64 * 2**20
 _LONGEST_NAME = 200
 _SHOWN = 5
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})|[._-](\d{1,9})(?:\.et|\.json)", re.IGNORECASE)
+# A number behind a dot is a rank unless another number stands before: that is a version.
+_RANK_IN_NAME = re.compile(
+    r"rank[-_]?(\d{1,9})|(?:(?<!\d)\.|[_-])(\d{1,9})(?:\.et|\.json)", re.IGNORECASE
+)
+_GROUPS = "## process_group:init ##"
+_GROUP_SIZE = re.compile(r'\\?"group_size\\?"\s*:\s*(\d{1,9})\b')
+_SCHEMA = re.compile(rb'\{\s*"schema"\s*:\s*"1\.\d{1,3}\.\d{1,3}["-]')
+# GlobalMetadata in front, after its length: its version, or attributes alone.
+_METADATA = re.compile(
+    rb"(?:[\x05-\x7f]|[\x80-\xff]{1,3}[\x01-\x7f])"
+    rb"(?:\x0a[\x03-\x14]\d+\.\d+|\x12(?:[\x04-\x7f]|[\x80-\xff][\x01-\x7f])\x0a[\x01-\x40][A-Za-z_])"
+)
 _NODES_LISTED = re.compile(r'\s*\{[^{}\[\]]*"nodes"\s*:\s*\[')
 _GAP = re.compile(r"[\s,]*")
 _TENSOR_OF = re.compile(r"Tensor\(([\w ]{1,40})\)")
@@ -80,6 +93,7 @@ class _Node:
     duration_us: int = 0
     attributes: dict[str, int | str] = field(default_factory=dict)
     arguments: tuple[int, str] = (-1, "")  # bytes and type of the largest, in PyTorch's form
+    largest_group: int = 0  # of ranks, where the process groups are stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +119,17 @@ class _Trace:
     problem: str = ""
 
 
-def looks_like(beginning: bytes) -> bool:
+def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such a trace."""
     text = beginning.lstrip()
     if text[:1] == b"{":
         keys = (b"-chakra.", b"COMM_COLL_NODE", b"COMP_NODE", b"METADATA_NODE")
         is_metadata = re.match(rb'\{\s*"version"\s*:\s*"[^"]*"\s*\}\s*\{', text) is not None
-        return any(key in text for key in keys) or is_metadata
-    # GlobalMetadata begins with its version, after the length of both.
-    return re.match(rb"[\x05-\x7f]\x0a[\x03-\x14]\d+\.\d+", beginning) is not None
+        # PyTorch wrote 1.0.1 before it took Chakra's names.
+        is_graph = _SCHEMA.match(text) is not None and b'"nodes"' in text[:_SCHEMA_BYTES]
+        found = is_metadata or is_graph or any(key in text for key in keys)
+        return POSSIBLE if found else UNLIKE
+    return LIKELY if _METADATA.match(beginning) else UNLIKE
 
 
 def read_chakra(paths: Sequence[Path]) -> Run:
@@ -141,9 +157,11 @@ def read_chakra(paths: Sequence[Path]) -> Run:
 
 
 def _run(paths: Sequence[Path], traces: Mapping[int, _Trace], missing: list[str]) -> Run:
-    world = max(max(traces) + 1, *(trace.world for trace in traces.values()))
+    stated = max(trace.world for trace in traces.values())
+    world = max(max(traces) + 1, stated)
     if len(traces) < world:
-        missing.append(f"{len(traces)} of {world} ranks are here")
+        least = "" if stated else "at least "  # as the number of a rank says
+        missing.append(f"{len(traces)} of {least}{world} ranks are here")
     starts = [
         *(
             each.start_ns
@@ -252,6 +270,8 @@ def _take(trace: _Trace, node: _Node) -> None:
             trace.computations.append(
                 (_storable(node.name) or "computation", start_us * 1000, duration_us * 1000)
             )
+    elif node.name == _GROUPS:
+        trace.world = max(trace.world, node.largest_group)
     elif node.type in (_SENDS, _RECEIVES, _COLLECTIVE) and len(trace.collectives) < _MOST_KEPT:
         size, dtype = _size(node)
         size_of_group = node.attributes.get("group_size", 0)
@@ -324,6 +344,8 @@ def _node(message: bytes) -> _Node:
             node.start_us = value
         elif number == 7 and isinstance(value, int):
             node.duration_us = value
+        elif number == 8 and isinstance(value, bytes) and node.name == _GROUPS:
+            node.largest_group = _largest_group(value.decode(errors="replace"))
         elif number == 10 and isinstance(value, bytes):
             name, told = _attribute(value)
             if name and told is not None:
@@ -408,8 +430,12 @@ def _json_node(given: Mapping[str, Any]) -> _Node:
             if value is not None:
                 node.attributes[each["name"][:_LONGEST_NAME]] = value
     node.type = _TYPES.get(told, 0) if isinstance(told, str) else _type_of(node)
-    if "inputs" in given and told is None:
-        node.arguments = _arguments(given["inputs"])
+    if node.name == _GROUPS:
+        node.largest_group = _largest_group(json.dumps(given.get("inputs")))
+    elif "inputs" in given and told is None:
+        inputs, types = given["inputs"], given.get("input_types")  # of their own in 1.0.1
+        is_early = isinstance(inputs, list)
+        node.arguments = _arguments({"values": inputs, "types": types} if is_early else inputs)
     return node
 
 
@@ -444,6 +470,12 @@ def _whole(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
+def _largest_group(stated: str) -> int:
+    """Return the ranks of the largest process group, which is all of them."""
+    sizes = (int(each) for each in _GROUP_SIZE.findall(stated))
+    return max((size for size in sizes if size <= _MOST_RANK), default=0)
+
+
 def _arguments(inputs: object) -> tuple[int, str]:
     """Return the bytes of the largest argument, with its type, in PyTorch's form."""
     if not isinstance(inputs, dict):
@@ -469,3 +501,13 @@ def _tensor_bytes(value: object, depth: int) -> int:
 
 def _storable(text: str) -> str:
     return text[:_LONGEST_NAME].encode(errors="backslashreplace").decode()
+
+
+FORMAT = Format(
+    key="chakra",
+    label="Chakra traces",
+    looks_like=looks_like,
+    read=lambda files, options: read_chakra(files),
+    is_of_many=True,
+    tells=40,
+)

@@ -20,6 +20,7 @@ import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of, opened_plain
+from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness
 from fullwire.run.facts import Facts, named
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
@@ -70,9 +71,9 @@ _DECODER = msgspec.json.Decoder(_Event)
 _ARGUMENTS = msgspec.json.Decoder(_Arguments)
 
 
-def looks_like(beginning: bytes) -> bool:
+def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such an export."""
-    return beginning.startswith(_BEGINNING)
+    return CERTAIN if beginning.startswith(_BEGINNING) else UNLIKE
 
 
 def read_chrome(path: Path) -> Run:
@@ -208,3 +209,11 @@ def _ns(time_us: Decimal) -> int:
     if not -_MOST_US <= time_us <= _MOST_US:
         raise ValueError(time_us)
     return int(time_us * 1000)
+
+
+FORMAT = Format(
+    key="chrome",
+    label="exports of a run",
+    looks_like=looks_like,
+    read=lambda files, options: read_chrome(files[0]),
+)

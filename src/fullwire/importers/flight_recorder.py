@@ -30,7 +30,8 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
-from fullwire.importers import pickles
+from fullwire.importers import _pickles
+from fullwire.importers._format import POSSIBLE, UNLIKE, Format, Likeness
 from fullwire.importers.kineto.recognise import dtype_of, op_of
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
@@ -77,11 +78,12 @@ class _Dump:
     problems: tuple[str, ...]
 
 
-def looks_like(beginning: bytes) -> bool:
+def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such a dump."""
-    is_one = pickles.looks_like(beginning) or beginning.lstrip()[:1] == b"{"
+    is_one = _pickles.looks_like(beginning) or beginning.lstrip()[:1] == b"{"
     told = (b"profiling_name", b"collective_seq_id", b"pg_config", b"comm_lib_version")
-    return is_one and any(key in beginning for key in told) and b"traceEvents" not in beginning
+    is_one = is_one and any(key in beginning for key in told) and b"traceEvents" not in beginning
+    return POSSIBLE if is_one else UNLIKE
 
 
 def read_flight_recorder(paths: Sequence[Path]) -> Run:
@@ -181,7 +183,7 @@ def _dump(path: Path) -> _Dump:
             raise DamagedInput(path, f"larger than {most_bytes:,} bytes, as no dump is")
         file.seek(0)
         if is_pickle:
-            found = pickles.read_pickle(path, file)
+            found = _pickles.read_pickle(path, file)
             value, unfinished, problem = found.value, found.unfinished, found.problem
         else:
             value, unfinished, problem = _from_json(path, file.read())
@@ -369,3 +371,13 @@ def _duration_ns(given: object) -> int:
 
 def _storable(text: str) -> str:
     return text[:_LONGEST_NAME].encode(errors="backslashreplace").decode()
+
+
+FORMAT = Format(
+    key="flight-recorder",
+    label="Flight Recorder dumps",
+    looks_like=looks_like,
+    read=lambda files, options: read_flight_recorder(files),
+    is_of_many=True,
+    tells=50,
+)

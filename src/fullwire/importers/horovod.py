@@ -31,6 +31,7 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
+from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans, Whole
@@ -107,14 +108,16 @@ class _Collective:
     end_ns: int
 
 
-def looks_like(beginning: bytes) -> bool:
+def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such a timeline."""
     text = beginning.lstrip()
-    return text[:1] == b"[" and (
+    is_one = text[:1] == b"[" and (
         b"start_time_since_epoch_in_micros" in text
         or b"NEGOTIATE_" in text
+        or b'"CYCLE_START"' in text
         or (b'"process_name"' in text and b'"process_sort_index"' in text)
     )
+    return LIKELY if is_one else UNLIKE
 
 
 def read_horovod(path: Path) -> Run:
@@ -361,3 +364,11 @@ def _spans(book: _Book, ranks: list[int], steps: Whole) -> Spans:
             [np.tile(steps[1:], len(ranks)), np.array([end for _, _, end in phases], np.int64)]
         ),
     )
+
+
+FORMAT = Format(
+    key="horovod",
+    label="Horovod timelines",
+    looks_like=looks_like,
+    read=lambda files, options: read_horovod(files[0]),
+)

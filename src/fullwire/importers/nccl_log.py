@@ -22,7 +22,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fullwire.errors import DamagedInput
-from fullwire.files import files_like, name_of, opened_plain
+from fullwire.files import name_of, opened_plain
+from fullwire.importers._format import POSSIBLE, UNLIKE, Format, Likeness
 from fullwire.run.facts import NO_FACTS, Facts, named
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Provenance, Run
@@ -41,6 +42,7 @@ _MESSAGE = re.compile(
 _COLOUR = re.compile(r"\x1b\[[\d;]{0,16}m")  # which launchers put around lines, for terminals
 _LONGEST_HOST = 255
 _PLAIN = "NCCL INFO "
+_A_LINE = re.compile(rb"NCCL INFO (?<!\SNCCL INFO )[\x20-\x7e]")  # searched from the words on
 _VERSION = re.compile(r"\b([NR]CCL) version\s*:?\s*(\d{1,3}\.\d{1,3}[\w.+-]*)", re.ASCII)
 # IBext is of NVIDIA's plugin, FastSocket of Google's; since 2.27 each communicator has its own.
 _NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (\S.{0,60}?)(?: to comm)?\s*$")
@@ -80,14 +82,9 @@ _SEEN_FROM = re.compile(r"((?:GPU|NIC|NET)/\S+) :")
 _SEEN = re.compile(r"(GPU/[\w-]{1,32}) \(\d+/(\d{1,6}\.\d{1,6})/(?:NVL|NVB)\)")
 
 
-def looks_like(beginning: bytes) -> bool:
+def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning holds such lines."""
-    return re.search(rb"(?:^|\s)NCCL INFO [\x20-\x7e]", beginning) is not None
-
-
-def logs_in(places: Sequence[Path]) -> list[Path]:
-    """Return the files among places, and those in directories that are such logs."""
-    return files_like(places, looks_like)
+    return POSSIBLE if _A_LINE.search(beginning) else UNLIKE
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> Run:
@@ -334,3 +331,14 @@ def _counted(counter: Counter[str]) -> str:
 def _rings(rings: Mapping[int, str]) -> str:
     """Return the orders in which rings go through the ranks, with how many go so."""
     return _counted(Counter(order[:_LONGEST_WORDS] for order in rings.values()))
+
+
+FORMAT = Format(
+    key="nccl-log",
+    label="NCCL's logs",
+    looks_like=looks_like,
+    read=lambda files, options: read_nccl_logs(files),
+    is_of_many=True,
+    tells=10,
+    beside=with_logs,
+)

@@ -21,6 +21,7 @@ import numpy as np
 from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
 from fullwire.files import lines_of, name_of
+from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness
 from fullwire.importers.nccl_log import log_facts, read_nccl_logs
 from fullwire.run.facts import NO_FACTS, Facts
 from fullwire.run.gaps import Gap, gaps_of
@@ -38,10 +39,10 @@ _RANK = re.compile(r"#\s+Rank\s+(\d{1,6})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^
 _PERF = re.compile(r"\b(\w+)_perf\b")
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
 _HEADING = re.compile(rb"#\s+size\s+count(?:\s+\(?elements\)?)?\s+type\s")
-# mpirun and srun put the rank before what it prints, even within a row.
+# mpirun and srun put the rank before what it prints, even within a row; srun pads it with spaces.
 # Kubernetes puts the time before a line.
 _TAGS = re.compile(
-    r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^\d{1,6}:"
+    r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^ {0,6}\d{1,7}:"
     r"|^\d{4}-\d\d-\d\d[T ][\d:.,]{8,20}(?:Z|[+-]\d\d:?\d\d)?) ?"
 )
 _WRONG = re.compile(r"# Out of bounds values : (\d{1,18}) FAILED")
@@ -56,6 +57,7 @@ _OPS = {
     "gather": "gather",
     "scatter": "scatter",
 }
+_REDUCTIONS = ("sum", "prod", "min", "max", "avg")
 _OF_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "gather", "scatter")
 
 
@@ -94,11 +96,11 @@ class Table:
         return tuple(sorted(slowest.items()))
 
 
-def looks_like(beginning: bytes) -> bool:
+def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is the output of nccl-tests."""
-    return _HEADING.search(beginning) is not None or any(
-        each in beginning for each in (b"# nThread ", b"# nThread: ", b"# Collective test starting")
-    )
+    begins = (b"# nThread ", b"# nThread: ", b"# Collective test starting")
+    has_table = _HEADING.search(beginning) is not None
+    return LIKELY if has_table or any(each in beginning for each in begins) else UNLIKE
 
 
 def read_table(path: Path) -> Table:
@@ -132,6 +134,7 @@ class _Reading:
         self._wrong = 0  # values that a validation found
         self._columns, self._row, self._rows = list[str](), list[str](), list[Row]()
         self._hosts: dict[int, str] = {}
+        self._reduces, self._has_root = False, False
 
     @property
     def has_rows(self) -> bool:
@@ -154,6 +157,8 @@ class _Reading:
             return
         words = text.split()
         if self._columns and _begins_row(words):
+            self._reduces |= words[3:4] != [] and words[3] in _REDUCTIONS
+            self._has_root |= words[4:5] != [] and words[4].isdigit()
             self._broken += not _keep(self._rows, self._row, self._columns)
             self._row = words
         elif self._row and len(self._row) < len(self._columns) + 8 and _are_numbers(words):
@@ -163,10 +168,16 @@ class _Reading:
         """Return what was read, if any row is whole."""
         self._broken += not _keep(self._rows, self._row, self._columns)
         if self._rows:
+            widest = max(self._rows, key=lambda row: row.bus_gb_s)
             op = self._op or _op(path.stem)
-            told = _ranks_told(op, max(self._rows, key=lambda row: row.bus_gb_s))
+            is_told = not op
+            if is_told:
+                op = _op_told(widest, len(self._hosts), self._reduces, self._has_root)
+            told = _ranks_told(op, widest)
             workers = len(self._hosts) or told or 1
             problems = [*_problems(self._broken, self._has_end, self._wrong)]
+            if is_told and op:
+                problems.append(f"its operation is not named: by its bandwidths {op}")
             if not self._hosts:
                 by = f"by their bandwidths {told}" if told else "taken for one"
                 problems.append(f"its ranks are not listed: {by}")
@@ -293,6 +304,22 @@ def _ranks_told(op: str, row: Row) -> int | None:
     return round(ranks) if abs(ranks - round(ranks)) + unsure < 0.5 else None
 
 
+def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
+    """Return the operation whose bus bandwidth is such a share of its algorithm's, if one is.
+
+    Of those that neither reduce nor have a root, several have the same share.
+    """
+    if ranks < 2 or row.bus_gb_s <= 0 or not (reduces or has_root):
+        return ""
+    share = row.bus_gb_s / row.algorithm_gb_s
+    unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
+    candidates: tuple[str, ...] = ("allreduce", "reducescatter")
+    if has_root:
+        candidates = ("reduce",) if reduces else ("broadcast",)
+    fits = [op for op in candidates if abs(bus_factor(op, ranks) - share) <= unsure]
+    return fits[0] if len(fits) == 1 else ""
+
+
 def _op(text: str) -> str:
     plain = text.lower().replace("_", "").replace("-", "")
     return next((op for word, op in _OPS.items() if word in plain), "")
@@ -305,3 +332,13 @@ def _problems(broken: int, has_end: bool, wrong: int) -> Iterator[str]:
         yield f"{broken} rows are not whole, and are left out"
     if not has_end:
         yield "it ends before its average, so sizes may be missing"
+
+
+FORMAT = Format(
+    key="nccl-tests",
+    label="tables of nccl-tests",
+    looks_like=looks_like,
+    read=lambda files, options: read_nccl_tests(files),
+    is_of_many=True,
+    tells=20,
+)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -27,11 +27,12 @@ import numpy as np
 
 from fullwire.collectives.cost import AddTimes
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.files import lines_of, name_of
+from fullwire.files import lines_of, name_of, path_of
+from fullwire.importers._format import CERTAIN, UNLIKE, Format, Likeness, Options
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Gradients, Provenance, Real, Run, Spans, Whole
-from fullwire.units import NUMBER, shown
+from fullwire.units import NUMBER, seconds, shown
 
 HEADER = "first line is for"
 _LONGEST_LINE = 1_000  # characters; a real line has some 30
@@ -61,9 +62,9 @@ class _Log(NamedTuple):
     has_end: bool
 
 
-def looks_like(beginning: bytes) -> bool:
+def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such a log."""
-    return beginning.startswith(HEADER.encode())
+    return CERTAIN if beginning.startswith(HEADER.encode()) else UNLIKE
 
 
 def read_netx(path: Path, *, step_time_s: float | None, reduce_cost: Path | None) -> Run:
@@ -228,3 +229,21 @@ def _gradients(ready_ns: Whole, sizes: Whole) -> Gradients:
     return Gradients(
         rank=none, step=none, order=np.arange(len(sizes)), bytes=sizes, ready_ns=ready_ns
     )
+
+
+def _read(files: Sequence[Path], options: Options) -> Run:
+    given, table = options.step_time, options.reduce_cost
+    return read_netx(
+        files[0],
+        step_time_s=None if given is None else seconds(given, "step time"),
+        reduce_cost=None if table is None else path_of(table, "reduce cost"),
+    )
+
+
+FORMAT = Format(
+    key="netx",
+    label="netx logs",
+    looks_like=looks_like,
+    read=_read,
+    options=("step_time", "reduce_cost"),
+)

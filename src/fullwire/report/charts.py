@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
-from fullwire.units import show_rate, show_time
+from fullwire.simulation.conditions import CONDITIONS
 
 if TYPE_CHECKING:
     import altair as alt
@@ -21,33 +21,7 @@ CURVE_POINTS = 120  # between the first and the last value of the horizontal axi
 MOST_MARKS = 50_000  # what a browser still draws without stopping
 _INK, _FAINT = "#1f2933", "#d9dee4"
 COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#2e8b57", "#6c5b9e", "#8c6d46", "#4a5568"]
-# Conditions in the order in which they make a good horizontal axis; the named ones have no scale.
-_NAMED = ("transport", "buckets", "algorithm", "jitter", "codec")
-_ACROSS = (
-    "bandwidth_bps",
-    "workers",
-    "compression",
-    "latency_s",
-    "accumulate",
-    "local_steps",
-    *_NAMED,
-)
 MOST_VARYING = 4  # across, by colour, in columns and in rows
-_TITLES = {
-    "bandwidth_bps": "bandwidth (Gbps)",
-    "workers": "workers",
-    "compression": "compression ratio",
-    "latency_s": "latency (us)",
-    "run": "",
-    "buckets": "buckets",
-    "algorithm": "algorithm",
-    "transport": "transport",
-    "codec": "compressor",
-    "accumulate": "passes between sends",
-    "local_steps": "local steps",
-    "jitter": "jitter",
-}
-_SCALES = {"bandwidth_bps": 1e-9, "latency_s": 1e6}
 
 
 def check_plot_path(path: Path) -> None:
@@ -72,7 +46,10 @@ def _scaling_chart(result: WhatIf) -> alt.Chart:
     import altair as alt
 
     axes = _varying(result)
-    across = max(_ACROSS, key=lambda axis: (len(axes.get(axis, ())), -_ACROSS.index(axis)))
+    across = max(
+        (each for each in CONDITIONS.values() if each.across),
+        key=lambda each: (len(axes.get(each.axis, ())), each.across),
+    ).axis
     others = [axis for axis in axes if axis != across]
     if len(axes) > MOST_VARYING:
         raise UsageError(
@@ -109,31 +86,28 @@ def _rows(table: Predictions, columns: list[str], *, asked: bool) -> list[dict[s
     """Return points as plain values; what separates lines and panels becomes text."""
     shown: dict[str, list[Any]] = {"scaling": table["scaling_factor"].tolist()}
     for number, name in enumerate(columns):
-        is_scale = number == 0 and name not in _NAMED
+        is_scale = number == 0 and CONDITIONS[name].scale is not None
         shown[name] = _scaled(table, name) if is_scale else _labels(table, name)
     shown["asked"] = [asked] * len(table)
     return [dict(zip(shown, row, strict=True)) for row in zip(*shown.values(), strict=True)]
 
 
 def _scaled(table: Predictions, name: str) -> list[float]:
-    return [value * _SCALES.get(name, 1) for value in table[name].tolist()]
+    scale = CONDITIONS[name].scale or 1
+    return [value * scale for value in table[name].tolist()]
 
 
 def _labels(table: Predictions, name: str) -> list[str]:
     if name != "codec":
-        return [_worded(name, value) for value in table[name].tolist()]
+        return [_label(name, value) for value in table[name].tolist()]
     pairs = zip(table["codec"].tolist(), table["compression"].tolist(), strict=True)
-    return [codec or _worded("compression", ratio) for codec, ratio in pairs]
+    return [codec or _label("compression", ratio) for codec, ratio in pairs]
 
 
-def _worded(name: str, value: Any) -> str:
-    if name == "bandwidth_bps":
-        return show_rate(value)
-    if name == "workers":
-        return f"{value} workers"
-    if name == "latency_s":
-        return f"latency {show_time(value)}"
-    return f"{value:g}x compression" if name == "compression" else str(value)
+def _label(name: str, value: Any) -> str:
+    """Return a number in words, and a name as it is: the title says of what it is."""
+    condition = CONDITIONS[name]
+    return str(value) if condition.scale is None else condition.worded(value)
 
 
 def _lines(
@@ -142,19 +116,21 @@ def _lines(
     import altair as alt
 
     encoding: dict[str, Any] = {
-        "x": _categories(across) if across in _NAMED else _numbers(across, values),
+        "x": _categories(across) if CONDITIONS[across].scale is None else _numbers(across, values),
         "y": alt.Y("scaling:Q", title="scaling factor", scale=alt.Scale(domain=[0, 1], nice=False)),
         "tooltip": alt.Tooltip("scaling:Q", format=".4f"),
     }
     if colour:
-        title = _TITLES[colour].partition(" (")[0]
+        title = CONDITIONS[colour].title.partition(" (")[0]
         scale = alt.Scale(range=COLOURS)
         encoding["color"] = alt.Color(f"{colour}:N", title=title, sort=None, scale=scale)
     else:
         encoding["color"] = alt.value(COLOURS[0])
     dots = chart.mark_point(size=45, filled=True, opacity=1).encode(**encoding)
     layers = dots.transform_filter("datum.asked")
-    if across not in _NAMED:  # between names there is nothing that a line could stand for
+    if (
+        CONDITIONS[across].scale is not None
+    ):  # between names there is nothing that a line could stand for
         layers = chart.mark_line(strokeWidth=2.5).encode(**encoding) + layers
     if result.targets is not None:
         layers += _target_rule(chart, result.targets.scaling_factor)
@@ -173,19 +149,20 @@ def _categories(across: str) -> alt.X:
     import altair as alt
 
     axis = alt.Axis(labelAngle=-25, grid=True)  # names may be long
-    return alt.X(f"{across}:N", title=_TITLES[across], sort=None, axis=axis)
+    return alt.X(f"{across}:N", title=CONDITIONS[across].title, sort=None, axis=axis)
 
 
 def _numbers(across: str, values: Sequence[Any]) -> alt.X:
     """Make a horizontal axis with a tick for each value that was asked, if they are few."""
     import altair as alt
 
-    numbers = [float(getattr(value, "ratio", value)) * _SCALES.get(across, 1) for value in values]
+    scale = CONDITIONS[across].scale or 1
+    numbers = [float(getattr(value, "ratio", value)) * scale for value in values]
     is_wide = len(numbers) > 2 and max(numbers) > 12 * min(numbers) > 0
     few = 0 < len(numbers) <= 12
     return alt.X(
         f"{across}:Q",
-        title=_TITLES[across],
+        title=CONDITIONS[across].title,
         scale=alt.Scale(type="log" if is_wide else "linear", nice=False),
         axis=alt.Axis(values=numbers, format=",.4~r") if few else alt.Axis(),
     )
@@ -235,24 +212,13 @@ def _headline(result: WhatIf, varying: set[str]) -> str:
 
 def _caption(result: WhatIf, varying: set[str]) -> str:
     table = result.predictions
-    said = []
-    # what everyone assumes
-    unsaid = {
-        "compression": 1,
-        "latency_s": 0,
-        "accumulate": 1,
-        "local_steps": 1,
-        "jitter": "recorded",
-    }
-    for name in ("workers", "bandwidth_bps", *unsaid):
-        if name not in varying and table[name][0] != unsaid.get(name):
-            said.append(_worded(name, table[name][0]))
-    said += [
-        f"{label} {table[name][0]}"
-        for name, label in (("transport", "transport"), ("buckets", "buckets"), ("algorithm", ""))
-        if name not in varying
+    said = [
+        condition.worded(table[axis][0])
+        for axis, condition in CONDITIONS.items()
+        if axis != "run" and axis not in varying and axis in table.names()
+        if table[axis][0] != condition.usual
     ]
-    return ", ".join(each.strip() for each in said)
+    return ", ".join(said)
 
 
 def save(chart: alt.Chart, path: Path) -> None:

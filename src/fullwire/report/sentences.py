@@ -8,8 +8,11 @@ from itertools import groupby
 
 from fullwire.answers.suspects import Suspect, Suspicion
 from fullwire.answers.whatif import WhatIf
+from fullwire.simulation.conditions import CONDITIONS
 from fullwire.simulation.target import LEAST_BPS, Reached, Targets
 from fullwire.units import show_rate, show_time
+
+_SEARCHED = ("bandwidth_bps", "compression", "codec")  # of which the least is found
 
 
 def target_sentences(result: WhatIf) -> tuple[str, ...]:
@@ -77,17 +80,10 @@ def _by_label(reached: Sequence[Reached], varying: set[str]) -> dict[str, list[R
 
 def _label(case: Reached, varying: set[str]) -> str:
     parts = [case.run, f"{case.workers} worker" + ("s" if case.workers > 1 else "")]
-    parts += [str(getattr(case, axis)) for axis in ("buckets", "algorithm") if axis in varying]
-    if "transport" in varying:
-        parts.append(f"transport {case.transport}")
-    if "latency_s" in varying:
-        parts.append(f"latency {show_time(case.latency_s)}")
-    if "accumulate" in varying:
-        parts.append(f"gradients of {case.accumulate} passes")
-    if "local_steps" in varying:
-        parts.append(f"local steps {case.local_steps}")
-    if "jitter" in varying:
-        parts.append(f"jitter {case.jitter}")
+    others = [each for each in CONDITIONS if each in varying - {"run", "workers", *_SEARCHED}]
+    parts += [
+        CONDITIONS[axis].worded(getattr(case, axis)) for axis in others if hasattr(case, axis)
+    ]
     return ", ".join(parts)
 
 

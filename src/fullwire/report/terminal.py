@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fullwire.simulation.conditions import CONDITIONS
 from fullwire.units import show_bytes, show_rate, show_time, visible
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
     names = [*varying, "step_s", "scaling_factor", "network_utilization"]
     columns = {name: table[name][shown].tolist() for name in names}
     rows = [[_cell(name, columns[name][number]) for name in names] for number in range(len(shown))]
-    headings = [_HEADINGS[name] for name in names]
+    headings = [_heading(name) for name in names]
     if result.has_intervals:
         place = len(varying) + 1  # beside the step
         headings.insert(place, "interval")
@@ -69,13 +70,7 @@ def _print_worth(result: WhatIf, chosen: Sequence[Best]) -> None:
 def _worth(one: Instead) -> str:
     """Say what another value of one condition would change."""
     value = one.instead if isinstance(one.instead, int | float) else str(one.instead)
-    if one.condition == "workers":
-        said = f"{value} workers"
-    elif one.condition in ("bandwidth_bps", "algorithm"):
-        said = _cell(one.condition, value)
-    else:
-        said = f"{_HEADINGS[one.condition]} {_cell(one.condition, value)}"
-    return f"{said}: {one.change:+.1%}"
+    return f"{CONDITIONS[one.condition].worded(value)}: {one.change:+.1%}"
 
 
 def _tuning_sentence(each: Tuned) -> str:
@@ -201,36 +196,23 @@ def _print_tuning(result: TunedTime) -> None:
     print_table(["bytes", "cheapest", *names], rows, texts={"cheapest"})
 
 
-_HEADINGS = {
-    "run": "run",
-    "buckets": "buckets",
-    "algorithm": "algorithm",
-    "transport": "transport",
-    "latency_s": "latency",
-    "accumulate": "accumulate",
-    "local_steps": "local steps",
-    "jitter": "jitter",
-    "workers": "workers",
-    "bandwidth_bps": "bandwidth",
-    "compression": "compression",
-    "codec": "codec",
+_MEASURES = {
     "step_s": "step",
     "scaling_factor": "scaling factor",
     "network_utilization": "network used",
 }
 
 
-def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, str]]:
+def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, object]]:
     """Tell the conditions that vary, which become columns, from those said once above."""
     varying: list[str] = []
-    fixed: dict[str, str] = {}
+    fixed: dict[str, object] = {}
     for axis, values in result.predictions.axes.items():
         names = _columns_of(axis, values)
         if len(values) > 1:
             varying += names
         else:
-            first = {name: result.predictions[name][0] for name in names}
-            fixed |= {name: _cell(name, value) for name, value in first.items()}
+            fixed |= {name: result.predictions[name][0] for name in names}
     return varying, fixed
 
 
@@ -241,36 +223,26 @@ def _columns_of(axis: str, values: Sequence[object]) -> list[str]:
     return ["compression", "codec"] if costly else ["compression"]
 
 
-def _conditions(fixed: dict[str, str]) -> str:
+def _conditions(fixed: Mapping[str, object]) -> str:
+    """State the conditions that do not vary, but for those that everyone assumes."""
     said = [
-        fixed.get("run", ""),
-        f"{fixed['workers']} workers" if "workers" in fixed else "",
-        fixed.get("bandwidth_bps", ""),
-        f"{fixed['compression']} compression" if fixed.get("compression", "1x") != "1x" else "",
-        f"buckets {fixed['buckets']}" if "buckets" in fixed else "",
-        fixed.get("algorithm", ""),
-        f"transport {fixed['transport']}" if "transport" in fixed else "",
-        f"latency {fixed['latency_s']}" if fixed.get("latency_s", "0 s") != "0 s" else "",
-        f"gradients of {fixed['accumulate']} passes" if fixed.get("accumulate", "1") != "1" else "",
-        f"{fixed['local_steps']} local steps" if fixed.get("local_steps", "1") != "1" else "",
-        f"jitter {fixed['jitter']}" if fixed.get("jitter", "recorded") != "recorded" else "",
+        condition.worded(fixed[axis])
+        for axis, condition in CONDITIONS.items()
+        if axis in fixed and fixed[axis] != condition.usual
     ]
-    return ", ".join(each for each in said if each)
+    return ", ".join(said)
 
 
-def _cell(name: str, value: object) -> str:
-    if isinstance(value, str | None):
-        return value or "free"
-    number = float(value)  # type: ignore[arg-type]
-    if name in ("step_s", "latency_s"):
-        return show_time(number)
-    if name == "bandwidth_bps":
-        return show_rate(number)
-    if name == "compression":
-        return f"{number:.4g}x"
-    if name == "scaling_factor":
-        return f"{number:.4f} {_bar(number)}"
-    return f"{number:.1%}" if name == "network_utilization" else f"{number:g}"
+def _heading(name: str) -> str:
+    return _MEASURES[name] if name in _MEASURES else CONDITIONS[name].heading
+
+
+def _cell(name: str, value: Any) -> str:
+    if name in CONDITIONS:
+        return CONDITIONS[name].show(value)
+    if name == "step_s":
+        return show_time(value)
+    return f"{value:.4f} {_bar(value)}" if name == "scaling_factor" else f"{value:.1%}"
 
 
 def _bar(share: float) -> str:

@@ -164,7 +164,7 @@ class Predictions:
         if name == "compression":
             return self._along("codec", [each.ratio for each in self.axes["codec"]])
         if name == "codec":
-            shown = [None if each.is_free else str(each) for each in self.axes["codec"]]
+            shown = [None if each.is_free else each.label for each in self.axes["codec"]]
             return self._along("codec", shown)
         if name in ("transport", "buckets", "jitter"):
             return self._along(name, [str(each) for each in self.axes[name]])
@@ -174,8 +174,16 @@ class Predictions:
 
     def names(self) -> tuple[str, ...]:
         """Name the columns in the order in which they are shown."""
-        axes = (*AXES[:-1], "compression", "codec")
-        return (*axes, "step_s", "baseline_step_s", "backward_s", *MEASURES[1:])
+        axes = [axis for axis in self.axes if axis != "codec"]
+        return (
+            *axes,
+            "compression",
+            "codec",
+            "step_s",
+            "baseline_step_s",
+            "backward_s",
+            *MEASURES[1:],
+        )
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return all columns by name, as a data frame takes them."""

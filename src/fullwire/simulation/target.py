@@ -143,7 +143,7 @@ class _Search:
                 workers=workers,
                 bandwidth_bps=_or_none(least[row, 0, column]),
                 compression=compressor.ratio,
-                codec=None if compressor.is_free else str(compressor),
+                codec=None if compressor.is_free else compressor.label,
             )
             for row, workers in enumerate(self.grid.workers)
             for column, compressor in enumerate(self.grid.compressors)

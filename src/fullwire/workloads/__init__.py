@@ -4,7 +4,8 @@
 ready, and how long forward, backward and optimizer take. Sizes, names and order are facts about
 the models of torchvision and Hugging Face; the times are modelled. A gradient has 4 bytes per
 element on every device, also where autocast computes in 16 bits. A batch other than the usual one
-is part of the name: "resnet50@v100:64". `memory.py` says what a step needs of a device's memory.
+is part of the name: "resnet50@v100:64". Each file of `models/` is a network, or a family of them;
+`memory.py` says what a step needs of a device's memory.
 
 A layer's pass takes as long as the slower of its arithmetic and its memory traffic (a roofline),
 both counted from its shapes, each at one share of the device's peak. Convolutions and linear
@@ -30,22 +31,23 @@ and model (DeepLearningExamples, larger batch), we have 333, they had 250.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
-from fullwire.workloads import language, vision
+from fullwire.registry import Registry
 from fullwire.workloads.devices import DEVICES, Device
 from fullwire.workloads.layers import FP32_BYTES, Layer, Parameter, Work
 from fullwire.workloads.memory import Memory, memory
-from fullwire.workloads.optimizers import ADAM, SGD, Optimizer
+from fullwire.workloads.optimizers import Optimizer
+from fullwire.workloads.recipe import Recipe
 
 MOST_SAMPLES = 1_000_000
+RECIPES = Registry(Recipe, "fullwire.workloads.models", name="MODEL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,70 +171,6 @@ def _column(values: list[int]) -> NDArray[np.int64]:
     return column
 
 
-class _Recipe(NamedTuple):
-    title: str
-    sample: str
-    samples: int
-    optimizer: Optimizer
-    layers: Callable[[], Iterator[Layer]]
-
-
-def _pictures(title: str, layers: Callable[[], Iterator[Layer]], side: int = 224) -> _Recipe:
-    # 32 for each worker, as in the paper
-    return _Recipe(title, f"image of {side} x {side}", 32, SGD, layers)
-
-
-def _text(title: str, samples: int, length: int, layers: Callable[[], Iterator[Layer]]) -> _Recipe:
-    return _Recipe(title, f"sequence of {length}", samples, ADAM, layers)
-
-
-_RECIPES = {
-    "vgg16": _pictures("VGG16 (torchvision)", lambda: vision.vgg((2, 2, 3, 3, 3))),
-    "vgg19": _pictures("VGG19 (torchvision)", lambda: vision.vgg((2, 2, 4, 4, 4))),
-    "resnet50": _pictures("ResNet-50 (torchvision)", lambda: vision.resnet((3, 4, 6, 3))),
-    "resnet101": _pictures("ResNet-101 (torchvision)", lambda: vision.resnet((3, 4, 23, 3))),
-    "densenet121": _pictures(
-        "DenseNet-121 (torchvision)", lambda: vision.densenet((6, 12, 24, 16))
-    ),
-    "inceptionv3": _pictures(
-        "InceptionV3 without its auxiliary classifier (torchvision)",
-        lambda: vision.inception(with_auxiliary=False),
-        side=299,
-    ),
-    "inceptionv3-aux": _pictures(
-        "InceptionV3 with its auxiliary classifier (torchvision)",
-        lambda: vision.inception(with_auxiliary=True),
-        side=299,
-    ),
-    "mobilenet": _pictures("MobileNet v1 (Keras)", vision.mobilenet),
-    "mobilenetv2": _pictures("MobileNetV2 (torchvision)", vision.mobilenet_v2),
-    "bert-large": _text(
-        "BERT-large, uncased, pre-training (Hugging Face)",
-        8,
-        512,
-        lambda: language.bert(layers=24, width=1024, length=512),
-    ),
-    "gpt2": _text(
-        "GPT-2 124M (Hugging Face)",
-        8,
-        1024,
-        lambda: language.gpt2(layers=12, width=768, length=1024),
-    ),
-    "gpt2-xl": _text(
-        "GPT-2 XL 1.5B (Hugging Face)",
-        8,
-        1024,
-        lambda: language.gpt2(layers=48, width=1600, length=1024),
-    ),
-    "llama3-8b": _text(
-        "Llama 3 8B (Hugging Face)",
-        1,
-        8192,
-        lambda: language.llama3(layers=32, width=4096, inner=14336, shared_heads=4, length=8192),
-    ),
-}
-
-
 class _Models(Mapping[str, Model]):
     """Models by name, each built when first asked for: importing this module stays cheap."""
 
@@ -240,17 +178,17 @@ class _Models(Mapping[str, Model]):
         return _model(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_RECIPES)
+        return iter(RECIPES)
 
     def __len__(self) -> int:
-        return len(_RECIPES)
+        return len(RECIPES)
 
 
 @cache
 def _model(name: str) -> Model:
-    recipe = _RECIPES[name]
+    recipe = RECIPES[name]
     return Model(
-        name=name,
+        name=recipe.key,
         title=recipe.title,
         sample=recipe.sample,
         samples=recipe.samples,

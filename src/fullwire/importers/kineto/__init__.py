@@ -1,7 +1,59 @@
 """Traces of the PyTorch profiler (Kineto): CUDA, ROCm or CPU only, one rank or thousands."""
 
-from fullwire.importers.kineto.assemble import read_kineto, traces_in
-from fullwire.importers.kineto.fleet import import_kineto
-from fullwire.importers.kineto.scan import looks_like
+from __future__ import annotations
 
-__all__ = ["import_kineto", "looks_like", "read_kineto", "traces_in"]
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness, Options, Writing
+
+if TYPE_CHECKING:
+    from fullwire.run.run import Run
+
+_SOON_BYTES = 4096  # in which keys count that files of others may have, too
+_KEYS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"schemaVersion"')
+
+
+def looks_like(beginning: bytes) -> Likeness:
+    """Say whether a file with this beginning is a Kineto trace: metadata may come before events."""
+    soon = beginning[:_SOON_BYTES].lstrip()
+    if soon[:1] != b"{":
+        return UNLIKE
+    is_one = any(key in soon for key in _KEYS) or b'"traceEvents"' in beginning
+    return LIKELY if is_one else UNLIKE
+
+
+def _read(paths: Sequence[Path], options: Options) -> Run:
+    from fullwire.importers.kineto.assemble import read_kineto  # here: it loads the native scanner
+
+    return read_kineto(paths, communication=options.communication)
+
+
+def _write(paths: Sequence[Path], options: Options, writing: Writing) -> Path:
+    from fullwire.importers.kineto.fleet import import_kineto
+
+    return import_kineto(
+        paths,
+        writing.output,
+        communication=options.communication,
+        logs=writing.logs,
+        left_out=writing.left_out,
+        processes=writing.processes,
+        on=writing.on,
+        replace=writing.replace,
+        told=writing.told,
+    )
+
+
+FORMAT = Format(
+    key="kineto",
+    label="profiler traces",
+    looks_like=looks_like,
+    read=_read,
+    is_of_many=True,
+    searches_directories=True,
+    tells=60,
+    options=("communication",),
+    write=_write,
+)

@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from fullwire.errors import DamagedInput
-from fullwire.files import files_in, files_like, name_of
+from fullwire.files import files_in, name_of
+from fullwire.importers._recognise import files_among
+from fullwire.importers.kineto import FORMAT
 from fullwire.importers.kineto.clocks import Clocks, Ends, clocks_of, ends_of
 from fullwire.importers.kineto.collectives import numbered
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
-from fullwire.importers.kineto.scan import looks_like, scanned
+from fullwire.importers.kineto.scan import scanned
 from fullwire.run.facts import Facts, Pairs
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans, Whole
@@ -272,7 +274,7 @@ def traces_in(directory: Path) -> list[Path]:
             for part in re.split(r"([0-9]{1,18})", str(path))
         ]
     )
-    return named or files_like([directory], looks_like)
+    return named or files_among(FORMAT, [directory])
 
 
 def trace_files(paths: Iterable[Path]) -> Iterator[Path]:

@@ -104,14 +104,6 @@ def last_around(
     return found
 
 
-def looks_like(beginning: bytes) -> bool:
-    """Say whether a file with this beginning is a Kineto trace."""
-    if beginning.lstrip()[:1] != b"{":
-        return False
-    keys = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"schemaVersion"')
-    return any(key in beginning for key in keys)
-
-
 def scanned(path: Path) -> Trace:
     """Read one file."""
     scanner = KinetoScanner(_MOST_VALUE_BYTES)

@@ -1,0 +1,218 @@
+"""What the paths that somebody gives are: runs, workloads, or traces of which format."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import (
+    MOST_SNIFFED_BYTES,
+    SNIFFED_BYTES,
+    beginning_of,
+    files_in,
+    files_like,
+    name_of,
+    path_of,
+    refuse_packed,
+)
+from fullwire.importers._format import CERTAIN, Format
+from fullwire.packed import unpacked_elsewhere
+from fullwire.units import shown
+
+RUN, WORKLOAD = "run", "workload"  # which are no foreign files
+_ARCHIVE = "archives"  # and what is packed in a way that is not unpacked here
+_MOST_NAMED = 5  # files, in a sentence
+_MOST_SNIFFED = 1_000  # files of a directory, to find out what they are: some 0.1 ms each
+
+
+class Given(NamedTuple):
+    """What somebody wants read: of one kind, with NCCL's logs and what is left out beside it."""
+
+    kind: str
+    traces: list[Path]
+    beside: list[Path]
+    left_out: list[str]
+
+
+def given(
+    formats: Mapping[str, Format], where: str, paths: Sequence[str | Path], format: str | None
+) -> Given:
+    """Say what the paths are, which hold it, and what they hold besides."""
+    places = [path_of(each, where) for each in paths]
+    found = [[format] if format else kinds_of(formats, place) for place in places]
+    kinds = [each[0] for each in found]
+    kind = next((each for each in kinds if not _is_companion(formats, each)), kinds[0])
+    _refuse_mixed(formats, places, kinds, kind)
+    traces = [place for place, each in zip(places, kinds, strict=True) if each == kind]
+    others = zip(places, found, strict=True)
+    return Given(
+        kind,
+        traces,
+        [place for place in places if place not in traces],
+        [each for pair in others for each in _left_out(formats, *pair, kind)],
+    )
+
+
+def check_name(formats: Mapping[str, Format], format: object) -> None:
+    """Refuse the name of a format that nobody knows."""
+    if not isinstance(format, str) or format not in (RUN, WORKLOAD, *formats):
+        known = ", ".join((RUN, WORKLOAD, *formats))
+        raise UsageError(f"format: expected one of {known}, got {shown(format)}")
+
+
+def files_among(format: Format, places: Sequence[Path]) -> list[Path]:
+    """Return the files of a format: those given, and those in directories that look like it."""
+    return files_like(places, lambda path: _looks_like(path, format))
+
+
+def files_of(format: Format, places: Sequence[Path]) -> list[Path]:
+    """Return the files that make a run of a format: one or more, or just one."""
+    files = files_among(format, places)
+    if not files:
+        raise DamagedInput(places[0], f"a folder without {format.label}")
+    if not format.is_of_many and len(files) != 1:
+        named = ", ".join(name_of(each.name) for each in files[:_MOST_NAMED])
+        more = ", ..." if len(files) > _MOST_NAMED else ""
+        raise UsageError(
+            f"{places[0]}: one file makes a run of a {format.key}, and here are {len(files)}: "
+            f"{named}{more}"
+        )
+    return files
+
+
+def kinds_of(formats: Mapping[str, Format], path: Path) -> list[str]:
+    """Return what a path is; a directory may be of several kinds, of which the first counts."""
+    try:
+        is_directory = path.is_dir()
+        is_there = is_directory or path.exists()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    if is_directory:
+        return _of_directory(formats, path)
+    if is_there:
+        return [_of_file(formats, path)]
+    if "@" in str(path):
+        return [WORKLOAD]
+    _refuse_unfinished(path, path.with_name(f"{path.name}.recording"))
+    raise UsageError(f"{path}: there is no such file, and no built-in workload of this name")
+
+
+def _is_companion(formats: Mapping[str, Format], kind: str) -> bool:
+    """Say whether files of this kind add to others; the two kinds that are no formats do not."""
+    return kind not in (RUN, WORKLOAD) and formats[kind].beside is not None
+
+
+def _left_out(
+    formats: Mapping[str, Format], place: Path, found: Sequence[str], kind: str
+) -> Iterator[str]:
+    """Say what else is in a directory: NCCL's logs are used beside anything, others are not."""
+    others = sorted(
+        each for each in {*found} - {kind} if each == _ARCHIVE or not _is_companion(formats, each)
+    )
+    if others:
+        yield (
+            f"{name_of(place)}: left out is what else is in it ({', '.join(others)}): a run is "
+            f"made of one kind, here {kind}"
+        )
+
+
+def _refuse_mixed(
+    formats: Mapping[str, Format], places: Sequence[Path], kinds: Sequence[str], kind: str
+) -> None:
+    """Refuse files that do not make one run together."""
+    for place, each in zip(places, kinds, strict=True):
+        if each != kind and not _is_companion(formats, each):
+            raise UsageError(f"read: {places[0]} is a {kinds[0]}, and {place} is a {each}")
+    count = sum(each == kind for each in kinds)
+    is_of_many = kind not in (RUN, WORKLOAD) and formats[kind].is_of_many
+    if not is_of_many and count > 1:
+        raise UsageError(f"read: one file makes a run of a {kind}, got {count}")
+
+
+def _of_directory(formats: Mapping[str, Format], path: Path) -> list[str]:
+    """Return what a directory is of: of several formats, first the one that tells most of a job."""
+    from fullwire.run.store import is_run
+
+    if is_run(path):
+        return [RUN]
+    some = list(itertools.islice(files_in(path), _MOST_SNIFFED))
+    found = {_kind_of_file(formats, file) for file in some} - {""}
+    if not found - {_ARCHIVE}:
+        _refuse_unfinished(path, path)
+        refuse_packed(some)
+        which = "" if len(some) < _MOST_SNIFFED else f", by its first {len(some):,} files"
+        raise DamagedInput(
+            path, f"neither a run nor a folder of {_in_words(formats.values())}{which}"
+        )
+    tells = {_ARCHIVE: -1, **{key: each.tells for key, each in formats.items()}}
+    return sorted(found, key=lambda kind: (-tells[kind], kind))
+
+
+def _refuse_unfinished(path: Path, recording: Path) -> None:
+    """Say what makes a run of a recording, if there is one."""
+    if any(recording.glob("*.journal")):
+        raise UsageError(
+            f"{path}: no run yet, only its recording, which goes on or was interrupted: "
+            f"`fullwire join {recording} -o NAME.run` makes a run of it"
+        )
+
+
+def _of_file(formats: Mapping[str, Format], path: Path) -> str:
+    kind = _kind_of_file(formats, path)
+    if kind == _ARCHIVE:
+        refuse_packed([path])
+    if kind:
+        return kind
+    if not beginning_of(path):
+        raise DamagedInput(path, "the file is empty")
+    from fullwire.run.store import is_run
+
+    if is_run(path.parent):
+        raise UsageError(f"{path}: it is part of a run: name the folder, {path.parent}")
+    known = _in_words(formats.values())
+    raise DamagedInput(path, f"none of the formats that are read: a run, {known}")
+
+
+def _kind_of_file(formats: Mapping[str, Format], path: Path) -> str:
+    """Return what a file is, by its beginning; text that says nothing yet is read further."""
+    beginning = beginning_of(path)
+    kind = _by_beginning(formats, beginning)
+    if kind or not _may_say_later(beginning):
+        return kind
+    return _by_beginning(formats, beginning_of(path, MOST_SNIFFED_BYTES))
+
+
+def _looks_like(path: Path, format: Format) -> bool:
+    beginning = beginning_of(path)
+    if format.looks_like(beginning).score:
+        return True
+    if not _may_say_later(beginning):
+        return False
+    return format.looks_like(beginning_of(path, MOST_SNIFFED_BYTES)).score > 0
+
+
+def _may_say_later(beginning: bytes) -> bool:
+    """Say whether a beginning is text that goes on: what is not text says at once what it is."""
+    return len(beginning) >= SNIFFED_BYTES and b"\0" not in beginning
+
+
+def _by_beginning(formats: Mapping[str, Format], beginning: bytes) -> str:
+    """Return the format that a beginning looks like most; of equals, the first."""
+    if unpacked_elsewhere(beginning):
+        return _ARCHIVE  # whose members would be taken for it
+    best, kind = 0.0, ""
+    for key, each in formats.items():
+        score = each.looks_like(beginning).score
+        if score > best:
+            best, kind = score, key
+        if score >= CERTAIN.score:
+            break
+    return kind
+
+
+def _in_words(formats: Iterable[Format]) -> str:
+    *labels, last = (each.label for each in formats)
+    return f"{', '.join(labels)}, or {last}"

@@ -1,0 +1,124 @@
+"""A registry: the entries of a folder, one file each, and those that other packages add.
+
+A file of the folder holds an entry under a stated name (`FORMAT = Format(key="netx", ...)`), or a
+tuple of related ones. The entry `nccl-log` lives in `nccl_log.py`; a relative may live beside it.
+A file whose name begins with an underscore is a piece that entries share. `keys_in` lists the files
+and loads none of them; asking for one entry loads its file only.
+
+An installed package adds an entry with an entry point: its group is the registry's, its name is the
+key, and its value names the entry (`acme = "acme_traces:FORMAT"`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from fullwire.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+class Keyed(Protocol):
+    """What an entry needs: the name by which people ask for it."""
+
+    @property
+    def key(self) -> str:
+        """Return the key."""
+
+
+EntryT = TypeVar("EntryT", bound=Keyed)
+
+
+class Registry(Mapping[str, EntryT]):
+    """Entries of one type by key: those of a folder in the order of its files, then others."""
+
+    def __init__(
+        self, of: type[EntryT], folder: str, *, name: str, group: str | None = None
+    ) -> None:
+        """Say what entries are, which package holds them, and under which name in a file."""
+        self._type = of
+        self._folder = folder
+        self._name = name
+        self._group = group
+        self._loaded: dict[str, tuple[EntryT, ...]] = {}  # by file
+
+    def __getitem__(self, key: str) -> EntryT:
+        """Return an entry, and load its own file only."""
+        if (file := key.replace("-", "_")) in self._files:
+            for entry in self._of_file(file):
+                if entry.key == key:
+                    return entry
+        if key in self._outside:
+            return self._of_package(self._outside[key])
+        return self._by_key[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through all keys; this loads all entries."""
+        return iter(self._by_key)
+
+    def __len__(self) -> int:
+        """Count the entries."""
+        return len(self._by_key)
+
+    @cached_property
+    def _files(self) -> tuple[str, ...]:
+        return tuple(key.replace("-", "_") for key in keys_in(self._folder))
+
+    @cached_property
+    def _outside(self) -> dict[str, EntryPoint]:
+        if self._group is None:
+            return {}
+        from importlib.metadata import entry_points  # here: it takes longer than all else
+
+        return {point.name: point for point in entry_points(group=self._group)}
+
+    @cached_property
+    def _by_key(self) -> dict[str, EntryT]:
+        entries = [entry for file in self._files for entry in self._of_file(file)]
+        by_key = {entry.key: entry for entry in entries}
+        if len(by_key) < len(entries):
+            raise ValueError(f"{self._folder}: two entries have one key")
+        for key, point in self._outside.items():
+            if key in by_key:
+                raise UsageError(f"{_origin(point)}: fullwire has its own {key!r}: choose a name")
+            by_key[key] = self._of_package(point)
+        return by_key
+
+    def _of_file(self, file: str) -> tuple[EntryT, ...]:
+        if file not in self._loaded:
+            held = getattr(importlib.import_module(f"{self._folder}.{file}"), self._name)
+            self._loaded[file] = held if isinstance(held, tuple) else (held,)
+        return self._loaded[file]
+
+    def _of_package(self, point: EntryPoint) -> EntryT:
+        """Load what another package adds; its mistakes are told with its name."""
+        try:
+            entry = point.load()
+        except (ImportError, AttributeError) as error:
+            raise UsageError(f"{_origin(point)}: cannot be loaded: {error}") from error
+        if not isinstance(entry, self._type):
+            raise UsageError(
+                f"{_origin(point)}: expected a {self._type.__name__}, got {type(entry).__name__}"
+            )
+        if entry.key != point.name:
+            raise UsageError(f"{_origin(point)}: its entry has another key, {entry.key!r}")
+        return entry
+
+
+def keys_in(folder: str) -> tuple[str, ...]:
+    """Return the key that each file of a folder stands for; this loads nothing, so help may."""
+    found = importlib.util.find_spec(folder)
+    places = (found and found.submodule_search_locations) or ()
+    names = sorted(module.name for module in pkgutil.iter_modules(places))
+    return tuple(name.replace("_", "-") for name in names if not name.startswith("_"))
+
+
+def _origin(point: EntryPoint) -> str:
+    package = "" if point.dist is None else f" of {point.dist.name}"
+    return f"entry point {point.group}: {point.name} = {point.value}{package}"

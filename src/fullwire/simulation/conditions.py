@@ -1,0 +1,237 @@
+"""The conditions that a what-if varies: one record each, from which every view takes its words.
+
+The terminal, charts, sentences and the command line read this table, in the order in which people
+state conditions. A `Change` is all that a condition needs which makes another step of the recorded
+one: it brings its option, its column and its effect, and nothing else has to know of it. The other
+conditions are axes of the engine itself (`sweep.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fullwire.units import ratio, show_rate, show_time
+
+if TYPE_CHECKING:
+    from fullwire.simulation.sweep import Predictions, Subject
+
+Changes: TypeAlias = Mapping[str, tuple[Any, ...]]  # by axis, the values that were asked for
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition: its column, and how its values are shown."""
+
+    axis: str  # the name of its column, with the unit
+    heading: str  # of the column on a terminal
+    title: str  # of an axis of a chart
+    show: Callable[[Any], str] = str
+    words: str = "{}"  # a value in a sentence: "{} workers"
+    usual: object = None  # the value that everyone assumes and nobody mentions
+    across: int = 0  # how well it serves as the horizontal axis of a chart
+    scale: float | None = None  # from its unit to that of a chart; None where values are names
+
+    def worded(self, value: Any) -> str:
+        """Return a value as a sentence has it."""
+        return self.words.format(self.show(value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(Condition):
+    """A condition that makes another step of the one that was recorded."""
+
+    option: str  # of the command line, and the argument of `fw.whatif`
+    help: str
+    read: Callable[[Any], Any]  # one value, as people type it
+    apply: Callable[[Subject, Any], Subject]
+
+
+def _at_speed(subject: Subject, speed: float) -> Subject:
+    """Return the subject with all that a worker does alone so many times as fast.
+
+    Messages and additions take what they took. What hid behind computation has less to hide behind.
+    """
+    step, others = subject.step, subject.step.others
+    hidden_ns = round((others.total_ns - others.exposed_ns) / speed)
+    alone = ("step_ns", "forward_ns", "backward_ns", "waiting_ns", "packing_ns", "processor_ns")
+    return replace(
+        subject,
+        step=replace(
+            step,
+            **{name: round(getattr(step, name) / speed) for name in alone},
+            ready_ns=(step.ready_ns / speed).astype(step.ready_ns.dtype),
+            spread=step.spread / speed,
+            others=replace(
+                others,
+                exposed_ns=others.total_ns - hidden_ns,
+                calling_ns=round(others.calling_ns / speed),
+                issue_ns=tuple(round(issue_ns / speed) for issue_ns in others.issue_ns),
+            ),
+        ),
+    )
+
+
+_TABLE = (
+    Condition(axis="run", heading="run", title=""),
+    Condition(
+        axis="workers",
+        heading="workers",
+        title="workers",
+        show=_number,
+        words="{} workers",
+        across=9,
+        scale=1,
+    ),
+    Condition(
+        axis="bandwidth_bps",
+        heading="bandwidth",
+        title="bandwidth (Gbps)",
+        show=show_rate,
+        across=10,
+        scale=1e-9,
+    ),
+    Condition(
+        axis="compression",
+        heading="compression",
+        title="compression ratio",
+        show=lambda ratio: f"{ratio:.4g}x",
+        words="{} compression",
+        usual=1,
+        across=8,
+        scale=1,
+    ),
+    Condition(
+        axis="codec",
+        heading="codec",
+        title="compressor",
+        show=lambda name: str(name or "free"),
+        words="codec {}",
+        across=1,
+    ),
+    Condition(axis="buckets", heading="buckets", title="buckets", words="buckets {}", across=4),
+    Condition(axis="algorithm", heading="algorithm", title="algorithm", across=3),
+    Condition(
+        axis="transport", heading="transport", title="transport", words="transport {}", across=5
+    ),
+    Condition(
+        axis="latency_s",
+        heading="latency",
+        title="latency (us)",
+        show=show_time,
+        words="latency {}",
+        usual=0,
+        across=7,
+        scale=1e6,
+    ),
+    Condition(
+        axis="accumulate",
+        heading="accumulate",
+        title="passes between sends",
+        show=_number,
+        words="gradients of {} passes",
+        usual=1,
+        across=6,
+        scale=1,
+    ),
+    Condition(
+        axis="local_steps",
+        heading="local steps",
+        title="local steps",
+        show=_number,
+        words="local steps {}",
+        usual=1,
+        across=6,
+        scale=1,
+    ),
+    Condition(
+        axis="jitter",
+        heading="jitter",
+        title="jitter",
+        words="jitter {}",
+        usual="recorded",
+        across=2,
+    ),
+    Change(
+        axis="compute_speed",
+        heading="compute speed",
+        title="speed of computation",
+        show=lambda speed: f"{speed:.4g}x",
+        words="computation {} as fast",
+        usual=1,
+        across=6,
+        scale=1,
+        option="compute_speed",
+        help="What a worker does alone, so many times as fast: 1,1.5,2",
+        read=lambda value: ratio(value, "compute speed"),
+        apply=_at_speed,
+    ),
+)
+CONDITIONS: Mapping[str, Condition] = {each.axis: each for each in _TABLE}
+CHANGES: Mapping[str, Change] = {each.option: each for each in _TABLE if isinstance(each, Change)}
+
+
+def changed(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
+    """Return each subject once for every combination of changes; the last changes fastest."""
+    found = []
+    for subject in subjects:
+        for values in itertools.product(*changes.values()):
+            found.append(_changed(subject, dict(zip(changes, values, strict=True))))
+    return found
+
+
+def _changed(subject: Subject, values: Mapping[str, Any]) -> Subject:
+    """Apply changes; what was measured of the recorded step does not bind another step."""
+    for change in CHANGES.values():
+        if change.axis in values:
+            subject = change.apply(subject, values[change.axis])
+            subject = replace(subject, step=replace(subject.step, measured_ns=None), recorded=None)
+    return subject
+
+
+def with_names(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
+    """Return changed subjects whose names say how they were changed."""
+    combinations = list(itertools.product(*changes.values()))
+    return [
+        replace(
+            subject,
+            name=", ".join(
+                [
+                    subject.name,
+                    *(
+                        CONDITIONS[axis].worded(value)
+                        for axis, value in zip(changes, values, strict=True)
+                    ),
+                ]
+            ),
+        )
+        for subject, values in zip(
+            subjects, combinations * (len(subjects) // len(combinations)), strict=True
+        )
+    ]
+
+
+def unfolded(predictions: Predictions, changes: Changes) -> Predictions:
+    """Return what was predicted for changed subjects with an axis of its own for each change."""
+    if not changes:
+        return predictions
+    lengths = [len(values) for values in changes.values()]
+    runs, *others = predictions.axes
+    together = 1
+    for length in lengths:
+        together *= length
+    names = predictions.axes[runs][::together]
+    return replace(
+        predictions,
+        axes={runs: names, **changes, **{axis: predictions.axes[axis] for axis in others}},
+        measures={
+            name: measure.reshape(measure.shape[0] // together, *lengths, *measure.shape[1:])
+            for name, measure in predictions.measures.items()
+        },
+    )

@@ -1,0 +1,57 @@
+"""The package in `examples/plugin` adds a format: recognised, read, listed, and refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave behind what pip leaves behind when it installs the package."""
+    about = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
+    site = tmp_path / "site"
+    info = site / f"{about['name'].replace('-', '_')}-{about['version']}.dist-info"
+    info.mkdir(parents=True)
+    shutil.copy(PLUGIN / "fullwire_stopwatch.py", site)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n"
+    )
+    lines = [
+        line
+        for group, entries in about["entry-points"].items()
+        for line in (f"[{group}]", *(f"{key} = {value}" for key, value in entries.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+
+
+@pytest.mark.usefixtures("installed")
+def test_its_files_are_read_like_any_others(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "x.txt").write_text("# stopwatch\n0.5\n0.7\n")
+    assert cli("import", tmp_path / "x.txt", "-o", tmp_path / "x.run").returncode == 0
+    shown = json.loads(cli("show", tmp_path / "x.run", "--json").stdout)
+    assert shown["tables"] == {"spans": 2}
+    explained = json.loads(cli("explain", tmp_path / "x.run", "--json").stdout)
+    assert explained["step_s"] == pytest.approx(0.6)
+
+
+@pytest.mark.usefixtures("installed")
+def test_its_label_is_in_the_list_of_formats(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "x.txt").write_text("nobody knows this")
+    refused = cli("import", tmp_path / "x.txt", "-o", tmp_path / "x.run")
+    assert refused.returncode == 3
+    assert refused.stderr.endswith(", or stopwatch files\n")

@@ -1,0 +1,63 @@
+"""Codecs by name: what each leaves on the wire, what it costs, and where nobody knows the cost."""
+
+from __future__ import annotations
+
+import pytest
+
+import fullwire as fw
+from fullwire.compression.codec import CODECS, Codec
+from fullwire.compression.compressor import parse_codec
+from fullwire.errors import UsageError
+
+
+@pytest.mark.parametrize("key", CODECS)
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_codec_has_a_cost_with_its_source_or_says_that_it_has_none(
+    key: str, on_gpu: bool
+) -> None:
+    codec = CODECS[key]
+    compressor = codec.compressor(on_gpu=on_gpu)
+    cost = codec.on_gpu if on_gpu else codec.on_processor
+    assert compressor.label == codec.key
+    assert not compressor.is_free
+    if cost is None:
+        assert "unknown" in compressor.caveat
+    else:
+        assert cost.source
+        assert bool(compressor.caveat) is not cost.is_measured
+        again = parse_codec(str(compressor))
+        assert (again.ratio, again.encode_bps) == (compressor.ratio, compressor.encode_bps)
+
+
+@pytest.mark.parametrize("key", CODECS)
+def test_a_codec_is_a_condition_beside_ratios(key: str) -> None:
+    table = fw.whatif(
+        "vgg16@v100", workers=8, bandwidth="10Gbps", compression=f"1,{key},{CODECS[key].ratio}"
+    )
+    none, codec, ideal = table["step_s"]
+    assert table["codec"].tolist() == [None, key, None]
+    assert table["compression"].tolist() == [1, CODECS[key].ratio, CODECS[key].ratio]
+    assert ideal <= codec < none
+    caveat = CODECS[key].compressor(on_gpu=True).caveat
+    assert (f"{key}: {caveat}." in table.warnings) is bool(caveat)
+
+
+def test_a_cost_that_nobody_knows_counts_as_nothing_and_is_said() -> None:
+    unknown = Codec(key="new", label="gradients as something new", ratio=2).compressor(on_gpu=True)
+    assert unknown.codec_s_per_byte(8) == 0
+    assert unknown.caveat == "its cost on a GPU is unknown and counts as nothing"
+    assert not unknown.is_free
+
+
+def test_a_codec_that_nobody_knows_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match=r"ratio such as 4, or a codec among .*fp16.*, got 'zip'"):
+        fw.whatif("vgg16@v100", workers=8, bandwidth="10Gbps", compression="zip")
+
+
+def test_bfloat16_halves_the_bytes_and_its_cost_on_a_gpu_is_unknown() -> None:
+    table = fw.whatif("vgg16@v100", workers=8, bandwidth="10Gbps", compression="1,bf16")
+    none, codec = table["communication_s"]
+    assert codec == pytest.approx(none / 2, rel=0.02)
+    on_processor = CODECS["bf16"].compressor(on_gpu=False)
+    assert on_processor.codec_s_per_byte(8) == pytest.approx(1 / 16e9 + 1 / 15e9)
+    assert "unknown" in CODECS["bf16"].compressor(on_gpu=True).caveat

@@ -1,0 +1,78 @@
+"""Files say what they are: at once or late, and for another reason than their name."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from fullwire.errors import DamagedInput, FullwireError
+from fullwire.files import MOST_SNIFFED_BYTES
+from fullwire.importers import FORMATS, read
+from fullwire.importers._recognise import kinds_of
+
+EVENT = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1, "dur": 5}
+
+
+def kinds(path: Path, content: str | bytes) -> list[str]:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return kinds_of(FORMATS, path)
+
+
+@pytest.mark.parametrize("metadata_bytes", [25_000, 300_000])
+def test_a_profile_may_begin_with_metadata(tmp_path: Path, metadata_bytes: int) -> None:
+    trace = {"metadata": {"notes": "x" * metadata_bytes}, "traceEvents": [EVENT]}
+    assert kinds(tmp_path / "trace.json", json.dumps(trace)) == ["kineto"]
+
+
+def test_a_timeline_may_begin_with_cycles(tmp_path: Path) -> None:
+    cycle = '{"name": "CYCLE_START", "ph": "i", "pid": 0, "ts": 1, "s": "g"},\n'
+    assert kinds(tmp_path / "timeline.json", "[\n" + 300 * cycle) == ["horovod"]
+
+
+def test_lines_of_nccl_may_begin_late_in_the_log_of_a_job(tmp_path: Path) -> None:
+    log = "epoch 0: loss 2.3, nothing of NCCL yet\n" * 13_000
+    assert 400_000 < len(log) < MOST_SNIFFED_BYTES
+    line = "n1:7:8 [0] NCCL INFO comm 0x1 rank 0 nranks 8 cudaDev 0 - Init START\n"
+    assert kinds(tmp_path / "job.log", log + line) == ["nccl-log"]
+    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": [EVENT]}))
+    assert kinds_of(FORMATS, tmp_path) == ["kineto", "nccl-log"]
+
+
+def test_a_table_of_many_ranks_begins_late(tmp_path: Path) -> None:
+    rank = "#  Rank {0:6d} Group  0 Pid  {0:6d} on  node{0:04d} device  0 [0x0f] NVIDIA H100\n"
+    text = "# a launcher\n" + "".join("noise of the launcher " * 5 + "\n" for _ in range(2_048))
+    text += "# Using devices\n" + "".join(rank.format(each) for each in range(2_048))
+    text += "#       size         count      type   redop    root     time   algbw   busbw\n"
+    assert len(text) > 300_000
+    assert kinds(tmp_path / "out.txt", text) == ["nccl-tests"]
+
+
+@pytest.mark.parametrize("key", [key for key in FORMATS if FORMATS[key].is_of_many])
+def test_a_folder_that_holds_none_of_a_format_is_refused_in_words(tmp_path: Path, key: str) -> None:
+    (tmp_path / "notes.txt").write_text("nothing of the kind")
+    with pytest.raises(DamagedInput, match=r"a folder without|no profiler trace is in it"):
+        read(tmp_path, format=key)
+
+
+@pytest.mark.parametrize("key", FORMATS)
+def test_an_empty_folder_is_refused_whatever_is_asked_for(tmp_path: Path, key: str) -> None:
+    with pytest.raises(FullwireError):
+        read(tmp_path, format=key, **({"step_time": "1s"} if key == "netx" else {}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"a", b"{", b"[", b"# ", b" ", b"NCCL INFO", b'{"version": ', b"12:", b"#  size ", b"\n"],
+)
+def test_a_look_is_short_whatever_a_file_holds(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "x"
+    path.write_bytes((text * MOST_SNIFFED_BYTES)[: 2 * MOST_SNIFFED_BYTES])
+    beginning = path.read_bytes()[:MOST_SNIFFED_BYTES]
+    [each.looks_like(b"") for each in FORMATS.values()]  # loaded
+    start = time.process_time()
+    for each in FORMATS.values():
+        each.looks_like(beginning)
+    assert time.process_time() - start < 0.05
