@@ -278,7 +278,7 @@ def numbers(kind: str, count: int, seed: int) -> Any:
 
 
 @pytest.mark.parametrize("size", range(1, 9))
-@pytest.mark.parametrize("algorithm", ["ring", "exchange", "halving-doubling"])
+@pytest.mark.parametrize("algorithm", ["ring", "recursive-doubling", "halving-doubling"])
 def test_every_rank_gets_the_sum(mesh: Any, algorithm: str, size: int) -> None:
     made = mesh(size)
     for count in (1, 3, size, 1000, 40_009):
@@ -342,7 +342,7 @@ def test_every_type_of_number_is_reduced_by_every_operation(mesh: Any, kind: str
     made = mesh(3)
     known = range(4) if kind.startswith("float") else range(7)
     for operation in known:
-        for algorithm, count in (("ring", 150_001), ("exchange", 77)):
+        for algorithm, count in (("ring", 150_001), ("recursive-doubling", 77)):
             arrays = [numbers(kind, count, rank) for rank in range(3)]
             expected = OPERATIONS[operation].reduce(arrays, dtype=kind)
             made.allreduce(algorithm, arrays, operation)
@@ -352,7 +352,7 @@ def test_every_type_of_number_is_reduced_by_every_operation(mesh: Any, kind: str
 
 def test_averages_are_sums_divided_once(mesh: Any) -> None:
     made = mesh(4)
-    for algorithm in ("ring", "exchange", "halving-doubling"):
+    for algorithm in ("ring", "recursive-doubling", "halving-doubling"):
         for kind in ("float32", "int64"):
             arrays = [np.full(1001, 10 * rank + 1, kind) for rank in range(4)]
             made.allreduce(algorithm, arrays, SUM, divide_by=4)
@@ -370,7 +370,7 @@ def test_half_precision_is_rounded_as_the_processor_would(bits: list[int]) -> No
             expected = (arrays[0].astype(np.float32) + arrays[1].astype(np.float32)).astype(
                 np.float16
             )
-        made.allreduce("exchange", arrays, SUM)
+        made.allreduce("recursive-doubling", arrays, SUM)
         np.testing.assert_array_equal(arrays[0], expected)
         np.testing.assert_array_equal(arrays[0].view(np.uint16), arrays[1].view(np.uint16))
     finally:
@@ -382,14 +382,14 @@ def test_half_precision_is_rounded_as_the_processor_would(bits: list[int]) -> No
 def test_ranks_agree_on_the_bits_of_what_is_no_number(mesh: Any, kind: str, operation: int) -> None:
     odd = np.array([np.nan, -np.nan, 0.0, -0.0, np.inf, -np.inf], kind)
     arrays = [np.repeat(odd, len(odd)), np.tile(odd, len(odd))]
-    mesh(2).allreduce("exchange", arrays, operation)
+    mesh(2).allreduce("recursive-doubling", arrays, operation)
     assert arrays[0].tobytes() == arrays[1].tobytes()
 
 
 def test_algorithms_follow_the_cost_of_the_links() -> None:
     near = Links(rate_bps=10e9, latency_s=50e-6)
-    assert programs.allreduce_algorithm(2, 4, near) == "exchange"
-    assert programs.allreduce_algorithm(8, 4, near) == "exchange"
+    assert programs.allreduce_algorithm(2, 4, near) == "recursive-doubling"
+    assert programs.allreduce_algorithm(8, 4, near) == "recursive-doubling"
     assert programs.allreduce_algorithm(8, 2**19, near) == "halving-doubling"
     assert programs.allreduce_algorithm(8, 25 * 2**20, near) == "ring"
 
@@ -401,7 +401,7 @@ def test_what_is_no_frame_closes_the_connection_and_is_counted(said: bytes) -> N
     engine = _native.TransportStreams(0, [-1, ours.detach()], ["0", "1"], "mesh", 30.0, 0)
     array = np.ones(10, np.float32)
     place = [(array.ctypes.data, array.nbytes)]
-    program = programs.allreduce("exchange", 2, 0)
+    program = programs.allreduce("recursive-doubling", 2, 0)
     task = engine.collective("a sum", program, place, place, SUM, 0, 1, 30.0, True)
     with theirs:
         theirs.sendall(said)
@@ -437,7 +437,7 @@ def test_without_checksums_damage_is_only_in_the_sum() -> None:
     assert any((array != 2).any() for array in arrays)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "exchange"])
+@pytest.mark.parametrize("algorithm", ["ring", "recursive-doubling"])
 def test_checksums_change_no_sum(algorithm: str) -> None:
     made = Mesh(3, checks=True)
     for count in (0, 1, 40_009, 1_000_003):
@@ -449,7 +449,7 @@ def test_checksums_change_no_sum(algorithm: str) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "exchange", "halving-doubling"])
+@pytest.mark.parametrize("algorithm", ["ring", "recursive-doubling", "halving-doubling"])
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_over_several_streams_every_rank_gets_the_sum(algorithm: str, size: int) -> None:
     """Sizes at which one, two and three have a part, of which the last may be odd."""

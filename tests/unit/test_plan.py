@@ -107,6 +107,15 @@ def test_every_algorithm_is_found_in_its_folder_and_says_what_it_does() -> None:
             assert any(name.startswith(file) for file in files), name
 
 
+def test_every_algorithm_has_its_row_in_the_documentation() -> None:
+    page = Path(__file__).parents[2] / "docs" / "design" / "collectives.md"
+    rows = {line.split("|")[1].strip() for line in page.read_text().splitlines() if "|" in line[:1]}
+    for op in OPS:
+        for name in known(op):
+            is_variant = name.startswith("hierarchical-") and "hierarchical" in rows
+            assert name in rows or is_variant, name
+
+
 def test_what_has_a_formula_says_where_it_is_exact() -> None:
     for op, algorithm in PAIRS:
         assert known(op)[algorithm].ops[op].exactly_s is not None

@@ -22,7 +22,7 @@ from fullwire.collectives.closed_form import cost
 from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.plan import plan_on
 from fullwire.collectives.playing import TunedTime
-from fullwire.collectives.registry import OPS, fitting, open_to, with_formula
+from fullwire.collectives.registry import OPS, fitting, of_one_switch, open_to, with_formula
 from fullwire.collectives.tuning import (
     around_a_switch,
     choices,
@@ -114,7 +114,7 @@ def test_auto_is_as_quick_as_the_quickest_that_can_be_asked_for(
         **how,
     }
     times = []
-    for each in with_formula("allreduce"):
+    for each in of_one_switch("allreduce"):
         with contextlib.suppress(fw.UsageError):
             times.append(fw.collective("allreduce", algorithm=each, **asked).time_s)
     assert fw.collective("allreduce", algorithm="auto", **asked).time_s == min(times)
@@ -173,7 +173,7 @@ def test_a_tuned_step_communicates_no_longer_than_with_one_algorithm_for_all(
         latency=latency,
         buckets="none",
         lane=lane,
-        algorithm=["auto", *with_formula("allreduce")],
+        algorithm=["auto", *of_one_switch("allreduce")],
     )
     auto, *others = table["communication_s"].tolist()
     assert auto <= min(others)
@@ -216,7 +216,7 @@ def test_a_step_on_a_described_cluster_is_tuned_over_its_links() -> None:
         cluster="p3dn",
         nodes=4,
         buckets="ddp:1MiB",
-        algorithm=["auto", "hierarchical", "multi-ring", *with_formula("allreduce")],
+        algorithm=["auto", "hierarchical", "multi-ring", *of_one_switch("allreduce")],
     )
     auto, *others = table["communication_s"].tolist()
     assert auto <= min(others)

@@ -27,7 +27,7 @@ class Trials:
 
     def __init__(self, engine: Any, rank: int, size: int, timeout_s: float) -> None:
         self._engine, self._rank, self._size, self._timeout_s = engine, rank, size, timeout_s
-        self._exchange = programs.allreduce("exchange", size, rank)
+        self._exchange = programs.allreduce("recursive-doubling", size, rank)
         self._space = create_string_buffer(_LARGE_BYTES)
 
     def links(self) -> Links:

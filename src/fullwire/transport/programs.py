@@ -1,9 +1,10 @@
 """What one rank sends and receives in a collective, for the engine to carry out.
 
-Where `model.plan` states a collective, the program is that plan as one rank sees it: the same
-transfers that the simulator plays. The rest is stated here: direct exchanges, and collectives with
-a root. Of these nobody ends before everybody has come (the root hears from each rank, or each rank
-from the root, though it be an empty message), so that ranks that disagree find out.
+Where `collectives/` states a collective, the program is that plan as one rank sees it: the same
+transfers that the simulator plays. The rest is stated here: what everybody sends to everybody at
+once, and collectives with a root. Of these nobody ends before everybody has come (the root hears
+from each rank, or each rank from the root, though it be an empty message), so that ranks that
+disagree find out.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import numpy as np
 
 from fullwire import _native
 from fullwire.collectives.closed_form import cost
-from fullwire.collectives.cost import AddTimes, Cost
+from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.plan import plan
-from fullwire.collectives.powers_of_two import power_of_two_within
 from fullwire.collectives.stages import Plan, Transfers
 
 LARGEST_UNPIPELINED_BYTES = 2**20  # what the engine takes from a rank before it is asked for
@@ -61,9 +61,8 @@ class Links:
 def allreduce_algorithm(workers: int, size_bytes: int, links: Links) -> str:
     """Return the algorithm that costs least on these links."""
     costs = {
-        "exchange": _exchange_cost(workers, size_bytes),
-        "halving-doubling": cost("allreduce", "halving-doubling", workers, size_bytes, AddTimes()),
-        "ring": cost("allreduce", "ring", workers, size_bytes, AddTimes()),
+        name: cost("allreduce", name, workers, size_bytes, AddTimes())
+        for name in ("recursive-doubling", "halving-doubling", "ring")
     }
     if size_bytes > LARGEST_UNPIPELINED_BYTES:
         return "ring"
@@ -76,11 +75,6 @@ def is_small(size_bytes: int, links: Links) -> bool:
     return size_bytes <= LARGEST_UNPIPELINED_BYTES and on_the_wire_s < links.latency_s
 
 
-def _exchange_cost(workers: int, size_bytes: int) -> Cost:
-    rounds = (workers - 1).bit_length() + (workers != power_of_two_within(workers))
-    return Cost(np.float64(size_bytes * rounds), rounds, np.float64(0))  # type: ignore[arg-type]
-
-
 def ring_segments(workers: int, size_bytes: int) -> int:
     """Return into how many parts a vector is cut, a power of two so that there are few programs."""
     return 1 << max(size_bytes // (workers * _SEGMENT_BYTES), 1).bit_length() - 1
@@ -89,9 +83,9 @@ def ring_segments(workers: int, size_bytes: int) -> int:
 @cache
 def allreduce(algorithm: str, workers: int, rank: int, segments: int = 1) -> Any:
     """Every rank gets the sum; a ring is carried out on several segments, one after the other."""
-    if algorithm == "exchange":
-        return _exchange(workers, rank, reduces=True)
     stated = plan("allreduce", algorithm, workers)
+    if algorithm == "recursive-doubling":
+        return _program(stated.blocks, *_as_seen_from(stated, rank))
     if segments == 1:
         return _planned(stated, rank)
     return _program(
@@ -129,7 +123,9 @@ def _staggered(
 @cache
 def barrier(workers: int, rank: int) -> Any:
     """Nobody goes on before everybody has come."""
-    return _exchange(workers, rank, reduces=False)
+    stated = plan("allreduce", "recursive-doubling", workers)
+    sends, receives = _as_seen_from(stated, rank)
+    return _program(1, sends, [replace(receive, reduces=False) for receive in receives])
 
 
 @cache
@@ -252,36 +248,6 @@ def _reducing_one_after_another(
     ]
 
 
-def _exchange(workers: int, rank: int, *, reduces: bool) -> Any:
-    """Exchange everything with partners at distances 1, 2, 4 ...; others than 2^n fold first."""
-    core = power_of_two_within(workers)
-    sends: list[Send] = []
-    receives: list[Receive] = []
-    if rank >= core:
-        partner = rank - core
-        return _program(1, [Send(partner, 0)], [Receive(partner, 0, after_sends=1)])
-    if rank + core < workers:
-        receives.append(Receive(rank + core, 0, reduces=reduces))
-    distance = 1
-    while distance < core:
-        sends.append(Send(rank ^ distance, 0, after=len(receives) - 1))
-        receives.append(
-            Receive(
-                rank ^ distance,
-                0,
-                reduces=reduces,
-                from_work=bool(receives),
-                completes=distance * 2 == core,
-                after=len(receives) - 1,
-                after_sends=len(sends),
-            )
-        )
-        distance *= 2
-    if rank + core < workers:
-        sends.append(Send(rank + core, 0, after=len(receives) - 1))
-    return _program(1, sends, receives)
-
-
 def _planned(stated: Plan, rank: int) -> Any:
     # Who sends several blocks at once may cut them otherwise than who receives them.
     return _program(stated.blocks, *_as_seen_from(stated, rank), signals=False)
@@ -301,7 +267,10 @@ def _as_seen_from(stated: Plan, rank: int) -> tuple[list[Send], list[Receive]]:
                     sends += _pieces(part, row, latest)
             for row in rows:
                 if part.target[row] == rank:
-                    receives.append(_received(part, row, latest, mine))
+                    receive = _received(part, row, latest, mine)
+                    if stated.blocks == 1:  # it takes the place of what is being sent
+                        receive = replace(receive, after_sends=len(sends))
+                    receives.append(receive)
                     first, count = int(part.first_block[row]), int(part.block_count[row])
                     latest[first : first + count] = [len(receives) - 1] * count
     return sends, receives
