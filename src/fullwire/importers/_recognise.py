@@ -19,6 +19,7 @@ from fullwire.files import (
     refuse_packed,
 )
 from fullwire.importers._format import CERTAIN, Format
+from fullwire.importers._unread import near_miss, unread
 from fullwire.packed import unpacked_elsewhere
 from fullwire.units import shown
 
@@ -172,8 +173,18 @@ def _of_file(formats: Mapping[str, Format], path: Path) -> str:
 
     if is_run(path.parent):
         raise UsageError(f"{path}: it is part of a run: name the folder, {path.parent}")
-    known = _in_words(formats.values())
-    raise DamagedInput(path, f"none of the formats that are read: a run, {known}")
+    raise DamagedInput(path, _why_not(formats, path))
+
+
+def _why_not(formats: Mapping[str, Format], path: Path) -> str:
+    """Say what a file is that is not read; or what it resembles; or what is read."""
+    beginning = beginning_of(path, MOST_SNIFFED_BYTES)
+    if named := unread(path, beginning):
+        return named
+    likeness = {each.label: each.looks_like(beginning).lacks for each in formats.values()}
+    near = near_miss({label: lacks for label, lacks in likeness.items() if lacks})
+    known = f"none of the formats that are read: a run, {_in_words(formats.values())}"
+    return f"{near}: {known}" if near else known
 
 
 def _kind_of_file(formats: Mapping[str, Format], path: Path) -> str:

@@ -38,6 +38,7 @@ _RANK = re.compile(r"#\s+Rank\s+(\d{1,6})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^
 _PERF = re.compile(r"\b(\w+)_perf\b")
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
 _HEADING = re.compile(rb"#\s+size\s+count(?:\s+\(?elements\)?)?\s+type\s")
+_BARE = re.compile(rb"(?:^|\n) *size +count .{0,40}type .{0,80}algbw")
 # mpirun and srun put the rank before what it prints, even within a row; srun pads it with spaces.
 # Kubernetes puts the time before a line.
 _TAGS = re.compile(
@@ -99,7 +100,9 @@ def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is the output of nccl-tests."""
     begins = (b"# nThread ", b"# nThread: ", b"# Collective test starting")
     has_table = _HEADING.search(beginning) is not None
-    return LIKELY if has_table or any(each in beginning for each in begins) else UNLIKE
+    if has_table or any(each in beginning for each in begins):
+        return LIKELY
+    return Likeness(0, "the # before its heading") if _BARE.search(beginning) else UNLIKE
 
 
 def read_table(path: Path) -> Table:
