@@ -317,9 +317,8 @@ def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
         return ""
     share = row.bus_gb_s / row.algorithm_gb_s
     unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
-    candidates = ("allreduce", "reducescatter")
-    if has_root:
-        candidates = ("reduce",) if reduces else ("broadcast",)
+    rooted = ["reduce" if reduces else "broadcast"]
+    candidates = rooted if has_root else ["allreduce", "reducescatter"]
     fits = [op for op in candidates if abs(bus_factor(op, ranks) - share) <= unsure]
     return fits[0] if len(fits) == 1 else ""
 
