@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Keyed(Protocol):
-    """What an entry needs: the name by which people ask for it."""
+    """An entry has a key: the name by which people ask for it."""
 
     @property
     def key(self) -> str:

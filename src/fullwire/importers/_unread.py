@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class _Unread(NamedTuple):
-    """A kind of file: how it begins, or how its name ends, and what to do."""
+    """A kind of file: how it begins, or how its name ends, and a command that helps."""
 
     what: str
     begins: bytes = b"\0" * 64  # a regular expression for its first bytes
@@ -47,7 +47,7 @@ _LOOKED_AT = 8192
 
 
 def unread(path: Path, beginning: bytes) -> str:
-    """Return what a file is that is not read, and what to do; nothing where that is not known."""
+    """Return the kind of a file, with advice; the text is empty for an unknown kind."""
     for kind in _KINDS:
         begins = re.compile(kind.begins, re.DOTALL | re.IGNORECASE)
         if path.name.endswith(kind.ends or ("\0",)) or begins.match(beginning[:_LOOKED_AT]):
@@ -56,5 +56,5 @@ def unread(path: Path, beginning: bytes) -> str:
 
 
 def near_miss(lacks: dict[str, str]) -> str:
-    """Say which formats a file resembles, by their labels, and what it lacks for each."""
+    """Name the formats that a file resembles, each with the mark that it lacks."""
     return "; ".join(f"it resembles {label}, but lacks {mark}" for label, mark in lacks.items())
