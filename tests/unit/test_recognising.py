@@ -93,6 +93,7 @@ PROCESS = '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "NAME"
         ("topo.xml", b'<system version="1">', "a topology of NCCL .*: not read; describe the"),
         ("osu.txt", b"# OSU MPI Allreduce Latency Test v7.3\n", "the OSU benchmarks: not read"),
         ("x.svg", b'<?xml version="1.0"?><svg ', "a picture: not read"),
+        ("out.txt", "# nThread 1".encode("utf-16"), "text in UTF-16.*: not read; `iconv -f"),
         ("train.sh", b"#!/bin/sh\n", "a script: not read"),
     ],
 )

@@ -19,6 +19,11 @@ class _Unread(NamedTuple):
 _KINDS = (
     _Unread("a Git LFS pointer", rb"version https://git-lfs", instead="`git lfs pull` gets it"),
     _Unread("a git-annex pointer", rb"/annex/objects/", instead="`git annex get` gets it"),
+    _Unread(
+        "text in UTF-16, as PowerShell writes it",
+        rb"\xff\xfe|\xfe\xff",
+        instead="`iconv -f utf-16 -t utf-8` makes a file that is",
+    ),
     _Unread("a profile of JAX or TensorFlow (xplane.pb)", ends=(".xplane.pb",)),
     _Unread(
         "a timeline of JAX or TensorFlow (Chrome trace)",
