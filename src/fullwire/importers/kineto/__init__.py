@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness, Options, Writing
+from fullwire.importers._format import CERTAIN, LIKELY, UNLIKE, Format, Likeness, Options, Writing
 
 if TYPE_CHECKING:
     from fullwire.run.run import Run
@@ -25,6 +25,8 @@ def looks_like(beginning: bytes) -> Likeness:
         return UNLIKE
     if _OF_ANOTHER.search(soon):
         return UNLIKE
+    if sum(key in soon for key in _KEYS) > 1:
+        return CERTAIN
     is_one = any(key in soon for key in _KEYS) or b'"traceEvents"' in beginning
     if not is_one and b'"ph"' in soon:
         return Likeness(0, 'the list "traceEvents"')
