@@ -90,6 +90,22 @@ def ethernet(packet: bytes, *, vlans: int = 0) -> bytes:
     return bytes(12) + tags + struct.pack(">H", kind(packet)) + packet
 
 
+def mpls(packet: bytes, *, labels: int = 1) -> bytes:
+    """Put labels before a packet; the last says that it is (RFC 3032)."""
+    stack = b"".join(
+        struct.pack(">I", (100 + each) << 12 | (each == labels - 1) << 8 | 64)
+        for each in range(labels)
+    )
+    return bytes(12) + struct.pack(">H", 0x8847) + stack + packet
+
+
+def pppoe(packet: bytes) -> bytes:
+    """Put a packet into a PPPoE session (RFC 2516)."""
+    protocol = 0x0057 if packet[0] >> 4 == 6 else 0x0021
+    head = struct.pack(">BBHHH", 0x11, 0, 7, 2 + len(packet), protocol)
+    return bytes(12) + struct.pack(">H", 0x8864) + head + packet
+
+
 def cooked(packet: bytes) -> bytes:
     return bytes(14) + struct.pack(">H", kind(packet)) + packet
 
@@ -105,6 +121,11 @@ def tunnel(body: bytes, protocol: int) -> bytes:
 
 def vxlan(frame: bytes, port: int = 4789) -> bytes:
     return tunnel(udp(b"\x08" + bytes(7) + frame, ports=(5, port)), 17)
+
+
+def vxlan_gpe(inner: bytes, following: int) -> bytes:
+    """Put a packet or a frame into VXLAN-GPE, which says which of them it is."""
+    return tunnel(udp(bytes([0x0C, 0, 0, following]) + bytes(4) + inner, ports=(5, 4790)), 17)
 
 
 def geneve(inner: bytes, type: int = 0x6558, options: bytes = b"") -> bytes:

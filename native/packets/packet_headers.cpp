@@ -14,7 +14,10 @@ constexpr std::uint16_t kIp6 = 0x86dd;
 constexpr std::uint16_t kTaggedEthernet = 0x6558;  // a whole frame within GRE or Geneve
 constexpr std::uint16_t kVxlanPort = 4789;
 constexpr std::uint16_t kVxlanPortOfLinux = 8472;  // unless asked for the other
+constexpr std::uint16_t kVxlanGpePort = 4790;
 constexpr std::uint16_t kGenevePort = 6081;
+constexpr std::uint16_t kMpls = 0x8847, kMplsMulticast = 0x8848;
+constexpr std::uint16_t kPppoeSession = 0x8864;
 constexpr std::uint16_t kRocePort = 4791;
 constexpr std::int64_t kEthernetHeader = 14;
 constexpr std::size_t kAhead = 8;  // packets: memory that is wanted soon
@@ -139,6 +142,8 @@ class Reader {
     void transport(const Frame& frame, std::size_t at, std::size_t end, std::uint32_t protocol,
                    FlowKey& key, int depth);
     bool tunnel(const Frame& frame, std::size_t at, std::size_t end, std::uint16_t port);
+    void labelled(const Frame& frame, std::size_t at, std::size_t end, int depth);
+    void session(const Frame& frame, std::size_t at, std::size_t end, int depth);
     void gre(const Frame& frame, std::size_t at, std::size_t end);
     void mirrored(const Frame& frame, std::size_t at, std::size_t end);
     void tcp(const Frame& frame, std::size_t at, std::size_t end, FlowKey& key);
@@ -255,8 +260,42 @@ void Reader::network(const Frame& frame, std::size_t at, std::size_t end, std::u
         type = big16(frame.data.data() + at + 2);
         at += 4;
     }
+    if (type == kMpls || type == kMplsMulticast) return labelled(frame, at, end, depth);
+    if (type == kPppoeSession) return session(frame, at, end, depth);
     if (type == kIp4) return ip4(frame, at, end, depth);
     if (type == kIp6) return ip6(frame, at, end, depth);
+    other(frame);
+}
+
+// MPLS (RFC 3032): labels do not say what they carry, so the version of IP does.
+void Reader::labelled(const Frame& frame, std::size_t at, std::size_t end, int depth) {
+    bool is_last = false;
+    while (!is_last && frame.data.size() > at + 4) {
+        is_last = frame.data[at + 2] & 1;
+        at += 4;
+    }
+    if (!is_last) {
+        ++found_.counts.cut_headers;
+        return;
+    }
+    const int version = frame.data[at] >> 4;
+    if (version == 4) return ip4(frame, at, end, depth);
+    if (version == 6) return ip6(frame, at, end, depth);
+    other(frame);
+}
+
+// PPPoE (RFC 2516): version and type, code, session, length, then the protocol of PPP.
+void Reader::session(const Frame& frame, std::size_t at, std::size_t end, int depth) {
+    constexpr std::uint16_t kPppIp4 = 0x0021, kPppIp6 = 0x0057;
+    if (frame.data.size() < at + 8) {
+        ++found_.counts.cut_headers;
+        return;
+    }
+    const std::uint8_t* const header = frame.data.data() + at;
+    const std::uint16_t protocol = big16(header + 6);
+    end = std::min(end, at + 6 + big16(header + 4));  // what is behind is padding
+    if (protocol == kPppIp4) return ip4(frame, at + 8, end, depth);
+    if (protocol == kPppIp6) return ip6(frame, at + 8, end, depth);
     other(frame);
 }
 
@@ -357,6 +396,15 @@ bool Reader::tunnel(const Frame& frame, std::size_t at, std::size_t end, std::ui
         const bool is_vxlan = (header[0] & 8) && frame.data.size() >= at + 8 + 14;
         if (is_vxlan) ethernet(frame, at + 8, end, 1);
         return is_vxlan;
+    }
+    if (port == kVxlanGpePort) {  // draft-ietf-nvo3-vxlan-gpe: a flag says that the next one is told
+        constexpr std::uint8_t kIp4Next = 1, kIp6Next = 2, kEthernetNext = 3;
+        const std::uint8_t next = header[0] & 4 ? header[3] : kEthernetNext;
+        if (!(header[0] & 8)) return false;
+        if (next == kEthernetNext) ethernet(frame, at + 8, end, 1);
+        else if (next == kIp4Next) network(frame, at + 8, end, kIp4, 1);
+        else if (next == kIp6Next) network(frame, at + 8, end, kIp6, 1);
+        return next >= kIp4Next && next <= kEthernetNext;
     }
     if (port != kGenevePort || header[0] >> 6 != 0) return false;
     const std::size_t inner = at + 8 + (header[0] & 63) * 4u;

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Keyed(Protocol):
-    """What an entry needs: the name by which people ask for it."""
+    """An entry has a key: the name by which people ask for it."""
 
     @property
     def key(self) -> str:
@@ -59,8 +59,20 @@ class Registry(Mapping[str, EntryT]):
         return self._by_key[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Go through all keys; this loads all entries."""
-        return iter(self._by_key)
+        """Go through all keys; each file is loaded when it is its turn, other packages last."""
+        seen = set[str]()
+        for file in self._files:
+            for entry in self._of_file(file):
+                if entry.key in seen:
+                    raise ValueError(f"{self._folder}: two entries have the key {entry.key!r}")
+                seen.add(entry.key)
+                yield entry.key
+        for key, point in self._outside.items():
+            if key in seen:
+                raise UsageError(
+                    f"{_origin(point)}: fullwire has its own {key!r}: choose another name"
+                )
+            yield key
 
     def __len__(self) -> int:
         """Count the entries."""
@@ -80,15 +92,10 @@ class Registry(Mapping[str, EntryT]):
 
     @cached_property
     def _by_key(self) -> dict[str, EntryT]:
-        entries = [entry for file in self._files for entry in self._of_file(file)]
-        by_key = {entry.key: entry for entry in entries}
-        if len(by_key) < len(entries):
-            raise ValueError(f"{self._folder}: two entries have one key")
-        for key, point in self._outside.items():
-            if key in by_key:
-                raise UsageError(f"{_origin(point)}: fullwire has its own {key!r}: choose a name")
-            by_key[key] = self._of_package(point)
-        return by_key
+        own = {entry.key: entry for file in self._files for entry in self._of_file(file)}
+        return {
+            key: own[key] if key in own else self._of_package(self._outside[key]) for key in self
+        }
 
     def _of_file(self, file: str) -> tuple[EntryT, ...]:
         if file not in self._loaded:

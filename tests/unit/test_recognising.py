@@ -76,3 +76,53 @@ def test_a_look_is_short_whatever_a_file_holds(tmp_path: Path, text: bytes) -> N
     for each in FORMATS.values():
         each.looks_like(beginning)
     assert time.process_time() - start < 0.05
+
+
+PROCESS = '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "NAME"}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("x.json", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git lfs pull"),
+        ("host.xplane.pb", b"\x0a\x20\x12\x09/host:CPU", r"profile of JAX or .*: not read"),
+        ("x.json", PROCESS.replace("NAME", "/job:localhost/replica:0"), "timeline of JAX or Tens"),
+        ("x.json", PROCESS.replace("NAME", "/device:TPU:0"), "timeline of JAX or Tensor.*not read"),
+        ("x.sqlite", b"SQLite format 3\0", "an SQLite database, such as Nsight .*: not read"),
+        ("job.nsys-rep", b"\x01\x02\x03", "a report of Nsight: not read"),
+        ("topo.xml", b'<system version="1">', "a topology of NCCL .*: not read; describe the"),
+        ("osu.txt", b"# OSU MPI Allreduce Latency Test v7.3\n", "the OSU benchmarks: not read"),
+        ("x.svg", b'<?xml version="1.0"?><svg ', "a picture: not read"),
+        ("out.txt", "# nThread 1".encode("utf-16"), "text in UTF-16.*: not read; `iconv -f"),
+        ("train.sh", b"#!/bin/sh\n", "a script: not read"),
+    ],
+)
+def test_what_is_not_read_is_refused_under_its_own_name(
+    tmp_path: Path, name: str, content: str | bytes, reason: str
+) -> None:
+    path = tmp_path / name
+    whole = content if isinstance(content, bytes) else f'{{"traceEvents": [{content}]}}'.encode()
+    path.write_bytes(whole)
+    with pytest.raises(DamagedInput, match=reason) as refused:
+        read(path)
+    assert "none of the formats" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('[{"ph": "X", "name": "a", "ts": 1, "dur": 2}]', "resembles Horovod timelines, but lacks"),
+        (
+            '{"events": [{"ph": "X"}]}',
+            "resembles profiler traces, but lacks the list",
+        ),
+        (
+            "  size  count  type  redop  root  time  algbw  busbw\n  8 2 float sum -1 9 0 0\n",
+            "resembles tables of nccl-tests, but lacks the # before",
+        ),
+    ],
+)
+def test_a_near_miss_says_what_is_missing(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "x").write_text(content)
+    with pytest.raises(DamagedInput, match=reason):
+        read(tmp_path / "x")

@@ -69,10 +69,17 @@ def test_listing_loads_no_entry_and_asking_loads_one(folder: Path) -> None:
     assert f"{folder.name}.broth" not in sys.modules
 
 
+def test_a_search_that_ends_early_loads_no_more(folder: Path) -> None:
+    put(folder, "broth.py", "Dish('broth')")
+    put(folder, "soup.py", "Dish('soup')")
+    assert next(iter(dishes(folder).values())).key == "broth"
+    assert f"{folder.name}.soup" not in sys.modules
+
+
 def test_two_entries_of_one_key_are_a_mistake_of_ours(folder: Path) -> None:
     put(folder, "broth.py", "Dish('broth')")
     put(folder, "soup.py", "Dish('broth')")
-    with pytest.raises(ValueError, match="two entries have one key"):
+    with pytest.raises(ValueError, match="two entries have the key 'broth'"):
         list(dishes(folder))
 
 
@@ -99,5 +106,5 @@ def test_the_mistake_of_another_package_names_that_package(
     put(folder, "broth.py", "Dish('broth')")
     install(folder, line, f"from {__name__} import Dish\n{code}\n")
     with pytest.raises(UsageError, match=reason) as caught:
-        list(dishes(folder))
+        list(dishes(folder).values())
     assert "of guest: " in str(caught.value)

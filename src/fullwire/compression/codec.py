@@ -1,4 +1,4 @@
-"""Codecs by name, such as `fp16`: what each leaves on the wire, and what it costs where it runs."""
+"""Codecs by name, such as `fp16`: the bytes that each leaves, and its cost where it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """A compressor that people name; a cost that nobody knows is None and is told as unknown."""
+    """A compressor that people name; an unknown cost is None, and predictions say so."""
 
     key: str
     label: str  # "gradients as float16"

@@ -1,4 +1,4 @@
-"""What a trace format is: its names, how a file of it is recognised, and its reader."""
+"""A trace format: its names, how a file of it is recognised, and its reader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNLIKE = Likeness(0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What people may add to files, for formats that take it."""
+    """Values that people add to files, for formats that take them."""
 
     step_time: str | float | None = None
     reduce_cost: str | Path | None = None

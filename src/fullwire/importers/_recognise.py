@@ -1,4 +1,4 @@
-"""What the paths that somebody gives are: runs, workloads, or traces of which format."""
+"""Paths as people give them are runs, workloads, or traces of one format: which is found here."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fullwire.files import (
     refuse_packed,
 )
 from fullwire.importers._format import CERTAIN, Format
+from fullwire.importers._unread import near_miss, unread
 from fullwire.packed import unpacked_elsewhere
 from fullwire.units import shown
 
@@ -29,7 +30,7 @@ _MOST_SNIFFED = 1_000  # files of a directory, to find out what they are: some 0
 
 
 class Given(NamedTuple):
-    """What somebody wants read: of one kind, with NCCL's logs and what is left out beside it."""
+    """The files that somebody wants read: of one kind, and NCCL's logs beside them."""
 
     kind: str
     traces: list[Path]
@@ -101,7 +102,7 @@ def kinds_of(formats: Mapping[str, Format], path: Path) -> list[str]:
 
 
 def _is_companion(formats: Mapping[str, Format], kind: str) -> bool:
-    """Say whether files of this kind add to others; the two kinds that are no formats do not."""
+    """Say whether files of this kind add to others, as NCCL's logs do."""
     return kind not in (RUN, WORKLOAD) and formats[kind].beside is not None
 
 
@@ -172,8 +173,18 @@ def _of_file(formats: Mapping[str, Format], path: Path) -> str:
 
     if is_run(path.parent):
         raise UsageError(f"{path}: it is part of a run: name the folder, {path.parent}")
-    known = _in_words(formats.values())
-    raise DamagedInput(path, f"none of the formats that are read: a run, {known}")
+    raise DamagedInput(path, _why_not(formats, path))
+
+
+def _why_not(formats: Mapping[str, Format], path: Path) -> str:
+    """Name the kind of a file that is not read, or the formats that it resembles."""
+    beginning = beginning_of(path, MOST_SNIFFED_BYTES)
+    if named := unread(path, beginning):
+        return named
+    likeness = {each.label: each.looks_like(beginning).lacks for each in formats.values()}
+    near = near_miss({label: lacks for label, lacks in likeness.items() if lacks})
+    known = f"none of the formats that are read: a run, {_in_words(formats.values())}"
+    return f"{near}: {known}" if near else known
 
 
 def _kind_of_file(formats: Mapping[str, Format], path: Path) -> str:
@@ -195,7 +206,7 @@ def _looks_like(path: Path, format: Format) -> bool:
 
 
 def _may_say_later(beginning: bytes) -> bool:
-    """Say whether a beginning is text that goes on: what is not text says at once what it is."""
+    """Say whether a beginning is text that goes on; a binary format begins with its mark."""
     return len(beginning) >= SNIFFED_BYTES and b"\0" not in beginning
 
 

@@ -117,6 +117,8 @@ def looks_like(beginning: bytes) -> Likeness:
         or b'"CYCLE_START"' in text
         or (b'"process_name"' in text and b'"process_sort_index"' in text)
     )
+    if not is_one and text[:1] == b"[" and b'"ph"' in text:
+        return Likeness(0, "its events NEGOTIATE_... or CYCLE_START")
     return LIKELY if is_one else UNLIKE
 
 

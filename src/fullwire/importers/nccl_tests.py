@@ -39,6 +39,7 @@ _RANK = re.compile(r"#\s+Rank\s+(\d{1,6})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^
 _PERF = re.compile(r"\b(\w+)_perf\b")
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
 _HEADING = re.compile(rb"#\s+size\s+count(?:\s+\(?elements\)?)?\s+type\s")
+_BARE = re.compile(rb"(?:^|\n) *size +count .{0,40}type .{0,80}algbw")
 # mpirun and srun put the rank before what it prints, even within a row; srun pads it with spaces.
 # Kubernetes puts the time before a line.
 _TAGS = re.compile(
@@ -100,7 +101,9 @@ def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is the output of nccl-tests."""
     begins = (b"# nThread ", b"# nThread: ", b"# Collective test starting")
     has_table = _HEADING.search(beginning) is not None
-    return LIKELY if has_table or any(each in beginning for each in begins) else UNLIKE
+    if has_table or any(each in beginning for each in begins):
+        return LIKELY
+    return Likeness(0, "the # before its heading") if _BARE.search(beginning) else UNLIKE
 
 
 def read_table(path: Path) -> Table:
@@ -313,9 +316,8 @@ def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
         return ""
     share = row.bus_gb_s / row.algorithm_gb_s
     unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
-    candidates: tuple[str, ...] = ("allreduce", "reducescatter")
-    if has_root:
-        candidates = ("reduce",) if reduces else ("broadcast",)
+    rooted = ["reduce" if reduces else "broadcast"]
+    candidates = rooted if has_root else ["allreduce", "reducescatter"]
     fits = [op for op in candidates if abs(bus_factor(op, ranks) - share) <= unsure]
     return fits[0] if len(fits) == 1 else ""
 

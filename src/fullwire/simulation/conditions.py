@@ -1,9 +1,9 @@
 """The conditions that a what-if varies: one record each, from which every view takes its words.
 
 The terminal, charts, sentences and the command line read this table, in the order in which people
-state conditions. A `Change` is all that a condition needs which makes another step of the recorded
-one: it brings its option, its column and its effect, and nothing else has to know of it. The other
-conditions are axes of the engine itself (`sweep.py`).
+state conditions. A `Change` makes another step of the recorded one. It brings its option, its
+column and its effect, so that a new one needs no other code. The other conditions are axes of the
+engine (`sweep.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Change(Condition):
 def _at_speed(subject: Subject, speed: float) -> Subject:
     """Return the subject with all that a worker does alone so many times as fast.
 
-    Messages and additions take what they took. What hid behind computation has less to hide behind.
+    Messages and additions take as long as before. Less of them hides behind computation.
     """
     step, others = subject.step, subject.step.others
     hidden_ns = round((others.total_ns - others.exposed_ns) / speed)
@@ -187,7 +187,7 @@ def changed(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
 
 
 def _changed(subject: Subject, values: Mapping[str, Any]) -> Subject:
-    """Apply changes; what was measured of the recorded step does not bind another step."""
+    """Apply changes; the measured length belongs to the recorded step and goes."""
     for change in CHANGES.values():
         if change.axis in values:
             subject = change.apply(subject, values[change.axis])

@@ -1,4 +1,4 @@
-"""How a built-in network is stated: what people call it, its usual sample, and its layers."""
+"""A built-in network as its file states it: key, title, usual sample, and layers."""
 
 from __future__ import annotations
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness, Options, Writing
+from fullwire.importers._format import CERTAIN, LIKELY, UNLIKE, Format, Likeness, Options, Writing
 
 if TYPE_CHECKING:
     from fullwire.run.run import Run
@@ -14,13 +15,21 @@ if TYPE_CHECKING:
 _SOON_BYTES = 4096  # in which keys count that files of others may have, too
 _KEYS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"schemaVersion"')
 
+_OF_ANOTHER = re.compile(rb'"/(?:job|host|device):')  # processes of TensorFlow and JAX
+
 
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is a Kineto trace: metadata may come before events."""
     soon = beginning[:_SOON_BYTES].lstrip()
     if soon[:1] != b"{":
         return UNLIKE
+    if _OF_ANOTHER.search(soon):
+        return UNLIKE
+    if sum(key in soon for key in _KEYS) > 1:
+        return CERTAIN
     is_one = any(key in soon for key in _KEYS) or b'"traceEvents"' in beginning
+    if not is_one and b'"ph"' in soon:
+        return Likeness(0, 'the list "traceEvents"')
     return LIKELY if is_one else UNLIKE
 
 
