@@ -149,12 +149,14 @@ def command() -> str:
 
 
 def commit() -> str:
-    """Return the commit of the checkout, marked where files differ from it."""
-    told = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=7"],
-        cwd=FOLDER.parent,
-        capture_output=True,
-        text=True,
-        check=False,
+    """Return the commit of the checkout, marked where other files than results differ from it."""
+    head = _git("rev-parse", "--short=7", "HEAD") or "unknown"
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{FOLDER}")
+    return f"{head}-dirty" if changed else head
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(
+        ["git", *words], cwd=FOLDER.parent, capture_output=True, text=True, check=False
     )
-    return told.stdout.strip() or "unknown"
+    return done.stdout.strip()
