@@ -151,7 +151,9 @@ def command() -> str:
 def commit() -> str:
     """Return the commit of the checkout, marked where other files than results differ from it."""
     head = _git("rev-parse", "--short=7", "HEAD") or "unknown"
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{FOLDER}")
+    changed = _git(
+        "status", "--porcelain", "--untracked-files=no", "--", ":/", f":(exclude){FOLDER}"
+    )
     return f"{head}-dirty" if changed else head
 
 
