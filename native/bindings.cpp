@@ -19,9 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "events/collective_events.hpp"
-#include "events/fabric_events.hpp"
 #include "events/folding.hpp"
+#include "events/playing.hpp"
 #include "scans/kineto_scan.hpp"
 #include "sampling/packet_capture.hpp"
 #include "packets/packets.hpp"
@@ -34,74 +33,32 @@ namespace {
 
 template <typename T>
 using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using PartColumns = std::tuple<Column<std::int32_t>, Column<std::int32_t>, Column<std::int32_t>,
-                               Column<std::uint8_t>>;
 
 template <typename T>
 std::span<const T> span_of(const Column<T>& column) {
     return {column.data(), column.shape(0)};
 }
 
-fullwire::Part checked_part(const PartColumns& columns, std::uint32_t workers,
-                            std::size_t size_classes) {
-    const auto& [round, source, target, size_class] = columns;
-    const fullwire::Part part{span_of(round), span_of(source), span_of(target),
-                              span_of(size_class)};
-    const std::size_t rows = part.round.size();
-    if (part.source.size() != rows || part.target.size() != rows ||
-        part.size_class.size() != rows) {
-        throw std::invalid_argument("columns of one part differ in length");
-    }
-    for (std::size_t row = 0; row < rows; ++row) {
-        const auto outside = [&](std::int32_t rank) {
-            return rank < 0 || static_cast<std::uint32_t>(rank) >= workers;
-        };
-        if (outside(part.source[row]) || outside(part.target[row]) ||
-            part.size_class[row] >= size_classes || (row && part.round[row] < part.round[row - 1])) {
-            throw std::invalid_argument("a transfer names a rank, size or round that cannot be");
-        }
-    }
-    return part;
-}
-
-std::pair<double, std::uint64_t> play_collective(
-    std::uint32_t workers, const std::vector<PartColumns>& columns,
-    const std::vector<std::pair<double, double>>& size_classes, double bytes_per_s,
-    double latency_s, std::uint32_t chunks, bool serial) {
-    std::vector<fullwire::Part> parts;
-    for (const PartColumns& part : columns) {
-        parts.push_back(checked_part(part, workers, size_classes.size()));
-    }
-    std::vector<fullwire::SizeClass> sizes;
-    for (const auto& [bytes, add_s] : size_classes) sizes.push_back({bytes, add_s});
-    const auto pause = [] {  // lets Ctrl-C through
-        if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    };
-    const fullwire::Outcome outcome = fullwire::play({workers, bytes_per_s, latency_s}, parts,
-                                                     sizes, chunks, serial, pause);
-    return {outcome.time_s, outcome.transfers};
-}
-
 using StagedColumns =
-    std::tuple<Column<std::int64_t>, Column<double>, Column<double>, Column<std::int64_t>,
-               Column<std::int32_t>>;
+    std::tuple<Column<std::int64_t>, Column<std::int64_t>, Column<std::int32_t>, Column<double>,
+               Column<double>>;
 
-std::pair<double, std::uint64_t> play_fabric(
+std::pair<double, std::uint64_t> play(
     std::uint32_t seats, Column<double> bytes_per_s, Column<std::int32_t> source,
     Column<std::int32_t> target, Column<double> latency_s, Column<std::int64_t> stands_for,
     Column<std::int64_t> crossings_begin, Column<std::int32_t> link, Column<std::int32_t> weight,
     const std::vector<StagedColumns>& columns, std::uint32_t chunks, bool serial,
     const std::optional<nb::callable>& told) {
     std::vector<fullwire::StagedPart> parts;
-    for (const auto& [rounds, bytes, add_s, edges_begin, connection] : columns) {
-        parts.push_back({span_of(rounds), span_of(bytes), span_of(add_s), span_of(edges_begin),
-                         span_of(connection)});
+    for (const auto& [rounds, edges_begin, connection, bytes, add_s] : columns) {
+        parts.push_back({span_of(rounds), span_of(edges_begin), span_of(connection),
+                         span_of(bytes), span_of(add_s)});
     }
     const auto pause = [&](std::uint64_t transfers) {  // lets Ctrl-C through
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
         if (told) (*told)(transfers);
     };
-    const fullwire::Played played = fullwire::play_fabric(
+    const fullwire::Played played = fullwire::play(
         {seats, span_of(bytes_per_s), span_of(source), span_of(target), span_of(latency_s),
          span_of(stands_for), span_of(crossings_begin), span_of(link), span_of(weight)},
         parts, chunks, serial, pause);
@@ -504,10 +461,7 @@ NB_MODULE(_native, module) {
         .def("operators", &operators_of)
         .def("marks", &marks_of)
         .def("notes", &notes_of);
-    module.def("play_collective", &play_collective, nb::arg("workers"), nb::arg("parts"),
-               nb::arg("size_classes"), nb::arg("bytes_per_s"), nb::arg("latency_s"),
-               nb::arg("chunks"), nb::arg("serial"));
-    module.def("play_fabric", &play_fabric, nb::arg("seats"), nb::arg("bytes_per_s"),
+    module.def("play", &play, nb::arg("seats"), nb::arg("bytes_per_s"),
                nb::arg("source"), nb::arg("target"), nb::arg("latency_s"), nb::arg("stands_for"),
                nb::arg("crossings_begin"), nb::arg("link"), nb::arg("weight"), nb::arg("parts"),
                nb::arg("chunks"), nb::arg("serial"), nb::arg("told").none());

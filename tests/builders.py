@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import FactValue, named
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Gradients, Provenance, Run, Spans
 
 MS = 1_000_000  # nanoseconds
@@ -28,8 +29,8 @@ def a_run(
     none = np.zeros(len(gradients), np.int64)
     return Run(
         provenance=Provenance(origin="imported", source=source),
-        facts={"workers": 1} if facts is None else facts,
-        missing=missing,
+        facts=named({"workers": 1} if facts is None else facts),
+        gaps=gaps_of(missing),
         spans=spans(
             ("host", "step", 0, step_end),
             ("compute", "forward", 0, begin),
@@ -65,7 +66,7 @@ def steps_run(lengths_ms: Sequence[float], facts: Mapping[str, FactValue] | None
     count = len(lengths_ms)
     return Run(
         provenance=Provenance(origin="measured", source="a test"),
-        facts=facts or {},
+        facts=named(facts or {}),
         spans=Spans(
             rank=np.zeros(count, np.int64),
             step=np.arange(count),

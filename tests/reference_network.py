@@ -1,9 +1,9 @@
-"""The network of native/events/collective_events.hpp again: plain, slow, exact, easy to believe.
+"""The network of native/events/playing.hpp around one switch: plain, slow, exact, easy to believe.
 
 Shares are worked out anew for all connections whenever anything happens, in exact fractions.
 
 Two transfers of different parts or chunks may become ready for one connection at the same instant.
-Which goes first is then a choice, not a fact: the engine goes by the order of its events, and its
+Which goes first is then a choice, not a fact: the engine goes by chunks, parts and stages, and its
 instants are rounded. `is_tied` says that a play met such a choice.
 """
 

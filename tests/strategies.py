@@ -5,7 +5,6 @@ FULLWIRE_FUZZ=100 multiplies the number of cases: the default keeps a test run s
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args
@@ -14,8 +13,8 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from fullwire.clusters.fabric import (
-    Fabric,
+from fullwire.clusters.cluster import (
+    Cluster,
     Inside,
     LeafSpine,
     Network,
@@ -24,8 +23,24 @@ from fullwire.clusters.fabric import (
     OtherHost,
     Torus,
 )
-from fullwire.run.facts import REGISTRY
-from fullwire.run.run import TABLES, Basis, Origin, Provenance, Run, Table
+from fullwire.run.facts import REGISTRY, Fact, named
+from fullwire.run.gaps import Gap
+from fullwire.run.run import (
+    TABLES,
+    AnyTable,
+    Basis,
+    Collectives,
+    ColumnKind,
+    Gradients,
+    Hosts,
+    Links,
+    Origin,
+    Provenance,
+    Run,
+    Sockets,
+    Spans,
+    Table,
+)
 
 Test = TypeVar("Test", bound=Callable[..., None])
 FUZZ = int(os.environ.get("FULLWIRE_FUZZ", "1"))
@@ -93,18 +108,28 @@ def cases(count: int) -> Callable[[Test], Test]:
 
 
 @st.composite
-def tables(draw: st.DrawFn, kind: type[Table]) -> Table:
+def tables(draw: st.DrawFn, kind: type[AnyTable]) -> AnyTable:
     """Make a table of any values that its columns may hold."""
     rows = draw(st.integers(0, MOST_ROWS))
     columns: dict[str, Any] = {}
-    for name, dtype in kind.column_types().items():
-        values = draw(st.lists(_VALUES[dtype], min_size=rows, max_size=rows))
-        columns[name] = np.array(values, dtype)
+    for name, each in kind.column_kinds().items():
+        values = draw(st.lists(_column_values(each), min_size=rows, max_size=rows))
+        columns[name] = np.array(values, each.dtype)
+    for begin, end in kind.INTERVALS:
+        columns[begin], columns[end] = np.sort([columns[begin], columns[end]], axis=0)
     return kind(**columns)
 
 
+def _column_values(kind: ColumnKind) -> st.SearchStrategy[Any]:
+    if kind.least is None:
+        return _VALUES[kind.dtype]
+    if kind.dtype is np.int64:
+        return st.integers(int(kind.least), 2**63 - 1)
+    return st.floats(kind.least, allow_infinity=False)
+
+
 @st.composite
-def fabrics(draw: st.DrawFn) -> Fabric:
+def fabrics(draw: st.DrawFn) -> Cluster:
     """Make a small described cluster of any kind."""
     network, nodes = draw(_networks())
     devices = draw(st.integers(1, 4))
@@ -121,7 +146,7 @@ def fabrics(draw: st.DrawFn) -> Fabric:
         latency_s=latencies,
         payload_share=shares,
     )
-    return Fabric(
+    return Cluster(
         name=draw(texts),
         nodes=nodes,
         devices_per_node=devices,
@@ -165,12 +190,28 @@ def _networks(draw: st.DrawFn) -> tuple[Network, int]:
 
 @st.composite
 def facts(draw: st.DrawFn) -> dict[str, Any]:
-    """Make any facts of the registered types."""
-    sizes = st.sets(st.integers(0, 2**53), max_size=4).map(sorted)
-    points = sizes.map(lambda each: tuple((float(size), size * 1e-9) for size in each))
-    values = {int: whole_numbers, float: finite, str: texts, tuple: points}
+    """Make any facts that may be, odd ones among them."""
     names = draw(st.sets(st.sampled_from(sorted(REGISTRY)), max_size=4))
-    return {name: draw(values[REGISTRY[name].kind]) for name in sorted(names)}
+    return {name: draw(_fact_values(REGISTRY[name])) for name in sorted(names)}
+
+
+def _fact_values(fact: Fact) -> st.SearchStrategy[Any]:
+    """Make any value that a fact may have."""
+    if fact.kind is str:
+        return texts
+    least, most = fact.measure.least, fact.measure.most
+    if fact.kind is int:
+        return st.integers(int(least), int(most))
+    numbers = st.floats(least, most) | st.sampled_from([float(least), float(most)])
+    if fact.kind is float:
+        return numbers
+    pairs = st.dictionaries(st.integers(0, 2**53), numbers, max_size=4)
+    return pairs.map(lambda each: tuple((float(a), b) for a, b in sorted(each.items())))
+
+
+def _gaps() -> st.SearchStrategy[Gap]:
+    tables_ = st.none() | st.sampled_from(sorted(TABLES))
+    return st.builds(Gap, reason=texts, table=tables_, rank=st.none() | st.integers(0, 2**31))
 
 
 @st.composite
@@ -184,8 +225,8 @@ def runs(draw: st.DrawFn) -> Run:
             source=draw(texts),
             basis=draw(st.sampled_from(get_args(Basis))),
         ),
-        facts=draw(facts()),
-        missing=tuple(draw(st.lists(texts, max_size=2))),
+        facts=named(draw(facts())),
+        gaps=tuple(draw(st.lists(_gaps(), max_size=2))),
         **parts,
     )
 
@@ -226,7 +267,7 @@ def _changed(draw: st.DrawFn, content: bytes, start: int, end: int, change: str)
 def same_run(one: Run, other: Run) -> bool:
     """Say whether two runs hold the same to the last bit; not a number equals itself here."""
     return (
-        (one.provenance, one.missing) == (other.provenance, other.missing)
+        (one.provenance, one.gaps) == (other.provenance, other.gaps)
         and _same_facts(one, other)
         and all(same_table(table, getattr(other, name)) for name, table in one.tables())
     )
@@ -241,6 +282,76 @@ def same_table(one: Table, other: Table) -> bool:
 
 
 def _same_facts(one: Run, other: Run) -> bool:
-    return dict(one.facts) == dict(other.facts) and not any(
-        isinstance(value, float) and math.isnan(value) for value in one.facts.values()
+    return one.facts == other.facts
+
+
+_ODD_LENGTHS_NS = st.sampled_from([0, 1, 2, 1_000, 10**6, 10**8, 10**12, 10**15])
+_ODD_SIZES = st.sampled_from([0, 1, 4, 10**3, 25 * 2**20, 2**40, 2**62])
+_ODD_RATES = st.sampled_from([1.0, 1e3, 1e9, 4e11, 1e18])
+
+
+@st.composite
+def odd_jobs(draw: st.DrawFn) -> Run:
+    """Make a training job that is whole and legal, with parts that take no time or ages."""
+    ranks, steps, sums = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(0, 3))
+    spans: list[tuple[Any, ...]] = []
+    gradients: list[tuple[Any, ...]] = []
+    collectives: list[tuple[Any, ...]] = []
+    for rank in range(ranks):
+        begin = 0
+        for step in range(steps):
+            forward, backward, rest = (begin + each for each in _rising(draw, 3))
+            end = max(rest, begin + draw(_ODD_LENGTHS_NS))
+            spans += [
+                (rank, step, "host", "step", begin, end),
+                (rank, step, "compute", "forward", begin, forward),
+                (rank, step, "compute", "backward", forward, backward),
+                (rank, step, "compute", "optimizer", backward, rest),
+            ]
+            for order in range(sums):
+                size = draw(_ODD_SIZES)
+                gradients.append(
+                    (rank, step, order, size, draw(st.sampled_from([forward, backward])))
+                )
+                issue, start, done = (forward + each for each in _rising(draw, 3))
+                sequence = step * sums + order
+                row = (rank, step, sequence, "0", "allreduce", "float32", size, issue, start, done)
+                collectives.append(row)
+            begin = end
+    known = {
+        "workers": ranks,
+        "line_rate_bps": draw(_ODD_RATES),
+        "buckets": "ddp",
+        "backend": "gloo",
+    }
+    told = draw(st.sets(st.sampled_from(sorted(known))))
+    odd = draw(facts().filter(lambda each: "workers" not in each))
+    return Run(
+        provenance=Provenance(origin="measured", source="odd"),
+        facts=named({name: known[name] for name in told} | _numbers_only(odd)),
+        spans=_table(Spans, spans),
+        gradients=_table(Gradients, gradients),
+        collectives=_table(Collectives, collectives),
+        links=draw(tables(Links)),
+        sockets=draw(tables(Sockets)),
+        hosts=draw(tables(Hosts)),
+    )
+
+
+def _rising(draw: st.DrawFn, count: int) -> list[int]:
+    return sorted(draw(st.lists(_ODD_LENGTHS_NS, min_size=count, max_size=count)))
+
+
+def _numbers_only(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if not isinstance(value, str)}
+
+
+def _table(kind: type[AnyTable], rows: list[tuple[Any, ...]]) -> AnyTable:
+    types = kind.column_types()
+    columns = zip(*rows, strict=True) if rows else ([] for _ in types)
+    return kind(
+        **{
+            name: np.array(list(values), dtype)
+            for (name, dtype), values in zip(types.items(), columns, strict=True)
+        }
     )

@@ -14,14 +14,13 @@ import csv
 import sys
 from pathlib import Path
 
-from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics
-from fullwire.collectives.cluster_plan import applicable_on, plan_on
+from fullwire.clusters.cluster import Cluster, Inside, LeafSpine, Nics, one_switch
 from fullwire.collectives.cost import AddTimes
-from fullwire.collectives.fabric_cost import cost_of
-from fullwire.collectives.fabric_playing import fabric_time
+from fullwire.collectives.link_cost import cost_of
 from fullwire.collectives.placed import placed
+from fullwire.collectives.plan import plan_on
 from fullwire.collectives.playing import collective_time
+from fullwire.collectives.registry import fitting
 from validation import arguments, results
 from validation.results import Table
 
@@ -54,7 +53,7 @@ def serial_ring_s(workers: int, size: int, *, astra_costs: bool = False) -> floa
     """Time the ring that ASTRA-sim plays: chunks one after another."""
     adds = AddTimes(((0.0, 0.0), (1e12, 1e12 * ASTRA_REDUCE_S_PER_BYTE))) if astra_costs else None
     latency_s = LATENCY_S + (ASTRA_SEND_S if astra_costs else 0)
-    cluster = Cluster(workers=workers, rate_bps=RATE_BPS, latency_s=latency_s)
+    cluster = one_switch(workers=workers, rate_bps=RATE_BPS, latency_s=latency_s)
     return collective_time(
         "allreduce", "ring", cluster, size, chunks=CHUNKS, chunk_order="serial", adds=adds
     ).time_s
@@ -90,7 +89,7 @@ def closed_form_error(
     op: str, algorithm: str, workers: int, size: int, latency_s: float, chunks: int, order: str
 ) -> float:
     """Return the relative difference between events and the closed form."""
-    cluster = Cluster(workers=workers, rate_bps=RATE_BPS, latency_s=latency_s)
+    cluster = one_switch(workers=workers, rate_bps=RATE_BPS, latency_s=latency_s)
     adds = AddTimes(((1e3, 1e-6), (1e6, 2e-6), (1e9, 1e-3)))
     event, closed = (
         collective_time(
@@ -103,15 +102,15 @@ def closed_form_error(
 
 def tree_over_full_utilization(workers: int, chunks: int) -> float:
     """Return how much longer a pipelined double tree takes than its busiest link at line rate."""
-    cluster = Cluster(workers=workers, rate_bps=RATE_BPS)
+    cluster = one_switch(workers=workers, rate_bps=RATE_BPS)
     size = 2**26
     played = collective_time("allreduce", "tree", cluster, size, chunks=chunks).time_s
     return played / (2 * size * 8 / RATE_BPS) - 1
 
 
-def fat_tree(nodes: int) -> Fabric:
+def fat_tree(nodes: int) -> Cluster:
     """Describe nodes of 8 devices and 8 NICs on leaves of 4, below a 2:1 spine."""
-    return Fabric(
+    return Cluster(
         name="fat-tree",
         nodes=nodes,
         devices_per_node=8,
@@ -125,7 +124,8 @@ def on_a_fat_tree(nodes: int, algorithm: str, size: int) -> tuple[float, float, 
     """Return the share of transfers played, the difference that makes, and the closed form's."""
     fabric = fat_tree(nodes)
     folded, whole = (
-        fabric_time("allreduce", algorithm, fabric, size, folds=folds) for folds in (True, False)
+        collective_time("allreduce", algorithm, fabric, size, folds=folds)
+        for folds in (True, False)
     )
     where = placed(plan_on("allreduce", algorithm, fabric), fabric)
     closed_s = float(cost_of(where, fabric).whole_s(size))
@@ -161,7 +161,7 @@ def main() -> None:
 def fabric_rows() -> list[tuple[str, int, float, float, float, float]]:
     """Return (algorithm, devices, share played, difference, closed form at 64 KiB and 1 GiB)."""
     found = []
-    for algorithm in applicable_on("allreduce", fat_tree(8)):
+    for algorithm in fitting("allreduce", fat_tree(8)):
         for nodes in (8, 32):
             small, large = (on_a_fat_tree(nodes, algorithm, size) for size in (2**16, 2**30))
             differs = max(small[1], large[1])

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics
-from fullwire.collectives.fabric_playing import fabric_time
+from fullwire.clusters.cluster import Cluster, Inside, LeafSpine, Nics
+from fullwire.collectives.playing import collective_time
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job
@@ -26,7 +26,7 @@ from fullwire.units import show_time
 from validation import arguments, results
 
 SIZE_BYTES = 8_000_000
-DESCRIBED = Fabric(
+DESCRIBED = Cluster(
     name="two leaves of rails",
     nodes=4,
     devices_per_node=2,
@@ -86,8 +86,7 @@ dist.destroy_process_group()
 
 def predicted_s(lab: Lab) -> dict[str, float]:
     """Ask the predictor about the cluster as the lab has it."""
-    described = lab.description.fabric
-    assert described is not None
+    described = lab.description.cluster
     assert described.inside is not None
     assert lab.in_host_bps is not None
     fabric = replace(
@@ -101,7 +100,7 @@ def predicted_s(lab: Lab) -> dict[str, float]:
         ("hierarchy", "hierarchical", None),
     )
     return {
-        name: fabric_time("allreduce", algorithm, fabric, SIZE_BYTES, order=order).time_s
+        name: collective_time("allreduce", algorithm, fabric, SIZE_BYTES, order=order).time_s
         for name, algorithm, order in asked
     }
 
@@ -127,7 +126,7 @@ def main() -> None:
     taken = arguments.parser(__doc__)
     taken.add_argument("times", type=int, nargs="?", default=3)
     times = taken.parse_args().times
-    with Lab(describe(fabric=DESCRIBED)) as lab:
+    with Lab(describe(cluster=DESCRIBED)) as lab:
         expected_s = predicted_s(lab)
         found = {each: measured_s(lab, each, times) for each in ("gloo", "fullwire")}
     print(f"{SIZE_BYTES:,} bytes, {times} times; predicted, and measured: median (least to most)")

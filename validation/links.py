@@ -66,7 +66,7 @@ class Delivered(NamedTuple):
 def delivered(rate: str) -> Delivered:
     """Make a lab of two hosts, and measure its links and a job on it."""
     description = describe(workers=2, rate=[rate])
-    limit_bps = description.cluster.rate_bps * description.payload_share
+    limit_bps = description.cluster.nics.rate_bps * description.payload_share
     with tempfile.TemporaryDirectory() as place, Lab(description) as lab:
         result = Path(place, "bps")
         size_bytes = round(limit_bps / 8 * JOB_S)
@@ -112,7 +112,7 @@ def main() -> None:
     print("     rate     1448/1514  link                       job                        refused")
     rows: list[list[results.Cell]] = []
     for rate, samples in found.items():
-        limit = show_rate(describe(workers=2, rate=[rate]).cluster.rate_bps * 1448 / 1514)
+        limit = show_rate(describe(workers=2, rate=[rate]).cluster.nics.rate_bps * 1448 / 1514)
         link, job = (spread([each[column] for each in samples]) for column in (0, 1))
         print(f"{rate:>9}  {limit:>12}  {link:<25}  {job:<25}  {refusals[rate]}")
         rows.append([rate, limit, link, job, refusals[rate]])

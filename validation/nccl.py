@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 
 from fullwire.clusters import cluster
-from fullwire.clusters.fabric import Fabric
-from fullwire.collectives.fabric_playing import fabric_time
+from fullwire.clusters.cluster import Cluster
+from fullwire.collectives.playing import collective_time
 from fullwire.importers.nccl_tests import Row, read_table
 from validation import arguments, results
 
@@ -70,9 +70,9 @@ def startup_s(data: Path) -> float:
     )
 
 
-def predicted_s(fabric: Fabric, op: str, size_bytes: int) -> float:
+def predicted_s(fabric: Cluster, op: str, size_bytes: int) -> float:
     """Time a ring around the devices of one node."""
-    return fabric_time(op, "ring", fabric, size_bytes, workers=fabric.devices_per_node).time_s
+    return collective_time(op, "ring", fabric, size_bytes, workers=fabric.devices_per_node).time_s
 
 
 def rows_of(data: Path, op: str) -> tuple[Row, ...]:

@@ -31,6 +31,8 @@ SharedLinks::SharedLinks(std::span<const double> bytes_per_s,
             crossings_.push_back({.link = static_cast<std::uint32_t>(link[each]),
                                   .connection = id,
                                   .weight = static_cast<double>(weight[each])});
+            connections_[id].alone =
+                std::min(connections_[id].alone, bytes_per_s[link[each]] / weight[each]);
         }
     }
 }
@@ -88,7 +90,7 @@ const std::vector<std::uint32_t>& SharedLinks::settle() {
         Connection& connection = connections_[id];
         if (!connection.is_new) continue;  // it met others, or has left within the same instant
         connection.is_new = false;
-        connection.rate = alone(id);
+        connection.rate = connection.alone;
         different_.push_back(id);
     }
     joined_.clear();
@@ -164,14 +166,6 @@ double SharedLinks::bound_outside(std::uint32_t connection) const {
         }
     });
     return bound;
-}
-
-double SharedLinks::alone(std::uint32_t connection) const {
-    double rate = kUnlimited;
-    each_crossing(connection, [&](const Crossing& each) {
-        rate = std::min(rate, links_[each.link].bytes_per_s / each.weight);
-    });
-    return rate;
 }
 
 void SharedLinks::take_up(const Offer& least) {

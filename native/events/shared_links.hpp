@@ -44,6 +44,7 @@ class SharedLinks {
         std::uint32_t first = 0;  // of its crossings
         std::uint32_t end = 0;
         double rate = 0;
+        double alone = kUnlimited;  // its rate where it meets no other
         double share = 0;           // of the filling now under way
         std::uint32_t filling = 0;  // its number
         std::uint32_t bounded = 0;  // the latest filling that knows what is outside of it
@@ -84,7 +85,6 @@ class SharedLinks {
     void fill();
     void offer_afresh(std::uint32_t link);
     double bound_outside(std::uint32_t connection) const;
-    double alone(std::uint32_t connection) const;
     void take_up(const Offer& least);
     bool is_settled(std::uint32_t connection) const {
         return connections_[connection].filling == filling_;

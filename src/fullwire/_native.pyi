@@ -3,27 +3,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_Part = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]
-
-def play_collective(
-    workers: int,
-    parts: Sequence[_Part],
-    size_classes: Sequence[tuple[float, float]],
-    bytes_per_s: float,
-    latency_s: float,
-    chunks: int,
-    serial: bool,
-) -> tuple[float, int]: ...
-
 _Staged = tuple[
     NDArray[np.int64],
-    NDArray[np.float64],
-    NDArray[np.float64],
     NDArray[np.int64],
     NDArray[np.int32],
+    NDArray[np.float64],
+    NDArray[np.float64],
 ]
 
-def play_fabric(
+def play(
     seats: int,
     bytes_per_s: NDArray[np.float64],
     source: NDArray[np.int32],

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.clusters import cluster, names
-from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.fabric import Fabric, Nics, OtherHost, flat
+from fullwire.clusters.cluster import Cluster, Nics, OtherHost, one_switch
 from fullwire.errors import UsageError
 from fullwire.report.cluster import cluster_sentence, drawing, print_cluster, some
 from fullwire.report.sentences import suspicion_sentences
@@ -43,7 +42,7 @@ def test_workers_around_a_switch_are_predicted_alike_however_they_are_described(
     plain = fw.whatif(
         "resnet50@v100", workers=workers, bandwidth=rate_bps, latency=latency_s, **conditions
     )
-    fabric = flat(Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s))
+    fabric = one_switch(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
     described = fw.whatif("resnet50@v100", cluster=fabric, **conditions)
     for name, column in plain.columns().items():
         assert described[name].tolist() == column.tolist(), name
@@ -207,7 +206,7 @@ def test_mistakes_in_a_file_are_one_line(cli: Cli, tmp_path: Path) -> None:
 
 @cases(40)
 @given(fabrics())
-def test_any_cluster_can_be_drawn(fabric: Fabric) -> None:
+def test_any_cluster_can_be_drawn(fabric: Cluster) -> None:
     lines = list(drawing(fabric))
     assert any("▣" in line for line in lines)
     assert max(len(line) for line in lines) < 120
@@ -233,7 +232,7 @@ def test_a_grid_of_a_hundred_thousand_points_stays_one_of_arrays() -> None:
 
 
 def test_slow_hosts_and_latencies_are_suspects_too() -> None:
-    even = Fabric(name="ours", nodes=6, nics=Nics(rate_bps=100e9, latency_s=5e-6))
+    even = Cluster(name="ours", nodes=6, nics=Nics(rate_bps=100e9, latency_s=5e-6))
     slow = dataclasses.replace(even, other_hosts=(OtherHost(node=1, nic_rate_bps=25e9),))
     [blamed] = fw.whatif("vgg16@v100", cluster=slow).suspicions
     assert blamed.worst is not None

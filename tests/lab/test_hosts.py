@@ -6,6 +6,7 @@ import json
 import zlib
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from fullwire.recorder.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES, TAG
@@ -14,6 +15,7 @@ from fullwire.recorder.sampler import SUFFIX
 from fullwire.recorder.samples import Kind
 from fullwire.run.placement import host_line_rates_bps, host_of_rank
 from fullwire.run.run import Run
+from fullwire.run.store import read_run, write
 from tests.lab.test_sampler import as_written, block
 from tests.torch.test_record import a_process
 from tests.unit.test_clocks import set_header
@@ -63,8 +65,21 @@ def test_the_line_rates_of_several_hosts_are_their_adapters(tmp_path: Path) -> N
 
 def test_ranks_of_one_host_have_no_line_rate(tmp_path: Path) -> None:
     run = joined(tmp_path, {0: "a", 1: "a"}, {"a": 10e9})
-    assert "line_rate_bps" not in run.facts
+    assert run.facts.line_rate_bps is None
     assert len(run.links) == 2
+
+
+def test_each_link_keeps_its_own_speed_and_runs_from_before_have_none(tmp_path: Path) -> None:
+    run = joined(tmp_path, {0: "a", 1: "a"}, {"a": 10e9, "b": 25e9})
+    assert run.links.speed_bps.tolist() == [10e9, 10e9, 25e9, 25e9]
+    file = write(run, tmp_path / "old.run") / "links.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["speed_bps"]), file)
+    described = json.loads((file.parent / "run.json").read_text())
+    (file.parent / "run.json").write_text(json.dumps(described | {"crc32": {}}))
+    old = read_run(file.parent)
+    assert old.complete
+    assert old.links.speed_bps.tolist() == [0.0] * 4
+    assert old.links.tx_bytes.tolist() == run.links.tx_bytes.tolist()
 
 
 @pytest.mark.parametrize("dilation", [1.0, 10.0])

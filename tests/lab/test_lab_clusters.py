@@ -11,23 +11,24 @@ import pytest
 from fullwire.answers.laboratory import lab_facts
 from fullwire.answers.whatif import whatif
 from fullwire.clusters import cluster
+from fullwire.clusters.cluster import Cluster, Inside, LeafSpine, Nics, OtherHost, Torus
 from fullwire.clusters.description import as_toml
-from fullwire.clusters.fabric import Fabric, Inside, LeafSpine, Nics, OtherHost, Torus
 from fullwire.errors import UsageError
 from fullwire.importers import read
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job, summary
-from fullwire.simulation.subject import recorded_fabric
+from fullwire.run.facts import Facts
+from fullwire.simulation.subject import recorded_cluster
 from tests.conftest import Cli
 
-TWO_LEAVES = Fabric(
+TWO_LEAVES = Cluster(
     name="two leaves",
     nodes=4,
     nics=Nics(rate_bps=200e6),
     network=LeafSpine(nodes_per_leaf=2, oversubscription=2),
 )
-RAILS = Fabric(
+RAILS = Cluster(
     name="rails",
     nodes=2,
     devices_per_node=4,
@@ -121,26 +122,26 @@ needs_namespaces = pytest.mark.usefixtures("namespaces")
 
 def test_a_described_cluster_says_which_hosts_and_links_there_are() -> None:
     slow = replace(TWO_LEAVES, other_hosts=(OtherHost(node=3, nic_rate_bps=50e6),))
-    description = describe(fabric=slow, dilation=2)
+    description = describe(cluster=slow, dilation=2)
     assert description.rates_bps == [100e6, 100e6, 100e6, 25e6]
     assert [description.leaf_of(host, 0) for host in range(4)] == [0, 0, 1, 1]
     assert description.uplink_rate_bps == 100e6
-    assert describe(fabric=replace(TWO_LEAVES, nodes=2)).leaves == 0
+    assert describe(cluster=replace(TWO_LEAVES, nodes=2)).leaves == 0
 
 
 def test_a_host_of_several_devices_has_a_rank_for_each_and_each_its_nic() -> None:
-    description = describe(fabric=RAILS)
+    description = describe(cluster=RAILS)
     assert (description.ranks, description.ranks_per_host, description.nics_per_host) == (8, 4, 2)
     assert [description.host_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [description.nic_of(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
     four = replace(RAILS, nodes=4, network=LeafSpine(nodes_per_leaf=2, by_rail=True))
-    many = describe(fabric=four)
+    many = describe(cluster=four)
     assert [many.leaf_of(host, nic) for host in (0, 3) for nic in (0, 1)] == [0, 1, 2, 3]
 
 
 def test_a_described_latency_is_added_where_a_lab_would_not_have_it_anyway() -> None:
     near, far = (
-        describe(fabric=replace(TWO_LEAVES, nics=Nics(rate_bps=200e6, latency_s=each)))
+        describe(cluster=replace(TWO_LEAVES, nics=Nics(rate_bps=200e6, latency_s=each)))
         for each in (20e-6, 1e-3)
     )
     assert (near.latency_s, near.left_out_s) == (0.0, 20e-6)
@@ -152,7 +153,7 @@ def test_a_described_latency_is_added_where_a_lab_would_not_have_it_anyway() -> 
     ("fabric", "sentence"),
     [
         (
-            Fabric(
+            Cluster(
                 name="torus",
                 nodes=4,
                 nics=Nics(rate_bps=1e9, per_node=4),
@@ -172,14 +173,14 @@ def test_a_described_latency_is_added_where_a_lab_would_not_have_it_anyway() -> 
         ),
     ],
 )
-def test_what_a_lab_cannot_make_is_refused_with_the_reason(fabric: Fabric, sentence: str) -> None:
+def test_what_a_lab_cannot_make_is_refused_with_the_reason(fabric: Cluster, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        describe(fabric=fabric)
+        describe(cluster=fabric)
 
 
 def test_a_cluster_and_hosts_besides_are_refused(cli: Cli) -> None:
     with pytest.raises(UsageError, match="has its own hosts, rates and latency"):
-        describe(fabric=TWO_LEAVES, workers=2, rate=["1Gbps"])
+        describe(cluster=TWO_LEAVES, workers=2, rate=["1Gbps"])
     none = cli("lab", "run", "--", "true")
     assert "expected workers and their rate, or a cluster" in none.stderr
     nodes = cli("lab", "run", "--nodes", "2", "--workers", "2", "--rate", "1Gbps", "--", "true")
@@ -193,7 +194,7 @@ def test_a_cluster_and_hosts_besides_are_refused(cli: Cli) -> None:
 def test_real_bytes_between_leaves_take_as_long_as_the_spine_lets_them(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with Lab(describe(fabric=TWO_LEAVES)) as lab:
+    with Lab(describe(cluster=TWO_LEAVES)) as lab:
         assert [link.line_rate_bps for link in lab.uplinks] == [200e6, 200e6]
         assert "2 leaves below a spine, uplinks deliver at least" in summary(lab)
         capfd.readouterr()
@@ -207,8 +208,8 @@ def test_real_bytes_between_leaves_take_as_long_as_the_spine_lets_them(
     # Without the narrow uplink, two hosts at 200 Mbps would need half of this.
     at_uplink_rate_s = 8 * 2 * SENT_BYTES / TWO_LEAVES.uplink_rate_bps
     assert max(ends) - min(begins) > 0.9 * at_uplink_rate_s
-    run = replace(read("resnet50@v100"), facts={"workers": 4, **facts})
-    assert recorded_fabric(run) == TWO_LEAVES
+    run = replace(read("resnet50@v100"), facts=facts | Facts(workers=4))
+    assert recorded_cluster(run) == TWO_LEAVES
     assert whatif(run).suspicions[0].cluster == "two leaves"
 
 
@@ -224,7 +225,7 @@ def printed_by(
 def test_each_rank_has_its_place_its_nic_and_no_other_way_out(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with Lab(describe(fabric=RAILS)) as lab:
+    with Lab(describe(cluster=RAILS)) as lab:
         assert [(link.host, link.nic) for link in lab.links] == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert {link.line_rate_bps for link in lab.links} == {100e6}
         said = summary(lab)
@@ -235,7 +236,7 @@ def test_each_rank_has_its_place_its_nic_and_no_other_way_out(
     assert said.startswith("2 hosts of 4 ranks and 2 NICs up; links deliver at least")
     assert "this machine's memory" in said
     assert "4 us of latency are not added" in said
-    assert facts["in_host_bps"] == lab.in_host_bps
+    assert facts.in_host_bps == lab.in_host_bps
     assert ranks == [
         [
             str(rank),
@@ -258,6 +259,6 @@ def test_a_run_that_was_recorded_on_a_cluster_is_asked_about_on_it(tmp_path: Pat
     path = tmp_path / "ours.toml"
     path.write_text(as_toml(TWO_LEAVES))
     run = read("resnet50@v100")
-    recorded = replace(run, facts={**run.facts, "workers": 4, "cluster": path.read_text()})
+    recorded = replace(run, facts=run.facts | Facts(workers=4, cluster=path.read_text()))
     asked, said = whatif(recorded), whatif(run, cluster=cluster(path))
     assert asked["step_s"].tolist() == said["step_s"].tolist()

@@ -8,17 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fullwire.collectives.cluster_plan import (
-    CLUSTER_OPS,
-    Layout,
-    cluster_algorithms,
-    cluster_plan,
-)
 from fullwire.collectives.cost import bus_factor
-from fullwire.collectives.stages import Plan, execute
+from fullwire.collectives.plan import plan
+from fullwire.collectives.registry import OPS, names
+from fullwire.collectives.stages import Layout, Plan, execute
 from fullwire.errors import UsageError
 
-PAIRS = [(op, algorithm) for op in CLUSTER_OPS for algorithm in cluster_algorithms(op)]
+PAIRS = [(op, algorithm) for op in OPS for algorithm in names(op)]
 NEEDS_POWER_OF_TWO = [("reducescatter", "halving-doubling"), ("allgather", "halving-doubling")]
 
 
@@ -40,19 +36,19 @@ def layouts(draw: st.DrawFn) -> Layout:
 def stated(op: str, algorithm: str, layout: Layout) -> Plan | None:
     if (op, algorithm) in NEEDS_POWER_OF_TWO and layout.workers & (layout.workers - 1):
         return None
-    return cluster_plan(op, algorithm, layout)
+    return plan(op, algorithm, layout)
 
 
-def promised(plan: Plan, vectors: NDArray[np.int64], held: NDArray[np.int64]) -> bool:
+def promised(made: Plan, vectors: NDArray[np.int64], held: NDArray[np.int64]) -> bool:
     """Say whether every rank ends with what the collective owes it."""
-    workers, total = plan.workers, vectors.sum(axis=0)
-    edges = np.arange(plan.blocks + 1) * vectors.shape[1] // plan.blocks
-    if plan.op == "allreduce":
+    workers, total = made.workers, vectors.sum(axis=0)
+    edges = np.arange(made.blocks + 1) * vectors.shape[1] // made.blocks
+    if made.op == "allreduce":
         return bool((held == total).all())
-    if plan.op == "broadcast":
+    if made.op == "broadcast":
         return bool((held == vectors[0]).all())
-    if plan.op == "alltoall":
-        blocks = [slice(*edges[each : each + 2]) for each in range(plan.blocks)]
+    if made.op == "alltoall":
+        blocks = [slice(*edges[each : each + 2]) for each in range(made.blocks)]
         return all(
             (
                 held[rank, blocks[sender * workers + rank]]
@@ -61,9 +57,9 @@ def promised(plan: Plan, vectors: NDArray[np.int64], held: NDArray[np.int64]) ->
             for rank in range(workers)
             for sender in range(workers)
         )
-    pieces = plan.blocks // workers
+    pieces = made.blocks // workers
     own = [slice(edges[rank * pieces], edges[(rank + 1) * pieces]) for rank in range(workers)]
-    if plan.op == "reducescatter":
+    if made.op == "reducescatter":
         return all((held[rank, mine] == total[mine]).all() for rank, mine in enumerate(own))
     gathered = np.concatenate([vectors[rank, mine] for rank, mine in enumerate(own)])
     return bool((held == gathered).all())
@@ -75,11 +71,11 @@ def promised(plan: Plan, vectors: NDArray[np.int64], held: NDArray[np.int64]) ->
 def test_a_plan_carried_out_on_arrays_gives_what_the_collective_promises(
     op: str, algorithm: str, layout: Layout, size: int
 ) -> None:
-    plan = stated(op, algorithm, layout)
-    if plan is None:
+    made = stated(op, algorithm, layout)
+    if made is None:
         return
     vectors = np.random.default_rng(size).integers(0, 1000, (layout.workers, size))
-    assert promised(plan, vectors, execute(plan, vectors))
+    assert promised(made, vectors, execute(made, vectors))
 
 
 @pytest.mark.parametrize(("op", "algorithm"), PAIRS)
@@ -88,16 +84,16 @@ def test_a_plan_carried_out_on_arrays_gives_what_the_collective_promises(
 def test_what_is_sent_is_received_and_nobody_sends_to_itself(
     op: str, algorithm: str, layout: Layout
 ) -> None:
-    plan = stated(op, algorithm, layout)
-    if plan is None:
+    made = stated(op, algorithm, layout)
+    if made is None:
         return
-    assert plan.sent_blocks().sum() == plan.received_blocks().sum()
-    for part in plan.stages:
+    assert made.sent_blocks().sum() == made.received_blocks().sum()
+    for part in made.stages:
         for stage in part:
             assert len(stage) * stage.rounds > 0
             assert (stage.source != stage.target).all()
             assert min(stage.source.min(), stage.target.min()) >= 0
-            assert max(stage.source.max(), stage.target.max()) < plan.seats
+            assert max(stage.source.max(), stage.target.max()) < made.seats
 
 
 BALANCED = [
@@ -115,44 +111,44 @@ BALANCED = [
 def test_every_rank_sends_and_receives_what_an_ideal_collective_must(
     op: str, algorithm: str, layout: Layout
 ) -> None:
-    plan = cluster_plan(op, algorithm, layout)
-    ideal = bus_factor(op, layout.workers) * plan.message_blocks
-    assert plan.sent_blocks() == pytest.approx(np.full(layout.workers, ideal))
-    assert plan.received_blocks() == pytest.approx(np.full(layout.workers, ideal))
+    made = plan(op, algorithm, layout)
+    ideal = bus_factor(op, layout.workers) * made.message_blocks
+    assert made.sent_blocks() == pytest.approx(np.full(layout.workers, ideal))
+    assert made.received_blocks() == pytest.approx(np.full(layout.workers, ideal))
 
 
-def between_nodes(plan: Plan, layout: Layout) -> float:
+def between_nodes(made: Plan, layout: Layout) -> float:
     """Return how many times the message leaves each node, on average."""
     crossing = sum(
         stage.rounds
         * stage.block_count
         * int((stage.source // layout.per_node != stage.target // layout.per_node).sum())
-        for part in plan.stages
+        for part in made.stages
         for stage in part
     )
-    return crossing / plan.message_blocks / layout.nodes
+    return crossing / made.message_blocks / layout.nodes
 
 
 def test_a_hierarchy_keeps_all_but_one_copy_of_the_message_within_nodes() -> None:
     layout = Layout(nodes=6, per_node=8, nics_per_node=8)
     for algorithm in ("hierarchical", "hierarchical-leader", "multi-ring"):
-        plan = cluster_plan("allreduce", algorithm, layout)
+        made = plan("allreduce", algorithm, layout)
         expected = 2 * 47 / 48 if algorithm == "multi-ring" else 2 * 5 / 6
-        assert between_nodes(plan, layout) == pytest.approx(expected)
-    scattered = cluster_plan("allreduce", "halving-doubling", Layout(nodes=8, per_node=8))
+        assert between_nodes(made, layout) == pytest.approx(expected)
+    scattered = plan("allreduce", "halving-doubling", Layout(nodes=8, per_node=8))
     assert between_nodes(scattered, Layout(nodes=8, per_node=8)) == pytest.approx(14)
 
 
 def test_an_aggregating_switch_receives_once_what_a_ring_sends_twice() -> None:
-    plan = cluster_plan("allreduce", "in-network", Layout(nodes=8, nodes_per_leaf=4))
-    assert plan.switches == 3
-    assert set(plan.sent_blocks()[:8] / plan.blocks) == {1.0}
-    assert plan.received_blocks()[8:].tolist() == [5, 5, 2]  # four nodes and the spine; two leaves
+    made = plan("allreduce", "in-network", Layout(nodes=8, nodes_per_leaf=4))
+    assert made.switches == 3
+    assert set(made.sent_blocks()[:8] / made.blocks) == {1.0}
+    assert made.received_blocks()[8:].tolist() == [5, 5, 2]  # four nodes and the spine; two leaves
 
 
 def test_one_rank_has_nothing_to_do() -> None:
     for op, algorithm in PAIRS:
-        assert cluster_plan(op, algorithm, Layout(nodes=1, torus=(1, 1))).transfer_count() == 0
+        assert plan(op, algorithm, Layout(nodes=1, torus=(1, 1))).transfer_count() == 0
 
 
 @pytest.mark.parametrize(
@@ -170,4 +166,4 @@ def test_what_cannot_be_stated_is_refused(
     op: str, algorithm: str, layout: Layout, said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        cluster_plan(op, algorithm, layout)
+        plan(op, algorithm, layout)

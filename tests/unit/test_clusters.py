@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullwire.clusters import MOST_BYTES, cluster, description, names
+from fullwire.clusters.cluster import Cluster, LeafSpine, Nics, OtherHost, Torus
 from fullwire.clusters.description import as_toml, described
-from fullwire.clusters.fabric import Fabric, LeafSpine, Nics, OtherHost, Torus
 from fullwire.errors import UsageError
 from tests.strategies import ODD_TOKENS, cases, fabrics
 
@@ -69,7 +69,7 @@ def test_the_example_of_the_format_is_one() -> None:
 
 @cases(150)
 @given(fabrics())
-def test_a_cluster_printed_reads_back_equal(fabric: Fabric) -> None:
+def test_a_cluster_printed_reads_back_equal(fabric: Cluster) -> None:
     assert described(as_toml(fabric), "printed") == fabric
 
 
@@ -96,7 +96,7 @@ def test_the_number_of_nodes_is_chosen() -> None:
     assert cluster("dgx-h100", 2048).devices == 16_384
     torus = described(
         as_toml(
-            Fabric(
+            Cluster(
                 name="t",
                 nodes=6,
                 nics=Nics(rate_bps=1e9, per_node=4),

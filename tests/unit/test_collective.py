@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 import fullwire as fw
 from fullwire import _native
-from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.cluster import one_switch
 from fullwire.collectives.cost import AddTimes
-from fullwire.collectives.plan import OPS, algorithms, planned_transfers
+from fullwire.collectives.plan import plan
 from fullwire.collectives.playing import collective_time
-from fullwire.collectives.stages import Int32
+from fullwire.collectives.registry import OPS, with_formula
 from fullwire.errors import UsageError
+from tests.around_a_switch import Wish, play_wishes
 from tests.reference_network import Move, ReferenceNetwork
 
 ADDS = AddTimes(((1e3, 1e-6), (1e6, 2e-6), (1e9, 1e-3)))
@@ -42,30 +42,18 @@ parts_of_moves = st.lists(in_rounds, min_size=1, max_size=2)
 
 
 def native_s(parts: list[list[tuple[int, int, int]]], latency: float, chunks: int) -> float:
-    columns: list[tuple[Int32, Int32, Int32, NDArray[np.uint8]]] = []
-    for part in parts:
-        rounds, sources, hops = (np.array(each) for each in zip(*part, strict=True))
-        classes = np.arange(len(part)) + sum(each[0].size for each in columns)
-        targets = (sources + hops) % 5
-        columns.append(
-            (
-                rounds.astype(np.int32),
-                sources.astype(np.int32),
-                targets.astype(np.int32),
-                classes.astype(np.uint8),
-            )
-        )
-    found, transfers = _native.play_collective(
-        5, columns, [(float(size), float(add)) for size, add in SIZES], 2.0, latency, chunks, False
-    )
-    assert transfers == chunks * sum(map(len, parts))
-    return found
+    sizes = iter(SIZES)
+    wishes = [
+        [Wish(n, source, (source + hop) % 5, *map(float, next(sizes))) for n, source, hop in part]
+        for part in parts
+    ]
+    return play_wishes(wishes, bytes_per_s=2.0, latency_s=latency, chunks=chunks)
 
 
 latencies = st.sampled_from([Fraction(0), Fraction(70), Fraction(501, 2)])
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None)
 @given(parts_of_moves, latencies, st.integers(1, 2))
 def test_the_engine_agrees_with_a_plain_reference_on_any_plan(
     parts: list[list[tuple[int, int, int]]], latency: Fraction, chunks: int
@@ -101,7 +89,7 @@ def test_events_and_closed_form_agree_wherever_one_is_offered(
     for workers in (2, 3, 5, 8, 33) if algorithm == "ring" else (2, 4, 8, 64):
         for size in (1_000, 2**20, 2**27):
             for latency_s in (0.0, 1e-6, 1e-3):
-                cluster = Cluster(workers=workers, rate_bps=1e10, latency_s=latency_s)
+                cluster = one_switch(workers=workers, rate_bps=1e10, latency_s=latency_s)
                 for chunks in chunk_counts:
                     event, closed = (
                         collective_time(
@@ -126,7 +114,7 @@ def test_events_and_closed_form_agree_wherever_one_is_offered(
 def test_where_no_closed_form_is_exact_none_is_given(
     algorithm: str, workers: int, chunks: int
 ) -> None:
-    cluster = Cluster(workers=workers, rate_bps=1e10)
+    cluster = one_switch(workers=workers, rate_bps=1e10)
     with pytest.raises(UsageError, match="ask with --level event"):
         collective_time("allreduce", algorithm, cluster, 1_000, chunks=chunks, level="closed")
 
@@ -134,18 +122,18 @@ def test_where_no_closed_form_is_exact_none_is_given(
 def test_a_double_tree_is_never_faster_than_its_busiest_link() -> None:
     for workers in (2, 3, 4, 7, 16, 33):
         for chunks in (1, 7, 40):
-            cluster = Cluster(workers=workers, rate_bps=8e9)
+            cluster = one_switch(workers=workers, rate_bps=8e9)
             found = collective_time("allreduce", "tree", cluster, 10**9, chunks=chunks)
             assert found.time_s >= min(workers, 4) / 2 * (1 - 1e-12)
-            assert found.transfers == chunks * planned_transfers("allreduce", "tree", workers)
+            assert found.transfers == chunks * plan("allreduce", "tree", workers).transfer_count()
 
 
 def test_one_worker_needs_no_time() -> None:
     for op in OPS:
-        for algorithm in algorithms(op):
+        for algorithm in with_formula(op):
             for level in ("event", "closed"):
                 found = collective_time(
-                    op, algorithm, Cluster(workers=1, rate_bps=1e9), 10**6, level=level
+                    op, algorithm, one_switch(workers=1, rate_bps=1e9), 10**6, level=level
                 )
                 assert found.time_s == 0
 
@@ -160,7 +148,7 @@ def test_scaling_every_time_and_rate_scales_a_collective_exactly(
         collective_time(
             "allreduce",
             algorithm,
-            Cluster(workers=workers, rate_bps=1e9 * scale, latency_s=1e-5 / scale),
+            one_switch(workers=workers, rate_bps=1e9 * scale, latency_s=1e-5 / scale),
             size,
             chunks=chunks,
             adds=AddTimes(((1e3, 1e-6 / scale), (1e9, 1e-3 / scale))),
@@ -178,7 +166,7 @@ def test_a_faster_link_never_slows_a_ring(
         collective_time(
             "allreduce",
             "ring",
-            Cluster(workers=workers, rate_bps=each, latency_s=1e-5),
+            one_switch(workers=workers, rate_bps=each, latency_s=1e-5),
             10**6,
             chunks=chunks,
         ).time_s
@@ -194,15 +182,35 @@ def test_the_library_answers_as_the_command_does() -> None:
 
 
 def test_columns_that_cannot_be_are_refused_before_they_are_followed() -> None:
-    good = np.array([0], np.int32), np.array([0], np.int32), np.array([1], np.int32)
+    def play(
+        *, rounds: int = 1, connection: int = 0, sizes: tuple[float, ...] = (1.0,), link: int = 1
+    ) -> None:
+        part = (
+            np.array([rounds], np.int64),
+            np.array([0, 1], np.int64),
+            np.array([connection], np.int32),
+            np.array(sizes),
+            np.zeros(1),
+        )
+        ends = np.array([0], np.int32), np.array([1], np.int32)
+        crossed = np.array([0, link], np.int32), np.ones(2, np.int32)
+        one = np.ones(1, np.int64)
+        begin = np.array([0, 2], np.int64)
+        _native.play(
+            2, np.ones(2), *ends, np.zeros(1), one, begin, *crossed, [part], 1, False, None
+        )
+
+    play()
     for bad in (
-        (good[0], good[1], np.array([7], np.int32), np.array([0], np.uint8)),
-        (good[0], np.array([-1], np.int32), good[2], np.array([0], np.uint8)),
-        (good[0], good[1], good[2], np.array([3], np.uint8)),
-        (good[0], good[1], good[2], np.array([0, 0], np.uint8)),
+        {"rounds": 0},
+        {"connection": 1},
+        {"connection": -1},
+        {"sizes": (1.0, 1.0)},
+        {"link": 2},
+        {"link": -1},
     ):
         with pytest.raises(ValueError, match=r"cannot be|differ in length"):
-            _native.play_collective(2, [bad], [(1.0, 0.0)], 1.0, 0.0, 1, False)
+            play(**bad)
 
 
 def processor_s(process: int) -> float:
@@ -211,7 +219,11 @@ def processor_s(process: int) -> float:
 
 
 def test_ctrl_c_ends_a_long_play() -> None:
-    command = "collective allreduce --bytes 1GB --workers 3000 --bandwidth 1Gbps --chunks 50"
+    # Of a tree nothing is alike, so all of it is played.
+    command = (
+        "collective allreduce --bytes 1GB --workers 3000 --bandwidth 1Gbps --chunks 500 "
+        "--algorithm tree"
+    )
     play = subprocess.Popen(
         [sys.executable, "-m", "fullwire.cli", *command.split()], stderr=subprocess.PIPE, text=True
     )

@@ -13,6 +13,7 @@ import fullwire as fw
 from fullwire.answers.changed import changed
 from fullwire.answers.opening import Opened
 from fullwire.errors import UsageError
+from fullwire.run.gaps import Gap, gaps_of
 from fullwire.run.run import Run
 from tests.builders import a_run, steps_run
 from tests.conftest import Cli
@@ -65,7 +66,9 @@ def test_another_number_of_workers_is_other_work_in_a_step() -> None:
 
 def test_what_is_missing_is_said_with_the_answer() -> None:
     whole, part = steps_run(noisy(100, 1)), a_job(Rank(90, [("compute", "b", 0, 9)]), workers=4)
-    found = fw.compare(whole, dataclasses.replace(part, missing=("rank 3: nothing was recorded",)))
+    found = fw.compare(
+        whole, dataclasses.replace(part, gaps=(Gap("rank 3: nothing was recorded", rank=3),))
+    )
     assert "The second run is partial: rank 3: nothing was recorded." in found.warnings
     assert any("1 of 4 ranks are here" in each for each in found.warnings)
     assert fw.compare(whole, whole).warnings == ()
@@ -202,7 +205,9 @@ def test_the_command_says_which_part_of_the_step_changed(cli: Cli, tmp_path: Pat
 
 def test_no_part_of_a_step_changed_because_rows_of_a_recording_are_lost() -> None:
     job = a_trained_job()
-    lost = dataclasses.replace(job, missing=("collectives: 96 rows were written, 0 can be read",))
+    lost = dataclasses.replace(
+        job, gaps=gaps_of(["collectives: 96 rows were written, 0 can be read"], table="collectives")
+    )
     assert changed([Opened(job)], [Opened(job)]) is not None
     assert changed([Opened(job)], [Opened(lost)]) is None
     assert changed([Opened(lost)], [Opened(job)]) is None

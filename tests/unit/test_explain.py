@@ -15,6 +15,7 @@ import pytest
 import fullwire as fw
 from fullwire.errors import UsageError
 from fullwire.run.facts import FactValue
+from fullwire.run.gaps import Gap
 from fullwire.run.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans
 from fullwire.timeline.carried import carried_evidence
 from tests.builders import a_run
@@ -380,7 +381,7 @@ def test_a_rate_that_the_collectives_beat_is_not_the_links_rate() -> None:
 
 def test_a_rate_that_was_given_and_is_too_low_is_not_the_links_rate() -> None:
     job = a_trained_job()
-    known = {name: value for name, value in job.facts.items() if name != "line_rate_bps"}
+    known = job.facts.without(["line_rate_bps"])
     unknown = dataclasses.replace(job, facts=known)
     words = "it is not the rate of the links that this job used"
     assert any(words in each for each in fw.explain(unknown, bandwidth="100Mbps").warnings)
@@ -554,7 +555,7 @@ def test_the_command_keeps_the_keys_that_programs_read(cli: Cli, tmp_path: Path)
 
 
 def test_damaged_and_empty_runs_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
-    wrong = a_job(Rank(100, [("compute", "backward", 50.0, 10.0)]))
+    wrong = a_job(Rank(100, [BACKWARD], [(1_000, 60.0, 50.0)]))
     empty = dataclasses.replace(a_run(), spans=a_run().spans.rows(np.zeros(0, np.int64)))
     for run, status, message in ((wrong, 3, "times that cannot be"), (empty, 2, "nothing to")):
         place = fw.write(run, tmp_path / "job.run", replace=True)
@@ -584,10 +585,10 @@ def test_no_verdict_rests_on_a_part_of_what_was_written(name: str) -> None:
     table = getattr(job, name)
     left = table.rows(np.arange(len(table) // 2))
     lost = f"{name}: {len(table)} rows were written, {len(left)} can be read"
-    found = fw.explain(dataclasses.replace(job, missing=(lost,), **{name: left}))
+    found = fw.explain(dataclasses.replace(job, gaps=(Gap(lost, name),), **{name: left}))
     assert (found.verdict.kind, found.verdict.reasons) == ("unknown", (lost,))
     assert (found.scaling_factor, found.fixes, found.predictor) == (None, (), None)
-    other = dataclasses.replace(job, missing=(lost.replace(name, "sockets"),))
+    other = dataclasses.replace(job, gaps=(Gap(lost.replace(name, "sockets"), "sockets"),))
     assert fw.explain(other).verdict.kind == "transport"
 
 

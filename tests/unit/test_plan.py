@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from fullwire.collectives.cost import _COSTS, AddTimes, bus_factor, cost
-from fullwire.collectives.plan import (
-    _BUILDERS,
-    OPS,
-    algorithms,
-    plan,
-    planned_transfers,
-    power_of_two_within,
-)
+from fullwire.clusters.cluster import one_switch
+from fullwire.collectives import algorithms
+from fullwire.collectives.closed_form import cost
+from fullwire.collectives.cost import AddTimes, bus_factor
+from fullwire.collectives.plan import plan
+from fullwire.collectives.registry import OPS, fitting, known, with_formula
 from fullwire.collectives.stages import execute
 from fullwire.errors import UsageError
 
-PAIRS = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
+PAIRS = [(op, algorithm) for op in OPS for algorithm in with_formula(op)]
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33]
 
 
 def is_offered(op: str, algorithm: str, workers: int) -> bool:
-    needs_even_halves = algorithm == "halving-doubling" and op != "allreduce"
-    return not needs_even_halves or workers == power_of_two_within(workers)
+    return algorithm in fitting(op, one_switch(workers=workers, rate_bps=1e9))
 
 
 CASES = [(*pair, workers) for pair in PAIRS for workers in SIZES if is_offered(*pair, workers)]
@@ -98,17 +96,20 @@ def test_in_a_double_tree_no_rank_is_an_inner_node_twice() -> None:
         assert len(roots_apart) <= (1 if workers % 2 else 2), workers
 
 
-def test_planned_transfers_are_never_fewer_than_made() -> None:
+def test_every_algorithm_is_found_in_its_folder_and_says_what_it_does() -> None:
+    folder = Path(algorithms.__path__[0])
+    files = {path.stem.replace("_", "-") for path in folder.glob("*.py")} - {"--init--"}
+    registered = {name for op in OPS for name in known(op)}
+    assert files <= registered  # one file may register its variants, such as hierarchical-tree
+    for op in OPS:
+        for name, algorithm in known(op).items():
+            assert algorithm.label[0].islower() or algorithm.label.startswith("NCCL"), name
+            assert any(name.startswith(file) for file in files), name
+
+
+def test_what_has_a_formula_says_where_it_is_exact() -> None:
     for op, algorithm in PAIRS:
-        for workers in (1, 2, 4, 8, 32, 64):
-            made = plan(op, algorithm, workers).transfer_count()
-            assert planned_transfers(op, algorithm, workers) >= made
-            if algorithm != "halving-doubling":
-                assert planned_transfers(op, algorithm, workers) == made
-
-
-def test_plan_and_cost_know_the_same_collectives() -> None:
-    assert set(_BUILDERS) == set(_COSTS)
+        assert known(op)[algorithm].ops[op].exactly_s is not None
 
 
 def test_an_uneven_halving_is_refused() -> None:

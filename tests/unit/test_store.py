@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 from fullwire.errors import DamagedInput, FullwireError, UsageError
 from fullwire.importers import read
-from fullwire.run import store
 from fullwire.run.run import Provenance, Run
 from fullwire.run.store import read_run, write
 from tests.builders import a_run
@@ -206,7 +205,8 @@ def test_another_number_of_rows_is_noticed(place: Path, rows: int, sentence: str
 def test_more_rows_than_memory_should_hold_are_not_read(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MOST_ROWS", 2)
+    monkeypatch.setattr("fullwire.run.store.reading.MOST_ROWS", 2)
+    monkeypatch.setattr("fullwire.run.store.writing.MOST_ROWS", 2)
     assert read_run(place).missing == (
         "spans.parquet: damaged, not read (3 rows, expected at most 2)",
     )
@@ -257,20 +257,35 @@ def test_a_table_that_is_no_file_is_not_waited_for(
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda d: d.update(format=2), "format 2: this version reads up to 1, a newer one is need"),
-        (lambda d: d.update(format=10**30), "this version reads up to 1, a newer one is needed"),
+        (lambda d: d.update(format=3, written_by="9.1"), "format 3: Fullwire 9.1 wrote and reads"),
+        (lambda d: d.update(format=3, written_by="\x1b[2J"), "Fullwire '\\x1b[2J' wrote and reads"),
+        (
+            lambda d: d.update(format=3, written_by=""),
+            "format 3: a newer version wrote and reads it",
+        ),
+        (lambda d: d.update(format=10**30), "this is Fullwire 0.1.0, which reads up to format 2"),
+        (lambda d: d.update(format=1), "unknown field `written_by`"),
+        (
+            lambda d: d.update(more=1, written_by="9.1"),
+            "`more`; Fullwire 9.1 wrote it",
+        ),
         (lambda d: d.update(format=0), "there is no format 0"),
         (lambda d: d.update(format="1"), "Expected `int`, got `str`"),
         (lambda d: d.pop("format"), "missing required field `format`"),
         (lambda d: d.pop("rows"), "missing required field `rows`"),
         (lambda d: d.pop("provenance"), "missing required field `provenance`"),
         (lambda d: d.update(more=1), "unknown field `more`"),
-        (lambda d: d.update(missing="all"), "Expected `array`, got `str`"),
+        (lambda d: d.update(gaps="all"), "Expected `array`, got `str` - at `$.gaps`"),
+        (lambda d: d["gaps"].append({"table": "spans"}), "missing required field `reason`"),
         (lambda d: d["rows"].update(spans=-1), "Expected `int` >= 0"),
         (lambda d: d["provenance"].update(origin="guessed"), "Invalid enum value 'guessed'"),
         (lambda d: d["provenance"].update(source="\ud800"), "not the description of a run"),
-        (lambda d: d["facts"].update(wrokers=8), "unknown fact 'wrokers'"),
-        (lambda d: d["facts"].update(workers="8"), "fact 'workers': expected int"),
+        (lambda d: d["facts"].update(wrokers=8), "unknown field `wrokers` - at `$.facts`"),
+        (
+            lambda d: d["facts"].update(workers="8"),
+            "got `str` - at `$.facts.workers`",
+        ),
+        (lambda d: d["facts"].update(workers=0), "fact 'workers': expected 1 or more, got 0"),
         (lambda d: d["facts"].update(workers=True), "got `bool`"),
         (lambda d: d["facts"].update(workers=10**30), "Expected `int` <= 9223372036854775807"),
         (lambda d: d["facts"].update(line_rate_bps=float("nan")), "not the description"),
@@ -312,7 +327,7 @@ def test_what_is_no_description_is_refused(place: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("once", "twice"),
-    [('"format": 1', '"format": 1, "format": 1'), ('"workers": 1', '"workers": 1, "workers": 2')],
+    [('"format": 2', '"format": 2, "format": 2'), ('"workers": 1', '"workers": 1, "workers": 2')],
 )
 def test_a_key_that_is_given_twice_is_refused(place: Path, once: str, twice: str) -> None:
     edit(place, lambda _: None)
@@ -325,7 +340,7 @@ def test_a_key_that_is_given_twice_is_refused(place: Path, once: str, twice: str
 def test_a_description_edited_by_hand_opens_and_says_so(place: Path) -> None:
     edit(place, lambda shown: shown["facts"].update(workers=2), sealed=True)
     run = read_run(place)
-    assert run.facts["workers"] == 2
+    assert run.facts.workers == 2
     assert run.missing == ("run.json: it was changed after it was written",)
 
 
@@ -547,7 +562,7 @@ def test_a_newer_format_is_one_sentence_and_status_3(cli: Cli, place: Path) -> N
     edit(place, lambda shown: shown.update(format=99))
     done = cli("show", place)
     assert done.returncode == 3
-    assert re.fullmatch(r"fullwire: .*run\.json: format 99: this .* needed\n", done.stderr)
+    assert re.fullmatch(r"fullwire: .*run\.json: format 99: Fullwire .* format 2\n", done.stderr)
 
 
 def test_a_run_at_a_place_whose_name_is_no_text_opens(tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.answers.search import NEAR
-from fullwire.clusters.cluster import Cluster
-from fullwire.collectives.cost import AddTimes, cost
-from fullwire.collectives.plan import OPS, algorithms, plan
+from fullwire.clusters.cluster import Cluster, one_switch
+from fullwire.collectives.closed_form import cost
+from fullwire.collectives.cost import AddTimes
+from fullwire.collectives.plan import plan_on
 from fullwire.collectives.playing import TunedTime
+from fullwire.collectives.registry import OPS, fitting, open_to, with_formula
 from fullwire.collectives.tuning import (
-    applicable,
     around_a_switch,
     choices,
     ranges,
@@ -33,30 +34,32 @@ from tests.builders import a_run
 from tests.conftest import Cli
 
 TWO_TO_ONE = Path(__file__).resolve().parents[2] / "examples" / "two-to-one.toml"
+WITH_FORMULA = [op for op in OPS if with_formula(op)]
 clusters = st.builds(
-    Cluster,
+    one_switch,
     workers=st.integers(2, 3000),
     rate_bps=st.floats(1e8, 1e12),
     latency_s=st.floats(0, 1e-3),
 )
 
 
-@given(st.sampled_from(OPS), clusters, st.integers(1, 2**34))
+@given(st.sampled_from(WITH_FORMULA), clusters, st.integers(1, 2**34))
 def test_nothing_applicable_is_cheaper_than_what_is_chosen(
     op: str, cluster: Cluster, size: int
 ) -> None:
     [found] = choices(around_a_switch(op, cluster, AddTimes()), [size])
-    for each in applicable(op, cluster.workers):
-        time_s = cost(op, each, cluster.workers, size, AddTimes()).time_s(
-            cluster.rate_bps, cluster.latency_s
+    for each in open_to(op, cluster):
+        time_s = cost(op, each, cluster.devices, size, AddTimes()).time_s(
+            cluster.nics.rate_bps, cluster.nics.latency_s
         )
         assert found.time_s <= float(time_s)
 
 
 @given(st.sampled_from(OPS), st.integers(1, 70))
 def test_what_is_applicable_can_be_planned(op: str, workers: int) -> None:
-    for each in applicable(op, workers):
-        plan(op, each, workers)
+    cluster = one_switch(workers=workers, rate_bps=1e9)
+    for each in fitting(op, cluster):
+        plan_on(op, each, cluster)
 
 
 @given(clusters, st.data())
@@ -79,7 +82,7 @@ def test_ranges_join_and_name_the_choice_at_both_of_their_ends(
 
 
 def test_beyond_a_power_of_two_small_messages_take_a_tree_and_large_ones_a_ring() -> None:
-    cluster = Cluster(workers=48, rate_bps=100e9, latency_s=5e-6)
+    cluster = one_switch(workers=48, rate_bps=100e9, latency_s=5e-6)
     found = tuned(around_a_switch("allreduce", cluster, AddTimes()))
     assert [each.algorithm for each in found.ranges] == ["tree", "ring"]
     assert [found.table[0].algorithm, found.table[-1].algorithm] == ["tree", "ring"]
@@ -90,7 +93,7 @@ def test_beyond_a_power_of_two_small_messages_take_a_tree_and_large_ones_a_ring(
 
 
 def test_without_latency_it_is_the_usual_one_and_that_is_said(cli: Cli) -> None:
-    cluster = Cluster(workers=64, rate_bps=1e9)
+    cluster = one_switch(workers=64, rate_bps=1e9)
     found = tuned(around_a_switch("allreduce", cluster, AddTimes()))
     assert ranges_text(found.ranges) == "ring for every size"
     asked = ("--bytes", "1kB", "--workers", "8", "--bandwidth", "1Gbps", "--algorithm", "auto")
@@ -111,7 +114,7 @@ def test_auto_is_as_quick_as_the_quickest_that_can_be_asked_for(
         **how,
     }
     times = []
-    for each in algorithms("allreduce"):
+    for each in with_formula("allreduce"):
         with contextlib.suppress(fw.UsageError):
             times.append(fw.collective("allreduce", algorithm=each, **asked).time_s)
     assert fw.collective("allreduce", algorithm="auto", **asked).time_s == min(times)
@@ -170,7 +173,7 @@ def test_a_tuned_step_communicates_no_longer_than_with_one_algorithm_for_all(
         latency=latency,
         buckets="none",
         lane=lane,
-        algorithm=["auto", *algorithms("allreduce")],
+        algorithm=["auto", *with_formula("allreduce")],
     )
     auto, *others = table["communication_s"].tolist()
     assert auto <= min(others)
@@ -213,7 +216,7 @@ def test_a_step_on_a_described_cluster_is_tuned_over_its_links() -> None:
         cluster="p3dn",
         nodes=4,
         buckets="ddp:1MiB",
-        algorithm=["auto", "hierarchical", "multi-ring", *algorithms("allreduce")],
+        algorithm=["auto", "hierarchical", "multi-ring", *with_formula("allreduce")],
     )
     auto, *others = table["communication_s"].tolist()
     assert auto <= min(others)

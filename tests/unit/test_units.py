@@ -171,7 +171,7 @@ def test_a_quantity_out_of_bounds_is_refused(read: Reader, value: Any, expected:
         np.array([8, 9]),
         np.timedelta64(5, "ms"),
         np.float64("nan"),
-        object(),
+        object,
         int,
     ],
     ids=repr,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import fullwire as fw
 from fullwire.answers.whatif import WhatIf
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.facts import FactValue
+from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Run
 from tests.builders import a_run
 
@@ -174,16 +176,31 @@ def test_a_run_without_gradients_is_refused_with_what_is_missing() -> None:
 
 
 def test_a_run_that_lost_its_spans_is_refused_as_damaged() -> None:
-    run = a_run(missing=("spans.parquet: damaged, not read",))
-    bare = Run(provenance=run.provenance, gradients=run.gradients, missing=run.missing)
+    lost = gaps_of(["spans.parquet: damaged, not read"], table="spans")
+    run = dataclasses.replace(a_run(), gaps=lost)
+    bare = Run(provenance=run.provenance, gradients=run.gradients, gaps=run.gaps)
     with pytest.raises(DamagedInput, match=r"a test: nothing is predicted .*: spans.parquet: dama"):
         fw.whatif(bare)
 
 
-@pytest.mark.parametrize("gradients", [[(10, -5)], [(10, 0)], [(-3, 100)], [(10, 2**62)]])
-def test_times_and_sizes_that_cannot_be_are_refused(gradients: list[tuple[float, int]]) -> None:
+@pytest.mark.parametrize("gradients", [[(10, 0)], [(10, 2**62)]])
+def test_sizes_that_cannot_be_are_refused(gradients: list[tuple[float, int]]) -> None:
     with pytest.raises(DamagedInput, match="step 0 of rank 0: times or gradient sizes"):
         fw.whatif(a_run(gradients=gradients))
+
+
+@pytest.mark.parametrize(
+    ("gradient", "problem"),
+    [
+        ((10, -5), "Gradients.bytes: expected 0 or more B, got -5"),
+        ((-3, 100), "Spans.end_ns: expected start_ns 10000000 or later, got 7000000 in row 2"),
+    ],
+)
+def test_no_run_is_made_of_bytes_and_times_below_nothing(
+    gradient: tuple[float, int], problem: str
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        a_run(gradients=[gradient])
 
 
 # Laws. Gradients, cluster sizes and rates are drawn; what is claimed holds to the last bit.
@@ -303,7 +320,7 @@ def stretched(run: Run, scale: float) -> Run:
     """Make the same run with every time longer by the scale."""
     begin_ns = run.spans.end_ns[1]
     ready_ms = (run.gradients.ready_ns - begin_ns) * scale / 1e6
-    cost = run.facts["reduce_cost"]
+    cost = run.facts.reduce_cost
     assert isinstance(cost, tuple)
     return a_run(
         gradients=list(zip(ready_ms.tolist(), run.gradients.bytes.tolist(), strict=True)),
@@ -321,7 +338,7 @@ def whole_in(run: Run, divisor: int) -> Run:
             (at / 1e6, size)
             for at, size in zip(ready_ns.tolist(), run.gradients.bytes.tolist(), strict=True)
         ],
-        facts=dict(run.facts),
+        facts=run.facts.known(),
     )
 
 

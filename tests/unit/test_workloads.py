@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 import fullwire as fw
 from fullwire import workloads
 from fullwire.answers.fitting import memory_sentence
-from fullwire.collectives.cost import AddTimes, cost
+from fullwire.collectives.closed_form import cost
+from fullwire.collectives.cost import AddTimes
 from fullwire.errors import UsageError
 from fullwire.workloads import MODELS, Model, workload
 from fullwire.workloads.devices import DEVICES

@@ -14,7 +14,7 @@ from fullwire.answers.explain import line_rates
 from fullwire.answers.opening import Opened
 from fullwire.answers.verdict import RESTS_ON
 from fullwire.errors import FullwireError
-from fullwire.run.store import unread
+from fullwire.run.gaps import reasons
 from fullwire.timeline.account import account
 
 
@@ -28,7 +28,7 @@ class Changed:
 
 def changed(before: Sequence[Opened], after: Sequence[Opened]) -> Changed | None:
     """Return the mean account of each side; None where one has none, or of a part of a run."""
-    if any(unread(each.run, RESTS_ON) for each in (*before, *after)):
+    if any(reasons(each.run.gaps, RESTS_ON) for each in (*before, *after)):
         return None
     try:
         return Changed(before=_mean_account(before), after=_mean_account(after))

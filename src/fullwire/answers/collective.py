@@ -18,25 +18,14 @@ from fullwire.answers.conditions import (
 from fullwire.answers.conditions import latency as read_latency
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
-from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.fabric import Fabric, flat
-from fullwire.collectives.cluster_plan import cluster_algorithms, usual_algorithm
+from fullwire.clusters.cluster import Cluster, one_switch, scattered, with_workers
 from fullwire.collectives.cost import AddTimes
-from fullwire.collectives.fabric_cost import scattered, with_workers
-from fullwire.collectives.fabric_playing import Told, fabric_time
-from fullwire.collectives.plan import OPS, algorithms
-from fullwire.collectives.playing import CollectiveTime, collective_time, quickest_time
-from fullwire.collectives.tuning import (
-    AUTO,
-    applicable,
-    around_a_switch,
-    open_to,
-    over_links,
-    tuned,
-)
+from fullwire.collectives.playing import CollectiveTime, Told, collective_time, quickest_time
+from fullwire.collectives.registry import names, open_to, usual_algorithm, with_formula
+from fullwire.collectives.tuning import AUTO, around_a_switch, over_links, tuned
 from fullwire.errors import UsageError
 from fullwire.importers.netx import read_reduce_cost
-from fullwire.simulation.on_fabric import believed_cost
+from fullwire.simulation.on_links import believed_cost
 from fullwire.units import size_bytes
 
 
@@ -79,25 +68,22 @@ def collective(
         "adds": adds,
     }
     if cluster is None:
-        around = _one_switch(among, bandwidth, latency)
-        algorithm = algorithm or cluster_algorithms(op)[0]
-        if order is None and op in OPS and algorithm in (AUTO, *algorithms(op)):
-            return _around(op, algorithm, around, size, how)
-        fabric = flat(around)
+        where = _one_switch(among, bandwidth, latency)
+        algorithm = algorithm or names(op)[0]
     else:
-        fabric = _fabric(cluster, nodes, bandwidth, latency)
-        algorithm = algorithm or usual_algorithm(op, fabric)
-    fabric = fabric if among is None else with_workers(fabric, among)
-    where = _order(fabric, among, placement, order)
+        where = _described(cluster, nodes, bandwidth, latency)
+        algorithm = algorithm or usual_algorithm(op, where)
+    where = where if among is None else with_workers(where, among)
+    devices = _order(where, among, placement, order)
 
-    def timed(each: str) -> CollectiveTime:
-        found = fabric_time(
+    def timed(name: str) -> CollectiveTime:
+        found = collective_time(
             op,
-            each,
-            fabric,
+            name,
+            where,
             size,
             workers=among,
-            order=where,
+            order=devices,
             servers=servers,
             told=progress,
             **how,
@@ -106,25 +92,13 @@ def collective(
 
     if algorithm != AUTO:
         return timed(algorithm)
-    names = open_to(op, fabric, among)
+    tried = open_to(op, where, among)
+    if where.is_flat and devices is None and set(tried) <= set(with_formula(op)):
+        return quickest_time(tried, timed, tuned(around_a_switch(op, where, adds)))
     costs = {
-        each: believed_cost(op, each, fabric, among or fabric.devices, where) for each in names
+        name: believed_cost(op, name, where, among or where.devices, devices) for name in tried
     }
-    return quickest_time(names, timed, tuned(over_links(costs, adds)))
-
-
-def _around(
-    op: str, algorithm: str, cluster: Cluster, size_bytes: int, how: dict[str, Any]
-) -> CollectiveTime:
-    """Time a collective among workers around a switch."""
-
-    def timed(each: str) -> CollectiveTime:
-        return collective_time(op, each, cluster, size_bytes, **how)
-
-    if algorithm != AUTO:
-        return timed(algorithm)
-    times = around_a_switch(op, cluster, how["adds"])
-    return quickest_time(applicable(op, cluster.workers), timed, tuned(times))
+    return quickest_time(tried, timed, tuned(over_links(costs, adds)))
 
 
 def _one_switch(
@@ -132,31 +106,31 @@ def _one_switch(
 ) -> Cluster:
     if workers is None or bandwidth is None:
         raise UsageError("collective: expected workers and bandwidth, or a described cluster")
-    return Cluster(
+    return one_switch(
         workers=workers, rate_bps=rate(bandwidth), latency_s=read_latency(latency or 0.0)
     )
 
 
 def _order(
-    fabric: Fabric, workers: int | None, placement: str, order: Sequence[int] | None
+    where: Cluster, workers: int | None, placement: str, order: Sequence[int] | None
 ) -> Sequence[int] | None:
-    if not is_scattered(fabric, placement):
+    if not is_scattered(where, placement):
         return order
     if order is not None:
         raise UsageError("order: expected either an order, or ranks scattered over the leaves")
-    return [int(device) for device in scattered(fabric)[:workers]]
+    return [int(device) for device in scattered(where)[:workers]]
 
 
-def _fabric(
+def _described(
     named: ClusterLike,
     nodes: str | int | None,
     bandwidth: str | float | None,
     latency: str | float | None,
-) -> Fabric:
-    fabric = described_cluster(named, None if nodes is None else count(nodes, "nodes"))
-    nics = fabric.nics
+) -> Cluster:
+    where = described_cluster(named, None if nodes is None else count(nodes, "nodes"))
+    nics = where.nics
     if bandwidth is not None:
         nics = replace(nics, rate_bps=rate(bandwidth))
     if latency is not None:
         nics = replace(nics, latency_s=read_latency(latency))
-    return replace(fabric, nics=nics)
+    return replace(where, nics=nics)

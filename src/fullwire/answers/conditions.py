@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
-from fullwire.clusters.fabric import Fabric
+from fullwire.clusters.cluster import Cluster
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.errors import UsageError
 from fullwire.units import bits_per_second, ratio, seconds, shown
@@ -38,7 +38,7 @@ def count(value: Any, what: str, most: int = MOST_WORKERS) -> int:
     return number
 
 
-def is_scattered(fabric: Fabric | None, placement: str) -> bool:
+def is_scattered(fabric: Cluster | None, placement: str) -> bool:
     """Read where ranks are: packed node by node, or scattered over the leaves."""
     if placement not in PLACEMENTS:
         raise UsageError(f"placement: expected {' or '.join(PLACEMENTS)}, got {placement!r}")

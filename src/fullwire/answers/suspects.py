@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fullwire.clusters.fabric import (
+from fullwire.clusters.cluster import (
     CORE,
     IN_NODE,
     LINK_KINDS,
     NIC,
     SPINE,
     TORUS,
-    Fabric,
+    Cluster,
     LeafSpine,
     Torus,
+    with_workers,
 )
-from fullwire.collectives.fabric_cost import with_workers
 from fullwire.collectives.tuning import AUTO
-from fullwire.simulation.on_fabric import OnFabric
+from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import Grid, Subject, sweep, tried
 from fullwire.units import show_rate
 
@@ -75,7 +75,7 @@ class Suspicion:
 
 def suspicions(subjects: Sequence[Subject], grid: Grid) -> tuple[Suspicion, ...]:
     """Ask for each job at the first of all conditions, but among the most workers."""
-    if grid.fabric is None:
+    if grid.cluster is None:
         return ()
     axes = (
         "bandwidth_bps",
@@ -92,7 +92,7 @@ def suspicions(subjects: Sequence[Subject], grid: Grid) -> tuple[Suspicion, ...]
         grid, workers=(max(grid.workers),), **{name: getattr(grid, name)[:1] for name in axes}
     )
     placements = [grid.is_scattered]
-    if not grid.is_scattered and _leaves(grid.fabric, point.workers[0]):
+    if not grid.is_scattered and _leaves(grid.cluster, point.workers[0]):
         placements.append(True)
     return tuple(
         _suspicion(subject, replace(point, is_scattered=is_scattered))
@@ -101,12 +101,12 @@ def suspicions(subjects: Sequence[Subject], grid: Grid) -> tuple[Suspicion, ...]
     )
 
 
-def _leaves(fabric: Fabric, workers: int) -> int:
+def _leaves(fabric: Cluster, workers: int) -> int:
     return with_workers(fabric, workers).leaves
 
 
 def _suspicion(subject: Subject, point: Grid) -> Suspicion:
-    fabric = point.fabric
+    fabric = point.cluster
     assert fabric is not None
     [workers], [rate_bps] = point.workers, point.bandwidth_bps
     found = sweep([subject], point)
@@ -114,7 +114,7 @@ def _suspicion(subject: Subject, point: Grid) -> Suspicion:
     has_spine = isinstance(network, LeafSpine) and _leaves(fabric, workers) > 0
     size, per_bit = float(subject.step.bytes.sum()), 1 / rate_bps
     names = tried(point) if point.algorithms[0] == AUTO else point.algorithms
-    where = OnFabric(fabric, point.is_scattered)
+    where = OnLinks(fabric, point.is_scattered)
     costs = [where.cost("allreduce", each, workers) for each in names]
     cost = min(costs, key=lambda each: float(each.time_s(size, per_bit)))
     step_s = float(found["step_s"][0])
@@ -147,7 +147,7 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
 
     Faster NICs keep their spine: that is made for the rate that they had.
     """
-    fabric = point.fabric
+    fabric = point.cluster
     assert fabric is not None
     network, faster = fabric.network, _faster(point)
     [rate_bps] = point.bandwidth_bps
@@ -155,17 +155,17 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
     if not_slow != fabric.other_hosts:
         wider = replace(fabric, other_hosts=not_slow)
         change = f"every host at {show_rate(rate_bps)}"
-        yield SLOW_HOSTS, change, replace(point, fabric=wider)
+        yield SLOW_HOSTS, change, replace(point, cluster=wider)
     if has_spine and isinstance(network, LeafSpine):
         if network.oversubscription > 1:
             wider = replace(fabric, network=_with_a_wide_spine(network))
-            yield LINK_KINDS[SPINE], "a 1:1 spine", replace(point, fabric=wider)
+            yield LINK_KINDS[SPINE], "a 1:1 spine", replace(point, cluster=wider)
         if network.core_oversubscription > 1:
             wider = replace(fabric, network=replace(network, core_oversubscription=1.0))
-            yield LINK_KINDS[CORE], "a 1:1 core", replace(point, fabric=wider)
+            yield LINK_KINDS[CORE], "a 1:1 core", replace(point, cluster=wider)
         kept = replace(network, oversubscription=_FASTER * network.oversubscription)
-        assert faster.fabric is not None
-        faster = replace(faster, fabric=replace(faster.fabric, network=kept))
+        assert faster.cluster is not None
+        faster = replace(faster, cluster=replace(faster.cluster, network=kept))
     if isinstance(network, Torus):
         yield LINK_KINDS[TORUS], "links twice as fast", faster
     else:
@@ -174,18 +174,18 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
         wider = replace(
             fabric, inside=replace(fabric.inside, rate_bps=_FASTER * fabric.inside.rate_bps)
         )
-        yield LINK_KINDS[IN_NODE], "in-node links twice as fast", replace(point, fabric=wider)
+        yield LINK_KINDS[IN_NODE], "in-node links twice as fast", replace(point, cluster=wider)
 
 
 def _without_latency(point: Grid) -> Grid:
-    fabric = point.fabric
+    fabric = point.cluster
     assert fabric is not None
     network, inside = fabric.network, fabric.inside
     if isinstance(network, LeafSpine):
         network = replace(network, latency_s=0.0)
     if inside is not None:
         inside = replace(inside, latency_s=0.0)
-    return replace(point, latency_s=(0.0,), fabric=replace(fabric, network=network, inside=inside))
+    return replace(point, latency_s=(0.0,), cluster=replace(fabric, network=network, inside=inside))
 
 
 def _with_a_wide_spine(network: LeafSpine) -> LeafSpine:
@@ -199,12 +199,13 @@ def _with_a_wide_spine(network: LeafSpine) -> LeafSpine:
 
 def _faster(point: Grid) -> Grid:
     """Return the cluster with NICs of twice the rate, slow hosts too; uplinks follow."""
-    assert point.fabric is not None
+    assert point.cluster is not None
     others = tuple(
-        replace(each, nic_rate_bps=_FASTER * each.nic_rate_bps) for each in point.fabric.other_hosts
+        replace(each, nic_rate_bps=_FASTER * each.nic_rate_bps)
+        for each in point.cluster.other_hosts
     )
     return replace(
         point,
         bandwidth_bps=(_FASTER * point.bandwidth_bps[0],),
-        fabric=replace(point.fabric, other_hosts=others),
+        cluster=replace(point.cluster, other_hosts=others),
     )

@@ -22,8 +22,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fullwire.answers.fixes import MANY, MUCH_BYTES
+from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
-from fullwire.run.store import unread
 from fullwire.timeline.account import Account, Late, Part, late_ranks
 from fullwire.timeline.ahead import (
     gap_words,
@@ -122,14 +122,14 @@ class Case:
     @property
     def clock_error_s(self) -> float:
         """Return how far ranks' clocks disagree: as collectives show, or as the run says."""
-        stated = self.run.facts.get("clock_uncertainty_s", ())
-        known_to_s = max((s for _, s in stated), default=0.0) if isinstance(stated, tuple) else 0.0
+        stated = self.run.facts.clock_uncertainty_s or ()
+        known_to_s = max((s for _, s in stated), default=0.0)
         return max(self.account.clock_error_ns * 1e-9, known_to_s)
 
     @property
     def lost(self) -> tuple[str, ...]:
         """Return what is said of the tables that an account rests on, if not all can be read."""
-        return unread(self.run, RESTS_ON)
+        return reasons(self.run.gaps, RESTS_ON)
 
     def largest(self) -> tuple[str, float]:
         """Return the largest part other than computation."""

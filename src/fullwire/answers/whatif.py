@@ -33,10 +33,9 @@ from fullwire.answers.subjects import (
 )
 from fullwire.answers.suspects import Suspicion, suspicions
 from fullwire.clusters import ClusterLike, cluster
-from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.fabric import Fabric, with_nodes
-from fullwire.collectives.cluster_plan import usual_algorithm
+from fullwire.clusters.cluster import Cluster, one_switch, with_nodes
 from fullwire.collectives.cost import Floats
+from fullwire.collectives.registry import usual_algorithm
 from fullwire.collectives.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
 from fullwire.compression.compressor import Compressor
 from fullwire.crew import HERE, crew
@@ -44,11 +43,11 @@ from fullwire.errors import UsageError
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.interval import interval_s
-from fullwire.simulation.on_fabric import OnFabric
+from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.replay import replay as replay_subject
 from fullwire.simulation.scenario import Order, Scenario, lane_order
 from fullwire.simulation.stragglers import jitter
-from fullwire.simulation.subject import recorded_fabric
+from fullwire.simulation.subject import recorded_cluster
 from fullwire.simulation.sweep import (
     MOST_APART,
     Grid,
@@ -237,16 +236,16 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
     if any(len(axis) != 1 for axis in axes):
         raise UsageError("a replay needs one value of each condition: name workers and bandwidth")
     scenario = Scenario(
-        cluster=Cluster(
-            workers=grid.workers[0], rate_bps=grid.bandwidth_bps[0], latency_s=grid.latency_s[0]
-        ),
+        workers=grid.workers[0],
+        rate_bps=grid.bandwidth_bps[0],
+        latency_s=grid.latency_s[0],
         compressor=grid.compressors[0],
         transport=grid.transports[0],
         buckets=grid.buckets[0],
         algorithm=grid.algorithms[0],
         jitter=grid.jitters[0],
         lane=grid.lane,
-        fabric=grid.fabric,
+        cluster=grid.cluster,
         is_scattered=grid.is_scattered,
     )
     return replay_subject(only, subject_of(name, only, found), scenario)
@@ -296,7 +295,7 @@ def _grid(
     local_steps: OneOrMany = 1,
     jitter_: OneOrMany = "recorded",
 ) -> Grid:
-    fabric = _same_fabric(runs) if cluster_ is None else cluster(cluster_)
+    fabric = _same_cluster(runs) if cluster_ is None else cluster(cluster_)
     recorded_workers = _recorded(runs, "workers", None)
     if recorded_workers == 1:  # a profile of one worker: the question is how it will scale
         recorded_workers = None
@@ -330,23 +329,23 @@ def _grid(
         local_steps=several(local_steps, lambda value: count(value, "local steps", MOST_APART)),
         jitters=several(jitter_, lambda text: jitter(str(text))),
         lane=lane,
-        fabric=fabric,
+        cluster=fabric,
         is_scattered=is_scattered(fabric, placement),
     )
 
 
 def _have_one_ring(runs: Sequence[Run]) -> bool:
     """Say whether the runs' backends go around one ring, whatever NICs there are."""
-    return all(run.facts.get("backend") in ("gloo", "fullwire") for run in runs)
+    return all(run.facts.backend in ("gloo", "fullwire") for run in runs)
 
 
-def _same_fabric(runs: Sequence[Run]) -> Fabric | None:
+def _same_cluster(runs: Sequence[Run]) -> Cluster | None:
     """Return the described cluster that all runs were recorded on, if it is one."""
-    found = {recorded_fabric(run) for run in runs}
+    found = {recorded_cluster(run) for run in runs}
     return found.pop() if len(found) == 1 else None
 
 
-def _devices(fabric: Fabric | None, nodes: OneOrMany, workers: OneOrMany) -> OneOrMany:
+def _devices(fabric: Cluster | None, nodes: OneOrMany, workers: OneOrMany) -> OneOrMany:
     """Return the devices of so many nodes, where nodes were asked for."""
     if nodes is None:
         return None
@@ -366,7 +365,7 @@ def _first(*choices: OneOrMany) -> OneOrMany:
 
 def _recorded(runs: Sequence[Run], fact: str, otherwise: OneOrMany) -> OneOrMany:
     """Return the fact if all runs hold the same value of it."""
-    values = {run.facts.get(fact) for run in runs}
+    values = {run.facts.known().get(fact) for run in runs}
     [value, *others] = values
     return otherwise if others or value is None else value
 
@@ -395,12 +394,12 @@ def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
 
 def _times(subject: Subject, grid: Grid, workers: int, rate_bps: float, latency_s: float) -> Times:
     """Return what all-reduces take in one place of a grid."""
-    if grid.fabric is None or grid.fabric.is_flat:
-        flat = Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
+    if grid.cluster is None or grid.cluster.is_flat:
+        flat = one_switch(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
         return around_a_switch("allreduce", flat, subject.adds)
-    nics = dataclasses.replace(grid.fabric.nics, rate_bps=rate_bps)
-    fabric = dataclasses.replace(grid.fabric, nics=nics)
-    where = OnFabric.of(fabric, latency_s, is_scattered=grid.is_scattered)
+    nics = dataclasses.replace(grid.cluster.nics, rate_bps=rate_bps)
+    fabric = dataclasses.replace(grid.cluster, nics=nics)
+    where = OnLinks.of(fabric, latency_s, is_scattered=grid.is_scattered)
     assert where is not None
     costs = {each: where.cost("allreduce", each, workers) for each in tried(grid)}
     return over_links(costs, subject.adds)
@@ -453,7 +452,7 @@ def _beyond_the_line(grid: Grid) -> Iterator[str]:
 
 def _drifting(grid: Grid) -> Iterator[str]:
     """Say where no closed form is near and the cluster is too large to be played."""
-    where = OnFabric.of(grid.fabric, grid.latency_s[0], is_scattered=grid.is_scattered)
+    where = OnLinks.of(grid.cluster, grid.latency_s[0], is_scattered=grid.is_scattered)
     if where is None:
         return
     workers = max(grid.workers)
@@ -463,7 +462,7 @@ def _drifting(grid: Grid) -> Iterator[str]:
     ]
     if names:
         yield (
-            f"{', '.join(names)}: among {workers:,} workers of {where.fabric.name} ranks drift "
+            f"{', '.join(names)}: among {workers:,} workers of {where.cluster.name} ranks drift "
             "apart, and there are too many to play: these predictions may be off by a third "
             "(fullwire collective --cluster plays one)."
         )
@@ -493,7 +492,7 @@ def _modelled(named: Sequence[tuple[str, Run]]) -> Iterator[str]:
     by_device: dict[str, list[str]] = {}
     for name, run in named:
         if run.provenance.basis == "modelled":
-            device = f"{run.facts.get('device')} with {run.facts.get('efficiency')}"
+            device = f"{run.facts.device} with {run.facts.efficiency}"
             by_device.setdefault(device, []).append(name)
     for device, names in by_device.items():
         verb = "is" if len(names) == 1 else "are"

@@ -18,7 +18,7 @@ from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
     from fullwire.answers.emulation import EmulatedJob
-    from fullwire.clusters.fabric import Fabric
+    from fullwire.clusters.cluster import Cluster
     from fullwire.lab.description import LabDescription
     from fullwire.lab.faults import Fault
     from fullwire.lab.lab import Lab
@@ -144,7 +144,7 @@ def run(
     description = describe(
         workers=workers,
         rate=rate or (),
-        fabric=_fabric(cluster, nodes),
+        cluster=_described(cluster, nodes),
         latency=latency,
         loss=loss,
         mtu=mtu,
@@ -161,7 +161,7 @@ def run(
     raise typer.Exit(status)
 
 
-def _fabric(cluster: str | None, nodes: int | None) -> Fabric | None:
+def _described(cluster: str | None, nodes: int | None) -> Cluster | None:
     """Read the described cluster, if one was asked for."""
     if cluster is None:
         if nodes is not None:
@@ -269,7 +269,7 @@ def shell(
     description = describe(
         workers=workers,
         rate=rate or (),
-        fabric=_fabric(cluster, nodes),
+        cluster=_described(cluster, nodes),
         latency=latency,
         loss=loss,
         mtu=mtu,

@@ -6,13 +6,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeAlias
 
+from fullwire.clusters.cluster import Cluster, with_nodes
 from fullwire.clusters.description import described
-from fullwire.clusters.fabric import Fabric, with_nodes
 from fullwire.errors import UsageError
 from fullwire.files import opened, path_of
 from fullwire.units import shown
 
-ClusterLike: TypeAlias = str | Path | Fabric
+ClusterLike: TypeAlias = str | Path | Cluster
 MOST_BYTES = 256 * 1024
 _BUILT_IN = Path(__file__).parent
 
@@ -22,13 +22,13 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _BUILT_IN.glob("*.toml")))
 
 
-def cluster(given: ClusterLike, nodes: int | None = None) -> Fabric:
+def cluster(given: ClusterLike, nodes: int | None = None) -> Cluster:
     """Take a cluster by the name of its file or its own, with another number of nodes if given."""
-    fabric = given if isinstance(given, Fabric) else _read(given)
-    return fabric if nodes is None else with_nodes(fabric, nodes)
+    known = given if isinstance(given, Cluster) else _read(given)
+    return known if nodes is None else with_nodes(known, nodes)
 
 
-def _read(given: str | Path) -> Fabric:
+def _read(given: str | Path) -> Cluster:
     path = path_of(given, "cluster")
     built_in = given if isinstance(given, str) and given in names() else None
     if built_in is not None:

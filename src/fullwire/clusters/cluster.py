@@ -1,47 +1,549 @@
-"""The cluster, as traffic sees it: workers around one switch that never is the bottleneck.
+"""A cluster as people buy it: devices in nodes, NICs, switches, and the links between them.
 
-Every worker has a link of its own, full duplex: what it sends does not slow what it receives.
+Workers around one switch are the simplest case (`one_switch`). Which links a transfer uses is in
+routes.py; a switch never is the bottleneck, a link may be.
+
+    device -- in-node links -- NIC -- leaf -- spine -- leaf -- NIC -- in-node links -- device
+
+Every link is one direction of a cable, with a number, a name and a capacity. What is inside a
+switch is no bottleneck; the uplinks of a leaf are taken together as one link, as if packets were
+spread over them evenly. A device reaches every NIC of its node, and uses the one that is nearest:
+
+    switch    all NICs are on one switch
+    fat-tree  the NICs of some nodes are on one leaf; leaves reach each other through the spine,
+              and where some leaves are a pod with a spine of its own, pods through the core
+    rails     NIC 0 of some nodes is on one leaf, NIC 1 on another, and so on. A transfer leaves
+              through the NIC of the rail that its target is on, over in-node links if the source
+              is on another (NCCL calls this PXN), so that no traffic goes from rail to rail
+    torus     four NICs a node, cabled to the neighbours east, west, south and north; a transfer
+              goes along the row first, then along the column, the shorter way round
+
+Where devices are joined by a switch of their own (NVSwitch), what leaves the node does not use
+that; where they are joined by PCIe, it goes over the device's lane as well.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
+InsideKind: TypeAlias = Literal["switch", "pcie"]
+
+MOST_DEVICES = 1_000_000
+LINK_KINDS = ("in-node links", "NICs", "spine uplinks", "torus links", "core uplinks")
+IN_NODE, NIC, SPINE, TORUS, CORE = range(len(LINK_KINDS))
+_SIDES = ("east", "west", "south", "north")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """So many workers, each behind a link of this line rate; `latency_s` is one way.
+class Inside:
+    """What joins the devices of a node: each has a link of this rate, up and down."""
 
-    `other_rates_bps` names the workers whose line rate differs: pairs of worker and rate.
-    """
-
-    workers: int
+    kind: InsideKind
     rate_bps: float
     latency_s: float = 0.0
-    other_rates_bps: tuple[tuple[int, float], ...] = ()
+    payload_share: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UsageError(f"workers: expected at least 1, got {self.workers}")
-        for rate_bps in (self.rate_bps, *(rate for _, rate in self.other_rates_bps)):
-            if not (rate_bps > 0 and math.isfinite(rate_bps)):
-                raise UsageError(f"line rate: expected more than 0 bit/s, got {rate_bps}")
-        for worker, _ in self.other_rates_bps:
-            if not 0 <= worker < self.workers:
+        _check_link("inside", self.rate_bps, self.latency_s, self.payload_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nics:
+    """The NICs of a node; `of_device` names the one that each device uses, even shares if empty.
+
+    `latency_s` is one way, from a node to another without the spine; in a torus from a node to the
+    next.
+    """
+
+    rate_bps: float
+    per_node: int = 1
+    latency_s: float = 0.0
+    payload_share: float = 1.0
+    of_device: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_link("nics", self.rate_bps, self.latency_s, self.payload_share)
+        _check_count("nics.per_node", self.per_node)
+
+
+@dataclass(frozen=True, slots=True)
+class OneSwitch:
+    """All NICs on one switch."""
+
+    kind = "switch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafSpine:
+    """Leaves below a spine; `latency_s` is what the way through the spine adds.
+
+    The uplinks of a leaf carry what its ports do, divided by the oversubscription. Where so many
+    leaves are a pod, each pod has a spine, whose uplinks to the core carry what its leaves send up,
+    divided by the core's; the way through the core adds the latency once more.
+    """
+
+    nodes_per_leaf: int
+    oversubscription: float = 1.0
+    by_rail: bool = False
+    latency_s: float = 0.0
+    leaves_per_pod: int | None = None
+    core_oversubscription: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_count("network.nodes_per_leaf", self.nodes_per_leaf)
+        _check_above_zero("network.oversubscription", self.oversubscription, "a ratio")
+        if self.leaves_per_pod is not None:
+            _check_count("network.leaves_per_pod", self.leaves_per_pod)
+        elif self.core_oversubscription != 1:
+            raise UsageError("network.leaves_per_pod: expected how many leaves are below one core")
+        _check_above_zero("network.core_oversubscription", self.core_oversubscription, "a ratio")
+        _check_latency("network", self.latency_s)
+
+    @property
+    def kind(self) -> str:
+        """What people call it."""
+        return "rails" if self.by_rail else "fat-tree"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torus:
+    """Nodes in rows and columns whose ends are joined."""
+
+    rows: int
+    columns: int
+
+    kind = "torus"
+
+    def __post_init__(self) -> None:
+        _check_count("network.rows", self.rows)
+        _check_count("network.columns", self.columns)
+
+
+Network: TypeAlias = OneSwitch | LeafSpine | Torus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherHost:
+    """A node whose NICs have another line rate."""
+
+    node: int
+    nic_rate_bps: float
+
+    def __post_init__(self) -> None:
+        _check_above_zero("hosts.nic_rate", self.nic_rate_bps, "a rate in bit/s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A described cluster. Devices count from node to node, links as `link_names` names them.
+
+    `startup_s` is what any collective takes before its bytes move: launching it on all devices, and
+    getting their links going.
+    """
+
+    name: str
+    nodes: int
+    nics: Nics
+    devices_per_node: int = 1
+    inside: Inside | None = None
+    network: Network = OneSwitch()
+    other_hosts: tuple[OtherHost, ...] = ()
+    startup_s: float = 0.0
+    rests_on: str = ""  # where the figures come from
+
+    def __post_init__(self) -> None:
+        _check_count("nodes", self.nodes)
+        _check_not_negative("startup", self.startup_s)
+        _check_count("devices_per_node", self.devices_per_node)
+        if self.devices > MOST_DEVICES and not self.is_flat:
+            raise UsageError(f"devices: expected at most {MOST_DEVICES:,}, got {self.devices:,}")
+        if self.devices_per_node > 1 and self.inside is None:
+            raise UsageError(
+                f"inside: expected what joins the {self.devices_per_node} devices of a node"
+            )
+        self._check_nics()
+        self._check_network()
+        self._check_other_hosts()
+
+    def _check_nics(self) -> None:
+        devices, nics = self.devices_per_node, self.nics_per_node
+        if isinstance(self.network, Torus):
+            if nics != len(_SIDES) or self.nics.of_device:
                 raise UsageError(
-                    f"line rate: expected a worker from 0 to {self.workers - 1}, got {worker}"
+                    f"nics.per_node: expected 4 in a torus, one for each side, got {nics}"
+                    if nics != len(_SIDES)
+                    else "nics.of_device: in a torus every device uses every NIC"
                 )
-        if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
-            raise UsageError(f"latency: expected 0 s or more, got {self.latency_s}")
+            return
+        if nics > devices:
+            raise UsageError(
+                f"nics.per_node: expected at most one for each of {devices} devices, got {nics}: "
+                "describe the NICs of one device as one NIC of their common rate"
+            )
+        if not self.nics.of_device and devices % nics:
+            raise UsageError(
+                f"nics.per_node: {devices} devices cannot be shared out evenly among {nics} NICs: "
+                "name each device's in nics.of_device"
+            )
+        given = self.nics.of_device
+        if given and (len(given) != devices or not all(0 <= each < nics for each in given)):
+            raise UsageError(
+                f"nics.of_device: expected a NIC from 0 to {nics - 1} for each of {devices} "
+                f"devices, got {_shortened(given)}"
+            )
 
-    def check_equal_links(self) -> None:
-        """Refuse links that differ, for a model that knows one line rate."""
-        if self.other_rates_bps:
-            raise UsageError("this prediction needs links of one line rate; some workers' differ")
+    def _check_network(self) -> None:
+        network = self.network
+        if isinstance(network, Torus) and network.rows * network.columns != self.nodes:
+            raise UsageError(
+                f"network: {network.rows} rows x {network.columns} columns are "
+                f"{network.rows * network.columns} nodes, expected {self.nodes}"
+            )
 
-    def link_rate_bps(self, worker: int) -> float:
-        """Return the line rate of one worker's link."""
-        return dict(self.other_rates_bps).get(worker, self.rate_bps)
+    def _check_other_hosts(self) -> None:
+        seen: set[int] = set()
+        for other in self.other_hosts:
+            if not 0 <= other.node < self.nodes or other.node in seen:
+                raise UsageError(
+                    f"hosts.node: expected a node from 0 to {self.nodes - 1}, each once, "
+                    f"got {other.node}"
+                )
+            seen.add(other.node)
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are in all."""
+        return self.nodes * self.devices_per_node
+
+    def node_rate_bps(self, node: int) -> float:
+        """Return the line rate of each NIC of a node."""
+        own_bps = {other.node: other.nic_rate_bps for other in self.other_hosts}
+        return own_bps.get(node, self.nics.rate_bps)
+
+    @property
+    def nics_per_node(self) -> int:
+        """How many NICs a node has."""
+        return self.nics.per_node
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is no more than workers with equal links around one switch."""
+        return (
+            self.devices_per_node == 1
+            and self.inside is None
+            and isinstance(self.network, OneSwitch)
+            and not self.other_hosts
+            and not self.startup_s
+            and self.nics.payload_share == 1
+        )
+
+    @property
+    def leaves(self) -> int:
+        """How many leaf switches there are; none without a spine."""
+        if not isinstance(self.network, LeafSpine):
+            return 0
+        groups = -(-self.nodes // self.network.nodes_per_leaf)
+        if groups == 1:
+            return 0
+        return groups * (self.nics_per_node if self.network.by_rail else 1)
+
+    @property
+    def pods(self) -> int:
+        """How many pods of leaves reach each other through the core; none without one."""
+        if not isinstance(self.network, LeafSpine) or self.network.leaves_per_pod is None:
+            return 0
+        rails = self.nics_per_node if self.network.by_rail else 1
+        of_rail = -(-self.leaves // rails // self.network.leaves_per_pod)
+        return of_rail * rails if of_rail > 1 else 0
+
+    @property
+    def core_rate_bps(self) -> float:
+        """The line rate of all uplinks of one pod together."""
+        assert isinstance(self.network, LeafSpine)
+        assert self.network.leaves_per_pod is not None
+        leaves_bps = self.network.leaves_per_pod * self.uplink_rate_bps
+        return leaves_bps / self.network.core_oversubscription
+
+    @property
+    def uplink_rate_bps(self) -> float:
+        """The line rate of all uplinks of one leaf together."""
+        assert isinstance(self.network, LeafSpine)
+        ports = self.network.nodes_per_leaf * (1 if self.network.by_rail else self.nics_per_node)
+        return ports * self.nics.rate_bps / self.network.oversubscription
+
+    @cached_property
+    def nic_of_device(self) -> Ints:
+        """The NIC that each device of a node uses."""
+        if self.nics.of_device:
+            return np.array(self.nics.of_device, np.int64)
+        device = np.arange(self.devices_per_node)
+        return device * self.nics_per_node // self.devices_per_node
+
+    @property
+    def link_count(self) -> int:
+        """How many links there are."""
+        return self.link_blocks[-1]
+
+    @cached_property
+    def link_rate_bps(self) -> Floats:
+        """What each link carries of payload, in bit/s."""
+        rate_bps = np.empty(self.link_count)
+        if self.inside is not None:
+            rate_bps[: self.link_blocks[2]] = self.inside.rate_bps * self.inside.payload_share
+        rate_bps[self.link_blocks[2] : self.link_blocks[4]] = np.tile(
+            self._nic_rates_bps(), self._nic_ends
+        )
+        if self.leaves:
+            rate_bps[self.link_blocks[4] :] = self.uplink_rate_bps * self.nics.payload_share
+        if self.pods:
+            rate_bps[self.link_blocks[6] :] = self.core_rate_bps * self.nics.payload_share
+        return rate_bps
+
+    def _nic_rates_bps(self) -> Floats:
+        of_node = np.full(self.nodes, self.nics.rate_bps)
+        for other in self.other_hosts:
+            of_node[other.node] = other.nic_rate_bps
+        rate_bps = np.repeat(of_node, self.nics_per_node)
+        if isinstance(self.network, Torus):
+            rate_bps = _cable_rates_bps(of_node, self.network)
+        return rate_bps * self.nics.payload_share
+
+    @cached_property
+    def link_kind(self) -> NDArray[np.int8]:
+        """What each link is, as a place in LINK_KINDS."""
+        kinds = np.empty(self.link_count, np.int8)
+        kinds[: self.link_blocks[2]] = IN_NODE
+        kinds[self.link_blocks[2] : self.link_blocks[4]] = TORUS if self.is_torus else NIC
+        kinds[self.link_blocks[4] :] = SPINE
+        kinds[self.link_blocks[6] :] = CORE
+        return kinds
+
+    @property
+    def link_names(self) -> LinkNames:
+        """The name of each link, such as node3.nic2.up, made when it is asked for."""
+        return LinkNames(self)
+
+    @property
+    def is_torus(self) -> bool:
+        """Whether its nodes are cabled in rows and columns whose ends are joined."""
+        return isinstance(self.network, Torus)
+
+    @property
+    def _nic_ends(self) -> int:
+        """Up and down; of a NIC of a torus one way, for the other is its neighbour's."""
+        return 1 if self.is_torus else 2
+
+    @cached_property
+    def link_blocks(self) -> tuple[int, ...]:
+        """Where links begin: up and down of devices, NICs, leaves and pods in turn, and the end."""
+        devices = self.devices if self.inside is not None else 0
+        nics = self.nodes * self.nics_per_node
+        sizes = (
+            devices,
+            devices,
+            nics,
+            nics * (self._nic_ends - 1),
+            self.leaves,
+            self.leaves,
+            self.pods,
+            self.pods,
+        )
+        return (0, *np.cumsum(sizes).tolist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkClass:
+    """All links of one kind together."""
+
+    kind: str
+    count: int
+    slowest_bps: float  # line rates
+    fastest_bps: float
+    payload_share: float
+    latency_s: float  # of the way over them; of uplinks, what that adds
+
+
+def link_classes(cluster: Cluster) -> Iterator[LinkClass]:
+    """Go through the kinds of links that there are."""
+    network, inside, nics = cluster.network, cluster.inside, cluster.nics
+    for kind, name in enumerate(LINK_KINDS):
+        rates_bps = cluster.link_rate_bps[cluster.link_kind == kind]
+        if not len(rates_bps):
+            continue
+        share, latency_s = nics.payload_share, nics.latency_s
+        if kind == IN_NODE and inside is not None:
+            share, latency_s = inside.payload_share, inside.latency_s
+        elif kind in (SPINE, CORE) and isinstance(network, LeafSpine):
+            latency_s = network.latency_s
+        yield LinkClass(
+            kind=name,
+            count=len(rates_bps),
+            slowest_bps=float(rates_bps.min()) / share,
+            fastest_bps=float(rates_bps.max()) / share,
+            payload_share=share,
+            latency_s=latency_s,
+        )
+
+
+class LinkNames(Sequence[str]):
+    """The names of a cluster's links."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def __len__(self) -> int:
+        return self._cluster.link_count
+
+    @overload
+    def __getitem__(self, link: int) -> str: ...
+    @overload
+    def __getitem__(self, link: slice) -> Sequence[str]: ...
+    def __getitem__(self, link: int | slice) -> str | Sequence[str]:
+        if isinstance(link, slice):
+            return [self[each] for each in range(*link.indices(len(self)))]
+        if not 0 <= link < len(self):
+            raise IndexError(f"link: expected 0 to {len(self) - 1}, got {link}")
+        cluster, blocks = self._cluster, self._cluster.link_blocks
+        block = int(np.searchsorted(blocks, link, side="right")) - 1
+        place = int(link) - blocks[block]
+        way = ("up", "down")[block % 2]
+        if block < 2:
+            node, device = divmod(place, cluster.devices_per_node)
+            return f"node{node}.device{device}.{way}"
+        if block >= 6:
+            return f"{_by_rail_name(cluster, 'pod', place)}.core.{way}"
+        if block >= 4:
+            return f"{leaf_name(cluster, place)}.spine.{way}"
+        node, nic = divmod(place, cluster.nics_per_node)
+        return f"node{node}.{_SIDES[nic]}" if cluster.is_torus else f"node{node}.nic{nic}.{way}"
+
+
+def leaf_name(cluster: Cluster, leaf: int) -> str:
+    """Return the name of a leaf: leaf3, or leaf1.rail5."""
+    return _by_rail_name(cluster, "leaf", leaf)
+
+
+def _by_rail_name(cluster: Cluster, kind: str, number: int) -> str:
+    assert isinstance(cluster.network, LeafSpine)
+    if not cluster.network.by_rail:
+        return f"{kind}{number}"
+    group, rail = divmod(number, cluster.nics_per_node)
+    return f"{kind}{group}.rail{rail}"
+
+
+def with_nodes(cluster: Cluster, nodes: int) -> Cluster:
+    """Return the cluster with its first nodes only, or with more like them."""
+    if nodes == cluster.nodes:
+        return cluster
+    if isinstance(cluster.network, Torus):
+        raise UsageError(
+            f"nodes: {cluster.name} is a torus of {cluster.network.rows} x "
+            f"{cluster.network.columns}, expected {cluster.nodes}, "
+            f"got {nodes}: change rows and columns in its description"
+        )
+    others = tuple(each for each in cluster.other_hosts if each.node < nodes)
+    return replace(cluster, nodes=nodes, other_hosts=others)
+
+
+def with_workers(cluster: Cluster, workers: int) -> Cluster:
+    """Return the cluster with as many nodes as so many workers need, each on a device."""
+    if isinstance(cluster.network, Torus):
+        if workers > cluster.devices:
+            raise UsageError(
+                f"workers: expected at most {cluster.devices} on the torus {cluster.name}, "
+                f"got {workers}"
+            )
+        return cluster
+    return with_nodes(cluster, -(-workers // cluster.devices_per_node))
+
+
+def scattered(cluster: Cluster) -> Ints:
+    """Return the device of each rank where consecutive nodes are on different leaves, and pods."""
+    node = np.arange(cluster.nodes)
+    if isinstance(cluster.network, LeafSpine):
+        leaf, place = np.divmod(node, cluster.network.nodes_per_leaf)
+        pod, leaf = np.divmod(leaf, cluster.network.leaves_per_pod or cluster.nodes)
+        node = np.lexsort((pod, leaf, place))
+    within = np.arange(cluster.devices_per_node)
+    return (node[:, None] * cluster.devices_per_node + within).reshape(-1)
+
+
+def one_switch(
+    *,
+    workers: int,
+    rate_bps: float,
+    latency_s: float = 0.0,
+    other_rates_bps: Mapping[int, float] | None = None,
+) -> Cluster:
+    """Return the simplest cluster: workers around one switch, each behind a link of this rate.
+
+    `other_rates_bps` holds the workers whose line rate differs; `latency_s` is one way.
+    """
+    others = other_rates_bps or {}
+    if workers < 1:
+        raise UsageError(f"workers: expected at least 1, got {workers}")
+    for each_bps in (rate_bps, *others.values()):
+        if not (each_bps > 0 and math.isfinite(each_bps)):
+            raise UsageError(f"line rate: expected more than 0 bit/s, got {each_bps}")
+    for worker in others:
+        if not 0 <= worker < workers:
+            raise UsageError(f"line rate: expected a worker from 0 to {workers - 1}, got {worker}")
+    _check_not_negative("latency", latency_s)
+    return Cluster(
+        name="flat",
+        nodes=workers,
+        nics=Nics(rate_bps=rate_bps, latency_s=latency_s),
+        other_hosts=tuple(
+            OtherHost(node=worker, nic_rate_bps=own_bps) for worker, own_bps in others.items()
+        ),
+    )
+
+
+def _cable_rates_bps(of_node: Floats, torus: Torus) -> Floats:
+    """Return the rate towards each side of each node: a cable is as fast as its slower end."""
+    here = of_node.reshape(torus.rows, torus.columns)
+    ends = [np.roll(here, shift, axis) for shift, axis in ((-1, 1), (1, 1), (-1, 0), (1, 0))]
+    return np.stack([np.minimum(here, there) for there in ends], axis=-1).reshape(-1)
+
+
+def _check_link(where: str, rate_bps: float, latency_s: float, payload_share: float) -> None:
+    _check_above_zero(f"{where}.rate", rate_bps, "a rate in bit/s")
+    _check_latency(where, latency_s)
+    if not 0 < payload_share <= 1:
+        raise UsageError(f"{where}.payload_share: expected above 0, up to 1, got {payload_share}")
+
+
+def _check_latency(where: str, latency_s: float) -> None:
+    _check_not_negative(f"{where}.latency", latency_s)
+
+
+def _check_not_negative(what: str, time_s: float) -> None:
+    if not (time_s >= 0 and math.isfinite(time_s)):
+        raise UsageError(f"{what}: expected 0 s or more, got {time_s}")
+
+
+def _check_above_zero(what: str, value: float, expected: str) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise UsageError(f"{what}: expected {expected} above 0, got {value}")
+
+
+def _check_count(what: str, value: int) -> None:
+    if value < 1:
+        raise UsageError(f"{what}: expected at least 1, got {value}")
+
+
+def _shortened(values: Sequence[int]) -> str:
+    shown = ", ".join(map(str, values[:8]))
+    return f"{shown}, ... ({len(values)} values)" if len(values) > 8 else shown

@@ -44,8 +44,8 @@ from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any, Literal, TypeVar, get_args
 
-from fullwire.clusters.fabric import (
-    Fabric,
+from fullwire.clusters.cluster import (
+    Cluster,
     Inside,
     InsideKind,
     LeafSpine,
@@ -94,24 +94,24 @@ _NETWORK_KEYS: Mapping[str, Sequence[str]] = {
 }
 
 
-def described(text: str, place: str) -> Fabric:
+def described(text: str, place: str) -> Cluster:
     """Read a cluster from TOML; `place` says in complaints where the text is from."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{place}: expected TOML: {error}") from None
     try:
-        return _fabric(_Table(document, "", _TOP_KEYS))
+        return _cluster(_Table(document, "", _TOP_KEYS))
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
 
 
-def _fabric(top: _Table) -> Fabric:
+def _cluster(top: _Table) -> Cluster:
     inside, nics, network = top.table("inside"), top.table("nics"), top.table("network")
     if nics is None:
         raise UsageError("nics: expected a table [nics] with a rate")
     kept = _network(network)
-    return Fabric(
+    return Cluster(
         name=top.text("name"),
         nodes=top.count("nodes"),
         devices_per_node=top.count("devices_per_node", 1),
@@ -288,22 +288,22 @@ class _Table:
         return f"{self.name}.{key}" if self.name else key
 
 
-def as_toml(fabric: Fabric) -> str:
+def as_toml(cluster: Cluster) -> str:
     """Print a cluster as a description that reads back equal."""
-    lines = [f"name = {_quoted(fabric.name)}", f"nodes = {fabric.nodes}"]
-    if fabric.devices_per_node > 1:
-        lines.append(f"devices_per_node = {fabric.devices_per_node}")
-    if fabric.startup_s:
-        lines.append(f'startup = "{_printed(fabric.startup_s, _TIMES)}"')
-    if fabric.rests_on:
-        lines.append(f"rests_on = {_quoted(fabric.rests_on)}")
-    if fabric.inside is not None:
-        lines += ["", "[inside]", f'kind = "{fabric.inside.kind}"', *_link_lines(fabric.inside)]
-    lines += ["", "[nics]", f"per_node = {fabric.nics_per_node}", *_link_lines(fabric.nics)]
-    if fabric.nics.of_device:
-        lines.append(f"of_device = {list(fabric.nics.of_device)}")
-    lines += ["", "[network]", *_network_lines(fabric.network)]
-    for host in fabric.other_hosts:
+    lines = [f"name = {_quoted(cluster.name)}", f"nodes = {cluster.nodes}"]
+    if cluster.devices_per_node > 1:
+        lines.append(f"devices_per_node = {cluster.devices_per_node}")
+    if cluster.startup_s:
+        lines.append(f'startup = "{_printed(cluster.startup_s, _TIMES)}"')
+    if cluster.rests_on:
+        lines.append(f"rests_on = {_quoted(cluster.rests_on)}")
+    if cluster.inside is not None:
+        lines += ["", "[inside]", f'kind = "{cluster.inside.kind}"', *_link_lines(cluster.inside)]
+    lines += ["", "[nics]", f"per_node = {cluster.nics_per_node}", *_link_lines(cluster.nics)]
+    if cluster.nics.of_device:
+        lines.append(f"of_device = {list(cluster.nics.of_device)}")
+    lines += ["", "[network]", *_network_lines(cluster.network)]
+    for host in cluster.other_hosts:
         rate = _printed(host.nic_rate_bps, _RATES)
         lines += ["", "[[hosts]]", f"node = {host.node}", f'nic_rate = "{rate}"']
     return "\n".join(lines) + "\n"

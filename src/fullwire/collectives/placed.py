@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fullwire.clusters.fabric import SPINE, Fabric, Floats, Ints, LeafSpine, Mask, Routes
-from fullwire.collectives.cluster_plan import layout_of
+from fullwire.clusters.cluster import SPINE, Cluster, Floats, Ints, LeafSpine, Mask
+from fullwire.clusters.routes import Routes, routes
+from fullwire.collectives.plan import layout_of
 from fullwire.collectives.stages import Int32, Plan
 from fullwire.errors import UsageError
 
@@ -42,9 +43,9 @@ class Placed:
         return np.bincount(self.routes.link, crossing, links).astype(np.float64)
 
 
-def placed(plan: Plan, fabric: Fabric, order: ArrayLike | None = None) -> Placed:
+def placed(plan: Plan, cluster: Cluster, order: ArrayLike | None = None) -> Placed:
     """Find the links of every transfer, ranks being on devices in this order."""
-    devices = _checked_order(plan, fabric, order)
+    devices = _checked_order(plan, cluster, order)
     stages = [stage for part in plan.stages for stage in part]
     keys = [stage.source.astype(np.int64) * plan.seats + stage.target for stage in stages]
     known, numbers = np.unique(
@@ -61,12 +62,12 @@ def placed(plan: Plan, fabric: Fabric, order: ArrayLike | None = None) -> Placed
         plan=plan,
         source=source.astype(np.int32),
         target=target.astype(np.int32),
-        routes=_routes(plan, fabric, devices, source, target),
+        routes=_routes(plan, cluster, devices, source, target),
         transfers=tuple(tuple(next(each) for _ in part) for part in plan.stages),
     )
 
 
-def _checked_order(plan: Plan, fabric: Fabric, order: ArrayLike | None) -> Ints:
+def _checked_order(plan: Plan, cluster: Cluster, order: ArrayLike | None) -> Ints:
     if order is None:
         devices = np.arange(plan.workers)
     else:
@@ -75,33 +76,34 @@ def _checked_order(plan: Plan, fabric: Fabric, order: ArrayLike | None) -> Ints:
             raise UsageError("order: switches add what is cabled to them, in no other order")
         if devices.shape != (plan.workers,) or len(np.unique(devices)) != plan.workers:
             raise UsageError(f"order: expected {plan.workers} different devices, one for each rank")
-        if not 0 <= devices.min() <= devices.max() < fabric.devices:
-            raise UsageError(f"order: expected devices from 0 to {fabric.devices - 1}")
-    if plan.workers > fabric.devices:
+        if not 0 <= devices.min() <= devices.max() < cluster.devices:
+            raise UsageError(f"order: expected devices from 0 to {cluster.devices - 1}")
+    if plan.workers > cluster.devices:
         raise UsageError(
-            f"workers: {fabric.name} has {fabric.devices:,} devices, got {plan.workers:,} workers"
+            f"workers: {cluster.name} has {cluster.devices:,} devices, got {plan.workers:,} workers"
         )
     return devices
 
 
-def _routes(plan: Plan, fabric: Fabric, devices: Ints, source: Ints, target: Ints) -> Routes:
+def _routes(plan: Plan, cluster: Cluster, devices: Ints, source: Ints, target: Ints) -> Routes:
     if plan.switches == 0:
-        return fabric.routes(devices[source], devices[target])
-    switches = _Switches(plan, fabric)
+        return routes(cluster, devices[source], devices[target])
+    switches = _Switches(plan, cluster)
     from_device, from_height = switches.below(source)
     to_device, to_height = switches.below(target)
     height = np.maximum(from_height, to_height)
     climbs = to_height > from_height
-    whole = fabric.routes(
+    whole = routes(
+        cluster,
         np.where((height == 0) | climbs, from_device, switches.beyond(to_device)),
         np.where((height == 0) | ~climbs, to_device, switches.beyond(from_device)),
     )
-    taken = _pieces(whole, fabric.link_kind[whole.link] == SPINE, height, climbs)
+    taken = _pieces(whole, cluster.link_kind[whole.link] == SPINE, height, climbs)
     which = np.repeat(np.arange(len(whole)), np.diff(whole.begin))
     begin = np.zeros(len(whole) + 1, np.int64)
     np.cumsum(np.bincount(which[taken], minlength=len(whole)), out=begin[1:])
-    spine_s = fabric.network.latency_s if isinstance(fabric.network, LeafSpine) else 0.0
-    latency_s = np.choose(height, [whole.latency_s, fabric.nics.latency_s / 2, spine_s / 2])
+    spine_s = cluster.network.latency_s if isinstance(cluster.network, LeafSpine) else 0.0
+    latency_s = np.choose(height, [whole.latency_s, cluster.nics.latency_s / 2, spine_s / 2])
     return Routes(begin=begin, link=whole.link[taken], latency_s=latency_s)
 
 
@@ -118,9 +120,9 @@ def _pieces(whole: Routes, is_spine: Mask, height: Ints, climbs: Mask) -> Mask:
 class _Switches:
     """Where the switches of a plan are: leaves, then the spine, each once for every place."""
 
-    def __init__(self, plan: Plan, fabric: Fabric) -> None:
-        self._workers, self._devices = plan.workers, fabric.devices_per_node
-        self._nodes_per_leaf = layout_of(fabric).nodes_per_leaf or fabric.nodes
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+        self._workers, self._devices = plan.workers, cluster.devices_per_node
+        self._nodes_per_leaf = layout_of(cluster).nodes_per_leaf or cluster.nodes
         self._leaves = -(-plan.workers // (self._nodes_per_leaf * self._devices))
 
     def below(self, seat: Ints) -> tuple[Ints, Ints]:

@@ -1,25 +1,37 @@
-"""One collective on one cluster: how long does it take, transfer by transfer or in closed form?"""
+"""One collective on a cluster: over its links in events, or in closed form.
+
+Ranks that are alike do the same at the same times, so only one of each kind is played
+(native/events/folding.hpp says what alike is); a slow host makes others unlike, as far as its being
+slow reaches. How many transfers were played follows the kinds there are, not the devices.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-from fullwire.clusters.cluster import Cluster
-from fullwire.collectives.cost import AddTimes, bus_factor, chunked_time_s
-from fullwire.collectives.plan import plan, planned_transfers
-from fullwire.collectives.stages import Int32, Plan, Transfers
+from fullwire.clusters.cluster import LINK_KINDS, MOST_DEVICES, Cluster, Floats, Ints
+from fullwire.collectives.alike import Alike, folded, unfolded
+from fullwire.collectives.closed_form import exact_s
+from fullwire.collectives.cost import AddTimes, bus_factor
+from fullwire.collectives.link_cost import cost_of
+from fullwire.collectives.placed import Placed, placed
+from fullwire.collectives.plan import plan_on
+from fullwire.collectives.registry import Wires, statement
+from fullwire.collectives.stages import Int32
 from fullwire.collectives.tuning import Tuning
 from fullwire.errors import UsageError
 from fullwire.units import shown
 
 LEVELS = ("event", "closed")
 CHUNK_ORDERS = ("pipelined", "serial")
-MOST_PLANNED = 30_000_000  # transfers held at once: some 1.5 GB
-MOST_PLAYED = 2_000_000_000
+MOST_PLAYED = 1_000_000_000
+MOST_AT_ONCE = 30_000_000  # transfers of all chunks whose progress is kept: some 1 GB
+Told: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,38 +76,69 @@ def collective_time(
     cluster: Cluster,
     size_bytes: int,
     *,
+    workers: int | None = None,
+    order: ArrayLike | None = None,
+    servers: int = 1,
     chunks: int = 1,
     chunk_order: str = "pipelined",
     level: str = "event",
     adds: AddTimes | None = None,
+    folds: bool = True,
+    told: Told | None = None,
 ) -> CollectiveTime:
-    """Time one collective of `size_bytes` (the whole vector) on a cluster."""
+    """Time one collective of `size_bytes` (the whole vector) among the devices of a cluster.
+
+    Rank r is on device `order[r]`, or on device r. `told` hears how many of how many transfers are
+    done.
+    """
     check_conditions(chunks, chunk_order, level)
-    cluster.check_equal_links()
-    adds = adds or AddTimes()
-    serial = chunk_order == "serial"
-    transfers = None
-    if level == "closed":
-        time_s = chunked_time_s(
-            op, algorithm, cluster, size_bytes, adds, chunks=chunks, serial=serial
-        )
-    else:
-        time_s, transfers = _play(op, algorithm, cluster, size_bytes, adds, chunks, serial)
-    moved_bits = 8 * size_bytes * bus_factor(op, cluster.workers)
-    return CollectiveTime(
+    serial, adds = chunk_order == "serial", adds or AddTimes()
+    among = cluster.devices if workers is None else workers
+    wires = Wires(workers=among, rate_bps=cluster.nics.rate_bps, latency_s=cluster.nics.latency_s)
+    around_a_switch = cluster.is_flat and order is None and among <= cluster.devices
+    known = CollectiveTime(
         op=op,
         algorithm=algorithm,
-        workers=cluster.workers,
+        workers=among,
         bytes=size_bytes,
-        bandwidth_bps=cluster.rate_bps,
-        latency_s=cluster.latency_s,
+        bandwidth_bps=wires.rate_bps,
+        latency_s=wires.latency_s,
         chunks=chunks,
         chunk_order=chunk_order,
         level=level,
-        time_s=time_s,
-        bus_bandwidth_bps=moved_bits / time_s if time_s > 0 else 0.0,
-        transfers=transfers,
+        time_s=0.0,
+        bus_bandwidth_bps=0.0,
+        transfers=None,
+        cluster=cluster.name,
     )
+    if level == "closed" and around_a_switch and statement(op, algorithm).costs is not None:
+        time_s = exact_s(op, algorithm, wires, size_bytes, adds, chunks=chunks, serial=serial)
+        return _taking(known, time_s)
+    _refuse_beyond_links(cluster)
+    where = placed(plan_on(op, algorithm, cluster, workers, servers), cluster, order)
+    if level == "closed":
+        time_s = _closed_s(where, cluster, size_bytes, adds, chunks, serial)
+        return _with_busiest(_taking(known, time_s), where, cluster)
+    alike = folded(where, cluster) if folds else unfolded(where, cluster)
+    time_s, transfers, played = _play(alike, where, size_bytes, adds, chunks, serial, told)
+    time_s += cluster.startup_s if transfers else 0.0
+    found = replace(_taking(known, time_s), transfers=transfers, played=played)
+    return _with_busiest(found, where, cluster)
+
+
+def _taking(known: CollectiveTime, time_s: float) -> CollectiveTime:
+    """Fill in how long it takes."""
+    moved_bits = 8 * known.bytes * bus_factor(known.op, known.workers)
+    bus_bps = moved_bits / time_s if time_s > 0 else 0.0
+    return replace(known, time_s=time_s, bus_bandwidth_bps=bus_bps)
+
+
+def _refuse_beyond_links(cluster: Cluster) -> None:
+    if cluster.devices > MOST_DEVICES:
+        raise UsageError(
+            f"{cluster.devices:,} workers are too many to play one by one, at most "
+            f"{MOST_DEVICES:,}: ask with --level closed"
+        )
 
 
 def quickest_time(
@@ -120,42 +163,117 @@ def quickest_time(
     )
 
 
+def played_times_s(
+    where: Placed, cluster: Cluster, sizes_bytes: Sequence[int], most_played: int
+) -> Floats | None:
+    """Play a plan for some sizes, without its start-up; None if that takes too many transfers."""
+    alike = folded(where, cluster)
+    if _counted(alike, where)[1] > most_played:
+        return None
+    played = [_play(alike, where, each, AddTimes(), 1, False, None) for each in sizes_bytes]
+    return np.array([time_s for time_s, _, _ in played])
+
+
+def _with_busiest(known: CollectiveTime, where: Placed, cluster: Cluster) -> CollectiveTime:
+    blocks = where.blocks_over_links(cluster.link_count)
+    if not blocks.any() or known.time_s == 0:
+        return known
+    busy_s = blocks * (8 * known.bytes / where.plan.message_blocks) / cluster.link_rate_bps
+    link = int(np.argmax(busy_s))
+    return replace(
+        known,
+        busiest=LINK_KINDS[cluster.link_kind[link]],
+        busiest_link=cluster.link_names[link],
+        busiest_share=float(busy_s[link] / known.time_s),
+    )
+
+
+def _closed_s(
+    where: Placed, cluster: Cluster, size_bytes: int, adds: AddTimes, chunks: int, serial: bool
+) -> float:
+    known = cost_of(where, cluster)
+    if not known.is_exact:
+        raise UsageError(
+            f"no closed form is exact for {where.plan.op} by {where.plan.algorithm} on "
+            f"{cluster.name}: ask with --level event"
+        )
+    if chunks > 1 and not serial:
+        raise UsageError(
+            "no closed form is exact for pipelined chunks on a described cluster: "
+            "ask with --level event, --chunks 1 or --chunk-order serial"
+        )
+    moving_s = float(known.whole_s(size_bytes / chunks, adds)) - known.startup_s
+    return known.startup_s + chunks * moving_s
+
+
 def _play(
-    op: str,
-    algorithm: str,
-    cluster: Cluster,
+    alike: Alike,
+    where: Placed,
     size_bytes: int,
     adds: AddTimes,
     chunks: int,
     serial: bool,
-) -> tuple[float, int]:
-    from fullwire import _native  # loaded only where events are asked for
+    told: Told | None,
+) -> tuple[float, int, int]:
+    from fullwire import _native
 
-    _refuse_endless(op, algorithm, cluster.workers, chunks)
-    stated = plan(op, algorithm, cluster.workers)
-    counts = _distinct_block_counts(stated)
-    block_bytes = size_bytes / chunks / stated.blocks
-    copied = [(block_bytes * count, 0.0) for count in counts]
-    added = [(size, float(adds(size))) for size, _ in copied]
-    return _native.play_collective(
-        workers=cluster.workers,
-        parts=[_columns(part, counts) for part in stated.parts],
-        size_classes=copied + added,
-        bytes_per_s=cluster.rate_bps / 8,
-        latency_s=cluster.latency_s,
-        chunks=chunks,
-        serial=serial,
+    plan = where.plan
+    _, played = _counted(alike, where)
+    _refuse_endless(plan.op, alike, played, chunks, serial)
+    whole = chunks * plan.transfer_count()
+    block_bytes = size_bytes / chunks / plan.message_blocks
+    time_s, transfers = _native.play(
+        alike.seats,
+        alike.bytes_per_s,
+        alike.source,
+        alike.target,
+        alike.latency_s,
+        alike.stands_for,
+        alike.crossings_begin,
+        alike.link,
+        alike.weight,
+        [_columns(where, alike, part, block_bytes, adds) for part in range(len(plan.stages))],
+        chunks,
+        serial,
+        None if told is None else lambda done: told(done, whole),
     )
+    return time_s, transfers, played * chunks
 
 
-def _distinct_block_counts(stated: Plan) -> list[int]:
-    return sorted({int(count) for part in stated.parts for count in np.unique(part.block_count)})
+def _columns(
+    where: Placed, alike: Alike, part: int, block_bytes: float, adds: AddTimes
+) -> tuple[Ints, Ints, Int32, Floats, Floats]:
+    """Return a part as the engine takes it."""
+    stages, transfers = where.plan.stages[part], alike.transfers[part]
+    size = np.array([stage.block_count * block_bytes for stage in stages], np.float64)
+    add_s = np.where([stage.reduces for stage in stages], adds(size), 0.0)
+    counts = [len(connections) for connections in transfers]
+    begin = np.cumsum([0, *counts], dtype=np.int64)
+    rounds = np.array([stage.rounds for stage in stages], np.int64)
+    connections = np.concatenate(transfers)
+    return rounds, begin, connections, np.repeat(size, counts), np.repeat(add_s, counts)
 
 
-def _columns(part: Transfers, counts: list[int]) -> tuple[Int32, Int32, Int32, NDArray[np.uint8]]:
-    """Return a part as the engine takes it: a size class is a block count, added up or not."""
-    size_class = np.searchsorted(counts, part.block_count) + len(counts) * part.reduces
-    return part.round, part.source, part.target, size_class.astype(np.uint8)
+def _counted(alike: Alike, where: Placed) -> tuple[int, int]:
+    """Count transfers kept at once, and played in all, of one chunk."""
+    pairs = [
+        (len(transfers), stage.rounds)
+        for stages, kept in zip(where.plan.stages, alike.transfers, strict=True)
+        for stage, transfers in zip(stages, kept, strict=True)
+    ]
+    return sum(rows for rows, _ in pairs), sum(rows * rounds for rows, rounds in pairs)
+
+
+def _refuse_endless(op: str, alike: Alike, played: int, chunks: int, serial: bool) -> None:
+    kept = sum(len(stage) for part in alike.transfers for stage in part)
+    kept += alike.seats * len(alike.transfers)
+    at_once = kept * (1 if serial else chunks)
+    if played * chunks > MOST_PLAYED or at_once > MOST_AT_ONCE:
+        raise UsageError(
+            f"{op}: {played * chunks:,} transfers that are not alike are too many to play one by "
+            f"one (at most {MOST_PLAYED:,}, and {MOST_AT_ONCE:,} places of chunks at once, here "
+            f"{at_once:,}): ask with fewer chunks, another algorithm, or --level closed"
+        )
 
 
 def check_conditions(chunks: int, chunk_order: str, level: str) -> None:
@@ -166,13 +284,3 @@ def check_conditions(chunks: int, chunk_order: str, level: str) -> None:
         raise UsageError(f"chunk order: expected pipelined or serial, got {chunk_order!r}")
     if level not in LEVELS:
         raise UsageError(f"level: expected closed or event, got {level!r}")
-
-
-def _refuse_endless(op: str, algorithm: str, workers: int, chunks: int) -> None:
-    planned = planned_transfers(op, algorithm, workers)
-    if planned > MOST_PLANNED or planned * chunks > MOST_PLAYED:
-        raise UsageError(
-            f"{planned * chunks:,} transfers are too many to play one by one "
-            f"(at most {MOST_PLANNED:,} a chunk and {MOST_PLAYED:,} in all): "
-            "ask with --level closed"
-        )

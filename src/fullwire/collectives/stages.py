@@ -6,6 +6,11 @@ where they are added to what is there (`reduces`) or replace it. The transfers o
 size and go on at once, `rounds` times in a row; each time the blocks move on by `shift`, within the
 window of so many blocks that the first one is in. So a ring is two stages, however many ranks it
 has: what a ring says 2(N-1) times is stated once.
+
+Within a part a seat sends in a round only after it has received everything that earlier rounds sent
+to it, and what it sent in earlier rounds has left; parts touch different blocks and do not wait for
+each other. The event engine plays a plan, the transport runs it, and `execute` carries it out on
+real arrays, which is how a plan is known to be right.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +53,42 @@ class Stage:
         return np.asarray(self.first_block - within + moved, np.int32)
 
 
+def stage(
+    source: NDArray[Any], target: NDArray[Any], first_block: NDArray[Any] | int = 0, **how: Any
+) -> Stage:
+    """State transfers between these seats; a first block may be one for all."""
+    return Stage(
+        source=_column(source),
+        target=_column(target),
+        first_block=_column(np.broadcast_to(np.asarray(first_block), source.shape)),
+        **how,
+    )
+
+
+def _column(values: NDArray[Any]) -> Int32:
+    return np.asarray(values.reshape(-1), np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How ranks are laid out: rank n * D + d is device d of node n, of D devices a node.
+
+    `nodes_per_leaf` counts the nodes whose traffic a switch can add.
+    """
+
+    nodes: int
+    per_node: int = 1
+    nics_per_node: int = 1
+    nodes_per_leaf: int | None = None
+    torus: tuple[int, int] | None = None
+    servers: int = 1
+
+    @property
+    def workers(self) -> int:
+        """How many ranks there are."""
+        return self.nodes * self.per_node
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Transfers:
     """One part of a plan as columns, in order of rounds."""
@@ -64,6 +105,15 @@ class Transfers:
 
 
 Part: TypeAlias = tuple[Stage, ...]
+
+
+class Stated(NamedTuple):
+    """A plan without its names, as an algorithm states it."""
+
+    blocks: int
+    parts: tuple[Part, ...]
+    places: NDArray[Any] | None = None
+    switches: int = 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -14,17 +14,14 @@ from typing import TypeAlias
 import numpy as np
 
 from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.fabric import Fabric
-from fullwire.collectives.cluster_plan import applicable_on
-from fullwire.collectives.cost import AddTimes, Floats, cost
-from fullwire.collectives.fabric_cost import FabricCost
-from fullwire.collectives.plan import algorithms, power_of_two_within
+from fullwire.collectives.closed_form import cost
+from fullwire.collectives.cost import AddTimes, Floats
+from fullwire.collectives.link_cost import LinkCost
+from fullwire.collectives.registry import open_to
 from fullwire.units import show_bytes
 
 AUTO = "auto"
 Times: TypeAlias = Callable[[Floats], Mapping[str, Floats]]  # of sizes, by algorithm
-# Not every switch adds, and servers are a way to train of its own.
-_ASKED_FOR = ("in-network", "parameter-server")
 _LEAST_BYTES, _MOST_BYTES = 1, 2**34
 
 
@@ -55,36 +52,18 @@ class Tuning:
     table: tuple[Choice, ...]
 
 
-def applicable(op: str, workers: int) -> tuple[str, ...]:
-    """List the algorithms that so many workers can use."""
-    is_even = workers == power_of_two_within(workers)
-    return tuple(
-        each
-        for each in algorithms(op)
-        if is_even or each != "halving-doubling" or op == "allreduce"
-    )
-
-
 def around_a_switch(op: str, cluster: Cluster, adds: AddTimes) -> Times:
-    """Return what a collective takes by each algorithm, among workers around a switch."""
+    """Return what a collective takes by each algorithm with a formula, on a single switch."""
+    names, nics = open_to(op, cluster), cluster.nics
 
     def times_s(sizes: Floats) -> Mapping[str, Floats]:
-        return {
-            each: cost(op, each, cluster.workers, sizes, adds).time_s(
-                cluster.rate_bps, cluster.latency_s
-            )
-            for each in applicable(op, cluster.workers)
-        }
+        costs = {name: cost(op, name, cluster.devices, sizes, adds) for name in names}
+        return {name: each.time_s(nics.rate_bps, nics.latency_s) for name, each in costs.items()}
 
     return times_s
 
 
-def open_to(op: str, fabric: Fabric, workers: int | None) -> tuple[str, ...]:
-    """List the algorithms that ranks on a cluster can use without being asked for by name."""
-    return tuple(each for each in applicable_on(op, fabric, workers) if each not in _ASKED_FOR)
-
-
-def over_links(costs: Mapping[str, FabricCost], adds: AddTimes) -> Times:
+def over_links(costs: Mapping[str, LinkCost], adds: AddTimes) -> Times:
     """Return what a collective takes by each algorithm, as these costs on a cluster say."""
     return lambda sizes: {name: each.whole_s(sizes, adds) for name, each in costs.items()}
 

@@ -20,6 +20,7 @@ from fullwire.files import (
 )
 from fullwire.packed import unpacked_elsewhere
 from fullwire.packets.captures import is_capture
+from fullwire.run.gaps import gaps_of
 from fullwire.units import seconds, shown
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _read_sorted(
         return read_run(traces[0])
     run = _read(kind, traces, communication)
     run = run if kind == "nccl-log" else _with_logs(run, logs, traces)
-    return dataclasses.replace(run, missing=(*run.missing, *left_out)) if left_out else run
+    return dataclasses.replace(run, gaps=gaps_of([*run.gaps, *left_out])) if left_out else run
 
 
 def _sorted_out(where: str, paths: Sequence[str | Path], format: str | None) -> _Given:

@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.fabric import Fabric, LeafSpine, Torus
+from fullwire.clusters.cluster import Cluster, LeafSpine, Torus, one_switch
 from fullwire.errors import UsageError
 from fullwire.units import bits_per_second, seconds, show_rate
 
@@ -29,12 +28,13 @@ class LabDescription:
     `cpus` holds, for each host, the processors that its job may use; empty means all of them.
     The cluster's latency is added on the way out of each host, and `loss` there drops that share.
     With dilation links are that many times slower than the cluster's, and times longer, for a job
-    that computes so much slower too. On a `fabric`, whose nodes `cluster` then is, a host has a
-    rank for each device, and as many NICs, and hosts may be on leaves below a spine.
+    that computes so much slower too. A host is a node: it has a rank for each device, and as many
+    NICs, and hosts may be on leaves below a spine. `is_described` says that the cluster was
+    described as it was bought, and not by workers, a rate and a latency.
     """
 
     cluster: Cluster
-    fabric: Fabric | None = None
+    is_described: bool = False
     mtu: int = 1500
     congestion: str | None = None
     cpus: tuple[frozenset[int], ...] = ()
@@ -42,20 +42,20 @@ class LabDescription:
     dilation: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.cluster.workers > MOST_HOSTS:
+        if self.cluster.nodes > MOST_HOSTS:
             raise UsageError(
                 f"workers: expected at most {MOST_HOSTS} hosts in one machine, "
-                f"got {self.cluster.workers}"
+                f"got {self.cluster.nodes}"
             )
         if self.ranks > MOST_RANKS:
             raise UsageError(
                 f"devices: expected at most {MOST_RANKS} ranks in one machine, got "
-                f"{self.cluster.workers} hosts of {self.ranks_per_host}"
+                f"{self.cluster.nodes} hosts of {self.ranks_per_host}"
             )
-        for host in range(self.cluster.workers):
-            check_rate(self.cluster.link_rate_bps(host), self.dilation)
-        if self.leaves and self.fabric is not None:
-            check_rate(self.fabric.uplink_rate_bps, self.dilation)
+        for host in range(self.cluster.nodes):
+            check_rate(self.cluster.node_rate_bps(host), self.dilation)
+        if self.leaves:
+            check_rate(self.cluster.uplink_rate_bps, self.dilation)
         if not LEAST_MTU <= self.mtu <= MOST_MTU:
             raise UsageError(f"mtu: expected {LEAST_MTU} to {MOST_MTU} bytes, got {self.mtu}")
         if not (0 <= self.loss < 1 and math.isfinite(self.loss)):
@@ -64,33 +64,33 @@ class LabDescription:
     @property
     def rates_bps(self) -> Sequence[float]:
         """The line rate of each host, as it is made."""
-        hosts = range(self.cluster.workers)
-        return [self.cluster.link_rate_bps(host) / self.dilation for host in hosts]
+        hosts = range(self.cluster.nodes)
+        return [self.cluster.node_rate_bps(host) / self.dilation for host in hosts]
 
     @property
     def latency_s(self) -> float:
         """What is added on the way out of each host, as it is made."""
-        return self._added_s(self.cluster.latency_s)
+        return self._added_s(self.cluster.nics.latency_s)
 
     @property
     def left_out_s(self) -> float:
         """The described latency that is too short to be added."""
-        return 0.0 if self.latency_s else self.cluster.latency_s
+        return 0.0 if self.latency_s else self.cluster.nics.latency_s
 
     def _added_s(self, latency_s: float) -> float:
         """Add nothing to a described cluster that a message takes in any lab."""
         dilated_s = latency_s * self.dilation
-        return dilated_s if self.fabric is None or dilated_s >= LEAST_ADDED_S else 0.0
+        return dilated_s if not self.is_described or dilated_s >= LEAST_ADDED_S else 0.0
 
     @property
     def ranks_per_host(self) -> int:
         """How many ranks each host has, one for each device."""
-        return 1 if self.fabric is None else self.fabric.devices_per_node
+        return self.cluster.devices_per_node
 
     @property
     def ranks(self) -> int:
         """How many ranks there are; they count from host to host."""
-        return self.cluster.workers * self.ranks_per_host
+        return self.cluster.nodes * self.ranks_per_host
 
     def host_of(self, rank: int) -> int:
         """Return the host that a rank is on."""
@@ -99,11 +99,11 @@ class LabDescription:
     @property
     def nics_per_host(self) -> int:
         """How many NICs each host has."""
-        return 1 if self.fabric is None else self.fabric.nics_per_node
+        return self.cluster.nics_per_node
 
     def nic_of(self, rank: int) -> int:
         """Return the NIC that is near a rank's device."""
-        return 0 if self.fabric is None else int(self.fabric.nic_of_device[self.place_of(rank)])
+        return int(self.cluster.nic_of_device[self.place_of(rank)])
 
     def place_of(self, rank: int) -> int:
         """Return which rank of its host it is."""
@@ -112,27 +112,25 @@ class LabDescription:
     @property
     def leaves(self) -> int:
         """How many leaves hang below a spine; none where all hosts are on one switch."""
-        return 0 if self.fabric is None else self.fabric.leaves
+        return self.cluster.leaves
 
     def leaf_of(self, host: int, nic: int) -> int:
         """Return the leaf that a NIC of a host is on."""
-        assert self.fabric is not None
-        assert isinstance(self.fabric.network, LeafSpine)
-        group = host // self.fabric.network.nodes_per_leaf
-        return group * self.nics_per_host + nic if self.fabric.network.by_rail else group
+        assert isinstance(self.cluster.network, LeafSpine)
+        group = host // self.cluster.network.nodes_per_leaf
+        return group * self.nics_per_host + nic if self.cluster.network.by_rail else group
 
     @property
     def uplink_rate_bps(self) -> float:
         """The line rate of a leaf's uplinks together, as they are made."""
-        assert self.fabric is not None
-        return self.fabric.uplink_rate_bps / self.dilation
+        return self.cluster.uplink_rate_bps / self.dilation
 
     @property
     def spine_latency_s(self) -> float:
         """What is added on the way up to the spine, as it is made."""
-        if self.fabric is None or not isinstance(self.fabric.network, LeafSpine):
+        if not isinstance(self.cluster.network, LeafSpine):
             return 0.0
-        return self._added_s(self.fabric.network.latency_s)
+        return self._added_s(self.cluster.network.latency_s)
 
     @property
     def payload_share(self) -> float:
@@ -141,9 +139,9 @@ class LabDescription:
 
     def check_host(self, host: int, what: str) -> None:
         """Refuse a host that this lab does not have."""
-        if not 0 <= host < self.cluster.workers:
+        if not 0 <= host < self.cluster.nodes:
             raise UsageError(
-                f"{what}: expected a host from 0 to {self.cluster.workers - 1}, got {host}"
+                f"{what}: expected a host from 0 to {self.cluster.nodes - 1}, got {host}"
             )
 
 
@@ -151,7 +149,7 @@ def describe(
     *,
     workers: int | None = None,
     rate: Sequence[str] = (),
-    fabric: Fabric | None = None,
+    cluster: Cluster | None = None,
     latency: str = "0s",
     mtu: int = 1500,
     congestion: str | None = None,
@@ -163,8 +161,8 @@ def describe(
 
     Hosts, rates and latency come from a described cluster, if there is one.
     """
-    cluster = _cluster(workers, rate, latency) if fabric is None else _hosts_of(fabric)
-    if fabric is not None and (workers is not None or rate or seconds(latency, "latency")):
+    hosts = _one_switch(workers, rate, latency) if cluster is None else _as_made(cluster)
+    if cluster is not None and (workers is not None or rate or seconds(latency, "latency")):
         raise UsageError(
             "a described cluster has its own hosts, rates and latency: "
             "expected it, or workers, rate and latency"
@@ -173,20 +171,20 @@ def describe(
     if len(common_cpus) > 1:
         raise UsageError(f"cpus: expected one list for all hosts, got {len(common_cpus)}")
     description = LabDescription(
-        cluster=cluster,
-        fabric=fabric,
+        cluster=hosts,
+        is_described=cluster is not None,
         mtu=mtu,
         congestion=congestion,
         loss=_share(loss),
         dilation=dilation,
-        cpus=_affinity(cluster.workers, common_cpus, own_cpus),
+        cpus=_affinity(hosts.nodes, common_cpus, own_cpus),
     )
     for host in own_cpus:
         description.check_host(host, "cpus")
     return description
 
 
-def _cluster(workers: int | None, rate: Sequence[str], latency: str) -> Cluster:
+def _one_switch(workers: int | None, rate: Sequence[str], latency: str) -> Cluster:
     common_rates, own_rates = _for_all_and_one(rate, "rate")
     if workers is None or not rate:
         raise UsageError("a lab needs hosts: expected workers and their rate, or a cluster")
@@ -194,32 +192,27 @@ def _cluster(workers: int | None, rate: Sequence[str], latency: str) -> Cluster:
         raise UsageError(
             f"rate: expected one line rate for all hosts, like 1Gbps, got {len(common_rates)}"
         )
-    return Cluster(
+    return one_switch(
         workers=workers,
         rate_bps=bits_per_second(common_rates[0]),
         latency_s=seconds(latency, "latency"),
-        other_rates_bps=tuple((host, bits_per_second(text)) for host, text in own_rates.items()),
+        other_rates_bps={host: bits_per_second(text) for host, text in own_rates.items()},
     )
 
 
-def _hosts_of(fabric: Fabric) -> Cluster:
-    """Return the nodes of a described cluster as hosts, or say why a lab cannot make it."""
-    if isinstance(fabric.network, Torus):
+def _as_made(cluster: Cluster) -> Cluster:
+    """Return a described cluster, or say why a lab cannot make it."""
+    if isinstance(cluster.network, Torus):
         raise UsageError(
-            f"{fabric.name}: a lab cannot make a torus, where hosts pass on what is for others: "
+            f"{cluster.name}: a lab cannot make a torus, where hosts pass on what is for others: "
             "expected a switch or a fat tree"
         )
-    if fabric.pods:
+    if cluster.pods:
         raise UsageError(
-            f"{fabric.name}: a lab has leaves below one spine and cannot make the core above pods: "
-            "expected no leaves_per_pod, or fewer nodes"
+            f"{cluster.name}: a lab has leaves below one spine and cannot make the core above "
+            "pods: expected no leaves_per_pod, or fewer nodes"
         )
-    return Cluster(
-        workers=fabric.nodes,
-        rate_bps=fabric.nics.rate_bps,
-        latency_s=fabric.nics.latency_s,
-        other_rates_bps=tuple((each.node, each.nic_rate_bps) for each in fabric.other_hosts),
-    )
+    return cluster
 
 
 def _for_all_and_one(texts: Sequence[str], what: str) -> tuple[list[str], dict[int, str]]:

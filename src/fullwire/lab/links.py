@@ -132,7 +132,7 @@ class Network:
                 self._make_spine()
             else:
                 self._make_switch()
-            self.hosts = [self._make_host(number) for number in range(description.cluster.workers)]
+            self.hosts = [self._make_host(number) for number in range(description.cluster.nodes)]
 
     def _make_bridge(self, netlink: IPRoute, name: str) -> int:
         netlink.link("add", ifname=name, kind="bridge", br_stp_state=0, br_forward_delay=0)

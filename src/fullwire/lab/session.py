@@ -83,7 +83,7 @@ def summary(lab: Lab) -> str:
 
 
 def _hosts(description: LabDescription) -> str:
-    count, ranks, nics = description.cluster.workers, description.ranks_per_host, ""
+    count, ranks, nics = description.cluster.nodes, description.ranks_per_host, ""
     if description.nics_per_host > 1:
         nics = f" and {description.nics_per_host} NICs"
     each = f" of {ranks} ranks{nics}" if ranks > 1 else ""

@@ -17,9 +17,13 @@ Shift = Callable[[HostSamples], int]  # what brings its times to the run's zero
 def tables_of(samples: HostSamples, shift_ns: int) -> Iterator[Links | Sockets | Hosts]:
     """Go through what a sampler saw, some rows at a time: links, connections, then devices."""
     for number, rows in samples.of(Kind.LINK):
-        link = samples.links[number]["name"]
-        moved = {**rows, "time_ns": rows["time_ns"] + shift_ns}
-        yield Links(host=_text(samples.host, rows), interface=_text(link, rows), **moved)
+        link = samples.links[number]
+        yield Links(
+            host=_text(samples.host, rows),
+            interface=_text(link["name"], rows),
+            speed_bps=np.full(len(rows["time_ns"]), float(link["speed_bps"])),
+            **{**rows, "time_ns": rows["time_ns"] + shift_ns},
+        )
     for number, rows in samples.of(Kind.SOCKET):
         yield _sockets(samples, number, rows, shift_ns)
     for device, shares in _devices(samples):

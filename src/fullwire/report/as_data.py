@@ -8,7 +8,7 @@ from dataclasses import asdict
 from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fullwire.clusters.fabric import Fabric, link_classes
+from fullwire.clusters.cluster import Cluster, link_classes
 from fullwire.report.sentences import suspicion_sentences
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def run_object(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
         "basis": run.provenance.basis,
         "complete": run.complete,
         "missing": list(run.missing),
-        "facts": dict(run.facts),
+        "facts": run.facts.known(),
         "tables": dict(rows),
     }
 
@@ -141,7 +141,7 @@ def workload_object(load: Workload, *, with_gradients: bool) -> dict[str, Any]:
     return shown
 
 
-def cluster_object(fabric: Fabric) -> dict[str, Any]:
+def cluster_object(fabric: Cluster) -> dict[str, Any]:
     """Return a described cluster: its shape, and each kind of link."""
     return {
         "name": fabric.name,

@@ -18,6 +18,7 @@ import numpy as np
 
 from fullwire.errors import UsageError
 from fullwire.importers import read
+from fullwire.run.gaps import Gap
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Table, Whole
 from fullwire.run.store import is_run, read_rows, read_run
 
@@ -46,28 +47,28 @@ def write_chrome(run: Run | str | Path, file: BinaryIO) -> None:
     """Write a run as a Chrome trace into an open file."""
     place = None if isinstance(run, Run) or not is_run(Path(run)) else Path(run)
     described = read_run(place, only=()) if place else run if isinstance(run, Run) else read(run)
-    missing = list(described.missing)
+    gaps = list(described.gaps)
     file.write(b'{"fullwire": 1, "displayTimeUnit": "ms", "traceEvents": [')
     gap = b"\n"
-    for event in _events(described, place, missing):
+    for event in _events(described, place, gaps):
         file.write(gap + _ENCODER.encode(event))
         gap = b",\n"
     about = {
         "provenance": {
             name: getattr(described.provenance, name) for name in ("origin", "source", "basis")
         },
-        "facts": dict(described.facts),
-        "missing": missing,
+        "facts": described.facts.known(),
+        "missing": [gap.reason for gap in gaps],
     }
     file.write(b'\n], "otherData": ' + _ENCODER.encode(about) + b"}\n")
 
 
-def _events(run: Run, place: Path | None, missing: list[str]) -> Iterator[_Event]:
+def _events(run: Run, place: Path | None, gaps: list[Gap]) -> Iterator[_Event]:
     """Go through all events; what of a stored run cannot be read is noted."""
     threads = _Threads()
     for name, table in run.tables():
         if name in _EVENTS:
-            for rows in read_rows(place, name, missing) if place else _slices(table):
+            for rows in read_rows(place, name, gaps) if place else _slices(table):
                 yield from _EVENTS[name](rows, threads)
 
 

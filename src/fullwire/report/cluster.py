@@ -7,8 +7,8 @@ from textwrap import wrap
 
 import numpy as np
 
-from fullwire.clusters.fabric import (
-    Fabric,
+from fullwire.clusters.cluster import (
+    Cluster,
     LeafSpine,
     Network,
     OneSwitch,
@@ -25,7 +25,7 @@ _MOST_IN_ROW = 16
 _MOST_STRANDS = 8
 
 
-def print_cluster(fabric: Fabric) -> None:
+def print_cluster(fabric: Cluster) -> None:
     """Print a cluster: a sentence, a drawing, its links, and what its figures rest on."""
     say(cluster_sentence(fabric))
     say("")
@@ -38,7 +38,7 @@ def print_cluster(fabric: Fabric) -> None:
         say(line)
 
 
-def print_clusters(fabrics: Sequence[Fabric]) -> None:
+def print_clusters(fabrics: Sequence[Cluster]) -> None:
     """Print the built-in clusters, a line each."""
     rows = [
         [
@@ -57,7 +57,7 @@ def print_clusters(fabrics: Sequence[Fabric]) -> None:
             say(f"    {line}" if number else f"{each.name}: {line}")
 
 
-def cluster_sentence(fabric: Fabric) -> str:
+def cluster_sentence(fabric: Cluster) -> str:
     """Say in a sentence what the cluster is."""
     devices = "1 device" if fabric.devices_per_node == 1 else f"{fabric.devices_per_node} devices"
     nodes = "1 node" if fabric.nodes == 1 else f"{fabric.nodes:,} nodes"
@@ -88,7 +88,7 @@ def network_words(network: Network) -> str:
     return f"{kind}, {nodes} a leaf, {network.oversubscription:g}:1{core}"
 
 
-def _link_rows(fabric: Fabric) -> Iterator[list[str]]:
+def _link_rows(fabric: Cluster) -> Iterator[list[str]]:
     for each in link_classes(fabric):
         least, most = show_rate(each.slowest_bps), show_rate(each.fastest_bps)
         yield [
@@ -100,7 +100,7 @@ def _link_rows(fabric: Fabric) -> Iterator[list[str]]:
         ]
 
 
-def drawing(fabric: Fabric) -> Iterator[str]:
+def drawing(fabric: Cluster) -> Iterator[str]:
     """Draw the cluster from the top down, each row with a word about what it is."""
     if isinstance(fabric.network, Torus):
         yield from _torus(fabric.network)
@@ -119,7 +119,7 @@ def some(count: int, most: int) -> list[int | None]:
     return [*range(most - 2), None, count - 1]
 
 
-def _leaves(fabric: Fabric) -> Iterator[str]:
+def _leaves(fabric: Cluster) -> Iterator[str]:
     network = fabric.network
     assert isinstance(network, LeafSpine)
     cells = some(-(-fabric.nodes // network.nodes_per_leaf), _MOST_CELLS)
@@ -138,7 +138,7 @@ def _leaves(fabric: Fabric) -> Iterator[str]:
     yield _row("nodes", [_or_gap(each, _nodes_of(fabric, each)) for each in cells])
 
 
-def _spines(fabric: Fabric, width: int) -> Iterator[str]:
+def _spines(fabric: Cluster, width: int) -> Iterator[str]:
     """Draw the spine, or the core, what goes up to it, and that each pod has a spine."""
     network = fabric.network
     title = " core " if fabric.pods else " spine "
@@ -151,7 +151,7 @@ def _spines(fabric: Fabric, width: int) -> Iterator[str]:
         yield _row("pods", [f"a spine over every {network.leaves_per_pod} leaves"], width)
 
 
-def _leaf_words(fabric: Fabric, group: int | None) -> str:
+def _leaf_words(fabric: Cluster, group: int | None) -> str:
     network = fabric.network
     assert isinstance(network, LeafSpine)
     if group is None:
@@ -161,7 +161,7 @@ def _leaf_words(fabric: Fabric, group: int | None) -> str:
     return f"leaf{group}.rail0-{fabric.nics_per_node - 1}"
 
 
-def _nodes_of(fabric: Fabric, group: int | None) -> str:
+def _nodes_of(fabric: Cluster, group: int | None) -> str:
     if group is None:
         return ""
     assert isinstance(fabric.network, LeafSpine)
@@ -170,7 +170,7 @@ def _nodes_of(fabric: Fabric, group: int | None) -> str:
     return f"node{first}" if first == last else f"node{first}-{last}"
 
 
-def _one_switch(fabric: Fabric) -> Iterator[str]:
+def _one_switch(fabric: Cluster) -> Iterator[str]:
     cells = some(fabric.nodes, _MOST_CELLS)
     width = _CELL * len(cells)
     rails = fabric.nics_per_node if isinstance(fabric.network, LeafSpine) else 1
@@ -200,7 +200,7 @@ def _torus(torus: Torus) -> Iterator[str]:
     yield f"{'':{_LABEL}}each row and each column is a ring"
 
 
-def _node(fabric: Fabric) -> Iterator[str]:
+def _node(fabric: Cluster) -> Iterator[str]:
     """Draw one node: its devices as squares, below them the NIC that each of them uses."""
     per_node = fabric.devices_per_node
     shown = some(per_node, _MOST_IN_ROW)

@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from fullwire.clusters.fabric import Fabric, LeafSpine, Torus
+from fullwire.clusters.cluster import Cluster, LeafSpine, Torus
 from fullwire.report.charts import COLOURS, check_plot_path, save, titled
 from fullwire.report.cluster import cluster_sentence, some
 from fullwire.units import show_rate
@@ -31,7 +31,7 @@ _CORE_ROOM = 84
 _FULL = 0.6  # of a leaf's room: as wide as all that comes up to it
 
 
-def plot_cluster(fabric: Fabric, path: Path) -> None:
+def plot_cluster(fabric: Cluster, path: Path) -> None:
     """Draw a cluster as PNG, SVG or HTML, by the ending of the file's name."""
     import altair as alt
 
@@ -117,7 +117,7 @@ class _Sheet:
         return alt.layer(boxes, *words).properties(width=_WIDE, height=height)
 
 
-def _draw_leaves(sheet: _Sheet, fabric: Fabric) -> None:
+def _draw_leaves(sheet: _Sheet, fabric: Cluster) -> None:
     network = fabric.network
     assert isinstance(network, LeafSpine)
     sheet.box(0, _SPINE[0], _WIDE, _SPINE[1], _PALE, _LINE)
@@ -150,7 +150,7 @@ def _draw_leaves(sheet: _Sheet, fabric: Fabric) -> None:
         _draw_core(sheet, fabric, network)
 
 
-def _draw_core(sheet: _Sheet, fabric: Fabric, network: LeafSpine) -> None:
+def _draw_core(sheet: _Sheet, fabric: Cluster, network: LeafSpine) -> None:
     """Draw the core above the spines, and what goes up to it from each pod."""
     colour = _RED if network.core_oversubscription > 1 else _BLUE
     _move_up(sheet, -_CORE_ROOM)
@@ -174,7 +174,7 @@ def _draw_core(sheet: _Sheet, fabric: Fabric, network: LeafSpine) -> None:
     sheet.word(10, sum(_SPINE) / 2, over, align="left", colour=colour, size=12)
 
 
-def _draw_leaf(sheet: _Sheet, fabric: Fabric, group: int, middle: float, room: float) -> None:
+def _draw_leaf(sheet: _Sheet, fabric: Cluster, group: int, middle: float, room: float) -> None:
     """Draw one leaf, or the rails of one group of nodes, and the nodes below."""
     network = fabric.network
     assert isinstance(network, LeafSpine)
@@ -201,7 +201,7 @@ def _draw_leaf(sheet: _Sheet, fabric: Fabric, group: int, middle: float, room: f
     sheet.word(middle, _NODE + 34, named)
 
 
-def _rails(sheet: _Sheet, fabric: Fabric, left: float, right: float) -> float:
+def _rails(sheet: _Sheet, fabric: Cluster, left: float, right: float) -> float:
     """Draw the rails of some nodes as bars of a colour each, and return where they end."""
     rails = min(fabric.nics_per_node, _MOST_RAILS)
     for rail in range(rails):
@@ -211,7 +211,7 @@ def _rails(sheet: _Sheet, fabric: Fabric, left: float, right: float) -> float:
 
 
 def _draw_host(
-    sheet: _Sheet, fabric: Fabric, node: int, place: tuple[float, float], top: float, wide: float
+    sheet: _Sheet, fabric: Cluster, node: int, place: tuple[float, float], top: float, wide: float
 ) -> None:
     """Draw a node and its NICs' links up; one of another rate is red, and as wide as that is."""
     x, step = place
@@ -242,7 +242,7 @@ def _draw_host(
         sheet.word(x, _NODE - 14, show_rate(other.nic_rate_bps), colour=_RED, size=10)
 
 
-def _draw_switch(sheet: _Sheet, fabric: Fabric) -> None:
+def _draw_switch(sheet: _Sheet, fabric: Cluster) -> None:
     by_rail = isinstance(fabric.network, LeafSpine) and fabric.network.by_rail
     if by_rail:
         sheet.word(0, _LEAF - 14, f"{fabric.nics_per_node} rails, a switch each", align="left")
@@ -273,7 +273,7 @@ def _move_up(sheet: _Sheet, by: float) -> None:
         each["y2"] -= by
 
 
-def _draw_torus(sheet: _Sheet, fabric: Fabric, torus: Torus) -> None:
+def _draw_torus(sheet: _Sheet, fabric: Cluster, torus: Torus) -> None:
     step = 62
     slow = {each.node: each.nic_rate_bps for each in fabric.other_hosts}
     columns, rows = some(torus.columns, 12), some(torus.rows, 8)
@@ -297,7 +297,7 @@ def _draw_torus(sheet: _Sheet, fabric: Fabric, torus: Torus) -> None:
     sheet.word(_WIDE / 2, 20 + step * len(rows) + 14, words)
 
 
-def _draw_node(sheet: _Sheet, fabric: Fabric) -> None:
+def _draw_node(sheet: _Sheet, fabric: Cluster) -> None:
     """Draw one node: what joins its devices, the devices, and the NIC that each of them uses."""
     shown = some(fabric.devices_per_node, _MOST_IN_ROW)
     step = min(_WIDE / len(shown), 92)
@@ -329,7 +329,7 @@ def _draw_node(sheet: _Sheet, fabric: Fabric) -> None:
         _draw_nic(sheet, fabric, nic, places, step)
 
 
-def _draw_nic(sheet: _Sheet, fabric: Fabric, nic: int, places: list[float], step: float) -> None:
+def _draw_nic(sheet: _Sheet, fabric: Cluster, nic: int, places: list[float], step: float) -> None:
     """Draw a NIC below the devices that use it."""
     middle = sum(places) / len(places)
     colour = _RAIL_COLOURS[nic % len(_RAIL_COLOURS)] if nic >= 0 else _BLUE

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from fullwire.packets.capture_audit import capture_audit
+from fullwire.run.gaps import Gap
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
 from fullwire.timeline.in_use import Windows, links_in_use, processor_use
@@ -19,7 +20,7 @@ MOST_COLLECTIVES = 50_000  # of all ranks, of which it is remembered when they w
 def recording_lines(path: Path) -> Iterator[str]:
     """Go through the lines that sum a recording up; of its ranks never all is in memory."""
     run = read_run(path, only=())
-    missing = list(run.missing)
+    gaps = list(run.gaps)
     collectives = rows_written(path).get("collectives", 0)
     windows = Windows(every_nth_step=1 + collectives // MOST_COLLECTIVES)
     parts = read_parts(path, only=("spans", "collectives"))
@@ -31,19 +32,19 @@ def recording_lines(path: Path) -> Iterator[str]:
             f"exposed for {show_time(summary.exposed_s)} "
             f"({summary.exposed_s / summary.mean_step_s:.0%} of the step)"
         )
-        yield from _in_use(run, path, windows, missing)
+        yield from _in_use(run, path, windows, gaps)
         yield f"  recorder       {_own_cost(run, summary.step_s)}"
     yield from _packets(run, path)
-    if "dilation" in run.facts:
-        yield f"  undilated      all times; the job ran {run.facts['dilation']:g} times slower"
-    yield f"  written        {path}" + (", PARTIAL:" if missing else "")
-    for sentence in missing:
-        yield f"    {sentence}"
+    if run.facts.dilation is not None:
+        yield f"  undilated      all times; the job ran {run.facts.dilation:g} times slower"
+    yield f"  written        {path}" + (", PARTIAL:" if gaps else "")
+    for gap in gaps:
+        yield f"    {gap}"
 
 
-def _in_use(run: Run, path: Path, windows: Windows, missing: list[str]) -> Iterator[str]:
+def _in_use(run: Run, path: Path, windows: Windows, gaps: list[Gap]) -> Iterator[str]:
     """Say how much of links and processors was in use, as far as it was sampled."""
-    samples = cast(Iterator[Links], read_rows(path, "links", missing))
+    samples = cast(Iterator[Links], read_rows(path, "links", gaps))
     links = [link for link in links_in_use(run, samples, windows) if link.in_steps is not None]
     if links:
         busiest = max(links, key=lambda link: link.in_steps or 0)
@@ -56,15 +57,15 @@ def _in_use(run: Run, path: Path, windows: Windows, missing: list[str]) -> Itera
             f"  links          {busiest.in_steps:.0%} of {show_rate(busiest.line_rate_bps)} used"
             f"{while_outstanding} ({busiest.host}, the busiest of {len(links)})"
         )
-    in_use = processor_use(cast(Iterator[Hosts], read_rows(path, "hosts", missing)), windows)
+    in_use = processor_use(cast(Iterator[Hosts], read_rows(path, "hosts", gaps)), windows)
     if in_use is not None:
         yield f"  processors     {in_use:.0%} in use on average"
 
 
 def _packets(run: Run, path: Path) -> Iterator[str]:
     """Say whether the capture has all packets, as far as anybody counted them."""
-    captured, dropped = run.facts.get("captured_packets"), run.facts.get("dropped_packets")
-    if isinstance(captured, int):
+    captured, dropped = run.facts.captured_packets, run.facts.dropped_packets
+    if captured is not None:
         yield f"  packets        {captured:,} captured, {dropped or 'none'} dropped"
         for sentence in capture_audit(read_run(path, only=("links",))):
             yield f"                 {sentence}"
@@ -85,8 +86,8 @@ def _steps(summary: Summary) -> str:
 
 
 def _own_cost(run: Run, step_s: float) -> str:
-    cost_s, share = run.facts.get("recorder_s"), run.facts.get("sampler_share")
-    sampler = f"; sampler {share:.2%} of a processor" if isinstance(share, float) else ""
-    if not isinstance(cost_s, float):
+    cost_s, share = run.facts.recorder_s, run.facts.sampler_share
+    sampler = f"; sampler {share:.2%} of a processor" if share is not None else ""
+    if cost_s is None:
         return f"its own cost is unknown: no process closed its recording{sampler}"
     return f"{show_time(cost_s)} of CPU time in a step ({cost_s / step_s:.2%}){sampler}"

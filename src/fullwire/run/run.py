@@ -11,20 +11,27 @@ is text that a file can hold. Whatever is not is refused here, before an hour of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
-from fullwire.run.facts import FactValue, checked_facts
+from fullwire.run.facts import NO_FACTS, Facts
+from fullwire.run.gaps import Gap
 from fullwire.units import shown
 
 Whole: TypeAlias = NDArray[np.int64]
 Real: TypeAlias = NDArray[np.float64]
 Text: TypeAlias = NDArray[np.object_]
+Time: TypeAlias = Whole  # on the run's clock
+Duration: TypeAlias = Whole
+Bytes: TypeAlias = Whole
+Count: TypeAlias = Whole
+Rate: TypeAlias = Real
+Share: TypeAlias = Real
 Lane: TypeAlias = Literal["compute", "communication", "input", "host"]
 Origin: TypeAlias = Literal["measured", "imported", "modelled", "simulated"]
 Basis: TypeAlias = Literal["measured", "modelled"]
@@ -32,33 +39,94 @@ AnyTable = TypeVar("AnyTable", bound="Table")
 
 SIZE_UNKNOWN = "unknown"  # the dtype of a collective whose bytes (then 0) a trace does not tell
 
-COLUMN_TYPES: Mapping[str, type[np.generic]] = {
-    "Whole": np.int64,
-    "Real": np.float64,
-    "Text": np.object_,
+
+@dataclass(frozen=True, slots=True)
+class ColumnKind:
+    """What the values of a column are, of which unit, and how small they may be."""
+
+    dtype: type[np.generic]
+    unit: str = ""
+    least: float | None = None  # and then every value is a number
+
+
+COLUMN_KINDS: Mapping[str, ColumnKind] = {
+    "Whole": ColumnKind(np.int64),
+    "Real": ColumnKind(np.float64),
+    "Text": ColumnKind(np.object_),
+    "Time": ColumnKind(np.int64, "ns"),
+    "Duration": ColumnKind(np.int64, "ns", 0),
+    "Bytes": ColumnKind(np.int64, "B", 0),
+    "Count": ColumnKind(np.int64, "", 0),
+    "Rate": ColumnKind(np.float64, "bit/s", 0),
+    "Share": ColumnKind(np.float64, "", 0),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Default:
+    """Stands for a column that nobody gave: every row has this value."""
+
+    value: int | float | str
+
+
+def column(*, default: int | float | str) -> Any:
+    """Declare a column that runs written before it was declared lack."""
+    return _Default(default)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Table:
-    """Columns of one length. A subclass names them; `Whole`, `Real` and `Text` type them."""
+    """Columns of one length. A subclass names them; the names in `COLUMN_KINDS` type them."""
+
+    INTERVALS: ClassVar[tuple[tuple[str, str], ...]] = ()  # columns, the second never before
 
     def __post_init__(self) -> None:
-        for name, kind in self.column_types().items():
+        self._fill()
+        for name, kind in self.column_kinds().items():
             place = f"{type(self).__name__}.{name}"
-            object.__setattr__(self, name, _read_only(place, getattr(self, name), kind))
+            array = _read_only(place, getattr(self, name), kind.dtype)
+            _refuse_less(place, array, kind)
+            object.__setattr__(self, name, array)
         lengths = {name: len(column) for name, column in self.columns().items()}
         if len(set(lengths.values())) > 1:
             raise UsageError(f"{type(self).__name__}: columns differ in length: {lengths}")
+        for begin, end in self.INTERVALS:
+            self._refuse_backwards(begin, end)
+
+    def _fill(self) -> None:
+        """Give every row its value in the columns that were not given."""
+        for name, value in self.columns().items():
+            if isinstance(value, _Default):
+                filled = np.full(len(self), value.value, self.column_types()[name])
+                object.__setattr__(self, name, filled)
+
+    def _refuse_backwards(self, begin: str, end: str) -> None:
+        wrong = np.flatnonzero(getattr(self, end) < getattr(self, begin))
+        if len(wrong):
+            row = int(wrong[0])
+            raise UsageError(
+                f"{type(self).__name__}.{end}: expected {begin} {getattr(self, begin)[row]} "
+                f"or later, got {getattr(self, end)[row]} in row {row}"
+            )
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
 
     @classmethod
+    def column_kinds(cls) -> dict[str, ColumnKind]:
+        """Return what each column holds, in order."""
+        # Annotations are text here (from __future__ import annotations): the alias's own name.
+        return {column.name: COLUMN_KINDS[str(column.type)] for column in fields(cls)}
+
+    @classmethod
     def column_types(cls) -> dict[str, type[np.generic]]:
         """Return the array type of each column, in order."""
-        # Annotations are text here (from __future__ import annotations): the alias's own name.
-        return {column.name: COLUMN_TYPES[str(column.type)] for column in fields(cls)}
+        return {name: kind.dtype for name, kind in cls.column_kinds().items()}
+
+    @classmethod
+    def defaults(cls) -> Collection[str]:
+        """Name the columns that an old run may lack."""
+        return {column.name for column in fields(cls) if isinstance(column.default, _Default)}
 
     @classmethod
     def empty(cls: type[AnyTable]) -> AnyTable:
@@ -99,12 +167,14 @@ class Table:
 class Spans(Table):
     """Intervals of work. A host span named "step" marks the wall time of each step."""
 
+    INTERVALS = (("start_ns", "end_ns"),)
+
     rank: Whole
     step: Whole
     lane: Text
     name: Text
-    start_ns: Whole
-    end_ns: Whole
+    start_ns: Time
+    end_ns: Time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -114,8 +184,8 @@ class Gradients(Table):
     rank: Whole
     step: Whole
     order: Whole
-    bytes: Whole
-    ready_ns: Whole
+    bytes: Bytes
+    ready_ns: Time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -128,10 +198,10 @@ class Collectives(Table):
     group: Text
     op: Text
     dtype: Text
-    bytes: Whole
-    issue_ns: Whole
-    start_ns: Whole
-    end_ns: Whole
+    bytes: Bytes
+    issue_ns: Time
+    start_ns: Time
+    end_ns: Time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -146,11 +216,11 @@ class Carried(Table):
     step: Whole
     sequence: Whole
     group: Text
-    begun_ns: Whole
-    heard_ns: Whole
-    end_ns: Whole
-    reducing_ns: Whole
-    sent_bytes: Whole
+    begun_ns: Time
+    heard_ns: Time
+    end_ns: Time
+    reducing_ns: Duration
+    sent_bytes: Bytes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -159,12 +229,13 @@ class Links(Table):
 
     host: Text
     interface: Text
-    time_ns: Whole
-    tx_bytes: Whole
-    rx_bytes: Whole
-    tx_packets: Whole
-    rx_packets: Whole
-    drops: Whole
+    time_ns: Time
+    tx_bytes: Bytes
+    rx_bytes: Bytes
+    tx_packets: Count
+    rx_packets: Count
+    drops: Count
+    speed_bps: Rate = column(default=0.0)  # as the adapter says; 0 where it does not
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -177,16 +248,16 @@ class Sockets(Table):
 
     host: Text
     flow: Text
-    time_ns: Whole
-    bytes_acked: Whole
-    retransmits: Whole
-    rtt_ns: Whole
-    cwnd_packets: Whole
-    delivery_rate_bps: Real
+    time_ns: Time
+    bytes_acked: Bytes
+    retransmits: Count
+    rtt_ns: Duration
+    cwnd_packets: Count
+    delivery_rate_bps: Rate
     application_limited: Whole
-    busy_ns: Whole
-    receiver_window_limited_ns: Whole
-    send_buffer_limited_ns: Whole
+    busy_ns: Duration
+    receiver_window_limited_ns: Duration
+    send_buffer_limited_ns: Duration
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -198,23 +269,25 @@ class Hosts(Table):
 
     host: Text
     device: Text
-    time_ns: Whole
-    utilization: Real
-    memory_bytes: Whole
+    time_ns: Time
+    utilization: Share
+    memory_bytes: Bytes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Flows(Table):
     """What packets say: traffic from a source to a destination in one time bin."""
 
+    INTERVALS = (("start_ns", "end_ns"),)
+
     source: Text
     destination: Text
-    start_ns: Whole
-    end_ns: Whole
-    payload_bytes: Whole
-    wire_bytes: Whole
-    packets: Whole
-    retransmits: Whole
+    start_ns: Time
+    end_ns: Time
+    payload_bytes: Bytes
+    wire_bytes: Bytes
+    packets: Count
+    retransmits: Count
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -225,18 +298,20 @@ class Connections(Table):
     `rtt_long_ns` is one that 95 % do not exceed.
     """
 
+    INTERVALS = (("start_ns", "end_ns"),)
+
     source: Text
     destination: Text
-    start_ns: Whole
-    end_ns: Whole
-    payload_bytes: Whole
-    wire_bytes: Whole
-    packets: Whole
-    retransmitted_bytes: Whole
-    rtt_samples: Whole
-    rtt_least_ns: Whole
-    rtt_median_ns: Whole
-    rtt_long_ns: Whole
+    start_ns: Time
+    end_ns: Time
+    payload_bytes: Bytes
+    wire_bytes: Bytes
+    packets: Count
+    retransmitted_bytes: Bytes
+    rtt_samples: Count
+    rtt_least_ns: Duration
+    rtt_median_ns: Duration
+    rtt_long_ns: Duration
 
 
 UNREAD = "unread"
@@ -256,26 +331,42 @@ class Messages(Table):
     destination: Text
     op: Text
     sequence: Whole
-    begin_ns: Whole
-    first_ns: Whole
-    last_ns: Whole
-    payload_bytes: Whole
-    unread_bytes: Whole
-    messages: Whole
+    begin_ns: Time
+    first_ns: Time
+    last_ns: Time
+    payload_bytes: Bytes
+    unread_bytes: Bytes
+    messages: Count
 
 
-TABLES: Mapping[str, type[Table]] = {
-    "spans": Spans,
-    "gradients": Gradients,
-    "collectives": Collectives,
-    "carried": Carried,
-    "links": Links,
-    "sockets": Sockets,
-    "hosts": Hosts,
-    "flows": Flows,
-    "connections": Connections,
-    "messages": Messages,
-}
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Noise(Table):
+    """Gradient noise of a step: what tells how much a larger batch would help."""
+
+    step: Whole
+    ranks_squared_norm: Real  # the mean over ranks of the squared norms of their gradients
+    mean_squared_norm: Real  # the squared norm of the mean of the ranks' gradients
+    samples: Count  # in the batch of one rank
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Metrics(Table):
+    """Values that the job reported: loss, accuracy, samples seen."""
+
+    step: Whole
+    name: Text
+    value: Real
+    time_ns: Time
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Events(Table):
+    """Changes of the job: members come and go, failures, checkpoints, restarts."""
+
+    time_ns: Time
+    kind: Text
+    ranks: Text  # numbers with commas between
+    duration_ns: Duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,11 +389,11 @@ class Provenance:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """A training job as tables and facts; `missing` says, in sentences, what is not there."""
+    """A training job as tables and facts; `gaps` says what is not there."""
 
     provenance: Provenance
-    facts: Mapping[str, FactValue] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
+    facts: Facts = NO_FACTS
+    gaps: tuple[Gap, ...] = ()
     spans: Spans = field(default_factory=Spans.empty)
     gradients: Gradients = field(default_factory=Gradients.empty)
     collectives: Collectives = field(default_factory=Collectives.empty)
@@ -313,29 +404,46 @@ class Run:
     flows: Flows = field(default_factory=Flows.empty)
     connections: Connections = field(default_factory=Connections.empty)
     messages: Messages = field(default_factory=Messages.empty)
+    noise: Noise = field(default_factory=Noise.empty)
+    metrics: Metrics = field(default_factory=Metrics.empty)
+    events: Events = field(default_factory=Events.empty)
 
     def __post_init__(self) -> None:
         if not isinstance(self.provenance, Provenance):
             raise UsageError(f"run: expected a Provenance, got {shown(self.provenance)}")
-        if not isinstance(self.facts, Mapping):
-            raise UsageError(f"facts: expected them by name, got {shown(self.facts)}")
-        if not isinstance(self.missing, tuple):
-            raise UsageError(f"missing: expected a tuple of sentences, got {shown(self.missing)}")
+        if not isinstance(self.facts, Facts):
+            raise UsageError(f"facts: expected Facts, got {shown(self.facts)}")
+        if not isinstance(self.gaps, tuple) or not all(isinstance(g, Gap) for g in self.gaps):
+            raise UsageError(f"gaps: expected a tuple of Gap, got {shown(self.gaps)}")
         for name, table in self.tables():
             if not isinstance(table, TABLES[name]):
                 raise UsageError(f"{name}: expected {TABLES[name].__name__}, got {shown(table)}")
-        object.__setattr__(self, "facts", checked_facts(self.facts))
-        _refuse_other_than_text("missing", self.missing)
-        _refuse_other_than_text("facts", (v for v in self.facts.values() if isinstance(v, str)))
+        _refuse_other_than_text("gaps", self.missing)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What is not there, in sentences."""
+        return tuple(gap.reason for gap in self.gaps)
 
     @property
     def complete(self) -> bool:
         """Whether nothing is known to be missing."""
-        return not self.missing
+        return not self.gaps
 
     def tables(self) -> Iterator[tuple[str, Table]]:
         """Go through all tables with their names, the empty ones too."""
         return ((name, getattr(self, name)) for name in TABLES)
+
+
+def _declared_tables() -> Iterator[tuple[str, type[Table]]]:
+    for each in fields(Run):
+        kind = getattr(each.default_factory, "__self__", None)
+        if isinstance(kind, type) and issubclass(kind, Table):
+            yield each.name, kind
+
+
+TABLES: Mapping[str, type[Table]] = dict(_declared_tables())
+TABLE_NAMES: Mapping[type[Table], str] = {kind: name for name, kind in TABLES.items()}
 
 
 def _read_only(place: str, column: Any, kind: type[np.generic]) -> NDArray[Any]:
@@ -344,6 +452,17 @@ def _read_only(place: str, column: Any, kind: type[np.generic]) -> NDArray[Any]:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def _refuse_less(place: str, array: NDArray[Any], kind: ColumnKind) -> None:
+    if kind.least is None or not len(array):
+        return
+    least, most = array.min(), array.max()  # nan where one of them is
+    if not (least >= kind.least and most < np.inf):
+        raise UsageError(
+            f"{place}: expected {kind.least:g} or more {kind.unit}".rstrip()
+            + f", got {least if not least >= kind.least else most}"
+        )
 
 
 def _one_dimension(place: str, column: Any, kind: type[np.generic]) -> NDArray[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Lane, Provenance, Run, Spans
 from fullwire.simulation.scenario import Scenario
 from fullwire.simulation.schedule import (
@@ -24,11 +24,9 @@ def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:
     All ranks do the same, so the first stands for them all; times are rounded to nanoseconds.
     """
     grid = _grid_of(scenario)
-    messages = messages_of(
-        subject, scenario.buckets, scenario.algorithm, scenario.cluster.latency_s, grid
-    )
+    messages = messages_of(subject, scenario.buckets, scenario.algorithm, scenario.latency_s, grid)
     timeline, overhead_s = _played(messages, scenario)
-    is_alone = scenario.cluster.workers == 1
+    is_alone = scenario.workers == 1
     step = subject.step
     return Run(
         provenance=Provenance(
@@ -43,7 +41,7 @@ def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:
 
 def _played(messages: Messages, scenario: Scenario) -> tuple[Timeline, float]:
     rate_bps, ratio = (
-        np.array([[[scenario.cluster.rate_bps]]]),
+        np.array([[[scenario.rate_bps]]]),
         np.array([[[scenario.compressor.ratio]]]),
     )
     cost_s = messages.cost_s(slice(None), rate_bps, scenario.transport, ratio)
@@ -58,34 +56,32 @@ def _played(messages: Messages, scenario: Scenario) -> tuple[Timeline, float]:
 
 
 def _grid_of(scenario: Scenario) -> Grid:
-    cluster = scenario.cluster
     return Grid(
-        workers=(cluster.workers,),
-        bandwidth_bps=(cluster.rate_bps,),
+        workers=(scenario.workers,),
+        bandwidth_bps=(scenario.rate_bps,),
         compressors=(scenario.compressor,),
         transports=(scenario.transport,),
         buckets=(scenario.buckets,),
         algorithms=(scenario.algorithm,),
-        latency_s=(cluster.latency_s,),
+        latency_s=(scenario.latency_s,),
         jitters=(scenario.jitter,),
         lane=scenario.lane,
-        fabric=scenario.fabric,
+        cluster=scenario.cluster,
         is_scattered=scenario.is_scattered,
     )
 
 
-def _facts(run: Run, scenario: Scenario) -> dict[str, FactValue]:
-    kept = {name: run.facts[name] for name in _KEPT_FACTS if name in run.facts}
-    return kept | {
-        "workers": scenario.cluster.workers,
-        "line_rate_bps": scenario.cluster.rate_bps,
-        "latency_s": scenario.cluster.latency_s,
-        "transport": str(scenario.transport),
-        "buckets": str(scenario.buckets),
-        "algorithm": scenario.algorithm,
-        "compression": str(scenario.compressor),
-        "lane": scenario.lane,
-    }
+def _facts(run: Run, scenario: Scenario) -> Facts:
+    return run.facts.only(_KEPT_FACTS) | Facts(
+        workers=scenario.workers,
+        line_rate_bps=scenario.rate_bps,
+        latency_s=scenario.latency_s,
+        transport=str(scenario.transport),
+        buckets=str(scenario.buckets),
+        algorithm=scenario.algorithm,
+        compression=str(scenario.compressor),
+        lane=scenario.lane,
+    )
 
 
 def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:

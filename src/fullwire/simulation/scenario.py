@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast, get_args
 
-from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.fabric import Fabric
-from fullwire.collectives.cluster_plan import cluster_algorithms
-from fullwire.collectives.plan import algorithms
+from fullwire.clusters.cluster import Cluster, one_switch
+from fullwire.collectives.registry import names, with_formula
 from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
@@ -21,25 +19,31 @@ Order: TypeAlias = Literal["fifo", "priority"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One set of conditions for a training step."""
+    """One set of conditions for a training step.
 
-    cluster: Cluster
+    Workers are around one switch, each behind a link of this line rate, or the first devices of a
+    described cluster, whose NICs then have this rate and latency.
+    """
+
+    workers: int
+    rate_bps: float
+    latency_s: float = 0.0
+    cluster: Cluster | None = None
     compressor: Compressor = field(default_factory=lambda: Compressor(ratio=1))
     transport: Transport = field(default_factory=FullTransport)
     buckets: BucketPolicy = field(default_factory=DdpBuckets)
     algorithm: str = "ring"
     jitter: Jitter = field(default_factory=AsRecorded)
     lane: Order = "fifo"
-    fabric: Fabric | None = None
     is_scattered: bool = False
 
     def __post_init__(self) -> None:
-        self.cluster.check_equal_links()
-        is_cluster = self.fabric is not None and not self.fabric.is_flat
-        known = (*(cluster_algorithms if is_cluster else algorithms)("allreduce"), AUTO)
+        one_switch(workers=self.workers, rate_bps=self.rate_bps, latency_s=self.latency_s)
+        is_cluster = self.cluster is not None and not self.cluster.is_flat
+        known = (*(names if is_cluster else with_formula)("allreduce"), AUTO)
         if self.algorithm not in known:
             raise UsageError(f"algorithm: expected {' or '.join(known)}, got {self.algorithm!r}")
-        if self.algorithm not in (*algorithms("allreduce"), AUTO) and not isinstance(
+        if self.algorithm not in (*with_formula("allreduce"), AUTO) and not isinstance(
             self.transport, FullTransport
         ):
             raise UsageError(

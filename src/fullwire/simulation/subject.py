@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.description import described
-from fullwire.clusters.fabric import Fabric
 from fullwire.collectives.cost import AddTimes
 from fullwire.errors import DamagedInput
+from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
-from fullwire.run.store import unread
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import line_rate_bps
 from fullwire.simulation.sweep import Grid, Subject
@@ -18,30 +18,29 @@ _RESTS_ON = ("spans", "collectives", "gradients")  # tables
 
 def plain_subject(name: str, run: Run) -> Subject:
     """Take a run's typical step as it is."""
-    if lost := unread(run, _RESTS_ON):
+    if lost := reasons(run.gaps, _RESTS_ON):
         raise DamagedInput(name, f"nothing is predicted from what is left of it: {lost[0]}")
-    points = run.facts.get("reduce_cost", ())
-    adds = AddTimes(points if isinstance(points, tuple) else ())
+    points = run.facts.reduce_cost or ()
+    adds = AddTimes(points)
     return Subject(name=name, step=typical_step(run), adds=adds, recorded=as_recorded(run))
 
 
 def as_recorded(run: Run) -> Grid | None:
     """Return the conditions under which several workers were measured, where they are known."""
-    workers, rate_bps = run.facts.get("workers", 1), line_rate_bps(run)
-    if not isinstance(workers, int) or workers < 2 or rate_bps is None:
+    workers, rate_bps = run.facts.workers or 1, line_rate_bps(run)
+    if workers < 2 or rate_bps is None:
         return None
-    latency_s = run.facts.get("latency_s", 0.0)
-    assert isinstance(latency_s, int | float)  # facts are checked when a run is made
+    latency_s = run.facts.latency_s or 0.0
     return Grid(
         workers=(workers,),
         bandwidth_bps=(rate_bps,),
-        buckets=(bucket_policy(str(run.facts.get("buckets", "ddp"))),),
+        buckets=(bucket_policy(run.facts.buckets or "ddp"),),
         latency_s=(latency_s,),
-        fabric=recorded_fabric(run),
+        cluster=recorded_cluster(run),
     )
 
 
-def recorded_fabric(run: Run) -> Fabric | None:
+def recorded_cluster(run: Run) -> Cluster | None:
     """Return the described cluster that a run was recorded on."""
-    text = run.facts.get("cluster")
-    return None if text is None else described(str(text), "the run's cluster")
+    text = run.facts.cluster
+    return None if text is None else described(text, "the run's cluster")

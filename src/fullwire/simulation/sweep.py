@@ -19,17 +19,16 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.clusters.cluster import Cluster
-from fullwire.clusters.fabric import Fabric
-from fullwire.collectives.cost import AddTimes, Floats, gradient_cost, recorded_as, recorded_cost
-from fullwire.collectives.fabric_cost import with_workers
-from fullwire.collectives.plan import algorithms
-from fullwire.collectives.tuning import AUTO, open_to
+from fullwire.clusters.cluster import Cluster, one_switch, with_workers
+from fullwire.collectives.closed_form import gradient_cost, recorded_as, recorded_cost
+from fullwire.collectives.cost import AddTimes, Floats
+from fullwire.collectives.registry import of_one_switch, open_to
+from fullwire.collectives.tuning import AUTO
 from fullwire.compression.compressor import Combining, Compressor
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.simulation.buckets import BucketPolicy, Buckets
-from fullwire.simulation.on_fabric import OnFabric, Routed, routed_s
+from fullwire.simulation.on_links import OnLinks, Routed, routed_s
 from fullwire.simulation.scenario import Order, Scenario
 from fullwire.simulation.schedule import (
     fifo_end_and_busy_s,
@@ -80,8 +79,8 @@ MEASURES = ("step_s", "communication_s", "overhead_s", "scaling_factor", "networ
 class Grid:
     """Every combination of these conditions.
 
-    On a fabric workers are its first devices, the bandwidth is that of its NICs, and the latency
-    theirs. A fabric that is no more than workers around a switch is none.
+    On a described cluster workers are its first devices, the bandwidth is that of its NICs, and the
+    latency theirs. One that is no more than workers around a switch needs no description.
     """
 
     workers: tuple[int, ...]
@@ -95,7 +94,7 @@ class Grid:
     local_steps: tuple[int, ...] = (1,)  # so many of a worker's own, then parameters are averaged
     jitters: tuple[Jitter, ...] = (AsRecorded(),)
     lane: Order = "fifo"
-    fabric: Fabric | None = None
+    cluster: Cluster | None = None
     is_scattered: bool = False
 
     def __post_init__(self) -> None:
@@ -103,14 +102,15 @@ class Grid:
             if not getattr(self, name):
                 raise UsageError(f"{name.removesuffix('_bps')}: expected at least one value")
         for workers, rate_bps, latency_s in _corners(self):
-            Cluster(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
+            one_switch(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
         for algorithm, transport in itertools.product(self.algorithms, self.transports):
             Scenario(
-                cluster=Cluster(workers=1, rate_bps=1),
+                workers=1,
+                rate_bps=1,
                 algorithm=algorithm,
                 lane=self.lane,
                 transport=transport,
-                fabric=self.fabric,
+                cluster=self.cluster,
             )
         if (most := max(self.accumulate) * max(self.local_steps)) > MOST_APART:
             raise UsageError(
@@ -198,8 +198,8 @@ class _Way:
 
     `wire_bits`, `fixed_s` and `sent_bits` have a row per message, then an axis for workers and one
     for compressors, as `hops` has. Wires are not yet divided by the compression ratio. `work` is
-    what a byte on the wire takes of processors, for each compressor. On a fabric `routed` says for
-    these two axes what the links take; latencies are in that, not in `fixed_s`.
+    what a byte on the wire takes of processors, for each compressor. On a described cluster
+    `routed` says for these two axes what the links take; latencies are in that, not in `fixed_s`.
     """
 
     wire_bits: Floats
@@ -467,11 +467,11 @@ def messages_of(
 ) -> Messages:
     """Work out the messages of a step for the cluster sizes, or some, and compressors of a grid."""
     buckets = grouped(subject.step, policy)
-    on_fabric = OnFabric.of(grid.fabric, latency_s, is_scattered=grid.is_scattered)
+    on_links = OnLinks.of(grid.cluster, latency_s, is_scattered=grid.is_scattered)
     ways = tried(grid) if algorithm == AUTO else (algorithm,)
     workers, compressors = grid.workers[sizes], grid.compressors
     shards = subject.step.shards
-    if shards > 1 and on_fabric is not None:
+    if shards > 1 and on_links is not None:
         raise UsageError(
             f"{subject.name}: its gradients are summed in groups of one in {shards} ranks, and on "
             "a described cluster only sums over all ranks are predicted"
@@ -483,21 +483,21 @@ def messages_of(
         lane=grid.lane,
         workers=workers,
         ways=tuple(
-            _way(subject, buckets, each, latency_s, among, compressors, on_fabric) for each in ways
+            _way(subject, buckets, each, latency_s, among, compressors, on_links) for each in ways
         ),
-        others=tuple(_others(subject, latency_s, workers, on_fabric)),
+        others=tuple(_others(subject, latency_s, workers, on_links)),
     )
 
 
 def tried(grid: Grid) -> tuple[str, ...]:
     """List what "auto" chooses from: algorithms that all of a grid's workers can use."""
-    usual = algorithms("allreduce")
-    if grid.fabric is None or grid.fabric.is_flat:
+    usual = of_one_switch("allreduce")
+    if grid.cluster is None or grid.cluster.is_flat:
         return usual
     if not all(isinstance(each, FullTransport) for each in grid.transports):
         return usual  # what another transport takes for the others nobody knows
     fits = [
-        open_to("allreduce", with_workers(grid.fabric, workers), workers)
+        open_to("allreduce", with_workers(grid.cluster, workers), workers)
         for workers in grid.workers
     ]
     return tuple(each for each in fits[0] if all(each in others for others in fits))
@@ -510,23 +510,23 @@ def _way(
     latency_s: float,
     sizes: Sequence[int],
     compressors: Sequence[Compressor],
-    on_fabric: OnFabric | None,
+    on_links: OnLinks | None,
 ) -> _Way:
     """Work out what one algorithm makes of the messages."""
     shape = (len(buckets), len(sizes), len(compressors))
     wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
     hops = np.empty(shape[1:])
-    hop_s = latency_s if on_fabric is None else 0.0  # what links take holds their latencies
+    hop_s = latency_s if on_links is None else 0.0  # what links take holds their latencies
     kinds = {each.combining for each in compressors}
     routed: list[dict[Combining, Routed]] = []
     for row, workers in enumerate(sizes):
-        if on_fabric is None:
+        if on_links is None:
             by_kind = {
                 kind: gradient_cost(kind, algorithm, workers, buckets.bytes, subject.adds)
                 for kind in kinds
             }
         else:
-            routed.append({kind: on_fabric.gradients(kind, algorithm, workers) for kind in kinds})
+            routed.append({kind: on_links.gradients(kind, algorithm, workers) for kind in kinds})
             by_kind = {
                 kind: each.as_cost(buckets.bytes, subject.adds) for kind, each in routed[-1].items()
             }
@@ -539,7 +539,7 @@ def _way(
             fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s + packing * buckets.bytes
     work = np.array([each.work_per_byte for each in compressors])
     way = _Way(wire_bits=wire_bits, work=work, hops=hops, fixed_s=fixed_s, sent_bits=sent_bits)
-    return way if on_fabric is None else _over_links(way, buckets, routed, compressors)
+    return way if on_links is None else _over_links(way, buckets, routed, compressors)
 
 
 def _over_links(
@@ -548,7 +548,7 @@ def _over_links(
     by_kind: Sequence[Mapping[Combining, Routed]],
     compressors: Sequence[Compressor],
 ) -> _Way:
-    """Return the same messages as the links of a fabric take them."""
+    """Return the same messages as the links of a cluster take them."""
     routed = tuple(tuple(row[each.combining] for each in compressors) for row in by_kind)
     carried = [[each.network_bits_per_byte for each in row] for row in routed]
     sent_bits = np.array(carried)[None] * buckets.bytes[:, None, None].astype(np.float64)
@@ -556,7 +556,7 @@ def _over_links(
 
 
 def _others(
-    subject: Subject, latency_s: float, workers: Sequence[int], on_fabric: OnFabric | None
+    subject: Subject, latency_s: float, workers: Sequence[int], on_links: OnLinks | None
 ) -> Iterator[_Other]:
     """Work out the step's collectives that are no buckets, equal ones together."""
     others = subject.step.others
@@ -571,9 +571,9 @@ def _others(
             latency_s=latency_s,
             count=count,
             routed=()
-            if on_fabric is None
+            if on_links is None
             else tuple(
-                (Routed(on_fabric.cost(*recorded_as(op), each), float(size)),) for each in workers
+                (Routed(on_links.cost(*recorded_as(op), each), float(size)),) for each in workers
             ),
         )
 
@@ -624,7 +624,7 @@ def _pieces(subjects: Sequence[Subject], grid: Grid) -> Iterator[_Piece]:
 
 
 def _sizes(grid: Grid) -> Iterator[slice]:
-    """Cut the cluster sizes so that pieces are small; on a fabric each takes long enough alone."""
+    """Cut the cluster sizes so that pieces are small; a described one takes long enough alone."""
     others = (
         grid.transports,
         grid.accumulate,
@@ -634,7 +634,7 @@ def _sizes(grid: Grid) -> Iterator[slice]:
         grid.compressors,
     )
     together = max(1, PIECE_POINTS // math.prod(map(len, others)))
-    if grid.fabric is not None and not grid.fabric.is_flat:
+    if grid.cluster is not None and not grid.cluster.is_flat:
         together = 1
     for first in range(0, len(grid.workers), together):
         yield slice(first, first + together)

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from fullwire import _native
-from fullwire.collectives.cost import AddTimes, Cost, cost
-from fullwire.collectives.plan import plan, power_of_two_within
+from fullwire.collectives.closed_form import cost
+from fullwire.collectives.cost import AddTimes, Cost
+from fullwire.collectives.plan import plan
+from fullwire.collectives.powers_of_two import power_of_two_within
 from fullwire.collectives.stages import Plan, Transfers
 
 LARGEST_UNPIPELINED_BYTES = 2**20  # what the engine takes from a rank before it is asked for

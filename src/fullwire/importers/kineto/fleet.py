@@ -67,7 +67,7 @@ def import_kineto(
                 run = with_logs(run, logs)
         except OSError as error:
             raise writer.refusal(error) from None
-        return writer.finish(run.provenance, run.facts, (*run.missing, *left_out))
+        return writer.finish(run.provenance, run.facts, (*run.gaps, *left_out))
 
 
 def _scan_all(

@@ -1,0 +1,74 @@
+"""Within nodes, then between them, then within nodes again.
+
+A reduce-scatter within nodes, then rank d of every node with the others of its place, then an
+all-gather within nodes; -tree and -halving-doubling say what is between nodes if it is no ring. In
+an all-to-all what goes to device d of any node is first handed to the own node's device d, which
+then exchanges with the device d of every node.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fullwire.collectives.exchanges import others_in_turn, refuse_too_many
+from fullwire.collectives.lifting import between_nodes, by_every_device, by_first_devices
+from fullwire.collectives.registry import Algorithm, Statement, register, whole_nodes
+from fullwire.collectives.stages import Layout, Stated, stage
+
+
+def _all_to_all(_op: str, layout: Layout) -> Stated:
+    workers, nodes, devices = layout.workers, layout.nodes, layout.per_node
+    refuse_too_many(workers * (nodes + devices - 2), "a hierarchical all-to-all")
+    rank = np.arange(workers)
+    node, device = np.divmod(rank, devices)
+    handed = [
+        stage(
+            rank,
+            node * devices + to,
+            rank * workers + to,
+            block_count=nodes,
+            block_step=devices,
+            reduces=False,
+        )
+        for to in others_in_turn(device, devices)
+    ]
+    exchanged = [
+        stage(
+            rank,
+            to * devices + device,
+            (rank - device) * workers + to * devices + device,
+            block_count=devices,
+            block_step=workers,
+            reduces=False,
+        )
+        for to in others_in_turn(node, nodes)
+    ]
+    return Stated(workers**2, ((*handed, *exchanged),))
+
+
+_WITH_RINGS = Statement(states=by_every_device(between_nodes("ring")))
+register(
+    Algorithm(
+        name="hierarchical",
+        label="within nodes, then rank d of every node around a ring, then within nodes",
+        place=60,
+        ops={
+            "allreduce": _WITH_RINGS,
+            "reducescatter": _WITH_RINGS,
+            "allgather": _WITH_RINGS,
+            "broadcast": Statement(states=by_first_devices(between_nodes("tree"))),
+            "alltoall": Statement(states=_all_to_all),
+        },
+        fits=whole_nodes,
+    )
+)
+for _number, _between in enumerate(("tree", "halving-doubling")):
+    register(
+        Algorithm(
+            name=f"hierarchical-{_between}",
+            label=f"within nodes, then {_between} between nodes, then within nodes",
+            place=80 + _number,
+            ops={"allreduce": Statement(states=by_every_device(between_nodes(_between)))},
+            fits=whole_nodes,
+        )
+    )

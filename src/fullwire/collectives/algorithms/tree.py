@@ -1,0 +1,129 @@
+"""Trees: an all-reduce over two binary trees at once, a broadcast over a binomial one.
+
+Each of the two binary trees carries half of the message, and a rank is an inner node in at most one
+(Sanders, Speck and Träff 2009). Their transfers meet on links: the formula is the time at full
+utilization, every link busy from the first to the last bit, and events lie above it
+(validation/README.md says by how much).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.collectives.cost import AddTimes, Cost, Floats
+from fullwire.collectives.powers_of_two import exactly_at_powers_of_two
+from fullwire.collectives.registry import Algorithm, Statement, Wires, register
+from fullwire.collectives.stages import Int32, Layout, Part, Stage, Stated, stage
+from fullwire.errors import UsageError
+
+
+def _two_trees(_op: str, layout: Layout) -> Stated:
+    workers = layout.workers
+    parents = _binary_tree(workers)
+    ranks = np.arange(workers)
+    # The second tree is the first one mirrored, or shifted by one where a mirror would put a rank
+    # in the middle of both: leaves of one are inner nodes of the other.
+    second = ranks[::-1] if workers % 2 == 0 else np.roll(ranks, -1)
+    return Stated(2, (_up_and_down(parents, ranks, 0), _up_and_down(parents, second, 1)))
+
+
+def _binary_tree(workers: int) -> list[int]:
+    """Return each node's parent (-1 at the root): odd nodes are leaves, node 0 is the root."""
+    parents = [-1]
+    for node in range(1, workers):
+        low = node & -node
+        above = (node ^ low) | (low << 1)
+        parents.append(above if above < workers else node ^ low)
+    return parents
+
+
+def _up_and_down(parents: list[int], rank_of: NDArray[np.int64], block: int) -> Part:
+    """Add up from the leaves to the root, then hand the sum down again."""
+    heights, depths = _heights(parents), _depths(parents)
+    children = np.arange(1, len(parents))
+    child_rank = rank_of[children]
+    parent_rank = rank_of[np.array(parents)[children]]
+    up = _by_round(heights[children], child_rank, parent_rank, block, reduces=True)
+    down = _by_round(depths[children], parent_rank, child_rank, block, reduces=False)
+    return (*up, *down)
+
+
+def _heights(parents: list[int]) -> Int32:
+    heights = np.zeros(len(parents), np.int32)
+    for node in sorted(range(1, len(parents)), key=lambda node: node & -node):
+        heights[parents[node]] = max(heights[parents[node]], heights[node] + 1)
+    return heights
+
+
+def _depths(parents: list[int]) -> Int32:
+    depths = np.zeros(len(parents), np.int32)
+    for node in sorted(range(1, len(parents)), key=lambda node: -(node & -node)):
+        depths[node] = depths[parents[node]] + 1
+    return depths
+
+
+def _by_round(
+    rounds: Int32,
+    source: NDArray[np.int64],
+    target: NDArray[np.int64],
+    block: int,
+    *,
+    reduces: bool,
+) -> Iterator[Stage]:
+    for number in np.unique(rounds):
+        among = rounds == number
+        yield stage(source[among], target[among], block, reduces=reduces)
+
+
+def _binomial(_op: str, layout: Layout) -> Stated:
+    rounds: list[Stage] = []
+    reach = 1
+    while reach < layout.workers:
+        source = np.arange(min(reach, layout.workers - reach))
+        rounds.append(stage(source, source + reach, reduces=False))
+        reach *= 2
+    return Stated(1, (tuple(rounds),))
+
+
+def _two_trees_cost(workers: int, size: Floats, adds: AddTimes) -> Cost:
+    # An inner node of one tree adds two halves (one, while there are not yet four ranks) and
+    # is a leaf of the other tree; in bytes the two together fill its link twice.
+    halves = min(workers, 4)
+    height = (workers - 1).bit_length()
+    return Cost(size * halves / 2, 2 * height, (2 if workers > 2 else 1) * adds(size / 2))
+
+
+def _two_trees_s(wires: Wires, size_bytes: float, adds: AddTimes, chunks: int) -> float:
+    if wires.workers > 2:
+        raise UsageError("no closed form is exact for a double tree: ask with --level event")
+    return exactly_at_powers_of_two("tree", _two_trees_cost)(wires, size_bytes, adds, chunks)
+
+
+def _binomial_cost(workers: int, size: Floats, _adds: AddTimes) -> Cost:
+    rounds = (workers - 1).bit_length()
+    return Cost(size * rounds, rounds, np.zeros_like(size))
+
+
+register(
+    Algorithm(
+        name="tree",
+        label="two binary trees, half of the message over each; a broadcast over a binomial tree",
+        place=20,
+        ops={
+            "allreduce": Statement(
+                states=_two_trees,
+                costs=_two_trees_cost,
+                exactly_s=_two_trees_s,
+                is_pipelined=True,
+            ),
+            "broadcast": Statement(
+                states=_binomial,
+                costs=_binomial_cost,
+                exactly_s=exactly_at_powers_of_two("tree", _binomial_cost),
+            ),
+        },
+    )
+)

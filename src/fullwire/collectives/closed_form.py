@@ -1,0 +1,102 @@
+"""What a collective costs by formula, whether it is planned or was seen in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fullwire.collectives.cost import AddTimes, Cost, bus_factor
+from fullwire.collectives.registry import OPS, Wires, statement, with_formula
+from fullwire.compression.compressor import Combining
+from fullwire.errors import UsageError
+
+
+def cost(op: str, algorithm: str, workers: int, size_bytes: ArrayLike, adds: AddTimes) -> Cost:
+    """Return what a collective of these sizes costs among so many workers."""
+    costs = statement(op, algorithm).costs
+    if costs is None:
+        usual = " or ".join(with_formula(op))
+        raise UsageError(f"algorithm for {op}: expected {usual}, got {algorithm!r}")
+    size = np.asarray(size_bytes, np.float64)
+    if workers == 1:
+        return Cost(np.zeros_like(size), 0, np.zeros_like(size))
+    return costs(workers, size, adds)
+
+
+def recorded_cost(op: str, workers: int, size_bytes: ArrayLike, adds: AddTimes) -> Cost:
+    """Return what a collective of a run costs, whose algorithm nobody has recorded."""
+    return cost(*recorded_as(op), workers, size_bytes, adds)
+
+
+def recorded_as(op: str) -> tuple[str, str]:
+    """Return which collective with a known cost stands for one of a run, and its algorithm."""
+    return _LIKELY.get(op, _OTHERS)
+
+
+def sent_as(op: str, backend: object) -> str:
+    """Return the collective whose messages a backend sends for one.
+
+    To scatter a sum, Gloo makes it everywhere: a lab's NICs counted an all-reduce's bytes.
+    """
+    return "allreduce" if (op, backend) == ("reducescatter", "gloo") else op
+
+
+# Which of the collectives with a known cost stands for each kind.
+_LIKELY: Mapping[str, tuple[str, str]] = {
+    "allreduce": ("allreduce", "ring"),
+    "barrier": ("allreduce", "ring"),
+    "reducescatter": ("reducescatter", "ring"),
+    "alltoall": ("reducescatter", "ring"),
+    "allgather": ("allgather", "ring"),
+}
+_OTHERS = ("broadcast", "tree")
+
+
+def exact_s(
+    op: str,
+    algorithm: str,
+    wires: Wires,
+    size_bytes: float,
+    adds: AddTimes,
+    *,
+    chunks: int,
+    serial: bool,
+) -> float:
+    """Return the time of a collective cut into chunks, where a formula is exact."""
+    exactly_s = statement(op, algorithm).exactly_s
+    if exactly_s is None:
+        raise UsageError(f"no closed form is exact for {op} by {algorithm}: ask with --level event")
+    if wires.workers == 1:
+        return 0.0
+    if serial:
+        return chunks * exactly_s(wires, size_bytes / chunks, adds, 1)
+    return exactly_s(wires, size_bytes, adds, chunks)
+
+
+def observed_cost(op: str, algorithm: str, workers: int, size_bytes: ArrayLike) -> Cost:
+    """Return the cost of a collective that a trace names, even where there is no plan for it.
+
+    An operation that this algorithm does not carry out is taken for the usual one's; one without
+    any plan sends what an ideal one must, around as many ranks.
+    """
+    size = np.asarray(size_bytes, np.float64)
+    usual = with_formula(op) if op in OPS else ()
+    if usual:
+        return cost(op, algorithm if algorithm in usual else usual[0], workers, size, AddTimes())
+    sent = bus_factor(op, workers) if workers > 1 else 0.0
+    return Cost(sent * size, workers - 1, np.zeros_like(size))
+
+
+def gradient_cost(
+    combining: Combining, algorithm: str, workers: int, size_bytes: ArrayLike, adds: AddTimes
+) -> Cost:
+    """Return what one message of gradients costs before any packing."""
+    size = np.asarray(size_bytes, np.float64)
+    if combining == "sum":
+        return cost("allreduce", algorithm, workers, size, adds)
+    # What cannot be summed on the way is gathered from every worker and added up on arrival.
+    gathered = cost("allgather", "ring", workers, size * workers, adds)
+    return replace(gathered, add_s=(workers - 1) * adds(size))

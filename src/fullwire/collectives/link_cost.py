@@ -1,0 +1,401 @@
+"""What a collective takes on the links of a cluster, in closed form, exact or nearly so.
+
+A plan is stages: transfers that go on at once, so many times in a row, and those of all its parts
+side by side. Transfers share the links that they meet on, so a round lasts as long as the link that
+has most to carry for its rate. A rank that has sent its block sends the next one as soon as that
+came, whatever others do: of many rounds in a row the pace is the slower one of what the busiest
+link takes, and of what a block takes on its way around, on average. Where all links are equal the
+second one decides, and the cost is what the algorithm's own formula says. Where parts do not go
+side by side, or chunks follow each other closely, it is what the busiest link has to carry in all.
+
+Ranks are placed on devices in order, node by node, or `scattered`: neighbours on different leaves,
+as by a scheduler that does not know them.
+
+The rate of the NICs is left open, and with it that of all uplinks, so that one cost serves a grid:
+a link takes so many seconds a byte of its own, or so many bits a byte at the NICs' rate.
+
+All that is exact where a step's transfers are all alike and nobody who sends in it could have begun
+before the step ahead had ended (`is_exact`); elsewhere events overlap more, or share less evenly.
+With slow hosts, where parts that do not go side by side meet on links, and where steps go ways of
+their own (all-to-all, broadcasts, parameter servers), that can be a third and more (not `is_near`):
+there `simulation.on_links` adds what events say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fullwire.clusters.cluster import IN_NODE, LINK_KINDS, Cluster, Floats, Ints
+from fullwire.collectives.cost import AddTimes
+from fullwire.collectives.placed import Placed, placed
+from fullwire.collectives.plan import plan_on
+from fullwire.collectives.registry import statement
+from fullwire.collectives.stages import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What rounds cannot be faster than: terms add up, the slower side of each decides."""
+
+    weight: tuple[float, ...]  # bytes that each term carries, for each byte of the message
+    seconds_per_byte: tuple[float, ...]  # on links whose rate is their own
+    bits_per_byte: tuple[float, ...]  # on links whose rate follows the NICs'
+    latency_s: float
+
+    def time_s(self, size_bytes: ArrayLike, per_bit: ArrayLike) -> Floats:
+        """Return the time for messages of these sizes, at so many seconds a bit."""
+        total: Floats = np.asarray(self.latency_s)
+        for weight, own, of_nics in zip(
+            self.weight, self.seconds_per_byte, self.bits_per_byte, strict=True
+        ):
+            slower = np.maximum(own, np.multiply(of_nics, per_bit))
+            total = total + np.multiply(size_bytes, weight) * slower
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class RoundsCost:
+    """What rounds of one kind take: the slowest pace decides, the first is the busiest link's."""
+
+    paces: tuple[Pace, ...]
+    busiest: str  # the kind of link that decides at the NICs' own rate
+
+    def time_s(self, size_bytes: ArrayLike, per_bit: ArrayLike) -> Floats:
+        """Return the time for messages of these sizes, at so many seconds a bit."""
+        slowest, *others = (pace.time_s(size_bytes, per_bit) for pace in self.paces)
+        for other in others:
+            slowest = np.maximum(slowest, other)
+        return slowest
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """What a collective takes for any size, at any rate of the NICs."""
+
+    rounds: tuple[RoundsCost, ...] = ()
+    hops: int = 0  # messages that wait for each other
+    sent_per_byte: float = 0.0  # what a rank sends at the most, for each byte of the message
+    adds: tuple[tuple[int, float], ...] = ()  # so many, each of this share of the message
+    startup_s: float = 0.0
+    nic_rate_bps: float = 1.0
+    is_exact: bool = False  # at that rate
+    is_near: bool = True  # else ranks drift apart, and only events tell
+    # From events: a message's time at the NICs' rate, and how many times as long as said it takes.
+    played: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def is_believed(self) -> bool:
+        """Whether it is near what events say, by itself or because some were played."""
+        return self.is_near or bool(self.played)
+
+    def whole_s(self, size_bytes: ArrayLike, adds: AddTimes | None = None) -> Floats:
+        """Return the time with all additions, at the rate that the NICs have."""
+        added_s = self.add_s(size_bytes, adds or AddTimes())
+        return self.time_s(size_bytes, 1 / self.nic_rate_bps) + added_s
+
+    def add_s(self, size_bytes: ArrayLike, adds: AddTimes) -> Floats:
+        """Return the time for adding, for messages of these sizes."""
+        size = np.asarray(size_bytes, np.float64)
+        total: Floats = np.zeros_like(size)
+        for count, share in self.adds:
+            total = total + count * adds(size * share)
+        return total
+
+    @property
+    def network_bits_per_byte(self) -> float:
+        """Return what the busiest link of the network carries, as bits at the NICs' rate."""
+        first = [each.paces[0] for each in self.rounds]
+        return sum(float(np.dot(each.weight, each.bits_per_byte)) for each in first)
+
+    def time_s(self, size_bytes: ArrayLike, per_bit: ArrayLike) -> Floats:
+        """Return the time for messages of these sizes, at so many seconds a bit."""
+        total: Floats = np.zeros(())
+        for each in self.rounds:
+            total = total + each.time_s(size_bytes, per_bit)
+        if self.played:
+            wire_s, times = np.array(self.played).T
+            here_s = np.maximum(8 * np.multiply(size_bytes, per_bit), wire_s[0])
+            total = total * np.interp(np.log(here_s), np.log(wire_s), times)
+        return self.startup_s + total
+
+    def busiest(self, size_bytes: float, per_bit: float) -> str | None:
+        """Name the kind of link that takes most of the time; None among one worker."""
+        time_s: dict[str, float] = {}
+        for each in self.rounds:
+            here_s = float(each.time_s(size_bytes, per_bit))
+            time_s[each.busiest] = time_s.get(each.busiest, 0.0) + here_s
+        return max(time_s, key=lambda kind: time_s[kind], default=None)
+
+
+def collective_cost(
+    op: str,
+    algorithm: str,
+    cluster: Cluster,
+    *,
+    workers: int | None = None,
+    order: ArrayLike | None = None,
+    servers: int = 1,
+) -> LinkCost:
+    """Return what a collective takes with ranks on devices in this order, on all if nobody says."""
+    where = placed(plan_on(op, algorithm, cluster, workers, servers), cluster, order)
+    return cost_of(where, cluster, is_pipelined=statement(op, algorithm).is_pipelined)
+
+
+def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> LinkCost:
+    """Return what a plan takes where it was placed; pipelined, its chunks follow each other."""
+    plan = where.plan
+    if not plan.transfer_count():
+        return LinkCost(is_exact=True)
+    links = _Links.of(cluster)
+    known = LinkCost(
+        sent_per_byte=float(plan.sent_blocks()[: plan.workers].max()) / plan.message_blocks,
+        startup_s=cluster.startup_s,
+        nic_rate_bps=cluster.nics.rate_bps,
+    )
+    if is_pipelined or not _go_side_by_side(plan.stages):
+        return replace(
+            known,
+            rounds=(_at_full_utilization(where, links),),
+            hops=_longest(where),
+            adds=_adds_at_once(where),
+            is_near=is_pipelined,
+        )
+    steps = list(_steps(where))
+    is_exact = all(_is_alike(where, links, each) for each in steps) and all(
+        map(_follows_itself, plan.stages)
+    )
+    return replace(
+        known,
+        rounds=tuple(_cost(where, links, each) for each in steps),
+        hops=sum(each.times for each in steps),
+        adds=tuple(_adds_in_turn(where)),
+        is_exact=is_exact,
+        is_near=is_exact or _stays_in_step(where, cluster, len(steps)),
+    )
+
+
+def _stays_in_step(where: Placed, cluster: Cluster, steps: int) -> bool:
+    """Say whether all ranks go from step to step at about the same times.
+
+    Some ways are longer than others: where each step goes ways of its own, they do not.
+    """
+    plan = where.plan
+    if plan.op in ("alltoall", "broadcast") or plan.algorithm == "parameter-server":
+        return False
+    return not cluster.other_hosts or steps == 1
+
+
+def _go_side_by_side(parts: tuple[Part, ...]) -> bool:
+    rounds = [[stage.rounds for stage in part] for part in parts]
+    return all(each == rounds[0] for each in rounds)
+
+
+def _follows_itself(part: Part) -> bool:
+    """Say whether all who send in a stage have received in the one before, round after round."""
+    repeated = [(stage, stage) for stage in part if stage.rounds > 1]
+    return all(
+        np.isin(after.source, before.target).all() for before, after in [*pairwise(part), *repeated]
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Links:
+    """How long links take for a byte: seconds of their own, or bits at the NICs' rate."""
+
+    kind: Ints
+    own: Floats
+    of_nics: Floats
+    nic_rate_bps: float
+
+    @staticmethod
+    def of(cluster: Cluster) -> _Links:
+        is_own = cluster.link_kind == IN_NODE
+        if cluster.other_hosts:
+            is_own |= cluster.link_rate_bps != replace(cluster, other_hosts=()).link_rate_bps
+        own = 8 / cluster.link_rate_bps
+        of_nics = 8 * (cluster.nics.rate_bps / cluster.link_rate_bps)
+        return _Links(
+            cluster.link_kind.astype(np.int64),
+            np.where(is_own, own, 0.0),
+            np.where(is_own, 0.0, of_nics),
+            cluster.nics.rate_bps,
+        )
+
+    def busiest(self, load: Floats) -> tuple[str, tuple[tuple[float], tuple[float]]]:
+        """Return the kind of link that has most to carry, and what that takes."""
+        own, of_nics = load * self.own, load * self.of_nics
+        link = int(np.argmax(np.maximum(own, of_nics / self.nic_rate_bps)))
+        return LINK_KINDS[self.kind[link]], ((float(own.max()),), (float(of_nics.max()),))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Load:
+    """What connections carry at once, each of the message for a round."""
+
+    connection: Ints
+    share: Floats
+
+    def equals(self, other: _Load) -> bool:
+        """Say whether the same connections carry the same."""
+        return np.array_equal(self.connection, other.connection) and np.array_equal(
+            self.share, other.share
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Step:
+    """The stages that all parts are in at once, so many times.
+
+    A block meets on its way around what goes on `beside` it. That is everything; but parts that
+    share connections, such as rings within a node, have their blocks there at different times.
+    """
+
+    times: int
+    load: _Load
+    beside: tuple[_Load, ...]
+
+    def continues(self, other: _Step) -> bool:
+        """Say whether these rounds are more of the same."""
+        return len(self.beside) == len(other.beside) and all(
+            one.equals(another)
+            for one, another in zip(
+                (self.load, *self.beside), (other.load, *other.beside), strict=True
+            )
+        )
+
+
+def _steps(where: Placed) -> Iterator[_Step]:
+    """Go through a plan step by step, those in a row that are alike together."""
+    parts, last = where.plan.stages, None
+    for number in range(len(parts[0])):
+        step = _step(where, number)
+        if last is not None and step.continues(last):
+            last = replace(last, times=last.times + step.times)
+            continue
+        if last is not None:
+            yield last
+        last = step
+    if last is not None:
+        yield last
+
+
+def _step(where: Placed, number: int) -> _Step:
+    stages = [part[number] for part in where.plan.stages]
+    loads = tuple(
+        _Load(
+            part[number].astype(np.int64),
+            np.full(len(stage), stage.block_count / where.plan.message_blocks),
+        )
+        for stage, part in zip(stages, where.transfers, strict=True)
+    )
+    connection, which = np.unique(
+        np.concatenate([each.connection for each in loads]), return_inverse=True
+    )
+    share = np.bincount(which, np.concatenate([each.share for each in loads])).astype(np.float64)
+    together = _Load(connection, share)
+    are_apart = len(which) == len(connection)
+    return _Step(stages[0].rounds, together, (together,) if are_apart else loads)
+
+
+def _cost(where: Placed, links: _Links, step: _Step) -> RoundsCost:
+    latency_s = where.routes.latency_s[step.load.connection]
+    kind, bound = links.busiest(_on_links(where, links, step.load))
+    paces = [Pace((float(step.times),), *bound, float(latency_s.max()))]
+    if step.times > 1:
+        paces.append(_around(where, links, step))
+    return RoundsCost(tuple(paces), kind)
+
+
+def _on_links(where: Placed, links: _Links, load: _Load) -> Floats:
+    link, which = _crossed(where, load.connection)
+    return np.bincount(link, load.share[which], len(links.own)).astype(np.float64)
+
+
+def _slowest(where: Placed, links: _Links, load: _Load) -> Floats:
+    """Return what the fullest link takes that each connection uses: of its own, and of NICs."""
+    link, which = _crossed(where, load.connection)
+    carried = _on_links(where, links, load)
+    slowest = np.zeros((len(load.connection), 2))
+    for column, each in enumerate((links.own, links.of_nics)):
+        np.maximum.at(slowest[:, column], which, (carried * each)[link])
+    return slowest
+
+
+def _crossed(where: Placed, connection: Ints) -> tuple[Ints, Ints]:
+    """Return the links that connections use, and which of the connections uses each."""
+    begin = where.routes.begin
+    length = begin[connection + 1] - begin[connection]
+    which = np.repeat(np.arange(len(connection)), length)
+    first = np.cumsum(length) - length
+    return where.routes.link[np.arange(len(which)) + (begin[connection] - first)[which]], which
+
+
+def _around(where: Placed, links: _Links, step: _Step) -> Pace:
+    """Return the pace of a block on its way around: over every transfer's slowest link in turn."""
+    slowest = np.concatenate([_slowest(where, links, each) for each in step.beside])
+    latency_s = np.concatenate([where.routes.latency_s[each.connection] for each in step.beside])
+    kinds, kind = np.unique(slowest, axis=0, return_inverse=True)
+    weight = step.times * np.bincount(kind.reshape(-1)) / len(slowest)
+    return Pace(
+        tuple(weight.tolist()),
+        tuple(kinds[:, 0].tolist()),
+        tuple(kinds[:, 1].tolist()),
+        step.times * float(latency_s.mean()),
+    )
+
+
+def _is_alike(where: Placed, links: _Links, step: _Step) -> bool:
+    """Say whether all transfers carry as much, as fast, at the rate that the NICs have."""
+    slowest = _slowest(where, links, step.load)
+    slowest_s = np.maximum(slowest[:, 0], slowest[:, 1] / links.nic_rate_bps)
+    return step.beside[0] is step.load and all(
+        map(_are_equal, (step.load.share, slowest_s, where.routes.latency_s[step.load.connection]))
+    )
+
+
+def _are_equal(values: Floats) -> bool:
+    return bool(np.ptp(values) <= 1e-12 * values.max())
+
+
+def _at_full_utilization(where: Placed, links: _Links) -> RoundsCost:
+    """Return what the busiest link has to carry in all, and the latencies in a row."""
+    load = where.blocks_over_links(len(links.own)) / where.plan.message_blocks
+    in_a_row_s = [
+        sum(
+            stage.rounds * float(where.routes.latency_s[connection].max())
+            for stage, connection in zip(part, connections, strict=True)
+        )
+        for part, connections in zip(where.plan.stages, where.transfers, strict=True)
+    ]
+    kind, bound = links.busiest(load)
+    return RoundsCost((Pace((1.0,), *bound, max(in_a_row_s)),), kind)
+
+
+def _longest(where: Placed) -> int:
+    return max(sum(stage.rounds for stage in part) for part in where.plan.stages)
+
+
+def _adds_in_turn(where: Placed) -> Iterator[tuple[int, float]]:
+    """Go through what is added round after round; parts add side by side."""
+    for stage in where.plan.stages[0]:
+        if stage.reduces:
+            yield stage.rounds, stage.block_count / where.plan.message_blocks
+
+
+def _adds_at_once(where: Placed) -> tuple[tuple[int, float], ...]:
+    """Return what the rank that adds most adds, where chunks follow each other closely."""
+    plan = where.plan
+    counts: dict[float, Ints] = {}
+    for part in plan.stages:
+        for stage in part:
+            if stage.reduces:
+                count = counts.setdefault(
+                    stage.block_count / plan.message_blocks, np.zeros(plan.seats, np.int64)
+                )
+                np.add.at(count, stage.target, stage.rounds)
+    return tuple((int(count.max()), share) for share, count in counts.items())

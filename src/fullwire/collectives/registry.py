@@ -1,0 +1,155 @@
+"""The algorithms there are: each a file in `algorithms/`, which registers what it states.
+
+An algorithm states each operation that it can carry out as stages of transfers (stages.py), and on
+links that are equal it may know a formula for what that costs. Of equal times the algorithm of the
+lowest place wins, which is the usual one.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TypeAlias
+
+import numpy as np
+
+from fullwire.clusters.cluster import Cluster
+from fullwire.collectives.cost import AddTimes, Cost, Floats
+from fullwire.collectives.stages import Layout, Stated
+from fullwire.errors import UsageError
+
+OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wires:
+    """Links of equal rate around one switch."""
+
+    workers: int
+    rate_bps: float
+    latency_s: float
+
+    def time_s(self, costs: Costs, size_bytes: float, adds: AddTimes) -> float:
+        """Return what a message of this size takes by a formula."""
+        cost = costs(self.workers, np.asarray(size_bytes, np.float64), adds)
+        return float(cost.time_s(self.rate_bps, self.latency_s))
+
+
+States: TypeAlias = Callable[[str, Layout], Stated]  # the operation comes first
+# Of workers, and of messages of these sizes, at full utilization of the links.
+Costs: TypeAlias = Callable[[int, Floats, AddTimes], Cost]
+# What chunks take that follow each other closely: exact, or refused.
+Exactly: TypeAlias = Callable[[Wires, float, AddTimes, int], float]
+Fits: TypeAlias = Callable[[str, Cluster, int], bool]  # an operation, among so many workers
+
+
+def anywhere(_op: str, _cluster: Cluster, _workers: int) -> bool:
+    """Fit every cluster."""
+    return True
+
+
+def whole_nodes(_op: str, cluster: Cluster, workers: int) -> bool:
+    """Fit all devices of some nodes, or some of one; in a torus all, or some of one node."""
+    are_whole = workers % cluster.devices_per_node == 0
+    return (are_whole and (workers == cluster.devices or not cluster.is_torus)) or (
+        workers < cluster.devices_per_node
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """One operation by one algorithm. Without a formula its cost is what its stages need of links.
+
+    `is_pipelined` says that its chunks follow each other so closely that the busiest link never
+    waits, so that its cost is what that link has to carry.
+    """
+
+    states: States
+    costs: Costs | None = None
+    exactly_s: Exactly | None = None
+    is_pipelined: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """A way to carry out collectives. One that is `by_name_only` is never chosen by `auto`."""
+
+    name: str
+    label: str
+    place: int
+    ops: Mapping[str, Statement]
+    fits: Fits = anywhere
+    by_name_only: bool = False
+
+
+_REGISTERED: dict[tuple[str, str], Algorithm] = {}
+
+
+def register(algorithm: Algorithm) -> None:
+    """Add an algorithm to those there are."""
+    for op in algorithm.ops:
+        if _REGISTERED.setdefault((op, algorithm.name), algorithm) is not algorithm:
+            raise ValueError(f"{op} by {algorithm.name} is registered twice")
+
+
+@cache
+def known(op: str) -> Mapping[str, Algorithm]:
+    """Return the algorithms for a collective by name, the usual one first."""
+    if op not in OPS:
+        raise UsageError(f"collective: expected one of {', '.join(OPS)}, got {op!r}")
+    from fullwire.collectives import algorithms as folder
+
+    for module in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):
+        import_module(module.name)
+    of_op = [algorithm for (of, _), algorithm in _REGISTERED.items() if of == op]
+    return {each.name: each for each in sorted(of_op, key=lambda each: (each.place, each.name))}
+
+
+def names(op: str) -> tuple[str, ...]:
+    """List the algorithms for a collective, the usual one first."""
+    return tuple(known(op))
+
+
+def with_formula(op: str) -> tuple[str, ...]:
+    """List the algorithms whose cost around one switch is a formula, the usual one first."""
+    return tuple(name for name, each in known(op).items() if each.ops[op].costs is not None)
+
+
+def fitting(op: str, cluster: Cluster, workers: int | None = None) -> tuple[str, ...]:
+    """List the algorithms that the first so many devices can carry out, the usual one first."""
+    among = cluster.devices if workers is None else workers
+    return tuple(name for name, each in known(op).items() if each.fits(op, cluster, among))
+
+
+def of_one_switch(op: str) -> tuple[str, ...]:
+    """List what `auto` chooses from around one switch: the algorithms with a formula."""
+    return tuple(name for name in with_formula(op) if not known(op)[name].by_name_only)
+
+
+def open_to(op: str, cluster: Cluster, workers: int | None = None) -> tuple[str, ...]:
+    """List the algorithms that fit and may be used without being asked for by name.
+
+    Around one switch they are those with a formula, if there are any: the others are the same
+    there, or take longer.
+    """
+    candidates = [
+        name for name in fitting(op, cluster, workers) if not known(op)[name].by_name_only
+    ]
+    of_switch = [name for name in candidates if name in of_one_switch(op)]
+    return tuple(of_switch if cluster.is_flat and of_switch else candidates)
+
+
+def statement(op: str, algorithm: str) -> Statement:
+    """Return how an algorithm carries out a collective."""
+    if algorithm not in known(op):
+        raise UsageError(f"algorithm for {op}: expected {', '.join(known(op))}, got {algorithm!r}")
+    return known(op)[algorithm].ops[op]
+
+
+def usual_algorithm(op: str, cluster: Cluster) -> str:
+    """Return what is taken where nobody says: a ring for each NIC of a node, as NCCL has them."""
+    several = cluster.nics_per_node > 1 and not cluster.is_torus
+    return "multi-ring" if several and "multi-ring" in known(op) else names(op)[0]

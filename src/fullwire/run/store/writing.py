@@ -1,0 +1,226 @@
+"""Writes a run beside its place and moves it there when it is whole.
+
+A crash leaves nothing that opens as complete; what it leaves is a hidden directory
+`.NAME.writing-*`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from fullwire.errors import UsageError
+from fullwire.run.facts import Facts
+from fullwire.run.gaps import Gap, gaps_of
+from fullwire.run.run import TABLES, Provenance, Run, Table
+from fullwire.run.store.description import DESCRIPTION, encoded
+from fullwire.run.store.parquet import file_crc32, write_table
+from fullwire.run.store.places import CAPTURES, MOST_ROWS, is_run
+from fullwire.units import shown
+
+PIECE_ROWS = 60_000  # of all tables together, where a run is written part by part: some 3 MB
+_SCRATCH = "scratch"
+
+
+def write(run: Run, path: str | Path, *, replace: bool = False) -> Path:
+    """Write a run so that it appears whole or not at all."""
+    if not isinstance(run, Run):
+        raise UsageError(f"write: expected a Run, got {shown(run)}")
+    if not isinstance(replace, bool):  # "no" would count as yes
+        raise UsageError(f"replace: expected True or False, got {shown(replace)}")
+    with RunWriter(path, replace=replace) as writer:
+        writer.add(**dict(run.tables()))
+        return writer.finish(run.provenance, run.facts, run.gaps)
+
+
+class RunWriter:
+    """Writes a run of which only a part is in memory; it appears whole, at `finish`, or not at all.
+
+    What is added together stays together: see `read_parts`. A run that fits into one piece is
+    written like any other, with one file for each table.
+    """
+
+    def __init__(self, path: str | Path, *, replace: bool = False) -> None:
+        self._place = new_place(path)
+        self._replace = replace
+        self._building = self._place.with_name(f".{self._place.name}.writing-{os.urandom(4).hex()}")
+        self._waiting: dict[str, list[Table]] = {name: [] for name in TABLES}
+        self._rows = dict.fromkeys(TABLES, 0)
+        self._pieces = 0
+
+    def __enter__(self) -> RunWriter:
+        try:
+            refuse_taken(self._place, self._replace)
+            self._building.mkdir(parents=True)
+        except OSError as error:
+            raise self.refusal(error) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self._building, ignore_errors=True)  # gone already if all went well
+
+    def add(self, **tables: Table) -> None:
+        """Add rows to some tables."""
+        for name, table in tables.items():
+            if len(table) > MOST_ROWS:
+                raise UsageError(f"{name}: {len(table):,} rows, expected at most {MOST_ROWS:,}")
+        coming = sum(map(len, tables.values()))
+        waiting = sum(len(table) for parts in self._waiting.values() for table in parts)
+        if waiting and waiting + coming > PIECE_ROWS:
+            self._write_piece()
+        for name, table in tables.items():
+            self._waiting[name].append(table)
+            self._rows[name] += len(table)
+
+    @property
+    def scratch(self) -> Path:
+        """A directory for what is needed while the run is written, and no longer."""
+        path = self._building / _SCRATCH
+        path.mkdir(exist_ok=True)
+        return path
+
+    def piece(self) -> Piece:
+        """Reserve a piece for another process to write."""
+        self._pieces += 1
+        return Piece(self._building, self._pieces - 1)
+
+    def took(self, rows: Mapping[str, int]) -> None:
+        """Count the rows of a piece that another process wrote."""
+        for name, count in rows.items():
+            self._rows[name] += count
+
+    def finish(self, provenance: Provenance, facts: Facts, gaps: Iterable[str | Gap]) -> Path:
+        """Write what still waits and the description, and move the run to its place."""
+        outline = Run(provenance=provenance, facts=facts, gaps=gaps_of(gaps))
+        rows = {name: count for name, count in self._rows.items() if count}
+        try:
+            shutil.rmtree(self._building / _SCRATCH, ignore_errors=True)
+            self._write_rest()
+            _write_synced(
+                self._building / DESCRIPTION,
+                encoded(outline, rows, dict(_crcs(self._building))),
+            )
+            _sync_directory(self._building)
+            _put_in_place(self._building, self._place)
+        except OSError as error:
+            raise self.refusal(error) from None
+        return self._place
+
+    def _write_rest(self) -> None:
+        if self._pieces:
+            self._write_piece()
+            return
+        for name, table in self._taken():
+            write_table(table, self._building / f"{name}.parquet")
+
+    def _write_piece(self) -> None:
+        try:
+            self.piece().write(dict(self._taken()))
+        except OSError as error:
+            raise self.refusal(error) from None
+
+    def _taken(self) -> Iterator[tuple[str, Table]]:
+        """Give away what waits, by table."""
+        for name, kind in TABLES.items():
+            parts = [part for part in self._waiting[name] if len(part)]
+            self._waiting[name] = []
+            if parts:
+                yield name, kind.joined(parts)
+
+    def refusal(self, error: OSError) -> UsageError:
+        """Say why the run cannot be written."""
+        return UsageError(f"{self._place}: cannot be written: {error.strerror or error}")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A numbered piece of a run that is being written, by this process or another, or by two.
+
+    Each of its files appears whole, so it does not matter if one of two writers ends in between.
+    """
+
+    building: Path
+    number: int
+
+    def write(self, tables: Mapping[str, Table]) -> dict[str, int]:
+        """Write the rows of some tables, and return how many of each."""
+        import pyarrow as pa
+
+        for name, table in tables.items():
+            if len(table):
+                directory, scratch = self.building / name, self.building / _SCRATCH
+                directory.mkdir(exist_ok=True)
+                scratch.mkdir(exist_ok=True)
+                writing = scratch / f"{name}-{self.number:06}-{os.urandom(4).hex()}"
+                write_table(table, writing)
+                writing.replace(directory / f"{self.number:06}.parquet")
+                _sync_directory(directory)
+        pa.default_memory_pool().release_unused()  # else it keeps what several pieces took
+        return {name: len(table) for name, table in tables.items()}
+
+
+def new_place(path: str | Path) -> Path:
+    """Return where a new run is to be, unless nothing can be made there."""
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+        raise UsageError(f"write: expected a path, got {shown(path)}")
+    place = Path(path)
+    if place.name in ("", ".."):
+        raise UsageError(f"write: expected the name of a new run, got {shown(str(path))}")
+    return place
+
+
+def refuse_taken(place: Path, replace: bool) -> None:
+    """Refuse a place where something is, unless it is a run, nothing else, and may be replaced."""
+    if not os.path.lexists(place):
+        return
+    if not replace:
+        raise UsageError(f"{place} exists: name another, or ask for --force to replace it")
+    if place.is_symlink() or not is_run(place):
+        raise UsageError(f"{place} exists and is not a run, so it is not replaced")
+    ours = {DESCRIPTION, CAPTURES, *TABLES, *(f"{name}.parquet" for name in TABLES)}
+    for other in sorted({entry.name for entry in place.iterdir()} - ours):
+        raise UsageError(f"{place} holds {other}, which is no part of a run: it is not replaced")
+
+
+def _crcs(building: Path) -> Iterator[tuple[str, int]]:
+    for path in sorted(building.rglob("*.parquet")):
+        yield str(path.relative_to(building)), file_crc32(path)
+
+
+def _put_in_place(building: Path, place: Path) -> None:
+    """Move a whole run to its place; the run that was there is whole until the new one is."""
+    replaced = building.with_name(building.name.replace(".writing-", ".replaced-"))
+    if place.exists():
+        place.rename(replaced)
+    try:
+        building.rename(place)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(place)
+        raise
+    _sync_directory(place.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

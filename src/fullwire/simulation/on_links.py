@@ -1,0 +1,115 @@
+"""Messages on a described cluster: what its links take, for whole axes of a grid at once.
+
+Costs are closed forms. Where ranks drift apart, as with a slow host, these may be off by a third;
+there messages of some sizes are played, and the closed form is brought to what they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fullwire.clusters.cluster import Cluster, scattered, with_workers
+from fullwire.collectives.cost import AddTimes, Cost, Floats
+from fullwire.collectives.link_cost import LinkCost, collective_cost
+from fullwire.collectives.placed import placed
+from fullwire.collectives.plan import plan_on
+from fullwire.collectives.playing import played_times_s
+from fullwire.compression.compressor import Combining
+
+_PLAYED_BYTES = [2**power for power in range(10, 33)]
+_MOST_PLAYED = 30_000  # transfers for each size
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A collective on a cluster, of so many bytes for each byte of a message."""
+
+    cost: LinkCost
+    times: float = 1.0
+    gathered_by: int = 0  # workers that each add up all messages on arrival
+
+    def as_cost(self, size_bytes: ArrayLike, adds: AddTimes) -> Cost:
+        """Return what does not depend on the links: what a rank sends, and what it adds."""
+        size = np.multiply(size_bytes, self.times)
+        added_s = self.cost.add_s(size, adds)
+        if self.gathered_by:
+            added_s = (self.gathered_by - 1) * adds(size_bytes)
+        return Cost(self.cost.sent_per_byte * size, self.cost.hops, added_s)
+
+    @property
+    def network_bits_per_byte(self) -> float:
+        """Return what the busiest link of the network carries for each byte of a message."""
+        return self.times * self.cost.network_bits_per_byte
+
+
+def routed_s(routed: Sequence[Sequence[Routed]], size: Floats, per_bit: Floats) -> Floats:
+    """Return the times of messages: cluster sizes on the first axis, compressors on the last."""
+    shape = np.broadcast_shapes(size.shape, per_bit.shape, (len(routed), 1, 1))
+    size, per_bit = np.broadcast_to(size, shape), np.broadcast_to(per_bit, shape)
+    time_s = np.empty(shape)
+    for row, of_compressors in enumerate(routed):
+        for each in {id(each): each for each in of_compressors}.values():  # usually one for all
+            columns = [number for number, other in enumerate(of_compressors) if other is each]
+            here = (row, slice(None), slice(None) if len(of_compressors) == 1 else columns)
+            time_s[here] = each.cost.time_s(each.times * size[here], per_bit[here])
+    return time_s
+
+
+def believed_cost(
+    op: str, algorithm: str, cluster: Cluster, workers: int, order: Sequence[int] | None = None
+) -> LinkCost:
+    """Return what a collective takes: in closed form, brought to events where that is not near."""
+    cost = collective_cost(op, algorithm, cluster, workers=workers, order=order)
+    if cost.is_near:
+        return cost
+    size = np.array(_PLAYED_BYTES, np.float64)
+    where = placed(plan_on(op, algorithm, cluster, workers), cluster, order)
+    played_s = played_times_s(where, cluster, _PLAYED_BYTES, _MOST_PLAYED)
+    if played_s is None:
+        return cost
+    wire_s, said_s = 8 * size / cluster.nics.rate_bps, cost.whole_s(size) - cost.startup_s
+    return replace(
+        cost, played=tuple(zip(wire_s.tolist(), (played_s / said_s).tolist(), strict=True))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _believed_cost(
+    op: str, algorithm: str, cluster: Cluster, workers: int, is_scattered: bool
+) -> LinkCost:
+    if workers == 1:
+        return LinkCost(is_exact=True)
+    order = scattered(cluster)[:workers].tolist() if is_scattered else None
+    return believed_cost(op, algorithm, cluster, workers, order)
+
+
+@dataclass(frozen=True, slots=True)
+class OnLinks:
+    """Where the ranks of a grid are, if it is more than workers around a switch."""
+
+    cluster: Cluster
+    is_scattered: bool
+
+    @staticmethod
+    def of(cluster: Cluster | None, latency_s: float, *, is_scattered: bool) -> OnLinks | None:
+        """Take a cluster with this latency of its NICs; None where it is workers and a switch."""
+        if cluster is None or cluster.is_flat:
+            return None
+        nics = replace(cluster.nics, latency_s=latency_s)
+        return OnLinks(replace(cluster, nics=nics), is_scattered)
+
+    def cost(self, op: str, algorithm: str, workers: int) -> LinkCost:
+        """Return what a collective takes among so many workers."""
+        cluster = with_workers(self.cluster, workers)
+        return _believed_cost(op, algorithm, cluster, workers, self.is_scattered)
+
+    def gradients(self, combining: Combining, algorithm: str, workers: int) -> Routed:
+        """Return what a message of gradients takes, as `gradient_cost` combines it."""
+        if combining == "sum":
+            return Routed(self.cost("allreduce", algorithm, workers))
+        return Routed(self.cost("allgather", "ring", workers), workers, gathered_by=workers)

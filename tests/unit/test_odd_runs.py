@@ -1,0 +1,46 @@
+"""Runs that are legal and absurd: every question ends in an answer or in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+
+import fullwire as fw
+from fullwire.errors import FullwireError
+from fullwire.report.as_data import run_object
+from fullwire.report.chrome import write_chrome
+from fullwire.report.terminal import print_run
+from fullwire.run.run import Run
+from tests.strategies import cases, odd_jobs, runs
+
+any_runs = odd_jobs() | runs()
+
+
+def _shown(run: Run) -> None:
+    rows = {name: len(table) for name, table in run.tables()}
+    print_run(run, rows, "odd.run")
+    run_object(run, rows)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        fw.explain,
+        fw.whatif,
+        lambda run: fw.whatif(run, workers=[1, 7], bandwidth=["1bps", "400Gbps"]),
+        lambda run: write_chrome(run, io.BytesIO()),
+        _shown,
+    ],
+    ids=["explain", "whatif", "whatif of other workers", "export", "show"],
+)
+@cases(60)
+@given(any_runs)
+def test_an_absurd_run_gives_an_answer_or_a_sentence(
+    ask: Callable[[Run], object], run: Run
+) -> None:
+    with contextlib.suppress(FullwireError):
+        ask(run)
