@@ -101,7 +101,7 @@ def renew(name: str, **found: Any) -> Path:
     """Write what a script found anew; claim, anchor and measure stay those of the file."""
     before = read(name)
     kept = {field: getattr(before, field) for field in ("claim", "anchor", "measure")}
-    return write(name, **kept, **found)
+    return write(name, **{**kept, **found})
 
 
 def rows(lines: Sequence[str]) -> list[list[Cell]]:
