@@ -55,7 +55,11 @@ def main() -> None:
             f"{alike} of {len(rows)} have the same tensors in order; {told['summary']}"
         )
         table = results.Table(columns=columns.split(","), rows=rows)
-        results.renew("models", tables=[table], **told)
+        anchor = (
+            f"torchvision {torchvision.__version__} and transformers {transformers.__version__} "
+            f"on PyTorch {torch.__version__}"
+        )
+        results.renew("models", anchor=anchor, tables=[table], **told)
 
 
 def _compared(layers: list[Layer], model: Any, loss: _Loss) -> tuple[list[results.Cell], float]:

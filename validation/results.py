@@ -101,7 +101,7 @@ def renew(name: str, **found: Any) -> Path:
     """Write what a script found anew; claim, anchor and measure stay those of the file."""
     before = read(name)
     kept = {field: getattr(before, field) for field in ("claim", "anchor", "measure")}
-    return write(name, **kept, **found)
+    return write(name, **{**kept, **found})
 
 
 def rows(lines: Sequence[str]) -> list[list[Cell]]:
@@ -149,12 +149,16 @@ def command() -> str:
 
 
 def commit() -> str:
-    """Return the commit of the checkout, marked where files differ from it."""
-    told = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=7"],
-        cwd=FOLDER.parent,
-        capture_output=True,
-        text=True,
-        check=False,
+    """Return the commit of the checkout, marked where other files than results differ from it."""
+    head = _git("rev-parse", "--short=7", "HEAD") or "unknown"
+    changed = _git(
+        "status", "--porcelain", "--untracked-files=no", "--", ":/", f":(exclude){FOLDER}"
     )
-    return told.stdout.strip() or "unknown"
+    return f"{head}-dirty" if changed else head
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(
+        ["git", *words], cwd=FOLDER.parent, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()

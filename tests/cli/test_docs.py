@@ -6,9 +6,9 @@ import functools
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -185,7 +185,7 @@ def test_every_result_has_its_page() -> None:
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     if find_spec("material") is None:
         pytest.skip("the site needs mkdocs-material: pip install '.[docs]'")
-    began_s = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
         cwd=ROOT,
@@ -195,7 +195,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began_s < SITE_LIMIT_S
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # a busy machine makes others wait
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SITE_LIMIT_S
     built = tmp_path / "site"
     assert (built / "index.html").is_file()
     assert (built / "reference/commands.html").is_file()
