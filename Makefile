@@ -5,7 +5,10 @@ PYTHON ?= python3
 # PIP_EXTRA_INDEX_URL), it takes that one; else it brings the CUDA libraries along.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test quick sanitize environment
+# Versions of all else, for the Python that made them; without any: LOCK= make environment.
+LOCK ?= requirements.lock
+
+.PHONY: demo test quick sanitize environment lock
 
 demo: .venv/ready
 	@SHORT=$(SHORT) bash examples/demo.sh
@@ -27,11 +30,17 @@ sanitize: .venv/ready
 
 environment: .venv/ready
 
+# Makes the lock anew, of the newest versions that go together.
+lock: .venv/ready
+	.venv/bin/python .ci/lock "$(TORCH)" > build/requirements.lock
+	mv build/requirements.lock requirements.lock
+
 # Native code is built when the package is installed, so a change there installs it anew. Python is
 # compiled at once, since where it may not write that itself, each start would compile it anew.
-.venv/ready: Makefile pyproject.toml CMakeLists.txt $(wildcard native/*.cpp native/*/*)
+.venv/ready: Makefile pyproject.toml CMakeLists.txt $(LOCK) $(wildcard native/*.cpp native/*/*)
 	@bash .ci/prerequisites $(PYTHON)
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable ".[test,bench]"
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK)) \
+		"$(TORCH)" --editable ".[test,bench]"
 	.venv/bin/python -m compileall -q src
 	@touch $@

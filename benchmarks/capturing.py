@@ -77,11 +77,11 @@ def main() -> None:
             plain_s = transferred_s(messages)
             beside_s, cpu_s = captured(messages, path)
             facts = read_captures([Path(path)]).facts
-            packets = int(facts["captured_packets"])  # type: ignore[arg-type]
+            packets = facts.captured_packets or 0
             ratios.append(beside_s / plain_s)
             each_us.append(cpu_s / packets * 1e6)
     print(
-        f"{packets:,} packets of {messages:,} messages, {facts['dropped_packets']} dropped; "
+        f"{packets:,} packets of {messages:,} messages, {facts.dropped_packets} dropped; "
         f"load {os.getloadavg()[0]:.1f}"
     )
     print(

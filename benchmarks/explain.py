@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import fullwire as fw
+from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Provenance, Run, Spans
 
 RANKS, STEPS, GRADIENTS, COLLECTIVES = 8, 1000, 160, 20
@@ -35,7 +36,7 @@ def long_run() -> Run:
     """Make the run."""
     return Run(
         provenance=Provenance(origin="measured", source="a benchmark"),
-        facts={"workers": RANKS, "line_rate_bps": 10e9},
+        facts=Facts(workers=RANKS, line_rate_bps=10e9),
         spans=_spans(),
         gradients=_gradients(),
         collectives=_collectives(),

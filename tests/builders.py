@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import FactValue, named
 from fullwire.run.run import Gradients, Provenance, Run, Spans
 
 MS = 1_000_000  # nanoseconds
@@ -28,7 +28,7 @@ def a_run(
     none = np.zeros(len(gradients), np.int64)
     return Run(
         provenance=Provenance(origin="imported", source=source),
-        facts={"workers": 1} if facts is None else facts,
+        facts=named({"workers": 1} if facts is None else facts),
         missing=missing,
         spans=spans(
             ("host", "step", 0, step_end),
@@ -65,7 +65,7 @@ def steps_run(lengths_ms: Sequence[float], facts: Mapping[str, FactValue] | None
     count = len(lengths_ms)
     return Run(
         provenance=Provenance(origin="measured", source="a test"),
-        facts=facts or {},
+        facts=named(facts or {}),
         spans=Spans(
             rank=np.zeros(count, np.int64),
             step=np.arange(count),

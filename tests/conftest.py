@@ -21,8 +21,10 @@ from fullwire.lab.lab import Lab
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # How long a case takes depends on who else uses the machine; nothing here is a test of that.
-settings.register_profile("fullwire", deadline=None)
-settings.load_profile("fullwire")
+# Generated cases are the same in every run, so that a change fails for its own reasons.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None, derandomize=False)  # validation/generated.py
+settings.load_profile("same")
 # What a plain shell starts in the background ignores Ctrl-C, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Where it is set, print writes a word at a time, and the words of a lab's hosts mix.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import FactValue, named
 from fullwire.run.run import Collectives, Gradients, Origin, Provenance, Run, Spans
 
 MS = 1_000_000  # nanoseconds
@@ -47,7 +47,7 @@ def a_job(
     count = workers or len(ranks)
     return Run(
         provenance=Provenance(origin=origin, source="a test"),
-        facts={"workers": count, **(GIGABIT if facts is None else facts)},
+        facts=named({"workers": count, **(GIGABIT if facts is None else facts)}),
         missing=missing,
         spans=_spans(spans),
         collectives=_collectives(collectives, op),
@@ -116,7 +116,7 @@ def a_trained_job(*, ranks: int = 3, steps: int = 6, buckets: int = 4, late_ms: 
     facts: dict[str, FactValue] = {"workers": ranks, "buckets": "ddp:1MB", "backend": "gloo"}
     return Run(
         provenance=Provenance(origin="measured", source="a test"),
-        facts={**facts, **GIGABIT},
+        facts=named({**facts, **GIGABIT}),
         spans=_spans(spans),
         collectives=_collectives(collectives, "allreduce"),
         gradients=Gradients(

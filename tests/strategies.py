@@ -5,7 +5,6 @@ FULLWIRE_FUZZ=100 multiplies the number of cases: the default keeps a test run s
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args
@@ -24,7 +23,7 @@ from fullwire.clusters.fabric import (
     OtherHost,
     Torus,
 )
-from fullwire.run.facts import REGISTRY
+from fullwire.run.facts import REGISTRY, Fact, named
 from fullwire.run.run import TABLES, Basis, Origin, Provenance, Run, Table
 
 Test = TypeVar("Test", bound=Callable[..., None])
@@ -165,12 +164,23 @@ def _networks(draw: st.DrawFn) -> tuple[Network, int]:
 
 @st.composite
 def facts(draw: st.DrawFn) -> dict[str, Any]:
-    """Make any facts of the registered types."""
-    sizes = st.sets(st.integers(0, 2**53), max_size=4).map(sorted)
-    points = sizes.map(lambda each: tuple((float(size), size * 1e-9) for size in each))
-    values = {int: whole_numbers, float: finite, str: texts, tuple: points}
+    """Make any facts that may be, odd ones among them."""
     names = draw(st.sets(st.sampled_from(sorted(REGISTRY)), max_size=4))
-    return {name: draw(values[REGISTRY[name].kind]) for name in sorted(names)}
+    return {name: draw(_fact_values(REGISTRY[name])) for name in sorted(names)}
+
+
+def _fact_values(fact: Fact) -> st.SearchStrategy[Any]:
+    """Make any value that a fact may have."""
+    if fact.kind is str:
+        return texts
+    least, most = fact.measure.least, fact.measure.most
+    if fact.kind is int:
+        return st.integers(int(least), int(most))
+    numbers = st.floats(least, most) | st.sampled_from([float(least), float(most)])
+    if fact.kind is float:
+        return numbers
+    pairs = st.dictionaries(st.integers(0, 2**53), numbers, max_size=4)
+    return pairs.map(lambda each: tuple((float(a), b) for a, b in sorted(each.items())))
 
 
 @st.composite
@@ -184,7 +194,7 @@ def runs(draw: st.DrawFn) -> Run:
             source=draw(texts),
             basis=draw(st.sampled_from(get_args(Basis))),
         ),
-        facts=draw(facts()),
+        facts=named(draw(facts())),
         missing=tuple(draw(st.lists(texts, max_size=2))),
         **parts,
     )
@@ -241,6 +251,4 @@ def same_table(one: Table, other: Table) -> bool:
 
 
 def _same_facts(one: Run, other: Run) -> bool:
-    return dict(one.facts) == dict(other.facts) and not any(
-        isinstance(value, float) and math.isnan(value) for value in one.facts.values()
-    )
+    return one.facts == other.facts

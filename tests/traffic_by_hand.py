@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import FactValue, named
 from fullwire.run.run import Flows, Messages, Provenance, Run
 
 MS = 10**6
@@ -33,7 +33,7 @@ def traffic(
     names = np.array([f"10.0.0.{host + 1}:29500" for host in range(64)], object)
     return Run(
         provenance=Provenance(origin="imported", source="made up"),
-        facts=facts or {},
+        facts=named(facts or {}),
         messages=messages or Messages.empty(),
         flows=Flows(
             source=names[source],

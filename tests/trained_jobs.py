@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fullwire.collectives.cost import AddTimes, cost
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import FactValue, named
 from fullwire.run.run import Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.transport import MeasuredTransport
@@ -138,7 +138,7 @@ def a_trained_job(
     }
     return Run(
         provenance=Provenance(origin="measured", source=f"{workers} workers"),
-        facts={**known, **(facts or {})},
+        facts=named({**known, **(facts or {})}),
         spans=_spans(spans),
         gradients=_gradients(gradients),
         collectives=_collectives(collectives),

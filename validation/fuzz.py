@@ -169,7 +169,7 @@ def outcome(content: bytes, reader: str, path: Path) -> str:
 def _read_and_explained(path: Path, reader: str, said: list[str]) -> str:
     try:
         run = read(path, format=reader)
-        said += [*run.missing, str(run.facts.get("remarks", ""))]
+        said += [*run.missing, (run.facts.remarks or "")]
     except FullwireError as error:
         said.append(str(error))
         return "refused"

@@ -40,7 +40,7 @@ def _calls(first: Path, second: Path) -> Iterator[tuple[bool, Calls]]:
         if (second / place.name).exists():
             one, other = fw.read(place), fw.read(second / place.name)
             if fw.compare(one, other).is_significant is not None:  # enough steps to tell
-                is_fast = float(str(one.facts["line_rate_bps"])) > FAST_BPS
+                is_fast = float(str(one.facts.line_rate_bps)) > FAST_BPS
                 yield is_fast, [_is_different(one, other), *_found(one, other)]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fullwire.report.terminal import fact_rows
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
 
@@ -139,14 +139,14 @@ def test_a_simulated_step_is_written_shown_and_compared(cli: Cli, tmp_path: Path
 
 
 def test_facts_are_shown_with_few_digits_and_of_few_ranks_one_by_one() -> None:
-    facts: dict[str, FactValue] = {
-        "delivered_out_bps": ((0.0, 478e6), (1.0, 95.6e6)),
-        "processor_s": tuple((float(rank), 0.02) for rank in range(9)),
-        "payload_share": 1448 / 1514,
-    }
+    facts = Facts(
+        delivered_out_bps=((0.0, 478e6), (1.0, 95.6e6)),
+        processor_s=tuple((float(rank), 0.02) for rank in range(9)),
+        payload_share=1448 / 1514,
+    )
     job = dataclasses.replace(a_trained_job(), facts=facts)
     shown = [value for _, value, _ in fact_rows(job)]
-    assert shown == ["rank 0: 478 Mbps, rank 1: 95.6 Mbps", "9 points (rank, s)", "0.9564"]
+    assert shown == ["9 points (rank, s)", "rank 0: 478 Mbps, rank 1: 95.6 Mbps", "0.9564"]
 
 
 def test_an_existing_run_is_replaced_only_when_forced(cli: Cli, tmp_path: Path) -> None:

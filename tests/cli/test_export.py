@@ -70,7 +70,7 @@ def test_the_way_back_gives_the_same_run_and_the_same_answer(tmp_path: Path, cli
     assert cli("import", tmp_path / "job.json", "-o", tmp_path / "back.run").returncode == 0
     back = read(tmp_path / "back.run")
     assert rows(back) == rows(run)
-    assert dict(back.facts) == dict(run.facts)
+    assert back.facts == run.facts
     assert back.provenance == run.provenance
     assert fullwire.explain(back).account == fullwire.explain(run).account
     assert cli("export", tmp_path / "job.run").stdout == (tmp_path / "job.json").read_text()

@@ -72,7 +72,7 @@ def test_what_is_packed_is_read_as_if_it_were_not(
     packed.parent.mkdir()
     packed.write_bytes(_PACKERS[packer](plain.read_bytes()))
     known, found = read(plain), read(packed)
-    assert dict(found.facts) == dict(known.facts)
+    assert found.facts == known.facts
     for (name, one), (_, other) in zip(known.tables(), found.tables(), strict=True):
         assert {n: c.tolist() for n, c in one.columns().items()} == {
             n: c.tolist() for n, c in other.columns().items()
@@ -177,7 +177,7 @@ def test_a_mark_before_text_says_nothing(tmp_path: Path, make: Callable[[Path], 
     marked = tmp_path / "marked" / plain.name
     marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
     known, found = read(plain), read(marked)
-    assert dict(found.facts) == dict(known.facts)
+    assert found.facts == known.facts
     assert len(found.missing) == len(known.missing)
     assert [len(table) for _, table in found.tables()] == [len(t) for _, t in known.tables()]
 
@@ -231,7 +231,7 @@ def test_what_a_folder_holds_besides_is_said(tmp_path: Path) -> None:
     _set_up(where / "nccl.log")
     shutil.make_archive(str(where / "more"), "zip", tmp_path, "traces/nccl.log")
     for run in (read(where), read(import_run(tmp_path / "x.run", where))):
-        assert run.facts["nccl_network"] == "Socket"
+        assert run.facts.nccl_network == "Socket"
         assert run.missing == (
             f"{where}: left out is what else is in it (archives, capture, flight-recorder): "
             "a run is made of one kind, here kineto",
@@ -261,5 +261,5 @@ def test_a_test_that_hung_tells_how_nccl_was_set_up(tmp_path: Path) -> None:
     path = tmp_path / "all_reduce.log"
     path.write_text("# nThread 1 nGpus 2 minBytes 8 maxBytes 2048\n" + _SAID)
     run = read(path)
-    assert run.facts["nccl_network"] == "Socket"
+    assert run.facts.nccl_network == "Socket"
     assert "no whole row" in run.missing[-1]

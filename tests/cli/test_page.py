@@ -19,6 +19,7 @@ from fullwire.answers.explorer import explorer
 from fullwire.errors import UsageError
 from fullwire.report.page import page, write_page
 from fullwire.report.page.contents import contents
+from fullwire.run.facts import Facts
 from fullwire.run.run import Provenance, Run
 from tests.browser import Browser, browser
 from tests.conftest import Cli
@@ -64,7 +65,7 @@ def hostile(run: Run) -> Run:
     return dataclasses.replace(
         run,
         provenance=Provenance(origin="measured", source=EVIL),
-        facts={**run.facts, "model": EVIL, "warnings": EVIL},
+        facts=run.facts | Facts(model=EVIL, warnings=EVIL),
         missing=(EVIL,),
         spans=dataclasses.replace(run.spans, name=names),
     )

@@ -59,7 +59,7 @@ def test_every_byte_of_a_job_is_captured_and_agrees_with_the_interfaces(sent: Pa
     traffic = analyse_flows(run)
     assert traffic.hosts == ("host0", "host1")
     assert traffic.matrix_payload_bytes.tolist() == [[0, SENT], [0, 0]]
-    assert run.facts["dropped_packets"] == run.facts["missed_bytes"] == 0
+    assert run.facts.dropped_packets == run.facts.missed_bytes == 0
     [audit] = capture_audit(run)
     assert "before segmentation" in audit
     assert counted_apart(run) < 1e-4
@@ -72,7 +72,7 @@ def counted_apart(run: Run) -> float:
     for host in set(run.links.host.tolist()):
         rows = run.links.rows(run.links.host == host)
         counted += int(rows.tx_bytes[-1] - rows.tx_bytes[0] + rows.rx_bytes[-1] - rows.rx_bytes[0])
-    captured = run.facts["captured_bytes"]
+    captured = run.facts.captured_bytes
     assert isinstance(captured, int)
     return abs(captured / counted - 1)
 
@@ -93,7 +93,7 @@ def test_the_run_holds_a_capture_of_each_host_that_other_tools_read(sent: Path) 
     assert [path.name.partition("-")[0] for path in captures] == ["host0", "host1"]
     again = read_captures(captures)
     assert again.complete
-    assert again.facts["captured_packets"] == read_run(sent).facts["captured_packets"]
+    assert again.facts.captured_packets == read_run(sent).facts.captured_packets
     assert max(map(os.path.getsize, captures)) < SENT / 10  # headers only
     if tcpdump := shutil.which("tcpdump"):
         read = finished([tcpdump, "-nr", str(captures[0]), "tcp port 5000"])
@@ -158,7 +158,7 @@ def test_packets_that_find_no_room_are_counted_and_said(tmp_path: Path) -> None:
         job.send_signal(signal.SIGCONT)
         job.send_signal(signal.SIGTERM)
     run = read_captures([path])
-    captured, dropped = (run.facts[name] for name in ("captured_packets", "dropped_packets"))
+    captured, dropped = run.facts.captured_packets, run.facts.dropped_packets
     assert isinstance(captured, int)
     assert isinstance(dropped, int)
     assert dropped > 10_000

@@ -19,7 +19,7 @@ from fullwire.lab.faults import parse_faults
 from fullwire.recorder.assemble import Known
 from fullwire.recorder.record import join, keep
 from fullwire.run.emulation import undilated
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Provenance, Run, Sockets
 from fullwire.run.store import read_run, write
 from tests.builders import MS, a_run, spans
@@ -72,7 +72,7 @@ def test_a_run_is_played_and_what_it_did_can_be_played_again(tmp_path: Path) -> 
     assert b"the profile alone takes 45 ms: scaling factor" in done.stdout
     run = read_run(alone)
     assert run.complete
-    assert "dilation" not in run.facts
+    assert run.facts.dilation is None
     check_profile(run, 0, steps=8)
     # One worker sends nothing. Times are never checked from above on a busy machine, but for this.
     assert np.median(np.diff(of_rank(run, 0, "step"), axis=0)) < 90 * MS
@@ -106,11 +106,11 @@ def test_a_run_is_played_and_what_it_did_can_be_played_again(tmp_path: Path) -> 
 
 def check_dilated(run: Run, profile: Path) -> None:
     assert run.complete
-    assert run.facts["dilation"] == 3
-    assert run.facts["line_rate_bps"] == 100e6
-    assert run.facts["buckets"] == "ddp:1MiB"
-    assert run.facts["backend"] == "fullwire"
-    delivered = run.facts["delivered_out_bps"]
+    assert run.facts.dilation == 3
+    assert run.facts.line_rate_bps == 100e6
+    assert run.facts.buckets == "ddp:1MiB"
+    assert run.facts.backend == "fullwire"
+    delivered = run.facts.delivered_out_bps
     assert isinstance(delivered, tuple)
     assert all(0.9 * 95.6e6 < bps < 1.1 * 95.6e6 for _, bps in delivered)
     for rank in (0, 1):
@@ -208,7 +208,7 @@ def test_a_run_of_several_workers_is_played_without_its_waiting(tmp_path: Path) 
     computed["ready_ns"] = computed["ready_ns"] + 60 * MS
     run = Run(
         provenance=Provenance(origin="measured", source="a test"),
-        facts={"workers": 2},
+        facts=Facts(workers=2),
         gradients=Gradients(**computed),
         collectives=a_collective("allgather", 0, 60 * MS),
         spans=spans(
@@ -269,25 +269,25 @@ def test_undilated_times_are_shorter_rates_higher_and_sizes_as_they_were() -> No
         receiver_window_limited_ns=one,
         send_buffer_limited_ns=one,
     )
-    facts: dict[str, FactValue] = {
-        "recorder_s": 0.5,
-        "line_rate_bps": 1e9,
-        "workers": 2,
-        "payload_share": 0.9,
-        "processor_s": ((0.0, 1.0), (1.0, 2.0)),
-    }
+    facts = Facts(
+        recorder_s=0.5,
+        line_rate_bps=1e9,
+        workers=2,
+        payload_share=0.9,
+        processor_s=((0.0, 1.0), (1.0, 2.0)),
+    )
     provenance = Provenance(origin="measured", source="a test")
     run = undilated(Run(provenance=provenance, facts=facts, sockets=sockets), 10.0)
     assert (run.sockets.time_ns[0], run.sockets.rtt_ns[0], run.sockets.busy_ns[0]) == (1, 1, 1)
     assert (run.sockets.bytes_acked[0], run.sockets.cwnd_packets[0]) == (10, 10)
     assert run.sockets.delivery_rate_bps[0] == 1e10
-    assert run.facts == {
-        "recorder_s": 0.05,
-        "line_rate_bps": 1e10,
-        "workers": 2,
-        "payload_share": 0.9,
-        "processor_s": ((0.0, 0.1), (1.0, 0.2)),
-    }
+    assert run.facts == Facts(
+        recorder_s=0.05,
+        line_rate_bps=1e10,
+        workers=2,
+        payload_share=0.9,
+        processor_s=((0.0, 0.1), (1.0, 0.2)),
+    )
 
 
 def test_what_was_known_of_a_job_outlives_it(tmp_path: Path) -> None:
@@ -296,9 +296,9 @@ def test_what_was_known_of_a_job_outlives_it(tmp_path: Path) -> None:
     def killed(_directory: Path) -> int:
         raise RuntimeError
 
-    known = Known(source="a job", basis="modelled", facts={"dilation": 10.0, "hosts": "a,b"})
+    known = Known(source="a job", basis="modelled", facts=Facts(dilation=10.0, hosts="a,b"))
     with pytest.raises(RuntimeError):
         keep(killed, tmp_path / "x.run", known)
     run = join([tmp_path / "x.run.recording"], tmp_path / "x.run").run
-    assert (run.facts["dilation"], run.facts["hosts"]) == (10.0, "a,b")
+    assert (run.facts.dilation, run.facts.hosts) == (10.0, "a,b")
     assert (run.provenance.source, run.provenance.basis) == ("a job", "modelled")

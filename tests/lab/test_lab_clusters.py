@@ -18,6 +18,7 @@ from fullwire.importers import read
 from fullwire.lab.description import describe
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job, summary
+from fullwire.run.facts import Facts
 from fullwire.simulation.subject import recorded_fabric
 from tests.conftest import Cli
 
@@ -207,7 +208,7 @@ def test_real_bytes_between_leaves_take_as_long_as_the_spine_lets_them(
     # Without the narrow uplink, two hosts at 200 Mbps would need half of this.
     at_uplink_rate_s = 8 * 2 * SENT_BYTES / TWO_LEAVES.uplink_rate_bps
     assert max(ends) - min(begins) > 0.9 * at_uplink_rate_s
-    run = replace(read("resnet50@v100"), facts={"workers": 4, **facts})
+    run = replace(read("resnet50@v100"), facts=facts | Facts(workers=4))
     assert recorded_fabric(run) == TWO_LEAVES
     assert whatif(run).suspicions[0].cluster == "two leaves"
 
@@ -235,7 +236,7 @@ def test_each_rank_has_its_place_its_nic_and_no_other_way_out(
     assert said.startswith("2 hosts of 4 ranks and 2 NICs up; links deliver at least")
     assert "this machine's memory" in said
     assert "4 us of latency are not added" in said
-    assert facts["in_host_bps"] == lab.in_host_bps
+    assert facts.in_host_bps == lab.in_host_bps
     assert ranks == [
         [
             str(rank),
@@ -258,6 +259,6 @@ def test_a_run_that_was_recorded_on_a_cluster_is_asked_about_on_it(tmp_path: Pat
     path = tmp_path / "ours.toml"
     path.write_text(as_toml(TWO_LEAVES))
     run = read("resnet50@v100")
-    recorded = replace(run, facts={**run.facts, "workers": 4, "cluster": path.read_text()})
+    recorded = replace(run, facts=run.facts | Facts(workers=4, cluster=path.read_text()))
     asked, said = whatif(recorded), whatif(run, cluster=cluster(path))
     assert asked["step_s"].tolist() == said["step_s"].tolist()

@@ -29,10 +29,10 @@ def test_every_host_is_recorded_and_the_run_knows_its_links(tmp_path: Path) -> N
     run = read_run(place)
     assert run.complete
     assert set(run.spans.rank.tolist()) == {0, 1, 2}
-    assert run.facts["line_rate_bps"] == 200e6
-    assert run.facts["other_line_rates_bps"] == ((2.0, 100e6),)
-    assert run.facts["hosts"] == "host0,host1,host2"
-    delivered = run.facts["delivered_out_bps"]
+    assert run.facts.line_rate_bps == 200e6
+    assert run.facts.other_line_rates_bps == ((2.0, 100e6),)
+    assert run.facts.hosts == "host0,host1,host2"
+    delivered = run.facts.delivered_out_bps
     assert isinstance(delivered, tuple)
     limits = [191e6, 191e6, 95.6e6]
     for (_, bps), limit_bps in zip(delivered, limits, strict=True):
@@ -51,8 +51,8 @@ def test_where_a_host_has_several_ranks_each_knows_its_own_link(tmp_path: Path) 
     done = finished(lab_run(*options, command=job))
     assert done.returncode == 0, done.stderr.decode()
     facts = read_run(place).facts
-    assert facts["hosts"] == "host0,host0,host1,host1"
-    assert facts["other_line_rates_bps"] == ((2.0, 100e6), (3.0, 100e6))
+    assert facts.hosts == "host0,host0,host1,host1"
+    assert facts.other_line_rates_bps == ((2.0, 100e6), (3.0, 100e6))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -67,7 +67,7 @@ def test_an_interrupted_job_leaves_the_run_of_what_it_did(tmp_path: Path, number
         said = job.communicate(timeout=40)[1]
     assert job.returncode == 128 + number, said.decode()
     run = read_run(place)
-    assert run.facts["exit_status"] == 128 + number
+    assert run.facts.exit_status == 128 + number
     assert len(run.spans) > 0
 
 

@@ -126,7 +126,7 @@ def test_processors_and_memory_are_shares(sent: Run) -> None:
     assert (sent.hosts.utilization >= 0).all()
     assert (sent.hosts.utilization <= 1).all()
     assert (sent.hosts.memory_bytes[sent.hosts.device == "memory"] > 2**20).all()
-    share = sent.facts["sampler_share"]
+    share = sent.facts.sampler_share
     assert isinstance(share, float)
     assert 0 < share < 0.5
 

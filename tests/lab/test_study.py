@@ -16,7 +16,7 @@ import pytest
 
 import fullwire as fw
 from fullwire import workloads
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts, FactValue, named
 from fullwire.run.run import Collectives, Gradients, Links, Provenance, Run, Sockets
 from fullwire.run.store import write
 from fullwire.studies.papers import Study, playing
@@ -282,14 +282,14 @@ def a_job(**facts: FactValue) -> Run:
     none = np.zeros(both, np.int64)
     return Run(
         provenance=Provenance(origin="measured", source="a test"),
-        facts={
-            "workers": 2,
-            "line_rate_bps": 1e9,
-            "hosts": "host0,host1",
-            "processors": 2,
-            "processor_s": ((0.0, 0.05), (1.0, 0.05)),
-            **facts,
-        },
+        facts=Facts(
+            workers=2,
+            line_rate_bps=1e9,
+            hosts="host0,host1",
+            processors=2,
+            processor_s=((0.0, 0.05), (1.0, 0.05)),
+        )
+        | named(facts),
         spans=type(marks[0])(
             **{
                 name: np.concatenate([getattr(mark, name) for mark in marks])

@@ -105,6 +105,9 @@ def two_nodes() -> Iterator[TwoNodes]:
     patched = pytest.MonkeyPatch()
     patched.setenv("RAY_worker_niceness", "0")  # else they wait for all else on a busy machine
     with tempfile.TemporaryDirectory(prefix="fw", dir="/tmp", ignore_cleanup_errors=True) as place:
+        # A cluster of tests writes its address below this folder, and does not make the folder.
+        patched.setenv("RAY_TMPDIR", place)
+        Path(place, "ray").mkdir()
         nodes = TwoNodes(Path(place))
         yield nodes
         nodes.end()
@@ -328,6 +331,19 @@ def test_what_is_no_cluster_is_refused_in_one_line(cli: Cli, on: str, said: str)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_folder_for_ray_that_is_not_there_is_named(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not here: pip install 'fullwire[ray]'")
+    monkeypatch.setenv("RAY_TMPDIR", "/nowhere")
+    done = cli("whatif", "vgg16@v100", "--on", "ray")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "fullwire: RAY_TMPDIR: expected a folder to write in, got '/nowhere': "
+        "No such file or directory\n"
+    )
 
 
 def test_without_ray_the_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,8 @@ def test_real_dumps_tell_the_schedule_of_both_ranks(real_dumps: Path, form: str)
     run = read(real_dumps / form)
     table = run.collectives
     assert run.complete
-    assert run.facts["workers"] == 2
-    assert run.facts["backend"] == "gloo"
+    assert run.facts.workers == 2
+    assert run.facts.backend == "gloo"
     for rank in range(2):
         mine = table.rows(table.rank == rank)
         reduced = mine.rows(mine.op == "allreduce")
@@ -80,7 +80,7 @@ def test_real_dumps_tell_the_schedule_of_both_ranks(real_dumps: Path, form: str)
         gathered = mine.rows((mine.op == "allgather") & (mine.dtype == "float32"))
         assert gathered.bytes.tolist() == [80]  # of both ranks
         assert (mine.issue_ns[1:] >= mine.issue_ns[:-1]).all()
-    assert "how long" in str(run.facts["remarks"])
+    assert "how long" in (run.facts.remarks or "")
 
 
 def test_a_real_dump_reads_as_the_pickle_that_it_is(real_dumps: Path) -> None:
@@ -100,21 +100,21 @@ def test_durations_last_and_stand_where_the_program_asked(tmp_path: Path) -> Non
     run = read(written(tmp_path, 0, a_dump(an_entry(1), an_entry(2, duration_ms=1.5))))
     assert run.collectives.issue_ns.tolist() == [0, 1_000_000]
     assert run.collectives.end_ns.tolist() == [0, 2_500_000]
-    assert "1 of 2 took" in str(run.facts["remarks"])
+    assert "1 of 2 took" in (run.facts.remarks or "")
     assert run.missing == ("1 of 2 ranks are here",)
 
 
 def test_a_name_that_ends_in_a_date_tells_no_rank(tmp_path: Path) -> None:
     written(tmp_path, 1, a_dump(an_entry(1))).rename(tmp_path / "dump_20241121")
     run = read(tmp_path / "dump_20241121")
-    assert run.facts["workers"] == 2
+    assert run.facts.workers == 2
     assert "its name tells no rank, so it is taken for 0" in run.missing[0]
 
 
 def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     written(tmp_path, 0, a_dump(an_entry(1), an_entry(2, state="started", retired=False)))
     written(tmp_path, 1, a_dump(an_entry(1)))
-    remarks = str(read(tmp_path).facts["remarks"])
+    remarks = str(read(tmp_path).facts.remarks)
     assert "1 had not been seen to end" in remarks
     assert "rank 1 asked for 1 collectives of default_pg, others for 2" in remarks
 

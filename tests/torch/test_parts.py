@@ -43,10 +43,10 @@ def test_parts_of_two_hosts_in_directories_of_their_own_become_one_run(
     assert run.complete, run.missing
     for rank in (0, 1):
         check_rank(run, rank, steps=5)
-    assert run.facts["hosts"] == "host0,host1"
+    assert run.facts.hosts == "host0,host1"
     assert set(run.links.host) == {"host0", "host1"}
-    assert run.facts["exit_status"] == 0
-    assert run.facts["clock_uncertainty_s"] == ((0.0, 0.0), (1.0, 0.0))
+    assert run.facts.exit_status == 0
+    assert run.facts.clock_uncertainty_s == ((0.0, 0.0), (1.0, 0.0))
     assert shlex.join(DDP) in run.provenance.source
 
 
@@ -136,7 +136,7 @@ def test_how_the_parts_ended_is_how_the_job_ended(cli: Cli, tmp_path: Path) -> N
     for word in ("true", "false"):
         subprocess.run(part_of(tmp_path / "x.run", word), check=False, timeout=60)
     assert cli("join", tmp_path / "x.run.recording", "-o", tmp_path / "x.run").returncode == 0
-    assert read_run(tmp_path / "x.run").facts["exit_status"] == 1
+    assert read_run(tmp_path / "x.run").facts.exit_status == 1
 
 
 def test_a_part_that_was_killed_is_missing(cli: Cli, tmp_path: Path) -> None:

@@ -160,9 +160,9 @@ def test_ddp_trains_to_the_same_bits_and_every_row_makes_sense(ddp: tuple[Path, 
     assert weights(printed) == digests(together(2, "ddp.py", compiler=True))
     assert run.complete
     assert run.provenance.origin == "measured"
-    assert run.facts["workers"] == 2
-    assert run.facts["backend"] == "gloo"
-    assert run.facts["buckets"] == "ddp:52428B"
+    assert run.facts.workers == 2
+    assert run.facts.backend == "gloo"
+    assert run.facts.buckets == "ddp:52428B"
     for rank in (0, 1):
         check_rank(run, rank, steps=5)
 
@@ -208,7 +208,7 @@ def test_workers_with_a_hook_of_their_own_train_to_the_same_bits(
     job = together(workers, "ddp.py", hook)
     run, done = recorded(tmp_path, *job)
     assert weights(done.stdout.decode()) == digests(job)
-    assert "FP16_COMPRESS" in str(run.facts["hook"]).upper()
+    assert "FP16_COMPRESS" in (run.facts.hook or "").upper()
     sent = run.collectives.rows((run.collectives.step == 4) & (run.collectives.rank == 1))
     assert set(sent.dtype) == {"float16"}
     assert sent.bytes.sum() == GRADIENT_BYTES // 2
@@ -339,9 +339,9 @@ def test_ranks_that_are_forked_off_are_recorded_to_their_end_and_nobody_else(
 ) -> None:
     run, _ = recorded(tmp_path, sys.executable, str(JOBS / "forked.py"))
     assert run.missing == ()
-    assert run.facts["workers"] == 2
+    assert run.facts.workers == 2
     assert [len(steps_in_order(run, rank)[0]) for rank in (0, 1)] == [6, 6]
-    assert "recorder_s" in run.facts
+    assert run.facts.recorder_s is not None
 
 
 @needs_torch
@@ -357,7 +357,7 @@ def test_of_a_job_that_ends_hard_output_status_and_all_steps_are_kept(tmp_path: 
     run, done = recorded(tmp_path, *solo("hard"))
     assert done.stdout == b"done\x00\xff\r\n"
     assert run.complete
-    assert run.facts["workers"] == 1
+    assert run.facts.workers == 1
     assert span_count(run, "host", "step") == 6
     waits = run.spans.rows((run.spans.lane == "input") & (run.spans.step >= 0))
     assert waits.step.tolist() == list(range(6))
@@ -368,7 +368,7 @@ def test_a_step_is_a_round_of_all_optimizers_and_a_failing_job_keeps_its_status(
     tmp_path: Path,
 ) -> None:
     run, _ = recorded(tmp_path, *solo("optimizers"), status=7)
-    assert run.facts["exit_status"] == 7
+    assert run.facts.exit_status == 7
     assert span_count(run, "host", "step") == 6
     assert span_count(run, "compute", "optimizer") == 12
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import multiprocessing
+import os
 import select
 import socket
 import subprocess
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 import fullwire as fw
 from fullwire import _native
 from fullwire.run.run import Carried, Collectives
-from fullwire.transport import group, programs, rendezvous
+from fullwire.transport import congestion, group, programs, rendezvous
 from fullwire.transport import streams as transport_streams
 from fullwire.transport.programs import Links
 
@@ -775,21 +777,89 @@ def test_strangers_are_turned_away_and_counted() -> None:
 
 
 def test_connections_are_never_begun_by_bbr() -> None:
-    if not Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().startswith("bbr"):
+    if not kernels_default().startswith("bbr"):
         pytest.skip("this kernel's default is not BBR: there is nothing to replace")
+    chosen = congestion.congestion_control()
+    assert chosen.name in ("cubic", "reno")
     with rendezvous._listener(None) as listener:
         address = listener.getsockname()
-        with rendezvous._unpaced(socket.socket(listener.family)) as connection:
+        with socket.socket(listener.family) as connection:
+            assert congestion.choose(connection) == chosen
             connection.connect(address)
             select.select([listener], [], [], 5)
             accepted, _ = listener.accept()
             with accepted:
                 for each in (connection, accepted):
-                    assert _congestion(each) == b"cubic"
+                    assert congestion.name_of(each) == chosen.name
 
 
-def _congestion(connection: socket.socket) -> bytes:
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+class Kernel:
+    """A socket of a kernel that has, and allows, what a test says."""
+
+    def __init__(self, default: str, refuses: dict[str, int]) -> None:
+        self.has, self._refuses = default, refuses
+
+    def getsockopt(self, level: int, option: int, most: int) -> bytes:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
+        return self.has.encode().ljust(most, b"\0")
+
+    def setsockopt(self, level: int, option: int, name: bytes) -> None:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
+        number = self._refuses.get(name.decode(), 0)
+        if number:
+            raise OSError(number, os.strerror(number))
+        self.has = name.decode()
+
+
+@pytest.mark.parametrize(
+    ("default", "refuses", "said"),
+    [
+        ("cubic", {}, "cubic: the kernel's default"),
+        ("dctcp", {"cubic": errno.EPERM}, "dctcp: the kernel's default"),
+        ("bbr", {}, "cubic: in place of the kernel's default, bbr"),
+        ("bbr2", {"cubic": errno.EPERM},
+         "reno: in place of the kernel's default, bbr2; cubic is not allowed here"),
+        ("bbr", {"cubic": errno.ENOENT},
+         "reno: in place of the kernel's default, bbr; cubic is not available here"),
+        ("bbr", {"cubic": errno.EPERM, "reno": errno.EPERM},
+         "bbr: the kernel's default; cubic is not allowed here; reno is not allowed here"),
+    ],
+)  # fmt: skip
+def test_the_best_congestion_control_that_is_allowed_is_taken(
+    default: str, refuses: dict[str, int], said: str
+) -> None:
+    kernel = Kernel(default, refuses)
+    chosen = congestion.choose(cast(socket.socket, kernel))
+    assert str(chosen) == said
+    assert kernel.has == chosen.name
+
+
+def test_an_ordinary_user_gets_what_the_kernel_allows() -> None:
+    """Even where the tests run as root, who may choose any."""
+    program = "from fullwire.transport.congestion import congestion_control as c; print(c().name)"
+    command = [sys.executable, "-c", program]
+    if os.geteuid() == 0:
+        dropping = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"]
+        command = [*dropping, *command]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    default = kernels_default()
+    in_place_of_bbr = next((name for name in ("cubic", "reno") if name in allowed), default)
+    expected = in_place_of_bbr if default.startswith("bbr") else default
+    assert done.stdout == f"{expected}\n"
+
+
+def kernels_default() -> str:
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+
+
+def test_a_route_that_names_a_congestion_control_has_its_way() -> None:
+    chosen = congestion.CongestionControl("cubic", "the kernel's default")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        said = congestion.in_use(chosen, [connection.fileno()])
+    assert str(said) == "reno: a route between the ranks names it"
+    assert congestion.in_use(chosen, []) == chosen
 
 
 def test_torch_finds_the_backend_by_itself_and_loads_nothing_for_it() -> None:
@@ -815,7 +885,8 @@ def test_a_recorded_job_tells_when_each_bucket_was_on_the_wire(tmp_path: Path) -
     )
     run = fw.read(tmp_path / "job.run")
     assert run.complete, run.missing
-    assert run.facts["backend"] == "fullwire"
+    assert run.facts.backend == "fullwire"
+    assert run.facts.transport_congestion == str(congestion.congestion_control())
     buckets = run.collectives.rows(run.collectives.op == "allreduce")
     assert len(buckets) >= 2 * 5 * 2  # ranks, steps, buckets
     assert (buckets.issue_ns <= buckets.start_ns).all()

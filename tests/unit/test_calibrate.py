@@ -15,7 +15,7 @@ from fullwire.answers.break_even import break_even
 from fullwire.answers.verification import verify
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts, FactValue
 from fullwire.run.run import Collectives, Hosts, Run
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, observations_of
 from fullwire.simulation.forecast import Forecaster, forecaster
@@ -42,9 +42,9 @@ def a_forecaster(run: Run) -> Forecaster:
 def predicted_s(shown: Run, truth: Run) -> float:
     table = fw.whatif(
         shown,
-        workers=truth.facts["workers"],
-        bandwidth=truth.facts["line_rate_bps"],
-        buckets=truth.facts["buckets"],
+        workers=truth.facts.workers,
+        bandwidth=truth.facts.line_rate_bps,
+        buckets=truth.facts.buckets,
         transport="measured",
     )
     return float(table["step_s"][0])
@@ -225,7 +225,7 @@ def test_gradients_that_are_summed_by_hand_are_sent_once() -> None:
 def with_halves(job: Run) -> Run:
     """Say that what a job sends are halves of its gradients."""
     gradients = dataclasses.replace(job.gradients, bytes=2 * job.gradients.bytes)
-    facts = {**job.facts, "hook": "fp16_compress_hook"}
+    facts = job.facts | Facts(hook="fp16_compress_hook")
     return dataclasses.replace(job, gradients=gradients, facts=facts)
 
 
@@ -312,9 +312,7 @@ def test_without_evidence_a_measured_transport_is_refused(without: str) -> None:
     if without == "collectives":
         run = dataclasses.replace(run, collectives=Collectives.empty())
     else:
-        run = dataclasses.replace(
-            run, facts={name: fact for name, fact in run.facts.items() if name != without}
-        )
+        run = dataclasses.replace(run, facts=run.facts.without([without]))
     with pytest.raises(UsageError, match="nothing is known about the transport"):
         fw.whatif(run, workers=4, bandwidth="10Gbps", transport="measured")
 
@@ -491,7 +489,7 @@ def test_our_backend_is_predicted_to_fill_the_line_as_far_as_processors_can(
 def test_nothing_is_verified_where_nothing_changed_that_can_be_predicted() -> None:
     run = a_trained_job(a_transport())
     assert verify(run, run) is None
-    hooked = dataclasses.replace(run, facts={**run.facts, "hook": "a hook of their own"})
+    hooked = dataclasses.replace(run, facts=run.facts | Facts(hook="a hook of their own"))
     assert verify(run, hooked) is None
 
 

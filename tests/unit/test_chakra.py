@@ -82,7 +82,7 @@ def test_a_trace_without_times_is_a_schedule(tmp_path: Path) -> None:
     assert mine.group.tolist() == ["default_pg", "group 3", "default_pg", "default_pg"]
     assert mine.sequence.tolist() == [0, 0, 0, 1]
     assert not len(run.spans)
-    assert "when 8 of 8 collectives were, it does not hold" in str(run.facts["remarks"])
+    assert "when 8 of 8 collectives were, it does not hold" in (run.facts.remarks or "")
     found = fullwire.explain(run)
     assert found.verdict.kind == "unknown"
     [schedule] = [each.sentence for each in found.evidence if each.name == "schedule"]
@@ -148,7 +148,7 @@ def test_its_json_says_the_same(tmp_path: Path) -> None:
 
 def test_real_traces_of_pytorchs_observer(real_dumps: Path) -> None:
     run = read(real_dumps / "chakra")
-    assert run.facts["workers"] == 2
+    assert run.facts.workers == 2
     for rank in range(2):
         mine = run.collectives.rows(run.collectives.rank == rank)
         assert mine.op.tolist().count("barrier") == 1
@@ -179,7 +179,7 @@ def test_marks_of_nccl_are_not_counted_beside_the_calls_around_them(tmp_path: Pa
     run = read(tmp_path / "et.json")
     assert run.collectives.bytes.tolist() == [200]
     assert run.collectives.dtype.tolist() == ["bfloat16"]
-    assert run.facts["workers"] == 64
+    assert run.facts.workers == 64
 
 
 def test_a_trace_that_is_cut_gives_what_came_before(tmp_path: Path) -> None:

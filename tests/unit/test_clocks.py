@@ -89,8 +89,8 @@ def two_machines(directory: Path, steps: int) -> None:
 def test_a_machine_whose_clock_is_a_minute_ahead_is_brought_back(tmp_path: Path) -> None:
     two_machines(tmp_path, steps=3)
     run = join([tmp_path], tmp_path / "x.run").run
-    offset_s = dict(run.facts["clock_offset_s"])  # type: ignore[arg-type]  # pairs
-    uncertainty_s = dict(run.facts["clock_uncertainty_s"])  # type: ignore[arg-type]
+    offset_s = dict(run.facts.clock_offset_s or ())
+    uncertainty_s = dict(run.facts.clock_uncertainty_s or ())
     assert offset_s[0.0] == uncertainty_s[0.0] == 0
     assert offset_s[1.0] == pytest.approx(-60)
     assert 0 < uncertainty_s[1.0] < 1e-6
@@ -108,8 +108,8 @@ def test_of_a_long_recording_some_collectives_tell_as_much(
     monkeypatch.setattr("fullwire.recorder.assemble.PART_NOTES", 64)
     monkeypatch.setattr("fullwire.recorder.assemble.CLOCK_COLLECTIVES", 7)
     run = join([directory], tmp_path / "parts.run").run
-    for fact in ("clock_offset_s", "clock_uncertainty_s"):
-        assert run.facts[fact] == whole.facts[fact]
+    assert run.facts.clock_offset_s == whole.facts.clock_offset_s
+    assert run.facts.clock_uncertainty_s == whole.facts.clock_uncertainty_s
     assert run.collectives.end_ns.tolist() == whole.collectives.end_ns.tolist()
 
 

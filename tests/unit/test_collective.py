@@ -65,7 +65,7 @@ def native_s(parts: list[list[tuple[int, int, int]]], latency: float, chunks: in
 latencies = st.sampled_from([Fraction(0), Fraction(70), Fraction(501, 2)])
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None)
 @given(parts_of_moves, latencies, st.integers(1, 2))
 def test_the_engine_agrees_with_a_plain_reference_on_any_plan(
     parts: list[list[tuple[int, int, int]]], latency: Fraction, chunks: int

@@ -155,7 +155,7 @@ def reference_s(parts: list[list[Wish]], latency_s: float, chunks: int) -> float
     return end_s
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=250, deadline=None)
 @given(any_parts, latencies, st.integers(1, 3))
 def test_equal_transfers_that_meet_take_as_long_as_in_the_plain_reference(
     parts: list[list[Wish]], latency_s: float, chunks: int
@@ -164,7 +164,7 @@ def test_equal_transfers_that_meet_take_as_long_as_in_the_plain_reference(
     assert play_s(*parts, latency_s=latency_s, chunks=chunks) == pytest.approx(expected_s, rel=1e-9)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None)
 @given(any_parts, latencies, st.integers(1, 3))
 def test_serial_chunks_take_as_long_as_one_so_many_times(
     parts: list[list[Wish]], latency_s: float, chunks: int

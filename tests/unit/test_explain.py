@@ -380,7 +380,7 @@ def test_a_rate_that_the_collectives_beat_is_not_the_links_rate() -> None:
 
 def test_a_rate_that_was_given_and_is_too_low_is_not_the_links_rate() -> None:
     job = a_trained_job()
-    known = {name: value for name, value in job.facts.items() if name != "line_rate_bps"}
+    known = job.facts.without(["line_rate_bps"])
     unknown = dataclasses.replace(job, facts=known)
     words = "it is not the rate of the links that this job used"
     assert any(words in each for each in fw.explain(unknown, bandwidth="100Mbps").warnings)

@@ -10,6 +10,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.answers.fixes import Fix
+from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Run, Spans
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.transport import FullTransport
@@ -26,7 +27,7 @@ def fixes_of(run: Run) -> dict[str, Fix]:
 
 
 def with_facts(run: Run, **facts: Any) -> Run:
-    return dataclasses.replace(run, facts={**run.facts, **facts})
+    return dataclasses.replace(run, facts=run.facts | Facts(**facts))
 
 
 def without_ddp(run: Run) -> Run:
@@ -45,7 +46,7 @@ def without_ddp(run: Run) -> Run:
             start_ns=rows.start_ns + late_ns,
             end_ns=rows.end_ns + late_ns,
         ),
-        facts={name: value for name, value in run.facts.items() if name != "buckets"},
+        facts=run.facts.without(["buckets"]),
     )
 
 
@@ -308,8 +309,7 @@ def test_hosts_of_several_ranks_may_sum_within_first() -> None:
 
 
 def test_without_a_line_rate_what_is_lost_beside_the_network_can_be_helped() -> None:
-    unknown = dict(a_trained_job(late_ms=60).facts)
-    del unknown["line_rate_bps"]
+    unknown = a_trained_job(late_ms=60).facts.without(["line_rate_bps"])
     late = dataclasses.replace(a_trained_job(late_ms=60), facts=unknown)
     found = fw.explain(late)
     [fix] = found.fixes

@@ -87,7 +87,7 @@ def a_job(late: int = 2, steps: int = 6) -> Timeline:
 def test_collectives_have_the_ranks_that_negotiated_them(tmp_path: Path, between: str) -> None:
     run = read(a_job().write(tmp_path / "timeline.json", between=between))
     table = run.collectives.rows(run.collectives.group == "dense/kernel")
-    assert run.facts["workers"] == 4
+    assert run.facts.workers == 4
     assert table.rank.tolist()[:4] == [0, 1, 2, 3]
     assert table.issue_ns.tolist()[:4] == [1_000_000, 1_000_000, 1_050_000, 1_000_000]
     assert set(table.bytes) == {200_000}

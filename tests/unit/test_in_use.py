@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Hosts, Links, Provenance, Run, Spans
 from fullwire.timeline.in_use import Windows, links_in_use, processor_use
 
@@ -20,7 +21,7 @@ def a_run() -> Run:
     word = np.array(["x"], object)
     return Run(
         provenance=Provenance(origin="measured", source="a test"),
-        facts={"line_rate_bps": 2e9, "other_line_rates_bps": ((0.0, 1e9),), "hosts": "a,b"},
+        facts=Facts(line_rate_bps=2e9, other_line_rates_bps=((0.0, 1e9),), hosts="a,b"),
         spans=Spans(
             rank=zero,
             step=zero,

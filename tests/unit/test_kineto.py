@@ -129,7 +129,7 @@ def test_ranks_agree_with_interval_arithmetic_on_real_traces(shared_data: Path, 
     found = fullwire.explain(run).ranks[0]
     within_us = max(2.0, 2e-4 * expected["span_us"])
     assert found.rank == expected["rank"]
-    assert run.facts["workers"] == expected["world"]
+    assert run.facts.workers == expected["world"]
     assert len(run.collectives) == expected["n_comm"]
     for got_s, key in (
         (found.span_s, "span_us"),
@@ -165,7 +165,7 @@ def test_a_trace_without_its_devices_is_not_judged(shared_data: Path, name: str)
     run = read(shared_data / f"kineto/{name}.json.gz")
     found = fullwire.explain(run)
     assert found.verdict.kind == "unknown"
-    assert "its trace holds nothing of devices" in str(run.facts["remarks"])
+    assert "its trace holds nothing of devices" in (run.facts.remarks or "")
     assert any("does not say which rank" in sentence for sentence in run.missing)
     assert any("how many ranks" in sentence for sentence in run.missing)
 
@@ -189,7 +189,7 @@ def test_a_rank_that_is_late_is_named_and_waiting_is_no_transfer(tmp_path: Path)
 
 def test_clocks_are_set_by_the_ends_of_collectives(tmp_path: Path) -> None:
     apart = read(two_ranks(tmp_path, late_us=300, clock_us=7_000_000))
-    assert "rank 1's was 7 s ahead of rank 0's" in str(apart.facts["remarks"])
+    assert "rank 1's was 7 s ahead of rank 0's" in (apart.facts.remarks or "")
     found = fullwire.explain(apart)
     assert found.verdict.kind == "straggler"
     assert found.ranks[0].waiting_s == pytest.approx(6 * 300e-6, abs=6 * 5e-6)
@@ -264,8 +264,8 @@ def test_unknown_long_kernels_are_named_and_a_pattern_settles_them(tmp_path: Pat
     job.kernel("void mystery::shuffle<4>(int*)", 30, 90, launch=1)
     path = job.write(tmp_path / "unknown.json")
     before, after = read(path), read(path, communication="mystery::")
-    assert "void mystery::shuffle<4>(int*)" in str(before.facts["remarks"])
-    assert "60%" not in str(after.facts.get("remarks", ""))
+    assert "void mystery::shuffle<4>(int*)" in (before.facts.remarks or "")
+    assert "60%" not in (after.facts.remarks or "")
     assert fullwire.explain(before).ranks[0].communication_s == 0
     assert fullwire.explain(after).ranks[0].communication_s == pytest.approx(60e-6)
     with pytest.raises(UsageError, match="regular expression"):
@@ -592,7 +592,7 @@ def test_a_job_that_communicates_has_two_ranks_unless_it_says_how_many(tmp_path:
     found = fullwire.explain(read(untold.write(tmp_path / "untold.json")))
     assert found.ranks[0].waiting_s is None
     alone = Job(world=1).kernel(GEMM, 0, 50).kernel(ALL_REDUCE, 50, 90, stream=9)
-    assert read(alone.write(tmp_path / "alone.json")).facts["workers"] == 1
+    assert read(alone.write(tmp_path / "alone.json")).facts.workers == 1
 
 
 def test_elements_that_are_none_are_not_told(tmp_path: Path) -> None:
@@ -809,7 +809,7 @@ def test_of_traces_of_several_jobs_one_job_is_taken(tmp_path: Path) -> None:
     Job(None).kernel(GEMM, 0, 9).write(tmp_path / "a.json")
     run = read(tmp_path)
     assert sorted(set(run.spans.rank)) == [0, 1]
-    assert run.facts["workers"] == 2
+    assert run.facts.workers == 2
     said = " ".join(run.missing)
     assert "other.json: it is of a job of 8 ranks, others are of one of 2, so it is left" in said
     assert "a.json: it does not say which rank it is of, as others do, so it is left out" in said

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from fullwire.run.facts import Facts
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.timeline.account import account
 from fullwire.timeline.lanes import MOST_BARS, MOST_RANKS, drawing, lanes_of
@@ -113,7 +114,7 @@ def test_the_processors_of_a_lab_are_shown_once() -> None:
     count = 8  # two samples of two processors, as two hosts see them
     run = dataclasses.replace(
         job,
-        facts={**job.facts, "machines": 1},
+        facts=job.facts | Facts(machines=1),
         hosts=Hosts(
             host=np.array(["h0", "h1"] * 4, object),
             device=np.array(["cpu0"] * 4 + ["cpu1"] * 4),

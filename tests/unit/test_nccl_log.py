@@ -13,7 +13,7 @@ import fullwire
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import read
 from fullwire.importers.nccl_log import log_facts
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 from fullwire.run.run import Provenance, Run
 from fullwire.timeline.nccl import nccl_evidence
 from tests.conftest import Cli
@@ -28,7 +28,7 @@ def a_log(where: Path, *messages: str, host: str = "n1", name: str = "nccl.log")
     return where / name
 
 
-def facts_of(*paths: Path) -> dict[str, FactValue]:
+def facts_of(*paths: Path) -> Facts:
     return log_facts(paths)[0]
 
 
@@ -45,14 +45,14 @@ def test_real_logs_tell_network_channels_rings_and_trees(
     shared_data: Path, name: str, channels: int, layout_bps: float
 ) -> None:
     facts = facts_of(shared_data / f"nccl/info/{name}.log")
-    assert facts["nccl_version"] == "NCCL 2.27.7+cuda13.0"
-    assert facts["nccl_network"] == "IB"
-    assert facts["nccl_adapters"] == "mlx5_0:1/RoCE, mlx5_1:1/RoCE"
-    assert (facts["nccl_channels"], facts["nccl_trees"]) == (channels, channels)
-    assert facts["nccl_rings"] == f"{channels} x 0 1"
-    assert facts["nccl_paths"] == f"{2 * channels} x P2P/direct pointer/read"
-    assert (facts["workers"], facts["nccl_nodes"]) == (2, 1)
-    assert (facts["nccl_reach_bps"], facts["nccl_layout_bps"]) == (1.92e12, layout_bps)
+    assert facts.nccl_version == "NCCL 2.27.7+cuda13.0"
+    assert facts.nccl_network == "IB"
+    assert facts.nccl_adapters == "mlx5_0:1/RoCE, mlx5_1:1/RoCE"
+    assert (facts.nccl_channels, facts.nccl_trees) == (channels, channels)
+    assert facts.nccl_rings == f"{channels} x 0 1"
+    assert facts.nccl_paths == f"{2 * channels} x P2P/direct pointer/read"
+    assert (facts.workers, facts.nccl_nodes) == (2, 1)
+    assert (facts.nccl_reach_bps, facts.nccl_layout_bps) == (1.92e12, layout_bps)
 
 
 def test_few_channels_are_named_with_the_reason_for_what_is_usual(shared_data: Path) -> None:
@@ -138,10 +138,10 @@ def test_what_is_no_sign_of_rdma_is_a_reason_and_no_fallback(
 def test_plugins_that_do_ib_or_sockets_by_another_name_are_told(tmp_path: Path) -> None:
     using = "NET/IBext : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB ; OOB eth0:10.0.0.3<0>"
     facts = facts_of(a_log(tmp_path, using, "Using network IBext"))
-    assert (facts["nccl_adapters"], facts["nccl_network"]) == ("mlx5_0:1/IB, mlx5_1:1/IB", "IBext")
+    assert (facts.nccl_adapters, facts.nccl_network) == ("mlx5_0:1/IB, mlx5_1:1/IB", "IBext")
     using = "NET/FastSocket : Using [0]eth1:10.0.0.3<0>"
     facts = facts_of(a_log(tmp_path, using, "Assigned NET plugin FastSocket to comm"))
-    assert (facts["nccl_interfaces"], facts["nccl_network"]) == ("eth1", "FastSocket")
+    assert (facts.nccl_interfaces, facts.nccl_network) == ("eth1", "FastSocket")
 
 
 def test_colours_of_a_terminal_do_not_matter(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_colours_of_a_terminal_do_not_matter(tmp_path: Path) -> None:
     lines = plain.read_text().splitlines()
     coloured.write_text("".join(f"\x1b[1;32m{line}\x1b[0m\n" for line in lines))
     assert facts_of(coloured) == facts_of(plain)
-    assert facts_of(plain)["nccl_network"] == "Socket"
+    assert facts_of(plain).nccl_network == "Socket"
 
 
 def test_lines_without_their_beginning_are_read(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_lines_without_their_beginning_are_read(tmp_path: Path) -> None:
         "NCCL INFO comm 0x1 rank 0 nRanks 24 nNodes 3 localRanks 8 localRank 0 MNNVL 0\n"
     )
     facts = read(tmp_path / "x.log").facts
-    assert (facts["nccl_channels"], facts["workers"]) == (12, 24)
+    assert (facts.nccl_channels, facts.workers) == (12, 24)
     assert said_of(tmp_path / "x.log")["nccl_network"] == "NCCL sends over FastSocket."
 
 
@@ -216,10 +216,10 @@ def test_version_2_4_names_no_network_and_numbers_rings_otherwise(tmp_path: Path
         "a:9:15 [0] NCCL INFO comm 0x7f rank 0 nranks 4 cudaDev 0 nvmlDev 0 - Init COMPLETE\n"
     )
     facts = facts_of(log)
-    assert facts["nccl_version"] == "NCCL 2.4.8+cuda10.1"
-    assert facts["nccl_network"] == "IB"
-    assert (facts["nccl_channels"], facts["nccl_trees"], facts["workers"]) == (2, 2, 4)
-    assert facts["nccl_rings"] == "1 x 0 1 2 3, 1 x 0 3 2 1"
+    assert facts.nccl_version == "NCCL 2.4.8+cuda10.1"
+    assert facts.nccl_network == "IB"
+    assert (facts.nccl_channels, facts.nccl_trees, facts.workers) == (2, 2, 4)
+    assert facts.nccl_rings == "1 x 0 1 2 3, 1 x 0 3 2 1"
     assert "no path uses GPU Direct RDMA" in said_of(log)["nccl_without_gdr"]
 
 
@@ -234,9 +234,9 @@ def test_rccl_says_the_communicator_after_a_path(tmp_path: Path) -> None:
         "g1:11:44 [0] NCCL INFO comm 0x95 rank 0 nranks 8 cudaDev 0 busId c1000 - Init COMPLETE\n"
     )
     facts = facts_of(log)
-    assert facts["nccl_version"] == "RCCL 2.18.3+hip5.7"
-    assert facts["nccl_paths"] == "1 x NET/IB/1/GDRDMA"
-    assert (facts["nccl_channels"], facts["workers"]) == (16, 8)
+    assert facts.nccl_version == "RCCL 2.18.3+hip5.7"
+    assert facts.nccl_paths == "1 x NET/IB/1/GDRDMA"
+    assert (facts.nccl_channels, facts.workers) == (16, 8)
 
 
 def test_launchers_words_and_ranks_within_a_line_do_not_matter(tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_launchers_words_and_ranks_within_a_line_do_not_matter(tmp_path: Path) -
         "Init COMPLETE\n"
     )
     facts = facts_of(tmp_path / "all.log")
-    assert facts["nccl_network"] == "AWS Libfabric"
-    assert (facts["nccl_channels"], facts["workers"], facts["nccl_nodes"]) == (2, 32, 3)
+    assert facts.nccl_network == "AWS Libfabric"
+    assert (facts.nccl_channels, facts.workers, facts.nccl_nodes) == (2, 32, 3)
     assert "limited by NCCL_MAX_NCHANNELS=2" in said_of(tmp_path / "all.log")["nccl_few_channels"]
 
 
@@ -275,7 +275,7 @@ def test_of_several_communicators_the_largest_is_the_jobs(tmp_path: Path) -> Non
         "16 coll channels, 0 nvls channels",
         "comm 0x2 rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
     )
-    assert (facts_of(log)["nccl_channels"], facts_of(log)["workers"]) == (16, 8)
+    assert (facts_of(log).nccl_channels, facts_of(log).workers) == (16, 8)
 
 
 def test_each_communicator_has_widths_of_its_own(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_libfabric_over_tcp_is_sockets(tmp_path: Path) -> None:
         "Using network Libfabric",
         *TWO_NODES,
     )
-    assert facts_of(log)["nccl_network"] == "Socket (libfabric's tcp)"
+    assert facts_of(log).nccl_network == "Socket (libfabric's tcp)"
     assert "libfabric was loaded, and chose TCP" in said_of(log)["nccl_socket_fallback"]
 
 
@@ -340,8 +340,8 @@ def test_logs_are_added_to_the_traces_of_the_job(shared_data: Path, tmp_path: Pa
     run = read(trace, tmp_path / "logs")
     alone = read(trace)
     assert len(run.spans) == len(alone.spans)
-    assert run.facts["workers"] == alone.facts["workers"]
-    assert run.facts["nccl_network"] == "Socket"
+    assert run.facts.workers == alone.facts.workers
+    assert run.facts.nccl_network == "Socket"
     [fallback] = [each for each in fullwire.explain(run).evidence if "fallback" in each.name]
     assert "NET/Socket on a host with RDMA: it found mlx5_0:1/RoCE" in fallback.sentence
 
@@ -364,15 +364,15 @@ def test_each_folder_of_real_logs_opens_with_one_command(shared_data: Path) -> N
         "broadcast",
         "reduce",
     }
-    assert run.facts["workers"] == 8
-    assert run.facts["nccl_channels"] == 2  # the fewest of the two jobs in it
+    assert run.facts.workers == 8
+    assert run.facts.nccl_channels == 2  # the fewest of the two jobs in it
     assert fullwire.explain(run).verdict.kind == "unknown"
 
 
 def test_a_log_that_ends_while_a_communicator_is_set_up_says_so(tmp_path: Path) -> None:
     log = a_log(tmp_path, "comm 0x1 rank 3 nranks 32 cudaDev 1 - Init START", "Channel 00/08 : 0 1")
     facts, problems = log_facts([log])
-    assert (facts["workers"], facts["nccl_channels"]) == (32, 8)
+    assert (facts.workers, facts.nccl_channels) == (32, 8)
     assert problems == ("NCCL's log ends while 1 of its communicators were being set up",)
 
 

@@ -124,7 +124,7 @@ def test_rows_between_lines_of_nccl_are_put_together(
 def test_the_table_is_a_run_of_collectives(shared_data: Path) -> None:
     run = read(shared_data / "nccl/nccl_allreduce.log")
     table = run.collectives
-    assert run.facts["workers"] == 8
+    assert run.facts.workers == 8
     assert table.bytes[-1] == 8_589_934_592
     assert table.end_ns[-1] - table.issue_ns[-1] == 63_896_000
     assert fullwire.explain(run).verdict.kind == "unknown"
@@ -220,7 +220,7 @@ def test_whoever_made_it_its_ranks_are_counted(
     row = f"  16777216  4194304  float  sum  -1  1678  10.00  {bus_gb_s}  0\n"
     path.write_text(head + _COLUMNS + row + TAIL)
     run = read(path)
-    assert run.facts["workers"] == workers
+    assert run.facts.workers == workers
     assert run.complete == bool(head)
 
 

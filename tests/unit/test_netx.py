@@ -57,7 +57,7 @@ def test_a_log_becomes_one_step_of_one_worker(log: Path) -> None:
     run = read_log(log, a_log("483.5,4000", "0,16384"), step_time="2ms")
     assert run.complete
     assert run.provenance.origin == "imported"
-    assert run.facts["workers"] == 1
+    assert run.facts.workers == 1
     assert run.gradients.bytes.tolist() == [4000, 16384]
     assert run.gradients.ready_ns.tolist() == [2_000_000, 2_000_000]
     assert run.spans.name.tolist() == ["step", "forward", "backward"]
@@ -73,7 +73,7 @@ def test_the_real_logs_are_read_to_the_last_line(shared_data: Path, model: str) 
     assert run.gradients.bytes.tolist() == [int(size) for _, size in rows]
     waits_us = np.diff(run.gradients.ready_ns, prepend=run.spans.start_ns[2]) / 1e3
     assert waits_us == pytest.approx([float(wait) for wait, _ in rows], abs=1e-3)
-    assert run.facts["reduce_cost"] == read_reduce_cost(path.with_name("cuda_vec_add.log")).points
+    assert run.facts.reduce_cost == read_reduce_cost(path.with_name("cuda_vec_add.log")).points
 
 
 def test_other_line_ends_blank_lines_at_the_end_and_a_mark_before_change_nothing(

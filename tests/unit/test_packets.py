@@ -180,7 +180,7 @@ def test_fragments_belong_to_the_flow_of_the_first_one(
     assert run.complete
     assert payload(run) == 4000 + 3000 + 500
     assert wire(run) == sum(map(len, frames))
-    assert run.facts["retransmitted_bytes"] == run.facts["lost_bytes"] == 0
+    assert run.facts.retransmitted_bytes == run.facts.lost_bytes == 0
 
 
 def test_fragments_without_the_first_one_are_said(capture: Path) -> None:
@@ -232,7 +232,7 @@ def test_roce_counts_each_packet_once_across_the_wrap(capture: Path) -> None:
     run = read_bytes(capture, p.pcap([(n * 10**7, frame) for n, frame in enumerate(frames)]))
     assert run.flows.destination[0] == "10.0.0.2#7"
     assert payload(run) == 5 * 1024
-    assert run.facts["retransmitted_bytes"] == 1024
+    assert run.facts.retransmitted_bytes == 1024
 
 
 @pytest.mark.parametrize(("opcode", "missed", "lost"), [(1, 2048, 0), (33, 0, 2048)])
@@ -247,8 +247,8 @@ def test_what_roce_did_not_send_again_was_not_lost(
         if psn not in (7, 8)
     ]
     run = read_bytes(capture, p.pcap(frames))
-    assert (run.facts["missed_bytes"], run.facts["lost_bytes"]) == (missed, lost)
-    assert run.facts["retransmitted_bytes"] == 0
+    assert (run.facts.missed_bytes, run.facts.lost_bytes) == (missed, lost)
+    assert run.facts.retransmitted_bytes == 0
     assert payload(run) == 18 * 1024 + missed
 
 
@@ -326,19 +326,19 @@ def test_bytes_are_told_apart_by_their_sequence(
 ) -> None:
     run = read_bytes(capture, p.pcap(a_stream(*segments)))
     assert payload(run) == fresh
-    assert run.facts["retransmitted_bytes"] == again
-    assert run.facts["lost_bytes"] == lost
+    assert run.facts.retransmitted_bytes == again
+    assert run.facts.lost_bytes == lost
 
 
 def test_what_comes_late_but_soon_is_reordered(capture: Path) -> None:
     run = read_bytes(capture, p.pcap(a_stream((1, 100), (201, 100), (101, 100), step_ns=1000)))
-    assert (run.facts["reordered_bytes"], run.facts["retransmitted_bytes"]) == (100, 0)
+    assert (run.facts.reordered_bytes, run.facts.retransmitted_bytes) == (100, 0)
 
 
 def test_what_was_acknowledged_and_not_seen_was_missed_by_the_capture(capture: Path) -> None:
     frames = [*a_stream((1, 100), (201, 100)), (10**18 + 1, p.answer(301))]
     run = read_bytes(capture, p.pcap(frames))
-    assert (run.facts["missed_bytes"], run.facts["lost_bytes"]) == (100, 0)
+    assert (run.facts.missed_bytes, run.facts.lost_bytes) == (100, 0)
 
 
 def test_a_new_connection_between_the_same_ports_begins_anew(capture: Path) -> None:
@@ -357,7 +357,7 @@ def test_a_new_connection_between_the_same_ports_begins_anew(capture: Path) -> N
     ]
     run = read_bytes(capture, p.pcap(frames))
     assert payload(run) == 1000
-    assert run.facts["retransmitted_bytes"] == 100
+    assert run.facts.retransmitted_bytes == 100
 
 
 MSS = b"\x02\x04\x05\xb4"  # 1460
@@ -372,7 +372,7 @@ def test_segmentation_offload_is_undone_at_the_agreed_size(capture: Path) -> Non
     run = read_bytes(capture, p.pcap(frames, snap=96))
     assert wire(run) == 58 + 10 * 1448 + 7 + 11 * 66
     assert int(run.flows.packets.sum()) == 12
-    assert run.facts["supposed_packets"] == 0
+    assert run.facts.supposed_packets == 0
 
 
 def test_the_smaller_of_both_ends_sizes_counts(capture: Path) -> None:
@@ -392,7 +392,7 @@ def test_without_an_opening_the_size_is_supposed_and_that_is_said(
 ) -> None:
     run = read_bytes(capture, p.pcap([(1, p.segment(1, payload_bytes, options=STAMPS))], snap=96))
     assert int(run.flows.packets.sum()) == packets
-    assert run.facts["supposed_packets"] == (packets if packets > 1 else 0)
+    assert run.facts.supposed_packets == (packets if packets > 1 else 0)
 
 
 def test_a_flow_captured_at_both_ends_counts_once_where_more_was_seen(tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_a_flow_captured_at_both_ends_counts_once_where_more_was_seen(tmp_path: 
     for order in (["a.pcap", "b.pcap"], ["b.pcap", "a.pcap"]):
         run = read_captures([tmp_path / name for name in order])
         assert payload(run) == 300
-        assert run.facts["lost_bytes"] == 0
+        assert run.facts.lost_bytes == 0
 
 
 def test_captures_that_follow_each_other_are_one(tmp_path: Path) -> None:
@@ -516,7 +516,7 @@ def test_a_stream_full_of_holes_is_counted_in_bounded_memory(capture: Path) -> N
     holes = [(1 + 20 * number, 10) for number in range(500)]
     run = read_bytes(capture, p.pcap(a_stream(*holes)))
     assert payload(run) == 5_000
-    assert run.facts["lost_bytes"] == 4_990
+    assert run.facts.lost_bytes == 4_990
 
 
 @given(st.integers(1, 300), st.integers(0, 2**32 - 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 from dataclasses import fields
 from typing import Any
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullwire.errors import UsageError
+from fullwire.run.facts import Facts, named
 from fullwire.run.run import TABLES, Gradients, Hosts, Provenance, Run, Spans, Table
 from tests.builders import a_run
 from tests.strategies import cases, tables
@@ -117,11 +120,8 @@ def test_rows_are_chosen_by_mask_or_by_number(table: Table, data: st.DataObject)
 @pytest.mark.parametrize(
     ("parts", "problem"),
     [
-        ({"facts": {"wrokers": 8}}, "unknown fact 'wrokers': known are"),
-        ({"facts": {"workers": "8"}}, "fact 'workers': expected int"),
-        ({"facts": {"workers": True}}, "fact 'workers': expected int"),
-        ({"facts": {"model": "\udcff"}}, "facts: expected text that a file can hold"),
-        ({"facts": None}, "facts: expected them by name, got None"),
+        ({"facts": {"workers": 8}}, "facts: expected Facts, got {'workers': 8}"),
+        ({"facts": None}, "facts: expected Facts, got None"),
         ({"missing": "all of it"}, "missing: expected a tuple of sentences, got 'all of it'"),
         ({"missing": (1,)}, "missing: expected text"),
         ({"spans": Gradients.empty()}, "spans: expected Spans"),
@@ -148,9 +148,44 @@ def test_a_provenance_of_other_words_is_refused(said: dict[str, Any], problem: s
         Provenance(**({"origin": "measured", "source": "a test"} | said))
 
 
+@pytest.mark.parametrize(
+    ("facts", "problem"),
+    [
+        ({"wrokers": 8}, "unknown fact 'wrokers': known are"),
+        ({"workers": "8"}, "fact 'workers': expected int, got str '8'"),
+        ({"workers": True}, "fact 'workers': expected int"),
+        ({"workers": 0}, "fact 'workers': expected 1 or more, got 0"),
+        ({"model": "\udcff"}, "fact 'model': expected text that a file can hold"),
+        ({"line_rate_bps": 0.0}, "fact 'line_rate_bps': expected 1 or more bit/s, got 0"),
+        ({"line_rate_bps": 5e-324}, "fact 'line_rate_bps': expected 1 or more bit/s, got 5e-324"),
+        ({"line_rate_bps": math.nan}, "fact 'line_rate_bps': expected 1 or more bit/s, got nan"),
+        ({"line_rate_bps": math.inf}, "fact 'line_rate_bps': expected 1 or more bit/s, got inf"),
+        ({"payload_share": 0.0}, "fact 'payload_share': expected a number from 0.001 to 1, got 0"),
+        (
+            {"payload_share": 1.5},
+            "expected a number from 0.001 to 1, got 1.5",
+        ),
+        ({"lost_bytes": -1}, "fact 'lost_bytes': expected 0 or more B, got -1"),
+        ({"processor_s": ((0.0, -1.0),)}, "expected 0 or more s, got -1.0 for rank 0"),
+        ({"processor_s": ((1.0, 1.0), (0.0, 1.0))}, "'processor_s': expected rank ascending"),
+        ({"processor_s": ((-1.0, 1.0),)}, "fact 'processor_s': expected rank 0 or more, got -1"),
+        ({"processor_s": (1.0,)}, "fact 'processor_s': expected pairs of numbers, got (1.0,)"),
+    ],
+)
+def test_unknown_and_impossible_facts_are_refused(facts: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        named(facts)
+
+
 def test_facts_cannot_be_written() -> None:
-    with pytest.raises(TypeError):
-        a_run().facts["workers"] = 9  # type: ignore[index]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        a_run().facts.workers = 9  # type: ignore[misc]
+
+
+def test_of_the_facts_of_two_the_later_are_believed() -> None:
+    both = Facts(workers=2, backend="gloo") | Facts(workers=4, latency_s=1)
+    assert both.known() == {"workers": 4, "latency_s": 1.0, "backend": "gloo"}
+    assert both.only(["workers"]) == both.without(["latency_s", "backend"]) == Facts(workers=4)
 
 
 def test_a_run_is_complete_until_something_is_missing() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.report.explanation import print_explanation
+from fullwire.run.facts import Facts
 from fullwire.run.run import Provenance, Run, Spans
 from tests.builders import MS, spans
 from tests.trained_jobs import a_trained_job, a_transport, with_long_steps
@@ -34,7 +35,7 @@ def a_job(waits_ms: Sequence[int], computes_ms: Sequence[int]) -> Run:
         start = end
     return Run(
         provenance=Provenance(origin="measured", source="a test"),
-        facts={"workers": 2, "line_rate_bps": 1e9},
+        facts=Facts(workers=2, line_rate_bps=1e9),
         spans=Spans.joined(rows),
     )
 

@@ -325,7 +325,7 @@ def test_a_key_that_is_given_twice_is_refused(place: Path, once: str, twice: str
 def test_a_description_edited_by_hand_opens_and_says_so(place: Path) -> None:
     edit(place, lambda shown: shown["facts"].update(workers=2), sealed=True)
     run = read_run(place)
-    assert run.facts["workers"] == 2
+    assert run.facts.workers == 2
     assert run.missing == ("run.json: it was changed after it was written",)
 
 

@@ -303,7 +303,7 @@ def stretched(run: Run, scale: float) -> Run:
     """Make the same run with every time longer by the scale."""
     begin_ns = run.spans.end_ns[1]
     ready_ms = (run.gradients.ready_ns - begin_ns) * scale / 1e6
-    cost = run.facts["reduce_cost"]
+    cost = run.facts.reduce_cost
     assert isinstance(cost, tuple)
     return a_run(
         gradients=list(zip(ready_ms.tolist(), run.gradients.bytes.tolist(), strict=True)),
@@ -321,7 +321,7 @@ def whole_in(run: Run, divisor: int) -> Run:
             (at / 1e6, size)
             for at, size in zip(ready_ns.tolist(), run.gradients.bytes.tolist(), strict=True)
         ],
-        facts=dict(run.facts),
+        facts=run.facts.known(),
     )
 
 

@@ -117,7 +117,7 @@ def two_ends(ahead_ns: int) -> tuple[bytes, bytes]:
 
 def test_clocks_of_two_captures_are_compared_and_set_right(tmp_path: Path) -> None:
     run = read(tmp_path, *two_ends(7 * MS))
-    assert run.facts["capture_clocks"] == "1.pcap +7000 us (+- 40 us)"
+    assert run.facts.capture_clocks == "1.pcap +7000 us (+- 40 us)"
     answers = run.flows.source == "10.0.0.2:2000"
     # The answers' own end is the second capture, whose times are told by the first one's clock.
     assert run.flows.start_ns[answers].min() == pytest.approx(START + 85 * US, abs=300 * US)
@@ -125,7 +125,7 @@ def test_clocks_of_two_captures_are_compared_and_set_right(tmp_path: Path) -> No
 
 def test_clocks_that_may_agree_are_left_as_they_are(tmp_path: Path) -> None:
     run = read(tmp_path, *two_ends(10 * US))
-    assert run.facts["capture_clocks"] == "1.pcap +10 us (+- 40 us, so unchanged)"
+    assert run.facts.capture_clocks == "1.pcap +10 us (+- 40 us, so unchanged)"
 
 
 def test_a_cooked_capture_says_which_addresses_are_its_hosts_own(tmp_path: Path) -> None:
@@ -143,4 +143,4 @@ def test_a_cooked_capture_says_which_addresses_are_its_hosts_own(tmp_path: Path)
             link=113,
         ),
     )
-    assert run.facts["addresses"] == "10.0.0.1=10.0.0.1+10.0.1.1"
+    assert run.facts.addresses == "10.0.0.1=10.0.0.1+10.0.1.1"

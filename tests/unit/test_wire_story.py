@@ -320,7 +320,7 @@ def test_a_hosts_file_says_addresses_and_ranks(tmp_path: Path) -> None:
     assert result.hosts == ("a", "b")
     assert result.ranks == 8
     assert result.gradient_bytes == pytest.approx(2 * 8 * MB * 8 / 14, rel=1e-3)
-    assert run.facts["workers"] == 8
+    assert run.facts.workers == 8
     assert analyse_flows(traffic(sent)).pattern.kind == "2 separate rings"
 
 

@@ -189,15 +189,15 @@ def _warnings(sides: Sequence[Sequence[Run]]) -> Iterator[str]:
             yield from _of_one(run, f"{which} run{f', recording {number}' * (len(side) > 1)}")
         yield from _of_repeats(side, which)
     [before, *_], [after, *_] = sides
-    if before.facts.get("dilation", 1.0) != after.facts.get("dilation", 1.0):
+    if (before.facts.dilation or 1.0) != (after.facts.dilation or 1.0):
         yield "The runs differ in dilation, and so in how fast their processors count as."
 
 
 def _of_one(run: Run, which: str) -> Iterator[str]:
     for sentence in run.missing:
         yield f"The {which} is partial: {sentence}."
-    if "warnings" in run.facts:
-        yield f"Where the {which} was recorded: {run.facts['warnings']}."
+    if run.facts.warnings is not None:
+        yield f"Where the {which} was recorded: {run.facts.warnings}."
     here = len(recorded_ranks(run))
     if here < world(run) and not stands_for_all(run):
         yield f"Of the {which} {here} of {world(run)} ranks are here: others may be slower."
@@ -252,8 +252,9 @@ def _squares(values: Floats) -> float:
 
 def refuse_other_work(before: Run, after: Run) -> None:
     """Refuse two runs that differ in a fact which must match to compare them."""
+    known, now_known = before.facts.known(), after.facts.known()
     for fact in REGISTRY.values():
-        pair = before.facts.get(fact.name), after.facts.get(fact.name)
+        pair = known.get(fact.name), now_known.get(fact.name)
         if fact.must_match and None not in pair and pair[0] != pair[1]:
             raise UsageError(
                 f"the runs cannot be compared: {fact.meaning} is {pair[0]!r} in one and "
@@ -270,7 +271,7 @@ def refuse_other_work(before: Run, after: Run) -> None:
 def gradient_bytes(run: Run) -> int | None:
     """Return the bytes of the gradients that a rank has in a step, where it has all of them."""
     table = run.gradients
-    may_have_a_shard = world(run) > 1 and "buckets" not in run.facts
+    may_have_a_shard = world(run) > 1 and run.facts.buckets is None
     if not len(table) or may_have_a_shard:
         return None
     pairs, place = np.unique(np.stack([table.rank, table.step]), axis=1, return_inverse=True)
@@ -281,6 +282,7 @@ def gradient_bytes(run: Run) -> int | None:
 def _differing_facts(before: Run, after: Run) -> tuple[tuple[str, str, str], ...]:
     # What was measured differs always; how it was set up is what people changed.
     measured = {fact.name for fact in REGISTRY.values() if fact.kind is tuple}
-    names = sorted({*before.facts, *after.facts} - measured - _ALWAYS_DIFFER)
-    pairs = [(n, str(before.facts.get(n, "-")), str(after.facts.get(n, "-"))) for n in names]
+    known, now_known = before.facts.known(), after.facts.known()
+    names = sorted({*known, *now_known} - measured - _ALWAYS_DIFFER)
+    pairs = [(n, str(known.get(n, "-")), str(now_known.get(n, "-"))) for n in names]
     return tuple((name, old, new) for name, old, new in pairs if old != new)

@@ -9,6 +9,7 @@ from fullwire.errors import UsageError
 from fullwire.importers import read
 from fullwire.recorder.assemble import Known
 from fullwire.run.emulation import BACKENDS, BYTES_A_VALUE, Emulation
+from fullwire.run.facts import Facts
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import DdpBuckets, bucket_policy
 from fullwire.simulation.typical import Step, typical_step
@@ -59,9 +60,7 @@ def emulated_job(
         dilation=dilation,
         backend=BACKENDS[0] if backend is None else backend,
     )
-    facts = {name: run.facts[name] for name in _KEPT_FACTS if name in run.facts}
-    if dilation > 1:
-        facts["dilation"] = dilation
+    facts = run.facts.only(_KEPT_FACTS) | Facts(dilation=dilation if dilation > 1 else None)
     known = Known(source=f"{workload}, emulated", basis=run.provenance.basis, facts=facts)
     return EmulatedJob(emulation=emulation, known=known, warnings=tuple(_left_out(step)))
 
@@ -87,7 +86,7 @@ def _check_sizes(workload: str, step: Step) -> None:
 
 def _bucket_cap_bytes(run: Run, buckets: str | None) -> int | None:
     """Return the buckets asked for, or as recorded, as DDP takes them; None is its own default."""
-    text = str(run.facts.get("buckets", "ddp")) if buckets is None else buckets
+    text = (run.facts.buckets or "ddp") if buckets is None else buckets
     policy = bucket_policy(text)
     if not isinstance(policy, DdpBuckets):
         asked = "was recorded with" if buckets is None else "got"

@@ -225,9 +225,9 @@ def _forecaster(
 
 def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, float]:
     """Return the line rate of each rank's link: as the run knows it, or as it was given."""
-    known = run.facts.get("line_rate_bps")
+    known = run.facts.line_rate_bps
     given = None if bandwidth is None else rate(bandwidth)
-    if isinstance(known, float) and known > 0:
+    if known is not None:
         if given is not None and given != known:
             raise UsageError(
                 f"bandwidth: this run knows its line rate, {show_rate(known)}; "
@@ -237,13 +237,8 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     if given is None:
         return {}
     rates = dict.fromkeys(recorded_ranks(run).tolist(), given)
-    others = {int(rank): rate_bps for rank, rate_bps in _pairs(run, "other_line_rates_bps")}
-    return rates | {rank: rate_bps for rank, rate_bps in others.items() if rate_bps > 0}
-
-
-def _pairs(run: Run, fact: str) -> tuple[tuple[float, float], ...]:
-    value = run.facts.get(fact, ())
-    return value if isinstance(value, tuple) else ()
+    others = {int(rank): rate_bps for rank, rate_bps in run.facts.other_line_rates_bps or ()}
+    return rates | others
 
 
 def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float, float | None]:
@@ -271,10 +266,10 @@ def _warnings(case: Case, is_estimated: bool, rate_bps: Mapping[int, float]) -> 
         yield "No computation is in this run: T1 is the time without traffic, and may be longer."
     for sentence in run.missing:
         yield f"The run is partial: {sentence}."
-    if "warnings" in run.facts:
-        yield f"Where it was recorded: {run.facts['warnings']}."
-    if "remarks" in run.facts:
-        yield f"As it was read: {run.facts['remarks']}."
+    if run.facts.warnings is not None:
+        yield f"Where it was recorded: {run.facts.warnings}."
+    if run.facts.remarks is not None:
+        yield f"As it was read: {run.facts.remarks}."
     if not found.step_s:
         return
     yield from _steps_left_out(found)
@@ -346,7 +341,7 @@ def _about_median(
 
 def _about_rate(run: Run, predictor: Forecaster | None, full: Forecast | None) -> Iterator[str]:
     """Say that a line rate which was given cannot be right, if a full line would take longer."""
-    if predictor is None or full is None or "line_rate_bps" in run.facts:
+    if predictor is None or full is None or run.facts.line_rate_bps is not None:
         return
     if full.step_s > BEYOND_LINE_RATE * predictor.measured_s:
         yield (
@@ -381,7 +376,7 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[str]
     told_s = sum(parts[part.key] for part in _TRANSFER) - found.untold_s
     if not rate_bps and told_s > 0:
         yield "The line rate is unknown, so transfers are unexplained: --bandwidth gives it."
-    late_ends = case.run.facts.get("late_ends", 0)
+    late_ends = case.run.facts.late_ends or 0
     if late_ends:
         yield f"{late_ends} collectives ended at the latest when the program had waited for them."
     if found.latency == "none" and told_s > 0:
@@ -391,7 +386,7 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[str]
             f"Collectives took 1/{found.beyond_line_rate:.2f} of what the line rate allows: it is "
             "not the rate of the links that they used."
         )
-    uncertain_s = max((s for _, s in _pairs(case.run, "clock_uncertainty_s")), default=0.0)
+    uncertain_s = max((s for _, s in case.run.facts.clock_uncertainty_s or ()), default=0.0)
     if uncertain_s > CLOCKS_DIFFER * case.step_s:
         yield (
             f"Ranks' clocks are known to {show_time(uncertain_s)} only, and who waited for whom is "

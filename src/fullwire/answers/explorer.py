@@ -105,8 +105,8 @@ def _of_the_run(run: Run) -> tuple[Subject, Grid, Calibration | None]:
     base = Grid(
         workers=(2,),
         bandwidth_bps=(_USUAL_BPS,) if known is None else known.bandwidth_bps,
-        buckets=(bucket_policy(str(run.facts.get("buckets", "ddp"))),),
-        latency_s=(latency(run.facts.get("latency_s", 0.0)),),
+        buckets=(bucket_policy(run.facts.buckets or "ddp"),),
+        latency_s=(latency(run.facts.latency_s or 0.0),),
         transports=(FullTransport(PAYLOAD_SHARE), FullTransport()),
     )
     return subject_of(run.provenance.source, run, Transports([run], ())), base, None

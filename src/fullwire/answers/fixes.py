@@ -235,10 +235,9 @@ def _faster_links(run: Run, job: Forecaster) -> Iterator[Fix]:
 
 def _slow_links(run: Run, job: Forecaster) -> tuple[list[int], float]:
     """Return the few ranks that have the slowest links, if not all do, and the next rate to it."""
-    usual_bps, others = run.facts.get("line_rate_bps"), run.facts.get("other_line_rates_bps", ())
-    assert isinstance(others, tuple)
+    usual_bps, others = run.facts.line_rate_bps, run.facts.other_line_rates_bps or ()
     slow = [int(rank) for rank, rate_bps in others if rate_bps == job.rate_bps]
-    known_bps = [each for each in (usual_bps, *dict(others).values()) if isinstance(each, float)]
+    known_bps = [each for each in (usual_bps, *dict(others).values()) if each is not None]
     faster_bps = [rate_bps for rate_bps in known_bps if rate_bps > job.rate_bps]
     if not faster_bps or not 0 < 2 * len(slow) <= job.workers:
         return [], job.rate_bps
@@ -248,7 +247,7 @@ def _slow_links(run: Run, job: Forecaster) -> tuple[list[int], float]:
 def _fuller_transport(run: Run, job: Forecaster) -> Iterator[Fix]:
     if isinstance(job.grid.transports[0], FullTransport):
         return
-    is_gloo = run.facts.get("backend") == "gloo"
+    is_gloo = run.facts.backend == "gloo"
     yield _fix(
         "transport",
         f"a transport that fills the {show_rate(job.rate_bps)} there are",
@@ -258,7 +257,7 @@ def _fuller_transport(run: Run, job: Forecaster) -> Iterator[Fix]:
 
 
 def _setting_of_transport(run: Run) -> str:
-    backend, network = run.facts.get("backend"), str(run.facts.get("nccl_network", ""))
+    backend, network = run.facts.backend, run.facts.nccl_network or ""
     if backend == "gloo":
         return f'init_process_group("{FILLS_THE_LINE}"): no setting of Gloo\'s does it'
     if backend == FILLS_THE_LINE:
@@ -276,7 +275,7 @@ def _setting_of_transport(run: Run) -> str:
 
 def _other_buckets(run: Run, job: Forecaster) -> Iterator[Fix]:
     """Try bucket sizes, and name the best."""
-    if "buckets" not in run.facts:
+    if run.facts.buckets is None:
         return
     tried = [(cap, job.ask(buckets=(DdpBuckets(cap * _MIB, cap * _MIB),))) for cap in _CAPS_MIB]
     cap, found = min(tried, key=lambda each: each[1].step_s)
@@ -290,7 +289,7 @@ def _other_buckets(run: Run, job: Forecaster) -> Iterator[Fix]:
 
 def _half_precision(run: Run, job: Forecaster) -> Iterator[Fix]:
     """Try gradients sent as float16, with what casting them costs."""
-    if "buckets" not in run.facts or "hook" in run.facts or _sends_halves(run):
+    if run.facts.buckets is None or run.facts.hook is not None or _sends_halves(run):
         return
     yield _fix(
         "compression",
@@ -303,11 +302,11 @@ def _half_precision(run: Run, job: Forecaster) -> Iterator[Fix]:
 def _no_hook(run: Run, job: Forecaster) -> Iterator[Fix]:
     """Try gradients that are sent as they are, without what a hook of the script's packs."""
     step = job.subject.step
-    if "hook" in run.facts and step.packing_ns:
+    if run.facts.hook is not None and step.packing_ns:
         yield _fix(
             "codec",
             "gradients sent whole, with nothing to pack",
-            f"no register_comm_hook(...): {run.facts['hook']} packs longer than it saves",
+            f"no register_comm_hook(...): {run.facts.hook} packs longer than it saves",
             job.ask(step=dataclasses.replace(step, packing_ns=0, sent_share=1.0)),
         )
 
@@ -321,11 +320,11 @@ def _sends_halves(run: Run) -> bool:
 
 def casting(run: Run) -> Compressor | None:
     """Return the compressor that a run's communication hook is, if it is one that casts."""
-    return _cast(run) if run.facts.get("hook") in _CASTING_HOOKS else None
+    return _cast(run) if run.facts.hook in _CASTING_HOOKS else None
 
 
 def _cast(run: Run) -> Compressor:
-    on_processor = run.facts.get("backend") != "nccl"
+    on_processor = run.facts.backend != "nccl"
     rate = _CAST_BYTES_PER_S[on_processor]
     return Compressor(
         ratio=2,
@@ -337,7 +336,7 @@ def _cast(run: Run) -> Compressor:
 
 def _fewer_synchronisations(run: Run, job: Forecaster) -> Iterator[Fix]:
     """Try gradients added up locally: only every so manieth step pays for sending them."""
-    if "buckets" in run.facts:
+    if run.facts.buckets is not None:
         setting = "with model.no_sync() in {} of {} steps"
     elif job.subject.step.others.are_gradients:
         setting = "no all_reduce in {} of {} steps, gradients left to add up"
@@ -434,11 +433,11 @@ def _other_algorithms(run: Run, job: Forecaster) -> Iterator[Fix]:
             "algorithm",
             f"sums within each of {hosts} hosts first, then between them",
             "NCCL_ALGO=Tree"
-            if run.facts.get("backend") == "nccl"
+            if run.facts.backend == "nccl"
             else "a communication hook over init_device_mesh(...) of hosts by ranks",
             job.ask(workers=(hosts,)),
         )
-    elif run.facts.get("backend") == "nccl":  # Gloo's ring is not to be chosen
+    elif run.facts.backend == "nccl":  # Gloo's ring is not to be chosen
         yield _fix(
             "algorithm", "all-reduce by tree", "NCCL_ALGO=Tree", job.ask(algorithms=("tree",))
         )
@@ -447,7 +446,7 @@ def _other_algorithms(run: Run, job: Forecaster) -> Iterator[Fix]:
 def _overlap(run: Run, job: Forecaster) -> Iterator[Fix]:
     """Try to send beside the backward pass what comes after it, or in another order."""
     step = job.subject.step
-    if "buckets" not in run.facts and step.others.are_gradients:
+    if run.facts.buckets is None and step.others.are_gradients:
         alone = dataclasses.replace(step, others=type(step.others)())
         yield _fix(
             "overlap",
@@ -455,7 +454,7 @@ def _overlap(run: Run, job: Forecaster) -> Iterator[Fix]:
             "DistributedDataParallel(model) in place of collectives called after it",
             job.ask(step=alone),
         )
-    if "buckets" in run.facts:
+    if run.facts.buckets is not None:
         yield _fix(
             "priority",
             "what the next forward pass needs first is sent first",

@@ -19,7 +19,7 @@ from fullwire.recorder.assemble import Known
 from fullwire.recorder.launch import recorded_environment, sampled_command
 from fullwire.recorder.record import Recording, keep
 from fullwire.recorder.sampler import SOCKET_VARIABLE
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 from fullwire.run.store import refuse_taken
 from fullwire.units import show_time
 
@@ -58,35 +58,29 @@ def record_in_lab(
             )
 
         job = known or Known(source=shlex.join(command))
-        whole = dataclasses.replace(job, facts={**job.facts, **lab_facts(lab, faults)})
+        whole = dataclasses.replace(job, facts=job.facts | lab_facts(lab, faults))
         return keep(play, output, whole, replace=replace)
 
 
-def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> dict[str, FactValue]:
+def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> Facts:
     """Return what is known about a job's network because the lab made it, undilated."""
     cluster, dilation = lab.description.cluster, lab.description.dilation
-    facts: dict[str, FactValue] = {
-        "line_rate_bps": cluster.rate_bps,
-        "payload_share": lab.description.payload_share,
-        "delivered_out_bps": _by_host(lab, lambda link: link.sent_bps),
-        "delivered_in_bps": _by_host(lab, lambda link: link.received_bps),
-        "hosts": ",".join(lab.host_names),
-        "congestion": lab.congestion,
-    }
-    if cluster.other_rates_bps:
-        others = sorted(cluster.other_rates_bps)
-        facts["other_line_rates_bps"] = tuple((float(rank), rate_bps) for rank, rate_bps in others)
-    if cluster.latency_s:
-        facts["latency_s"] = cluster.latency_s
-    if lab.in_host_bps is not None:
-        facts["in_host_bps"] = lab.in_host_bps * dilation
-    if lab.description.fabric is not None:
-        facts["cluster"] = as_toml(lab.description.fabric)
-    if lab.warnings:
-        facts["warnings"] = "; ".join(lab.warnings)
-    if faults:
-        facts["faults"] = "; ".join(f"{show_time(fault.at_s)} {fault}" for fault in faults)
-    return facts
+    others = sorted(cluster.other_rates_bps)
+    fabric, in_host_bps = lab.description.fabric, lab.in_host_bps
+    return Facts(
+        line_rate_bps=cluster.rate_bps,
+        payload_share=lab.description.payload_share,
+        delivered_out_bps=_by_host(lab, lambda link: link.sent_bps),
+        delivered_in_bps=_by_host(lab, lambda link: link.received_bps),
+        hosts=",".join(lab.host_names),
+        congestion=lab.congestion,
+        other_line_rates_bps=tuple((float(rank), bps) for rank, bps in others) or None,
+        latency_s=cluster.latency_s or None,
+        in_host_bps=None if in_host_bps is None else in_host_bps * dilation,
+        cluster=None if fabric is None else as_toml(fabric),
+        warnings="; ".join(lab.warnings) or None,
+        faults="; ".join(f"{show_time(fault.at_s)} {fault}" for fault in faults) or None,
+    )
 
 
 def _by_host(lab: Lab, rate_bps: Callable[[LinkRate], float]) -> tuple[tuple[float, float], ...]:

@@ -46,7 +46,7 @@ def flows_and_run(
     if hosts is not None:
         from fullwire.packets.hosts_file import read_hosts
 
-        run = replace(run, facts={**run.facts, **read_hosts(path_of(hosts, "hosts"))})
+        run = replace(run, facts=run.facts | read_hosts(path_of(hosts, "hosts")))
     from fullwire.packets.flows import analyse_flows  # which begin when captures have been read
     from fullwire.packets.wire_steps import with_steps
 

@@ -122,8 +122,8 @@ class Case:
     @property
     def clock_error_s(self) -> float:
         """Return how far ranks' clocks disagree: as collectives show, or as the run says."""
-        stated = self.run.facts.get("clock_uncertainty_s", ())
-        known_to_s = max((s for _, s in stated), default=0.0) if isinstance(stated, tuple) else 0.0
+        stated = self.run.facts.clock_uncertainty_s or ()
+        known_to_s = max((s for _, s in stated), default=0.0)
         return max(self.account.clock_error_ns * 1e-9, known_to_s)
 
     @property

@@ -49,11 +49,11 @@ def verify(
     Other recordings of the first tell more about its transport, those of the second are its truth
     as much.
     """
-    if "hook" in before.facts and before.facts["hook"] != after.facts.get("hook"):
+    if before.facts.hook is not None and before.facts.hook != after.facts.hook:
         return None  # what the first run's hook did cannot be undone
-    if before.facts.get("dilation") != after.facts.get("dilation"):
+    if before.facts.dilation != after.facts.dilation:
         return None  # its processors were other ones
-    backends = tuple(run.facts["backend"] for run in (before, after) if "backend" in run.facts)
+    backends = tuple(run.facts.backend for run in (before, after) if run.facts.backend is not None)
     becomes_ours = backends == ("gloo", FILLS_THE_LINE)
     if len(set(backends)) > 1 and not becomes_ours:
         return None  # of what the other one does nothing is known
@@ -84,17 +84,19 @@ def verify(
 def _changes(before: Run, after: Run) -> Iterator[tuple[str, tuple[str, Any]]]:
     """Go through what differs and can be predicted: in words, and as an axis with its value."""
 
+    known, now_known = before.facts.known(), after.facts.known()
+
     def differs(fact: str) -> bool:
-        return fact in after.facts and before.facts.get(fact) != after.facts[fact]
+        return fact in now_known and known.get(fact) != now_known[fact]
 
     if differs("line_rate_bps"):
-        rate_bps = rate(after.facts["line_rate_bps"])
+        rate_bps = rate(now_known["line_rate_bps"])
         yield f"links of {show_rate(rate_bps)}", ("bandwidth_bps", (rate_bps,))
     if differs("workers"):
-        workers = worker_count(after.facts["workers"])
+        workers = worker_count(after.facts.workers)
         yield f"{workers} worker{'s' if workers > 1 else ''}", ("workers", (workers,))
     if differs("buckets"):
-        buckets = str(after.facts["buckets"])
+        buckets = str(after.facts.buckets)
         yield f"buckets {buckets}", ("buckets", (bucket_policy(buckets),))
     if differs("hook") and (cast := casting(after)) is not None:
-        yield f"{after.facts['hook']}", ("compressors", (cast,))
+        yield f"{after.facts.hook}", ("compressors", (cast,))

@@ -337,7 +337,7 @@ def _grid(
 
 def _have_one_ring(runs: Sequence[Run]) -> bool:
     """Say whether the runs' backends go around one ring, whatever NICs there are."""
-    return all(run.facts.get("backend") in ("gloo", "fullwire") for run in runs)
+    return all(run.facts.backend in ("gloo", "fullwire") for run in runs)
 
 
 def _same_fabric(runs: Sequence[Run]) -> Fabric | None:
@@ -366,7 +366,7 @@ def _first(*choices: OneOrMany) -> OneOrMany:
 
 def _recorded(runs: Sequence[Run], fact: str, otherwise: OneOrMany) -> OneOrMany:
     """Return the fact if all runs hold the same value of it."""
-    values = {run.facts.get(fact) for run in runs}
+    values = {run.facts.known().get(fact) for run in runs}
     [value, *others] = values
     return otherwise if others or value is None else value
 
@@ -493,7 +493,7 @@ def _modelled(named: Sequence[tuple[str, Run]]) -> Iterator[str]:
     by_device: dict[str, list[str]] = {}
     for name, run in named:
         if run.provenance.basis == "modelled":
-            device = f"{run.facts.get('device')} with {run.facts.get('efficiency')}"
+            device = f"{run.facts.device} with {run.facts.efficiency}"
             by_device.setdefault(device, []).append(name)
     for device, names in by_device.items():
         verb = "is" if len(names) == 1 else "are"

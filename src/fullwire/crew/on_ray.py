@@ -87,7 +87,13 @@ def _imported(settings: dict[str, str]) -> Any:
 def _started(ray: Any) -> Iterator[None]:
     """Start a cluster of one node, this machine, whose files go with it."""
     # Not in TMPDIR, which may be deep: Ray makes sockets below, whose names have to be short.
-    place = tempfile.mkdtemp(prefix="fullwire-ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp"))
+    parent = os.environ.get("RAY_TMPDIR", "/tmp")
+    try:
+        place = tempfile.mkdtemp(prefix="fullwire-ray-", dir=parent)
+    except OSError as error:
+        raise UsageError(
+            f"RAY_TMPDIR: expected a folder to write in, got {shown(parent)}: {error.strerror}"
+        ) from None
     processors = len(os.sched_getaffinity(0))
     try:
         with _connected(

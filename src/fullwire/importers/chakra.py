@@ -26,7 +26,7 @@ from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
 from fullwire.importers.kineto.recognise import dtype_of, op_of
 from fullwire.importers.protobuf import BrokenMessageError, Field, fields, messages, signed
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans
 
 _MOST_MESSAGE_BYTES = 64 * 2**20
@@ -166,8 +166,7 @@ def _run(paths: Sequence[Path], traces: Mapping[int, _Trace], missing: list[str]
     )
 
 
-def _facts(world: int, traces: Mapping[int, _Trace]) -> dict[str, FactValue]:
-    facts: dict[str, FactValue] = {"workers": world}
+def _facts(world: int, traces: Mapping[int, _Trace]) -> Facts:
     collectives = sum(len(trace.collectives) for trace in traces.values())
     timed = sum(bool(each.duration_ns) for trace in traces.values() for each in trace.collectives)
     remarks = []
@@ -178,9 +177,7 @@ def _facts(world: int, traces: Mapping[int, _Trace]) -> dict[str, FactValue]:
         )
     if not any(trace.computations for trace in traces.values()):
         remarks.append("no computation has times in it")
-    if remarks:
-        facts["remarks"] = "; ".join(remarks)
-    return facts
+    return Facts(workers=world, remarks="; ".join(remarks) or None)
 
 
 def _table(rank: int, trace: _Trace, zero_ns: int) -> Collectives:

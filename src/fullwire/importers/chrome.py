@@ -20,7 +20,7 @@ import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of, opened_plain
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts, named
 from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
 
 _BEGINNING = b'{"fullwire": 1, "displayTimeUnit": "ms", "traceEvents": ['
@@ -99,15 +99,17 @@ def read_chrome(path: Path) -> Run:
 
 def _run(path: Path, rows: _Rows, about: _About | None, missing: list[str]) -> Run:
     provenance = Provenance(origin="imported", source=name_of(path))
-    facts: dict[str, FactValue] = {}
+    facts = Facts()
     if about is not None:
         given: Any = msgspec.structs.asdict(about.provenance)
         provenance = Provenance(**given)
         missing = [*about.missing, *missing]
-        facts = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in about.facts.items()
-        }
+        facts = named(
+            {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in about.facts.items()
+            }
+        )
     return Run(
         provenance=provenance,
         facts=facts,

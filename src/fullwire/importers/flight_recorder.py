@@ -32,7 +32,7 @@ from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
 from fullwire.importers import pickles
 from fullwire.importers.kineto.recognise import dtype_of, op_of
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run
 
 _MOST_FILE_BYTES = 512 * 2**20  # pickled: what is kept of it is bounded by itself
@@ -113,13 +113,12 @@ def _run(paths: Sequence[Path], dumps: Mapping[int, _Dump], missing: list[str]) 
     world = max(max(dumps) + 1, *(dump.world for dump in dumps.values()))
     if len(dumps) < world:
         missing.append(f"{len(dumps)} of {world} ranks are here")
-    facts: dict[str, FactValue] = {
-        "workers": world,
-        "remarks": "; ".join(_remarks([each for _, each in rows], dumps)),
-    }
     libraries = Counter(dump.library for dump in dumps.values() if dump.library)
-    if libraries:
-        facts["backend"] = libraries.most_common(1)[0][0]
+    facts = Facts(
+        workers=world,
+        backend=libraries.most_common(1)[0][0] if libraries else None,
+        remarks="; ".join(_remarks([each for _, each in rows], dumps)),
+    )
     zero_ns = min(each.issue_ns for _, each in rows)
     issue_ns = np.array([each.issue_ns - zero_ns for _, each in rows], np.int64)
     return Run(

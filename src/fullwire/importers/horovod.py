@@ -31,7 +31,7 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run, Spans, Whole
 from fullwire.units import shown
 
@@ -131,10 +131,10 @@ def read_horovod(path: Path) -> Run:
     elif alone:
         missing.append(f"of {alone:,} collectives not every rank's readiness is told")
     steps = _steps(book.collectives)
-    facts: dict[str, FactValue] = {
-        "workers": ranks[-1] + 1,
-        "remarks": "collectives end when they do on rank 0, and computation is not in a timeline",
-    }
+    facts = Facts(
+        workers=ranks[-1] + 1,
+        remarks="collectives end when they do on rank 0, and computation is not in a timeline",
+    )
     return Run(
         provenance=Provenance(origin="imported", source=name_of(path)),
         facts=facts,

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fullwire.errors import DamagedInput
 from fullwire.files import files_like, name_of, opened_plain
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import NO_FACTS, Facts, named
 from fullwire.run.run import Provenance, Run
 
 _LONGEST_LINE = 64 * 1024
@@ -92,11 +92,11 @@ def logs_in(places: Sequence[Path]) -> list[Path]:
 def read_nccl_logs(paths: Sequence[Path]) -> Run:
     """Read what the ranks of a job wrote, into one file or many, as the facts of a run."""
     facts, missing = log_facts(paths)
-    if not facts:
+    if facts == NO_FACTS:
         raise DamagedInput(paths[0], "expected lines of NCCL_DEBUG=INFO, and none is whole")
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths[:_SHOWN]))),
-        facts={**facts, "remarks": "NCCL's log says how a job was set up, not how it ran"},
+        facts=facts | Facts(remarks="NCCL's log says how a job was set up, not how it ran"),
         missing=missing,
     )
 
@@ -104,10 +104,10 @@ def read_nccl_logs(paths: Sequence[Path]) -> Run:
 def with_logs(run: Run, paths: Sequence[Path]) -> Run:
     """Add to the run of a job what its logs say; what the run knows itself stays."""
     facts, missing = log_facts(paths)
-    return replace(run, facts={**facts, **run.facts}, missing=(*run.missing, *missing))
+    return replace(run, facts=facts | run.facts, missing=(*run.missing, *missing))
 
 
-def log_facts(paths: Iterable[Path]) -> tuple[dict[str, FactValue], tuple[str, ...]]:
+def log_facts(paths: Iterable[Path]) -> tuple[Facts, tuple[str, ...]]:
     """Return what logs say, and what is wrong with them."""
     log = _Log()
     for path in paths:
@@ -258,13 +258,13 @@ class _Log:
         if cut:
             yield f"NCCL's log ends while {cut} of its communicators were being set up"
 
-    def facts(self) -> dict[str, FactValue]:
+    def facts(self) -> Facts:
         """Return all that is known; nothing where no message was whole."""
         for each in self._under_way.values():  # of a log that was cut, what it says all the same
             if each.ranks or each.channels:
                 self._finish(replace(each, rings=dict(each.rings)))
         largest = self._largest
-        facts: dict[str, FactValue] = {
+        facts = {
             "nccl_version": _listed(self._versions),
             "nccl_network": self._network_used(),
             "nccl_adapters": _listed(self._adapters),
@@ -283,7 +283,7 @@ class _Log:
             "nccl_ring_type": largest.ring_type,
             "nccl_plugins": _listed(self._plugins),
         }
-        return {name: value for name, value in facts.items() if value}
+        return named({name: value for name, value in facts.items() if value})
 
     def _network_used(self) -> str:
         """Name the network: as it is said, else as paths show it, else what was found first."""

@@ -22,7 +22,7 @@ from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
 from fullwire.files import lines_of, name_of
 from fullwire.importers.nccl_log import log_facts, read_nccl_logs
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import NO_FACTS, Facts
 from fullwire.run.run import Collectives, Provenance, Run
 
 _LONGEST_LINE = 64 * 1024
@@ -188,18 +188,16 @@ def read_nccl_tests(paths: Sequence[Path]) -> Run:
     try:
         tables = [table for path in paths for table in read_tables(path)]
     except DamagedInput as error:
-        if not said:
+        if said == NO_FACTS:
             raise
         run = read_nccl_logs(paths)
         return replace(run, missing=(*run.missing, str(error)))
-    facts: dict[str, FactValue] = {
-        **said,
-        "workers": max(table.workers for table in tables),
-        "backend": "nccl",
-    }
     devices = dict.fromkeys(table.device for table in tables if table.device)
-    if devices:
-        facts["device"] = ", ".join(devices).encode(errors="backslashreplace").decode()
+    facts = said | Facts(
+        workers=max(table.workers for table in tables),
+        backend="nccl",
+        device=", ".join(devices).encode(errors="backslashreplace").decode() or None,
+    )
     begin_ns = 0
     parts = []
     for number, table in enumerate(tables):

@@ -28,7 +28,7 @@ import numpy as np
 from fullwire.collectives.cost import AddTimes
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import lines_of, name_of
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 from fullwire.run.run import Gradients, Provenance, Real, Run, Spans, Whole
 from fullwire.units import NUMBER, shown
 
@@ -71,14 +71,12 @@ def read_netx(path: Path, *, step_time_s: float | None, reduce_cost: Path | None
     ready_ns = np.rint(np.cumsum(log.waits_us) * 1e3).astype(np.int64)
     backward_ns = int(ready_ns[-1])
     step_ns = _step_ns(path, step_time_s, backward_ns)
-    facts: dict[str, FactValue] = {"workers": 1}
-    if reduce_cost is not None:
-        facts["reduce_cost"] = read_reduce_cost(reduce_cost).points
+    cost = None if reduce_cost is None else read_reduce_cost(reduce_cost).points
     name = name_of(path)
     cut = () if log.has_end else (f"{name}: its last line has no end, so it may have been cut",)
     return Run(
         provenance=Provenance(origin="imported", source=name),
-        facts=facts,
+        facts=Facts(workers=1, reduce_cost=cost),
         missing=cut,
         spans=_spans(step_ns, backward_ns),
         gradients=_gradients(step_ns - backward_ns + ready_ns, log.sizes),

@@ -287,12 +287,28 @@ def _on_the_wire(run: Run, edges: Edges) -> Iterator[str]:
             f"{show_bytes(payload)} of payload took {show_bytes(wire)} on the wire: "
             f"{wire / payload - 1:.1%} for headers, acknowledgements and retransmission"
         )
-    for name, sentence in _SAID.items():
-        if run.facts.get(name):
-            yield sentence.format(show_bytes(int(run.facts[name])))  # type: ignore[arg-type]
-    if run.facts.get("supposed_packets"):
+    facts = run.facts
+    for size, sentence in (
+        (facts.retransmitted_bytes, "{} were sent again (retransmission)"),
+        (facts.reordered_bytes, "{} came out of order, soon enough not to be retransmission"),
+        (
+            facts.lost_bytes,
+            _LOST,
+        ),
+        (
+            facts.missed_bytes,
+            _MISSED,
+        ),
+        (
+            facts.mirrored_bytes,
+            _MIRRORED,
+        ),
+    ):
+        if size:
+            yield sentence.format(show_bytes(size))
+    if run.facts.supposed_packets:
         yield (
-            f"{run.facts['supposed_packets']:,} packets on the wire are supposed: the capture "
+            f"{run.facts.supposed_packets:,} packets on the wire are supposed: the capture "
             "holds larger ones, from before segmentation, and no opening, which would say the size"
         )
     if edges.strangers_bytes:
@@ -300,14 +316,10 @@ def _on_the_wire(run: Run, edges: Edges) -> Iterator[str]:
             f"{show_bytes(edges.strangers_bytes)} were sent to, from or within other hosts, and "
             "are left out"
         )
-    if "capture_clocks" in run.facts:
-        yield f"clocks, against that of the first capture: {run.facts['capture_clocks']}"
+    if run.facts.capture_clocks is not None:
+        yield f"clocks, against that of the first capture: {run.facts.capture_clocks}"
 
 
-_SAID = {
-    "retransmitted_bytes": "{} were sent again (retransmission)",
-    "reordered_bytes": "{} came out of order, soon enough not to be retransmission",
-    "lost_bytes": "{} were never seen and never acknowledged: lost, or sent after the capture",
-    "missed_bytes": "{} went over the wire unseen: sequence numbers say so, and they are counted",
-    "mirrored_bytes": "{} on the wire are in the capture again, mirrored twice: counted once",
-}
+_LOST = "{} were never seen and never acknowledged: lost, or sent after the capture"
+_MISSED = "{} went over the wire unseen: sequence numbers say so, and they are counted"
+_MIRRORED = "{} on the wire are in the capture again, mirrored twice: counted once"

@@ -15,8 +15,8 @@ def capture_audit(run: Run) -> Iterator[str]:
     hands it, before segmentation; which of the two an interface does shows in its count.
     """
     counted = _counted_bytes(run)
-    handed, wire = (run.facts.get(name) for name in ("captured_bytes", "captured_wire_bytes"))
-    if not counted or not isinstance(handed, int) or not isinstance(wire, int):
+    handed, wire = run.facts.captured_bytes, run.facts.captured_wire_bytes
+    if not counted or handed is None or wire is None:
         return
     seen = min(handed, wire, key=lambda seen: abs(seen - counted))
     as_handed = ", before segmentation" if seen == handed != wire else ""

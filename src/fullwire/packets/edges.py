@@ -97,7 +97,7 @@ def host_names(run: Run) -> dict[str, str]:
             local = host_of(flow.partition(">")[0])
             if not _is_loopback(local):
                 names.setdefault(local, host)
-    for each in filter(None, str(run.facts.get("addresses", "")).split(",")):
+    for each in filter(None, (run.facts.addresses or "").split(",")):
         host, _, addresses = each.partition("=")
         names |= dict.fromkeys(addresses.split("+"), host)
     return names
@@ -107,7 +107,7 @@ def ranks_by_host(run: Run, hosts: tuple[str, ...]) -> Mapping[str, list[int]] |
     """Return the ranks on each of these hosts, where the run says it for every one of them."""
     names = host_names(run)
     ranks: dict[str, list[int]] = {}
-    for rank, host in enumerate(filter(None, str(run.facts.get("hosts", "")).split(","))):
+    for rank, host in enumerate(filter(None, (run.facts.hosts or "").split(","))):
         ranks.setdefault(names.get(host, host), []).append(rank)
     return {host: ranks[host] for host in hosts} if hosts and set(hosts) <= set(ranks) else None
 

@@ -23,7 +23,7 @@ from fullwire.files import name_of
 from fullwire.packets.capture_clocks import ClockOffset, Passed, clock_offsets, show_the_same
 from fullwire.packets.pcap import Scanned
 from fullwire.run.endpoint import address_of, endpoint, host_of
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts, named
 from fullwire.run.run import (
     UNREAD,
     AnyTable,
@@ -96,7 +96,7 @@ def run_of(scans: Sequence[Scanned]) -> Run:
     chosen = _reconciled(captures, passed)
     clocks = clock_offsets(passed)
     ahead_ns = [each.offset_ns if each and each.is_proven else 0 for each in clocks]
-    told = dict(_clock_facts(captures, clocks)) | _host_facts(captures)
+    told = Facts(capture_clocks=_about_clocks(captures, clocks), addresses=_addresses(captures))
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(each.name for each in captures)),
         facts=_facts(captures, chosen) | told,
@@ -328,28 +328,23 @@ _GLOO_OPS = np.array(
 )
 
 
-def _clock_facts(
-    captures: Sequence[_Capture], clocks: Sequence[ClockOffset | None]
-) -> Iterator[tuple[str, FactValue]]:
+def _about_clocks(captures: Sequence[_Capture], clocks: Sequence[ClockOffset | None]) -> str | None:
     said = [
         f"{capture.file_name} {clock.offset_ns * 1e-3:+.0f} us "
         f"(+- {clock.uncertainty_ns * 1e-3:.0f} us{'' if clock.is_proven else ', so unchanged'})"
         for capture, clock in list(zip(captures, clocks, strict=True))[1:]
         if clock is not None
     ]
-    if said:
-        yield "capture_clocks", ", ".join(said)
+    return ", ".join(said) or None
 
 
-def _host_facts(captures: Iterable[_Capture]) -> dict[str, FactValue]:
+def _addresses(captures: Iterable[_Capture]) -> str | None:
     """Say which addresses are one host's, where a capture shows that."""
     several = [own for capture in captures if len(own := capture.own_addresses) > 1]
-    if not several:
-        return {}
-    return {"addresses": ",".join(f"{own[0]}={'+'.join(own)}" for own in several)}
+    return ",".join(f"{own[0]}={'+'.join(own)}" for own in several) or None
 
 
-def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> dict[str, FactValue]:
+def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> Facts:
     names = (
         "retransmitted_bytes",
         "reordered_bytes",
@@ -358,18 +353,18 @@ def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> dict[str, F
         "supposed_packets",
         "mirrored_bytes",
     )
-    facts: dict[str, FactValue] = dict.fromkeys(names, 0)
+    facts = dict.fromkeys(names, 0)
     for each in chosen:
         totals = captures[each.capture].totals
         for name in names:
-            facts[name] = int(facts[name]) + int(totals[name][each.flow])  # type: ignore[arg-type]
+            facts[name] += int(totals[name][each.flow])
     for name, count in _COUNTED.items():
         facts[name] = sum(capture.counts[count] for capture in captures)
     facts["captured_wire_bytes"] = sum(
         capture.counts["other_bytes"] + int(capture.totals["wire_bytes"].sum())
         for capture in captures
     )
-    return facts
+    return named(facts)
 
 
 def _missing(captures: Iterable[_Capture]) -> Iterator[str]:

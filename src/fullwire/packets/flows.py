@@ -116,7 +116,7 @@ def _at_once(run: Run, model_bytes: float | None) -> Traffic:
     parts = trainings_of(edges)
     if len(parts) == 1:
         return _together(run, parts[0], model_bytes)
-    hosts_only = {name: run.facts[name] for name in _OF_HOSTS if name in run.facts}
+    hosts_only = run.facts.only(_OF_HOSTS)
     each = replace(run, facts=hosts_only, missing=())  # the rest is true of all together
     return _apart(run, edges, tuple(_together(each, part, model_bytes) for part in parts))
 

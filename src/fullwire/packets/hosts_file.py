@@ -12,14 +12,14 @@ from pathlib import Path
 
 from fullwire.errors import UsageError
 from fullwire.files import opened
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 from fullwire.units import shown
 
 _MOST_BYTES = 2**26
 _MOST_RANKS = 1_000_000
 
 
-def read_hosts(path: Path) -> dict[str, FactValue]:
+def read_hosts(path: Path) -> Facts:
     """Read a hosts file as the facts `addresses` and, where it has ranks, `hosts`."""
     with opened(path) as file:
         content = file.read(_MOST_BYTES)
@@ -42,15 +42,13 @@ def read_hosts(path: Path) -> dict[str, FactValue]:
             if host_of_rank.setdefault(rank, name) != name:
                 raise UsageError(f"{place}: rank {rank} is on {host_of_rank[rank]} already")
     _refuse_shared(path, addresses)
-    facts: dict[str, FactValue] = {
-        "addresses": ",".join(f"{name}={'+'.join(each)}" for name, each in addresses.items())
-    }
+    facts = Facts(addresses=",".join(f"{name}={'+'.join(own)}" for name, own in addresses.items()))
     if host_of_rank:
         if sorted(host_of_rank) != list(range(len(host_of_rank))):
             raise UsageError(
                 f"{path}: expected ranks from 0 without holes, got {len(host_of_rank)}"
             )
-        facts["hosts"] = ",".join(host_of_rank[rank] for rank in range(len(host_of_rank)))
+        facts |= Facts(hosts=",".join(host_of_rank[rank] for rank in range(len(host_of_rank))))
     return facts
 
 

@@ -15,7 +15,7 @@ FROM_PACKETS = "its steps are iterations that packets show"
 
 def steps_said(run: Run, iterations: Iterations | None) -> Iterator[str]:
     """Hold iterations against the steps that were recorded, where there are any."""
-    if FROM_PACKETS in str(run.facts.get("remarks", "")):
+    if FROM_PACKETS in (run.facts.remarks or ""):
         return  # these steps are themselves what packets said
     is_step = (run.spans.lane == "host") & (run.spans.name == "step")
     if not is_step.any():

@@ -80,7 +80,7 @@ def _during(run: Run, begin_ns: int, end_ns: int | None) -> Run:
     width_ns = _width_ns(run)
     return replace(
         run,
-        facts={name: run.facts[name] for name in _OF_HOSTS if name in run.facts},
+        facts=run.facts.only(_OF_HOSTS),
         missing=(),
         flows=rows(run.flows, run.flows.start_ns, width_ns),
         connections=rows(run.connections, run.connections.start_ns),

@@ -16,6 +16,7 @@ from fullwire.packets.flows import Traffic
 from fullwire.packets.iterations import Iterations
 from fullwire.packets.messages import SeenCollectives
 from fullwire.packets.steps_seen import FROM_PACKETS
+from fullwire.run.facts import Facts
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
 
 
@@ -32,11 +33,7 @@ def with_steps(run: Run, traffic: Traffic) -> Run:
     remark += "what was computed in them is not known"
     return replace(
         run,
-        facts={
-            **run.facts,
-            "remarks": remark,
-            **({} if traffic.ranks is None else {"workers": traffic.ranks}),
-        },
+        facts=run.facts | Facts(remarks=remark, workers=traffic.ranks),
         spans=_spans(found, ranks, with_traffic=not len(collectives)),
         collectives=collectives,
     )

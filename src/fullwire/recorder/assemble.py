@@ -6,10 +6,11 @@ monotonic clock; between machines there are the wall clocks, corrected by clocks
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ from fullwire.recorder.steps import (
     whole_steps,
 )
 from fullwire.run.emulation import undilated
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import NO_FACTS, Facts, Pairs, named
 from fullwire.run.run import (
     TABLES,
     Basis,
@@ -94,7 +95,7 @@ class Known:
 
     source: str
     basis: Basis = "measured"
-    facts: dict[str, FactValue] = field(default_factory=dict)
+    facts: Facts = NO_FACTS
     missing: tuple[str, ...] = ()
 
     @property
@@ -104,8 +105,8 @@ class Known:
 
     def undilated(self, part: Run) -> Run:
         """Bring what a dilated job wrote back to the time that it stands for."""
-        dilation = self.facts.get("dilation")
-        return undilated(part, dilation) if isinstance(dilation, float) else part
+        dilation = self.facts.dilation
+        return part if dilation is None else undilated(part, dilation)
 
 
 def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Path:
@@ -125,7 +126,9 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     missing += _who_was_not_met(directories) if not chosen else []
     missing += what_is_not_sampled(chosen, clocks, samples)
     found = _facts(chosen, workers) | host_facts(chosen, workers, clocks, samples)
-    missing += _write_ranks(chosen, clocks, known, writer, found)
+    costs, unwritten = _write_ranks(chosen, clocks, known, writer)
+    found |= costs
+    missing += unwritten
     _write_samples(samples, sample_shifts(chosen, clocks, samples), known, writer)
     captured, unreadable = read_captured(directories, wall_zero_ns(chosen, clocks, samples))
     missing += unreadable
@@ -139,30 +142,38 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     return writer.finish(known.provenance, facts, [*missing, *known.missing])
 
 
-def _together(
-    found: Mapping[str, FactValue], known: Mapping[str, FactValue]
-) -> dict[str, FactValue]:
+def _together(found: Facts, known: Facts) -> Facts:
     """Return all facts; what is known of the links is not mixed with what adapters tell."""
     told_by_adapters = ("line_rate_bps", "other_line_rates_bps")
-    superseded = told_by_adapters if "line_rate_bps" in known else ()
-    kept = {name: value for name, value in found.items() if name not in superseded}
-    return kept | _by_rank(known, str(found.get("hosts", "")))
+    kept = found if known.line_rate_bps is None else found.without(told_by_adapters)
+    return kept | _by_rank(known, found.hosts or "")
 
 
-def _by_rank(known: Mapping[str, FactValue], hosts: str) -> dict[str, FactValue]:
+def _by_rank(known: Facts, hosts: str) -> Facts:
     """Bring what a lab knows of its hosts to their ranks, where a host has several."""
-    names, host_of = str(known.get("hosts", "")).split(","), hosts.split(",")
+    names, host_of = (known.hosts or "").split(","), hosts.split(",")
     if not hosts or not set(host_of) <= set(names):
-        return {**known}
-    facts = {**known, "hosts": hosts}
-    for fact in ("other_line_rates_bps", "delivered_out_bps", "delivered_in_bps"):
-        by_host = dict(pairs) if isinstance(pairs := known.get(fact, ()), tuple) else {}
-        of_ranks = [(rank, names.index(host)) for rank, host in enumerate(host_of)]
-        if by_host:
-            facts[fact] = tuple(
-                (float(rank), by_host[number]) for rank, number in of_ranks if number in by_host
+        return known
+    number_of = [names.index(host) for host in host_of]
+
+    def of_ranks(by_host: Pairs | None) -> Pairs | None:
+        value_of = dict(by_host or ())
+        return (
+            tuple(
+                (float(rank), value_of[number])
+                for rank, number in enumerate(number_of)
+                if number in value_of
             )
-    return facts
+            or None
+        )
+
+    return dataclasses.replace(
+        known,
+        hosts=hosts,
+        other_line_rates_bps=of_ranks(known.other_line_rates_bps),
+        delivered_out_bps=of_ranks(known.delivered_out_bps),
+        delivered_in_bps=of_ranks(known.delivered_in_bps),
+    )
 
 
 def _write_ranks(
@@ -170,9 +181,8 @@ def _write_ranks(
     clocks: Clocks,
     known: Known,
     writer: RunWriter,
-    found: dict[str, FactValue],
-) -> list[str]:
-    """Write all ranks' tables, add what they cost to the facts, and say what is missing."""
+) -> tuple[Facts, list[str]]:
+    """Write all ranks' tables; return the facts of what they cost, and what is missing."""
     missing: list[str] = []
     costs_s: list[float] = []
     used_s: list[tuple[float, float, float]] = []
@@ -182,15 +192,14 @@ def _write_ranks(
         costs_s += _recorder_cost_s(rank)
         used_s += _processor_s(rank)
         before_forward += _before_forward(rank)
-    if costs_s:
-        found["recorder_s"] = max(costs_s)
-    if used_s:
-        found["processor_s"] = tuple((rank, whole_s) for rank, whole_s, _ in used_s)
-        found["communication_processor_s"] = tuple((rank, part_s) for rank, _, part_s in used_s)
-    if before_forward:
-        found["before_forward_processor_s"] = tuple((rank, s) for rank, s, _ in before_forward)
-        found["before_forward_read_bytes"] = tuple((rank, size) for rank, _, size in before_forward)
-    return missing
+    costs = Facts(
+        recorder_s=max(costs_s, default=None),
+        processor_s=tuple((rank, whole_s) for rank, whole_s, _ in used_s) or None,
+        communication_processor_s=tuple((rank, part_s) for rank, _, part_s in used_s) or None,
+        before_forward_processor_s=tuple((rank, s) for rank, s, _ in before_forward) or None,
+        before_forward_read_bytes=tuple((rank, size) for rank, _, size in before_forward) or None,
+    )
+    return costs, missing
 
 
 def _write_samples(
@@ -334,19 +343,15 @@ def _defects(journal: Journal) -> list[str]:
     return found
 
 
-def _facts(journals: Sequence[Journal], workers: int) -> dict[str, FactValue]:
-    facts: dict[str, FactValue] = {}
-    if workers:
-        facts["workers"] = workers
+def _facts(journals: Sequence[Journal], workers: int) -> Facts:
+    told: dict[str, str] = {}
     for journal in journals:
         for identity in journal.defined("identity"):
-            facts |= {"backend": str(identity["backend"]), "torch": str(identity["torch"])}
+            told |= {"backend": str(identity["backend"]), "torch": str(identity["torch"])}
         for fact in journal.defined("fact"):
-            facts[str(fact["name"])] = str(fact["value"])
+            told[str(fact["name"])] = str(fact["value"])
     late = sum(journal.late_ends for journal in journals)
-    if late:
-        facts["late_ends"] = late
-    return facts
+    return named(told) | Facts(workers=workers or None, late_ends=late or None)
 
 
 def _processor_s(rank: _Rank) -> tuple[tuple[float, float, float], ...]:

@@ -10,7 +10,7 @@ from fullwire.recorder.clocks import Offset
 from fullwire.recorder.journals import Journal
 from fullwire.recorder.sampled import Shift, line_rates_bps, sampler_defects, sampler_share
 from fullwire.recorder.samples import HostSamples
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,50 +80,52 @@ def what_is_not_sampled(
 
 def host_facts(
     journals: Sequence[Journal], workers: int, clocks: Clocks, samples: Sequence[HostSamples]
-) -> dict[str, FactValue]:
+) -> Facts:
     """Return what journals and samples tell of the hosts of the ranks."""
-    facts: dict[str, FactValue] = {"machines": len({machine_of(each) for each in journals})}
-    if journals:
-        facts["processors"] = min(int(each.header["processors"]) for each in journals)
-        hosts = {each.rank: _host(each) for each in journals}
-        # Nothing stands for a rank that left no journal, and the others keep their places.
-        facts["hosts"] = ",".join(hosts.get(rank, "") for rank in range(workers))
-        facts |= _clock_facts({each.rank: clocks[machine_of(each)].offset for each in journals})
-    share = sampler_share(samples)
-    if share is not None:
-        facts["sampler_share"] = share
-    return facts | _line_rate_facts(journals, line_rates_bps(samples))
+    machines = len({machine_of(each) for each in journals})
+    facts = Facts(machines=machines, sampler_share=sampler_share(samples))
+    facts |= _line_rate_facts(journals, line_rates_bps(samples))
+    if not journals:
+        return facts
+    hosts = {each.rank: _host(each) for each in journals}
+    clock_facts = _clock_facts({each.rank: clocks[machine_of(each)].offset for each in journals})
+    return (
+        facts
+        | clock_facts
+        | Facts(
+            processors=min(int(each.header["processors"]) for each in journals),
+            # Nothing stands for a rank that left no journal, and the others keep their places.
+            hosts=",".join(hosts.get(rank, "") for rank in range(workers)),
+        )
+    )
 
 
 def _host(journal: Journal) -> str:
     return str(journal.header["host"])
 
 
-def _clock_facts(offsets: Mapping[int, Offset]) -> dict[str, FactValue]:
-    return {
-        "clock_offset_s": tuple(
+def _clock_facts(offsets: Mapping[int, Offset]) -> Facts:
+    return Facts(
+        clock_offset_s=tuple(
             (float(rank), each.offset_ns * 1e-9) for rank, each in offsets.items()
         ),
-        "clock_uncertainty_s": tuple(
+        clock_uncertainty_s=tuple(
             (float(rank), each.uncertainty_ns * 1e-9)
             for rank, each in offsets.items()
             if each.uncertainty_ns is not None
         ),
-    }
+    )
 
 
-def _line_rate_facts(
-    journals: Sequence[Journal], rates_bps: Mapping[str, float]
-) -> dict[str, FactValue]:
+def _line_rate_facts(journals: Sequence[Journal], rates_bps: Mapping[str, float]) -> Facts:
     """Name the commonest line rate of the ranks, and the ranks with another; all must be known.
 
     Ranks of one host do not communicate over its links, so there the job has no line rate.
     """
     hosts = {each.rank: _host(each) for each in journals}
     if len(set(hosts.values())) < 2 or not set(hosts.values()) <= set(rates_bps):
-        return {}
+        return Facts()
     by_rank = [(float(rank), rates_bps[host]) for rank, host in hosts.items()]
     [(common_bps, _)] = Counter(rate_bps for _, rate_bps in by_rank).most_common(1)
     others = tuple(each for each in by_rank if each[1] != common_bps)
-    facts: dict[str, FactValue] = {"line_rate_bps": common_bps}
-    return facts | ({"other_line_rates_bps": others} if others else {})
+    return Facts(line_rate_bps=common_bps, other_line_rates_bps=others or None)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fullwire.errors import UsageError
 from fullwire.recorder.journals import files_in
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 
 SUFFIX = ".part"
 # Who starts tasks, and where it tells each of them how many there are. A Slurm batch script is no
@@ -85,7 +85,7 @@ def parts_in(directories: Sequence[Path]) -> list[Part]:
     return [Part(**json.loads(path.read_text())) for path in files_in(directories, SUFFIX)]
 
 
-def told_by(parts: Sequence[Part]) -> tuple[dict[str, FactValue], list[str]]:
+def told_by(parts: Sequence[Part]) -> tuple[Facts, list[str]]:
     """Return what parts tell of the whole job: how it ended, and what is missing."""
     missing = [
         f"host {part.host}: a part has not ended, or nobody saw its end ({part.command})"
@@ -93,10 +93,9 @@ def told_by(parts: Sequence[Part]) -> tuple[dict[str, FactValue], list[str]]:
         if part.exit_status is None
     ]
     ends = [part.exit_status for part in parts if part.exit_status is not None]
-    facts: dict[str, FactValue] = {}
-    if ends and not missing:
-        facts["exit_status"] = next((status for status in ends if status), 0)
-    return facts, missing
+    if missing or not ends:
+        return Facts(), missing
+    return Facts(exit_status=next((status for status in ends if status), 0)), missing
 
 
 def _write(place: Path, part: Part) -> None:

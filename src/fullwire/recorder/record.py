@@ -30,6 +30,7 @@ from fullwire.recorder.launch import (
 )
 from fullwire.recorder.progress import live_line
 from fullwire.recorder.sampler import SUFFIX as SAMPLES
+from fullwire.run.facts import Facts
 from fullwire.run.run import Run
 from fullwire.run.store import RunWriter, new_place, read_run, refuse_taken
 
@@ -97,7 +98,7 @@ def keep(
     except SystemExit as asked_to_end:
         status = int(asked_to_end.code or 0)
     left = f"what was recorded is in {directory}: `fullwire join {directory} -o NAME.run`"
-    ended = dataclasses.replace(known, facts={**known.facts, "exit_status": status})
+    ended = dataclasses.replace(known, facts=known.facts | Facts(exit_status=status))
     try:
         wait_for_samplers(directory, lambda header: True)
         wait_for_captures(directory)
@@ -175,7 +176,7 @@ def _known(places: Sequence[Path]) -> Known:
             return msgspec.json.decode((place / _KNOWN).read_bytes(), type=Known)
         except OSError:  # parts, or only journals were brought here
             continue
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UsageError) as error:
             raise DamagedInput(place / _KNOWN, str(error)) from None
     try:
         found = parts.parts_in(places)

@@ -111,7 +111,7 @@ def run_object(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
         "basis": run.provenance.basis,
         "complete": run.complete,
         "missing": list(run.missing),
-        "facts": dict(run.facts),
+        "facts": run.facts.known(),
         "tables": dict(rows),
     }
 

@@ -56,7 +56,7 @@ def write_chrome(run: Run | str | Path, file: BinaryIO) -> None:
         "provenance": {
             name: getattr(described.provenance, name) for name in ("origin", "source", "basis")
         },
-        "facts": dict(described.facts),
+        "facts": described.facts.known(),
         "missing": missing,
     }
     file.write(b'\n], "otherData": ' + _ENCODER.encode(about) + b"}\n")

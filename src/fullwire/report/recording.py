@@ -34,8 +34,8 @@ def recording_lines(path: Path) -> Iterator[str]:
         yield from _in_use(run, path, windows, missing)
         yield f"  recorder       {_own_cost(run, summary.step_s)}"
     yield from _packets(run, path)
-    if "dilation" in run.facts:
-        yield f"  undilated      all times; the job ran {run.facts['dilation']:g} times slower"
+    if run.facts.dilation is not None:
+        yield f"  undilated      all times; the job ran {run.facts.dilation:g} times slower"
     yield f"  written        {path}" + (", PARTIAL:" if missing else "")
     for sentence in missing:
         yield f"    {sentence}"
@@ -63,8 +63,8 @@ def _in_use(run: Run, path: Path, windows: Windows, missing: list[str]) -> Itera
 
 def _packets(run: Run, path: Path) -> Iterator[str]:
     """Say whether the capture has all packets, as far as anybody counted them."""
-    captured, dropped = run.facts.get("captured_packets"), run.facts.get("dropped_packets")
-    if isinstance(captured, int):
+    captured, dropped = run.facts.captured_packets, run.facts.dropped_packets
+    if captured is not None:
         yield f"  packets        {captured:,} captured, {dropped or 'none'} dropped"
         for sentence in capture_audit(read_run(path, only=("links",))):
             yield f"                 {sentence}"
@@ -85,8 +85,8 @@ def _steps(summary: Summary) -> str:
 
 
 def _own_cost(run: Run, step_s: float) -> str:
-    cost_s, share = run.facts.get("recorder_s"), run.facts.get("sampler_share")
-    sampler = f"; sampler {share:.2%} of a processor" if isinstance(share, float) else ""
-    if not isinstance(cost_s, float):
+    cost_s, share = run.facts.recorder_s, run.facts.sampler_share
+    sampler = f"; sampler {share:.2%} of a processor" if share is not None else ""
+    if cost_s is None:
         return f"its own cost is unknown: no process closed its recording{sampler}"
     return f"{show_time(cost_s)} of CPU time in a step ({cost_s / step_s:.2%}){sampler}"

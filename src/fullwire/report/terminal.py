@@ -285,7 +285,7 @@ def fact_rows(run: Run) -> list[list[str]]:
     from fullwire.run.facts import REGISTRY
 
     rows = []
-    for name, value in run.facts.items():
+    for name, value in run.facts.known().items():
         unit = REGISTRY[name].unit
         if isinstance(value, tuple):
             shown = _points_cell(value, unit)

@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from fullwire.run.facts import REGISTRY, FactValue
+from fullwire.run.facts import REGISTRY, FactValue, named
 from fullwire.run.run import AnyTable, Run
 
 BACKENDS = ("gloo", "fullwire")  # those that send what is in a processor's memory
@@ -48,7 +48,8 @@ class Emulation:
 def undilated(run: Run, dilation: float) -> Run:
     """Return the run in the accelerators' own time: its times divided, its rates multiplied."""
     tables = {name: _undilated_table(table, dilation) for name, table in run.tables()}
-    facts = {name: _undilated_fact(name, value, dilation) for name, value in run.facts.items()}
+    known = run.facts.known().items()
+    facts = named({name: _undilated_fact(name, value, dilation) for name, value in known})
     changed: dict[str, Any] = {**tables, "facts": facts}
     return dataclasses.replace(run, **changed)
 
@@ -64,8 +65,7 @@ def _undilated_table(table: AnyTable, dilation: float) -> AnyTable:
 
 
 def _undilated_fact(name: str, value: FactValue, dilation: float) -> FactValue:
-    unit = REGISTRY[name].unit.strip("()").split(", ")[-1]  # of pairs, that of the second
-    factor = {"s": 1 / dilation, "bit/s": dilation}.get(unit, 1.0)
+    factor = {"s": 1 / dilation, "bit/s": dilation}.get(REGISTRY[name].measure.unit, 1.0)
     if isinstance(value, tuple):
         return tuple((first, second * factor) for first, second in value)
     return value * factor if isinstance(value, float) else value

@@ -1,210 +1,331 @@
-"""What is known about a run besides its tables: each fact registered once.
+"""What is known about a run besides its tables: each fact is declared once, as a field.
 
-A fact has a type, a unit, a sentence, and says whether two runs must agree on it before they may be
-compared. An unknown fact is refused when a run is made, so a misspelt one cannot hide.
+A declaration gives a fact its type, what its numbers may be, a sentence, and says whether two runs
+must agree on it before they may be compared. Whoever makes a run of an unknown or an impossible
+fact is refused, so a misspelt fact cannot hide and no answer meets a link of 0 bit/s.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
-
-import numpy as np
+from typing import Any, TypeAlias
 
 from fullwire.errors import UsageError
 from fullwire.units import shown
 
-FactValue: TypeAlias = int | float | str | tuple[tuple[float, float], ...]
+Pairs: TypeAlias = tuple[tuple[float, float], ...]
+FactValue: TypeAlias = int | float | str | Pairs
+
+_INT64 = 2**63
 
 
-class Fact(NamedTuple):
-    """The registration of one fact."""
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What the numbers of a fact are, and between which they must lie."""
+
+    unit: str = ""
+    least: float = 0
+    most: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        """Say whether a number may be; what is not a number may not."""
+        return self.least <= value <= self.most
+
+    def __str__(self) -> str:
+        """Say what is expected, with its unit."""
+        range_ = f"{self.least:g} or more"
+        if self.most < _LARGEST:
+            range_ = f"a number from {self.least:g} to {self.most:g}"
+        return f"{range_} {self.unit}".rstrip()
+
+
+_LARGEST = 1e15  # what is above it only keeps numbers finite, and is not worth saying
+_COUNT = Measure(most=_INT64 - 1)
+_AT_LEAST_ONE = Measure(least=1, most=_INT64 - 1)
+_BYTES = Measure("B", most=_INT64 - 1)
+_BYTES_EACH = Measure("B", most=1e18)
+_RATE = Measure("bit/s", least=1, most=1e18)
+_DELIVERED = Measure("bit/s", most=1e18)
+_TIME = Measure("s", most=1e15)
+_OFFSET = Measure("s", least=-1e15, most=1e15)
+_STATUS = Measure(least=-_INT64, most=_INT64 - 1)
+_PAYLOAD = Measure(least=0.001, most=1)  # a packet of one byte has some 80 bytes of headers
+_PROCESSORS = Measure(most=1e6)
+_FACTOR = Measure(least=1e-9, most=1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the declaration of a fact says, besides its name and type."""
+
+    meaning: str
+    measure: Measure
+    must_match: bool
+    each: str
+
+
+def fact(
+    meaning: str, measure: Measure = _COUNT, *, must_match: bool = False, each: str = "rank"
+) -> Any:
+    """Declare a fact; of pairs, `each` says what the first numbers are."""
+    declared = Declared(meaning, measure, must_match, each)
+    return dataclasses.field(default=None, metadata={"fact": declared})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _JobFacts:
+    """What was run, and how it went."""
+
+    model: str | None = fact("the network being trained", must_match=True)
+    device: str | None = fact("what computes", must_match=True)
+    batch: str | None = fact("work of one worker in one step", must_match=True)
+    precision: str | None = fact(
+        "arithmetic of the model; gradients are sent as float32", must_match=True
+    )
+    efficiency: str | None = fact("share of the device's peak that the model assumes")
+    workers: int | None = fact("ranks in the job", _AT_LEAST_ONE)
+    buckets: str | None = fact("how gradients are grouped into messages")
+    hook: str | None = fact("the communication hook that the script gave DDP")
+    torch: str | None = fact("version of PyTorch in the job")
+    dilation: float | None = fact("how many times slower the job ran than times here say", _FACTOR)
+    faults: str | None = fact("what was done to the hosts while the job ran")
+    exit_status: int | None = fact("how the job ended, as a shell says it", _STATUS)
+    warnings: str | None = fact("what to bear in mind about where this was recorded")
+    remarks: str | None = fact("what whoever read foreign traces had to take for granted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HostFacts:
+    """Where the ranks were, and what they took of their processors and disks."""
+
+    hosts: str | None = fact("the host of each rank, in their order, with commas between")
+    addresses: str | None = fact("addresses of hosts: name=address+address, commas between")
+    machines: int | None = fact("kernels that the ranks ran on; hosts of a lab share one")
+    processors: int | None = fact("processors that each rank was allowed to use", _AT_LEAST_ONE)
+    processor_s: Pairs | None = fact("processor time of each rank in a step", _TIME)
+    communication_processor_s: Pairs | None = fact("of it in the threads that communicate", _TIME)
+    before_forward_processor_s: Pairs | None = fact(
+        "of it in the program's thread from a step, or from a batch, to the forward pass", _TIME
+    )
+    before_forward_read_bytes: Pairs | None = fact(
+        "what the program's thread read from disks meanwhile", _BYTES_EACH
+    )
+    clock_offset_s: Pairs | None = fact(
+        "what was added to the wall clock of each rank's machine, as its collectives show", _OFFSET
+    )
+    clock_uncertainty_s: Pairs | None = fact(
+        "how far each rank's clock may still be from rank 0's", _TIME
+    )
+    clock_scatter_s: Pairs | None = fact("how sure it is what each clock showed", _TIME)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NetworkFacts:
+    """What joins the ranks."""
+
+    line_rate_bps: float | None = fact("line rate of each worker's link, headers included", _RATE)
+    other_line_rates_bps: Pairs | None = fact("line rates of ranks whose differ", _RATE)
+    delivered_out_bps: Pairs | None = fact(
+        "payload that each rank's link sent before the job, alone and one way", _DELIVERED
+    )
+    delivered_in_bps: Pairs | None = fact(
+        "payload that each rank's link received before the job, alone and one way", _DELIVERED
+    )
+    in_host_bps: float | None = fact(
+        "what a rank sent another on its host before the job", _DELIVERED
+    )
+    payload_share: float | None = fact("share of the line rate that headers leave", _PAYLOAD)
+    latency_s: float | None = fact("time of an empty message from one worker to another", _TIME)
+    congestion: str | None = fact("TCP's congestion control on the way between hosts")
+    cluster: str | None = fact("the described cluster that the job ran on, as TOML")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BackendFacts:
+    """What the ranks communicate with, and how: measured, told by NCCL, or played."""
+
+    backend: str | None = fact("what torch.distributed sends with")
+    transport_congestion: str | None = fact(
+        "congestion control of the connections of Fullwire's transport, and why"
+    )
+    transport: str | None = fact("how much of the line rate carries payload")
+    algorithm: str | None = fact("how the workers add their gradients up")
+    compression: str | None = fact("what shrinks the gradients on the wire")
+    lane: str | None = fact("the order in which messages are sent")
+    reduce_cost: Pairs | None = fact("measured times of one vector addition", _TIME, each="bytes")
+    nccl_version: str | None = fact("versions of NCCL or RCCL in the job")
+    nccl_network: str | None = fact("what NCCL sends over between hosts")
+    nccl_adapters: str | None = fact("RDMA adapters that NCCL found")
+    nccl_interfaces: str | None = fact("interfaces that NCCL's sockets would use")
+    nccl_settings: str | None = fact("environment variables that NCCL says it follows")
+    nccl_paths: str | None = fact("connections that NCCL opened, by kind")
+    nccl_said: str | None = fact("warnings of NCCL, and why networks were not used")
+    nccl_uneven_links: str | None = fact("links between devices that differ by direction")
+    nccl_rings: str | None = fact("orders in which rings go through the ranks")
+    nccl_trees: int | None = fact("trees of the largest communicator")
+    nccl_channels: int | None = fact("channels of the largest communicator")
+    nccl_nodes: int | None = fact("hosts of the largest communicator")
+    nccl_plugins: str | None = fact("network plugins that NCCL loaded")
+    nccl_ring_type: str | None = fact("the farthest path that a ring takes within a host")
+    nccl_reach_bps: float | None = fact("the widest path from a device that NCCL saw", _DELIVERED)
+    nccl_layout_bps: float | None = fact("what NCCL laid its rings out for", _DELIVERED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RecordingFacts:
+    """What recording cost, and what captures hold."""
+
+    recorder_s: float | None = fact(
+        "CPU time of the recorder in a step, on its costliest rank", _TIME
+    )
+    sampler_share: float | None = fact(
+        "of one processor, used by the sampler beside the job on its costliest host", _PROCESSORS
+    )
+    late_ends: int | None = fact("collectives whose end is when the program had waited for it")
+    captured_packets: int | None = fact("packets in the captures, both ends of a flow counted")
+    dropped_packets: int | None = fact("packets that the captures missed, as they say")
+    captured_bytes: int | None = fact("bytes of captured packets, before segmentation", _BYTES)
+    captured_wire_bytes: int | None = fact("the same with the headers of all segments", _BYTES)
+    retransmitted_bytes: int | None = fact("payload that was sent again", _BYTES)
+    reordered_bytes: int | None = fact("payload that came late, but within a round trip", _BYTES)
+    lost_bytes: int | None = fact("payload that was never seen and never acknowledged", _BYTES)
+    missed_bytes: int | None = fact("payload that was sent, but not captured", _BYTES)
+    mirrored_bytes: int | None = fact("captured more than once, on the wire", _BYTES)
+    supposed_packets: int | None = fact(
+        "packets on the wire of larger ones in the capture, at a segment size that was supposed"
+    )
+    capture_clocks: str | None = fact(
+        "how the clocks of captures differ, as connections captured at both ends show"
+    )
+
+
+# Fields come in the order of the bases from the last to the first: what was run is shown first.
+@dataclass(frozen=True, kw_only=True)
+class Facts(_RecordingFacts, _BackendFacts, _NetworkFacts, _HostFacts, _JobFacts):
+    """All that is known about a run besides its tables; None stands for what is not known."""
+
+    def __post_init__(self) -> None:
+        for name, value in self._given():
+            object.__setattr__(self, name, _checked(REGISTRY[name], value))
+
+    def _given(self) -> Iterator[tuple[str, Any]]:
+        """Go through what is not None."""
+        return ((name, value) for name in REGISTRY if (value := getattr(self, name)) is not None)
+
+    def known(self) -> dict[str, FactValue]:
+        """Return what is known, by name."""
+        return dict(self._given())
+
+    def only(self, names: Collection[str]) -> Facts:
+        """Return some of the facts."""
+        return named({name: value for name, value in self._given() if name in names})
+
+    def without(self, names: Collection[str]) -> Facts:
+        """Return the facts but for some."""
+        return named({name: value for name, value in self._given() if name not in names})
+
+    def __or__(self, other: Facts) -> Facts:
+        """Return the facts of both; where both know one, the other's."""
+        return named(self.known() | other.known())
+
+
+def named(facts: Mapping[str, Any]) -> Facts:
+    """Make facts of what a file or a program calls by name; refuse a name that is unknown."""
+    for name in facts:
+        if name not in REGISTRY:
+            raise UsageError(f"unknown fact {name!r}: known are {', '.join(sorted(REGISTRY))}")
+    return Facts(**facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """The declaration of one fact, as whoever shows or checks facts reads it."""
 
     name: str
     kind: type
-    unit: str
-    must_match: bool
     meaning: str
-    may_be_negative: bool = False  # of pairs, the second
+    measure: Measure
+    must_match: bool
+    each: str
+
+    @property
+    def unit(self) -> str:
+        """The unit; of pairs, with what the first number is."""
+        return f"({self.each}, {self.measure.unit})" if self.kind is tuple else self.measure.unit
 
 
-_REGISTERED = (
-    Fact("model", str, "", True, "the network being trained"),
-    Fact("device", str, "", True, "what computes"),
-    Fact("batch", str, "", True, "work of one worker in one step"),
-    Fact("precision", str, "", True, "arithmetic of the model; gradients are sent as float32"),
-    Fact("workers", int, "", False, "ranks in the job"),
-    Fact(
-        "line_rate_bps", float, "bit/s", False, "line rate of each worker's link, headers included"
-    ),
-    Fact("other_line_rates_bps", tuple, "(rank, bit/s)", False, "line rates of ranks whose differ"),
-    Fact(
-        "delivered_out_bps",
-        tuple,
-        "(rank, bit/s)",
-        False,
-        "payload that each rank's link sent before the job, alone and one way",
-    ),
-    Fact(
-        "delivered_in_bps",
-        tuple,
-        "(rank, bit/s)",
-        False,
-        "payload that each rank's link received before the job, alone and one way",
-    ),
-    Fact(
-        "in_host_bps", float, "bit/s", False, "what a rank sent another on its host before the job"
-    ),
-    Fact("payload_share", float, "", False, "share of the line rate that headers leave"),
-    Fact("congestion", str, "", False, "TCP's congestion control on the way between hosts"),
-    Fact("hosts", str, "", False, "the host of each rank, in their order, with commas between"),
-    Fact("addresses", str, "", False, "addresses of hosts: name=address+address, commas between"),
-    Fact("warnings", str, "", False, "what to bear in mind about where this was recorded"),
-    Fact("remarks", str, "", False, "what whoever read foreign traces had to take for granted"),
-    Fact("clock_scatter_s", tuple, "(rank, s)", False, "how sure it is what each clock showed"),
-    Fact("faults", str, "", False, "what was done to the hosts while the job ran"),
-    Fact("latency_s", float, "s", False, "time of an empty message from one worker to another"),
-    Fact("dilation", float, "", False, "how many times slower the job ran than times here say"),
-    Fact("transport", str, "", False, "how much of the line rate carries payload"),
-    Fact("buckets", str, "", False, "how gradients are grouped into messages"),
-    Fact("algorithm", str, "", False, "how the workers add their gradients up"),
-    Fact("compression", str, "", False, "what shrinks the gradients on the wire"),
-    Fact("lane", str, "", False, "the order in which messages are sent"),
-    Fact("reduce_cost", tuple, "(bytes, s)", False, "measured times of one vector addition"),
-    Fact("machines", int, "", False, "kernels that the ranks ran on; hosts of a lab share one"),
-    Fact("processors", int, "", False, "processors that each rank was allowed to use"),
-    Fact("processor_s", tuple, "(rank, s)", False, "processor time of each rank in a step"),
-    Fact(
-        "communication_processor_s",
-        tuple,
-        "(rank, s)",
-        False,
-        "of it in the threads that communicate",
-    ),
-    Fact(
-        "before_forward_processor_s",
-        tuple,
-        "(rank, s)",
-        False,
-        "of it in the program's thread from a step, or from a batch, to the forward pass",
-    ),
-    Fact(
-        "before_forward_read_bytes",
-        tuple,
-        "(rank, B)",
-        False,
-        "what the program's thread read from disks meanwhile",
-    ),
-    Fact("backend", str, "", False, "what torch.distributed sends with"),
-    Fact("nccl_version", str, "", False, "versions of NCCL or RCCL in the job"),
-    Fact("nccl_network", str, "", False, "what NCCL sends over between hosts"),
-    Fact("nccl_adapters", str, "", False, "RDMA adapters that NCCL found"),
-    Fact("nccl_interfaces", str, "", False, "interfaces that NCCL's sockets would use"),
-    Fact("nccl_settings", str, "", False, "environment variables that NCCL says it follows"),
-    Fact("nccl_paths", str, "", False, "connections that NCCL opened, by kind"),
-    Fact("nccl_said", str, "", False, "warnings of NCCL, and why networks were not used"),
-    Fact("nccl_uneven_links", str, "", False, "links between devices that differ by direction"),
-    Fact("nccl_rings", str, "", False, "orders in which rings go through the ranks"),
-    Fact("nccl_trees", int, "", False, "trees of the largest communicator"),
-    Fact("nccl_channels", int, "", False, "channels of the largest communicator"),
-    Fact("nccl_nodes", int, "", False, "hosts of the largest communicator"),
-    Fact("nccl_plugins", str, "", False, "network plugins that NCCL loaded"),
-    Fact("nccl_ring_type", str, "", False, "the farthest path that a ring takes within a host"),
-    Fact("nccl_reach_bps", float, "bit/s", False, "the widest path from a device that NCCL saw"),
-    Fact("nccl_layout_bps", float, "bit/s", False, "what NCCL laid its rings out for"),
-    Fact("torch", str, "", False, "version of PyTorch in the job"),
-    Fact("hook", str, "", False, "the communication hook that the script gave DDP"),
-    Fact(
-        "recorder_s", float, "s", False, "CPU time of the recorder in a step, on its costliest rank"
-    ),
-    Fact(
-        "sampler_share",
-        float,
-        "",
-        False,
-        "of one processor, used by the sampler beside the job on its costliest host",
-    ),
-    Fact(
-        "clock_offset_s",
-        tuple,
-        "(rank, s)",
-        False,
-        "what was added to the wall clock of each rank's machine, as its collectives show",
-        may_be_negative=True,
-    ),
-    Fact(
-        "clock_uncertainty_s",
-        tuple,
-        "(rank, s)",
-        False,
-        "how far each rank's clock may still be from rank 0's",
-    ),
-    Fact(
-        "late_ends", int, "", False, "collectives whose end is when the program had waited for it"
-    ),
-    Fact(
-        "captured_packets", int, "", False, "packets in the captures, both ends of a flow counted"
-    ),
-    Fact("dropped_packets", int, "", False, "packets that the captures missed, as they say"),
-    Fact("captured_bytes", int, "B", False, "bytes of captured packets, before segmentation"),
-    Fact("captured_wire_bytes", int, "B", False, "the same with the headers of all segments"),
-    Fact("retransmitted_bytes", int, "B", False, "payload that was sent again"),
-    Fact("reordered_bytes", int, "B", False, "payload that came late, but within a round trip"),
-    Fact("lost_bytes", int, "B", False, "payload that was never seen and never acknowledged"),
-    Fact("missed_bytes", int, "B", False, "payload that was sent, but not captured"),
-    Fact("mirrored_bytes", int, "B", False, "captured more than once, on the wire"),
-    Fact(
-        "supposed_packets",
-        int,
-        "",
-        False,
-        "packets on the wire of larger ones in the capture, at a segment size that was supposed",
-    ),
-    Fact(
-        "capture_clocks",
-        str,
-        "",
-        False,
-        "how the clocks of captures differ, as connections captured at both ends show",
-    ),
-    Fact("cluster", str, "", False, "the described cluster that the job ran on, as TOML"),
-    Fact("exit_status", int, "", False, "how the job ended, as a shell says it"),
-    Fact("efficiency", str, "", False, "share of the device's peak that the model assumes"),
-)
-REGISTRY: Mapping[str, Fact] = MappingProxyType({fact.name: fact for fact in _REGISTERED})
+_KINDS: Mapping[str, type] = {
+    "int | None": int,
+    "float | None": float,
+    "str | None": str,
+    "Pairs | None": tuple,
+}
 
 
-def checked_facts(facts: Mapping[str, FactValue]) -> Mapping[str, FactValue]:
-    """Return the facts, read-only, or refuse one that is unknown or of the wrong type."""
-    return MappingProxyType({name: _checked(name, value) for name, value in facts.items()})
+def _registered() -> Iterator[Fact]:
+    for field in dataclasses.fields(Facts):
+        told: Declared = field.metadata["fact"]
+        # Annotations are text here (from __future__ import annotations).
+        kind = _KINDS[str(field.type)]
+        yield Fact(field.name, kind, told.meaning, told.measure, told.must_match, told.each)
 
 
-def _checked(name: str, value: FactValue) -> FactValue:
-    if name not in REGISTRY:
-        raise UsageError(f"unknown fact {name!r}: known are {', '.join(sorted(REGISTRY))}")
-    kind = REGISTRY[name].kind
-    if kind is float and type(value) is int and abs(value) < 2**63:
-        return float(value)
-    if type(value) is not kind:
+REGISTRY: Mapping[str, Fact] = MappingProxyType({fact.name: fact for fact in _registered()})
+NO_FACTS = Facts()
+
+
+def _checked(fact: Fact, value: Any) -> FactValue:
+    if fact.kind is float and type(value) is int and abs(value) < _INT64:
+        value = float(value)
+    if type(value) is not fact.kind:
         raise UsageError(
-            f"fact {name!r}: expected {kind.__name__}, got {type(value).__name__} {shown(value)}"
+            f"fact {fact.name!r}: expected {fact.kind.__name__}, "
+            f"got {type(value).__name__} {shown(value)}"
         )
-    if kind is float and not math.isfinite(value):  # type: ignore[arg-type]  # it is a float here
-        raise UsageError(f"fact {name!r}: expected a number, got {value!r}")
-    return _checked_points(name, value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return _checked_pairs(fact, value)
+    if isinstance(value, str):
+        return _checked_text(fact, value)
+    return _checked_number(fact, value)
 
 
-def _checked_points(name: str, points: tuple[tuple[float, float], ...]) -> FactValue:
+def _checked_number(fact: Fact, value: Any) -> int | float:
+    number: int | float = value  # its type was checked
+    if number not in fact.measure:
+        raise UsageError(f"fact {fact.name!r}: expected {fact.measure}, got {shown(number)}")
+    return number
+
+
+def _checked_text(fact: Fact, value: str) -> str:
     try:
-        numbers = np.array(points, np.float64).reshape(-1, 2)
-    except (TypeError, ValueError):
-        raise UsageError(f"fact {name!r}: expected pairs of numbers, got {shown(points)}") from None
-    seconds = numbers[:, 1:] if not REGISTRY[name].may_be_negative else np.abs(numbers[:, 1:])
-    is_usable = np.isfinite(numbers).all() and (numbers[:, 0] >= 0).all() and (seconds >= 0).all()
-    if not is_usable or (np.diff(numbers[:, 0]) <= 0).any():
+        value.encode()
+    except UnicodeEncodeError as error:
+        problem = shown(error.object[error.start])
         raise UsageError(
-            f"fact {name!r}: expected numbers of 0 or more, sizes ascending, got {shown(points)}"
-        )
-    return tuple((first, second) for first, second in numbers.tolist())
+            f"fact {fact.name!r}: expected text that a file can hold, got {problem}"
+        ) from None
+    return value
+
+
+def _checked_pairs(fact: Fact, pairs: tuple[Any, ...]) -> Pairs:
+    try:
+        numbers = tuple((float(first), float(second)) for first, second in pairs)
+    except (TypeError, ValueError, OverflowError):
+        problem = "pairs of numbers"
+        raise UsageError(f"fact {fact.name!r}: expected {problem}, got {shown(pairs)}") from None
+    for first, second in numbers:
+        if not 0 <= first < math.inf:
+            raise UsageError(f"fact {fact.name!r}: expected {fact.each} 0 or more, got {first:g}")
+        if second not in fact.measure:
+            raise UsageError(
+                f"fact {fact.name!r}: expected {fact.measure}, "
+                f"got {second!r} for {fact.each} {first:g}"
+            )
+    if any(later <= earlier for (earlier, _), (later, _) in itertools.pairwise(numbers)):
+        raise UsageError(f"fact {fact.name!r}: expected {fact.each} ascending, got {shown(pairs)}")
+    return numbers

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
-from fullwire.run.facts import FactValue, checked_facts
+from fullwire.run.facts import NO_FACTS, Facts
 from fullwire.units import shown
 
 Whole: TypeAlias = NDArray[np.int64]
@@ -301,7 +301,7 @@ class Run:
     """A training job as tables and facts; `missing` says, in sentences, what is not there."""
 
     provenance: Provenance
-    facts: Mapping[str, FactValue] = field(default_factory=dict)
+    facts: Facts = NO_FACTS
     missing: tuple[str, ...] = ()
     spans: Spans = field(default_factory=Spans.empty)
     gradients: Gradients = field(default_factory=Gradients.empty)
@@ -317,16 +317,14 @@ class Run:
     def __post_init__(self) -> None:
         if not isinstance(self.provenance, Provenance):
             raise UsageError(f"run: expected a Provenance, got {shown(self.provenance)}")
-        if not isinstance(self.facts, Mapping):
-            raise UsageError(f"facts: expected them by name, got {shown(self.facts)}")
+        if not isinstance(self.facts, Facts):
+            raise UsageError(f"facts: expected Facts, got {shown(self.facts)}")
         if not isinstance(self.missing, tuple):
             raise UsageError(f"missing: expected a tuple of sentences, got {shown(self.missing)}")
         for name, table in self.tables():
             if not isinstance(table, TABLES[name]):
                 raise UsageError(f"{name}: expected {TABLES[name].__name__}, got {shown(table)}")
-        object.__setattr__(self, "facts", checked_facts(self.facts))
         _refuse_other_than_text("missing", self.missing)
-        _refuse_other_than_text("facts", (v for v in self.facts.values() if isinstance(v, str)))
 
     @property
     def complete(self) -> bool:

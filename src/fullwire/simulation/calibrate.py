@@ -221,21 +221,20 @@ def observations_of(run: Run) -> Iterator[Observation]:
 
 
 def _periods(run: Run) -> Iterator[_Period]:
-    workers = run.facts.get("workers", 1)
-    if line_rate_bps(run) is not None and isinstance(workers, int) and workers > 1:
+    workers = run.facts.workers or 1
+    if line_rate_bps(run) is not None and workers > 1:
         yield from _busy_periods(run.collectives, members_of(run))
 
 
 def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
-    rate_bps, workers = line_rate_bps(run), run.facts.get("workers", 1)
+    rate_bps, workers = line_rate_bps(run), run.facts.workers or 1
     alike: dict[_Held, list[float]] = defaultdict(list)
     for period in periods:
         alike[period.held].append(period.time_s)
     for held, times_s in alike.items():
         assert rate_bps is not None  # _periods() saw to it
-        assert isinstance(workers, int)
         costs = [
-            recorded_cost(sent_as(op, run.facts.get("backend")), members, size, AddTimes())
+            recorded_cost(sent_as(op, run.facts.backend), members, size, AddTimes())
             for op, size, members in held
         ]
         middle_s = float(np.median(times_s))
@@ -266,12 +265,11 @@ def _off(runs: Sequence[Sequence[_Period]]) -> tuple[float, float]:
 
 def line_rate_bps(run: Run) -> float | None:
     """Return the line rate of the slowest link, which is the one that a ring runs at."""
-    rate_bps = run.facts.get("line_rate_bps")
-    if not isinstance(rate_bps, float):
+    rate_bps = run.facts.line_rate_bps
+    if rate_bps is None:
         return None
-    others = run.facts.get("other_line_rates_bps", ())
-    assert isinstance(others, tuple)
-    workers = run.facts.get("workers", 1)
+    others = run.facts.other_line_rates_bps or ()
+    workers = run.facts.workers or 1
     usual = [rate_bps] if len(others) != workers else []
     return min([*usual, *(other_bps for _, other_bps in others)])
 
@@ -335,10 +333,10 @@ def _of_all_ranks(rows: Collectives) -> tuple[Whole, Whole, NDArray[np.intp]]:
 
 def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
     """Say what is believed of the four numbers before anything is observed."""
-    payload = [run.facts.get("payload_share", PAYLOAD_SHARE) for run in runs]
+    payload = [run.facts.payload_share or PAYLOAD_SHARE for run in runs]
     share = float(np.mean(np.array(payload, np.float64)))
     yield replace(_SHARE_OF_PAYLOAD, value=_SHARE_OF_PAYLOAD.value * share)
-    backends = {run.facts.get("backend") for run in runs}
+    backends = {run.facts.backend for run in runs}
     if backends == {"gloo"}:
         yield from (_GLOO_S_PER_BYTE, _GLOO_S_PER_HOP, _APART)
     elif backends == {"fullwire"}:
@@ -352,18 +350,15 @@ def _known_before(runs: Sequence[Run]) -> Iterator[_Known]:
 def _frame(runs: Sequence[Run]) -> MeasuredTransport:
     """Say where the ranks were; the numbers are still to be found."""
     facts = runs[0].facts
-    whole = {
-        name: value if isinstance(value := facts.get(name), int) else otherwise
-        for name, otherwise in (("processors", 1), ("machines", 0), ("workers", 1))
-    }
+    workers = facts.workers or 1
     return MeasuredTransport(
         share=1.0,
         processor_s_per_byte=0.0,
         processor_s_per_hop=0.0,
         apart=0.0,
-        processors=whole["processors"],
-        machines=whole["machines"] or whole["workers"],
-        workers=whole["workers"],
+        processors=facts.processors or 1,
+        machines=facts.machines or workers,
+        workers=workers,
     )
 
 
@@ -381,8 +376,8 @@ def _used(runs: Sequence[Run]) -> list[_Used]:
 
 
 def _used_in(run: Run) -> _Used | None:
-    per_rank, rate_bps = run.facts.get("communication_processor_s"), line_rate_bps(run)
-    if run.facts.get("backend") != "gloo" or not isinstance(per_rank, tuple):
+    per_rank, rate_bps = run.facts.communication_processor_s, line_rate_bps(run)
+    if run.facts.backend != "gloo" or per_rank is None:
         return None  # others poll, and use what there is
     rows = run.collectives.rows(run.collectives.step >= 0)
     if rate_bps is None or not len(rows):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fullwire.errors import UsageError
+from fullwire.run.facts import Facts
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import (
     PAYLOAD_SHARE,
@@ -121,8 +122,8 @@ def forecaster(
 
     Other runs of the same cluster, in `calibrate`, tell more about its transport.
     """
-    if line_rate_bps is not None and "line_rate_bps" not in run.facts:
-        run = dataclasses.replace(run, facts={**run.facts, "line_rate_bps": line_rate_bps})
+    if line_rate_bps is not None and run.facts.line_rate_bps is None:
+        run = dataclasses.replace(run, facts=run.facts | Facts(line_rate_bps=line_rate_bps))
     grid = as_recorded(run)
     if grid is None:
         return None
@@ -140,12 +141,10 @@ def forecaster(
 
 def _payload_share(run: Run) -> float:
     """Return what headers leave of the line; a simulated run says what it was played with."""
-    played = str(run.facts.get("transport", ""))
+    played = run.facts.transport or ""
     if played.startswith("full"):
         return full_transport(played).share
-    share = run.facts.get("payload_share", PAYLOAD_SHARE)
-    assert isinstance(share, float)
-    return share
+    return run.facts.payload_share or PAYLOAD_SHARE
 
 
 def _calibration(runs: Sequence[Run]) -> Calibration | None:

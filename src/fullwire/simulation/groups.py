@@ -13,8 +13,8 @@ def members_of(run: Run) -> dict[str, int]:
     A group of all ranks that are in the run counts as one of all workers: of a few ranks' traces
     nobody knows who else is in it.
     """
-    workers, table = run.facts.get("workers", 1), run.collectives
-    if not isinstance(workers, int) or not len(table):
+    workers, table = run.facts.workers or 1, run.collectives
+    if not len(table):
         return {}
     place: dict[str, int] = {}  # numbers sort sooner than names
     of_group = [place.setdefault(name, len(place)) for name in table.group.tolist()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fullwire.run.facts import Pairs
 from fullwire.run.run import Run
 
 _MOST_SAMPLES = 20_000  # looked at: later ones say nothing new
@@ -16,19 +17,20 @@ def own_work_s(run: Run) -> float:
     It is 0 where nobody can tell: with our backend whoever waits does the work, but for DDP's
     buckets, and others' threads poll.
     """
-    backend = run.facts.get("backend")
-    if backend == "gloo" or (backend == "fullwire" and "buckets" in run.facts):
-        return max(0.0, _usual_s(run, "processor_s") - _usual_s(run, "communication_processor_s"))
+    backend = run.facts.backend
+    if backend == "gloo" or (backend == "fullwire" and run.facts.buckets is not None):
+        return max(
+            0.0, _usual_s(run.facts.processor_s) - _usual_s(run.facts.communication_processor_s)
+        )
     return 0.0
 
 
 def ranks_per_processor(run: Run) -> float:
     """Return how many ranks a machine has for each of its processors, 0 where that is unknown."""
-    workers, machines, processors = (
-        value if isinstance(value := run.facts.get(name), int) else 0
-        for name in ("workers", "machines", "processors")
-    )
-    return workers / (machines * processors) if machines and processors else 0.0
+    facts = run.facts
+    if not facts.machines or not facts.processors:
+        return 0.0
+    return (facts.workers or 0) / (facts.machines * facts.processors)
 
 
 def others_share(run: Run, kernel_factor: float) -> float:
@@ -38,23 +40,22 @@ def others_share(run: Run, kernel_factor: float) -> float:
     """
     is_step = (run.spans.lane == "host") & (run.spans.name == "step")
     steps, hosts = run.spans.rows(is_step), run.hosts
-    if not len(steps) or not len(hosts) or "processor_s" not in run.facts:
+    if not len(steps) or not len(hosts) or run.facts.processor_s is None:
         return 0.0
     is_within = (hosts.time_ns > steps.start_ns.min()) & (hosts.time_ns < steps.end_ns.max())
     rows = hosts.rows(np.flatnonzero(is_within)[:_MOST_SAMPLES])
     rows = rows.rows(np.array([str(name).startswith("cpu") for name in rows.device], bool))
     if not len(rows):
         return 0.0
-    communicating_s = _usual_s(run, "communication_processor_s")
-    work_s = _usual_s(run, "processor_s") + (kernel_factor - 1) * communicating_s
+    communicating_s = _usual_s(run.facts.communication_processor_s)
+    work_s = _usual_s(run.facts.processor_s) + (kernel_factor - 1) * communicating_s
     step_s = float((steps.end_ns - steps.start_ns).mean()) * 1e-9
     own_share = work_s * ranks_per_processor(run) / max(step_s, 1e-9)
     others = float(rows.utilization.mean()) - own_share
     return min(max(others, 0.0), _MOST_OF_OTHERS)
 
 
-def _usual_s(run: Run, fact: str) -> float:
-    per_rank = run.facts.get(fact)
-    if not isinstance(per_rank, tuple) or not per_rank:
+def _usual_s(per_rank: Pairs | None) -> float:
+    if not per_rank:
         return 0.0
     return float(np.mean([used_s for _, used_s in per_rank]))

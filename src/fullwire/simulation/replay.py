@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Lane, Provenance, Run, Spans
 from fullwire.simulation.scenario import Scenario
 from fullwire.simulation.schedule import (
@@ -74,18 +74,17 @@ def _grid_of(scenario: Scenario) -> Grid:
     )
 
 
-def _facts(run: Run, scenario: Scenario) -> dict[str, FactValue]:
-    kept = {name: run.facts[name] for name in _KEPT_FACTS if name in run.facts}
-    return kept | {
-        "workers": scenario.cluster.workers,
-        "line_rate_bps": scenario.cluster.rate_bps,
-        "latency_s": scenario.cluster.latency_s,
-        "transport": str(scenario.transport),
-        "buckets": str(scenario.buckets),
-        "algorithm": scenario.algorithm,
-        "compression": str(scenario.compressor),
-        "lane": scenario.lane,
-    }
+def _facts(run: Run, scenario: Scenario) -> Facts:
+    return run.facts.only(_KEPT_FACTS) | Facts(
+        workers=scenario.cluster.workers,
+        line_rate_bps=scenario.cluster.rate_bps,
+        latency_s=scenario.cluster.latency_s,
+        transport=str(scenario.transport),
+        buckets=str(scenario.buckets),
+        algorithm=scenario.algorithm,
+        compression=str(scenario.compressor),
+        lane=scenario.lane,
+    )
 
 
 def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:

@@ -20,22 +20,21 @@ def plain_subject(name: str, run: Run) -> Subject:
     """Take a run's typical step as it is."""
     if lost := unread(run, _RESTS_ON):
         raise DamagedInput(name, f"nothing is predicted from what is left of it: {lost[0]}")
-    points = run.facts.get("reduce_cost", ())
-    adds = AddTimes(points if isinstance(points, tuple) else ())
+    points = run.facts.reduce_cost or ()
+    adds = AddTimes(points)
     return Subject(name=name, step=typical_step(run), adds=adds, recorded=as_recorded(run))
 
 
 def as_recorded(run: Run) -> Grid | None:
     """Return the conditions under which several workers were measured, where they are known."""
-    workers, rate_bps = run.facts.get("workers", 1), line_rate_bps(run)
-    if not isinstance(workers, int) or workers < 2 or rate_bps is None:
+    workers, rate_bps = run.facts.workers or 1, line_rate_bps(run)
+    if workers < 2 or rate_bps is None:
         return None
-    latency_s = run.facts.get("latency_s", 0.0)
-    assert isinstance(latency_s, int | float)  # facts are checked when a run is made
+    latency_s = run.facts.latency_s or 0.0
     return Grid(
         workers=(workers,),
         bandwidth_bps=(rate_bps,),
-        buckets=(bucket_policy(str(run.facts.get("buckets", "ddp"))),),
+        buckets=(bucket_policy(run.facts.buckets or "ddp"),),
         latency_s=(latency_s,),
         fabric=recorded_fabric(run),
     )
@@ -43,5 +42,5 @@ def as_recorded(run: Run) -> Grid | None:
 
 def recorded_fabric(run: Run) -> Fabric | None:
     """Return the described cluster that a run was recorded on."""
-    text = run.facts.get("cluster")
-    return None if text is None else described(str(text), "the run's cluster")
+    text = run.facts.cluster
+    return None if text is None else described(text, "the run's cluster")

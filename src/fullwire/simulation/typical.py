@@ -306,7 +306,7 @@ def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
         (rows.op == "allreduce")
         & (rows.issue_ns >= table.backward_ns[place])
         & (rows.issue_ns <= _packed_ns(run, table)[place] + _BUCKET_LEAVES_NS)
-        & ("buckets" in run.facts)
+        & (run.facts.buckets is not None)
     )
     is_bucket &= _is_of_gradients(rows, is_bucket, table)
     np.maximum.at(none, tuple(axis[is_bucket] for axis in place), rows.end_ns[is_bucket])
@@ -314,7 +314,7 @@ def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
     others = _others(run, rows, is_bucket, table, members)
     sent = _Sent(none, others, max(1, workers // max(among, default=workers)))
-    return _by_hook(run, sent, rows.rows(is_bucket), table) if "hook" in run.facts else sent
+    return _by_hook(run, sent, rows.rows(is_bucket), table) if run.facts.hook is not None else sent
 
 
 def _packed_ns(run: Run, table: _Steps) -> Whole:
@@ -414,11 +414,11 @@ def _others(
         hidden.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
         calling.append(_calling_ns(here, during))
     among = [members[name] for name in usual.group.astype(str).tolist()]
-    backend = run.facts.get("backend")
+    backend = run.facts.backend
     # Of a step what is its own varies little, and what is exposed as much as the step does.
     exposed_ns = max(_median(length_ns) - _median(np.array(own)), 0)
     within_ns = np.clip(usual.issue_ns, table.backward_ns[place], table.computed_ns[place])
-    sum_gradients = "buckets" not in run.facts and _sum_gradients(usual, table)
+    sum_gradients = run.facts.buckets is None and _sum_gradients(usual, table)
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {_workers(run)}
     return Others(
         op=tuple(sent_as(op, backend) for op in usual.op.tolist()),
@@ -504,8 +504,7 @@ def _covered_ns(start_ns: Whole, end_ns: Whole) -> int:
 
 
 def _workers(run: Run) -> int:
-    workers = run.facts.get("workers", 1)
-    return workers if isinstance(workers, int) else 1
+    return run.facts.workers or 1
 
 
 def _median(values: NDArray[Any]) -> int:

@@ -446,8 +446,8 @@ def _latency(run: Run, ranks: Sequence[_Told]) -> Latency:
         if len(each_ns) >= FEWEST_SMALL:
             usual_ns = _quantile(each_ns, hops, UNDISTURBED)
             return Latency(usual_ns, "small collectives", up_to_bytes)
-    latency_s = run.facts.get("latency_s")
-    if isinstance(latency_s, float) and 0 <= latency_s < 1e9:
+    latency_s = run.facts.latency_s
+    if latency_s is not None and latency_s < 1e9:
         return Latency(latency_s * 1e9, "fact")
     return Latency(0.0, "none")
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from fullwire.run.facts import Pairs
 from fullwire.run.run import Run
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.utilization import Evidence
@@ -85,11 +86,11 @@ def where_batches_are_read(account: Account) -> str:
 
 
 def _what_it_does(run: Run, ahead_s: float, ranks: list[int]) -> Iterator[Evidence]:
-    used_s = _mean(run, "before_forward_processor_s", ranks)
+    used_s = _mean(run.facts.before_forward_processor_s, ranks)
     if used_s is None:
         return
     share = min(used_s / ahead_s, 1.0)
-    read = _mean(run, "before_forward_read_bytes", ranks) or 0.0
+    read = _mean(run.facts.before_forward_read_bytes, ranks) or 0.0
     also = f" and read {show_bytes(round(read))} from disks" if read >= _READ else ""
     yield Evidence(
         name="host_ahead_processor",
@@ -107,9 +108,7 @@ def _words(share: float) -> str:
     return "it works and waits by turns"
 
 
-def _mean(run: Run, fact: str, ranks: list[int]) -> float | None:
-    pairs = run.facts.get(fact, ())
-    assert isinstance(pairs, tuple)
-    known: Mapping[float, float] = dict(pairs)
+def _mean(by_rank: Pairs | None, ranks: list[int]) -> float | None:
+    known: Mapping[float, float] = dict(by_rank or ())
     here = [known[rank] for rank in ranks if rank in known]
     return float(np.mean(here)) if here else None

@@ -25,7 +25,7 @@ def nccl_evidence(run: Run) -> tuple[Evidence, ...]:
 
 
 def _of_network(run: Run) -> Iterator[Evidence]:
-    networks = [each for each in _text(run, "nccl_network").split(", ") if each]
+    networks = [each for each in (run.facts.nccl_network or "").split(", ") if each]
     if not networks or _is_on_one_host(run):
         return
     by_sockets = [each for each in networks if each.split(" (")[0] == "Socket"]
@@ -38,7 +38,7 @@ def _of_network(run: Run) -> Iterator[Evidence]:
     elif signs:
         yield _fallback(f"NET/Socket on a host with RDMA: {'; '.join([*signs, *reasons])}")
     else:
-        over = _text(run, "nccl_interfaces")
+        over = run.facts.nccl_interfaces or ""
         why = f"; {'; '.join(reasons)}" if reasons else ""
         yield Evidence(
             name="nccl_sockets",
@@ -54,21 +54,21 @@ def _fallback(what: str) -> Evidence:
 
 def _signs_of_rdma(run: Run) -> Iterator[str]:
     """Say how the log shows that a host has RDMA."""
-    adapters = _text(run, "nccl_adapters")
+    adapters = run.facts.nccl_adapters or ""
     if adapters:
         yield f"it found {adapters}"
-    for name in _text(run, "nccl_interfaces").split(", "):
+    for name in (run.facts.nccl_interfaces or "").split(", "):
         if re.fullmatch(r"ib\w*\d\w*|hsn\d+", name):
             kind = "Slingshot" if name.startswith("hsn") else "InfiniBand"
             yield f"the sockets' interface {name} is {kind}"
             return
-    if "libfabric" in _text(run, "nccl_network"):
+    if "libfabric" in (run.facts.nccl_network or ""):
         yield "libfabric was loaded, and chose TCP"
 
 
 def _reasons(run: Run) -> Iterator[str]:
     """Say why RDMA is not used, as far as the log tells."""
-    settings, said, plugins = _settings(run), _said(run), _text(run, "nccl_plugins")
+    settings, said, plugins = _settings(run), _said(run), (run.facts.nccl_plugins or "")
     if settings.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         yield "NCCL_IB_DISABLE turns RDMA off"
     if settings.get("NCCL_NET", "").lower() == "socket":
@@ -82,22 +82,22 @@ def _reasons(run: Run) -> Iterator[str]:
 
 
 def _of_channels(run: Run) -> Iterator[Evidence]:
-    channels = _number(run, "nccl_channels")
+    channels = run.facts.nccl_channels or 0
     if channels < 1 or world(run) < 2:
         return
-    reach, layout = _number(run, "nccl_reach_bps"), _number(run, "nccl_layout_bps")
+    reach, layout = run.facts.nccl_reach_bps or 0, run.facts.nccl_layout_bps or 0
     limits = [
         f"{name}={value}"
         for name, value in _settings(run).items()
         if name in _SETTING_THAT_LIMITS and value.isdecimal() and int(value[:9]) <= channels
     ]
     because = _because(run, limits)
-    stays_on_nvlink = _text(run, "nccl_ring_type") in ("NVL", "")
+    stays_on_nvlink = (run.facts.nccl_ring_type or "") in ("NVL", "")
     if 0 < layout < _HALF * reach and not stays_on_nvlink:
         yield Evidence(
             name="nccl_rings_leave_nvlink",
             value=layout / reach,
-            sentence=f"Rings go by {_text(run, 'nccl_ring_type')} and take {layout / 8e9:g} GB/s, "
+            sentence=f"Rings go by {run.facts.nccl_ring_type} and take {layout / 8e9:g} GB/s, "
             f"where the widest path that NCCL saw has {reach / 8e9:g} GB/s.",
         )
     elif 0 < layout < _HALF * reach:
@@ -124,7 +124,7 @@ def _few(channels: float, what: str) -> Evidence:
 
 
 def _because(run: Run, limits: list[str]) -> str:
-    uneven = _text(run, "nccl_uneven_links").partition(";")[0]
+    uneven = (run.facts.nccl_uneven_links or "").partition(";")[0]
     if uneven:
         return f"; a link is slower in one direction: {uneven}"
     topology = _settings(run).get("NCCL_TOPO_FILE")
@@ -135,12 +135,12 @@ def _because(run: Run, limits: list[str]) -> str:
 
 def _is_on_one_host(run: Run) -> bool:
     """Say whether no network takes part: as told, or as the paths that were opened show."""
-    nodes, paths = _number(run, "nccl_nodes"), _text(run, "nccl_paths")
+    nodes, paths = run.facts.nccl_nodes or 0, (run.facts.nccl_paths or "")
     return nodes == 1 or (not nodes and bool(paths) and "NET/" not in paths)
 
 
 def _of_paths(run: Run) -> Iterator[Evidence]:
-    paths, settings = _text(run, "nccl_paths"), _settings(run)
+    paths, settings = (run.facts.nccl_paths or ""), _settings(run)
     by_rdma = [
         each for each in paths.split(", ") if re.search(r"NET/(?:IB|AWS|Libfabric|OFI)", each)
     ]
@@ -164,7 +164,7 @@ def _of_paths(run: Run) -> Iterator[Evidence]:
 
 
 def _of_versions(run: Run) -> Iterator[Evidence]:
-    versions = _text(run, "nccl_version")
+    versions = run.facts.nccl_version or ""
     if ", " in versions:
         yield Evidence(
             name="nccl_versions",
@@ -173,20 +173,10 @@ def _of_versions(run: Run) -> Iterator[Evidence]:
         )
 
 
-def _text(run: Run, fact: str) -> str:
-    value = run.facts.get(fact, "")
-    return value if isinstance(value, str) else ""
-
-
-def _number(run: Run, fact: str) -> float:
-    value = run.facts.get(fact, 0)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
 def _said(run: Run) -> str:
-    return _text(run, "nccl_said")
+    return run.facts.nccl_said or ""
 
 
 def _settings(run: Run) -> dict[str, str]:
-    pairs = (each.partition("=") for each in _text(run, "nccl_settings").split(", "))
+    pairs = (each.partition("=") for each in (run.facts.nccl_settings or "").split(", "))
     return {name: value.strip() for name, _, value in pairs if name}

@@ -68,8 +68,8 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
 
 def world(run: Run) -> int:
     """Return how many ranks the job had: as announced, or as many as left a trace."""
-    announced = run.facts.get("workers", 0)
-    if not isinstance(announced, int) or announced > MOST_WORKERS:
+    announced = run.facts.workers or 0
+    if announced > MOST_WORKERS:
         raise UsageError(f"{run.provenance.source}: a job of {shown(announced)} workers cannot be")
     return max(announced, len(recorded_ranks(run)), 1)
 
@@ -172,7 +172,7 @@ def _costs(run: Run, op: Coded, members: Whole) -> tuple[Cost, Floats]:
     """Return each row's cost, and what its compressor takes, once per operation and size."""
     count = len(members)
     compressor = stated_compressor(run)
-    algorithm = str(run.facts.get("algorithm", "ring"))
+    algorithm = run.facts.algorithm or "ring"
     wire_bytes, codec_ns, hops = np.zeros(count), np.zeros(count), np.zeros(count, np.int64)
     most = int(members.max(initial=1)) + 1
     for pair in np.unique(op.codes * most + members).tolist():
@@ -184,7 +184,7 @@ def _costs(run: Run, op: Coded, members: Whole) -> tuple[Cost, Floats]:
             wire_bytes[rows] = cost.wire_bytes / compressor.ratio
             codec_ns[rows] = 1e9 * compressor.codec_s_per_byte(workers) * size
         else:
-            sent = sent_as(op.names[code], run.facts.get("backend"))
+            sent = sent_as(op.names[code], run.facts.backend)
             cost = observed_cost(sent, algorithm, workers, size)
             wire_bytes[rows] = cost.wire_bytes
         hops[rows] = cost.hops
@@ -193,7 +193,7 @@ def _costs(run: Run, op: Coded, members: Whole) -> tuple[Cost, Floats]:
 
 def stated_compressor(run: Run) -> Compressor | None:
     """Return the compressor that the run's facts state, as a simulation writes it."""
-    text = str(run.facts.get("compression", ""))
+    text = run.facts.compression or ""
     if not text:
         return None
     return parse_codec(text) if "," in text else Compressor(ratio=ratio(text, "compression"))

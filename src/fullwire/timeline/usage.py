@@ -116,7 +116,7 @@ def _of_sockets(run: Run, edges_ns: Floats) -> Iterator[Usage]:
 def _of_devices(run: Run, edges_ns: Floats) -> Iterator[Usage]:
     table = run.hosts
     kinds: dict[str, list[Line]] = {"cpu": [], "gpu": []}
-    is_one_machine = run.facts.get("machines") == 1  # hosts of a lab all see the same processors
+    is_one_machine = run.facts.machines == 1  # hosts of a lab all see the same processors
     shown: set[str] = set()
     for host, rows in series(table, table.host, table.device):
         device = str(table.device[rows[0]])

@@ -23,6 +23,7 @@ from fullwire import _native
 from fullwire.errors import TransportError
 from fullwire.transport import NAME, programs
 from fullwire.transport.calibrate import Trials
+from fullwire.transport.congestion import congestion_control, in_use
 from fullwire.transport.rendezvous import Met, meet
 from fullwire.transport.streams import agreed
 from fullwire.transport.untraced import untraced
@@ -84,6 +85,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._holding = threading.Lock()
         met = self._meet(options.store)
         self.strangers = met.strangers
+        connections = [each for each in met.sockets if each >= 0]
+        self.congestion = str(in_use(congestion_control(), connections))
         self._engine = _native.TransportStreams(
             rank,
             met.sockets,

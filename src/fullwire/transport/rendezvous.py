@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fullwire.errors import TransportError
+from fullwire.transport.congestion import choose
 
 INTERFACE_VARIABLE = "FULLWIRE_INTERFACE"  # the address, or the interface, to listen at
 _MAGIC = b"FWT1"
@@ -77,20 +78,6 @@ def meet(store: Any, rank: int, size: int, timeout_s: float) -> Met:
     return Met(sockets, machines, door.strangers)
 
 
-def _unpaced(unconnected: socket.socket) -> socket.socket:
-    """Do not pace where only the kernel's default asks for it.
-
-    BBR sends a little at a time by a timer, which costs the processors that both directions of a
-    fast link need. It has to be chosen before there is a connection: one that BBR has begun stays
-    paced whoever follows. A route that names an algorithm (`congctl`) still has its way.
-    """
-    with contextlib.suppress(OSError):  # another kernel, or one that does not let us choose
-        chosen = unconnected.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        if chosen.startswith(b"bbr"):
-            unconnected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
-    return unconnected
-
-
 def _not_met(missing: list[int], timeout_s: float, strangers: int) -> str:
     who = ", ".join(map(str, missing))
     text = f"rendezvous: rank {who} did not connect within {timeout_s:g} s"
@@ -117,8 +104,9 @@ def _introduced(host: str, port: int, rank: int, other: int, secret: bytes) -> s
     """Connect and show that one knows the secret, once the other end has shown it."""
     hello = _HELLO.pack(_MAGIC, rank, other, secrets.token_bytes(_NONCE_BYTES))
     with contextlib.ExitStack() as unless_trusted:
-        connection = _unpaced(socket.socket(_family(host)))
+        connection = socket.socket(_family(host))
         unless_trusted.callback(connection.close)
+        choose(connection)
         connection.settimeout(_PATIENCE_S)
         connection.connect((host, port))
         connection.sendall(hello)
@@ -279,7 +267,8 @@ def _listener(store: Any) -> socket.socket:
     host = _own_address(store)
     listener = socket.create_server((host, 0), family=_family(host), backlog=_MOST_PENDING)
     listener.setblocking(False)
-    return _unpaced(listener)  # and so are the connections that it takes
+    choose(listener)
+    return listener
 
 
 def _family(host: str) -> socket.AddressFamily:

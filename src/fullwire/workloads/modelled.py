@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fullwire.run.facts import Facts
 from fullwire.run.run import Gradients, Provenance, Run, Spans
 from fullwire.workloads import Workload
 
@@ -15,15 +16,15 @@ def modelled_run(workload: Workload) -> Run:
     count = len(workload.gradient_bytes)
     return Run(
         provenance=Provenance(origin="modelled", source=workload.name, basis="modelled"),
-        facts={
-            "workers": 1,
-            "model": workload.model.title,
-            "device": device.title,
-            "batch": workload.batch,
-            "precision": device.precision,
-            "efficiency": f"matrix work {device.matrix_efficiency:.0%}, "
+        facts=Facts(
+            workers=1,
+            model=workload.model.title,
+            device=device.title,
+            batch=workload.batch,
+            precision=device.precision,
+            efficiency=f"matrix work {device.matrix_efficiency:.0%}, "
             f"memory-bound work {device.memory_efficiency:.0%} of the peak",
-        },
+        ),
         spans=Spans(
             rank=np.zeros(4, np.int64),
             step=np.zeros(4, np.int64),

@@ -22,7 +22,7 @@ from fullwire.importers.kineto.collectives import numbered
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import looks_like, scanned
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts, Pairs
 from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.units import show_ranks, show_time, shown
 
@@ -290,26 +290,30 @@ def _later_by(ends_ns: Whole, others_ns: Whole) -> int:
     return int(np.median(np.searchsorted(between_ns, ends_ns[inside]) - np.flatnonzero(inside)))
 
 
-def _facts(ranks: Mapping[int, Outline], clocks: Clocks) -> dict[str, FactValue]:
-    facts: dict[str, FactValue] = {"workers": _world(ranks)}
-    if any(each.has_gradients for each in ranks.values()):
-        facts["buckets"] = "none"  # what is known as a gradient is a bucket already
-    for name, values in (
-        ("backend", {each.backend for each in ranks.values()}),
-        ("device", {each.device for each in ranks.values()}),
-    ):
-        told = sorted(filter(None, values))
-        if told:
-            facts[name] = ", ".join(told[:8])
+def _facts(ranks: Mapping[int, Outline], clocks: Clocks) -> Facts:
+    # What is known as a gradient is a bucket already.
+    has_gradients = any(each.has_gradients for each in ranks.values())
     hosts = [each.host for each in ranks.values()]
-    if all(hosts) and list(ranks) == list(range(len(ranks))):
-        facts["hosts"] = ",".join(host.replace(",", ".") for host in hosts)
-    if len(ranks) > 1:
-        facts["clock_scatter_s"] = tuple(
-            (rank, scatter_ns * 1e-9) for rank, scatter_ns in sorted(clocks.scatter_ns.items())
-        )
-    remarks = "; ".join([*_about_ranks(ranks), *_about_clocks(ranks, clocks)])
-    return facts | {"remarks": remarks} if remarks else facts
+    all_known = all(hosts) and list(ranks) == list(range(len(ranks)))
+    return Facts(
+        workers=_world(ranks),
+        buckets="none" if has_gradients else None,
+        backend=_listed(each.backend for each in ranks.values()),
+        device=_listed(each.device for each in ranks.values()),
+        hosts=",".join(host.replace(",", ".") for host in hosts) if all_known else None,
+        clock_scatter_s=_scatter_s(clocks) if len(ranks) > 1 else None,
+        remarks="; ".join([*_about_ranks(ranks), *_about_clocks(ranks, clocks)]) or None,
+    )
+
+
+def _listed(told: Iterable[str]) -> str | None:
+    return ", ".join(sorted({*filter(None, told)})[:8]) or None
+
+
+def _scatter_s(clocks: Clocks) -> Pairs:
+    return tuple(
+        (rank, scatter_ns * 1e-9) for rank, scatter_ns in sorted(clocks.scatter_ns.items())
+    )
 
 
 def _usual_world(outlines: Sequence[Outline]) -> int | None:

@@ -356,6 +356,10 @@ class _Collectives:
                 backend=dist.get_backend(),
                 torch=torch.__version__,
             )
+            # Fullwire's transport has one; other back ends do not say theirs.
+            congestion = getattr(dist.group.WORLD, "congestion", None)
+            if congestion is not None:
+                self._journal.define(kind="fact", name="transport_congestion", value=congestion)
 
 
 def _pair(op: str, here: int, arguments: Sequence[Any]) -> str:

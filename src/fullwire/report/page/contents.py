@@ -95,15 +95,19 @@ def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
 def _subtitle(run: Run) -> Iterator[str]:
     """Say in a few words what kind of job this is."""
     facts = run.facts
-    if "model" in facts:
-        yield f"{facts['model']}" + (f" on {facts['device']}" if "device" in facts else "")
+    if facts.model is not None:
+        yield facts.model + ("" if facts.device is None else f" on {facts.device}")
     count = world(run)
     yield f"{count:,} worker" + ("s" if count > 1 else "")
-    if isinstance(rate_bps := facts.get("line_rate_bps"), float):
-        yield show_rate(rate_bps)
-    for fact, words in (("backend", "{}"), ("buckets", "buckets {}"), ("hook", "hook {}")):
-        if fact in facts:
-            yield words.format(facts[fact])
+    if facts.line_rate_bps is not None:
+        yield show_rate(facts.line_rate_bps)
+    for fact, words in (
+        (facts.backend, "{}"),
+        (facts.buckets, "buckets {}"),
+        (facts.hook, "hook {}"),
+    ):
+        if fact is not None:
+            yield words.format(fact)
     size = run.gradients
     if len(size):
         one = (size.rank == size.rank[0]) & (size.step == size.step[len(size) // 2])

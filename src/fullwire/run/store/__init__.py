@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.run.facts import FactValue
+from fullwire.run.facts import Facts, FactValue, named
 from fullwire.run.run import TABLES, AnyTable, Basis, Origin, Provenance, Run, Spans, Table
 from fullwire.units import shown
 
@@ -147,9 +147,7 @@ class RunWriter:
         for name, count in rows.items():
             self._rows[name] += count
 
-    def finish(
-        self, provenance: Provenance, facts: Mapping[str, FactValue], missing: Sequence[str]
-    ) -> Path:
+    def finish(self, provenance: Provenance, facts: Facts, missing: Sequence[str]) -> Path:
         """Write what still waits and the description, and move the run to its place."""
         outline = Run(provenance=provenance, facts=facts, missing=tuple(missing))
         rows = {name: count for name, count in self._rows.items() if count}
@@ -400,7 +398,7 @@ def _run_of(
                 source=stored.provenance.source,
                 basis=stored.provenance.basis,
             ),
-            facts={name: _fact(value) for name, value in stored.facts.items()},
+            facts=named({name: _fact(value) for name, value in stored.facts.items()}),
             missing=tuple(missing),
             **tables,  # type: ignore[arg-type]  # by name from TABLES, which names the fields
         )
@@ -508,7 +506,9 @@ def _description(run: Run, rows: dict[str, int], crc32: dict[str, int]) -> bytes
         provenance=_StoredProvenance(
             origin=run.provenance.origin, source=run.provenance.source, basis=run.provenance.basis
         ),
-        facts={name: list(v) if isinstance(v, tuple) else v for name, v in run.facts.items()},
+        facts={
+            name: list(v) if isinstance(v, tuple) else v for name, v in run.facts.known().items()
+        },
         missing=list(run.missing),
         rows=rows,
         crc32=crc32,

@@ -79,7 +79,7 @@ def measured(trial: Trial, run: Run) -> Measured:
         sent_from="sizes of collectives" if sent is None else "NIC counters",
         processor_utilization=used,
         processors_from=used_from,
-        processors=int(str(run.facts.get("processors", 1))),
+        processors=run.facts.processors or 1,
         sends_to=_sends_to(run),
     )
 
@@ -141,16 +141,14 @@ def _processor_utilization(
     shares = run.hosts.utilization[is_processor & inside]
     if len(shares):
         return float(shares.mean()), "/proc/stat, all work on the machine"
-    per_rank, processors = run.facts.get("processor_s", ()), run.facts.get("processors", 1)
-    assert isinstance(per_rank, tuple)
-    assert isinstance(processors, int)
+    per_rank, processors = run.facts.processor_s or (), run.facts.processors or 1
     used_s = sum(used_s for _, used_s in per_rank)
     return used_s / (processors * step_s), "processor time of the ranks"
 
 
 def _sends_to(run: Run) -> tuple[int, ...] | None:
     """Return to which host each one sends nearly all, from its TCP connections; else nobody."""
-    names = str(run.facts.get("hosts", "")).split(",")
+    names = (run.facts.hosts or "").split(",")
     if not len(run.sockets) or len(names) < 2:
         return None
     address_of = _addresses(run)

@@ -29,6 +29,7 @@ from fullwire.lab.lab import Lab
 from fullwire.lab.namespaces import die_with_parent
 from fullwire.recorder.assemble import Known
 from fullwire.run.emulation import BYTES_A_VALUE
+from fullwire.run.facts import Facts
 from fullwire.run.run import Gradients, Run
 from fullwire.run.store import read_run, write
 from fullwire.studies.papers.trials import Trial
@@ -51,7 +52,7 @@ def finished(trial: Trial, directory: Path) -> Run | None:
         run = read_run(place)
     except FullwireError:  # damaged since
         return None
-    return run if run.facts.get("exit_status") == 0 else None
+    return run if run.facts.exit_status == 0 else None
 
 
 def check_machine() -> None:
@@ -132,8 +133,8 @@ def _job(trial: Trial) -> Iterator[tuple[list[str], Known]]:
 
 def _small_job(trial: Trial) -> tuple[list[str], Known]:
     words = [str(trial.width), str(trial.batch), str(trial.steps), *["half"] * trial.half]
-    facts = {"model": trial.model, "device": "a processor", "batch": f"{trial.batch} digits"}
-    return [sys.executable, str(_JOB), *words], Known(source=trial.name, facts=dict(facts))
+    facts = Facts(model=trial.model, device="a processor", batch=f"{trial.batch} digits")
+    return [sys.executable, str(_JOB), *words], Known(source=trial.name, facts=facts)
 
 
 @contextmanager

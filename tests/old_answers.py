@@ -1,0 +1,141 @@
+"""What old runs answer: the questions, the answers as they are kept, and how two are compared.
+
+    python -m tests.old_answers
+
+asks everything again and writes `data/answers` anew, from the root of a checkout. Look at the
+difference that git shows before you commit it. A number may change only where an answer was wrong;
+a `.txt` may change wherever its words were meant to. Runs and inputs are never written again: that
+they were made by an older program is what they are for (`data/README.md` says how).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from fullwire.cli import main
+
+DATA = Path(__file__).with_name("data")
+ANSWERS = DATA / "answers"
+RELATIVE, ABSOLUTE = 1e-9, 1e-12  # the second for what is 0 but for rounding
+# Words for people: that they are there, and how many, is all that is held equal.
+WORDS = {
+    "audit",
+    "change",
+    "changes",
+    "cluster_sentences",
+    "missing",
+    "reasons",
+    "remarks",
+    "sentence",
+    "sentences",
+    "setting",
+    "warnings",
+}
+
+
+def questions() -> dict[str, str]:
+    """Return what is asked, by the name of the file that holds the answer."""
+    lines = (DATA / "questions.txt").read_text().splitlines()
+    asked = (line.partition(": ") for line in lines if line and not line.startswith("#"))
+    return {name: question for name, _, question in asked}
+
+
+def old_runs() -> list[Path]:
+    """Return the runs of all formats."""
+    return sorted(path.parent.relative_to(DATA) for path in DATA.glob("format-*/*.run/run.json"))
+
+
+def answer(question: str) -> str:
+    """Ask the command line, in this process, and return what it printed."""
+    said, refused = io.StringIO(), io.StringIO()
+    often = gc.get_threshold()
+    with (
+        _among_the_data(),
+        patch.dict(os.environ, COLUMNS="80"),
+        patch.object(sys, "argv", ["fullwire", *shlex.split(question)]),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(refused),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            if end.code:
+                raise AssertionError(f"fullwire {question}: {refused.getvalue()}") from None
+        finally:
+            gc.set_threshold(*often)
+    return said.getvalue()
+
+
+@contextlib.contextmanager
+def _among_the_data() -> Iterator[None]:
+    """Work where the questions' files are, so that no answer holds the place of a checkout."""
+    before = Path.cwd()
+    os.chdir(DATA)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def differences(expected: Any, got: Any, where: str = "") -> Iterator[str]:
+    """Say where an answer is not what it was; keys that came since then are none."""
+    if isinstance(expected, dict) and isinstance(got, dict):
+        for key, value in expected.items():
+            inside = f"{where}.{key}"
+            if key not in got:
+                yield f"{inside}: is gone, it was {value!r}"
+            elif key in WORDS:
+                yield from _words(value, got[key], inside)
+            else:
+                yield from differences(value, got[key], inside)
+    elif isinstance(expected, list) and isinstance(got, list):
+        if len(expected) != len(got):
+            yield f"{where}: was {len(expected)} long, and is {len(got)}: {expected!r}, {got!r}"
+        for number, (one, other) in enumerate(zip(expected, got, strict=False)):
+            yield from differences(one, other, f"{where}[{number}]")
+    elif not _alike(expected, got):
+        yield f"{where}: was {expected!r}, and is {got!r}"
+
+
+def _words(expected: Any, got: Any, where: str) -> Iterator[str]:
+    if type(expected) is not type(got) or bool(expected) != bool(got):
+        yield f"{where}: was {expected!r}, and is {got!r}"
+    elif isinstance(expected, list) and len(expected) != len(got):
+        yield f"{where}: had {len(expected)} entries, and has {len(got)}: {expected!r}, {got!r}"
+
+
+def _alike(expected: Any, got: Any) -> bool:
+    if isinstance(expected, bool) or isinstance(got, bool):
+        return expected is got
+    if isinstance(expected, int | float) and isinstance(got, int | float):
+        return math.isclose(expected, got, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    return bool(expected == got)
+
+
+def write_answers() -> None:
+    """Ask everything, and write what is answered."""
+    ANSWERS.mkdir(exist_ok=True)
+    asked = questions()
+    for path in ANSWERS.iterdir():
+        if path.name not in asked:
+            path.unlink()
+    for name, question in asked.items():
+        text = answer(question)
+        if name.endswith(".json"):
+            text = json.dumps(json.loads(text), indent=1, ensure_ascii=False) + "\n"
+        (ANSWERS / name).write_text(text)
+
+
+if __name__ == "__main__":
+    write_answers()

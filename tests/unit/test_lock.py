@@ -1,0 +1,25 @@
+"""The lock of `make environment` says versions, and nothing of a machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LINE = re.compile(r'([a-z0-9-]+)==([\w.]+); python_version == "3\.\d+"')
+
+
+def locked() -> dict[str, str]:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    found = [LINE.fullmatch(line) for line in lines if not line.startswith("#")]
+    assert all(found), "a line is no version of one Python: no address, no build of one machine"
+    return {each[1]: each[2] for each in found if each}
+
+
+def test_the_lock_holds_what_the_environment_is_asked_for_and_no_torch() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    asked = "".join(re.findall(r"^(?:dependencies|test|bench) = (\[.*?\])$", text, re.M | re.S))
+    names = set(re.findall(r'"([a-zA-Z0-9-]+)[<>=][^"]*"', asked)) - {"tomli"}  # Python 3.10's
+    assert len(names) > 10
+    assert names <= locked().keys()
+    assert "torch" not in locked()

@@ -1,0 +1,39 @@
+"""The generated tests of `make test` with other cases in every round.
+
+    .venv/bin/python -m validation.generated [ROUNDS] [--times N] [-- PYTEST ARGUMENTS]
+
+`make test` makes the same cases in every run, so that a change fails for its own reasons. Here
+they are random. --times asks the tests of readers and files for so many times more of them.
+A round that fails prints the case, and the next round does not begin.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from validation import arguments
+
+
+def main() -> None:
+    """Run them round by round."""
+    taken = arguments.parser(__doc__)
+    taken.add_argument("rounds", type=int, nargs="?", default=3)
+    taken.add_argument("--times", type=int, default=1)
+    taken.add_argument("more", nargs="*", help="for pytest, like -- tests/test_units.py")
+    given = taken.parse_args()
+    command = [sys.executable, "-m", "pytest", "-m", "hypothesis", "--hypothesis-profile=random"]
+    for number in range(1, given.rounds + 1):
+        print(f"round {number} of {given.rounds}", flush=True)
+        done = subprocess.run(
+            [*command, *given.more],
+            env={**os.environ, "FULLWIRE_FUZZ": str(given.times)},
+            check=False,
+        )
+        if done.returncode:
+            sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main()
