@@ -52,7 +52,13 @@ void Engine::take_connections(std::vector<int>& sockets, const std::vector<Keys>
         sockets[other] = -1;
         Connection& connection = *connections_.back();
         ::fcntl(connection.socket, F_SETFL, O_NONBLOCK);
-        if (!keys.empty()) connection.encrypt(keys[other]);
+        if (keys.empty()) continue;
+        try {
+            connection.encrypt(keys[other]);
+        } catch (...) {
+            connection.close();  // nothing may go over it in clear, last words neither
+            throw;
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 // What ranks tell each other, and how they find out who is gone, late or does something else.
 
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #include <linux/sockios.h>
 
@@ -366,6 +367,19 @@ void Engine::tell_why(Connection& connection, std::string_view problem) noexcept
         connection.last_words_bytes = std::min(problem.size(), connection.last_words.size());
         std::memcpy(connection.last_words.data(), problem.data(), connection.last_words_bytes);
     }
+}
+
+void Engine::say_last_words(int socket, const char* rank, const char* lacking) noexcept {
+    struct {
+        Head head;
+        char text[kLongestLastWords];
+    } words{};
+    const int length = std::snprintf(words.text, sizeof words.text, "rank %s: %s", rank, lacking);
+    words.head.kind = kAbort;
+    words.head.length =
+        static_cast<std::uint32_t>(std::min(static_cast<std::size_t>(length), sizeof words.text - 1));
+    words.head.check = words.head.right_check();
+    (void)::send(socket, &words, sizeof(Head) + words.head.length, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 // This process lacks something; every rank is told what, and whose process it is.

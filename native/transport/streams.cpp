@@ -41,6 +41,10 @@ Streams::Streams(Engine::Manner manner, std::vector<int> sockets, const std::vec
 
 Streams::~Streams() { close(); }
 
+const char* Streams::own_name() const {
+    return manner_.names[static_cast<std::size_t>(manner_.rank)].c_str();
+}
+
 void Streams::add(std::vector<int> sockets, const std::vector<Keys>& keys) {
     try {
         problem_.reserve(kLongestLastWords);
@@ -49,7 +53,9 @@ void Streams::add(std::vector<int> sockets, const std::vector<Keys>& keys) {
             std::make_unique<Engine>(*this, manner_, sockets, keys, engines_.empty()));
     } catch (...) {
         for (const int socket : sockets) {
-            if (socket >= 0) ::close(socket);
+            if (socket < 0) continue;
+            if (keys.empty()) Engine::say_last_words(socket, own_name(), kNoMemory);
+            ::close(socket);
         }
         throw;
     }
@@ -123,7 +129,7 @@ void Streams::run_out_before(std::string_view what) noexcept {
     char text[kLongestLastWords];
     const int length =
         std::snprintf(text, sizeof text, "rank %s: %s, before %.*s",
-                      manner_.names[static_cast<std::size_t>(manner_.rank)].c_str(), kNoMemory,
+                      own_name(), kNoMemory,
                       static_cast<int>(what.size()), what.data());
     give_up({text, std::min(static_cast<std::size_t>(length), sizeof text - 1)});
 }

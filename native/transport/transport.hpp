@@ -157,6 +157,8 @@ public:
     // Collectives are numbered for people from the one after this.
     void count_from(std::uint64_t sequence) { uncounted_ = sequence; }
     std::uint64_t malformed() const { return malformed_.load(); }
+    // Over a connection that no engine could take.
+    static void say_last_words(int socket, const char* rank, const char* lacking) noexcept;
 
 private:
     struct Head;
@@ -321,6 +323,7 @@ public:
 
 private:
     friend class Engine;
+    const char* own_name() const;
     std::vector<TaskPointer> parts_of(const TaskPointer& task) const;
     std::size_t streams_for(std::uint64_t bytes) const;
     Block part_of(const Block& block, std::size_t stream) const;

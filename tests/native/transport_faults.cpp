@@ -23,6 +23,7 @@
 #include <ctime>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -255,13 +256,14 @@ Fate take_part(int rank, const Sockets& first, const Sockets& second, bool encry
     const Engine::Manner manner{rank, {"0", "1", "2"}, "faults", 5.0, 0, rank == 2};
     const auto keys = keys_of(rank, encrypted);
     Fate fate;
-    std::unique_ptr<Streams> streams;
+    std::optional<Streams> streams;
     std::vector<int> of_first = first[self], of_second = second[self];
     bool has_second = false;
     try {
         {
+            Engine::Manner own = manner;
             const Watched watched;
-            streams = std::make_unique<Streams>(manner, std::move(of_first), keys);
+            streams.emplace(std::move(own), std::move(of_first), keys);
         }
         const Watched watched;
         has_second = true;

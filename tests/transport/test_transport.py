@@ -33,8 +33,8 @@ from fullwire.transport import congestion, group, programs, rendezvous
 from fullwire.transport import streams as transport_streams
 from fullwire.transport.programs import Links
 
-from . import transport_ranks as ranks
-from .ports import held_port
+from tests import transport_ranks as ranks
+from tests.ports import held_port
 
 NUMBERS: dict[str, int] = {
     "float32": 0,
