@@ -104,6 +104,7 @@ void Engine::issue(const TaskPointer& task, Caller caller) {
 }
 
 void Engine::make_room() {
+    require_own_process();  // in a fork, who holds the mutex is past
     const std::lock_guard lock(mutex_);
     if (issued_.size() == issued_.capacity()) issued_.reserve(2 * issued_.size() + 8);
 }

@@ -32,7 +32,6 @@ from fullwire.run.run import Carried, Collectives
 from fullwire.transport import congestion, group, programs, rendezvous
 from fullwire.transport import streams as transport_streams
 from fullwire.transport.programs import Links
-
 from tests import transport_ranks as ranks
 from tests.ports import held_port
 

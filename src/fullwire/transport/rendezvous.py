@@ -147,7 +147,10 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
                 meeting.raise_if_failed(missing)
             door.answer(0.05)
         found |= door.trusted
-        machines = [meeting.record(other)[2] for other in range(size)]
+        try:
+            machines = [meeting.record(other)[2] for other in range(size)]
+        except _NotYet as error:  # a rank that was met, and has failed since
+            raise TransportError(str(error)) from None
         for each in found.values():
             each.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keys = [
