@@ -85,7 +85,7 @@ def _read(path: Path) -> bytes:
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise TransportError(f"{KEY_FILE_VARIABLE}: {path}: {error.strerror}") from None
-    with os.fdopen(opened, "rb") as file:
+    try:
         about = os.fstat(opened)
         if not stat.S_ISREG(about.st_mode):
             raise TransportError(f"{KEY_FILE_VARIABLE}: {path}: expected a regular file")
@@ -99,7 +99,9 @@ def _read(path: Path) -> bytes:
                 f"{KEY_FILE_VARIABLE}: {path}: expected a file of user {os.geteuid()}, it belongs "
                 f"to {about.st_uid}"
             )
-        return file.read(_LONGEST_KEY_BYTES + 1)
+        return os.read(opened, _LONGEST_KEY_BYTES + 1)
+    finally:
+        os.close(opened)
 
 
 def _long_enough(key: bytes, where: str) -> bytes:

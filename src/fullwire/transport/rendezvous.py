@@ -349,6 +349,8 @@ class _Door:
         self._guests.register(connection, selectors.EVENT_READ, guest)
 
     def _hear(self, guest: _Guest) -> None:
+        if guest.connection.fileno() < 0:  # turned away while what it said was waiting
+            return
         wanted = (_PROOF_BYTES if guest.hello else _HELLO.size) - len(guest.received)
         try:
             piece = guest.connection.recv(wanted)
