@@ -75,14 +75,14 @@ def build(directory: Path, *flags: str) -> Path:
 
 def rounds(program: Path, kind: str, first: int, count: int, manner: Sequence[str]) -> Counts:
     """Let the first call and those after it fail, one a round, as long as there are any."""
-    command = [program, kind, str(first), str(count), *manner]
+    command = [str(program), kind, str(first), str(count), *manner]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_LONGEST_S
         )
     except subprocess.TimeoutExpired:
         return Counts(hangs=1, said=f"{kind}: it did not end\n")
-    said = f"{' '.join(map(str, command[1:]))}: {done.stdout[-400:]}{done.stderr[-2000:]}\n"
+    said = f"{' '.join(command[1:])}: {done.stdout[-400:]}{done.stderr[-2000:]}\n"
     if done.returncode == -signal.SIGALRM:
         return Counts(hangs=1, said=said)
     if done.returncode == 1:
@@ -90,7 +90,7 @@ def rounds(program: Path, kind: str, first: int, count: int, manner: Sequence[st
     found = re.search(r"^(\d+) rounds, (\d+) told of the cause, (\d+) ranks", done.stdout, re.M)
     if done.returncode or not found:
         return Counts(aborts=1, said=said)
-    return Counts(*map(int, found.groups()))
+    return Counts(int(found[1]), told=int(found[2]), unnamed=int(found[3]))
 
 
 def main(wanted: int) -> Counts:

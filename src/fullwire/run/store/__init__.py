@@ -32,6 +32,7 @@ import msgspec
 import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import planted
 from fullwire.run.facts import Facts, FactValue, named
 from fullwire.run.run import TABLES, AnyTable, Basis, Origin, Provenance, Run, Spans, Table
 from fullwire.units import shown
@@ -570,6 +571,8 @@ def _read_description(place: Path) -> _StoredRun:
             raise DamagedInput(
                 place, "no run.json in it: not a run, or one that was never finished"
             )
+        if strange := planted(path, place):
+            raise DamagedInput(path, strange)
         with path.open("rb") as file:
             content = file.read(_LARGEST_DESCRIPTION + 1)
     except OSError as error:
@@ -656,8 +659,8 @@ def _read_piece(path: Path, kind: type[AnyTable], crc32: int | None, most_rows: 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not path.is_file():  # a pipe would be waited for
-        raise ValueError("it is no file")
+    if strange := planted(path, path.parent):  # a pipe would be waited for
+        raise ValueError(strange)
     if crc32 is not None and crc32 != _crc32(path):
         raise ValueError("it is not as it was written")
     # Arrow's own file: its threads may be at work when the process ends, where Python's are gone.
