@@ -346,7 +346,7 @@ fullwire::TaskPointer issue_collective(
     fullwire::Streams& streams, std::string description,
     std::shared_ptr<const fullwire::Program> program, const std::vector<BlockRow>& source,
     const std::vector<BlockRow>& work, std::optional<std::uint8_t> reduction, std::uint8_t number,
-    std::uint32_t divide_by, double timeout_s, bool soon) {
+    std::uint32_t divide_by, double timeout_s, bool soon) try {
     auto task = std::make_shared<fullwire::Task>();
     task->description = std::move(description);
     task->number = static_cast<fullwire::Number>(number);
@@ -360,10 +360,13 @@ fullwire::TaskPointer issue_collective(
     using Caller = fullwire::Engine::Caller;
     streams.issue(task, soon ? Caller::waits : Caller::goes_on);
     return task;
+} catch (const std::bad_alloc&) {
+    streams.run_out_before("a collective");
+    throw std::runtime_error(streams.problem());
 }
 
 fullwire::TaskPointer issue_transfer(fullwire::Streams& streams, std::string description, bool sends,
-                                     int rank, std::uint64_t tag, BlockRow block, double timeout_s) {
+                                     int rank, std::uint64_t tag, BlockRow block, double timeout_s) try {
     using Task = fullwire::Task;
     auto task = std::make_shared<Task>();
     task->description = std::move(description);
@@ -376,6 +379,9 @@ fullwire::TaskPointer issue_transfer(fullwire::Streams& streams, std::string des
     // To torch an isend and a send are the same call.
     streams.issue(task, fullwire::Engine::Caller::may_wait);
     return task;
+} catch (const std::bad_alloc&) {
+    streams.run_out_before("a transfer");
+    throw std::runtime_error(streams.problem());
 }
 
 nb::tuple times_of(const fullwire::Task& task) {
@@ -384,13 +390,27 @@ nb::tuple times_of(const fullwire::Task& task) {
                           times.reducing_ns, times.sent_bytes);
 }
 
+// By rank: what encrypts what is sent there, and what comes from there; nothing without encryption.
+using KeyRow = std::pair<nb::bytes, nb::bytes>;
+
+std::string text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+std::vector<fullwire::Keys> ciphers_of(const std::vector<KeyRow>& rows) {
+    std::vector<fullwire::Keys> keys;
+    for (const auto& [sends, receives] : rows) keys.push_back({text_of(sends), text_of(receives)});
+    return keys;
+}
+
 std::shared_ptr<fullwire::Streams> streams_of(int rank, std::vector<int> sockets,
                                               std::vector<std::string> names, std::string group,
-                                              double silence_s, int spin_us, bool checks) {
+                                              double silence_s, int spin_us, bool checks,
+                                              const std::vector<KeyRow>& keys) {
     return std::make_shared<fullwire::Streams>(
         fullwire::Engine::Manner{rank, std::move(names), std::move(group), silence_s, spin_us, checks},
-        std::move(sockets));
+        std::move(sockets), ciphers_of(keys));
 }
+
+nb::bytes bytes_of(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
 void define_transport(nb::module_& module) {
     using fullwire::Streams;
@@ -409,8 +429,14 @@ void define_transport(nb::module_& module) {
         .def_prop_ro("times", &times_of);
     nb::class_<Streams>(module, "TransportStreams")
         .def(nb::new_(&streams_of), nb::arg("rank"), nb::arg("sockets"), nb::arg("names"),
-             nb::arg("group"), nb::arg("silence_s"), nb::arg("spin_us"), nb::arg("checks") = false)
-        .def("add", &Streams::add, nb::arg("sockets"))
+             nb::arg("group"), nb::arg("silence_s"), nb::arg("spin_us"), nb::arg("checks") = false,
+             nb::arg("keys") = std::vector<KeyRow>{})
+        .def(
+            "add",
+            [](Streams& streams, std::vector<int> sockets, const std::vector<KeyRow>& keys) {
+                streams.add(std::move(sockets), ciphers_of(keys));
+            },
+            nb::arg("sockets"), nb::arg("keys") = std::vector<KeyRow>{})
         .def("largest_part", &Streams::largest_part, nb::arg("size_bytes"))
         .def("collective", &issue_collective, nb::arg("description"), nb::arg("program"),
              nb::arg("source"), nb::arg("work"), nb::arg("reduction").none(), nb::arg("number"),
@@ -421,10 +447,25 @@ void define_transport(nb::module_& module) {
         .def("wait_for_any", &Streams::wait_for_any, Released())
         .def("count_from_here", &Streams::count_from_here)
         .def("abort", &Streams::abort, nb::arg("reason"), Released())
+        .def(
+            "give_up",
+            [](Streams& streams, const std::string& problem) { streams.give_up(problem); },
+            nb::arg("problem"), Released())
         .def("close", &Streams::close, nb::arg("reason") = "", Released())
         .def("leave_to_parent", &Streams::leave_to_parent)
         .def_prop_ro("problem", &Streams::problem)
         .def_prop_ro("malformed", &Streams::malformed);
+    module.def("encryption_problem", &fullwire::encryption_problem);
+    module.def(
+        "x25519_public",
+        [](const nb::bytes& own) { return bytes_of(fullwire::x25519_public(text_of(own))); },
+        nb::arg("private_key"));
+    module.def(
+        "x25519_shared",
+        [](const nb::bytes& own, const nb::bytes& other) {
+            return bytes_of(fullwire::x25519_shared(text_of(own), text_of(other)));
+        },
+        nb::arg("private_key"), nb::arg("other_public_key"));
 }
 
 void run_capture(fullwire::PacketCapture& capture, int watched) {

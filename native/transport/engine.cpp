@@ -14,26 +14,60 @@
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
+#include <system_error>
 
 #include "transport/parts.hpp"
 
 namespace fullwire {
 
-Engine::Engine(Streams& streams, const Manner& manner, std::vector<int> sockets, bool is_first)
+Engine::Engine(Streams& streams, const Manner& manner, std::vector<int>& sockets,
+               const std::vector<Keys>& keys, bool is_first)
     : streams_(streams), is_first_(is_first), rank_(manner.rank), names_(manner.names),
       group_(manner.group), silence_ns_(static_cast<std::int64_t>(manner.silence_s * 1e9)),
       spin_ns_(is_first ? manner.spin_us * 1000LL : 0), checks_(manner.checks),
       process_(::getpid()), scratch_(kScratch) {
-    for (std::size_t other = 0; other < sockets.size(); ++other) {
-        const bool is_self = static_cast<int>(other) == rank_;
-        connections_.push_back(is_self ? nullptr : std::make_unique<Connection>(
-                                                       static_cast<int>(other), sockets[other]));
-        if (!is_self) ::fcntl(sockets[other], F_SETFL, O_NONBLOCK);
-    }
-    wake_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (wake_ < 0) throw std::runtime_error("no descriptor is left for a transport");
     moved_ns_ = now_ns();
-    thread_ = std::thread([this] { work_in_background(); });
+    try {
+        take_connections(sockets, keys);
+        problem_.reserve(kLongestLastWords);
+        wake_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+        if (wake_ < 0) never_began(errno == ENOMEM ? kNoMemory : kNoDescriptor);
+        thread_ = std::thread([this] { work_in_background(); });
+    } catch (const std::bad_alloc&) {
+        never_began(kNoMemory);
+    } catch (const std::system_error&) {
+        never_began(kNoThread);
+    }
+}
+
+void Engine::take_connections(std::vector<int>& sockets, const std::vector<Keys>& keys) {
+    connections_.reserve(sockets.size());
+    polled_.reserve(sockets.size() + 1);
+    for (std::size_t other = 0; other < sockets.size(); ++other) {
+        if (static_cast<int>(other) == rank_) {
+            connections_.push_back(nullptr);
+            continue;
+        }
+        connections_.push_back(std::make_unique<Connection>(static_cast<int>(other), sockets[other]));
+        sockets[other] = -1;
+        Connection& connection = *connections_.back();
+        ::fcntl(connection.socket, F_SETFL, O_NONBLOCK);
+        if (keys.empty()) continue;
+        try {
+            connection.encrypt(keys[other]);
+        } catch (...) {
+            connection.close();  // nothing may go over it in clear, last words neither
+            throw;
+        }
+    }
+}
+
+// The others are told why, for they wait already.
+void Engine::never_began(const char* lacking) {
+    run_out(lacking);
+    say_goodbye();
+    if (wake_ >= 0) ::close(wake_);
+    throw std::runtime_error(problem_);
 }
 
 Engine::~Engine() { close(); }
@@ -49,7 +83,7 @@ void Engine::issue(const TaskPointer& task, Caller caller) {
     const std::int64_t now = task->times.issued_ns = now_ns();
     const std::lock_guard lock(mutex_);
     if (closing_ || !problem_.empty()) {
-        task->problem = problem_.empty() ? "the group was destroyed" : problem_;
+        keep_problem(*task, problem_.empty() ? "the group was destroyed" : problem_);
         task->state.store(Task::State::failed, std::memory_order_release);
         ended_.notify_all();
         return streams_.has_ended(task);
@@ -67,6 +101,12 @@ void Engine::issue(const TaskPointer& task, Caller caller) {
         if (now > watchful_until_ns_) changed_.notify_all();
         watchful_until_ns_ = now + kWatchNs;
     }
+}
+
+void Engine::make_room() {
+    require_own_process();  // in a fork, who holds the mutex is past
+    const std::lock_guard lock(mutex_);
+    if (issued_.size() == issued_.capacity()) issued_.reserve(2 * issued_.size() + 8);
 }
 
 bool Engine::wait(const TaskPointer& task, double timeout_s) {
@@ -121,12 +161,21 @@ void Engine::work_in_background() {
     }
 }
 
-void Engine::drive(int wait_ms) {
+// For want of memory the group ends, and the process goes on: what ends it needs none.
+void Engine::drive(int wait_ms) noexcept {
+    try {
+        drive_once(wait_ms);
+    } catch (const std::bad_alloc&) {
+        run_out(kNoMemory);
+        busy_.store(is_busy());
+        ::poll(nullptr, 0, kWatchfulTickMs);  // if there still is none, at no processor's cost
+    }
+}
+
+void Engine::drive_once(int wait_ms) {
     take_issued();
     if (!failed_ && streams_.has_failed_) fail(streams_.problem(), true);
-    for (auto& connection : connections_) {
-        if (connection && connection->is_open() && !connection->is_full) transmit(*connection);
-    }
+    transmit_all();
     finish_collective_if_whole();
     polled_.clear();
     polled_.push_back({wake_, POLLIN, 0});
@@ -137,7 +186,12 @@ void Engine::drive(int wait_ms) {
         polled_.push_back({is_open ? connection->socket : -1, events, 0});
     }
     busy_.store(is_busy());
-    const bool is_quiet = poll_for(busy_.load() ? wait_ms : 0) == 0;
+    const int found = poll_for(busy_.load() ? wait_ms : 0);
+    if (found < 0 && errno != EINTR) {
+        run_out(errno == EINVAL ? kNoDescriptor : kNoMemory);  // of more than are allowed it says EINVAL
+        ::poll(nullptr, 0, kWatchfulTickMs);
+    }
+    const bool is_quiet = found == 0;
     if (polled_[0].revents) {
         std::uint64_t count;
         (void)!::read(wake_, &count, sizeof count);
@@ -150,9 +204,7 @@ void Engine::drive(int wait_ms) {
         const bool may_have_some = is_quiet && connection->wakes_at > 1;
         if ((events & ~POLLOUT) || may_have_some) receive(*connection);
     }
-    for (auto& connection : connections_) {
-        if (connection && connection->is_open() && !connection->is_full) transmit(*connection);
-    }
+    transmit_all();
     finish_collective_if_whole();
     for (auto& connection : connections_) {
         if (connection && connection->is_open() && connection->is_broken) {
@@ -184,7 +236,8 @@ int Engine::poll_for(int wait_ms) {
 void Engine::choose_wake(Connection& connection) {
     using Sink = Connection::Sink;
     const bool is_due = connection.sink == Sink::collective || connection.sink == Sink::transfer;
-    const std::size_t wanted = is_due && connection.left > kSegment ? connection.left : 1;
+    const std::size_t left = connection.opens ? connection.record_left() : is_due ? connection.left : 0;
+    const std::size_t wanted = left > kSegment ? left : 1;
     if (wanted == connection.wakes_at) return;
     const int bytes = static_cast<int>(wanted);
     ::setsockopt(connection.socket, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
@@ -203,15 +256,19 @@ bool Engine::is_busy() const {
 // ---- Tasks begin and end ----------------------------------------------------------------------
 
 void Engine::take_issued() {
-    std::vector<TaskPointer> taken;
     {
         const std::lock_guard lock(mutex_);
-        taken.swap(issued_);
-    }
-    for (const TaskPointer& task : taken) {
         if (failed_) {
-            end(task, Task::State::failed, problem());
-        } else if (task->kind != Task::Kind::collective) {
+            taken_.swap(issued_);
+        } else {
+            taken_.insert(taken_.end(), issued_.begin(), issued_.end());
+            issued_.clear();
+        }
+    }
+    if (failed_) return end_all_that_is_open(problem_);
+    for (std::size_t each = 0; each < taken_.size(); ++each) {  // one that fails ends all that follow
+        const TaskPointer task = taken_[each];
+        if (task->kind != Task::Kind::collective) {
             begin_transfer(task);
         } else {
             next_sequence_ = task->sequence + 1;
@@ -225,6 +282,7 @@ void Engine::take_issued() {
             }
         }
     }
+    taken_.clear();
     if (!current_ && !waiting_.empty()) begin(waiting_.front());
 }
 
@@ -353,9 +411,10 @@ void Engine::finish_collective_if_whole() {
     }
 }
 
-void Engine::end(const TaskPointer& task, Task::State state, const std::string& problem) {
+void Engine::end(const TaskPointer& task, Task::State state, std::string_view problem) noexcept {
+    if (task->is_done()) return;
     task->times.ended_ns = now_ns();
-    task->problem = problem;
+    keep_problem(*task, problem);
     if (task->storage_bytes > spare_bytes_) {
         spare_ = std::move(task->storage);
         spare_bytes_ = task->storage_bytes;
@@ -370,12 +429,27 @@ void Engine::end(const TaskPointer& task, Task::State state, const std::string& 
     streams_.has_ended(task);
 }
 
+void Engine::end_all_that_is_open(std::string_view problem) noexcept {
+    const auto end_these = [&](auto& tasks) {
+        for (const TaskPointer& task : tasks) end(task, Task::State::failed, problem);
+        tasks.clear();
+    };
+    current_ = nullptr;
+    end_these(waiting_);
+    end_these(taken_);
+    end_these(sending_);
+    end_these(receiving_);
+    for (auto& connection : connections_) {
+        if (connection) end_these(connection->granted_transfers);
+    }
+}
+
 // ---- The end ----------------------------------------------------------------------------------
 
 void Engine::abort(const std::string& reason) {
     {
         const std::lock_guard lock(mutex_);
-        if (!closing_) abort_reason_ = reason;
+        if (!closing_) keep(abort_reason_, reason);
     }
     close();
 }
@@ -403,7 +477,7 @@ void Engine::close(const std::string& reason) {
         std::unique_lock lock(mutex_);
         if (closing_) return;
         closing_ = true;
-        leaving_reason_ = reason;
+        keep(leaving_reason_, reason);
         const std::uint64_t one = 1;
         (void)!::write(wake_, &one, sizeof one);
         changed_.notify_all();
@@ -420,14 +494,23 @@ void Engine::close(const std::string& reason) {
 }
 
 void Engine::say_goodbye() {
-    take_issued();
+    try {
+        take_issued();
+    } catch (const std::bad_alloc&) {
+        run_out(kNoMemory);
+    }
     const bool has_news = failed_ || !abort_reason_.empty() || !leaving_reason_.empty();
     if (!failed_ && !abort_reason_.empty()) {
         fail(abort_reason_, true);
     } else if (!failed_) {
         fail("the group was destroyed", false);
         for (auto& connection : connections_) {
-            if (connection && connection->is_open()) say(*connection, kBye, 0, 0, leaving_reason_);
+            if (!connection || !connection->is_open()) continue;
+            try {
+                say(*connection, kBye, 0, 0, leaving_reason_);
+            } catch (const std::bad_alloc&) {
+                connection->close();  // which they take for the end of this process
+            }
         }
     }
     const std::int64_t until_ns = now_ns() + kGoodbyeNs;
@@ -436,7 +519,13 @@ void Engine::say_goodbye() {
         is_over = true;
         for (auto& connection : connections_) {
             if (!connection || !connection->is_open()) continue;
-            if (now_ns() > until_ns || has_parted(*connection, has_news)) {
+            bool has_parted_from_it = now_ns() > until_ns;
+            try {
+                has_parted_from_it = has_parted_from_it || has_parted(*connection, has_news);
+            } catch (const std::bad_alloc&) {
+                has_parted_from_it = true;
+            }
+            if (has_parted_from_it) {
                 connection->close();
             } else {
                 is_over = false;

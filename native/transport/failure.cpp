@@ -1,10 +1,14 @@
 // What ranks tell each other, and how they find out who is gone, late or does something else.
 
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #include <linux/sockios.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <limits>
 
 #include "transport/parts.hpp"
@@ -299,45 +303,92 @@ void Engine::refuse(Connection& connection, const std::string& what) {
     fail(name_of(connection.rank) + " sent " + name_of(rank_) + " " + what, true);
 }
 
-void Engine::fail(const std::string& problem, bool tell_others) {
+void Engine::fail(std::string_view problem, bool tell_others) noexcept {
     if (failed_) return;
     failed_ = true;
-    std::vector<TaskPointer> ended(waiting_.begin(), waiting_.end());
-    const std::vector<TaskPointer> transfers = transfers_under_way();
-    ended.insert(ended.end(), transfers.begin(), transfers.end());
     for (auto& connection : connections_) {
         if (!connection) continue;
-        // Nobody may look at a tensor from here on: what of one is half sent is copied.
-        Connection::Out& out = connection->out;
-        if (out.what == Connection::Out::What::collective ||
-            out.what == Connection::Out::What::transfer) {
-            if (out.payload != connection->spill.data()) {
-                connection->spill.assign(out.payload, out.payload + out.head.length);
-                out.payload = connection->spill.data();
-            }
-            out.what = Connection::Out::What::note;
-        }
-        connection->granted_transfers.clear();
-        connection->transfer = nullptr;
-        connection->early.clear();
-        connection->early_bytes = 0;
-        connection->sends.clear();
-        connection->receives.clear();
-        connection->next_send = connection->next_receive = 0;
-        if (connection->sink != Connection::Sink::head) connection->sink = Connection::Sink::nowhere;
-        if (tell_others && connection->is_open()) say(*connection, kAbort, 0, 0, problem);
+        let_go_of_tasks(*connection);
+        if (tell_others && connection->is_open()) tell_why(*connection, problem);
     }
-    current_ = nullptr;
-    waiting_.clear();
-    sending_.clear();
-    receiving_.clear();
     case_.reset();
     {
         const std::lock_guard lock(mutex_);
-        problem_ = problem;
+        keep(problem_, problem);
     }
-    if (!closing_) streams_.has_failed(problem);
-    for (const TaskPointer& task : ended) end(task, Task::State::failed, problem);
+    if (!closing_) streams_.give_up(problem);
+    end_all_that_is_open(problem);
+}
+
+void Engine::let_go_of_tasks(Connection& connection) noexcept {
+    // Nobody may look at a tensor from here on: what of one is half sent is copied, or sent while its
+    // task is still open where there is no memory for a copy. A record is a copy already.
+    Connection::Out& out = connection.out;
+    using What = Connection::Out::What;
+    if (out.what == What::collective || out.what == What::transfer) {
+        out.what = What::note;
+        if (!out.record_bytes && !out.done) {
+            out.what = What::nothing;
+        } else if (!out.record_bytes) {
+            try {
+                connection.spill.assign(out.payload, out.payload + out.head.length);
+                out.payload = connection.spill.data();
+            } catch (const std::bad_alloc&) {
+                if (!flushes_in_time(connection)) connection.close();
+                out.what = What::nothing;
+            }
+        }
+    }
+    connection.transfer = nullptr;
+    connection.early.clear();
+    connection.early_bytes = 0;
+    connection.sends.clear();
+    connection.receives.clear();
+    connection.next_send = connection.next_receive = 0;
+    if (connection.sink != Connection::Sink::head) connection.sink = Connection::Sink::nowhere;
+}
+
+bool Engine::flushes_in_time(Connection& connection) noexcept {
+    const std::int64_t until_ns = now_ns() + kGoodbyeNs;
+    while (connection.out.done < connection.out.all_bytes()) {
+        const ssize_t sent = send_rest(connection);
+        if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) return false;
+        if (sent < 0 && now_ns() > until_ns) return false;
+        pollfd until_free{connection.socket, POLLOUT, 0};
+        if (sent < 0) ::poll(&until_free, 1, kTickMs);
+    }
+    return true;
+}
+
+void Engine::tell_why(Connection& connection, std::string_view problem) noexcept {
+    try {
+        say(connection, kAbort, 0, 0, std::string(problem));
+    } catch (const std::bad_alloc&) {
+        connection.last_words_bytes = std::min(problem.size(), connection.last_words.size());
+        std::memcpy(connection.last_words.data(), problem.data(), connection.last_words_bytes);
+    }
+}
+
+void Engine::say_last_words(int socket, const char* rank, const char* lacking) noexcept {
+    struct {
+        Head head;
+        char text[kLongestLastWords];
+    } words{};
+    const int length = std::snprintf(words.text, sizeof words.text, "rank %s: %s", rank, lacking);
+    words.head.kind = kAbort;
+    words.head.length =
+        static_cast<std::uint32_t>(std::min(static_cast<std::size_t>(length), sizeof words.text - 1));
+    words.head.check = words.head.right_check();
+    (void)::send(socket, &words, sizeof(Head) + words.head.length, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+// This process lacks something; every rank is told what, and whose process it is.
+void Engine::run_out(const char* lacking) noexcept {
+    char text[kLongestLastWords];
+    const int length = std::snprintf(
+        text, sizeof text, "rank %s: %s%s%s", names_[static_cast<std::size_t>(rank_)].c_str(), lacking,
+        current_ ? ", in " : "", current_ ? current_->description.c_str() : "");
+    fail({text, std::min(static_cast<std::size_t>(length), sizeof text - 1)}, true);
 }
 
 std::string Engine::problem() {

@@ -20,6 +20,8 @@ constexpr std::size_t kLargestChunk = std::size_t{256} << 10;
 constexpr std::size_t kSmallestChunk = std::size_t{16} << 10;
 constexpr std::size_t kSegment = std::size_t{64} << 10;  // what the kernel takes off a wire at once
 constexpr std::size_t kLongestNote = 16384;
+// Of a problem, so much has room without asking for memory.
+constexpr std::size_t kLongestLastWords = 400;
 constexpr std::size_t kScratch = std::size_t{256} << 10;
 // Read beyond what goes to its place at once: the next frame's head, and little else to copy.
 constexpr std::size_t kLookAhead = 4096;
@@ -64,6 +66,28 @@ inline std::string seconds(std::int64_t ns) {
     std::string text = std::to_string(static_cast<double>(ns) / 1e9);
     text.erase(text.find('.') + 2);
     return text + " s";
+}
+
+// What a process may run out of, as every rank is told it.
+constexpr const char* kNoMemory = "out of memory";
+constexpr const char* kNoThread = "no new thread";
+constexpr const char* kNoDescriptor = "too many open files";
+
+// Keeps a text, or as much of it as there is room for where there is no memory.
+inline void keep(std::string& where, std::string_view text) noexcept {
+    try {
+        where.assign(text);
+    } catch (const std::bad_alloc&) {
+        where.assign(text.substr(0, where.capacity()));
+    }
+}
+
+inline void keep_problem(Task& task, std::string_view problem) noexcept {
+    try {
+        task.problem.assign(problem);
+    } catch (const std::bad_alloc&) {
+        task.problem.assign(kNoMemory);  // which fits into any string as it is
+    }
 }
 
 inline char* at(std::uint64_t address) { return reinterpret_cast<char*>(address); }
@@ -130,9 +154,13 @@ struct Engine::Connection {
         const char* payload = nullptr;
         std::size_t done = 0;
         bool ends_send = false;
+        std::size_t record_bytes = 0;  // with keys: what goes out is in `out_record`
+        std::size_t all_bytes() const { return record_bytes ? record_bytes : sizeof(Head) + head.length; }
     } out;
     std::string out_note;
     std::vector<char> spill;
+    std::array<char, kLongestLastWords> last_words;
+    std::size_t last_words_bytes = 0;
     std::deque<std::pair<Head, std::string>> notes;
     std::deque<TaskPointer> granted_transfers;
     bool is_full = false;  // the kernel takes no more for now
@@ -145,15 +173,30 @@ struct Engine::Connection {
     std::uint64_t sent_of_range = 0, sent = 0, to_send = 0, to_receive = 0;
     std::uint64_t granted_sequence = 0;
 
+    // With keys, what goes over the wire.
+    std::unique_ptr<RecordCipher> seals, opens;
+    std::vector<char> out_record, in_record;
+    std::size_t in_record_bytes = 0;
+    bool is_refused = false;  // what comes is read, and nobody looks at it
+
     Connection(int rank, int socket) : rank(rank), socket(socket), heard_ns(now_ns()) {}
+    void encrypt(const Keys& keys) {
+        seals = std::make_unique<RecordCipher>(keys.sends, RecordCipher::Way::seals);
+        opens = std::make_unique<RecordCipher>(keys.receives, RecordCipher::Way::opens);
+        // For small frames, and so for last words; it grows with what is sent.
+        out_record.resize(RecordCipher::sealed_bytes(sizeof(Head) + kLongestLastWords));
+        in_record.resize(kLookAhead);
+    }
+    // So many bytes make the record whole of which the beginning has come.
+    std::size_t record_left() const;
     ~Connection() { close(); }
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
 
     bool is_open() const { return socket >= 0; }
     bool has_output() const {
-        return out.what != Out::What::nothing || !notes.empty() || !granted_transfers.empty() ||
-               next_send < sends.size();
+        return out.what != Out::What::nothing || !notes.empty() || last_words_bytes ||
+               !granted_transfers.empty() || next_send < sends.size();
     }
     void close() {
         if (socket >= 0) ::close(socket);

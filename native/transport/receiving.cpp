@@ -12,6 +12,7 @@ namespace fullwire {
 
 void Engine::receive(Connection& connection) {
     using Sink = Connection::Sink;
+    if (connection.opens) return receive_records(connection);
     for (int round = 0; round < 4 && connection.is_open(); ++round) {
         iovec parts[2];
         std::size_t count = 0, direct = 0;
@@ -39,10 +40,7 @@ void Engine::receive(Connection& connection) {
         message.msg_iovlen = count;
         const ssize_t got = ::recvmsg(connection.socket, &message, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-        if (got <= 0) return lost(connection, "its connection was closed");
-        connection.heard_ns = now_ns();
-        connection.pinged_ns = 0;
+        if (!has_arrived(connection, got)) return;
         const std::size_t all = static_cast<std::size_t>(got);
         const std::size_t in_place = std::min(all, direct);
         if (in_place) take_payload(connection, place, in_place, true);
@@ -50,12 +48,79 @@ void Engine::receive(Connection& connection) {
             done += look_at(connection, scratch_.data() + (done - in_place), all - done);
         }
         if (all < direct + room) return;
-        if (round == 1) {  // the other direction is not to fall silent meanwhile
-            for (auto& other : connections_) {
-                if (other && other->is_open() && !other->is_full) transmit(*other);
-            }
+        if (round == 1) transmit_all();  // the other direction is not to fall silent meanwhile
+    }
+}
+
+// Says whether a read has brought anything; at its end the connection is lost.
+bool Engine::has_arrived(Connection& connection, ssize_t got) {
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+    if (got < 0 && (errno == ENOMEM || errno == ENOBUFS)) throw std::bad_alloc();  // the kernel's own
+    if (got <= 0) {
+        lost(connection, connection.in_record_bytes ? "its connection was cut in the middle of a record"
+                                                    : "its connection was closed");
+        return false;
+    }
+    connection.heard_ns = now_ns();
+    connection.pinged_ns = 0;
+    return true;
+}
+
+std::size_t Engine::Connection::record_left() const {
+    std::uint32_t rest = 0;
+    if (in_record_bytes < kRecordHeadBytes) return kRecordHeadBytes - in_record_bytes;
+    std::memcpy(&rest, in_record.data(), sizeof rest);
+    return kRecordHeadBytes + rest - in_record_bytes;
+}
+
+// A record is looked at once it is whole and known to be the next one of its sender.
+void Engine::receive_records(Connection& connection) {
+    for (int round = 0; round < 4 && connection.is_open(); ++round) {
+        const std::size_t wanted = connection.in_record_bytes + connection.record_left() + kLookAhead;
+        if (connection.in_record.size() < wanted) connection.in_record.resize(wanted);
+        const std::size_t room = wanted - connection.in_record_bytes;
+        const ssize_t got = ::recv(connection.socket,
+                                   connection.in_record.data() + connection.in_record_bytes, room,
+                                   MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR) continue;
+        if (!has_arrived(connection, got)) return;
+        connection.in_record_bytes += static_cast<std::size_t>(got);
+        open_records(connection);
+        if (static_cast<std::size_t>(got) < room) return;
+        if (round == 1) transmit_all();
+    }
+}
+
+void Engine::open_records(Connection& connection) {
+    char* const begin = connection.in_record.data();
+    std::size_t done = 0;
+    while (!connection.is_refused && connection.is_open()) {
+        const std::size_t there = connection.in_record_bytes - done;
+        std::uint32_t length = 0;
+        if (there < kRecordHeadBytes) break;
+        std::memcpy(&length, begin + done, sizeof length);
+        if (length < kTagBytes || length > sizeof(Head) + kLargestChunk + kTagBytes) {
+            connection.is_refused = true;
+            refuse(connection, "what is no record of this group");
+            break;
+        }
+        const std::size_t bytes = kRecordHeadBytes + length;
+        if (there < bytes) break;
+        char* const record = begin + done;
+        done += bytes;
+        if (!connection.opens->open(record, bytes)) {
+            connection.is_refused = true;
+            refuse(connection, "a record that was damaged, replayed, moved or left out on the way");
+            break;
+        }
+        const std::size_t text_bytes = length - kTagBytes;
+        for (std::size_t seen = 0; seen < text_bytes && connection.is_open();) {
+            seen += look_at(connection, record + kRecordHeadBytes + seen, text_bytes - seen);
         }
     }
+    if (connection.is_refused) done = connection.in_record_bytes;
+    std::memmove(begin, begin + done, connection.in_record_bytes - done);
+    connection.in_record_bytes -= done;
 }
 
 std::size_t Engine::look_at(Connection& connection, const char* bytes, std::size_t count) {

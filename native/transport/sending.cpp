@@ -20,18 +20,36 @@ void Engine::transmit(Connection& connection) {
     }
 }
 
-void Engine::seal(Connection& connection) const {
+void Engine::transmit_all() {
+    for (auto& connection : connections_) {
+        if (connection && connection->is_open() && !connection->is_full) transmit(*connection);
+    }
+}
+
+void Engine::seal(Connection& connection) {
     Connection::Out& out = connection.out;
     out.head.has_checksum = checks_ ? 1 : 0;
     if (checks_) out.head.checksum = crc32c(out.payload, out.head.length);
     out.head.check = out.head.right_check();
+    if (!connection.seals) return;
+    const std::size_t bytes = RecordCipher::sealed_bytes(sizeof(Head) + out.head.length);
+    if (connection.out_record.size() < bytes) connection.out_record.resize(bytes);
+    out.record_bytes = connection.seals->seal(connection.out_record.data(), &out.head, sizeof(Head),
+                                              out.payload, out.head.length);
 }
 
 bool Engine::choose_next(Connection& connection) {
+    if (connection.last_words_bytes) {
+        Head head;
+        head.kind = kAbort;
+        head.length = static_cast<std::uint32_t>(std::exchange(connection.last_words_bytes, 0));
+        connection.out = {Connection::Out::What::note, head, connection.last_words.data(), 0, false, 0};
+        return true;
+    }
     if (!connection.notes.empty()) {
         auto& [head, text] = connection.notes.front();
         connection.out_note = std::move(text);
-        connection.out = {Connection::Out::What::note, head, connection.out_note.data(), 0, false};
+        connection.out = {Connection::Out::What::note, head, connection.out_note.data(), 0, false, 0};
         connection.notes.pop_front();
         return true;
     }
@@ -75,7 +93,7 @@ bool Engine::choose_collective(Connection& connection) {
     head.length = static_cast<std::uint32_t>(bytes);
     connection.out = {Connection::Out::What::collective, head,
                       at(connection.send_range.address + connection.sent_of_range), 0,
-                      bytes == rest};
+                      bytes == rest, 0};
     connection.sent += bytes;
     connection.sent_of_range += bytes;
     if (bytes == rest) {
@@ -89,34 +107,18 @@ bool Engine::choose_collective(Connection& connection) {
 // Hands a frame to the kernel; false if it takes no more for now.
 bool Engine::push(Connection& connection) {
     Connection::Out& out = connection.out;
-    const std::size_t all = sizeof(Head) + out.head.length;
-    while (out.done < all) {
-        iovec parts[2];
-        std::size_t count = 0;
-        if (out.done < sizeof(Head)) {
-            parts[count++] = {reinterpret_cast<char*>(&out.head) + out.done,
-                              sizeof(Head) - out.done};
-        }
-        const std::size_t payload_done = out.done > sizeof(Head) ? out.done - sizeof(Head) : 0;
-        if (payload_done < out.head.length) {
-            parts[count++] = {const_cast<char*>(out.payload) + payload_done,
-                              out.head.length - payload_done};
-        }
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = count;
-        const ssize_t sent = ::sendmsg(connection.socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (sent < 0 && errno == EINTR) continue;
-        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+    while (out.done < out.all_bytes()) {
+        const ssize_t sent = send_rest(connection);
+        if (sent >= 0 || errno == EINTR) continue;
+        if (errno == EAGAIN || errno == EWOULDBLOCK) {
             connection.is_full = true;
             return false;
         }
-        if (sent < 0) {
-            connection.is_broken = true;
-            return false;
-        }
-        out.done += static_cast<std::size_t>(sent);
+        if (errno == ENOMEM || errno == ENOBUFS) throw std::bad_alloc();  // the kernel's own
+        connection.is_broken = true;
+        return false;
     }
+    out.record_bytes = 0;
     const auto what = std::exchange(out.what, Connection::Out::What::nothing);
     // Ranks that ask each other whether they live move nothing.
     if (what != Connection::Out::What::note) moved_ns_ = now_ns();
@@ -130,6 +132,31 @@ bool Engine::push(Connection& connection) {
         end(task, Task::State::done, "");
     }
     return true;
+}
+
+ssize_t Engine::send_rest(Connection& connection) {
+    Connection::Out& out = connection.out;
+    iovec parts[2];
+    std::size_t count = 0;
+    if (out.record_bytes) {
+        parts[count++] = {connection.out_record.data() + out.done, out.record_bytes - out.done};
+    } else {
+        if (out.done < sizeof(Head)) {
+            parts[count++] = {reinterpret_cast<char*>(&out.head) + out.done,
+                              sizeof(Head) - out.done};
+        }
+        const std::size_t payload_done = out.done > sizeof(Head) ? out.done - sizeof(Head) : 0;
+        if (payload_done < out.head.length) {
+            parts[count++] = {const_cast<char*>(out.payload) + payload_done,
+                              out.head.length - payload_done};
+        }
+    }
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = count;
+    const ssize_t sent = ::sendmsg(connection.socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent > 0) out.done += static_cast<std::size_t>(sent);
+    return sent;
 }
 
 void Engine::say(Connection& connection, std::uint8_t kind, std::uint64_t number,

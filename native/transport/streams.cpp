@@ -1,6 +1,7 @@
 // Several connections to each rank: what goes over which, and when all parts of it have ended.
 
 #include <algorithm>
+#include <cstdio>
 #include <stdexcept>
 
 #include "transport/parts.hpp"
@@ -33,15 +34,31 @@ std::vector<Block> blocks_of(const std::vector<Block>& given, std::size_t wanted
 
 }  // namespace
 
-Streams::Streams(Engine::Manner manner, std::vector<int> sockets) : manner_(std::move(manner)) {
-    add(std::move(sockets));
+Streams::Streams(Engine::Manner manner, std::vector<int> sockets, const std::vector<Keys>& keys)
+    : manner_(std::move(manner)) {
+    add(std::move(sockets), keys);
 }
 
 Streams::~Streams() { close(); }
 
-void Streams::add(std::vector<int> sockets) {
-    const bool is_first = engines_.empty();
-    engines_.push_back(std::make_unique<Engine>(*this, manner_, std::move(sockets), is_first));
+const char* Streams::own_name() const {
+    return manner_.names[static_cast<std::size_t>(manner_.rank)].c_str();
+}
+
+void Streams::add(std::vector<int> sockets, const std::vector<Keys>& keys) {
+    try {
+        problem_.reserve(kLongestLastWords);
+        engines_.reserve(engines_.size() + 1);
+        engines_.push_back(
+            std::make_unique<Engine>(*this, manner_, sockets, keys, engines_.empty()));
+    } catch (...) {
+        for (const int socket : sockets) {
+            if (socket < 0) continue;
+            if (keys.empty()) Engine::say_last_words(socket, own_name(), kNoMemory);
+            ::close(socket);
+        }
+        throw;
+    }
 }
 
 // ---- What goes over which ---------------------------------------------------------------------
@@ -97,6 +114,27 @@ std::vector<TaskPointer> Streams::parts_of(const TaskPointer& task) const {
 }
 
 void Streams::issue(const TaskPointer& task, Engine::Caller caller) {
+    try {
+        issue_parts(task, caller);
+    } catch (const std::bad_alloc&) {  // no stream has any of it yet
+        run_out_before(task->description);
+        task->parts.clear();
+        keep_problem(*task, problem_);
+        task->state.store(Task::State::failed, std::memory_order_release);
+        has_ended(task);
+    }
+}
+
+void Streams::run_out_before(std::string_view what) noexcept {
+    char text[kLongestLastWords];
+    const int length =
+        std::snprintf(text, sizeof text, "rank %s: %s, before %.*s",
+                      own_name(), kNoMemory,
+                      static_cast<int>(what.size()), what.data());
+    give_up({text, std::min(static_cast<std::size_t>(length), sizeof text - 1)});
+}
+
+void Streams::issue_parts(const TaskPointer& task, Engine::Caller caller) {
     const std::vector<TaskPointer> parts = parts_of(task);
     if (parts.size() > 1) {
         task->times.issued_ns = now_ns();
@@ -104,6 +142,7 @@ void Streams::issue(const TaskPointer& task, Engine::Caller caller) {
         task->parts_left = parts.size();
     }
     const std::lock_guard lock(order_);
+    for (std::size_t each = 0; each < parts.size(); ++each) engines_[each]->make_room();
     const std::uint64_t sequence = task->kind == Task::Kind::collective ? next_sequence_++ : 0;
     for (std::size_t each = 0; each < parts.size(); ++each) {
         parts[each]->sequence = sequence;
@@ -134,7 +173,7 @@ bool Streams::wait_for_any() {
     return !closing_;
 }
 
-void Streams::has_ended(const TaskPointer& task) {
+void Streams::has_ended(const TaskPointer& task) noexcept {
     const TaskPointer whole = std::exchange(task->whole, nullptr);
     const std::lock_guard lock(mutex_);
     if (whole && !ends_whole(whole, *task)) return;
@@ -142,7 +181,7 @@ void Streams::has_ended(const TaskPointer& task) {
     ended_.notify_all();
 }
 
-bool Streams::ends_whole(const TaskPointer& whole, const Task& part) {
+bool Streams::ends_whole(const TaskPointer& whole, const Task& part) noexcept {
     Times& times = whole->times;
     const auto earliest = [](std::int64_t known, std::int64_t other) {
         return known && other ? std::min(known, other) : std::max(known, other);
@@ -152,23 +191,23 @@ bool Streams::ends_whole(const TaskPointer& whole, const Task& part) {
     times.ended_ns = std::max(times.ended_ns, part.times.ended_ns);
     times.reducing_ns = std::max(times.reducing_ns, part.times.reducing_ns);  // side by side
     times.sent_bytes += part.times.sent_bytes;
-    if (whole->problem.empty()) whole->problem = part.problem;
+    if (part.has_failed() && !std::exchange(whole->has_failed_part, true)) {
+        keep_problem(*whole, part.problem);
+    }
     if (--whole->parts_left) return false;
-    const bool is_good = whole->problem.empty();
-    whole->state.store(is_good ? Task::State::done : Task::State::failed, std::memory_order_release);
+    whole->state.store(!whole->has_failed_part ? Task::State::done : Task::State::failed, std::memory_order_release);
     return true;
 }
 
 // ---- The end ----------------------------------------------------------------------------------
 
 // What ends one stream ends all, for the same reason.
-void Streams::has_failed(const std::string& problem) {
+void Streams::give_up(std::string_view problem) noexcept {
     {
         const std::lock_guard lock(mutex_);
-        if (problem_.empty()) problem_ = problem;
+        if (problem_.empty()) keep(problem_, problem);
         has_failed_ = true;
     }
-    if (engines_.size() == 1) return;
     for (const auto& engine : engines_) engine->wake();
 }
 
@@ -191,7 +230,7 @@ std::uint64_t Streams::malformed() const {
 void Streams::abort(const std::string& reason) {
     {
         const std::lock_guard lock(mutex_);
-        if (!closing_ && problem_.empty()) problem_ = reason;
+        if (!closing_ && problem_.empty()) keep(problem_, reason);
     }
     end_all([&](Engine& engine) { engine.abort(reason); });
 }
@@ -214,7 +253,11 @@ void Streams::end_all(End end) {
     }
     std::vector<std::thread> others;
     for (std::size_t each = 1; each < engines_.size(); ++each) {
-        others.emplace_back([&, each] { end(*engines_[each]); });
+        try {
+            others.emplace_back([&, each] { end(*engines_[each]); });
+        } catch (const std::exception&) {  // no thread, or no memory for one: then one after the other
+            end(*engines_[each]);
+        }
     }
     end(*engines_[0]);
     for (std::thread& other : others) other.join();

@@ -63,7 +63,7 @@ bool Engine::choose_transfer(Connection& connection) {
     head.number = task.transfer;
     head.length = static_cast<std::uint32_t>(bytes);
     connection.out = {Connection::Out::What::transfer, head,
-                      at(task.source[0].address) + task.received[0], 0, bytes == rest};
+                      at(task.source[0].address) + task.received[0], 0, bytes == rest, 0};
     task.received[0] += bytes;
     task.times.sent_bytes += bytes;
     return true;

@@ -28,11 +28,13 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "transport/arithmetic.hpp"
+#include "transport/records.hpp"
 
 namespace fullwire {
 
@@ -97,7 +99,7 @@ public:
     bool has_failed() const { return state.load(std::memory_order_acquire) == State::failed; }
 
     std::atomic<State> state{State::open};
-    std::string problem;  // once failed
+    std::string problem;  // once failed; empty if there was no memory for it: the group's own has it
     Times times{};        // once done
     int from = -1;        // once received: who sent it
 
@@ -107,6 +109,7 @@ private:
     TaskPointer whole;               // that this is one stream's part of; until both have ended
     std::vector<TaskPointer> parts;  // if several streams carry it
     std::size_t parts_left = 0;
+    bool has_failed_part = false;
     std::uint64_t sequence = 0, signature = 0, transfer = 0;
     std::size_t chunk_bytes = 0;
     bool is_small = false;
@@ -130,12 +133,17 @@ public:
         bool checks;  // what it sends bears a checksum; where there is one the receiver looks at it
     };
     // `sockets` by rank, connected and trusted, -1 at the own place; they are closed with the engine.
-    Engine(Streams& streams, const Manner& manner, std::vector<int> sockets, bool is_first);
+    // With keys, by rank too, everything between two ranks is encrypted.
+    // Those that it has taken are -1 afterwards, even where it then could not begin.
+    Engine(Streams& streams, const Manner& manner, std::vector<int>& sockets,
+           const std::vector<Keys>& keys, bool is_first);
     ~Engine();
 
     // Who waits at once will drive; who may, is given a moment to.
     enum class Caller : std::uint8_t { waits, may_wait, goes_on };
     void issue(const TaskPointer& task, Caller caller);
+    // So that the next `issue` needs no memory.
+    void make_room();
     // False when the time is over. A negative time is for ever.
     bool wait(const TaskPointer& task, double timeout_s);
     void abort(const std::string& reason);
@@ -149,6 +157,8 @@ public:
     // Collectives are numbered for people from the one after this.
     void count_from(std::uint64_t sequence) { uncounted_ = sequence; }
     std::uint64_t malformed() const { return malformed_.load(); }
+    // Over a connection that no engine could take.
+    static void say_last_words(int socket, const char* rank, const char* lacking) noexcept;
 
 private:
     struct Head;
@@ -156,8 +166,11 @@ private:
     struct Case;
 
     void require_own_process() const;
+    void take_connections(std::vector<int>& sockets, const std::vector<Keys>& keys);
+    [[noreturn]] void never_began(const char* lacking);
     void work_in_background();
-    void drive(int wait_ms);
+    void drive(int wait_ms) noexcept;
+    void drive_once(int wait_ms);
     int poll_for(int wait_ms);
     void choose_wake(Connection& connection);
     void take_issued();
@@ -166,18 +179,25 @@ private:
     void prepare(Task& task);
     void finish(const TaskPointer& task);
     void finish_collective_if_whole();
-    void end(const TaskPointer& task, Task::State state, const std::string& problem);
+    void end(const TaskPointer& task, Task::State state, std::string_view problem) noexcept;
+    void end_all_that_is_open(std::string_view problem) noexcept;
 
     void transmit(Connection& connection);
     bool choose_next(Connection& connection);
     bool choose_collective(Connection& connection);
     bool choose_transfer(Connection& connection);
-    void seal(Connection& connection) const;
+    void seal(Connection& connection);
+    ssize_t send_rest(Connection& connection);
+    bool flushes_in_time(Connection& connection) noexcept;
     bool push(Connection& connection);
     void say(Connection& connection, std::uint8_t kind, std::uint64_t number, std::uint64_t extra,
              const std::string& text = "", std::uint64_t signature = 0);
 
     void receive(Connection& connection);
+    void receive_records(Connection& connection);
+    void transmit_all();
+    bool has_arrived(Connection& connection, ssize_t got);
+    void open_records(Connection& connection);
     std::size_t look_at(Connection& connection, const char* bytes, std::size_t count);
     void understand_head(Connection& connection);
     void understand_data(Connection& connection);
@@ -207,7 +227,10 @@ private:
     std::string absence_of(const Connection& connection, const std::string& when = "") const;
     int first_present() const;
     void refuse(Connection& connection, const std::string& what);
-    void fail(const std::string& problem, bool tell_others);
+    void fail(std::string_view problem, bool tell_others) noexcept;
+    void let_go_of_tasks(Connection& connection) noexcept;
+    void tell_why(Connection& connection, std::string_view problem) noexcept;
+    void run_out(const char* lacking) noexcept;
     bool is_busy() const;
     void say_goodbye();
     bool has_parted(Connection& connection, bool has_news);
@@ -232,7 +255,7 @@ private:
     std::atomic<bool> closing_{false};
     bool is_fork_ = false;
     std::atomic<bool> busy_{false};
-    std::vector<TaskPointer> issued_;
+    std::vector<TaskPointer> issued_, taken_;  // `taken_`: by who drives, and not in a queue yet
     std::string problem_, abort_reason_, leaving_reason_;
     int wake_ = -1;
     std::thread thread_;
@@ -268,13 +291,13 @@ private:
 // a part worth a collective of its own, and what is small over the first one, with every transfer.
 class Streams {
 public:
-    Streams(Engine::Manner manner, std::vector<int> sockets);
+    Streams(Engine::Manner manner, std::vector<int> sockets, const std::vector<Keys>& keys = {});
     ~Streams();
     Streams(const Streams&) = delete;
     Streams& operator=(const Streams&) = delete;
 
     // One more connection to each rank. Nothing may be under way.
-    void add(std::vector<int> sockets);
+    void add(std::vector<int> sockets, const std::vector<Keys>& keys = {});
     // The largest part of so many bytes that one stream carries.
     std::uint64_t largest_part(std::uint64_t bytes) const;
 
@@ -286,6 +309,9 @@ public:
     // Waits until any task has ended since this was last called, or the group is closed: false.
     bool wait_for_any();
     void abort(const std::string& reason);
+    // Ends the group, on every rank, for want of something in this process; it may still be closed.
+    void give_up(std::string_view problem) noexcept;
+    void run_out_before(std::string_view what) noexcept;  // of memory
     // With a reason those who still need this rank are told it.
     void close(const std::string& reason = "");
     // In a process that was forked off: lets go of the connections, so that the parent's end ends them.
@@ -297,13 +323,14 @@ public:
 
 private:
     friend class Engine;
+    const char* own_name() const;
     std::vector<TaskPointer> parts_of(const TaskPointer& task) const;
     std::size_t streams_for(std::uint64_t bytes) const;
     Block part_of(const Block& block, std::size_t stream) const;
     TaskPointer part_of(const TaskPointer& task, std::size_t stream) const;
-    void has_ended(const TaskPointer& task);
-    bool ends_whole(const TaskPointer& whole, const Task& part);
-    void has_failed(const std::string& problem);
+    void issue_parts(const TaskPointer& task, Engine::Caller caller);
+    void has_ended(const TaskPointer& task) noexcept;
+    bool ends_whole(const TaskPointer& whole, const Task& part) noexcept;
     template <typename End> void end_all(End end);
 
     const Engine::Manner manner_;

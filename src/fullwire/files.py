@@ -50,6 +50,22 @@ def files_in(directory: Path) -> Iterator[Path]:
         raise UsageError(f"{place}: cannot be read: {error.strerror or error}") from None
 
 
+def planted(path: Path, folder: Path) -> str:
+    """Say why a file in a folder of ours is not to be opened, "" where it is.
+
+    Whoever may write into a shared folder could have us read, or wait for, what he likes. The
+    owner of the folder may be another user: then the files are to be his.
+    """
+    about = path.lstat()
+    if stat.S_ISLNK(about.st_mode):
+        return "it is a symbolic link"
+    if not stat.S_ISREG(about.st_mode):
+        return "it is no file"
+    if about.st_uid not in (os.geteuid(), 0, folder.stat().st_uid):
+        return f"it is user {about.st_uid}'s, and the folder is not"
+    return ""
+
+
 def _refused(error: OSError) -> None:
     """Leave no folder out that cannot be looked into: what is in it would be missing unsaid."""
     raise error

@@ -60,7 +60,12 @@ def transport(
     workers: Annotated[
         int | None, typer.Option(help="Hosts of the lab; under torchrun its ranks take part")
     ] = None,
-    against: Annotated[str, typer.Option(help="gloo, mpi (OpenMPI), or both: gloo,mpi")] = "gloo",
+    against: Annotated[
+        str | None, typer.Option(help="gloo, mpi (OpenMPI), or both: gloo,mpi  [default: gloo]")
+    ] = None,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt ours; compared with ours in clear")
+    ] = False,
     sizes: Annotated[
         str | None, typer.Option(help="All-reduces of: 4B,1MiB  [default: ten from 4B to 256MiB]")
     ] = None,
@@ -73,12 +78,13 @@ def transport(
     """Reduce with our transport and with others in turns, in a lab or as a rank of torchrun.
 
     fullwire bench transport --workers 2 --rate 10Gbps --against gloo
+    fullwire bench transport --workers 2 --rate 5Gbps --encrypt
     torchrun --nnodes 2 ... --no-python fullwire bench transport --rate 25Gbps --against gloo
     """
     from fullwire.report.charts import check_plot_path
     from fullwire.studies.contest.view import contest_lines, contest_object, plot_contest
 
-    contest = _contest(rate, against, sizes, rounds)
+    contest = _contest(rate, against, sizes, rounds, encrypt)
     if plot is not None:
         check_plot_path(plot)
     is_rank = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
@@ -94,8 +100,10 @@ def transport(
             typer.echo(line)
 
 
-def _contest(rate: str, against: str, sizes: str | None, rounds: int) -> Contest:
-    from fullwire.studies.contest.description import USUAL_SIZES, Contest
+def _contest(
+    rate: str, against: str | None, sizes: str | None, rounds: int, encrypt: bool
+) -> Contest:
+    from fullwire.studies.contest.description import PLAIN, USUAL_SIZES, Contest
     from fullwire.units import bits_per_second, size_bytes
 
     asked = (
@@ -105,7 +113,8 @@ def _contest(rate: str, against: str, sizes: str | None, rounds: int) -> Contest
     )
     return Contest(
         rate_bps=bits_per_second(rate),
-        against=tuple(against.split(",")),
+        against=tuple((against or (PLAIN if encrypt else "gloo")).split(",")),
+        encrypts=encrypt,
         sizes_bytes=asked,
         rounds=rounds,
     )

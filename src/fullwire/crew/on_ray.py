@@ -129,7 +129,7 @@ def _refuse_silent(address: str) -> None:
 @contextmanager
 def _connected(ray: Any, **how: Any) -> Iterator[None]:
     try:
-        with _own_signals():
+        with _own_signals(), _private_files():
             ray.init(log_to_driver=False, logging_level="error", **how)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"on: Ray, {how['address']}: {_one_line(error)}") from None
@@ -140,6 +140,23 @@ def _connected(ray: Any, **how: Any) -> Iterator[None]:
     finally:
         ray.shutdown()
         ray._private.worker._worker_logs_enabled = True
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """Keep others of this machine from reading the token with which Ray knows its own.
+
+    Ray writes it into the home as the umask allows, which is for everybody as a rule.
+    """
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    with contextlib.suppress(OSError):  # none yet, or another user's
+        if token.stat().st_uid == os.geteuid():
+            token.chmod(0o600)
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
+from fullwire.errors import DamagedInput
+from fullwire.files import planted
 from fullwire.recorder.inside.journal import (
     BLOCK,
     DEFINITIONS,
@@ -126,7 +128,11 @@ def read_journals(directories: Sequence[Path]) -> tuple[list[Journal], list[str]
 
 def files_in(directories: Sequence[Path], suffix: str) -> list[Path]:
     """List the files of one kind, in an order that does not depend on the file system."""
-    return [path for each in directories for path in sorted(each.glob(f"*{suffix}"))]
+    found = [path for each in directories for path in sorted(each.glob(f"*{suffix}"))]
+    for path in found:
+        if strange := planted(path, path.parent):
+            raise DamagedInput(path, strange)
+    return found
 
 
 def read_header(path: Path, whole_numbers: Sequence[str]) -> Header:

@@ -24,7 +24,8 @@ from fullwire.errors import TransportError
 from fullwire.transport import NAME, programs
 from fullwire.transport.calibrate import Trials
 from fullwire.transport.congestion import congestion_control, in_use
-from fullwire.transport.rendezvous import Met, meet
+from fullwire.transport.keys import protection, say_once_that_the_network_is_trusted
+from fullwire.transport.rendezvous import Meeting, Met, lack, leave_word, left_words, meet
 from fullwire.transport.streams import agreed
 from fullwire.transport.untraced import untraced
 from fullwire.transport.work import Completer, Work
@@ -83,35 +84,54 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._most_in_flight = 1
         self._of_one_number: deque[Work] = deque(maxlen=_REMEMBERED)
         self._holding = threading.Lock()
-        met = self._meet(options.store)
+        self._process = os.getpid()
+        self._engine: Any = None
+        self._completer: Any = None
+        try:
+            self._start(options.store, checks)
+        except BaseException as error:  # nobody will have the group, so nobody could leave it
+            problem = self._problem_of_start(error, options.store)
+            if self._engine is not None:
+                if problem:
+                    self._engine.give_up(problem)
+                self.shutdown()
+            if problem and type(error) is not TransportError:
+                raise TransportError(problem) from error
+            if problem and str(error) != problem:
+                raise TransportError(problem) from None
+            raise
+        self._algorithms: dict[int, str] = {}
+
+    def _start(self, store: Any, checks: bool) -> None:
+        self._protection = protection()
+        if not self._protection.key and self._rank == 0 and self._size > 1:
+            say_once_that_the_network_is_trusted()
+        met = self._meet(store, "")
         self.strangers = met.strangers
         connections = [each for each in met.sockets if each >= 0]
         self.congestion = str(in_use(congestion_control(), connections))
         self._engine = _native.TransportStreams(
-            rank,
+            self._rank,
             met.sockets,
             [str(member) for member in self._members],
             self._label,
             min(LONGEST_SILENCE_S, self._timeout_s),
-            _spin_us(met.machines, rank),
+            _spin_us(met.machines, self._rank),
             checks,
+            met.keys,
         )
-        self._completer = Completer(self._engine)
-        self._process = os.getpid()
+        self._completer = Completer(self._engine, f"rank {self._members[self._rank]}")
         atexit.register(self.shutdown)
         if not _open:
             _told.clear()
         _open.append(self)
-        try:
-            self._try_out(options.store, met)
-        except BaseException:  # nobody will have the group, so nobody could leave it
-            self.shutdown()
-            raise
+        self._try_out(store, met)
         self._engine.count_from_here()
-        self._algorithms: dict[int, str] = {}
 
-    def _meet(self, store: Any) -> Met:
-        return meet(store, self._rank, self._size, max(self._timeout_s, SHORTEST_RENDEZVOUS_S))
+    def _meet(self, store: Any, stream: str) -> Met:
+        name = f"{self._label} of {self._members}{stream}"
+        meeting = Meeting(store, self._rank, self._size, name, self._protection)
+        return meet(meeting, max(self._timeout_s, SHORTEST_RENDEZVOUS_S))
 
     def _try_out(self, store: Any, met: Met) -> None:
         """Measure the links, and open as many more connections as they need."""
@@ -121,9 +141,22 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             trials, self.links, met.sockets, _processors(met.machines, self._rank)
         )
         for stream in range(1, self.streams):
-            more = self._meet(dist.PrefixStore(f"stream {stream}", store))
-            self._engine.add(more.sockets)
+            more = self._meet(dist.PrefixStore(f"stream {stream}", store), f", stream {stream}")
+            self._engine.add(more.sockets, more.keys)
             self.strangers += more.strangers
+
+    def _problem_of_start(self, error: BaseException, store: Any) -> str:
+        """Say why this rank has no group; what it lacked itself is left in the store as well."""
+        own = f"rank {self._members[self._rank]}"
+        lacks = lack(error)
+        problem = f"{own}: {lacks}, at the start of group {self._label}" if lacks else ""
+        if isinstance(error, TransportError | RuntimeError) and str(error).startswith(f"{own}: "):
+            problem = str(error)
+        if problem:
+            leave_word(store, self._rank, problem)
+        elif isinstance(error, TransportError):
+            problem = "; ".join([str(error), *left_words(store, self._size)])
+        return problem
 
     # ---- What torch asks a group ----
 
@@ -184,7 +217,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             _told.extend(problem for group in _open if (problem := group._engine.problem))
             _open.remove(self)
         self._engine.close(_told[0] if _told else "")
-        self._completer.close()
+        if self._completer is not None:
+            self._completer.close()
         self._in_flight.clear()
         self._of_one_number.clear()
 

@@ -1,20 +1,30 @@
 """How the ranks of a group find and trust each other, before any of them says anything else.
 
 Each rank listens, writes its address into the group's store, and connects to all ranks below its
-own. Rank 0 writes a secret there. A connection counts after both ends have shown that they know it:
+own. Rank 0 writes a random number there, another one for each attempt. Of the job's key and that
+number comes a secret, into which the names of the group, its ranks and this protocol go too; where
+the job has no key, whoever reads the store can make it. A connection counts after both ends have
+shown that they know it:
 
-    client   "FWT1", its rank, the rank it looks for, 32 random bytes
-    server   32 random bytes, HMAC(secret, "server" and all of the above)
+    client   "FWT3", its rank, the rank it looks for, 32 random bytes, an X25519 key
+    server   32 random bytes, an X25519 key, HMAC(secret, "server" and all of the above)
     client   HMAC(secret, "client" and all of the above)
 
+The X25519 keys are new for each connection, and zero where nothing is encrypted. Of what they give
+to both ends come the keys of both directions: who learns the job's key later cannot read what was
+said before. docs/design/security.md says what that keeps from whom.
+
 Whatever else comes closes its connection and is counted; it gets no answer. A store may still hold
-addresses and secrets of a job that was restarted: what does not work is read again and tried again
-until the time is over. Once the last rank has come nobody listens any more.
+addresses and numbers of a job that was restarted: what does not work is read again and tried again
+until the time is over. Once the last rank has come nobody listens any more. A rank that cannot
+start says so in the store, in place of its address.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import hmac
 import ipaddress
 import os
@@ -26,83 +36,202 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from fullwire import _native
 from fullwire.errors import TransportError
 from fullwire.transport.congestion import choose
+from fullwire.transport.keys import SECRET_BYTES, Protection, expanded, extracted
 
 INTERFACE_VARIABLE = "FULLWIRE_INTERFACE"  # the address, or the interface, to listen at
-_MAGIC = b"FWT1"
-_HELLO = struct.Struct("!4sII32s")
+_MAGIC = b"FWT3"
+_HELLO = struct.Struct("!4sII32s32s")
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
+_NO_KEY = bytes(SECRET_BYTES)  # where nothing is encrypted
 _PATIENCE_S = 5.0  # with one stranger
 _MOST_PENDING = 64
 _RETRY_S = 0.02
+_LOOK_UP_S = 0.5  # so often a rank that waits looks whether those it waits for have failed
+_FAILED = "failed"
+_LACKS = {
+    errno.EMFILE: "too many open files",
+    errno.ENFILE: "too many open files",
+    errno.ENOMEM: "out of memory",
+    errno.ENOBUFS: "out of memory",
+    errno.EAGAIN: "no new thread",
+}
 _SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
 class Met:
-    """Connections by rank (-1 at the own place), and who else was at the door."""
+    """Connections by rank (-1 at the own place), and who else was at the door.
+
+    `keys` are those of both directions, what is sent first, by rank; none without encryption.
+    """
 
     sockets: list[int]
     machines: list[str]
     strangers: int
+    keys: list[tuple[bytes, bytes]]
 
 
-def meet(store: Any, rank: int, size: int, timeout_s: float) -> Met:
+@dataclass(frozen=True)
+class Meeting:
+    """Who is to meet, and what they have in common before."""
+
+    store: Any
+    rank: int
+    size: int
+    name: str  # of the group, its ranks and the stream: no connection of another one counts
+    protection: Protection
+
+    def secret(self) -> bytes:
+        """Make what a rank of this group has to know; of this attempt, as far as one can see."""
+        number = bytes.fromhex(_read(self.store, "number"))
+        purpose = f"{_MAGIC.decode()} {self.protection} {self.size} {self.name}"
+        return expanded(extracted(number, self.protection.key), purpose.encode())
+
+    def record(self, other: int) -> tuple[str, int, str]:
+        """Return a rank's address and machine."""
+        said = _read(self.store, f"rank {other}")
+        if said.startswith(_FAILED):
+            raise _NotYet(said.removeprefix(_FAILED).split(" ", 2)[2])
+        host, port, machine, protection = said.split(" ")
+        if protection != str(self.protection):
+            raise _NotYet(
+                f"it is {protection} and this rank {self.protection}: every rank needs the same "
+                "FULLWIRE_KEY_FILE and FULLWIRE_ENCRYPT"
+            )
+        return host, int(port), machine
+
+    def raise_if_failed(self, others: list[int]) -> None:
+        """Raise what one of these ranks has said in this attempt instead of its address."""
+        for other in others:
+            with contextlib.suppress(_NotYet):
+                said = _read(self.store, f"rank {other}")
+                if said.startswith(f"{_FAILED} {_attempt(self.store)} "):
+                    raise TransportError(said.split(" ", 2)[2])
+
+    def why_not(self, other: int) -> str:
+        """Say why a rank has not come, if the store tells."""
+        try:
+            self.record(other)
+        except _NotYet as error:
+            return f" (rank {other}: {error})"
+        return ""
+
+
+def meet(meeting: Meeting, timeout_s: float) -> Met:
     """Connect this rank with all others of its group."""
+    store, rank, size = meeting.store, meeting.rank, meeting.size
     until = time.monotonic() + timeout_s
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(_listener(store))
         host, port = listener.getsockname()[:2]
         if rank == 0:
-            store.set("secret", secrets.token_hex(_NONCE_BYTES))
-        store.set(f"rank {rank}", f"{host} {port} {_machine()}")
-        door = _Door(listener, store, rank, size)
+            store.set("number", secrets.token_hex(_NONCE_BYTES))
+        store.set(f"rank {rank}", f"{host} {port} {_machine()} {meeting.protection}")
+        door = _Door(listener, meeting)
         opened.callback(door.close)
-        found: dict[int, socket.socket] = {}
+        found: dict[int, _Trusted] = {}
         for other in range(rank):
-            found[other] = _connected(store, rank, other, door, until)
-            opened.callback(found[other].close)
+            found[other] = _connected(meeting, other, door, until, is_current=other > 0)
+            opened.callback(found[other].connection.close)
+        looked = 0.0
         while len(door.trusted) < size - 1 - rank:
+            missing = sorted(set(range(rank + 1, size)) - set(door.trusted))
             if time.monotonic() > until:
-                missing = sorted(set(range(rank + 1, size)) - set(door.trusted))
-                raise TransportError(_not_met(missing, timeout_s, door.strangers))
+                raise TransportError(_not_met(meeting, missing, timeout_s, door.strangers))
+            if time.monotonic() - looked > _LOOK_UP_S:
+                looked = time.monotonic()
+                meeting.raise_if_failed(missing)
             door.answer(0.05)
         found |= door.trusted
-        machines = [_record(store, other)[2] for other in range(size)]
+        try:
+            machines = [meeting.record(other)[2] for other in range(size)]
+        except _NotYet as error:  # a rank that was met, and has failed since
+            raise TransportError(str(error)) from None
         for each in found.values():
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sockets = [found[other].detach() if other in found else -1 for other in range(size)]
+            each.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keys = [
+            found[other].keys if other in found else (_NO_KEY, _NO_KEY) for other in range(size)
+        ]
+        sockets = [
+            found[other].connection.detach() if other in found else -1 for other in range(size)
+        ]
         door.trusted.clear()
-    return Met(sockets, machines, door.strangers)
+    return Met(sockets, machines, door.strangers, keys if meeting.protection.encrypts else [])
 
 
-def _not_met(missing: list[int], timeout_s: float, strangers: int) -> str:
+def lack(error: BaseException) -> str:
+    """Name what a process has run out of, "" if it is anything else."""
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    if isinstance(error, OSError) and not isinstance(error, BlockingIOError):
+        return _LACKS.get(error.errno or 0, "")
+    return "no new thread" if "start new thread" in str(error) else ""
+
+
+def leave_word(store: Any, rank: int, problem: str) -> None:
+    """Tell in the store why this rank does not come."""
+    with contextlib.suppress(_NotYet, RuntimeError, OSError):  # the store may be what is gone
+        store.set(f"rank {rank}", f"{_FAILED} {_attempt(store)} {problem}")
+
+
+def left_words(store: Any, size: int) -> list[str]:
+    """Return why ranks did not come, as they say."""
+    words = []
+    with contextlib.suppress(_NotYet, RuntimeError, OSError):
+        said = [_read(store, f"rank {rank}") for rank in range(size)]
+        words = [each.split(" ", 2)[2] for each in said if each.startswith(_FAILED)]
+    return words
+
+
+def _not_met(meeting: Meeting, missing: list[int], timeout_s: float, strangers: int) -> str:
     who = ", ".join(map(str, missing))
     text = f"rendezvous: rank {who} did not connect within {timeout_s:g} s"
+    text += "".join(map(meeting.why_not, missing[:4]))
     return text + (f" ({strangers} connections of strangers were closed)" if strangers else "")
 
 
-def _connected(store: Any, rank: int, other: int, door: _Door, until: float) -> socket.socket:
-    """Connect to a rank, answering at the own door meanwhile."""
-    reason = "it has not said where it is"
+@dataclass(frozen=True)
+class _Trusted:
+    connection: socket.socket
+    keys: tuple[bytes, bytes]  # of what is sent, and of what is received
+
+
+def _connected(
+    meeting: Meeting, other: int, door: _Door, until: float, *, is_current: bool
+) -> _Trusted:
+    """Connect to a rank, answering at the own door meanwhile.
+
+    Once rank 0 has been met, the store's number is known to be of this attempt.
+    """
+    reason, looked = "it has not said where it is", 0.0
     while time.monotonic() < until:
         door.answer(0)
+        if is_current and time.monotonic() - looked > _LOOK_UP_S:
+            looked = time.monotonic()
+            meeting.raise_if_failed([other])
         try:
-            host, port, _ = _record(store, other)
-            return _introduced(host, port, rank, other, _secret(store))
+            host, port, _ = meeting.record(other)
+            return _introduced(host, port, meeting, other)
         except _NotYet as error:
             reason = str(error)
         except OSError as error:
+            if lack(error):
+                raise
             reason = f"{host}:{port}: {error.strerror or error}"
         door.answer(_RETRY_S)
     raise TransportError(f"rendezvous: rank {other} could not be reached: {reason}")
 
 
-def _introduced(host: str, port: int, rank: int, other: int, secret: bytes) -> socket.socket:
+def _introduced(host: str, port: int, meeting: Meeting, other: int) -> _Trusted:
     """Connect and show that one knows the secret, once the other end has shown it."""
-    hello = _HELLO.pack(_MAGIC, rank, other, secrets.token_bytes(_NONCE_BYTES))
+    secret = meeting.secret()
+    own = secrets.token_bytes(SECRET_BYTES)
+    nonce, public = secrets.token_bytes(_NONCE_BYTES), _public(meeting, own)
+    hello = _HELLO.pack(_MAGIC, meeting.rank, other, nonce, public)
     with contextlib.ExitStack() as unless_trusted:
         connection = socket.socket(_family(host))
         unless_trusted.callback(connection.close)
@@ -110,14 +239,33 @@ def _introduced(host: str, port: int, rank: int, other: int, secret: bytes) -> s
         connection.settimeout(_PATIENCE_S)
         connection.connect((host, port))
         connection.sendall(hello)
-        answer = _exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
-        nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-        if not hmac.compare_digest(proof, _proof(secret, b"server", hello + nonce)):
+        answer = _exactly(connection, _NONCE_BYTES + SECRET_BYTES + _PROOF_BYTES)
+        said, proof = answer[:-_PROOF_BYTES], answer[-_PROOF_BYTES:]
+        if not hmac.compare_digest(proof, _proof(secret, b"server", hello + said)):
             raise _NotYet(f"{host}:{port} does not know the secret of this job")
-        connection.sendall(_proof(secret, b"client", hello + nonce))
+        connection.sendall(_proof(secret, b"client", hello + said))
         connection.setblocking(False)
+        of_client, of_server = _session(meeting, secret, own, said[_NONCE_BYTES:], hello + said)
         unless_trusted.pop_all()
-    return connection
+    return _Trusted(connection, (of_client, of_server))
+
+
+def _public(meeting: Meeting, own: bytes) -> bytes:
+    return _native.x25519_public(own) if meeting.protection.encrypts else _NO_KEY
+
+
+def _session(
+    meeting: Meeting, secret: bytes, own: bytes, other: bytes, said: bytes
+) -> tuple[bytes, bytes]:
+    """Make the keys of both directions, the client's first."""
+    if not meeting.protection.encrypts:
+        return _NO_KEY, _NO_KEY
+    try:
+        shared = _native.x25519_shared(own, other)
+    except RuntimeError as error:
+        raise _NotYet(str(error)) from None
+    common = extracted(secret, shared + said)
+    return expanded(common, b"client to server"), expanded(common, b"server to client")
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
@@ -144,6 +292,9 @@ class _Guest:
     hello: bytes = b""
     expected: bytes = b""  # the proof that would make a rank of it
     rank: int = -1
+    own: bytes = b""  # our X25519 key for this guest
+    said: bytes = b""  # by both, but for the proofs
+    secret: bytes = b""
 
 
 @dataclass
@@ -151,10 +302,8 @@ class _Door:
     """The listening socket, and everybody at it."""
 
     listener: socket.socket
-    store: Any
-    rank: int
-    size: int
-    trusted: dict[int, socket.socket] = field(default_factory=dict)
+    meeting: Meeting
+    trusted: dict[int, _Trusted] = field(default_factory=dict)
     strangers: int = 0
 
     def __post_init__(self) -> None:
@@ -177,8 +326,8 @@ class _Door:
         """Turn everybody away who has shown nothing."""
         for guest in self._waiting():
             guest.connection.close()
-        for connection in self.trusted.values():
-            connection.close()
+        for each in self.trusted.values():
+            each.connection.close()
         self._guests.close()
 
     def _waiting(self) -> list[_Guest]:
@@ -187,7 +336,9 @@ class _Door:
     def _let_in(self) -> None:
         try:
             connection, _ = self.listener.accept()
-        except OSError:
+        except OSError as error:
+            if lack(error):  # or it would be asked again and again, and nobody would be let in
+                raise
             return
         waiting = self._waiting()
         if len(waiting) >= _MOST_PENDING:
@@ -198,6 +349,8 @@ class _Door:
         self._guests.register(connection, selectors.EVENT_READ, guest)
 
     def _hear(self, guest: _Guest) -> None:
+        if guest.connection.fileno() < 0:  # turned away while what it said was waiting
+            return
         wanted = (_PROOF_BYTES if guest.hello else _HELLO.size) - len(guest.received)
         try:
             piece = guest.connection.recv(wanted)
@@ -213,17 +366,19 @@ class _Door:
             self._believe(guest, said) if guest.hello else self._greet(guest, said)
 
     def _greet(self, guest: _Guest, hello: bytes) -> None:
-        magic, guest.rank, looked_for, _ = _HELLO.unpack(hello)
-        is_plausible = magic == _MAGIC and looked_for == self.rank < guest.rank < self.size
+        meeting = self.meeting
+        magic, guest.rank, looked_for, _, _ = _HELLO.unpack(hello)
+        is_plausible = magic == _MAGIC and looked_for == meeting.rank < guest.rank < meeting.size
         if not is_plausible:
             return self._turn_away(guest)
-        try:  # read each time: the one of an earlier attempt may have been there first
-            secret = _secret(self.store)
-            nonce = secrets.token_bytes(_NONCE_BYTES)
-            guest.hello = hello
+        try:  # made each time: the number of an earlier attempt may have been there first
+            guest.secret = meeting.secret()
+            guest.own = secrets.token_bytes(SECRET_BYTES)
+            answer = secrets.token_bytes(_NONCE_BYTES) + _public(meeting, guest.own)
+            guest.hello, guest.said = hello, hello + answer
             guest.until = time.monotonic() + _PATIENCE_S
-            guest.expected = _proof(secret, b"client", hello + nonce)
-            guest.connection.send(nonce + _proof(secret, b"server", hello + nonce))
+            guest.expected = _proof(guest.secret, b"client", guest.said)
+            guest.connection.send(answer + _proof(guest.secret, b"server", guest.said))
         except (OSError, _NotYet):
             self._turn_away(guest)
         return None
@@ -231,11 +386,18 @@ class _Door:
     def _believe(self, guest: _Guest, proof: bytes) -> None:
         if not hmac.compare_digest(proof, guest.expected):
             return self._turn_away(guest)
+        other = guest.hello[-SECRET_BYTES:]
+        try:
+            of_client, of_server = _session(
+                self.meeting, guest.secret, guest.own, other, guest.said
+            )
+        except _NotYet:
+            return self._turn_away(guest)
         self._guests.unregister(guest.connection)
         known = self.trusted.pop(guest.rank, None)
         if known is not None:  # it began anew, and has given this one up
-            known.close()
-        self.trusted[guest.rank] = guest.connection
+            known.connection.close()
+        self.trusted[guest.rank] = _Trusted(guest.connection, (of_server, of_client))
         return None
 
     def _turn_away(self, guest: _Guest) -> None:
@@ -248,13 +410,9 @@ class _NotYet(Exception):
     """What another rank has to do has not happened yet, or not in this attempt."""
 
 
-def _record(store: Any, rank: int) -> tuple[str, int, str]:
-    host, port, machine = _read(store, f"rank {rank}").split(" ")
-    return host, int(port), machine
-
-
-def _secret(store: Any) -> bytes:
-    return bytes.fromhex(_read(store, "secret"))
+def _attempt(store: Any) -> str:
+    """Name the attempt that the store's number stands for, without the number."""
+    return hashlib.sha256(_read(store, "number").encode()).hexdigest()[:16]
 
 
 def _read(store: Any, key: str) -> str:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from fullwire.errors import TransportError
+from fullwire.transport.rendezvous import lack
 from fullwire.transport.untraced import untraced
 
 _LOOK_UP_S = 0.5
@@ -188,8 +189,9 @@ class Completer:
     as PowerSGD's hook does. So before it completes any, a thread leaves the watch to another one.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, name: str) -> None:
         self._engine = engine
+        self._name = name  # of the rank, for problems
         self._lock = threading.Lock()
         self._watch = threading.Lock()
         self._waiting: list[Work] = []
@@ -200,8 +202,9 @@ class Completer:
         """Complete this one's Future when it is over."""
         with self._lock:
             self._waiting.append(work)
-            if not self._threads:
-                self._start()
+            has_watch = bool(self._threads) or self._start()
+        if not has_watch:
+            self._complete_without_threads()
         if work.is_completed():  # it may have ended before we had it
             self._complete_ended()
 
@@ -212,11 +215,25 @@ class Completer:
             if thread is not threading.current_thread():
                 thread.join()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
         thread = threading.Thread(target=self._run, name="fullwire-futures", daemon=True)
-        self._threads.append(thread)
         self._on_watch += 1
-        thread.start()
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            self._on_watch -= 1
+            self._engine.give_up(f"{self._name}: {lack(error) or error}, for Futures")
+            return False
+        self._threads.append(thread)
+        return True
+
+    def _complete_without_threads(self) -> None:
+        """Complete all once the group has ended, for want of a thread to do it in time."""
+        for work in list(self._waiting):
+            for task in work.tasks:
+                while not self._engine.wait(task, _LOOK_UP_S):
+                    pass
+        self._complete_ended()
 
     def _run(self) -> None:
         while self._completed_some():
@@ -238,8 +255,9 @@ class Completer:
                 if ended := self._taken():
                     with self._lock:
                         self._on_watch -= 1
-                        if not self._on_watch:
-                            self._start()
+                        has_watch = self._on_watch > 0 or self._start()
+                    if not has_watch:
+                        self._complete_without_threads()
                     return ended
         return []
 

@@ -24,6 +24,7 @@ import msgspec
 
 from fullwire import __version__
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import planted
 from fullwire.run.run import TABLES
 from fullwire.run.store.description import (
     DESCRIPTION,
@@ -150,6 +151,8 @@ def _content(place: Path) -> bytes:
             raise DamagedInput(
                 place, "no run.json in it: not a run, or one that was never finished"
             )
+        if strange := planted(path, place):
+            raise DamagedInput(path, strange)
         with path.open("rb") as file:
             content = file.read(LARGEST_DESCRIPTION + 1)
     except OSError as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fullwire.files import planted
 from fullwire.run.run import AnyTable, Table
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ def read_piece(path: Path, kind: type[AnyTable], crc32: int | None, most_rows: i
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not path.is_file():  # a pipe would be waited for
-        raise ValueError("it is no file")
+    if strange := planted(path, path.parent):  # a pipe would be waited for
+        raise ValueError(strange)
     if crc32 is not None and crc32 != file_crc32(path):
         raise ValueError("it is not as it was written")
     # Arrow's own file: its threads may be at work when the process ends, where Python's are gone.

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from fullwire.errors import UsageError
 
 OURS = "fullwire"
-PEERS = ("gloo", "mpi")
+PLAIN = "plain"  # ours again, in clear: beside it stands what encryption costs
+PEERS = ("gloo", "mpi", PLAIN)
 KIB, MIB = 1 << 10, 1 << 20
 USUAL_SIZES = (
     4,
@@ -40,6 +41,7 @@ class Contest:
     against: tuple[str, ...]
     sizes_bytes: tuple[int, ...] = USUAL_SIZES
     rounds: int = USUAL_ROUNDS
+    encrypts: bool = False  # ours is encrypted
 
     def __post_init__(self) -> None:
         for peer in self.against:
@@ -47,6 +49,8 @@ class Contest:
                 raise UsageError(f"against: expected {' or '.join(PEERS)}, got {peer!r}")
         if not self.against or len(set(self.against)) < len(self.against):
             raise UsageError(f"against: expected each peer once, like gloo,mpi, got {self.against}")
+        if PLAIN in self.against and not self.encrypts:
+            raise UsageError(f"against: {PLAIN} is ours in clear, which needs --encrypt beside it")
         for size in self.sizes_bytes:
             if size < BYTES_A_VALUE or size % BYTES_A_VALUE:
                 raise UsageError(

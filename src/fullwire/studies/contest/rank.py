@@ -5,12 +5,14 @@ runs on every host of a lab; under torchrun the command line calls `take_part` i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -18,9 +20,11 @@ import torch
 import torch.distributed as dist
 
 from fullwire.errors import FullwireError, UsageError
+from fullwire.studies.contest.cipher import cipher_speed
 from fullwire.studies.contest.description import (
     BYTES_A_VALUE,
     OURS,
+    PLAIN,
     Contest,
     Measured,
     Moved,
@@ -31,6 +35,7 @@ from fullwire.studies.contest.description import (
 from fullwire.studies.contest.iperf import STREAMS, iperf_is_missing, moved_between
 from fullwire.studies.contest.mpi_turns import MpiFailed, MpiTurns, mpi_is_missing
 from fullwire.studies.contest.torch_turns import TorchTurns
+from fullwire.transport.keys import ENCRYPT_VARIABLE, KEY_VARIABLE
 from fullwire.units import show_bytes
 
 Each = TypeVar("Each")
@@ -76,6 +81,8 @@ class _Held:
     def outcome(self) -> Outcome | None:
         """Measure the line with iperf3, then everyone with every size."""
         moved = self._moved()
+        if self._contest.encrypts:
+            self._notes.extend(cipher_speed())
         takers = self._takers()
         measured = [
             each
@@ -120,7 +127,10 @@ class _Held:
         takers: dict[int, Turns] = {}
         for who, name in enumerate((OURS, *self._contest.against)):
             if name != "mpi":
-                takers[who] = turns = TorchTurns(name, values)
+                encrypts = self._contest.encrypts and name == OURS
+                with _protected(encrypts):
+                    turns = TorchTurns(OURS if name == PLAIN else name, values)
+                takers[who] = turns
                 if turns.streams > 1:
                     self._notes.append(f"{name}: {turns.streams} connections between two ranks")
             elif len(set(self._hosts)) < self._workers:
@@ -165,6 +175,21 @@ class _Held:
         if said:
             self._notes.append(said)
         return said is not None
+
+
+@contextlib.contextmanager
+def _protected(encrypts: bool) -> Iterator[None]:
+    """Have the group that is made meanwhile encrypt, with a key of this contest, or not."""
+    ours = {ENCRYPT_VARIABLE: "1" if encrypts else "0", KEY_VARIABLE: _from_all(token_hex(32))[0]}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _over_ranks(mine: Sequence[Turn]) -> tuple[Turn, ...]:

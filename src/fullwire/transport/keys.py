@@ -1,0 +1,121 @@
+"""The key of a job: where it comes from, and the secrets that two ranks make of it.
+
+`FULLWIRE_KEY_FILE` names a file that its owner alone may read, `FULLWIRE_KEY` is the key itself,
+for a launcher that passes variables on. Any 32 characters or more will do that a stranger cannot
+guess: `openssl rand -hex 32`. docs/design/security.md says what a key protects from whom.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullwire import _native
+from fullwire.errors import TransportError
+
+KEY_FILE_VARIABLE = "FULLWIRE_KEY_FILE"
+KEY_VARIABLE = "FULLWIRE_KEY"
+ENCRYPT_VARIABLE = "FULLWIRE_ENCRYPT"  # 1: everything between two ranks is encrypted
+SECRET_BYTES = 32
+_SHORTEST_KEY_BYTES = 32
+_LONGEST_KEY_BYTES = 4096
+_said_once: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """What the ranks of a job share before they meet; all of them have to have the same."""
+
+    key: bytes  # b"": whoever reads the store may join
+    encrypts: bool
+
+    def __str__(self) -> str:
+        return f"{'keyed' if self.key else 'open'}-{'encrypted' if self.encrypts else 'plain'}"
+
+
+def protection() -> Protection:
+    """Read the key and whether to encrypt from this process's environment."""
+    key, encrypts = _key(), _wants_encryption()
+    if encrypts and not key:
+        raise TransportError(
+            f"{ENCRYPT_VARIABLE}=1: expected a key ({KEY_FILE_VARIABLE} or {KEY_VARIABLE}), found "
+            "none; without one, nobody knows to whom it encrypts"
+        )
+    if encrypts and (problem := _native.encryption_problem()):
+        raise TransportError(f"{ENCRYPT_VARIABLE}=1: {problem}")
+    return Protection(key, encrypts)
+
+
+def say_once_that_the_network_is_trusted() -> None:
+    """Tell people, at the first group of a process that has no key."""
+    if not _said_once:
+        _said_once.append("said")
+        sys.stderr.write(
+            f"fullwire: this group trusts its network: there is no key ({KEY_FILE_VARIABLE})\n"
+        )
+
+
+def extracted(salt: bytes, secret: bytes) -> bytes:
+    """Take the first half of HKDF (RFC 5869)."""
+    return hmac.digest(salt, secret, "sha256")
+
+
+def expanded(key: bytes, purpose: bytes) -> bytes:
+    """Take the second half of HKDF: 32 bytes for one purpose."""
+    return hmac.digest(key, purpose + b"\x01", "sha256")
+
+
+def _key() -> bytes:
+    path, said = os.environ.get(KEY_FILE_VARIABLE), os.environ.get(KEY_VARIABLE)
+    if path:
+        return _long_enough(_read(Path(path)), f"{KEY_FILE_VARIABLE}: {path}")
+    if said:
+        return _long_enough(said.encode(), KEY_VARIABLE)
+    return b""
+
+
+def _read(path: Path) -> bytes:
+    """Read a key file; what is checked is what is open, so nobody can exchange it in between."""
+    try:
+        # Without waiting: a FIFO would keep the job until somebody writes to it.
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise TransportError(f"{KEY_FILE_VARIABLE}: {path}: {error.strerror}") from None
+    try:
+        about = os.fstat(opened)
+        if not stat.S_ISREG(about.st_mode):
+            raise TransportError(f"{KEY_FILE_VARIABLE}: {path}: expected a regular file")
+        if about.st_mode & 0o077:
+            raise TransportError(
+                f"{KEY_FILE_VARIABLE}: {path}: expected a file that its owner alone may read "
+                f"(chmod 600), got mode {stat.S_IMODE(about.st_mode):o}"
+            )
+        if about.st_uid not in (os.geteuid(), 0):
+            raise TransportError(
+                f"{KEY_FILE_VARIABLE}: {path}: expected a file of user {os.geteuid()}, it belongs "
+                f"to {about.st_uid}"
+            )
+        return os.read(opened, _LONGEST_KEY_BYTES + 1)
+    finally:
+        os.close(opened)
+
+
+def _long_enough(key: bytes, where: str) -> bytes:
+    key = key.strip()
+    if not _SHORTEST_KEY_BYTES <= len(key) <= _LONGEST_KEY_BYTES:
+        raise TransportError(
+            f"{where}: expected a key of {_SHORTEST_KEY_BYTES} to {_LONGEST_KEY_BYTES} characters "
+            f"(openssl rand -hex 32), got {len(key)}"
+        )
+    return key
+
+
+def _wants_encryption() -> bool:
+    said = os.environ.get(ENCRYPT_VARIABLE, "0")
+    if said not in ("0", "1"):
+        raise TransportError(f"{ENCRYPT_VARIABLE}: expected 0 or 1, got {said!r}")
+    return said == "1"

@@ -1,0 +1,115 @@
+"""Ranks that run out of something: roles for `in_processes`."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.transport_ranks import joined
+
+LACKING = 1  # the rank that runs out
+
+
+def _told(work: Callable[[], Any]) -> str:
+    """Return what went wrong, and leave the group."""
+    try:
+        work()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return "nothing"
+
+
+def without_descriptors(
+    rank: int, size: int, store: Any, timeout: timedelta
+) -> tuple[str, float, float]:
+    """Start a group where one rank can open no socket more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if rank == LACKING:
+        store.set("before", "all modules are loaded")  # and the store is connected
+        import fullwire.transport.group  # noqa: F401
+
+        used = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, limits[1]))
+    began_s, began_wall_s = time.process_time(), time.monotonic()
+    said = _told(lambda: joined(rank, size, store, timeout))
+    used_s = time.process_time() - began_s
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    return said, used_s, time.monotonic() - began_wall_s
+
+
+def without_threads(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    """Ask for a Future where no thread can be started, and wait for it."""
+    joined(rank, size, store, timeout)
+    if rank == LACKING:
+        threading.Thread.start = _no_thread  # type: ignore[method-assign]
+
+    def asked() -> None:
+        works = [dist.all_reduce(torch.ones(100_000), async_op=True) for _ in range(50)]
+        for work in works:
+            work.get_future().wait()
+
+    return _told(asked)
+
+
+def _no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def without_engine_threads(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    """Start a group where the native part gets no thread."""
+    from fullwire import _native
+
+    class NoStreams:
+        def __init__(self, _: int, sockets: list[int], *__: Any) -> None:
+            for each in sockets:
+                if each >= 0:
+                    os.close(each)
+            raise RuntimeError(f"rank {rank}: no new thread")
+
+    if rank == LACKING:
+        _native.TransportStreams = NoStreams  # type: ignore[assignment,misc]
+    return _told(lambda: joined(rank, size, store, timeout))
+
+
+def without_memory(rank: int, size: int, store: Any, timeout: timedelta) -> str:
+    """Reduce where there is no room for what the transport has to put aside."""
+    joined(rank, size, store, timeout)
+    given = torch.ones(3 << 24)
+    output = torch.empty(1 << 24)
+    dist.barrier()
+    if rank == LACKING:
+        with open("/proc/self/statm") as statm:
+            used_bytes = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        room_bytes = used_bytes + (16 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (room_bytes, resource.RLIM_INFINITY))
+    said = _told(lambda: dist.reduce_scatter_tensor(output, given))
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return said
+
+
+def begun_anew(rank: int, size: int, store: Any, timeout: timedelta) -> float:
+    """Find the words of an attempt that failed, in the store that is used again."""
+    from fullwire.transport.rendezvous import leave_word
+
+    inner = dist.PrefixStore("0/", dist.PrefixStore("default_pg", store))
+    if rank == 0:
+        inner.set("number", "00" * 32)
+        leave_word(inner, 1, "rank 1: out of memory")
+        store.set("prepared", "")
+    store.wait(["prepared"])
+    joined(rank, size, store, timeout)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return float(tensor)

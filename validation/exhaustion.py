@@ -1,0 +1,120 @@
+"""What becomes of groups when a call of the transport fails: memory, threads, descriptors.
+
+    python -m validation.exhaustion [--rounds 1000]
+
+Builds the native transport with calls that fail by number (tests/native/transport_faults.cpp) and
+runs rounds of start, collectives, a second connection and end. In the n-th round the n-th call
+fails, once or for good, in clear or encrypted. Prints hangs, aborts, wrong results, and how many
+ranks were told that a rank is gone without the resource that it lacked.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests import native_programs
+from tests.native_programs import NATIVE
+from validation.arguments import parser
+
+KINDS = ("memory", "thread", "descriptor", "send", "receive", "poll", "write", "option")
+WRAPPED = ("pthread_create", "eventfd", "sendmsg", "recvmsg", "poll", "write", "setsockopt")
+_LONGEST_S = 600
+_MANNERS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("for-good",),
+    ("encrypted",),
+    ("encrypted", "for-good"),
+)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of some rounds."""
+
+    rounds: int = 0
+    told: int = 0  # rounds in which a rank was told the rank and the resource
+    unnamed: int = 0  # ranks that were told the rank, and not the resource
+    hangs: int = 0
+    aborts: int = 0
+    wrong: int = 0
+    said: str = ""
+
+    def __add__(self, other: Counts) -> Counts:
+        """Count the rounds of both."""
+        return Counts(
+            self.rounds + other.rounds,
+            self.told + other.told,
+            self.unnamed + other.unnamed,
+            self.hangs + other.hangs,
+            self.aborts + other.aborts,
+            self.wrong + other.wrong,
+            self.said + other.said,
+        )
+
+
+def build(directory: Path, *flags: str) -> Path:
+    """Build the program whose calls fail."""
+    program = directory / "faults"
+    sources = [
+        *NATIVE.glob("transport/*.cpp"),
+        Path(native_programs.__file__).parent / "native" / "transport_faults.cpp",
+    ]
+    wraps = [f"-Wl,--wrap={each}" for each in WRAPPED]
+    native_programs.build(program, sources, "-static-libstdc++", *wraps, *flags)
+    return program
+
+
+def rounds(program: Path, kind: str, first: int, count: int, manner: Sequence[str]) -> Counts:
+    """Let the first call and those after it fail, one a round, as long as there are any."""
+    command = [str(program), kind, str(first), str(count), *manner]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_LONGEST_S
+        )
+    except subprocess.TimeoutExpired:
+        return Counts(hangs=1, said=f"{kind}: it did not end\n")
+    said = f"{' '.join(command[1:])}: {done.stdout[-400:]}{done.stderr[-2000:]}\n"
+    if done.returncode == -signal.SIGALRM:
+        return Counts(hangs=1, said=said)
+    if done.returncode == 1:
+        return Counts(wrong=1, said=said)
+    found = re.search(r"^(\d+) rounds, (\d+) told of the cause, (\d+) ranks", done.stdout, re.M)
+    if done.returncode or not found:
+        return Counts(aborts=1, said=said)
+    return Counts(int(found[1]), told=int(found[2]), unnamed=int(found[3]))
+
+
+def main(wanted: int) -> Counts:
+    """Share the rounds among all kinds of calls and manners of failing."""
+    total, began = Counts(), time.monotonic()
+    with TemporaryDirectory() as place:
+        program = build(Path(place), "-O2")
+        each = -(-wanted // (3 * len(_MANNERS)))
+        # Memory is asked for most often, and the kernel's sends, receives and polls are next.
+        for kind, manner in product(KINDS, _MANNERS):
+            found = rounds(program, kind, 1, each, manner)
+            print(f"{kind:<10} {' '.join(manner) or 'once':<20} {found}", flush=True)
+            total += found
+    print(
+        f"{total.rounds} rounds in {time.monotonic() - began:.0f} s: {total.hangs} hangs, "
+        f"{total.aborts} aborts, {total.wrong} wrong; the cause was told in {total.told}, "
+        f"{total.unnamed} ranks were told the rank alone"
+    )
+    print(total.said, end="")
+    return total
+
+
+if __name__ == "__main__":
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int, default=1000)
+    result = main(arguments.parse_args().rounds)
+    sys.exit(bool(result.hangs or result.aborts or result.wrong))
