@@ -135,9 +135,10 @@ def print_workloads(loads: Sequence[Workload]) -> None:
         say(f"  {title}: {matrix:.0%} in matrix work, {memory:.0%} where memory is the limit")
     say("")
     if len(loads) == 1:
-        from fullwire.answers.fitting import memory_sentence  # here: other tables need no numpy
+        from fullwire.findings.memory import memory_finding  # here: other tables need no numpy
+        from fullwire.words import sentence
 
-        say(memory_sentence(loads[0]))
+        say(sentence(memory_finding(loads[0])))
 
 
 def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:

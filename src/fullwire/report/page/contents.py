@@ -20,8 +20,7 @@ from fullwire.compression.compressor import Compressor
 from fullwire.errors import FullwireError, UsageError
 from fullwire.files import name_of
 from fullwire.report.as_data import explanation_object, verification_object
-from fullwire.report.comparison import comparison_sentence, verification_sentence, work_sentence
-from fullwire.report.explanation import SHOWN_AS, blamed
+from fullwire.report.explanation import blamed, part_labels
 from fullwire.report.terminal import fact_rows
 from fullwire.run.run import Run
 from fullwire.simulation.transport import FullTransport, Transport
@@ -30,6 +29,8 @@ from fullwire.timeline.timeline import Doing
 from fullwire.timeline.transfers import world
 from fullwire.timeline.usage import UsageOverTime, usage_over_time
 from fullwire.units import show_bytes, show_rate, visible
+from fullwire.words import sentence as sentence_of
+from fullwire.words import sentences
 
 NAME_LENGTH = 160  # a name in a trace may be of any length; what is cut says so
 SENTENCE_LENGTH = 600
@@ -58,7 +59,7 @@ def contents(
     return {
         "title": f"{asked[0][0]}: is the network the bottleneck?",
         "version": fullwire.__version__,
-        "parts": SHOWN_AS,
+        "parts": part_labels(),
         "doings": [each.name.lower() for each in Doing],
         "comparisons": list(_comparisons([(name, job.run) for name, job in asked])),
         "runs": [
@@ -125,11 +126,8 @@ def _comparisons(asked: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
 
 
 def _compared(result: Comparison) -> dict[str, Any]:
-    sentences = [comparison_sentence(result)]
-    if result.workers[0] != result.workers[1]:
-        sentences.append(work_sentence(result))
     return {
-        "sentence": " ".join(sentences),
+        "sentence": " ".join(sentences(result.findings)),
         "warnings": [_sentence(each) for each in result.warnings],
         "before_s": result.before_s,
         "after_s": result.after_s,
@@ -141,7 +139,7 @@ def _verified(before: Run, after: Run) -> dict[str, Any]:
     found = verify(before, after)
     if found is None:
         return {}
-    sentence = _sentence(verification_sentence(found))
+    sentence = _sentence(sentence_of(found.finding))
     return {"prediction": {**(verification_object(found) or {}), "sentence": sentence}}
 
 
