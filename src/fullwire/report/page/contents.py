@@ -19,6 +19,9 @@ from fullwire.answers.verification import verify
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import FullwireError, UsageError
 from fullwire.files import name_of
+from fullwire.findings.finding import Finding
+from fullwire.findings.notes import NoFixesPredicted, NothingToPredictFrom
+from fullwire.findings.verdicts import drawn_parts
 from fullwire.report.as_data import explanation_object, verification_object
 from fullwire.report.explanation import blamed, part_labels
 from fullwire.report.terminal import fact_rows
@@ -60,6 +63,7 @@ def contents(
         "title": f"{asked[0][0]}: is the network the bottleneck?",
         "version": fullwire.__version__,
         "parts": part_labels(),
+        "headings": {part: kind.heading for part, kind in drawn_parts().items() if kind.heading},
         "doings": [each.name.lower() for each in Doing],
         "comparisons": list(_comparisons([(name, job.run) for name, job in asked])),
         "runs": [
@@ -82,6 +86,7 @@ def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
         "workers": world(run),
         "explanation": _texts(explanation_object(result), SENTENCE_LENGTH),
         "blamed": blamed(result),
+        "no_fixes": next(map(_sentence, sentences(_why_no_fixes(result))), None),
         "ranks": [
             {"rank": rank, "parts": parts}
             for rank, parts in zip(result.detail.ranks, result.detail.rank_parts_s(), strict=True)
@@ -91,6 +96,11 @@ def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
         "usage": _usage(usage_over_time(run, result.line_rates_bps)),
         "explorer": _explorer(run, result),
     }
+
+
+def _why_no_fixes(result: Explanation) -> tuple[Finding, ...]:
+    kinds = (NoFixesPredicted, NothingToPredictFrom)
+    return tuple(each for each in result.notes if isinstance(each, kinds))
 
 
 def _subtitle(run: Run) -> Iterator[str]:
