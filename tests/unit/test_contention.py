@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from fullwire.answers.verdict import Verdict, judged
 from fullwire.findings.case import Case
-from fullwire.findings.verdicts import Blame, verdict_kinds
-from fullwire.timeline.account import account
-from fullwire.words import sentence
+from fullwire.timeline.account import Part, account
 from tests.jobs_by_hand import a_trained_job
 
+RATES = {0: 1e9, 1: 1e9, 2: 1e9}
 
-def test_contention_is_the_verdict_where_the_account_blames_it() -> None:
+
+def judged_with(crowded_share: float) -> Verdict:
+    """Judge a job of whose computation such a share is contention."""
     run = a_trained_job()
-    case = Case(run=run, account=account(run, {}), inflation_s=None, evidence=(), rate_bps={})
-    kind = verdict_kinds()["contention"]
-    assert kind.rule(case, Blame("contention", ())) == ()
-    assert kind.rule(case, Blame("compute", ())) is None
-    assert "The job slows down its own computation" in sentence(kind.says(case))
+    found = account(run, RATES)
+    parts_ns = found.parts_ns.copy()
+    crowded_ns = (parts_ns[:, :, Part.COMPUTE] * crowded_share).astype(parts_ns.dtype)
+    parts_ns[:, :, Part.COMPUTE] -= crowded_ns
+    parts_ns[:, :, Part.CONTENTION] = crowded_ns
+    crowded = dataclasses.replace(found, parts_ns=parts_ns)
+    assert crowded.step_s == found.step_s
+    return judged(Case(run=run, account=crowded, inflation_s=None, evidence=(), rate_bps=RATES))
+
+
+def test_contention_is_the_verdict_where_it_is_the_largest_loss() -> None:
+    found = judged_with(0.4)
+    assert found.kind == "contention"
+    assert "it 40 ms of every 146 ms step (27.4%)" in found.sentence
+    assert "Another 34 ms (23.3%) is lost to the host" in found.sentence
+
+
+def test_contention_is_named_beside_a_larger_loss() -> None:
+    found = judged_with(0.2)
+    assert found.kind == "host"
+    assert "is lost to computation that the job itself slows down" in found.sentence
+
+
+def test_no_contention_is_told_of_a_job_that_shows_none() -> None:
+    run = a_trained_job()
+    assert account(run, {}).parts_s["contention"] == 0.0

@@ -528,6 +528,7 @@ def test_the_command_keeps_the_keys_that_programs_read(cli: Cli, tmp_path: Path)
     assert set(shown["verdict"]) >= {"kind", "sentence", "threshold"}
     parts = (
         "compute",
+        "contention",
         "line_rate",
         "latency",
         "transport",

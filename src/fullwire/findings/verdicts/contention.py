@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Amount, Finding
 from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
-
-PART = "contention"  # of the account, where it tells it
+from fullwire.timeline.account import Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +23,14 @@ class ComputationIsCrowded(Finding):
 
 
 def _says(case: Case) -> Finding:
-    return ComputationIsCrowded(lost=case.of_step(case.account.parts_s.get(PART, 0.0)))
+    return ComputationIsCrowded(lost=case.of_step(case.account.parts_s[Part.CONTENTION.key]))
 
 
 register(
     VerdictKind(
         key="contention",
-        part=PART,
-        rule=blames(PART),
+        part=Part.CONTENTION.key,
+        rule=blames(Part.CONTENTION.key),
         says=_says,
         label="contention",
         colour=Colour("#c96f9b", "#d98bb2"),
