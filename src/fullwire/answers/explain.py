@@ -11,7 +11,7 @@ from fullwire.answers.conditions import rate
 from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.verdict import Verdict, judged
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.findings.case import THRESHOLD, Case, communicates, computes, enough_steps
+from fullwire.findings.case import NOTABLE, THRESHOLD, Case, communicates, computes, enough_steps
 from fullwire.findings.evidence.carried import carried_evidence
 from fullwire.findings.evidence.host import copies_evidence, host_evidence
 from fullwire.findings.evidence.nccl import nccl_evidence
@@ -26,6 +26,7 @@ from fullwire.findings.notes import (
     about_rate,
     notes,
 )
+from fullwire.findings.scaling import MedianWithFullLinks, ScalingFactor, WithFullLinks
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
@@ -74,6 +75,37 @@ class Explanation:
     def median_step_s(self) -> float | None:
         """Return the median step, which predictions start from, where there are any."""
         return None if self.predictor is None else self.predictor.measured_s
+
+    @property
+    def other_median_s(self) -> float | None:
+        """Return the median step that predictions start from, where it is not the mean one."""
+        median_s = self.median_step_s
+        if median_s is None or abs(self.step_s / median_s - 1) <= NOTABLE:
+            return None
+        return median_s
+
+    @property
+    def scaling(self) -> Finding | None:
+        """Return what the step loses to having several workers, where that is known."""
+        if self.scaling_factor is None:
+            return None
+        longer_s = self.compute_inflation_s
+        return ScalingFactor(
+            factor=self.scaling_factor,
+            alone_s=self.baseline_step_s,
+            is_estimated=self.is_estimated,
+            step_s=self.step_s,
+            full=self._with_full_links(),
+            longer_s=longer_s if longer_s is not None and longer_s > 0 else None,
+        )
+
+    def _with_full_links(self) -> Finding | None:
+        if self.full is None:
+            return None
+        factor, median_s = self.full.scaling_factor, self.other_median_s
+        if median_s is None:
+            return WithFullLinks(factor=factor)
+        return MedianWithFullLinks(factor=factor, now=self.predicted_from_s / median_s)
 
 
 def explain(

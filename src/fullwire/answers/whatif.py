@@ -39,6 +39,7 @@ from fullwire.collectives.tuning import AUTO, Range, Times, around_a_switch, ove
 from fullwire.compression.compressor import Compressor
 from fullwire.crew import HERE, crew
 from fullwire.errors import UsageError
+from fullwire.findings.collective import TunerTakes, by_size
 from fullwire.findings.finding import Finding
 from fullwire.findings.predictions import prediction_notes
 from fullwire.findings.suspicions import Suspicion, suspicion_finding
@@ -120,6 +121,19 @@ class WhatIf:
             return ()
         varying = {axis for axis, values in self.predictions.axes.items() if len(values) > 1}
         return tuple(target_findings(self.targets, varying))
+
+    @property
+    def tuner(self) -> tuple[Finding, ...]:
+        """Return what "auto" takes, on each cluster."""
+        return tuple(
+            TunerTakes(
+                workers=each.workers,
+                rate_bps=each.bandwidth_bps,
+                latency_s=each.latency_s,
+                choices=by_size(each.ranges),
+            )
+            for each in self.tuning
+        )
 
     @property
     def holding_back(self) -> tuple[Finding, ...]:

@@ -211,12 +211,12 @@ def tuning_findings(result: TunedTime) -> Iterator[Finding]:
     yield Quickest(algorithm=result.algorithm, count=len(result.times_s), others=others)
     for name, why in result.left_out.items():
         yield AlgorithmLeftOut(algorithm=name, why=why)
-    yield ByFormulas(choices=choices(result.tuning.ranges))
+    yield ByFormulas(choices=by_size(result.tuning.ranges))
     if result.latency_s == 0:
         yield NoLatencyGiven()
 
 
-def choices(served: Sequence[Range]) -> Finding:
+def by_size(served: Sequence[Range]) -> Finding:
     """Return which algorithm serves which sizes."""
     *lower, last = served
     if not lower:

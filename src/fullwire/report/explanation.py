@@ -9,10 +9,8 @@ from statistics import median
 from textwrap import wrap
 
 from fullwire.answers.explain import Explanation
-from fullwire.findings.case import NOTABLE
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
 from fullwire.report.terminal import print_notes, print_table, say
-from fullwire.simulation.forecast import Forecast
 from fullwire.timeline.account import Part
 from fullwire.units import show_time
 from fullwire.words import sentence, setting
@@ -31,8 +29,8 @@ def print_explanation(result: Explanation) -> None:
         for line in _account_lines(result):
             say(line)
         say("")
-        if result.scaling_factor is not None:
-            say(_scaling(result, result.scaling_factor))
+        if result.scaling is not None:
+            say(sentence(result.scaling))
     for reason in result.verdict.reasons:
         say(f"  because {reason}")
     for each in result.evidence:
@@ -82,39 +80,10 @@ def blamed(result: Explanation) -> str:
     return verdict_kinds()[result.verdict.kind].part
 
 
-def _scaling(result: Explanation, scaling_factor: float) -> str:
-    how = " (estimated)" if result.is_estimated else ""
-    text = (
-        f"Scaling factor {scaling_factor:.3f}: a step alone would take "
-        f"{show_time(result.baseline_step_s)}{how}, it takes {show_time(result.step_s)}."
-    )
-    if result.full is not None:
-        text += f" Were its links used to the full, {_at_full_utilization(result, result.full)}."
-    if result.compute_inflation_s is not None and result.compute_inflation_s > 0:
-        text += f" Computing takes {show_time(result.compute_inflation_s)} more than alone."
-    return text
-
-
-def _at_full_utilization(result: Explanation, full: Forecast) -> str:
-    median_s = _other_median_s(result)
-    if median_s is None:
-        return f"it would be {full.scaling_factor:.3f}"
-    now = result.predicted_from_s / median_s
-    return f"that of the median step would be {full.scaling_factor:.3f} instead of {now:.3f}"
-
-
-def _other_median_s(result: Explanation) -> float | None:
-    """Return the median step that predictions start from, where it is not the mean one."""
-    median_s = result.median_step_s
-    if median_s is None or abs(result.step_s / median_s - 1) <= NOTABLE:
-        return None
-    return median_s
-
-
 def _print_fixes(result: Explanation) -> None:
     if not result.fixes:
         return
-    median_s = _other_median_s(result)
+    median_s = result.other_median_s
     of_which = "" if median_s is None else f" the median step, {show_time(median_s)}"
     if median_s is not None and median_s != result.fixes_from_s:
         of_which = f" the mean step, {show_time(result.step_s)}"
