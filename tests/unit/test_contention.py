@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import fullwire as fw
 from fullwire.answers.verdict import Verdict, judged
 from fullwire.findings.case import Case
 from fullwire.timeline.account import Part, account
-from tests.jobs_by_hand import a_trained_job
+from tests.jobs_by_hand import Rank, a_job, a_trained_job
 
 RATES = {0: 1e9, 1: 1e9, 2: 1e9}
 
@@ -41,3 +42,10 @@ def test_contention_is_named_beside_a_larger_loss() -> None:
 def test_no_contention_is_told_of_a_job_that_shows_none() -> None:
     run = a_trained_job()
     assert account(run, {}).parts_s["contention"] == 0.0
+
+
+def test_a_step_of_computation_alone_names_no_part_that_it_does_not_have() -> None:
+    both = Rank(length=100, spans=[("compute", "forward", 0, 100)], collectives=[(8, 10, 20)])
+    found = fw.explain(a_job(both, both))
+    assert found.verdict.kind == "scales"
+    assert found.verdict.reasons == ("all of the step is computation",)

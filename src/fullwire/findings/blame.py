@@ -62,6 +62,8 @@ def blamed(case: Case) -> Blame:
     drawn, is_much = drawn_parts()[key], case.reaches_threshold(largest_s)
     if is_alone(case) and not (drawn.is_of_one and is_much):
         return Blame(UNTOLD, (OneWorker(),))
+    if not largest_s:
+        return Blame(NOTHING, (NothingIsLost(),))
     largest = LargestPart(part=key, share=case.share(largest_s), is_much=is_much, limit=THRESHOLD)
     if not is_much:
         return Blame(NOTHING, (largest,))
@@ -104,6 +106,13 @@ class LargestPart(Finding):
     share: float
     is_much: bool
     limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingIsLost(Finding):
+    """No part other than computation takes any time."""
+
+    template = "all of the step is computation"
 
 
 @dataclass(frozen=True, kw_only=True)
