@@ -27,7 +27,12 @@ def modules(package: str) -> list[str]:
 def all_kinds() -> list[type[Finding]]:
     for name in modules("fullwire.findings"):
         importlib.import_module(name)
-    return [kind for kind in kinds().values() if kind.__module__.startswith("fullwire.")]
+    return [kind for _, kind in sorted(kinds().items()) if kind.__module__.startswith("fullwire.")]
+
+
+def all_fixes() -> list[type[Fix]]:
+    fix_kinds()
+    return sorted(Fix.__subclasses__(), key=lambda kind: kind.__name__)
 
 
 def fields_in(template: str) -> Iterator[str]:
@@ -56,9 +61,8 @@ def test_no_finding_has_a_field_that_its_sentence_does_not_need() -> None:
         assert unsaid <= {"value", "part", "is_limited"}, kind  # figures for programs
 
 
-@pytest.mark.parametrize("kind", Fix.__subclasses__(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", all_fixes(), ids=lambda kind: kind.__name__)
 def test_a_fix_names_only_its_own_fields(kind: type[Fix]) -> None:
-    fix_kinds()
     assert set(fields_in(kind.template)) <= known_to(kind)
     how = next(each for each in fields(kind) if each.name == "how").default
     if isinstance(how, str):
