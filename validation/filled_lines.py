@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import fullwire as fw
-from fullwire.answers.verdict import exposed_transfer_s
+from fullwire.findings.case import exposed_transfer_s
 from fullwire.units import show_rate
 from validation import arguments, results
 

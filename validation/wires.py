@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 import fullwire as fw
-from fullwire.packets.flows import Traffic
-from fullwire.report.traffic import traffic_sentences
+from fullwire.answers.audited import AuditedTraffic
+from fullwire.words import sentences
 from tests import wires as w
 from validation import arguments, results
 
@@ -483,7 +483,7 @@ GROUPS = (rings, shapes, jobs, sharded, slow_links, places, mixtures)
 # What is said against the truth.
 
 
-def judged(result: Traffic, truth: Truth) -> tuple[list[str], list[str]]:
+def judged(result: AuditedTraffic, truth: Truth) -> tuple[list[str], list[str]]:
     """Return what is wrong, and what was left open though it could be known."""
     wrong: list[str] = []
     left: list[str] = []
@@ -514,7 +514,7 @@ def judged(result: Traffic, truth: Truth) -> tuple[list[str], list[str]]:
     return wrong, left
 
 
-def said_of(captures: Sequence[bytes], folder: Path) -> Traffic:
+def said_of(captures: Sequence[bytes], folder: Path) -> AuditedTraffic:
     """Read captures as files."""
     paths = [folder / f"{number}.pcap" for number in range(len(captures))]
     for path, content in zip(paths, captures, strict=True):
@@ -544,7 +544,7 @@ def main() -> None:
         if words or verdict != "right":
             print(f"{verdict:9} {case.name:42} {'; '.join([*wrong, *left])}")
         if words:
-            print(" ", " ".join(traffic_sentences(result)))
+            print(" ", " ".join(sentences(result.story)))
             print(*(f"    {each}" for each in result.audit), f"    {took_s:.2f} s", sep="\n")
     summary = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
     print(summary)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import typer
 
@@ -271,32 +271,39 @@ def _type(value: Any) -> str:
 
 def verdicts() -> str:
     """Describe the verdicts, the parts of the account and the thresholds."""
-    from fullwire.answers import verdict
-    from fullwire.report.explanation import SHOWN_AS
-    from fullwire.timeline.account import Part
+    from fullwire.findings import blame, case
+    from fullwire.findings.verdicts import drawn_parts, verdict_kinds
 
-    rules = (verdict.__doc__ or "").partition("\n\n")[2]
+    kinds = [
+        [f"`{kind.key}`", kind.label, first_line(inspect.getmodule(kind.says))]
+        for kind in verdict_kinds().values()
+    ]
+    rules = (blame.__doc__ or "").partition("\n\n")[2]
     return "\n\n".join(
         [
             "# Verdicts",
             "`explain` gives one verdict. [The account](../explanation/account.md) tells how its "
             "parts are measured.",
             "## Kinds",
-            table(
-                ["kind", "shown as"],
-                [[f"`{kind}`", SHOWN_AS.get(kind, "")] for kind in get_args(verdict.Kind)],
-            ),
+            table(["kind", "shown as", "meaning"], kinds),
             "## Parts of the account",
-            table(["part", "shown as"], [[f"`{p.key}`", SHOWN_AS.get(p.key, "")] for p in Part]),
-            "## Rules",
-            f"```text\n{rules.strip()}\n```",
+            table(
+                ["part", "shown as"],
+                [[f"`{part}`", kind.label] for part, kind in drawn_parts().items()],
+            ),
+            *(["## Rules", f"```text\n{rules.strip()}\n```"] if rules.strip() else []),
             "## Thresholds",
             table(
                 ["threshold", "value", "meaning"],
-                [[f"`{name}`", value, meaning] for name, value, meaning in _constants(verdict)],
+                [[f"`{name}`", value, meaning] for name, value, meaning in _constants(case)],
             ),
         ]
     )
+
+
+def first_line(module: Any) -> str:
+    """Return the first sentence of a module's docstring."""
+    return (module.__doc__ or "").strip().partition("\n")[0]
 
 
 def _constants(module: Any) -> Iterator[tuple[str, str, str]]:

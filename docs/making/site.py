@@ -66,10 +66,9 @@ def rooms() -> str:
 
 def account() -> str:
     """Draw the parts of the account with their names."""
-    from fullwire.report.explanation import SHOWN_AS
-    from fullwire.timeline.account import Part
+    from fullwire.report.explanation import part_labels
 
-    return diagrams.account([(part.key, SHOWN_AS[part.key]) for part in Part])
+    return diagrams.account(list(part_labels().items()))
 
 
 PICTURES = {"<!-- picture of rooms -->": rooms, "<!-- picture of the account -->": account}

@@ -17,7 +17,7 @@ from fullwire.clusters import cluster, names
 from fullwire.clusters.cluster import Cluster, Nics, OtherHost, one_switch
 from fullwire.errors import UsageError
 from fullwire.report.cluster import cluster_sentence, drawing, print_cluster, some
-from fullwire.report.sentences import suspicion_sentences
+from fullwire.words import sentences
 from tests.conftest import Cli
 from tests.strategies import cases, fabrics
 
@@ -121,13 +121,13 @@ def test_the_spine_is_to_blame_where_ranks_are_scattered_and_not_where_they_are_
 
 
 def test_the_sentence_says_which_links_and_what_a_wider_spine_would_give() -> None:
-    packed, scattered = suspicion_sentences(fw.whatif("vgg16@v100", cluster=TWO_TO_ONE))
+    packed, scattered = sentences(fw.whatif("vgg16@v100", cluster=TWO_TO_ONE).holding_back)
     assert packed.startswith(
         "vgg16@v100, 128 workers of two-to-one: the NICs hold it back: with NICs twice as fast"
     )
     assert packed.endswith("the 2:1 spine does not, a 1:1 spine would change nothing that matters.")
     assert "scattered over the leaves: the uplinks of the 2:1 spine hold it back" in scattered
-    [fast] = suspicion_sentences(fw.whatif("resnet50@v100", cluster="dgx-h100", nodes=4))
+    [fast] = sentences(fw.whatif("resnet50@v100", cluster="dgx-h100", nodes=4).holding_back)
     assert fast.startswith("resnet50@v100, 32 workers of dgx-h100: no link holds it back: a step")
 
 
@@ -240,7 +240,7 @@ def test_slow_hosts_and_latencies_are_suspects_too() -> None:
     as_even = fw.whatif("vgg16@v100", cluster=even)["step_s"][0]
     assert blamed.worst.step_s == pytest.approx(as_even)
     far = dataclasses.replace(even, nics=Nics(rate_bps=100e9, latency_s=50e-3))
-    [sentence] = suspicion_sentences(fw.whatif("vgg16@v100", cluster=far))
+    [sentence] = sentences(fw.whatif("vgg16@v100", cluster=far).holding_back)
     assert "6 workers of ours: the latencies hold it back: with none a step would take" in sentence
 
 

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from fullwire.packets.capture_audit import capture_audit
+from fullwire.answers.audited import audited
+from fullwire.findings.audit.capture import capture_audit
 from fullwire.packets.flows import analyse_flows
 from fullwire.packets.pcap import read_captures
 from fullwire.recorder.record import join
 from fullwire.run.run import Run
 from fullwire.run.store import read_run
+from fullwire.words import sentences
 from tests.lab.test_lab import (
     as_nobody,
     finished,
@@ -56,11 +58,11 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_namespaces
 def test_every_byte_of_a_job_is_captured_and_agrees_with_the_interfaces(sent: Path) -> None:
     run = read_run(sent)
-    traffic = analyse_flows(run)
+    traffic = audited(analyse_flows(run))
     assert traffic.hosts == ("host0", "host1")
     assert traffic.matrix_payload_bytes.tolist() == [[0, SENT], [0, 0]]
     assert run.facts.dropped_packets == run.facts.missed_bytes == 0
-    [audit] = capture_audit(run)
+    [audit] = sentences(tuple(capture_audit(run)))
     assert "before segmentation" in audit
     assert counted_apart(run) < 1e-4
     assert audit in traffic.audit

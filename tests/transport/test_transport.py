@@ -925,7 +925,7 @@ def check_carried(run: fw.Run, buckets: Collectives) -> None:
     assert (told.reducing_ns > 0).all()
     found = fw.explain(run, bandwidth="10Gbps")
     told_by = {"transport_utilization", "transport_time"}  # loopback may pass any rate
-    [said] = [each for each in found.evidence if each.name in told_by]
+    [said] = [each for each in found.evidence if each.key in told_by]
     assert 0 < said.value <= 1
     assert found.account["unexplained"] < 0.05 * found.step_s
 

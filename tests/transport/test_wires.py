@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 import fullwire as fw
-from fullwire.report.traffic import traffic_object, traffic_sentences
+from fullwire.report.traffic import traffic_object
+from fullwire.words import sentences
 from tests import wires as w
 from validation.wires import GROUPS, Case, judged, plain, played, said_of
 
@@ -70,7 +71,7 @@ def test_sharded_parameters_are_left_open_where_nothing_tells(tmp_path: Path) ->
     assert result.gradient_bytes == pytest.approx(3e6, rel=1e-3)
     assert result.if_sharded_bytes == pytest.approx(2e6, rel=1e-3)
     assert "3 MB at N=4 if it is one all-reduce, or 2 MB if parameters are sharded" in " ".join(
-        traffic_sentences(result)
+        sentences(result.story)
     )
 
 
@@ -109,7 +110,7 @@ def test_trainings_that_follow_each_other_are_told_each_for_itself(
     assert result.groups[1].gradient_bytes == pytest.approx(5e6, rel=1e-3)
     assert result.groups[1].during_s is not None
     assert result.groups[1].during_s[0] > 2
-    assert "2 trainings between 4 hosts, one after the other" in " ".join(traffic_sentences(result))
+    assert "2 trainings between 4 hosts, one after the other" in " ".join(sentences(result.story))
     assert len(traffic_object(result)["groups"]) == 2
     # A capture that was rotated, or made in two places, is one training as before.
     halves = [first.rows(np.flatnonzero(part)) for part in _halves(first.time_ns)]

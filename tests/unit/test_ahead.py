@@ -16,6 +16,7 @@ from fullwire.recorder.inside.processors import BeforeForward
 from fullwire.report.as_data import explanation_object
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Run, Spans
+from fullwire.words import sentence, setting
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
 
 READS_ITS_OWN = "where a script that reads its own batches does so"
@@ -34,7 +35,7 @@ def thread(used_s: float, read_bytes: float = 0.0) -> dict[str, tuple[tuple[floa
 
 
 def said(run: Run) -> dict[str, str]:
-    return {each.name: each.sentence for each in fw.explain(run).evidence}
+    return {each.key: sentence(each) for each in fw.explain(run).evidence}
 
 
 def test_a_script_that_reads_its_own_batches_is_told_where_its_time_goes() -> None:
@@ -77,7 +78,7 @@ def test_what_the_thread_of_a_late_rank_does_is_told_to_programs_too() -> None:
     late = Rank(105, [("compute", "backward", 60.0, 100.0)], [(8, 100, 101)])
     early = Rank(105, [("compute", "backward", 0.0, 40.0)], [(8, 40, 101)])
     found = fw.explain(a_job(early, late, facts={"line_rate_bps": 1e9, **thread(0.003)}))
-    [told] = [each for each in found.evidence if each.name == "host_ahead_processor"]
+    [told] = [each for each in found.evidence if each.key == "host_ahead_processor"]
     assert told.value == pytest.approx(0.05)
     assert msgspec.json.encode(explanation_object(found))
 
@@ -99,7 +100,7 @@ def test_gaps_between_collectives_are_no_program_that_does_not_keep_up() -> None
     passes = [("compute", "backward", 0.0, 40.0), ("compute", "optimizer", 190.0, 195.0)]
     rank = Rank(200, passes, [(8, 41.0 + 2 * n, 42.0 + 2 * n) for n in range(70)])
     found = fw.explain(a_job(rank, rank))
-    assert "host_gaps" not in {each.name for each in found.evidence}
+    assert "host_gaps" not in {each.key for each in found.evidence}
     assert "torch.compile" not in found.verdict.sentence
 
 
@@ -113,7 +114,7 @@ def test_what_reading_ahead_would_give_is_predicted() -> None:
         if each.kind == "host"
     ]
     assert fix.step_s == pytest.approx(0.146 - 0.031)
-    assert "DataLoader(num_workers" in fix.setting
+    assert "DataLoader(num_workers" in setting(fix)
     assert not [each for each in fw.explain(job).fixes if each.kind == "host"]
 
 

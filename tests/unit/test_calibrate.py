@@ -21,6 +21,7 @@ from fullwire.simulation.calibrate import PAYLOAD_SHARE, calibrated, observation
 from fullwire.simulation.forecast import Forecaster, forecaster
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
+from fullwire.words import sentence, setting
 from tests.builders import a_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job as trained_by_hand
@@ -325,11 +326,11 @@ def test_every_fix_is_what_the_model_says_of_the_changed_job() -> None:
     found = {fix.kind: fix for fix in fw.explain(run).fixes}
     faster = a_trained_job(a_transport(), buckets="ddp:64MiB", rate_bps=2.5 * GBPS)
     links = [fix for fix in fw.explain(run).fixes if fix.kind == "link"]
-    assert [fix.change for fix in links] == ["links of 5 Gbps", "links of 2.5 Gbps"]
+    assert [sentence(fix) for fix in links] == ["links of 5 Gbps", "links of 2.5 Gbps"]
     assert links[1].step_s == pytest.approx(measured_s(faster), rel=0.03)
     smaller = a_trained_job(a_transport(), buckets="ddp:5MiB")
     assert found["buckets"].step_s <= measured_s(smaller) * 1.03
-    assert "bucket_cap_mb=" in found["buckets"].setting
+    assert "bucket_cap_mb=" in setting(found["buckets"])
     assert found["transport"].step_s < measured_s(run)
     assert all(fix.low_s <= fix.step_s <= fix.high_s for fix in found.values())
 
@@ -350,7 +351,7 @@ def test_a_slow_rank_is_a_fix_of_its_own_and_worth_what_it_costs() -> None:
 def test_summing_over_steps_shares_the_overhead() -> None:
     run = a_trained_job(a_transport(), facts=used(0.03))
     step = typical_step(run)
-    [half] = [fix for fix in fw.explain(run).fixes if "over 2 steps" in fix.change]
+    [half] = [fix for fix in fw.explain(run).fixes if "over 2 steps" in sentence(fix)]
     assert half.step_s == pytest.approx((step.step_ns * 1e-9 + measured_s(run)) / 2)
 
 

@@ -17,6 +17,7 @@ from fullwire.errors import DamagedInput, FullwireError
 from fullwire.importers import read
 from fullwire.importers._protobuf import BrokenMessageError, fields, messages, signed
 from fullwire.run.run import SIZE_UNKNOWN
+from fullwire.words import sentence
 
 COMPUTES, SENDS, COLLECTIVE = 4, 5, 7
 
@@ -85,7 +86,7 @@ def test_a_trace_without_times_is_a_schedule(tmp_path: Path) -> None:
     assert "when 8 of 8 collectives were, it does not hold" in (run.facts.remarks or "")
     found = fullwire.explain(run)
     assert found.verdict.kind == "unknown"
-    [schedule] = [each.sentence for each in found.evidence if each.name == "schedule"]
+    [schedule] = [sentence(each) for each in found.evidence if each.key == "schedule"]
     assert schedule == (
         "A rank has 4 collectives: allreduce 2 with 1.049 MB, some sizes unknown; allgather 1 with "
         "64 B; barrier 1."

@@ -14,10 +14,11 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
+from fullwire.findings.evidence.carried import carried_evidence
 from fullwire.run.facts import FactValue
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans
-from fullwire.timeline.carried import carried_evidence
+from fullwire.words import sentence
 from tests.builders import a_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import GIGABIT, MS, Rank, a_job, a_trained_job
@@ -477,7 +478,7 @@ def samples(kind: Any, time_ns: np.ndarray, **columns: Any) -> Any:
 
 def test_samples_become_evidence_and_say_what_held_the_transport_back() -> None:
     found = fw.explain(sampled(JOBS["transport"], used=0.41, blocked=0.8))
-    values = {each.name: each.value for each in found.evidence}
+    values = {each.key: each.value for each in found.evidence}
     assert values["link_utilization"] == pytest.approx(0.41, rel=0.01)
     assert values["send_buffer_limited"] == pytest.approx(0.8, rel=0.01)
     assert values["cpu_busiest"] == pytest.approx(0.5, rel=0.01)
@@ -495,8 +496,8 @@ def test_samples_that_are_missing_are_said_and_coarse_ones_are_of_whole_steps() 
     )
     job = sampled(JOBS["transport"], used=0.41)
     coarse = dataclasses.replace(job, links=job.links.rows(np.arange(0, 1000, 200)))
-    [links] = [e for e in fw.explain(coarse).evidence if e.name == "link_utilization"]
-    assert "over whole steps" in links.sentence
+    [links] = [e for e in fw.explain(coarse).evidence if e.key == "link_utilization"]
+    assert "over whole steps" in sentence(links)
 
 
 def test_the_command_prints_the_sentence_first_and_a_bar_that_fills_up(
@@ -528,6 +529,7 @@ def test_the_command_keeps_the_keys_that_programs_read(cli: Cli, tmp_path: Path)
     assert set(shown["verdict"]) >= {"kind", "sentence", "threshold"}
     parts = (
         "compute",
+        "contention",
         "line_rate",
         "latency",
         "transport",
@@ -622,6 +624,6 @@ def test_time_in_which_several_streams_transfer_counts_once() -> None:
     )
     run = dataclasses.replace(JOBS["line_rate"], carried=carried)
     [said] = carried_evidence(run, {0: 1e9, 1: 1e9})
-    assert said.name == "transport_utilization"
+    assert said.key == "transport_utilization"
     assert said.value == pytest.approx(1.0)
-    assert "transferred for 20 ms" in said.sentence
+    assert "transferred for 20 ms" in sentence(said)

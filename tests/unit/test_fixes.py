@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.fixes import Fix
+from fullwire.fixes import Fix
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Run, Spans
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.transport import FullTransport
 from fullwire.simulation.typical import typical_step
+from fullwire.words import sentence, setting
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
 
 
@@ -87,7 +88,7 @@ def a_storm() -> Run:
 def test_many_small_sums_can_be_joined() -> None:
     storm = a_storm()
     joined = fixes_of(storm)["joining"]
-    assert joined.change == "40 small all-reduces of a step joined into one"
+    assert sentence(joined) == "40 small all-reduces of a step joined into one"
     sent_s = 4 * 8e6 * 2 * (3 - 1) / 3 / 10e9
     uncalled_s = 39 * 0.2e-3
     assert joined.low_s < joined.step_s < min(joined.high_s, 0.142)
@@ -141,7 +142,7 @@ def beside_ddp(op: str, *, in_steps: tuple[int, ...] = (0, 1, 2, 3, 4, 5), at_ms
 )
 def test_small_collectives_of_one_kind_can_be_joined(op: str, named: str) -> None:
     found = fixes_of(beside_ddp(op, at_ms=120))["joining"]
-    assert found.change == f"30 small {named} of a step joined into one"
+    assert sentence(found) == f"30 small {named} of a step joined into one"
     uncalled_s = 29 * 0.1e-3
     assert found.step_s < 0.146 - uncalled_s
     assert "joining" not in fixes_of(beside_ddp("alltoall", at_ms=120))
@@ -188,8 +189,8 @@ def test_a_storm_in_one_step_is_not_taken_for_the_usual_step() -> None:
 
 def test_the_late_rank_is_named_with_where_to_look() -> None:
     late = fixes_of(a_trained_job(late_ms=60))["straggler"]
-    assert late.change == "rank 2 as fast as the others"
-    assert "nvidia-smi" in late.setting
+    assert sentence(late) == "rank 2 as fast as the others"
+    assert "nvidia-smi" in setting(late)
     assert late.step_s == pytest.approx(0.146)
     assert "straggler" not in fixes_of(a_trained_job())
 
@@ -223,7 +224,7 @@ def test_what_a_hook_packs_is_predicted_as_it_was() -> None:
     assert slow_s == pytest.approx(found.step_s)
     assert found.predicted_from_s + 0.020 < fast_s < slow_s
     assert "compression" not in fixes_of(hooked)
-    assert fixes_of(hooked)["codec"].setting.startswith("no register_comm_hook(...): packs_much")
+    assert setting(fixes_of(hooked)["codec"]).startswith("no register_comm_hook(...): packs_much")
     assert fixes_of(hooked)["codec"].step_s < slow_s - 0.010
 
 
@@ -247,21 +248,25 @@ def test_ranks_that_are_late_in_turns_cost_what_one_that_always_is_does() -> Non
     assert turns.verdict.kind == one.verdict.kind == "straggler"
     assert turns.predicted_from_s == one.predicted_from_s
     fix, by_turns = fixes_of(always)["straggler"], fixes_of(in_turns(always))["straggler"]
-    assert by_turns.change == "no rank slower than the usual one"
+    assert sentence(by_turns) == "no rank slower than the usual one"
     assert by_turns.step_s == pytest.approx(fix.step_s)
     assert fix.step_s == pytest.approx(one.step_s - 0.060)
 
 
 def test_a_link_that_is_slower_than_the_others_is_to_be_looked_at() -> None:
     slow = with_facts(a_trained_job(), line_rate_bps=10e9, other_line_rates_bps=((1.0, 1e9),))
-    [named] = [fix for fix in fw.explain(slow).fixes if "as fast as others" in fix.change]
-    assert named.change == "the link of rank 1 as fast as others: 10 Gbps"
-    assert "ethtool" in named.setting
+    [named] = [fix for fix in fw.explain(slow).fixes if "as fast as others" in sentence(fix)]
+    assert sentence(named) == "the link of rank 1 as fast as others: 10 Gbps"
+    assert "ethtool" in setting(named)
     same = with_facts(a_trained_job(), other_line_rates_bps=((1.0, 1e9),))
-    assert not any("as fast as others" in fix.change for fix in fw.explain(same).fixes)
-    [alike] = [fix for fix in fw.explain(a_trained_job()).fixes if fix.change == "links of 5 Gbps"]
-    assert alike.setting == "hardware; nothing to set in the job"
-    assert not any("as fast as others" in fix.change for fix in fw.explain(a_trained_job()).fixes)
+    assert not any("as fast as others" in sentence(fix) for fix in fw.explain(same).fixes)
+    [alike] = [
+        fix for fix in fw.explain(a_trained_job()).fixes if sentence(fix) == "links of 5 Gbps"
+    ]
+    assert setting(alike) == "hardware; nothing to set in the job"
+    assert not any(
+        "as fast as others" in sentence(fix) for fix in fw.explain(a_trained_job()).fixes
+    )
 
 
 def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
@@ -278,12 +283,12 @@ def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
     found = fixes_of(dataclasses.replace(job, spans=Spans.joined([spans, waits])))
     assert found["input"].step_s == pytest.approx(0.116)
     assert found["input"].scaling_factor == pytest.approx(0.104 / 0.116)
-    assert "num_workers" in found["input"].setting
+    assert "num_workers" in setting(found["input"])
     assert "input" not in fixes_of(job)
 
 
 @pytest.mark.parametrize(
-    ("facts", "setting"),
+    ("facts", "words"),
     [
         ({"backend": "gloo"}, 'init_process_group("fullwire")'),
         ({"backend": "fullwire"}, "no setting of the backend's"),
@@ -293,19 +298,21 @@ def test_waiting_for_data_is_worth_what_it_takes_with_one_worker_too() -> None:
     ],
 )
 def test_a_slow_transport_has_the_setting_of_its_own_backend(
-    facts: dict[str, Any], setting: str
+    facts: dict[str, Any], words: str
 ) -> None:
     fast = with_facts(a_trained_job(buckets=8), line_rate_bps=10e9, **facts)
     assert fw.explain(fast).account["transport"] > 0.01
-    assert setting in fixes_of(fast)["transport"].setting
+    assert words in setting(fixes_of(fast)["transport"])
 
 
 def test_hosts_of_several_ranks_may_sum_within_first() -> None:
     apart = with_facts(a_trained_job(ranks=4), backend="nccl")
     together = with_facts(apart, hosts="one,one,other,other")
-    assert fixes_of(together)["algorithm"].change.startswith("sums within each of 2 hosts")
-    assert "within" not in getattr(fixes_of(apart).get("algorithm"), "change", "")
-    assert "init_device_mesh" in fixes_of(with_facts(together, backend="gloo"))["algorithm"].setting
+    assert sentence(fixes_of(together)["algorithm"]).startswith("sums within each of 2 hosts")
+    assert not any("within" in sentence(fix) for fix in fw.explain(apart).fixes)
+    assert "init_device_mesh" in setting(
+        fixes_of(with_facts(together, backend="gloo"))["algorithm"]
+    )
 
 
 def test_without_a_line_rate_what_is_lost_beside_the_network_can_be_helped() -> None:
@@ -313,7 +320,7 @@ def test_without_a_line_rate_what_is_lost_beside_the_network_can_be_helped() -> 
     late = dataclasses.replace(a_trained_job(late_ms=60), facts=unknown)
     found = fw.explain(late)
     [fix] = found.fixes
-    assert (fix.kind, fix.change) == ("straggler", "rank 2 as fast as the others")
+    assert (fix.kind, sentence(fix)) == ("straggler", "rank 2 as fast as the others")
     assert fix.step_s == pytest.approx(found.step_s - found.account["straggler"])
     assert fix.scaling_factor == pytest.approx(found.baseline_step_s / fix.step_s)
     assert np.isnan(fix.low_s)
@@ -337,9 +344,9 @@ def test_gradients_summed_by_hand_are_told_from_a_model_that_is_sharded() -> Non
     """The setting of DDP helps who sums by hand, and would not fit who shards."""
     by_hand = summed_by_hand()
     found = fixes_of(by_hand)
-    assert found["overlap"].setting.startswith("DistributedDataParallel(model)")
+    assert setting(found["overlap"]).startswith("DistributedDataParallel(model)")
     assert 0.120 < found["overlap"].step_s < 0.135  # half is in the last bucket, which is exposed
-    assert found["synchronisation"].setting.startswith("no all_reduce in 3 of 4 steps")
+    assert setting(found["synchronisation"]).startswith("no all_reduce in 3 of 4 steps")
     assert "compression" not in found  # its setting is a hook of DDP
     gathers = np.full(len(by_hand.collectives), "allgather", object)
     sharded = dataclasses.replace(by_hand.collectives, op=gathers)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
+from fullwire.answers.audited import AuditedTraffic, audited
 from fullwire.errors import UsageError
-from fullwire.packets.flows import Traffic, analyse_flows
+from fullwire.packets.flows import analyse_flows
 from fullwire.packets.pattern import find_pattern
 from fullwire.report.traffic_picture import _places
 from tests import packets as p
@@ -22,11 +23,11 @@ from tests.strategies import cases
 from tests.traffic_by_hand import MS, Sent, ring, traffic
 
 
-def analysed(sent: Iterable[Sent]) -> Traffic:
-    return analyse_flows(traffic(sent))
+def analysed(sent: Iterable[Sent]) -> AuditedTraffic:
+    return audited(analyse_flows(traffic(sent)))
 
 
-def count(result: Traffic) -> int:
+def count(result: AuditedTraffic) -> int:
     return 0 if result.iterations is None else result.iterations.count
 
 

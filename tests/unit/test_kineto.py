@@ -797,7 +797,7 @@ def test_one_rank_of_many_says_what_it_leaves_open(shared_data: Path) -> None:
     assert found.verdict.kind == "host"
     assert "exposed for another 14.9%" in found.verdict.sentence
     assert "1 of 16 ranks cannot tell" in found.verdict.sentence
-    [copies] = [each for each in found.evidence if each.name == "device_copies"]
+    [copies] = [each for each in found.evidence if each.key == "device_copies"]
     assert 0 < copies.value < found.account["host"] / found.step_s
     predicted = fullwire.whatif(run, bandwidth="100Gbps")
     assert any("may be later than those that are" in each for each in predicted.warnings)

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.findings.evidence.nccl import nccl_evidence
 from fullwire.importers import read
 from fullwire.importers.nccl_log import log_facts
 from fullwire.run.facts import Facts
 from fullwire.run.run import Provenance, Run
-from fullwire.timeline.nccl import nccl_evidence
+from fullwire.words import sentence
 from tests.conftest import Cli
 
 TWO_NODES = ("comm 0x5 rank 1 nRanks 16 nNodes 2 localRanks 8 localRank 1 MNNVL 0",)
@@ -34,7 +35,7 @@ def facts_of(*paths: Path) -> Facts:
 
 def said_of(*paths: Path) -> dict[str, str]:
     run = Run(provenance=Provenance(origin="imported", source="a test"), facts=facts_of(*paths))
-    return {each.name: each.sentence for each in nccl_evidence(run)}
+    return {each.key: sentence(each) for each in nccl_evidence(run)}
 
 
 @pytest.mark.parametrize(
@@ -342,8 +343,8 @@ def test_logs_are_added_to_the_traces_of_the_job(shared_data: Path, tmp_path: Pa
     assert len(run.spans) == len(alone.spans)
     assert run.facts.workers == alone.facts.workers
     assert run.facts.nccl_network == "Socket"
-    [fallback] = [each for each in fullwire.explain(run).evidence if "fallback" in each.name]
-    assert "NET/Socket on a host with RDMA: it found mlx5_0:1/RoCE" in fallback.sentence
+    [fallback] = [each for each in fullwire.explain(run).evidence if "fallback" in each.key]
+    assert "NET/Socket on a host with RDMA: it found mlx5_0:1/RoCE" in sentence(fallback)
 
 
 def test_files_of_two_formats_do_not_make_one_run(shared_data: Path) -> None:
@@ -419,4 +420,4 @@ def test_any_mixture_of_words_is_read_or_refused(
     facts, _ = log_facts([path])
     run = Run(provenance=Provenance(origin="imported", source="x"), facts=facts)
     for each in nccl_evidence(run):
-        assert each.sentence.endswith(".")
+        assert sentence(each).endswith(".")

@@ -12,6 +12,7 @@ import fullwire as fw
 from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import Facts
 from fullwire.run.run import Provenance, Run, Spans
+from fullwire.words import sentence, setting
 from tests.builders import MS, spans
 from tests.trained_jobs import a_trained_job, a_transport, with_long_steps
 
@@ -57,7 +58,7 @@ def test_what_few_steps_lose_is_the_first_thing_that_would_help(
     )
     assert found.verdict.kind == "host"
     first = found.fixes[0]
-    assert first.change == "the 6 long of 20 steps as short as the others"
+    assert sentence(first) == "the 6 long of 20 steps as short as the others"
     assert first.step_s == pytest.approx(found.median_step_s)
     assert found.fixes_from_s == pytest.approx(found.step_s)
     assert all(first.step_s < each.step_s < found.step_s for each in found.fixes[1:])
@@ -85,8 +86,8 @@ def test_a_storm_of_few_steps_is_to_be_joined_there() -> None:
     collectives = type(rows).joined([job.collectives, storm])
     found = fw.explain(dataclasses.replace(job, collectives=collectives))
     assert found.verdict.kind == "latency"
-    assert found.fixes[0].change == "the 4 long of 20 steps as short as the others"
-    assert "joined into one" in found.fixes[0].setting
+    assert sentence(found.fixes[0]) == "the 4 long of 20 steps as short as the others"
+    assert "joined into one" in setting(found.fixes[0])
     assert all(fix.step_s > found.fixes[0].step_s for fix in found.fixes[1:])
 
 

@@ -17,6 +17,7 @@ from fullwire.run.run import Run
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.stragglers import MeasuredJitter, Spread, jitter
 from fullwire.simulation.typical import Step, typical_step
+from fullwire.words import sentence
 from tests.builders import a_run
 from tests.jobs_by_hand import a_trained_job
 
@@ -215,7 +216,7 @@ def test_the_fixes_of_a_job_are_the_same_predictions() -> None:
     job = forecaster(run)
     assert job is not None
     considered = fw.explain(run).fixes
-    found = {fix.change.partition(" over ")[2][:1]: fix.step_s for fix in considered}
+    found = {sentence(fix).partition(" over ")[2][:1]: fix.step_s for fix in considered}
     assert found["2"] == job.ask(accumulate=(2,)).step_s
     [alone] = [fix.step_s for fix in considered if fix.kind == "straggler"]
     assert alone == job.ask(jitters=(jitter("none"),)).step_s < job.ask().step_s - 0.025

@@ -34,10 +34,13 @@ LEVELS = {
     "simulation": 8,
     "transport": 8,
     "lab": 8,
-    "answers": 9,
-    "report": 10,
-    "studies": 11,
-    "cli": 12,
+    "fixes": 9,
+    "findings": 10,
+    "words": 11,
+    "answers": 12,
+    "report": 13,
+    "studies": 14,
+    "cli": 15,
 }
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import fullwire as fw
 from fullwire.errors import UsageError
-from fullwire.report.sentences import target_sentences
 from fullwire.run.facts import FactValue
+from fullwire.words import sentences
 from tests.builders import a_run
 
 
@@ -38,7 +38,7 @@ def test_where_nothing_is_needed_the_answer_is_no_compression() -> None:
     result = fw.whatif("resnet50@v100", workers=64, bandwidth="100Gbps", target=0.95)
     assert result.targets is not None
     assert result.targets.least_compression[0].compression == 1
-    assert "no compression at 100 Gbps" in target_sentences(result)[0]
+    assert "no compression at 100 Gbps" in sentences(result.reaching)[0]
 
 
 def test_what_cannot_be_reached_says_so_and_how_far_one_gets() -> None:
@@ -49,12 +49,12 @@ def test_what_cannot_be_reached_says_so_and_how_far_one_gets() -> None:
     assert case.bandwidth_bps is None
     assert not case.is_reachable
     assert 0 < case.best_scaling_factor < 0.95
-    assert "more than any bandwidth" in target_sentences(result)[0]
+    assert "more than any bandwidth" in sentences(result.reaching)[0]
 
 
 def test_one_worker_needs_next_to_nothing() -> None:
     result = fw.whatif("vgg16@v100", workers=1, bandwidth="10Gbps", target=0.99)
-    assert "next to no bandwidth" in target_sentences(result)[0]
+    assert "next to no bandwidth" in sentences(result.reaching)[0]
 
 
 def test_a_codec_is_searched_by_bandwidth_only() -> None:
@@ -91,7 +91,7 @@ def test_several_runs_are_drawn_together_in_one_sentence() -> None:
         target=0.95,
         buckets="paper",
     )
-    said = target_sentences(result)
+    said = sentences(result.reaching)
     assert said[-2].startswith("64 workers at 10 Gbps: from 2.6")
     assert said[-1] == "64 workers at 100 Gbps: no compression for any of these runs."
     ratios = [case.compression for case in result.targets.least_compression]  # type: ignore[union-attr]

@@ -27,9 +27,10 @@ from fullwire.collectives.tuning import (
     around_a_switch,
     choices,
     ranges,
-    ranges_text,
     tuned,
 )
+from fullwire.findings.collective import by_size
+from fullwire.words import sentence
 from tests.builders import a_run
 from tests.conftest import Cli
 
@@ -89,13 +90,13 @@ def test_beyond_a_power_of_two_small_messages_take_a_tree_and_large_ones_a_ring(
     [switch] = [each.to_bytes for each in found.ranges if each.to_bytes]
     # 2 S / r (N-1)/N + 2 (N-1) L = 2 S / r + 12 L
     assert switch == pytest.approx((94 - 12) * 5e-6 * 100e9 / 8 / (2 * (1 - 47 / 48)), rel=1e-6)
-    assert ranges_text(found.ranges) == "tree up to 123 MB, ring beyond"
+    assert sentence(by_size(found.ranges)) == "tree up to 123 MB, ring beyond"
 
 
 def test_without_latency_it_is_the_usual_one_and_that_is_said(cli: Cli) -> None:
     cluster = one_switch(workers=64, rate_bps=1e9)
     found = tuned(around_a_switch("allreduce", cluster, AddTimes()))
-    assert ranges_text(found.ranges) == "ring for every size"
+    assert sentence(by_size(found.ranges)) == "ring for every size"
     asked = ("--bytes", "1kB", "--workers", "8", "--bandwidth", "1Gbps", "--algorithm", "auto")
     said = cli("collective", "allreduce", *asked).stdout
     assert "Without a latency (--latency) nothing speaks for fewer messages in a row." in said

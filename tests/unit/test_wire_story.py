@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fullwire as fw
+from fullwire.answers.audited import AuditedTraffic, audited
 from fullwire.answers.compare import compare
 from fullwire.answers.traffic import flows_and_run
 from fullwire.errors import UsageError
-from fullwire.packets.flows import Traffic, analyse_flows
+from fullwire.packets.flows import analyse_flows
 from fullwire.packets.hosts_file import read_hosts
 from fullwire.packets.pattern import Pattern, find_pattern
 from fullwire.packets.usual_iteration import usual_iteration
 from fullwire.packets.wire_steps import with_steps
-from fullwire.report.comparison import bytes_sentence
-from fullwire.report.traffic import traffic_sentences
 from fullwire.run.run import Flows, Messages, Run, Spans
+from fullwire.words import sentence, sentences
 from tests.conftest import Cli
 from tests.strategies import cases, tables
 from tests.traffic_by_hand import MS, Sent, ring, told, traffic
@@ -33,9 +33,13 @@ Collective = tuple[str, int, int, float, float]
 MB = 10**6
 
 
-def said_of(collectives: list[Collective], hosts: int = 4, **how: int) -> Traffic:
+def analysed(run: Run, *, model_bytes: float | None = None) -> AuditedTraffic:
+    return audited(analyse_flows(run, model_bytes=model_bytes))
+
+
+def said_of(collectives: list[Collective], hosts: int = 4, **how: int) -> AuditedTraffic:
     sent, messages = told(hosts, collectives, **how)
-    return analyse_flows(traffic(sent, messages=messages))
+    return analysed(traffic(sent, messages=messages))
 
 
 def trained(
@@ -58,7 +62,7 @@ def trained(
     return done
 
 
-def count(result: Traffic) -> int:
+def count(result: AuditedTraffic) -> int:
     return 0 if result.iterations is None else result.iterations.count
 
 
@@ -147,7 +151,7 @@ def test_collectives_of_unknown_share_are_not_told_a_size() -> None:
         payload_bytes=messages.payload_bytes // 2,
         unread_bytes=messages.payload_bytes - messages.payload_bytes // 2,
     )
-    result = analyse_flows(traffic(sent, messages=overlapping))
+    result = analysed(traffic(sent, messages=overlapping))
     usual = usual_iteration(result)
     assert usual is not None
     assert [each.bytes for each in usual.collectives] == [None, None]
@@ -165,7 +169,7 @@ def test_a_slow_link_that_still_sends_when_others_have_begun_anew_tangles_nothin
         payload_bytes=read,
         unread_bytes=messages.payload_bytes - read,
     )
-    result = analyse_flows(traffic(sent, messages=slow))
+    result = analysed(traffic(sent, messages=slow))
     assert count(result) == 15
     assert result.iterations is not None
     assert result.iterations.basis == "messages"
@@ -188,7 +192,7 @@ def test_what_is_counted_with_the_collective_before_is_told_by_the_sum_of_both()
         payload_bytes=payload // 2,
         unread_bytes=payload - payload // 2,
     )
-    result = analyse_flows(traffic(sent, messages=unsure))
+    result = analysed(traffic(sent, messages=unsure))
     assert count(result) == 9
     assert result.iterations is not None
     assert result.iterations.basis == "messages"
@@ -203,7 +207,7 @@ def test_edges_that_only_start_up_used_tell_the_size_and_so_the_count() -> None:
             begin = now + (20 if host == 2 else 0)
             sent.append((host, (host - 1) % 3, 8 * MB * 4 // 3, begin, begin + 100))
         now += 900 if iteration == 0 else 100
-    result = analyse_flows(traffic(sent))
+    result = analysed(traffic(sent))
     assert result.pattern.kind == "ring"
     assert count(result) == 14
     assert result.gradient_bytes == pytest.approx(8 * MB, rel=1e-3)
@@ -211,18 +215,18 @@ def test_edges_that_only_start_up_used_tell_the_size_and_so_the_count() -> None:
 
 def test_complete_overlap_is_counted_by_what_start_up_broadcast_and_doubted() -> None:
     sent = ring(4, 12, compute_ms=0)
-    found = analyse_flows(traffic(sent)).iterations
+    found = analysed(traffic(sent)).iterations
     assert found is not None
     assert (found.count, found.basis, found.confidence) == (12, "bytes", 0.5)
     assert found.period_s == pytest.approx(0.1, rel=0.01)
     unknown = [each for each in sent if each[3] >= 300]
-    assert analyse_flows(traffic(unknown)).iterations is None
+    assert analysed(traffic(unknown)).iterations is None
 
 
 def test_packets_make_steps_that_other_questions_take(tmp_path: Path) -> None:
     sent, messages = told(4, trained(9, [(2 * MB, 20.0)], gap_ms=30), late=1)
     run = traffic(sent, messages=messages)
-    fw.write(with_steps(run, analyse_flows(run)), tmp_path / "x.run")
+    fw.write(with_steps(run, analysed(run)), tmp_path / "x.run")
     again = fw.read(tmp_path / "x.run")
     found = fw.explain(again)
     assert found.verdict.kind == "unknown"
@@ -230,18 +234,18 @@ def test_packets_make_steps_that_other_questions_take(tmp_path: Path) -> None:
     assert 0.003 < found.account["straggler"] < 0.006
     assert any("No computation is in this run" in each for each in found.warnings)
     assert compare(again, again).ratio == 1
-    assert count(analyse_flows(again)) == 9
+    assert count(analysed(again)) == 9
     fw.write_page([again], tmp_path / "x.html")
     assert "No computation is in this run" in (tmp_path / "x.html").read_text()
 
 
 def test_steps_without_headers_have_traffic_and_no_collectives() -> None:
     run = traffic(ring(3, 8))
-    known = with_steps(run, analyse_flows(run))
+    known = with_steps(run, analysed(run))
     assert not len(known.collectives)
     assert set(known.spans.name.tolist()) == {"step", "traffic"}
     assert fw.explain(known).verdict.kind == "unknown"
-    assert with_steps(known, analyse_flows(known)) is known
+    assert with_steps(known, analysed(known)) is known
 
 
 def test_recorded_steps_are_held_against_iterations() -> None:
@@ -255,9 +259,9 @@ def test_recorded_steps_are_held_against_iterations() -> None:
         start_ns=steps * 160 * MS,
         end_ns=(steps + 1) * 160 * MS,
     )
-    audit = analyse_flows(replace(run, spans=recorded)).audit
+    audit = analysed(replace(run, spans=recorded)).audit
     assert "the recorder counted 8 steps of 160 ms, as many as packets show" in audit
-    audit = analyse_flows(replace(run, spans=recorded.rows(steps < 7))).audit
+    audit = analysed(replace(run, spans=recorded.rows(steps < 7))).audit
     assert any("7 steps of 160 ms, packets show 8 iterations" in each for each in audit)
 
 
@@ -269,17 +273,17 @@ def test_a_lossy_way_where_several_send_at_once_is_a_hot_spot() -> None:
         for b in range(4)
         if a != b
     ]
-    lossy = analyse_flows(traffic(everyone, again=0.1)).audit
+    lossy = analysed(traffic(everyone, again=0.1)).audit
     (said,) = [each for each in lossy if "hot spot" in each]
     assert "packets to 10.0.0.1 were sent again, against 0.00% elsewhere" in said
     assert "3 hosts send to it at once (incast)" in said
-    assert not any("hot spot" in each for each in analyse_flows(traffic(everyone)).audit)
+    assert not any("hot spot" in each for each in analysed(traffic(everyone)).audit)
 
 
 def test_a_slow_step_in_which_nothing_is_sent_is_not_the_networks() -> None:
     (said,) = [
         each
-        for each in analyse_flows(traffic(ring(4, 12, pause_every=5))).audit
+        for each in analysed(traffic(ring(4, 12, pause_every=5))).audit
         if "longer than usual" in each
     ]
     assert said.startswith("2 of 11 iterations took 1.4 s longer than usual together")
@@ -297,12 +301,12 @@ def test_a_slow_step_in_which_nothing_is_sent_is_not_the_networks() -> None:
     ],
 )
 def test_bytes_that_differ_from_theory_have_a_cause(model: int, expected: str) -> None:
-    result = analyse_flows(traffic(ring(4, 10, startup=False)), model_bytes=model)
+    result = analysed(traffic(ring(4, 10, startup=False)), model_bytes=model)
     assert any(expected in each for each in result.audit), result.audit
 
 
 def test_without_the_models_size_ranks_on_a_host_stay_open_and_that_is_said() -> None:
-    result = analyse_flows(traffic(ring(4, 10, startup=False, ranks=16)))
+    result = analysed(traffic(ring(4, 10, startup=False, ranks=16)))
     assert result.ranks is None
     assert result.gradient_bytes == pytest.approx(10 * MB, rel=1e-3)
     assert any("with 16 ranks in all the gradient would be 8 MB" in each for each in result.audit)
@@ -321,7 +325,7 @@ def test_a_hosts_file_says_addresses_and_ranks(tmp_path: Path) -> None:
     assert result.ranks == 8
     assert result.gradient_bytes == pytest.approx(2 * 8 * MB * 8 / 14, rel=1e-3)
     assert run.facts.workers == 8
-    assert analyse_flows(traffic(sent)).pattern.kind == "2 separate rings"
+    assert analysed(traffic(sent)).pattern.kind == "2 separate rings"
 
 
 @pytest.mark.parametrize(
@@ -427,13 +431,13 @@ def test_the_mit_study_comes_out_as_sentences_with_numbers(shared_data: Path) ->
             for host in range(4)
         ]
         size = 4 * model["trainable_params"]
-        result = analyse_flows(traffic(sent), model_bytes=size)
+        result = analysed(traffic(sent), model_bytes=size)
         assert result.ranks == 16
         assert "by its bytes the ring has 16 ranks on 4 hosts" in result.audit
         (said,) = [each for each in result.audit if "2(16-1)/16 of the gradient given" in each]
         assert float(said.rpartition("within ")[2].rstrip("%")) <= 0.13
         runs[name] = with_steps(traffic(sent), result)
-    said = bytes_sentence(compare(runs["inceptionv3"], runs["densenet121"]))
+    said = sentence(compare(runs["inceptionv3"], runs["densenet121"]).findings[-1])
     assert said.startswith(
         "An iteration moves 0.34 times the bytes (59.87 MB per edge against 178.6 MB) and takes 1.4"
     )
@@ -457,14 +461,14 @@ def test_a_real_job_is_told_by_its_collectives(shared_data: Path, cli: Cli, tmp_
 
 
 def test_no_messages_are_no_collectives() -> None:
-    assert analyse_flows(traffic(ring(3, 5), messages=Messages.empty())).collectives is None
+    assert analysed(traffic(ring(3, 5), messages=Messages.empty())).collectives is None
 
 
 @given(tables(Messages))
 @cases(60)
 def test_any_messages_at_all_are_analysed_or_ignored(messages: Messages) -> None:
     run = traffic(ring(3, 5), messages=messages)
-    result = analyse_flows(run)
+    result = analysed(run)
     usual_iteration(result)
     with_steps(run, result)
     assert count(result) == 5
@@ -503,7 +507,7 @@ def test_messages_between_the_hosts_of_any_size_and_time_break_nothing(rows: lis
         }
     )
     run = traffic([(0, 1, 1000, 0, 3), (2, 3, 10, 5, 6)], messages=table)
-    result = analyse_flows(run)
+    result = analysed(run)
     usual_iteration(result)
     with_steps(run, result)
 
@@ -520,7 +524,7 @@ def test_messages_between_the_hosts_of_any_size_and_time_break_nothing(rows: lis
 )
 def test_every_shape_is_said_in_words(edges: list[tuple[int, int]], said: str) -> None:
     sent: list[Sent] = [(a, b, MB, n * 100, n * 100 + 50) for n in range(6) for a, b in edges]
-    assert said in next(traffic_sentences(analyse_flows(traffic(sent))))
+    assert said in sentences(analysed(traffic(sent)).story)[0]
 
 
 def test_evaluations_between_groups_of_iterations_are_known_by_the_models_size() -> None:
@@ -532,7 +536,7 @@ def test_evaluations_between_groups_of_iterations_are_known_by_the_models_size()
         if iteration % 5 == 4:
             sent += [(0, 1, 2 * MB, now + 400, now + 420), (0, 2, 2 * MB, now + 400, now + 440)]
             now += 450
-    result = analyse_flows(traffic(sent))
+    result = analysed(traffic(sent))
     assert count(result) == 20
     assert result.gradient_bytes == pytest.approx(8 * MB, rel=1e-3)
 
@@ -541,7 +545,7 @@ def test_the_same_bytes_over_other_edges_in_turn_are_no_iterations() -> None:
     sent: list[Sent] = [
         (2 * (n % 3), 2 * (n % 3) + 1, 8 * MB, n * 100, n * 100 + 60) for n in range(12)
     ]
-    assert analyse_flows(traffic(sent)).iterations is None
+    assert analysed(traffic(sent)).iterations is None
 
 
 def test_a_broadcast_to_each_of_several_ranks_on_a_host_counts_once() -> None:
@@ -552,6 +556,6 @@ def test_a_broadcast_to_each_of_several_ranks_on_a_host_counts_once() -> None:
     second = halves.rows(early)
     other = replace(second, source=np.array(["10.0.0.1:29501"] * len(second), object))
     both = replace(run, flows=Flows.joined([halves, other]))
-    result = analyse_flows(both)
+    result = analysed(both)
     assert result.ranks == 4
     assert result.gradient_bytes == pytest.approx(8 * MB, rel=1e-3)

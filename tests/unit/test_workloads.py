@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 import fullwire as fw
 from fullwire import workloads
-from fullwire.answers.fitting import memory_sentence
 from fullwire.collectives.closed_form import cost
 from fullwire.collectives.cost import AddTimes
 from fullwire.errors import UsageError
-from fullwire.workloads import MODELS, Model, workload
+from fullwire.findings.memory import memory_finding
+from fullwire.words import sentence
+from fullwire.workloads import MODELS, Model, Workload, workload
 from fullwire.workloads.devices import DEVICES
 from fullwire.workloads.layers import Layer, Parameter, Work
 
@@ -191,20 +192,22 @@ def test_the_largest_batch_fits_and_one_more_does_not(name: str) -> None:
     assert not workload(f"{name}:{most + 1}").memory.fits
 
 
+def memory_of(load: Workload) -> str:
+    return sentence(memory_finding(load))
+
+
 def test_what_does_not_fit_says_so_with_the_figures_and_what_would() -> None:
-    said = memory_sentence(workload("llama3-8b@t4"))
+    said = memory_of(workload("llama3-8b@t4"))
     assert said.startswith(
         "llama3-8b@t4 does not fit: it needs at least 203.7 GB (weights 48.18 GB"
     )
     assert "NVIDIA T4 16 GB has 16 GB. No batch fits: without activations it is 144.5 GB" in said
     assert "activations of one sample alone take 59.16 GB" in said
-    assert "over 7 of these devices a batch of 1 would fit" in memory_sentence(
-        workload("llama3-8b@h100")
-    )
-    said = memory_sentence(workload("gpt2-xl@a100:32"))
+    assert "over 7 of these devices a batch of 1 would fit" in memory_of(workload("llama3-8b@h100"))
+    said = memory_of(workload("gpt2-xl@a100:32"))
     assert "A batch of up to 17 would fit." in said
     assert said.endswith("With this batch it fits on: h200.")
-    assert "it fits, as would a batch of" in memory_sentence(workload("vgg16@v100"))
+    assert "it fits, as would a batch of" in memory_of(workload("vgg16@v100"))
     warnings = fw.whatif("llama3-8b@t4", workers=8, bandwidth="10Gbps").warnings
     assert any(each.startswith("llama3-8b@t4 does not fit") for each in warnings)
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.collectives.cost import Floats
+from fullwire.findings.break_even import turning
+from fullwire.findings.finding import Finding
 from fullwire.simulation.forecast import Forecaster
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport
-from fullwire.units import show_rate
+from fullwire.words import sentence
 
 _POINTS = 600  # rates that are looked at, two of them 1.5 % apart
 _FAR = 100.0  # times slower and faster than now: beyond it nobody asks
@@ -27,7 +29,12 @@ class BreakEven:
     workers: int | None
     line_takes_over_bps: float | None  # below it the line is slower than the transport
     is_limited: bool  # now
-    sentence: str
+    finding: Finding
+
+    @property
+    def sentence(self) -> str:
+        """Return it in words."""
+        return sentence(self.finding)
 
 
 def break_even(job: Forecaster, threshold: float) -> BreakEven:
@@ -42,13 +49,20 @@ def break_even(job: Forecaster, threshold: float) -> BreakEven:
     line_bps = _line_takes_over_bps(job)
     step = job.subject.step
     is_waiting = step.waiting_ns >= threshold * (step.step_ns + step.waiting_ns)
-    sentence = _sentence(is_limited, is_waiting, rate_bps, workers, line_bps, threshold)
+    finding = turning(
+        is_limited=is_limited,
+        is_waiting=is_waiting,
+        rate_bps=rate_bps,
+        workers=workers,
+        line_bps=line_bps,
+        threshold=threshold,
+    )
     return BreakEven(
         bandwidth_bps=rate_bps,
         workers=workers,
         line_takes_over_bps=line_bps,
         is_limited=is_limited,
-        sentence=sentence,
+        finding=finding,
     )
 
 
@@ -75,37 +89,3 @@ def _line_takes_over_bps(job: Forecaster) -> float | None:
         return None
     line_bps = transport.line_limits_up_to_bps(job.workers)
     return line_bps if line_bps < _FAR * job.rate_bps else None  # so little work was not seen
-
-
-def _sentence(
-    is_limited: bool,
-    is_waiting: bool,
-    rate_bps: float | None,
-    workers: int | None,
-    line_bps: float | None,
-    threshold: float,
-) -> str:
-    share = f"{threshold:.0%} of the step"
-    if not is_limited:
-        where = [f"below {show_rate(rate_bps)}"] if rate_bps else []
-        where += [f"with {workers:,} workers or more"] if workers else []
-        return (
-            f"Communication would cost {share} {' or '.join(where)}."
-            if where
-            else f"Neither a slower link nor more workers would make communication cost {share}."
-        )
-    few = f" with fewer than {workers:,} workers" if workers and workers > 2 else ""
-    if rate_bps:
-        text = f"Communication would cost less than {share} above {show_rate(rate_bps)}"
-        text += f", or{few}." if few else "."
-    elif is_waiting:
-        text = f"However fast the links, waiting for late ranks alone costs more than {share}."
-    else:
-        text = f"No link is fast enough for communication to cost less than {share}"
-        text += f"; it does{few}." if few else "."
-    if line_bps is not None:
-        text += (
-            f" Up to {show_rate(line_bps)} the line is what limits this transport; "
-            "above, the work of sending and receiving does."
-        )
-    return text

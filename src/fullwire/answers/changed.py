@@ -12,8 +12,8 @@ import numpy as np
 
 from fullwire.answers.explain import line_rates
 from fullwire.answers.opening import Opened
-from fullwire.answers.verdict import RESTS_ON
 from fullwire.errors import FullwireError
+from fullwire.findings.case import RESTS_ON
 from fullwire.run.gaps import reasons
 from fullwire.timeline.account import account
 

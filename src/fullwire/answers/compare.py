@@ -12,7 +12,7 @@ ratio is Student's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, geometric_mean
 
@@ -20,11 +20,22 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
+from fullwire.findings.comparisons import (
+    SMALL,
+    WorkInTheSameTime,
+    about_means,
+    about_recordings,
+    bytes_and_time,
+    change_of_steps,
+    comparison_notes,
+)
+from fullwire.findings.finding import Finding
 from fullwire.run.facts import REGISTRY
 from fullwire.run.run import Run
 from fullwire.timeline.account import typical_steps
-from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
-from fullwire.units import show_bytes, show_time
+from fullwire.timeline.transfers import world
+from fullwire.units import show_bytes
+from fullwire.words import sentences
 
 PIECES = 5  # of a recording, in order of time
 # Standard deviation of a median that its steps do not show: the same job, begun anew, is
@@ -42,9 +53,7 @@ _ALWAYS_DIFFER = {
     "supposed_packets",
 }
 FEWEST_STEPS = 5  # of a recording; below this it says nothing about noise
-SMALL = 0.05  # a change that people want to see
 _MOST_RECORDINGS = 30  # of each side: more of them nobody makes
-_MEANS_DIFFER = 0.05  # from medians by more: few long steps are what changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +85,36 @@ class Comparison:
     workers: tuple[int, int]
     edge_bytes: tuple[float, float] | None  # of an iteration, where both runs have packets
     recordings_for_small: int | None  # of each side, to tell SMALL from noise; None if too many
-    warnings: tuple[str, ...]
+    notes: tuple[Finding, ...]  # what to know about it
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what to know about it, a sentence each."""
+        return sentences(self.notes)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Return the answer: the change, then what another size or other bytes are worth."""
+        found: list[Finding] = [change_of_steps(self.ratio, self.low, self.high)]
+        before, after = self.workers
+        if before != after:
+            found.append(
+                WorkInTheSameTime(
+                    before=before, after=after, work=self.work_ratio, perfect=after / before
+                )
+            )
+        if self.edge_bytes is not None:
+            found.append(bytes_and_time(self.edge_bytes, self.ratio))
+        return tuple(found)
+
+    @property
+    def advice(self) -> tuple[Finding, ...]:
+        """Return what more recordings would tell."""
+        counts = len(self.before_recordings), len(self.after_recordings)
+        is_open = self.is_significant is False
+        return tuple(
+            about_recordings(counts, self.unseen, self.recordings_for_small, is_open=is_open)
+        )
 
     @property
     def work_ratio(self) -> float:
@@ -117,7 +155,10 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
         workers=(world(first), world(second)),
         edge_bytes=_edge_bytes(first, second),
         recordings_for_small=None if noise is None else _recordings_for_small(noise),
-        warnings=(*_warnings(sides), *_about_means(lengths_s, ratio)),
+        notes=(
+            *comparison_notes(sides, [_differing_within(side) for side in sides]),
+            *about_means(lengths_s, ratio),
+        ),
     )
 
 
@@ -161,17 +202,6 @@ def _recordings_for_small(noise: _Noise) -> int | None:
     return None
 
 
-def _about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator[str]:
-    """Say where means changed otherwise than medians, which a few long steps do not move."""
-    before_s, after_s = (geometric_mean(float(each.mean()) for each in side) for side in lengths_s)
-    if abs(after_s / before_s / ratio - 1) > _MEANS_DIFFER:
-        yield (
-            f"Mean steps changed otherwise: from {show_time(before_s)} to {show_time(after_s)} "
-            f"({after_s / before_s - 1:+.1%}). Some steps are much longer than the median one, and "
-            "these changed."
-        )
-
-
 def _variance_of_pieces(lengths_s: Floats) -> float:
     """Return the variance of the fifths' medians; one slow stretch among steady steps is none."""
     of_pieces = _squares(_log_medians(np.array_split(lengths_s, PIECES))) / (PIECES - 1)
@@ -183,31 +213,10 @@ def _log_medians(pieces: Sequence[Floats]) -> Floats:
     return np.log([np.median(each) for each in pieces])
 
 
-def _warnings(sides: Sequence[Sequence[Run]]) -> Iterator[str]:
-    for side, which in zip(sides, ("first", "second"), strict=True):
-        for number, run in enumerate(side, 1):
-            yield from _of_one(run, f"{which} run{f', recording {number}' * (len(side) > 1)}")
-        yield from _of_repeats(side, which)
-    [before, *_], [after, *_] = sides
-    if (before.facts.dilation or 1.0) != (after.facts.dilation or 1.0):
-        yield "The runs differ in dilation, and so in how fast their processors count as."
-
-
-def _of_one(run: Run, which: str) -> Iterator[str]:
-    for sentence in run.missing:
-        yield f"The {which} is partial: {sentence}."
-    if run.facts.warnings is not None:
-        yield f"Where the {which} was recorded: {run.facts.warnings}."
-    here = len(recorded_ranks(run))
-    if here < world(run) and not stands_for_all(run):
-        yield f"Of the {which} {here} of {world(run)} ranks are here: others may be slower."
-
-
-def _of_repeats(side: Sequence[Run], which: str) -> Iterator[str]:
-    """Say what recordings of one side differ in, which should be of one job."""
+def _differing_within(side: Sequence[Run]) -> list[str]:
+    """Name what recordings of one side differ in, which should be of one job."""
     differs = {name for again in side[1:] for name, *_ in _differing_facts(side[0], again)}
-    if differs - {"warnings"}:
-        yield f"Recordings of the {which} run differ in {', '.join(sorted(differs))}."
+    return sorted(differs) if differs - {"warnings"} else []
 
 
 def _edge_bytes(before: Run, after: Run) -> tuple[float, float] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, several
@@ -11,14 +11,12 @@ from fullwire.errors import UsageError
 from fullwire.files import name_of
 from fullwire.importers.nccl_tests import read_table
 from fullwire.run.run import Run
-from fullwire.simulation.calibrate import Calibration, calibrated, share_of_others
+from fullwire.simulation.calibrate import Calibration, calibrated
 from fullwire.simulation.subject import plain_subject
 from fullwire.simulation.sweep import Subject, with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
 from fullwire.units import shown
 from fullwire.workloads import MOST_SAMPLES
-
-_MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
 
 
 def named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
@@ -83,13 +81,3 @@ def subject_of(name: str, run: Run, found: Transports) -> Subject:
     if found.calibration is None:
         return subject
     return with_residue(subject, found.calibration.transport)
-
-
-def about_others(run: Run) -> Iterator[str]:
-    """Say it where other work used the processors on which a run was recorded."""
-    share = share_of_others(run)
-    if share >= _MUCH_BESIDE:
-        yield (
-            f"Other work took {share:.0%} of the processors meanwhile: without it steps may be "
-            "shorter, and intervals are as much wider."
-        )

@@ -10,7 +10,7 @@ on where ranks are, so it is also given for ranks that are scattered over the le
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fullwire.clusters.cluster import (
     CORE,
@@ -25,52 +25,14 @@ from fullwire.clusters.cluster import (
     with_workers,
 )
 from fullwire.collectives.tuning import AUTO
+from fullwire.findings.suspicions import WORTH_BLAMING, Suspect, Suspicion
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import Grid, Subject, sweep, tried
 from fullwire.units import show_rate
 
 NICS_AND_SPINE = "NICs and the spine's uplinks together"
 SLOW_HOSTS, LATENCIES = "slow hosts", "latencies"
-WORTH_BLAMING = 0.01  # of the step
 _FASTER = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspect:
-    """One kind of link, what was changed about it, and what the step would be then."""
-
-    links: str
-    change: str
-    step_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspicion:
-    """A job on a described cluster, and what the step would be with each kind of link wider."""
-
-    run: str
-    cluster: str
-    workers: int
-    is_scattered: bool
-    oversubscription: float | None  # None where nothing goes through a spine
-    step_s: float
-    overhead_s: float
-    busiest: str | None  # the links that most of a collective's time is spent on
-    suspects: tuple[Suspect, ...]
-
-    @property
-    def worst(self) -> Suspect | None:
-        """Return what to blame: the links that cost most, if that is worth mentioning."""
-        least = min(self.suspects, key=lambda each: each.step_s, default=None)
-        return least if least is not None and self.is_to_blame(least) else None
-
-    def is_to_blame(self, suspect: Suspect) -> bool:
-        """Say whether the step would be noticeably shorter."""
-        return suspect.step_s < (1 - WORTH_BLAMING) * self.step_s
-
-    def of(self, links: str) -> Suspect | None:
-        """Return what was found out about one kind of link."""
-        return next((each for each in self.suspects if each.links == links), None)
 
 
 def suspicions(subjects: Sequence[Subject], grid: Grid) -> tuple[Suspicion, ...]:

@@ -14,7 +14,7 @@ from fullwire.packets.captures import is_capture
 from fullwire.units import size_bytes
 
 if TYPE_CHECKING:
-    from fullwire.packets.flows import Traffic
+    from fullwire.answers.audited import AuditedTraffic
     from fullwire.run.run import Run
 
 
@@ -22,7 +22,7 @@ def flows(
     *captures: str | Path | Run,
     hosts: str | Path | None = None,
     gradient: str | float | None = None,
-) -> Traffic:
+) -> AuditedTraffic:
     """Say what packets say: of captures of one job, or of a run that was made of them.
 
     `hosts` is a file of lines such as `node0 10.0.0.1 10.0.1.1 ranks=0-7`; `gradient` is how large
@@ -37,7 +37,7 @@ def flows_and_run(
     *captures: str | Path | Run,
     hosts: str | Path | None = None,
     gradient: str | float | None = None,
-) -> tuple[Traffic, Run]:
+) -> tuple[AuditedTraffic, Run]:
     """Say it, and return the run that it is said of, with iterations as its steps."""
     model_bytes = None if gradient is None else float(size_bytes(gradient, "gradient"))
     if model_bytes is not None and model_bytes <= 0:
@@ -47,11 +47,12 @@ def flows_and_run(
         from fullwire.packets.hosts_file import read_hosts
 
         run = replace(run, facts=run.facts | read_hosts(path_of(hosts, "hosts")))
-    from fullwire.packets.flows import analyse_flows  # which begin when captures have been read
+    from fullwire.answers.audited import audited  # which begin when captures have been read
+    from fullwire.packets.flows import analyse_flows
     from fullwire.packets.wire_steps import with_steps
 
     found = analyse_flows(run, model_bytes=model_bytes)
-    return found, with_steps(run, found)
+    return audited(found), with_steps(run, found)
 
 
 def _traffic_run(*captures: str | Path | Run) -> Run:

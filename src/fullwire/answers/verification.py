@@ -9,26 +9,55 @@ from typing import Any
 import numpy as np
 
 from fullwire.answers.conditions import rate, worker_count
-from fullwire.answers.fixes import FILLS_THE_LINE, casting
 from fullwire.errors import FullwireError
+from fullwire.findings.comparisons import (
+    ChangedBackend,
+    ChangedBuckets,
+    ChangedHook,
+    ChangedLinks,
+    ChangedWorkers,
+    Verified,
+)
+from fullwire.findings.finding import Finding
+from fullwire.fixes.compression import casting
+from fullwire.fixes.transport import FILLS_THE_LINE
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import held_against
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.typical import typical_step
-from fullwire.units import show_rate
+from fullwire.words import sentences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
     """What the first run predicted for the conditions of the second, and what was measured."""
 
-    changes: tuple[str, ...]
+    made: tuple[Finding, ...]  # what was changed
     predicted_s: float
     low_s: float
     high_s: float
     full_s: float | None  # on a line that is full, where the second run has a backend that fills it
     measured_s: float
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Return what was changed, in words."""
+        return sentences(self.made)
+
+    @property
+    def finding(self) -> Verified:
+        """Return what was predicted and what was measured."""
+        return Verified(
+            changes=self.made,
+            predicted_s=self.predicted_s,
+            low_s=self.low_s,
+            high_s=self.high_s,
+            full_s=self.full_s,
+            measured_s=self.measured_s,
+            off=abs(self.error),
+            holds=self.holds,
+        )
 
     @property
     def error(self) -> float:
@@ -72,7 +101,7 @@ def verify(
     full_s = predictor.ask(**axes, transports=(predictor.full(),)).step_s if becomes_ours else None
     found = (predictor.filling() if becomes_ours else predictor).ask(**axes)
     return Verification(
-        changes=(*changes, *([f"backend {FILLS_THE_LINE}"] if becomes_ours else ())),
+        made=(*changes, *([ChangedBackend(backend=FILLS_THE_LINE)] if becomes_ours else ())),
         predicted_s=found.step_s,
         low_s=found.low_s,
         high_s=found.high_s,
@@ -81,8 +110,8 @@ def verify(
     )
 
 
-def _changes(before: Run, after: Run) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """Go through what differs and can be predicted: in words, and as an axis with its value."""
+def _changes(before: Run, after: Run) -> Iterator[tuple[Finding, tuple[str, Any]]]:
+    """Go through what differs and can be predicted: as found, and as an axis with its value."""
 
     known, now_known = before.facts.known(), after.facts.known()
 
@@ -90,13 +119,13 @@ def _changes(before: Run, after: Run) -> Iterator[tuple[str, tuple[str, Any]]]:
         return fact in now_known and known.get(fact) != now_known[fact]
 
     if differs("line_rate_bps"):
-        rate_bps = rate(now_known["line_rate_bps"])
-        yield f"links of {show_rate(rate_bps)}", ("bandwidth_bps", (rate_bps,))
+        rate_bps = rate(after.facts.line_rate_bps)
+        yield ChangedLinks(rate_bps=rate_bps), ("bandwidth_bps", (rate_bps,))
     if differs("workers"):
         workers = worker_count(after.facts.workers)
-        yield f"{workers} worker{'s' if workers > 1 else ''}", ("workers", (workers,))
+        yield ChangedWorkers(workers=workers), ("workers", (workers,))
     if differs("buckets"):
         buckets = str(after.facts.buckets)
-        yield f"buckets {buckets}", ("buckets", (bucket_policy(buckets),))
+        yield ChangedBuckets(buckets=buckets), ("buckets", (bucket_policy(buckets),))
     if differs("hook") and (cast := casting(after)) is not None:
-        yield f"{after.facts.hook}", ("compressors", (cast,))
+        yield ChangedHook(hook=str(after.facts.hook)), ("compressors", (cast,))

@@ -22,17 +22,15 @@ from fullwire.answers.conditions import (
     several,
     worker_count,
 )
-from fullwire.answers.fitting import memory_sentence
 from fullwire.answers.opening import RunLike
 from fullwire.answers.search import Best, best
 from fullwire.answers.subjects import (
     Transports,
-    about_others,
     named,
     subject_of,
     with_batches,
 )
-from fullwire.answers.suspects import Suspicion, suspicions
+from fullwire.answers.suspects import suspicions
 from fullwire.clusters import ClusterLike, cluster
 from fullwire.clusters.cluster import Cluster, one_switch, with_nodes
 from fullwire.collectives.cost import Floats
@@ -41,6 +39,11 @@ from fullwire.collectives.tuning import AUTO, Range, Times, around_a_switch, ove
 from fullwire.compression.compressor import Compressor
 from fullwire.crew import HERE, crew
 from fullwire.errors import UsageError
+from fullwire.findings.collective import TunerTakes, by_size
+from fullwire.findings.finding import Finding
+from fullwire.findings.predictions import prediction_notes
+from fullwire.findings.suspicions import Suspicion, suspicion_finding
+from fullwire.findings.targets import target_findings
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.conditions import CHANGES, Changes, changed, unfolded, with_names
@@ -60,16 +63,13 @@ from fullwire.simulation.sweep import (
     tried,
 )
 from fullwire.simulation.target import Targets, targets
-from fullwire.simulation.transport import FullTransport, MeasuredTransport
-from fullwire.timeline.account import mean_step_s
-from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
-from fullwire.units import ratio, show_rate, show_time
-from fullwire.workloads import workload
+from fullwire.simulation.transport import FullTransport
+from fullwire.units import ratio
+from fullwire.words import sentences
 
 # What is asked when neither the person nor the run says: sizes and speeds that people buy.
 USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
 USUAL_BANDWIDTHS = ("1Gbps", "10Gbps", "25Gbps", "100Gbps", "400Gbps")
-NOTABLE = 0.01  # of the step: a median that differs from the mean by less is not said
 MOST_TUNED = 16  # clusters of which a result says what the tuner takes
 
 
@@ -92,7 +92,7 @@ class WhatIf:
     targets: Targets | None
     basis: Mapping[str, str]  # by run: measured or modelled
     lane: Order
-    warnings: tuple[str, ...]
+    notes: tuple[Finding, ...]  # what to know about the predictions
     tuning: tuple[Tuned, ...]
     subjects: tuple[Subject, ...]
     grid: Grid
@@ -110,6 +110,37 @@ class WhatIf:
     def has_intervals(self) -> bool:
         """Say whether any row has an interval."""
         return not np.isnan(self.interval_s[0]).all()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what to know about the predictions, a sentence each."""
+        return sentences(self.notes)
+
+    @property
+    def reaching(self) -> tuple[Finding, ...]:
+        """Return what reaches the target, where one was asked for: a finding per case."""
+        if self.targets is None:
+            return ()
+        varying = {axis for axis, values in self.predictions.axes.items() if len(values) > 1}
+        return tuple(target_findings(self.targets, varying))
+
+    @property
+    def tuner(self) -> tuple[Finding, ...]:
+        """Return what "auto" takes, on each cluster."""
+        return tuple(
+            TunerTakes(
+                workers=each.workers,
+                rate_bps=each.bandwidth_bps,
+                latency_s=each.latency_s,
+                choices=by_size(each.ranges),
+            )
+            for each in self.tuning
+        )
+
+    @property
+    def holding_back(self) -> tuple[Finding, ...]:
+        """Return which links of a described cluster hold each job back."""
+        return tuple(suspicion_finding(each) for each in self.suspicions)
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return all columns by name, as a data frame takes them."""
@@ -222,7 +253,7 @@ def whatif(
         targets=reaching,
         basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
-        warnings=tuple(_warnings(many, whole, grid)),
+        notes=tuple(prediction_notes(many, whole, grid)),
         tuning=tuple(itertools.islice(_tuning(subjects[0], grid), MOST_TUNED)),
         subjects=tuple(subjects),
         grid=grid,
@@ -425,98 +456,3 @@ def _times(subject: Subject, grid: Grid, workers: int, rate_bps: float, latency_
     assert where is not None
     costs = {each: where.cost("allreduce", each, workers) for each in tried(grid)}
     return over_links(costs, subject.adds)
-
-
-def _warnings(
-    named: Sequence[tuple[str, Run]], subjects: Sequence[Subject], grid: Grid
-) -> Iterator[str]:
-    yield from _modelled(named)
-    yield from _too_large(named)
-    for (name, run), subject in zip(named, subjects, strict=True):
-        if subject.step.is_estimated:
-            yield f"{name}: T1 is estimated from the computation of a job of several workers."
-        yield from _about_median(name, run, subject)
-        if any(isinstance(each, MeasuredTransport) for each in grid.transports):
-            yield from (f"{name}: {sentence}" for sentence in about_others(run))
-        if subject.step.shards > 1:
-            yield (
-                f"{name}: gradients are summed in groups of one in {subject.step.shards} ranks; "
-                "with more workers these groups grow, and the others stay as they are."
-            )
-        for sentence in run.missing:
-            yield f"{name} is partial: {sentence}."
-        if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):
-            yield (
-                f"{name}: ranks that are not here may be later than those that are, and then every "
-                "step is longer than predicted."
-            )
-    yield from (f"{each.name}: {each.caveat}." for each in grid.compressors if each.caveat)
-    yield from _beyond_the_line(grid)
-    yield from _drifting(grid)
-    if {"tree", AUTO} & set(grid.algorithms) and max(grid.workers) > 2:
-        yield (
-            "tree: the time at full utilization; played transfer by transfer, with links shared, "
-            "a double tree takes 9 % longer at the least (fullwire collective --algorithm tree)."
-        )
-
-
-def _beyond_the_line(grid: Grid) -> Iterator[str]:
-    """Say from which line rate on a measured transport has no more use for it."""
-    for transport in (each for each in grid.transports if isinstance(each, MeasuredTransport)):
-        limits_bps = {each: transport.line_limits_up_to_bps(each) for each in grid.workers}
-        workers = min(limits_bps, key=lambda each: (limits_bps[each], each))
-        if max(grid.bandwidth_bps) > limits_bps[workers]:
-            yield (
-                f"measured: with {workers:,} workers the line is what limits this transport up to "
-                f"{show_rate(limits_bps[workers])}; above, the work of sending and receiving does, "
-                "and a faster line changes little. Faster processors, or another transport, would."
-            )
-
-
-def _drifting(grid: Grid) -> Iterator[str]:
-    """Say where no closed form is near and the cluster is too large to be played."""
-    where = OnLinks.of(grid.cluster, grid.latency_s[0], is_scattered=grid.is_scattered)
-    if where is None:
-        return
-    workers = max(grid.workers)
-    asked = {*grid.algorithms, *(tried(grid) if AUTO in grid.algorithms else ())} - {AUTO}
-    names = [
-        each for each in sorted(asked) if not where.cost("allreduce", each, workers).is_believed
-    ]
-    if names:
-        yield (
-            f"{', '.join(names)}: among {workers:,} workers of {where.cluster.name} ranks drift "
-            "apart, and there are too many to play: these predictions may be off by a third "
-            "(fullwire collective --cluster plays one)."
-        )
-
-
-def _about_median(name: str, run: Run, subject: Subject) -> Iterator[str]:
-    """Say where the step that is replayed is not the one that explain accounts for."""
-    median_ns, mean_s = subject.step.measured_ns, mean_step_s(run)
-    if median_ns and mean_s is not None and abs(mean_s / (median_ns * 1e-9) - 1) > NOTABLE:
-        yield (
-            f"{name}: the median step is replayed, {show_time(median_ns * 1e-9)}; the mean step, "
-            f"which explain accounts for, is {show_time(mean_s)}."
-        )
-
-
-def _too_large(named: Sequence[tuple[str, Run]]) -> Iterator[str]:
-    """Say which built-in workloads would not fit into their device."""
-    for _, run in named:
-        if run.provenance.origin == "modelled":
-            load = workload(run.provenance.source)
-            if not load.memory.fits:
-                yield memory_sentence(load)
-
-
-def _modelled(named: Sequence[tuple[str, Run]]) -> Iterator[str]:
-    """Say of each device which of the runs are modelled on it."""
-    by_device: dict[str, list[str]] = {}
-    for name, run in named:
-        if run.provenance.basis == "modelled":
-            device = f"{run.facts.device} with {run.facts.efficiency}"
-            by_device.setdefault(device, []).append(name)
-    for device, names in by_device.items():
-        verb = "is" if len(names) == 1 else "are"
-        yield f"{', '.join(names)} {verb} modelled, not measured: operations on one {device}."

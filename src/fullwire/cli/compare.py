@@ -42,7 +42,7 @@ def compare(
     from fullwire.answers.compare import compare as answer
     from fullwire.answers.opening import opened
     from fullwire.answers.verification import verify
-    from fullwire.report.as_data import verification_object
+    from fullwire.report.as_data import comparison_object, verification_object
     from fullwire.report.comparison import print_comparison
 
     before, after = _sides(runs, context.meta.get(_AFTER))
@@ -53,7 +53,7 @@ def compare(
     if json:
         print_json(
             {
-                **asdict(result),
+                **comparison_object(result),
                 "account": None if parts is None else asdict(parts),
                 "prediction": verification_object(verification),
             }

@@ -188,15 +188,15 @@ def _refuse_unsynchronised(accumulate: str, local_steps: str) -> None:
 
 
 def _show(result: WhatIf, format_: str, best: int | None) -> None:
-    from fullwire.report import as_data, sentences, terminal
+    from fullwire.report import as_data, terminal
+    from fullwire.words import sentences
 
-    said = sentences.target_sentences(result)
     if format_ == "csv":
         as_data.write_whatif_csv(result, sys.stdout)
     elif format_ == "json":
-        print_json(as_data.whatif_object(result, said, best))
+        print_json(as_data.whatif_object(result, best))
     else:
-        for lines in (sentences.suspicion_sentences(result), said):
+        for lines in (sentences(result.holding_back), sentences(result.reaching)):
             if lines:
                 terminal.print_sentences(lines)
         terminal.print_whatif(result, best)

@@ -18,7 +18,6 @@ from fullwire.collectives.closed_form import cost
 from fullwire.collectives.cost import AddTimes, Floats
 from fullwire.collectives.link_cost import LinkCost
 from fullwire.collectives.registry import open_to
-from fullwire.units import show_bytes
 
 AUTO = "auto"
 Times: TypeAlias = Callable[[Floats], Mapping[str, Floats]]  # of sizes, by algorithm
@@ -101,12 +100,3 @@ def ranges(times_s: Times) -> Iterator[Range]:
             first, begin = then, above
         size *= 2
     yield Range(first, begin, None)
-
-
-def ranges_text(served: Sequence[Range]) -> str:
-    """Say which algorithm serves which sizes."""
-    *lower, last = served
-    if not lower:
-        return f"{last.algorithm} for every size"
-    said = [f"{each.algorithm} up to {show_bytes(each.to_bytes or 0)}" for each in lower]
-    return f"{', '.join(said)}, {last.algorithm} beyond"

@@ -1,8 +1,7 @@
 """What the traffic of a training says, with no access to its code.
 
 Who talks with whom in which shape, how often and with how many bytes the same comes again, how
-large the gradient must be for that, whether one link is slower than the others, and an audit of the
-bytes that says what else was on the wire.
+large the gradient must be for that, and whether one link is slower than the others.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fullwire.errors import UsageError
-from fullwire.packets.byte_audit import Expected, byte_audit, expected_bytes
-from fullwire.packets.capture_audit import capture_audit
 from fullwire.packets.counting import (
     counted_by_broadcast,
     counted_by_bytes,
@@ -21,8 +18,8 @@ from fullwire.packets.counting import (
 )
 from fullwire.packets.edge_facts import EdgeFacts, edge_facts
 from fullwire.packets.edges import Edges, edges_of, host_names, hosts_of, ranks_by_host
+from fullwire.packets.expected import Expected, expected_bytes
 from fullwire.packets.iterations import Iterations
-from fullwire.packets.latecomers import latecomer
 from fullwire.packets.message_lengths import iterations_by_lengths
 from fullwire.packets.messages import (
     SeenCollectives,
@@ -32,20 +29,22 @@ from fullwire.packets.messages import (
 )
 from fullwire.packets.pattern import Pattern, find_pattern
 from fullwire.packets.repeating_edges import iterations_of_edges, series_of
-from fullwire.packets.senders import (
-    SlowLink,
-    hot_spots,
-    idle_network,
-    sending_of,
-    slow_link,
-)
+from fullwire.packets.senders import SlowLink, sending_of, slow_link
 from fullwire.packets.separate import trainings_of
-from fullwire.packets.steps_seen import steps_said
 from fullwire.packets.successive import trainings_in_turn
 from fullwire.run.run import UNREAD, Real, Run, Whole
 
 _OF_HOSTS = ("addresses", "hosts")  # facts
 _SURE = 0.9  # confidence that leaves nothing to look for
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Detail:
+    """What an audit of the bytes needs besides."""
+
+    run: Run
+    edges: Edges
+    expected: Expected
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class Traffic:
     collectives: SeenCollectives | None  # where a library's own headers tell them
     busy_fractions: Real
     slow_link: SlowLink | None
-    audit: tuple[str, ...]
+    detail: Detail
     warnings: tuple[str, ...]
     groups: tuple[Traffic, ...] = ()  # of hosts, or of times, that are trainings of their own
     during_s: tuple[float, float] | None = None  # since the first packet, if trainings take turns
@@ -136,14 +135,6 @@ def _together(run: Run, edges: Edges, model_bytes: float | None) -> Traffic:
     if seen is not None and expected.ranks is not None and expected.ranks != world:
         seen = _collectives(run, edges, expected.ranks)  # sizes follow from how many they are
     sending = sending_of(edges, iterations)
-    audit = (
-        *byte_audit(run, edges, pattern, iterations, expected),
-        *latecomer(edges.hosts, iterations, seen),
-        *hot_spots(edges),
-        *idle_network(edges, iterations),
-        *steps_said(run, iterations),
-        *capture_audit(run),
-    )
     return Traffic(
         hosts=edges.hosts,
         matrix_payload_bytes=payload,
@@ -159,7 +150,7 @@ def _together(run: Run, edges: Edges, model_bytes: float | None) -> Traffic:
         collectives=seen,
         busy_fractions=sending.busy,
         slow_link=slow_link(edges.hosts, sending),
-        audit=audit,
+        detail=Detail(run=run, edges=edges, expected=expected),
         warnings=run.missing,
     )
 
@@ -182,7 +173,7 @@ def _apart(run: Run, edges: Edges, groups: tuple[Traffic, ...]) -> Traffic:
         collectives=None,
         busy_fractions=sending_of(edges, None).busy,
         slow_link=None,
-        audit=(*byte_audit(run, edges, nothing, None, Expected()), *capture_audit(run)),
+        detail=Detail(run=run, edges=edges, expected=Expected()),
         warnings=run.missing,
         groups=groups,
     )

@@ -1,4 +1,4 @@
-"""Whether the network slows the job: who is busy while others wait, where packets are lost.
+"""Whether one link slows the job: who is busy while others wait.
 
 A sender is busy from packet to packet as long as they follow each other as closely as they usually
 do; on a slow line that distance is longer, and it is the line that is busy. Averages of rates are
@@ -7,7 +7,6 @@ alike around a ring, whichever link is slow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,16 +15,11 @@ from numpy.typing import NDArray
 from fullwire.packets.edges import Edges
 from fullwire.packets.iterations import Iterations
 from fullwire.run.run import Real
-from fullwire.units import show_time
 
 _LEAST_BUSY = 0.5  # a slow link is busy most of the time...
 _MUCH_BUSIER = 1.6  # ...and so much more than the others...
 _MUCH_SLOWER = 1.4  # ...because it is slower, and not because it has more to send
 _CLOSE = 4  # times the usual distance of packets: a sender that pauses longer waits
-_LOSSY = 0.001  # of the packets sent again: TCP slows down long before it is a percent
-_MUCH_LOSSIER = 4  # than elsewhere: a hot spot
-_CROWDED = 0.2  # of the time that a host receives, from several at once: incast
-_SLOW = 1.5  # times the usual period: an iteration that took long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,52 +90,4 @@ def slow_link(hosts: tuple[str, ...], sending: Sending) -> SlowLink | None:
         host=hosts[slowest],
         busy_fraction=float(busy[slowest]),
         others_busy=(float(busy[others].min()), float(busy[others].max())),
-    )
-
-
-def hot_spots(edges: Edges) -> Iterator[str]:
-    """Say where packets are lost more than elsewhere, and where several send to one at once."""
-    packets, again = edges.matrix(edges.packets), edges.matrix(edges.retransmits)
-    for target, host in enumerate(edges.hosts):
-        lost = again[:, target].sum() / max(packets[:, target].sum(), 1)
-        elsewhere = (again.sum() - again[:, target].sum()) / max(
-            packets.sum() - packets[:, target].sum(), 1
-        )
-        if lost > _LOSSY and lost > _MUCH_LOSSIER * elsewhere:
-            crowd, share = _crowd(edges, target)
-            yield (
-                f"{lost:.2%} of the packets to {host} were sent again, against {elsewhere:.2%} "
-                f"elsewhere: the way there is a hot spot"
-                + (f"; {crowd} hosts send to it at once (incast)" if share > _CROWDED else "")
-            )
-
-
-def _crowd(edges: Edges, target: int) -> tuple[int, float]:
-    """Return how many send to a host at once at most, and how often several do."""
-    rows = (edges.target == target) & (edges.payload_bytes > edges.payload_bytes.max() / 100)
-    pairs = np.unique(edges.slot[rows] * len(edges.hosts) + edges.source[rows])
-    _, senders = np.unique(pairs // len(edges.hosts), return_counts=True)
-    return int(senders.max(initial=0)), float(np.mean(senders > 1)) if len(senders) else 0.0
-
-
-def idle_network(edges: Edges, iterations: Iterations | None) -> Iterator[str]:
-    """Say how long iterations that took long left the network idle: then it is not what is slow."""
-    if iterations is None or len(iterations.begins_ns) < 3:
-        return
-    periods_s = np.diff(iterations.begins_ns) * 1e-9
-    lasted_s = (iterations.ends_ns - iterations.begins_ns)[:-1] * 1e-9
-    slow = periods_s > _SLOW * iterations.period_s
-    if not slow.any():
-        return
-    longer_s = float((periods_s[slow] - iterations.period_s).sum())
-    sending_s = float((lasted_s[slow] - np.median(lasted_s)).clip(0).sum())
-    idle = max(1 - sending_s / longer_s, 0.0)
-    what = (
-        "the network was idle meanwhile, so something else was slow, or paused"
-        if idle > 0.5
-        else "most of it communicating, so the network or its slowest member was slow"
-    )
-    yield (
-        f"{int(slow.sum())} of {len(periods_s)} iterations took {show_time(longer_s)} longer than "
-        f"usual together, of which nothing was sent in {idle:.0%}: {what}"
     )

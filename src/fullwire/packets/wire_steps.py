@@ -15,9 +15,10 @@ from fullwire.packets.edges import ranks_by_host
 from fullwire.packets.flows import Traffic
 from fullwire.packets.iterations import Iterations
 from fullwire.packets.messages import SeenCollectives
-from fullwire.packets.steps_seen import FROM_PACKETS
 from fullwire.run.facts import Facts
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Spans, Whole
+
+FROM_PACKETS = "its steps are iterations that packets show"  # in a run's remarks
 
 
 def with_steps(run: Run, traffic: Traffic) -> Run:

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fullwire.clusters.cluster import Cluster, link_classes
-from fullwire.report.sentences import suspicion_sentences
+from fullwire.words import sentence, sentences, setting
 
 if TYPE_CHECKING:
+    from fullwire.answers.break_even import BreakEven
+    from fullwire.answers.compare import Comparison
     from fullwire.answers.explain import Explanation
     from fullwire.answers.search import Best
     from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
+    from fullwire.fixes import Fix
     from fullwire.run.run import Run
     from fullwire.simulation.target import Reached, Targets
     from fullwire.workloads import Workload
     from fullwire.workloads.memory import Memory
 
 
-def whatif_object(
-    result: WhatIf, sentences: tuple[str, ...], best: int | None = None
-) -> dict[str, Any]:
+def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
     """Return a what-if as JSON takes it, if asked with its best rows."""
     shown: dict[str, Any] = {
         "basis": dict(result.basis),
         "lane": result.lane,
         "rows": [
-            {**row, "interval": None if isnan(low_s) else {"low_s": low_s, "high_s": high_s}}
+            {**row, "interval": _interval_object(low_s, high_s)}
             for row, low_s, high_s in zip(
                 result.rows(), *(each.tolist() for each in result.interval_s), strict=True
             )
@@ -42,10 +43,10 @@ def whatif_object(
     if best is not None:
         shown["best"] = [_best_object(each, shown["rows"]) for each in result.best(best)]
     if result.targets is not None:
-        shown["target"] = _targets_object(result.targets, sentences)
+        shown["target"] = _targets_object(result.targets, sentences(result.reaching))
     if result.suspicions:
         shown["cluster"] = [asdict(each) for each in result.suspicions]
-        shown["cluster_sentences"] = list(suspicion_sentences(result))
+        shown["cluster_sentences"] = list(sentences(result.holding_back))
     return shown
 
 
@@ -63,8 +64,15 @@ def _plain(value: Any) -> int | float | str:
 
 def explanation_object(result: Explanation) -> dict[str, Any]:
     """Return an explanation as JSON takes it."""
+    verdict, turns = result.verdict, result.break_even
     return {
-        "verdict": asdict(result.verdict),
+        "verdict": {
+            "kind": verdict.kind,
+            "sentence": verdict.sentence,
+            "threshold": verdict.threshold,
+            "reasons": list(verdict.reasons),
+            "missing": list(verdict.missing),
+        },
         "scaling_factor": result.scaling_factor,
         "step_s": result.step_s,
         "median_step_s": result.median_step_s,
@@ -73,26 +81,65 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         "account": dict(result.account),
         "compute_inflation_s": result.compute_inflation_s,
         "ranks": [asdict(each) for each in result.ranks],
-        "evidence": [asdict(each) for each in result.evidence],
+        "evidence": [
+            {"name": each.key, "value": each.value, "sentence": sentence(each)}
+            for each in result.evidence
+        ],
         "full_utilization": None if result.full is None else _forecast_object(asdict(result.full)),
-        "break_even": None if result.break_even is None else asdict(result.break_even),
-        "fixes": [_forecast_object(asdict(each)) for each in result.fixes],
+        "break_even": None if turns is None else _break_even_object(turns),
+        "fixes": [_fix_object(each) for each in result.fixes],
         "fixes_from_s": result.fixes_from_s,
         "warnings": list(result.warnings),
     }
+
+
+def _break_even_object(turns: BreakEven) -> dict[str, Any]:
+    return {
+        "bandwidth_bps": turns.bandwidth_bps,
+        "workers": turns.workers,
+        "line_takes_over_bps": turns.line_takes_over_bps,
+        "is_limited": turns.is_limited,
+        "sentence": turns.sentence,
+    }
+
+
+def _fix_object(fix: Fix) -> dict[str, Any]:
+    named = {"change": sentence(fix), "setting": setting(fix), "kind": fix.kind, "risk": fix.risk}
+    return {**named, **_forecast_object(asdict(fix.forecast))}
 
 
 def verification_object(result: Verification | None) -> dict[str, Any] | None:
     """Return a prediction and what was measured, where there is one."""
     if result is None:
         return None
-    return {**_forecast_object(asdict(result)), "error": result.error, "holds": result.holds}
+    return {
+        "changes": list(result.changes),
+        "predicted_s": result.predicted_s,
+        "interval": _interval_object(result.low_s, result.high_s),
+        "full_s": result.full_s,
+        "measured_s": result.measured_s,
+        "error": result.error,
+        "holds": result.holds,
+    }
+
+
+def comparison_object(result: Comparison) -> dict[str, Any]:
+    """Return a comparison as JSON takes it."""
+    shown = {each.name: getattr(result, each.name) for each in fields(result)}
+    del shown["notes"]
+    for side in ("before_recordings", "after_recordings"):
+        shown[side] = [asdict(each) for each in shown[side]]
+    return {**shown, "warnings": list(result.warnings)}
 
 
 def _forecast_object(shown: dict[str, Any]) -> dict[str, Any]:
     """Bring the ends of the interval together; without evidence there is none."""
     low_s, high_s = shown.pop("low_s"), shown.pop("high_s")
-    return {**shown, "interval": None if isnan(low_s) else {"low_s": low_s, "high_s": high_s}}
+    return {**shown, "interval": _interval_object(low_s, high_s)}
+
+
+def _interval_object(low_s: float, high_s: float) -> dict[str, float] | None:
+    return None if isnan(low_s) else {"low_s": low_s, "high_s": high_s}
 
 
 def write_whatif_csv(result: WhatIf, file: TextIO) -> None:
@@ -179,7 +226,7 @@ def _gradients(load: Workload) -> Iterator[dict[str, Any]]:
         yield {"name": name, "bytes": size, "ready_s": ready_ns * 1e-9}
 
 
-def _targets_object(targets: Targets, sentences: tuple[str, ...]) -> dict[str, Any]:
+def _targets_object(targets: Targets, said: tuple[str, ...]) -> dict[str, Any]:
     def rows(reached: tuple[Reached, ...]) -> list[dict[str, Any]]:
         return [{**asdict(each), "reachable": each.is_reachable} for each in reached]
 
@@ -187,5 +234,5 @@ def _targets_object(targets: Targets, sentences: tuple[str, ...]) -> dict[str, A
         "scaling_factor": targets.scaling_factor,
         "least_bandwidth": rows(targets.least_bandwidth),
         "least_compression": rows(targets.least_compression),
-        "sentences": list(sentences),
+        "sentences": list(said),
     }

@@ -9,23 +9,12 @@ from statistics import median
 from textwrap import wrap
 
 from fullwire.answers.explain import Explanation
-from fullwire.answers.verdict import NOTABLE
+from fullwire.findings.verdicts import drawn_parts, verdict_kinds
 from fullwire.report.terminal import print_notes, print_table, say
-from fullwire.simulation.forecast import Forecast
 from fullwire.timeline.account import Part
 from fullwire.units import show_time
+from fullwire.words import sentence, setting
 
-SHOWN_AS = {
-    "compute": "computing",
-    "line_rate": "bytes at line rate",
-    "latency": "latency of messages",
-    "transport": "lost by transport",
-    "straggler": "waiting for the latest",
-    "codec": "packing, unpacking",
-    "input": "waiting for input",
-    "host": "host, the rest",
-    "unexplained": "unexplained",
-}
 _ALIKE = 0.02  # of the step: ranks whose parts differ by less are not shown one by one
 _MOST_RANKS = 32
 _BAR = 40
@@ -40,12 +29,12 @@ def print_explanation(result: Explanation) -> None:
         for line in _account_lines(result):
             say(line)
         say("")
-        if result.scaling_factor is not None:
-            say(_scaling(result, result.scaling_factor))
+        if result.scaling is not None:
+            say(sentence(result.scaling))
     for reason in result.verdict.reasons:
         say(f"  because {reason}")
     for each in result.evidence:
-        say(f"  {each.sentence}")
+        say(f"  {sentence(each)}")
     if result.break_even is not None:
         say(f"  {result.break_even.sentence}")
     say("")
@@ -55,14 +44,19 @@ def print_explanation(result: Explanation) -> None:
     print_notes(result.warnings)
 
 
+def part_labels() -> dict[str, str]:
+    """Return how each part of an account is called where it is drawn."""
+    return {part: kind.label for part, kind in drawn_parts().items()}
+
+
 def _account_lines(result: Explanation) -> Iterator[str]:
     """Draw one row a part; each row's piece of the bar begins where the one above ended."""
     shown = [(key, time_s) for key, time_s in result.account.items() if time_s > 0]
-    edges = _edges([time_s for _, time_s in shown])
+    edges, labels = _edges([time_s for _, time_s in shown]), part_labels()
     for (key, time_s), (start, end) in zip(shown, edges, strict=True):
         mark = "◀" if key == blamed(result) else ""
         bar = f"{'·' * start}{'█' * (end - start)}{'·' * (_BAR - end)}"
-        yield _row(SHOWN_AS[key], time_s, result.step_s, bar, mark)
+        yield _row(labels[key], time_s, result.step_s, bar, mark)
     yield _row("a step", result.step_s, result.step_s, "█" * _BAR, "")
 
 
@@ -83,54 +77,24 @@ def _edges(times_s: Sequence[float]) -> list[tuple[int, int]]:
 
 def blamed(result: Explanation) -> str:
     """Name the part of the account that the verdict speaks of, if it is one of them."""
-    kind = result.verdict.kind
-    return {"overlap": "line_rate", "unknown": "unexplained"}.get(kind, kind)
-
-
-def _scaling(result: Explanation, scaling_factor: float) -> str:
-    how = " (estimated)" if result.is_estimated else ""
-    text = (
-        f"Scaling factor {scaling_factor:.3f}: a step alone would take "
-        f"{show_time(result.baseline_step_s)}{how}, it takes {show_time(result.step_s)}."
-    )
-    if result.full is not None:
-        text += f" Were its links used to the full, {_at_full_utilization(result, result.full)}."
-    if result.compute_inflation_s is not None and result.compute_inflation_s > 0:
-        text += f" Computing takes {show_time(result.compute_inflation_s)} more than alone."
-    return text
-
-
-def _at_full_utilization(result: Explanation, full: Forecast) -> str:
-    median_s = _other_median_s(result)
-    if median_s is None:
-        return f"it would be {full.scaling_factor:.3f}"
-    now = result.predicted_from_s / median_s
-    return f"that of the median step would be {full.scaling_factor:.3f} instead of {now:.3f}"
-
-
-def _other_median_s(result: Explanation) -> float | None:
-    """Return the median step that predictions start from, where it is not the mean one."""
-    median_s = result.median_step_s
-    if median_s is None or abs(result.step_s / median_s - 1) <= NOTABLE:
-        return None
-    return median_s
+    return verdict_kinds()[result.verdict.kind].part
 
 
 def _print_fixes(result: Explanation) -> None:
     if not result.fixes:
         return
-    median_s = _other_median_s(result)
+    median_s = result.other_median_s
     of_which = "" if median_s is None else f" the median step, {show_time(median_s)}"
     if median_s is not None and median_s != result.fixes_from_s:
         of_which = f" the mean step, {show_time(result.step_s)}"
     say(f"What would help{of_which}, predicted:")
     rows = [
         [
-            fix.change,
+            sentence(fix),
             show_time(fix.step_s),
             "" if isnan(fix.low_s) else f"{show_time(fix.low_s)} to {show_time(fix.high_s)}",
             f"{fix.scaling_factor:.3f}",
-            fix.setting,
+            setting(fix),
         ]
         for fix in result.fixes
     ]
@@ -147,7 +111,8 @@ def _ranks_differ(result: Explanation) -> bool:
 def _print_ranks(result: Explanation) -> None:
     parts = result.detail.rank_parts_s()
     keys = [part.key for part in Part if any(row[part.key] > 0 for row in parts)]
-    headings = ["waiting" if key == "straggler" else key.replace("_", " ") for key in keys]
+    drawn = drawn_parts()
+    headings = [drawn[key].heading or key.replace("_", " ") for key in keys]
     rows = [
         [str(result.detail.ranks[number]), *(show_time(parts[number][key]) for key in keys)]
         for number in _most_unlike(parts)

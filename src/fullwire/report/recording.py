@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from fullwire.packets.capture_audit import capture_audit
+from fullwire.findings.audit.capture import capture_audit
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
 from fullwire.timeline.in_use import Windows, links_in_use, processor_use
 from fullwire.timeline.summary import Summary, summarised
 from fullwire.units import show_bytes, show_rate, show_time
+from fullwire.words import sentence as in_words
 
 MOST_COLLECTIVES = 50_000  # of all ranks, of which it is remembered when they were outstanding
 
@@ -67,8 +68,8 @@ def _packets(run: Run, path: Path) -> Iterator[str]:
     captured, dropped = run.facts.captured_packets, run.facts.dropped_packets
     if captured is not None:
         yield f"  packets        {captured:,} captured, {dropped or 'none'} dropped"
-        for sentence in capture_audit(read_run(path, only=("links",))):
-            yield f"                 {sentence}"
+        for finding in capture_audit(read_run(path, only=("links",))):
+            yield f"                 {in_words(finding)}"
 
 
 def _ranks(count: int) -> str:

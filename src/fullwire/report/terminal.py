@@ -16,9 +16,10 @@ from fullwire.units import show_bytes, show_rate, show_time, visible
 
 if TYPE_CHECKING:
     from fullwire.answers.search import Best, Instead
-    from fullwire.answers.whatif import Tuned, WhatIf
-    from fullwire.collectives.playing import CollectiveTime, TunedTime
+    from fullwire.answers.whatif import WhatIf
+    from fullwire.collectives.playing import CollectiveTime
     from fullwire.run.run import Run
+    from fullwire.words import Told
     from fullwire.workloads import Workload
 
 _TUNED_SAID = 4  # clusters of which it is said what the tuner takes
@@ -49,8 +50,7 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
         _print_worth(result, chosen)
     elif len(table) > MOST_ROWS:
         say(f"... and {len(table) - MOST_ROWS:,} more rows: --format csv prints them all")
-    for each in result.tuning[:_TUNED_SAID]:
-        say(_tuning_sentence(each))
+    print_sentences_of(result.tuner[:_TUNED_SAID])
     print_notes(result.warnings)
 
 
@@ -73,14 +73,12 @@ def _worth(one: Instead) -> str:
     return f"{CONDITIONS[one.condition].worded(value)}: {one.change:+.1%}"
 
 
-def _tuning_sentence(each: Tuned) -> str:
-    from fullwire.collectives.tuning import ranges_text
+def print_sentences_of(findings: Sequence[Told]) -> None:
+    """Print findings, a sentence each."""
+    from fullwire.words import sentences
 
-    late = f", {show_time(each.latency_s)} latency" if each.latency_s else ""
-    return (
-        f"auto, {each.workers} workers at {show_rate(each.bandwidth_bps)}{late}: "
-        f"{ranges_text(each.ranges)}."
-    )
+    for line in sentences(findings):
+        say(line)
 
 
 def print_sentences(sentences: Iterable[str]) -> None:
@@ -130,9 +128,10 @@ def print_workloads(loads: Sequence[Workload]) -> None:
         say(f"  {title}: {matrix:.0%} in matrix work, {memory:.0%} where memory is the limit")
     say("")
     if len(loads) == 1:
-        from fullwire.answers.fitting import memory_sentence  # here: other tables need no numpy
+        from fullwire.findings.memory import memory_finding  # here: other tables need no numpy
+        from fullwire.words import sentence
 
-        say(memory_sentence(loads[0]))
+        say(sentence(memory_finding(loads[0])))
 
 
 def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
@@ -151,47 +150,18 @@ def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
 def print_collective(result: CollectiveTime) -> None:
     """Print the time of one collective."""
     from fullwire.collectives.playing import TunedTime
+    from fullwire.findings.collective import collective_findings, tuning_findings
 
-    chunks = "" if result.chunks == 1 else f", {result.chunks} chunks, {result.chunk_order}"
-    on = "" if result.cluster is None else f" of {result.cluster}"
-    how = "in closed form" if result.transfers is None else f"{result.transfers:,} transfers played"
-    if result.played is not None and result.played != result.transfers:
-        how = f"{result.transfers:,} transfers, {result.played:,} played for all that are alike"
-    say(
-        f"{result.op} of {show_bytes(result.bytes)} by {result.algorithm} over "
-        f"{result.workers} workers{on} at {show_rate(result.bandwidth_bps)}, "
-        f"{show_time(result.latency_s)} latency{chunks}"
-    )
-    say(f"{show_time(result.time_s)}, bus bandwidth {show_rate(result.bus_bandwidth_bps)} ({how})")
-    if result.busiest_share is not None:
-        busy = f"{result.busiest_link} for {result.busiest_share:.0%} of it"
-        say(f"busiest are the {result.busiest}: {busy}")
-    if isinstance(result, TunedTime):
-        _print_tuning(result)
-
-
-def _print_tuning(result: TunedTime) -> None:
-    """Print why an algorithm was chosen, and which would be for other sizes."""
-    from fullwire.collectives.tuning import ranges_text
-
-    others = [
-        f"{name} {show_time(time_s)}"
-        for name, time_s in result.times_s.items()
-        if name != result.algorithm
-    ]
-    against = f" ({', '.join(others)})" if others else ""
+    print_sentences_of(tuple(collective_findings(result)))
+    if not isinstance(result, TunedTime):
+        return
     say("")
-    say(f"{result.algorithm} is the quickest of {len(result.times_s)}{against}.")
-    for name, why in result.left_out.items():
-        say(f"{name} is left out: {why}")
-    say(f"By the formulas, trees cut into many chunks: {ranges_text(result.tuning.ranges)}.")
-    if result.latency_s == 0:
-        say("Without a latency (--latency) nothing speaks for fewer messages in a row.")
+    print_sentences_of(tuple(tuning_findings(result)))
     say("")
     names = list(result.tuning.table[0].times_s)
     rows = [
-        [show_bytes(each.bytes), each.algorithm, *(show_time(each.times_s[one]) for one in names)]
-        for each in result.tuning.table
+        [show_bytes(one.bytes), one.algorithm, *(show_time(one.times_s[name]) for name in names)]
+        for one in result.tuning.table
     ]
     print_table(["bytes", "cheapest", *names], rows, texts={"cheapest"})
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from fullwire.findings.traffic import traffic_findings
 from fullwire.packets.edges import host_names, hosts_of
 from fullwire.packets.flows import Traffic
 from fullwire.packets.usual_iteration import UsualIteration, usual_iteration
 from fullwire.report.charts import COLOURS, save, titled
-from fullwire.report.traffic import traffic_sentences
 from fullwire.run.run import Real, Run
 from fullwire.units import show_bytes
+from fullwire.words import sentences
 
 if TYPE_CHECKING:
     import altair as alt
@@ -46,7 +47,7 @@ def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
     if usual is not None:
         right.append(_iteration(usual, result))
     over = alt.vconcat(*right, spacing=28).resolve_scale(color="independent")
-    first, *others = traffic_sentences(result)
+    first, *others = sentences(tuple(traffic_findings(result)))
     if len(first) > _LONGEST_TITLE:
         first, others = f"{len(result.hosts)} hosts: {result.pattern.kind}", [first, *others]
     chart = alt.hconcat(alt.vconcat(*left, spacing=28), over, spacing=44).resolve_scale(

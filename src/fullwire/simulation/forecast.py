@@ -114,6 +114,17 @@ class Forecaster:
             high_s=float(highs_s[0]),
         )
 
+    def beginning_sooner(self, sooner_ns: int) -> Forecast | None:
+        """Predict the step without so much of what comes before its forward pass."""
+        step = self.subject.step
+        shorter_ns = min(sooner_ns, step.forward_ns, step.step_ns)
+        if shorter_ns <= 0:
+            return None
+        sooner = dataclasses.replace(
+            step, step_ns=step.step_ns - shorter_ns, forward_ns=step.forward_ns - shorter_ns
+        )
+        return self.ask(step=sooner)
+
 
 def forecaster(
     run: Run, line_rate_bps: float | None = None, calibrate: Sequence[Run] = ()

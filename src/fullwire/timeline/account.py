@@ -52,14 +52,15 @@ class Part(IntEnum):
     """The parts of an account, in the order in which they are shown."""
 
     COMPUTE = 0
-    LINE_RATE = 1
-    LATENCY = 2
-    TRANSPORT = 3
-    STRAGGLER = 4
-    CODEC = 5
-    INPUT = 6
-    HOST = 7
-    UNEXPLAINED = 8
+    CONTENTION = 1  # of computation, what the job itself costs it: 0 as long as nothing tells it
+    LINE_RATE = 2
+    LATENCY = 3
+    TRANSPORT = 4
+    STRAGGLER = 5
+    CODEC = 6
+    INPUT = 7
+    HOST = 8
+    UNEXPLAINED = 9
 
     @property
     def key(self) -> str:

@@ -13,7 +13,6 @@ import numpy as np
 from fullwire.collectives.cost import Floats
 from fullwire.run.centre import Centre, median_of
 from fullwire.timeline.account import Account, Part
-from fullwire.units import show_time
 
 MOST_OF_IT = 0.75  # of a part: if few steps hold it, it is theirs
 FEW = 0.4  # of the steps: then the median step has none of it
@@ -45,34 +44,28 @@ def few_steps(account: Account, part: Part) -> FewSteps | None:
     return FewSteps(few, count, share, long_s, median_of(length_s[~is_long].tolist()))
 
 
-def few_steps_words(account: Account, part: Part) -> str:
-    """Say which steps have a part, if few of them have most of it."""
-    found = few_steps(account, part)
-    if found is None:
-        return ""
-    verb = "takes" if found.few == 1 else "take"
-    return (
-        f"Of this loss {found.share:.0%} is in {found.few} of {found.of} steps, which {verb} "
-        f"{show_time(found.long_s)}; the others take {show_time(found.usual_s.value)}"
-    )
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How long steps take in the first and in the second half of a run, and in which part."""
+
+    before_s: float
+    after_s: float
+    part: Part
 
 
-def change_words(account: Account) -> str:
-    """Say how much slower or faster the job became midway, if it did."""
+def changed_midway(account: Account) -> Change | None:
+    """Return how much slower or faster the job became midway, if it did."""
     by_step_s = _by_step_s(account)
     first, second = np.array_split(by_step_s, 2)
     if len(by_step_s) < _FEWEST_STEPS:
-        return ""
+        return None
     before_s, after_s = (float(np.median(half.sum(axis=1))) for half in (first, second))
     scatter_s = max(_scatter_s(half.sum(axis=1)) for half in (first, second))
     if abs(after_s - before_s) < max(CHANGED * before_s, _SCATTERS * scatter_s):
-        return ""
+        return None
     moved_s = np.median(second, axis=0) - np.median(first, axis=0)
     part = Part(int(np.argmax(moved_s * np.sign(after_s - before_s))))
-    return (
-        f"steps take {show_time(before_s)} in the first half of the run and {show_time(after_s)} "
-        f"in the second, most of the difference in {part.key.replace('_', ' ')}"
-    )
+    return Change(before_s, after_s, part)
 
 
 def _by_step_s(account: Account) -> Floats:

@@ -26,12 +26,32 @@ SATURATED = 0.9  # of a processor's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """One figure that speaks for or against a verdict, and the sentence that says it."""
+class LinkUse:
+    """What share of the line rate the hosts' links sent, in the mean over hosts."""
 
-    name: str
-    value: float
-    sentence: str
+    share: float
+    is_exposed: bool  # only while communication was exposed; else over whole steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketUse:
+    """What held sockets back, by the bytes that each sent; shares are None where none was busy."""
+
+    send_buffer: float | None  # shares of the time with data to send
+    receive_window: float | None
+    idle: float | None  # share of the time looked at with nothing to send
+    retransmits: int
+    is_exposed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorUse:
+    """How much of the busiest processor was used."""
+
+    host: str
+    device: str
+    share: float
+    is_exposed: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,22 +60,11 @@ class _Looked:
 
     starts_ns: Whole
     ends_ns: Whole
-    words: str
+    is_exposed: bool
 
     @property
     def total_ns(self) -> int:
         return int((self.ends_ns - self.starts_ns).sum())
-
-
-def evidence(
-    run: Run, lines: Sequence[Timeline], rate_bps: Mapping[int, float]
-) -> tuple[Evidence, ...]:
-    """Return what the samples of a run say, in order: links, sockets, processors."""
-    return (
-        *_of_links(run, lines, rate_bps),
-        *_of_sockets(run, lines),
-        *_of_processors(run, lines),
-    )
 
 
 def missing_tables(run: Run) -> tuple[str, ...]:
@@ -63,10 +72,11 @@ def missing_tables(run: Run) -> tuple[str, ...]:
     return tuple(name for name in SAMPLES if not len(getattr(run, name)))
 
 
-def _of_links(
+def links_used(
     run: Run, lines: Sequence[Timeline], rate_bps: Mapping[int, float]
-) -> Iterator[Evidence]:
-    used: dict[str, tuple[float, str]] = {}
+) -> LinkUse | None:
+    """Return how much of the links was used; None where no rate or no samples tell it."""
+    used: dict[str, tuple[float, bool]] = {}
     for host, rows in series(run.links, run.links.host, run.links.interface):
         links = run.links.rows(rows)
         looked = _looked(run, lines, host, links.time_ns)
@@ -74,18 +84,19 @@ def _of_links(
         if rate > 0 and looked.total_ns:
             sent = 8e9 * _gained(links.time_ns, links.tx_bytes, looked)
             share = sent / (rate * looked.total_ns)
-            used[host] = max(used.get(host, (0.0, "")), (share, looked.words))
-    if used:
-        mean = float(np.mean([share for share, _ in used.values()]))
-        [words, *_] = [words for _, words in used.values()]
-        yield Evidence(
-            name="link_utilization", value=mean, sentence=f"Links were {mean:.0%} used {words}."
-        )
+            used[host] = max(used.get(host, (0.0, False)), (share, looked.is_exposed))
+    if not used:
+        return None
+    [is_exposed, *_] = [is_exposed for _, is_exposed in used.values()]
+    return LinkUse(
+        share=float(np.mean([share for share, _ in used.values()])), is_exposed=is_exposed
+    )
 
 
-def _of_sockets(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
+def sockets_used(run: Run, lines: Sequence[Timeline]) -> SocketUse | None:
+    """Return what held sockets back; None where there are no samples of them."""
     totals = np.zeros(5)  # bytes, busy, receive window, send buffer, idle; times by bytes
-    retransmits, words = 0.0, ""
+    retransmits, is_exposed = 0.0, False
     for host, rows in series(run.sockets, run.sockets.host, run.sockets.flow):
         flow = run.sockets.rows(rows)
         looked = _looked(run, lines, host, flow.time_ns)
@@ -95,53 +106,35 @@ def _of_sockets(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
         idle = max(looked.total_ns - busy, 0.0)
         totals += np.array([1.0, busy, window, buffer, idle]) * sent
         retransmits += _gained(flow.time_ns, flow.retransmits, looked)
-        words = looked.words
-    sent, busy, window, buffer, idle = totals.tolist()
-    if busy > 0:
-        for name, part, verb in (
-            ("send_buffer_limited", buffer, "were held back by their send buffers for"),
-            ("receive_window_limited", window, "waited for the receiver's window for"),
-        ):
-            share = min(part / busy, 1.0)
-            yield Evidence(
-                name=name,
-                value=share,
-                sentence=f"Sockets {verb} {share:.0%} of the time that they had data to send.",
-            )
-        share = idle / (idle + busy)
-        yield Evidence(
-            name="socket_idle",
-            value=share,
-            sentence=f"Sockets had nothing to send for {share:.0%} of the time {words} (derived).",
-        )
-    if len(run.sockets):
-        again = round(retransmits)
-        yield Evidence(
-            name="retransmits",
-            value=again,
-            sentence=f"{again:,} segment{' was' if again == 1 else 's were'} sent again {words}.",
-        )
+        is_exposed = looked.is_exposed
+    if not len(run.sockets):
+        return None
+    _, busy, window, buffer, idle = totals.tolist()
+    return SocketUse(
+        send_buffer=min(buffer / busy, 1.0) if busy > 0 else None,
+        receive_window=min(window / busy, 1.0) if busy > 0 else None,
+        idle=idle / (idle + busy) if busy > 0 else None,
+        retransmits=round(retransmits),
+        is_exposed=is_exposed,
+    )
 
 
-def _of_processors(run: Run, lines: Sequence[Timeline]) -> Iterator[Evidence]:
-    used: list[tuple[float, str, str]] = []
+def processors_used(run: Run, lines: Sequence[Timeline]) -> ProcessorUse | None:
+    """Return the busiest processor; None where there are no samples of any."""
+    used: list[tuple[float, str, str, bool]] = []
     for host, rows in series(run.hosts, run.hosts.host, run.hosts.device):
         samples = run.hosts.rows(rows)
         looked = _looked(run, lines, host, samples.time_ns)
         if not str(samples.device[0]).startswith("cpu") or not looked.total_ns:
             continue
-        share = np.clip(np.nan_to_num(samples.utilization, posinf=1.0, neginf=0.0), 0, 1)
-        spent = np.cumsum(share * np.diff(samples.time_ns, prepend=samples.time_ns[:1]))
+        busy = np.clip(np.nan_to_num(samples.utilization, posinf=1.0, neginf=0.0), 0, 1)
+        spent = np.cumsum(busy * np.diff(samples.time_ns, prepend=samples.time_ns[:1]))
         mean = _gained(samples.time_ns, spent, looked) / looked.total_ns
-        used.append((mean, f"{host} {samples.device[0]}", looked.words))
-    if used:
-        busiest, name, words = max(used)
-        state = "saturated" if busiest >= SATURATED else "not saturated"
-        yield Evidence(
-            name="cpu_busiest",
-            value=busiest,
-            sentence=f"Processors were {state} {words}: the busiest ({name}) {busiest:.0%} used.",
-        )
+        used.append((mean, host, str(samples.device[0]), looked.is_exposed))
+    if not used:
+        return None
+    share, host, device, is_exposed = max(used, key=lambda each: (each[0], f"{each[1]} {each[2]}"))
+    return ProcessorUse(host=host, device=device, share=share, is_exposed=is_exposed)
 
 
 def series(
@@ -165,12 +158,12 @@ def _looked(run: Run, lines: Sequence[Timeline], host: str, time_ns: Whole) -> _
     chosen = [line for line in lines if line.rank in ranks]
     exposed = [_pieces(line, (Doing.TRANSFER, Doing.UNTOLD)) for line in chosen]
     spacing_ns = float(np.median(np.diff(time_ns)))
-    exact = _Looked(*_joined(exposed, time_ns), "while communication was exposed")
-    seen = _Looked(*_joined(exposed, time_ns, spacing_ns * UNSEEN), exact.words)
+    exact = _Looked(*_joined(exposed, time_ns), is_exposed=True)
+    seen = _Looked(*_joined(exposed, time_ns, spacing_ns * UNSEEN), is_exposed=True)
     is_seen = len(seen.starts_ns) and spacing_ns <= seen.total_ns / len(seen.starts_ns)
     if is_seen and seen.total_ns <= (1 + UNSEEN) * exact.total_ns:
         return seen
-    return _Looked(*_joined([_pieces(line, None) for line in chosen], time_ns), "over whole steps")
+    return _Looked(*_joined([_pieces(line, None) for line in chosen], time_ns), is_exposed=False)
 
 
 def _ranks_on(run: Run, host: str) -> set[int]:

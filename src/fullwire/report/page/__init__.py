@@ -22,6 +22,7 @@ import msgspec
 
 from fullwire.answers.opening import RunLike
 from fullwire.errors import UsageError
+from fullwire.findings.verdicts import drawn_parts
 from fullwire.report.page.contents import contents
 
 MOST_RUNS = 6
@@ -61,7 +62,7 @@ def check_page_path(path: Path) -> None:
 
 def page(shown: dict[str, Any]) -> str:
     """Fill the page's data in."""
-    style, script = _file("page.css"), _file("page.js")
+    style, script = _part_colours() + _file("page.css"), _file("page.js")
     sentences = "".join(f"<p>{html.escape(run['sentence'])}</p>" for run in shown["runs"])
     parts = {
         "policy": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -75,6 +76,14 @@ def page(shown: dict[str, Any]) -> str:
     }
     # In one pass: what is filled in is never looked at for places to fill in.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _file("page.html"))
+
+
+def _part_colours() -> str:
+    """Return the colours of an account's parts as the style sheet names them."""
+    drawn = {part: kind.colour for part, kind in drawn_parts().items() if kind.colour is not None}
+    light = " ".join(f"--{part}: {colour.light};" for part, colour in drawn.items())
+    dark = " ".join(f"--{part}: {colour.dark};" for part, colour in drawn.items())
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def _file(name: str) -> str:

@@ -19,9 +19,11 @@ from fullwire.answers.verification import verify
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import FullwireError, UsageError
 from fullwire.files import name_of
+from fullwire.findings.finding import Finding
+from fullwire.findings.notes import NoFixesPredicted, NothingToPredictFrom
+from fullwire.findings.verdicts import drawn_parts
 from fullwire.report.as_data import explanation_object, verification_object
-from fullwire.report.comparison import comparison_sentence, verification_sentence, work_sentence
-from fullwire.report.explanation import SHOWN_AS, blamed
+from fullwire.report.explanation import blamed, part_labels
 from fullwire.report.terminal import fact_rows
 from fullwire.run.run import Run
 from fullwire.simulation.transport import FullTransport, Transport
@@ -30,6 +32,8 @@ from fullwire.timeline.timeline import Doing
 from fullwire.timeline.transfers import world
 from fullwire.timeline.usage import UsageOverTime, usage_over_time
 from fullwire.units import show_bytes, show_rate, visible
+from fullwire.words import sentence as sentence_of
+from fullwire.words import sentences
 
 NAME_LENGTH = 160  # a name in a trace may be of any length; what is cut says so
 SENTENCE_LENGTH = 600
@@ -58,7 +62,8 @@ def contents(
     return {
         "title": f"{asked[0][0]}: is the network the bottleneck?",
         "version": fullwire.__version__,
-        "parts": SHOWN_AS,
+        "parts": part_labels(),
+        "headings": {part: kind.heading for part, kind in drawn_parts().items() if kind.heading},
         "doings": [each.name.lower() for each in Doing],
         "comparisons": list(_comparisons([(name, job.run) for name, job in asked])),
         "runs": [
@@ -81,6 +86,7 @@ def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
         "workers": world(run),
         "explanation": _texts(explanation_object(result), SENTENCE_LENGTH),
         "blamed": blamed(result),
+        "no_fixes": next(map(_sentence, sentences(_why_no_fixes(result))), None),
         "ranks": [
             {"rank": rank, "parts": parts}
             for rank, parts in zip(result.detail.ranks, result.detail.rank_parts_s(), strict=True)
@@ -90,6 +96,11 @@ def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
         "usage": _usage(usage_over_time(run, result.line_rates_bps)),
         "explorer": _explorer(run, result),
     }
+
+
+def _why_no_fixes(result: Explanation) -> tuple[Finding, ...]:
+    kinds = (NoFixesPredicted, NothingToPredictFrom)
+    return tuple(each for each in result.notes if isinstance(each, kinds))
 
 
 def _subtitle(run: Run) -> Iterator[str]:
@@ -129,11 +140,8 @@ def _comparisons(asked: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
 
 
 def _compared(result: Comparison) -> dict[str, Any]:
-    sentences = [comparison_sentence(result)]
-    if result.workers[0] != result.workers[1]:
-        sentences.append(work_sentence(result))
     return {
-        "sentence": " ".join(sentences),
+        "sentence": " ".join(sentences(result.findings)),
         "warnings": [_sentence(each) for each in result.warnings],
         "before_s": result.before_s,
         "after_s": result.after_s,
@@ -145,7 +153,7 @@ def _verified(before: Run, after: Run) -> dict[str, Any]:
     found = verify(before, after)
     if found is None:
         return {}
-    sentence = _sentence(verification_sentence(found))
+    sentence = _sentence(sentence_of(found.finding))
     return {"prediction": {**(verification_object(found) or {}), "sentence": sentence}}
 
 

@@ -143,7 +143,7 @@
     const keys = Object.keys(data.parts).filter((key) => run.ranks.some((each) => each.parts[key] > 0));
     const shown = run.ranks.slice(0, 256);
     const rows = shown.map((each) => [String(each.rank), ...keys.map((key) => time(each.parts[key]))]);
-    const heads = keys.map((key) => (key === "straggler" ? "waiting" : data.parts[key]));
+    const heads = keys.map((key) => data.headings[key] || data.parts[key]);
     const more = shown.length < run.ranks.length ? ` (the first ${shown.length} of ${run.ranks.length})` : "";
     return folded(`Rank by rank${more}`, table(["rank", ...heads], rows, new Set([...heads.keys(), heads.length])));
   }
@@ -163,8 +163,7 @@
   }
 
   function noFixes(run, found) {
-    const said = found.warnings.find((each) => each.startsWith("No fixes are predicted"));
-    if (said) return name(said);
+    if (run.no_fixes) return name(run.no_fixes);
     if (found.scaling_factor === null) return "What the job computes is not known, so neither is what would help it: record it (fullwire record), or import its profiler’s traces.";
     if (found.full) return "Of all changes that can be predicted, none shortens the step by 1 % or more.";
     return run.workers === 1 ? "One worker has nobody to wait for. What would help is predicted for jobs of several."

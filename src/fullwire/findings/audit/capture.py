@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from fullwire.findings.finding import Finding
 from fullwire.run.run import Run
-from fullwire.units import show_bytes
 
 
-def capture_audit(run: Run) -> Iterator[str]:
+@dataclass(frozen=True, kw_only=True)
+class InterfacesCounted(Finding):
+    """What interfaces counted, and how far captures are from it."""
+
+    template = (
+        "interfaces counted {counted_bytes:bytes} sent and received{as_handed:?, before "
+        "segmentation}; the captures hold {apart:?{apart:.3%} {is_less:less|more}}"
+        "{is_same:the same to the byte|}"
+    )
+
+    counted_bytes: int
+    as_handed: bool
+    apart: float | None  # None where they hold the same
+    is_less: bool
+    is_same: bool
+
+
+def capture_audit(run: Run) -> Iterator[Finding]:
     """Compare captures with the interfaces' own counters, where a run has both.
 
     A network adapter counts packets as they are on the wire, a virtual interface what the host
@@ -19,11 +37,12 @@ def capture_audit(run: Run) -> Iterator[str]:
     if not counted or handed is None or wire is None:
         return
     seen = min(handed, wire, key=lambda seen: abs(seen - counted))
-    as_handed = ", before segmentation" if seen == handed != wire else ""
-    apart = f"{abs(seen / counted - 1):.3%} {'less' if seen < counted else 'more'}"
-    yield (
-        f"interfaces counted {show_bytes(counted)} sent and received{as_handed}; "
-        f"the captures hold {'the same to the byte' if seen == counted else apart}"
+    yield InterfacesCounted(
+        counted_bytes=counted,
+        as_handed=seen == handed != wire,
+        apart=None if seen == counted else abs(seen / counted - 1),
+        is_less=seen < counted,
+        is_same=seen == counted,
     )
 
 

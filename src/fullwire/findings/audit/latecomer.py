@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
+from fullwire.findings.finding import Finding
 from fullwire.packets.iterations import Iterations
 from fullwire.packets.messages import SeenCollectives
-from fullwire.units import show_time
 
 _LEAST_WAIT = 0.1  # of the period: less is nobody's fault
 _MOSTLY = 0.5  # of the waiting is for one host
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComesLast(Finding):
+    """One host comes late to most collectives."""
+
+    template = (
+        "{host} comes last to {share:.0%} of the collectives, {waited_s:time} an iteration after "
+        "the others: they wait for it, not for the network"
+    )
+
+    host: str
+    share: float
+    waited_s: float
+
+
 def latecomer(
     hosts: tuple[str, ...], iterations: Iterations | None, seen: SeenCollectives | None
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     """Name the host that comes late to most collectives, if waiting for it is worth a sentence."""
     if seen is None or iterations is None or iterations.basis != "messages" or len(hosts) < 2:
         return
@@ -36,7 +51,4 @@ def latecomer(
     each_s = float(by_host[worst]) / len(iterations.begins_ns)
     if by_host[worst] < _MOSTLY * waited_s.sum() or each_s < _LEAST_WAIT * iterations.period_s:
         return
-    yield (
-        f"{hosts[worst]} comes last to {np.mean(last == worst):.0%} of the collectives, "
-        f"{show_time(each_s)} an iteration after the others: they wait for it, not for the network"
-    )
+    yield ComesLast(host=hosts[worst], share=float(np.mean(last == worst)), waited_s=each_s)

@@ -1,0 +1,36 @@
+"""What packets say of a training, with the audit of its bytes. (Apart: it is loaded late.)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from fullwire.findings.audit import audit
+from fullwire.findings.finding import Finding
+from fullwire.findings.traffic import traffic_findings
+from fullwire.packets.flows import Traffic
+from fullwire.words import sentences
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class AuditedTraffic(Traffic):
+    """What packets say of a training, and what else there is to say of its bytes."""
+
+    groups: tuple[AuditedTraffic, ...] = ()
+    findings: tuple[Finding, ...]
+
+    @property
+    def audit(self) -> tuple[str, ...]:
+        """Return what else there is to say, a sentence each."""
+        return sentences(self.findings)
+
+    @property
+    def story(self) -> tuple[Finding, ...]:
+        """Return what packets say, as one would tell it."""
+        return tuple(traffic_findings(self))
+
+
+def audited(traffic: Traffic) -> AuditedTraffic:
+    """Audit what packets say, of each training by itself."""
+    known = {each.name: getattr(traffic, each.name) for each in fields(traffic)}
+    known["groups"] = tuple(audited(group) for group in traffic.groups)
+    return AuditedTraffic(**known, findings=tuple(audit(traffic)))

@@ -1,0 +1,56 @@
+"""Where packets are lost more than elsewhere, and where several send to one at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.findings.finding import Finding
+from fullwire.packets.edges import Edges
+
+_LOSSY = 0.001  # of the packets sent again: TCP slows down long before it is a percent
+_MUCH_LOSSIER = 4  # than elsewhere: a hot spot
+_CROWDED = 0.2  # of the time that a host receives, from several at once: incast
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotSpot(Finding):
+    """The way to a host loses more packets than others."""
+
+    template = (
+        "{lost:.2%} of the packets to {host} were sent again, against {elsewhere:.2%} elsewhere: "
+        "the way there is a hot spot{senders:?; {senders} hosts send to it at once (incast)}"
+    )
+
+    host: str
+    lost: float
+    elsewhere: float
+    senders: int | None  # where several send at once
+
+
+def hot_spots(edges: Edges) -> Iterator[HotSpot]:
+    """Go through the hosts to which much is sent again."""
+    packets, again = edges.matrix(edges.packets), edges.matrix(edges.retransmits)
+    for target, host in enumerate(edges.hosts):
+        lost = again[:, target].sum() / max(packets[:, target].sum(), 1)
+        elsewhere = (again.sum() - again[:, target].sum()) / max(
+            packets.sum() - packets[:, target].sum(), 1
+        )
+        if lost > _LOSSY and lost > _MUCH_LOSSIER * elsewhere:
+            crowd, share = _crowd(edges, target)
+            yield HotSpot(
+                host=host,
+                lost=float(lost),
+                elsewhere=float(elsewhere),
+                senders=crowd if share > _CROWDED else None,
+            )
+
+
+def _crowd(edges: Edges, target: int) -> tuple[int, float]:
+    """Return how many send to a host at once at most, and how often several do."""
+    rows = (edges.target == target) & (edges.payload_bytes > edges.payload_bytes.max() / 100)
+    pairs = np.unique(edges.slot[rows] * len(edges.hosts) + edges.source[rows])
+    _, senders = np.unique(pairs // len(edges.hosts), return_counts=True)
+    return int(senders.max(initial=0)), float(np.mean(senders > 1)) if len(senders) else 0.0

@@ -1,0 +1,53 @@
+"""How long iterations that took long left the network idle: then it is not what is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.findings.finding import Finding
+from fullwire.packets.iterations import Iterations
+
+_SLOW = 1.5  # times the usual period: an iteration that took long
+_MOSTLY = 0.5  # of that time
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongIterations(Finding):
+    """Iterations that took long, and how much of that nothing was sent."""
+
+    template = (
+        "{count} of {of} iterations took {longer_s:time} longer than usual together, of which "
+        "nothing was sent in {idle:.0%}: {is_idle:the network was idle meanwhile, so something "
+        "else was slow, or paused|most of it communicating, so the network or its slowest member "
+        "was slow}"
+    )
+
+    count: int
+    of: int
+    longer_s: float
+    idle: float
+    is_idle: bool
+
+
+def idle_network(iterations: Iterations | None) -> Iterator[Finding]:
+    """Say what the network did in iterations that took long."""
+    if iterations is None or len(iterations.begins_ns) < 3:
+        return
+    periods_s = np.diff(iterations.begins_ns) * 1e-9
+    lasted_s = (iterations.ends_ns - iterations.begins_ns)[:-1] * 1e-9
+    slow = periods_s > _SLOW * iterations.period_s
+    if not slow.any():
+        return
+    longer_s = float((periods_s[slow] - iterations.period_s).sum())
+    sending_s = float((lasted_s[slow] - np.median(lasted_s)).clip(0).sum())
+    idle = max(1 - sending_s / longer_s, 0.0)
+    yield LongIterations(
+        count=int(slow.sum()),
+        of=len(periods_s),
+        longer_s=longer_s,
+        idle=idle,
+        is_idle=idle > _MOSTLY,
+    )

@@ -1,0 +1,69 @@
+"""Whether the iterations that packets show are the steps that a recorder counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.findings.finding import Finding
+from fullwire.packets.iterations import Iterations
+from fullwire.packets.wire_steps import FROM_PACKETS
+from fullwire.run.run import Run
+
+_COUNTED = "the recorder counted {steps} steps{usual_s:? of {usual_s:time}}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsUnseen(Finding):
+    """Packets show no iterations."""
+
+    template = f"{_COUNTED}, which packets do not show"
+
+    steps: int
+    usual_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsAgree(Finding):
+    """Packets show as many."""
+
+    template = f"{_COUNTED}, as many as packets show"
+
+    steps: int
+    usual_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsDiffer(Finding):
+    """Packets show another number."""
+
+    template = (
+        f"{_COUNTED}, packets show {{iterations}} iterations: steps without communication, or "
+        "iterations that could not be parted"
+    )
+
+    steps: int
+    usual_s: float | None
+    iterations: int
+
+
+def steps_against(run: Run, iterations: Iterations | None) -> Iterator[Finding]:
+    """Hold iterations against the steps that were recorded, where there are any."""
+    if FROM_PACKETS in (run.facts.remarks or ""):
+        return  # these steps are themselves what packets said
+    is_step = (run.spans.lane == "host") & (run.spans.name == "step")
+    if not is_step.any():
+        return
+    begins_ns, place = run.spans.start_ns[is_step], run.spans.step[is_step]
+    steps, number = np.unique(place, return_inverse=True)
+    first_ns = np.full(len(steps), np.iinfo(np.int64).max)
+    np.minimum.at(first_ns, number, begins_ns)
+    usual_s = float(np.median(np.diff(np.sort(first_ns)))) * 1e-9 if len(steps) > 1 else None
+    if iterations is None:
+        yield StepsUnseen(steps=len(steps), usual_s=usual_s)
+    elif iterations.count == len(steps):
+        yield StepsAgree(steps=len(steps), usual_s=usual_s)
+    else:
+        yield StepsDiffer(steps=len(steps), usual_s=usual_s, iterations=iterations.count)

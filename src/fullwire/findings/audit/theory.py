@@ -1,0 +1,191 @@
+"""The bytes of an iteration against what theory asks for.
+
+A ring of N ranks moves 2(N-1)/N of the gradient over each edge, and so it does between hosts,
+however many of the ranks a host has: so bytes tell ranks, where the model's size is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fullwire.findings.finding import Finding
+from fullwire.packets.expected import AGREES, RINGS, Expected
+from fullwire.packets.pattern import Pattern
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharded(Finding):
+    """Parameters are gathered as well as gradients reduced."""
+
+    template = (
+        "an iteration gathers {gathered_bytes:bytes} and reduces {gradient_bytes:bytes}: "
+        "parameters are sharded, as by FSDP or ZeRO"
+    )
+
+    gathered_bytes: float
+    gradient_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksByBytes(Finding):
+    """Bytes tell that hosts have several ranks."""
+
+    template = "by its bytes the {pattern} has {ranks} ranks on {hosts} hosts"
+
+    pattern: str
+    ranks: int
+    hosts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksNotSeen(Finding):
+    """Nothing tells how many ranks a host has, and what the gradient would be."""
+
+    template = (
+        "how many ranks a host has is not seen: with {ranks} ranks in all the gradient would be "
+        "{gradient_bytes:bytes}, with very many {least_bytes:bytes}"
+    )
+
+    ranks: int
+    gradient_bytes: float
+    least_bytes: float
+
+
+_SOURCE = "{is_given:the gradient given|what start-up broadcast}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgesAgree(Finding):
+    """The bytes of an edge are those of a ring's all-reduce."""
+
+    template = (
+        "{edge_bytes:bytes} per edge is 2({ranks}-1)/{ranks} of "
+        f"{_SOURCE}, {{model_bytes:bytes}}, within {{error:.2%}}"
+    )
+
+    edge_bytes: float
+    ranks: int
+    is_given: bool
+    model_bytes: float
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientAgrees(Finding):
+    """The gradient is as large as the model."""
+
+    template = f"the gradient agrees with {_SOURCE}, {{model_bytes:bytes}}, within {{error:.2%}}"
+
+    is_given: bool
+    model_bytes: float
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientDiffers(Finding):
+    """An iteration moves another amount than the model has, and why it may."""
+
+    template = f"{{cause}} ({_SOURCE} is {{model_bytes:bytes}})"
+
+    cause: Finding
+    is_given: bool
+    model_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewerBits(Finding):
+    """Gradients are sent with fewer bits each."""
+
+    template = "the edges carry 1/{part:g} of the model: gradients go as {bits} bits each"
+
+    part: float
+    bits: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LessThanTheModel(Finding):
+    """Gradients are compressed, or some are not sent."""
+
+    template = (
+        "the edges carry {share:.2f} of the model: gradients are compressed {times:.1f} times, or "
+        "not all of the model is trained"
+    )
+
+    share: float
+    times: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralTimes(Finding):
+    """The model is moved a whole number of times."""
+
+    template = (
+        "the edges carry {times} times the model: it is reduced {times} times in an iteration, or "
+        "sharded and gathered"
+    )
+
+    times: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreThanTheModel(Finding):
+    """More is moved, in no whole number."""
+
+    template = (
+        "the edges carry {share:.2f} times the model: other ranks than the hosts, or parameters "
+        "that are gathered too"
+    )
+
+    share: float
+
+
+def against_theory(pattern: Pattern, expected: Expected) -> Iterator[Finding]:
+    """Hold an iteration's bytes against an all-reduce of the model."""
+    gradient, model = expected.gradient_bytes, expected.model_bytes
+    if expected.gathered_bytes and gradient:
+        yield Sharded(gathered_bytes=expected.gathered_bytes, gradient_bytes=gradient)
+    if gradient is None or expected.edge_bytes is None or expected.gathered_bytes:
+        return
+    hosts = len(pattern.order)
+    if expected.ranks is not None and expected.ranks > hosts:
+        yield RanksByBytes(pattern=pattern.kind, ranks=expected.ranks, hosts=hosts)
+    if model is None:
+        if pattern.kind in RINGS and expected.ranks is None:
+            yield _if_more_ranks(expected.edge_bytes, hosts, pattern)
+        return
+    error, is_given = gradient / model - 1, expected.model_is_told
+    if abs(error) >= AGREES:
+        cause = _cause(gradient / model)
+        yield GradientDiffers(cause=cause, is_given=is_given, model_bytes=model)
+    elif pattern.kind == "ring":
+        yield EdgesAgree(
+            edge_bytes=expected.edge_bytes,
+            ranks=expected.ranks or hosts,
+            is_given=is_given,
+            model_bytes=model,
+            error=max(abs(error), 1e-5),
+        )
+    else:
+        yield GradientAgrees(is_given=is_given, model_bytes=model, error=max(abs(error), 1e-5))
+
+
+def _if_more_ranks(edge_bytes: float, hosts: int, pattern: Pattern) -> Finding:
+    way, more = 1 if pattern.kind == "ring" else 2, 4 * hosts
+    return RanksNotSeen(
+        ranks=more,
+        gradient_bytes=way * edge_bytes * more / (2 * (more - 1)),
+        least_bytes=way * edge_bytes / 2,
+    )
+
+
+def _cause(share: float) -> Finding:
+    """Say why an iteration moves another amount than the model has."""
+    for bits, ratio in ((16, 0.5), (8, 0.25), (4, 0.125), (1, 1 / 32)):
+        if abs(share / ratio - 1) < 2 * AGREES:
+            return FewerBits(part=1 / ratio, bits=bits)
+    if share < 1:
+        return LessThanTheModel(share=share, times=1 / share)
+    if abs(share - round(share)) < 2 * AGREES * share:
+        return SeveralTimes(times=round(share))
+    return MoreThanTheModel(share=share)

@@ -1,0 +1,126 @@
+"""What else was on the wire: headers, packets sent again, lost, unseen or mirrored, strangers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fullwire.findings.finding import Finding
+from fullwire.packets.edges import Edges
+from fullwire.run.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead(Finding):
+    """What payload took on the wire."""
+
+    template = (
+        "{payload_bytes:bytes} of payload took {wire_bytes:bytes} on the wire: {share:.1%} for "
+        "headers, acknowledgements and retransmission"
+    )
+
+    payload_bytes: int
+    wire_bytes: int
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(Finding):
+    """Bytes that the capture counted, and why they stand out."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retransmitted(Counted):
+    """Sent again."""
+
+    template = "{bytes:bytes} were sent again (retransmission)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reordered(Counted):
+    """Late, and not sent again."""
+
+    template = "{bytes:bytes} came out of order, soon enough not to be retransmission"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost(Counted):
+    """Never acknowledged."""
+
+    template = (
+        "{bytes:bytes} were never seen and never acknowledged: lost, or sent after the capture"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missed(Counted):
+    """Acknowledged, and not in the capture."""
+
+    template = (
+        "{bytes:bytes} went over the wire unseen: sequence numbers say so, and they are counted"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mirrored(Counted):
+    """Twice in the capture, once on the wire."""
+
+    template = "{bytes:bytes} on the wire are in the capture again, mirrored twice: counted once"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupposedPackets(Finding):
+    """Packets whose size on the wire nothing tells."""
+
+    template = (
+        "{count:,} packets on the wire are supposed: the capture holds larger ones, from before "
+        "segmentation, and no opening, which would say the size"
+    )
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strangers(Finding):
+    """Traffic of other hosts."""
+
+    template = "{bytes:bytes} were sent to, from or within other hosts, and are left out"
+
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureClocks(Finding):
+    """How far the clocks of captures are apart."""
+
+    template = "clocks, against that of the first capture: {offsets}"
+
+    offsets: str
+
+
+_COUNTED: dict[str, type[Counted]] = {  # by fact
+    "retransmitted_bytes": Retransmitted,
+    "reordered_bytes": Reordered,
+    "lost_bytes": Lost,
+    "missed_bytes": Missed,
+    "mirrored_bytes": Mirrored,
+}
+
+
+def on_the_wire(run: Run, edges: Edges) -> Iterator[Finding]:
+    """Go through what else was on the wire."""
+    payload, wire = int(edges.payload_bytes.sum()), int(edges.wire_bytes.sum())
+    if payload:
+        share = wire / payload - 1
+        yield Overhead(payload_bytes=payload, wire_bytes=wire, share=share)
+    for fact, kind in _COUNTED.items():
+        if counted := getattr(run.facts, fact):
+            yield kind(bytes=counted)
+    if run.facts.supposed_packets:
+        yield SupposedPackets(count=run.facts.supposed_packets)
+    if edges.strangers_bytes:
+        yield Strangers(bytes=int(edges.strangers_bytes))
+    if run.facts.capture_clocks is not None:
+        yield CaptureClocks(offsets=str(run.facts.capture_clocks))

@@ -1,0 +1,213 @@
+"""Which part of the account is to blame, and so which kind of verdict holds.
+
+It is the largest part of the step other than computation, if it reaches the threshold.
+
+    overlap    in place of line_rate, if the exposed floor would fit under computation that had no
+               communication beside it
+    transport  in place of either, if the line was not what limited transfers: less than FILLED of
+               it was used while they were exposed, and what was not, latency included, reaches the
+               threshold; but overlap stays where next to nothing had been overlapped
+    compute    if computation takes longer than with one worker, and no part is larger than that
+    scales     if nothing reaches the threshold
+    unknown    if the largest part is what could not be attributed, the steps are too few to tell,
+               or not all that was written of them can be read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fullwire.findings.case import (
+    THRESHOLD,
+    Case,
+    communicates,
+    computes,
+    enough_steps,
+    is_alone,
+)
+from fullwire.findings.finding import Finding
+from fullwire.findings.verdicts import (
+    NOTHING,
+    UNTOLD,
+    Blame,
+    VerdictKind,
+    drawn_parts,
+    verdict_kinds,
+)
+from fullwire.timeline.account import Part, late_ranks
+from fullwire.timeline.transfers import world
+
+
+def kind_of(case: Case) -> tuple[VerdictKind, tuple[Finding, ...]]:
+    """Return the kind of verdict whose rule holds, and its reasons."""
+    blame = blamed(case)
+    for kind in verdict_kinds().values():
+        reasons = kind.rule(case, blame)
+        if reasons is not None:
+            return kind, reasons
+    raise AssertionError(f"no verdict blames {blame.part}")
+
+
+def blamed(case: Case) -> Blame:
+    """Return the part of the account that is to blame, if the data can decide."""
+    reasons = tuple(_why_untold(case))
+    if reasons:
+        return Blame(UNTOLD, reasons)
+    key, largest_s = case.largest()
+    inflation_s = case.inflation_s or 0.0
+    if inflation_s >= largest_s and case.reaches_threshold(inflation_s):
+        less = PartIsLess(part=key, share=case.share(largest_s))
+        return Blame(Part.COMPUTE.key, (ComputesLonger(longer_s=inflation_s), less))
+    drawn, is_much = drawn_parts()[key], case.reaches_threshold(largest_s)
+    if is_alone(case) and not (drawn.is_of_one and is_much):
+        return Blame(UNTOLD, (OneWorker(),))
+    if not largest_s:
+        return Blame(NOTHING, (NothingIsLost(),))
+    largest = LargestPart(part=key, share=case.share(largest_s), is_much=is_much, limit=THRESHOLD)
+    if not is_much:
+        return Blame(NOTHING, (largest,))
+    if drawn.needs_clocks and case.clock_error_s > largest_s:
+        return Blame(UNTOLD, (largest, ClocksDisagreeByMore(error_s=case.clock_error_s)))
+    return Blame(UNTOLD if key == Part.UNEXPLAINED.key else key, (largest,))
+
+
+def _why_untold(case: Case) -> Iterator[Finding]:
+    """Say why no account can decide it: the first reason there is."""
+    account = case.account
+    if not case.step_s:
+        yield NothingLasts()
+    elif case.lost:
+        yield from (RowsLost(table=each) for each in case.lost)
+    elif account.is_whole_trace and not enough_steps(case):
+        yield NoStepToJudgeBy()
+    elif not enough_steps(case):
+        count, total = int(account.is_typical.sum()), len(account.steps)
+        yield StepsToJudgeBy(count=count, left_out=total - count)
+    elif world(case.run) > 1 and not communicates(case):
+        yield NoCommunication(workers=world(case.run), is_whole_trace=account.is_whole_trace)
+    elif not computes(case):
+        yield NoComputation()
+        late = late_ranks(account)
+        if late is not None:
+            yield CameLast(ranks=late.ranks, share=late.share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestPart(Finding):
+    """The largest part, and whether it is large enough to be the verdict."""
+
+    template = (
+        "{part} is {share:.1%} of the step, the largest part but computation, and "
+        "{is_much:reaches|below} the threshold of {limit:.0%}"
+    )
+
+    part: str
+    share: float
+    is_much: bool
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingIsLost(Finding):
+    """No part other than computation takes any time."""
+
+    template = "all of the step is computation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputesLonger(Finding):
+    """Computation takes longer than in the baseline's step."""
+
+    template = "computation takes {longer_s:time} longer than with one worker"
+
+    longer_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartIsLess(Finding):
+    """The largest part other than computation is smaller than what computation takes longer."""
+
+    template = "{part} is less: {share:.1%} of the step"
+
+    part: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClocksDisagreeByMore(Finding):
+    """The ranks' clocks do not tell a part as small as that."""
+
+    template = "ranks' clocks disagree by {error_s:time}, more than that"
+
+    error_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneWorker(Finding):
+    """The job had one worker."""
+
+    template = "there was one worker, and so nothing to scale or wait for"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingLasts(Finding):
+    """The run holds no times."""
+
+    template = "nothing in the run lasts: it tells what happened, but not when"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsLost(Finding):
+    """A table that an account rests on cannot all be read."""
+
+    template = "{table}"
+
+    table: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoStepToJudgeBy(Finding):
+    """A measured trace in which no step is marked."""
+
+    template = "no marked step to judge by"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsToJudgeBy(Finding):
+    """The steps are too few to tell what a step usually is."""
+
+    template = (
+        "{count} {count:step|steps}{left_out:?, {left_out} left out as warm-up or exceptions} "
+        "to judge by"
+    )
+
+    count: int
+    left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoCommunication(Finding):
+    """Several workers, and nothing between them was recorded."""
+
+    template = "{workers} workers, and no communication in {is_whole_trace:the run|its steps}"
+
+    workers: int
+    is_whole_trace: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoComputation(Finding):
+    """No computation was recorded."""
+
+    template = "no computation is in the run, so communication cannot be told hidden from exposed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CameLast(Finding):
+    """The ranks that most of the waiting was for."""
+
+    template = "{ranks:ranks} came last most: {share:.0%} of all waiting was for {ranks:it|them}"
+
+    ranks: tuple[int, ...]
+    share: float

@@ -1,0 +1,144 @@
+"""What a verdict rests on, and every threshold that its rules use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.findings.finding import Amount, Evidence, Length
+from fullwire.fixes import Fix
+from fullwire.run.gaps import reasons
+from fullwire.run.run import Run
+from fullwire.timeline.account import Account, Part
+from fullwire.timeline.breakdown import UNTOLD
+from fullwire.timeline.transfers import world
+
+THRESHOLD = 0.10  # of the step: what a part must reach to be the verdict
+FEWEST_STEPS = 3  # of a measured job after its warm-up, to tell what a step usually is
+MUCH_IN_ALL = 0.20  # of the step, lost in parts that are each below the threshold
+# Of the line rate, used by exposed transfers. In 68 labs at 0.5 to 10 Gbps, Gloo used at most 72 %
+# of a line faster than its processors fill, at least 79 % of a slower one (validation/README.md).
+FILLED = 0.75
+NOTABLE = 0.01  # of the step: of what is lost, less is not told apart or mentioned
+LATE = 0.25  # of communication beside computation: with less, it was not begun early
+
+RESTS_ON = ("spans", "collectives")  # tables: without some of their rows an account is another
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Case:
+    """All that a verdict rests on."""
+
+    run: Run
+    account: Account
+    inflation_s: float | None
+    evidence: Sequence[Evidence]
+    rate_bps: Mapping[int, float]  # of each rank's link, as far as known
+    faster_link: Fix | None = None  # the next on sale that would help,
+    gain: float = 0.0  # and by how much of a step
+
+    @property
+    def step_s(self) -> float:
+        """Return the length of a typical step."""
+        return self.account.step_s
+
+    @property
+    def clock_error_s(self) -> float:
+        """Return how far ranks' clocks disagree: as collectives show, or as the run says."""
+        stated = self.run.facts.clock_uncertainty_s or ()
+        known_to_s = max((uncertain_s for _, uncertain_s in stated), default=0.0)
+        return max(self.account.clock_error_ns * 1e-9, known_to_s)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Return what is said of the tables that an account rests on, if not all can be read."""
+        return reasons(self.run.gaps, RESTS_ON)
+
+    def largest(self) -> tuple[str, float]:
+        """Return the largest part other than computation."""
+        parts = {key: s for key, s in self.account.parts_s.items() if key != Part.COMPUTE.key}
+        return max(parts.items(), key=lambda each: each[1])
+
+    def share(self, time_s: float) -> float:
+        """Return a time as a share of the step."""
+        return time_s / self.step_s if self.step_s else 0.0
+
+    def reaches_threshold(self, time_s: float) -> bool:
+        """Say whether a part is large enough to be the verdict, rounding aside."""
+        return time_s > 0 and time_s >= THRESHOLD * self.step_s * (1 - 1e-9)
+
+    def of_step(self, time_s: float) -> Amount:
+        """Return a time of every step, as sentences name it."""
+        return Amount(time_s=time_s, whole=self.whole)
+
+    @property
+    def whole(self) -> Length:
+        """Return what the account is of: every step, or all of the trace where none is marked."""
+        return Length(step_s=self.step_s, is_whole_trace=self.account.is_whole_trace)
+
+    @property
+    def gains_by_link(self) -> bool:
+        """Say whether a faster line would help: some transports leave a share of any idle."""
+        return self.gain >= THRESHOLD
+
+    @property
+    def collectives_per_step(self) -> float:
+        """Return how many collectives a rank has in a step."""
+        steps, table = self.account.steps, self.run.collectives
+        ranks = max(len(self.account.ranks), 1)
+        return float(np.isin(table.step, steps).sum()) / len(steps) / ranks
+
+
+def communicates(case: Case) -> bool:
+    """Say whether any communication was recorded, in steps where the recorder marked them."""
+    spans, collectives = case.run.spans, case.run.collectives
+    is_told = any(each.communication_s for each in case.account.breakdowns)
+    if case.run.provenance.origin == "measured" and not case.account.is_whole_trace:
+        spans = spans.rows(np.isin(spans.step, case.account.steps))
+        collectives = collectives.rows(np.isin(collectives.step, case.account.steps))
+        is_told = False  # that is of all the time
+    return is_told or bool(len(collectives) or (spans.lane == "communication").any())
+
+
+def computes(case: Case) -> bool:
+    """Say whether any computation was recorded: in the steps, where they last."""
+    account = case.account
+    if account.step_s:
+        is_excess = account.excess_ns[:, :, 0].any()
+        return bool(account.parts_ns[:, :, Part.COMPUTE].any() or is_excess)
+    return bool((case.run.spans.lane == "compute").any())
+
+
+def enough_steps(case: Case) -> bool:
+    """Say whether there are steps enough to judge by."""
+    count = 0 if case.account.is_whole_trace else int(case.account.is_typical.sum())
+    return case.run.provenance.origin != "measured" or count >= FEWEST_STEPS
+
+
+def is_transfer_alone(case: Case) -> bool:
+    """Say whether what could not be attributed is transfer that no rank was waited for in."""
+    unexplained_s = case.account.parts_s[Part.UNEXPLAINED.key]
+    is_told = case.account.untold_s <= UNTOLD * unexplained_s
+    return is_told and computes(case) and unexplained_s > 0
+
+
+def is_alone(case: Case) -> bool:
+    """Say whether the job had one worker, and so nothing to scale or wait for."""
+    return world(case.run) == 1
+
+
+def unhidden_compute_s(account: Account) -> float:
+    """Return the computation of a step that had no communication beside it."""
+    compute_ns = (account.parts_ns[:, :, Part.COMPUTE] + account.excess_ns[:, :, 0])[
+        :, account.is_typical
+    ]
+    overlapped_ns = account.overlapped_ns[:, account.is_typical]
+    return max(float((compute_ns - overlapped_ns).mean()) * 1e-9, 0.0)
+
+
+def exposed_transfer_s(account: Account) -> float:
+    """Return the exposed transfers of a step: the floor, and what latency and transport lose."""
+    network = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT)
+    return sum(account.parts_s[part.key] for part in network)

@@ -1,0 +1,225 @@
+"""What the timing of a collective says: how it went, and which algorithm is the quickest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fullwire.collectives.playing import CollectiveTime, TunedTime
+from fullwire.collectives.tuning import Range
+from fullwire.findings.finding import Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class InClosedForm(Finding):
+    """A formula gave the time."""
+
+    template = "in closed form"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played(Finding):
+    """Every transfer was played."""
+
+    template = "{transfers:,} transfers played"
+
+    transfers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedForAlike(Finding):
+    """Some transfers stood for all that are alike."""
+
+    template = "{transfers:,} transfers, {played:,} played for all that are alike"
+
+    transfers: int | None
+    played: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveAsked(Finding):
+    """The collective that was timed, and where."""
+
+    template = (
+        "{op} of {bytes:bytes} by {algorithm} over {workers} workers{cluster:? of {cluster}} at "
+        "{rate_bps:rate}, {latency_s:time} latency{is_chunked:?, {chunks} chunks, {chunk_order}}"
+    )
+
+    op: str
+    bytes: int
+    algorithm: str
+    workers: int
+    cluster: str | None
+    rate_bps: float
+    latency_s: float
+    is_chunked: bool
+    chunks: int
+    chunk_order: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveTook(Finding):
+    """Its time, its bus bandwidth, and how they were found."""
+
+    template = "{time_s:time}, bus bandwidth {bus_bps:rate} ({found})"
+
+    time_s: float
+    bus_bps: float
+    found: Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusiestLinks(Finding):
+    """The link that needs longest for what it carries."""
+
+    template = "busiest are the {kind}: {link} for {share:.0%} of it"
+
+    kind: str | None
+    link: str | None
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmTook(Finding):
+    """The time of another algorithm."""
+
+    template = "{algorithm} {time_s:time}"
+
+    algorithm: str
+    time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quickest(Finding):
+    """The algorithm that was taken, and what the others took."""
+
+    template = "{algorithm} is the quickest of {count}{others:? ({others:list})}."
+
+    algorithm: str
+    count: int
+    others: tuple[AlgorithmTook, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmLeftOut(Finding):
+    """Why an algorithm could not be timed."""
+
+    template = "{algorithm} is left out: {why}"
+
+    algorithm: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForEverySize(Finding):
+    """One algorithm is the cheapest for every size."""
+
+    template = "{algorithm} for every size"
+
+    algorithm: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpTo(Finding):
+    """The sizes up to which an algorithm is the cheapest."""
+
+    template = "{algorithm} up to {to_bytes:bytes}"
+
+    algorithm: str
+    to_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beyond(Finding):
+    """The algorithm of all larger sizes."""
+
+    template = "{lower:list}, {algorithm} beyond"
+
+    lower: tuple[UpTo, ...]
+    algorithm: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByFormulas(Finding):
+    """Which algorithm the formulas choose for which sizes."""
+
+    template = "By the formulas, trees cut into many chunks: {choices}."
+
+    choices: Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLatencyGiven(Finding):
+    """Without a latency the number of messages costs nothing."""
+
+    template = "Without a latency (--latency) nothing speaks for fewer messages in a row."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunerTakes(Finding):
+    """What "auto" takes on one cluster."""
+
+    template = (
+        "auto, {workers} workers at {rate_bps:rate}{latency_s:?, {latency_s:time} latency}: "
+        "{choices}."
+    )
+
+    workers: int
+    rate_bps: float
+    latency_s: float
+    choices: Finding
+
+
+def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
+    """Go through what the timing of a collective says."""
+    yield CollectiveAsked(
+        op=result.op,
+        bytes=result.bytes,
+        algorithm=result.algorithm,
+        workers=result.workers,
+        cluster=result.cluster,
+        rate_bps=result.bandwidth_bps,
+        latency_s=result.latency_s,
+        is_chunked=result.chunks != 1,
+        chunks=result.chunks,
+        chunk_order=result.chunk_order,
+    )
+    yield CollectiveTook(
+        time_s=result.time_s, bus_bps=result.bus_bandwidth_bps, found=_how_found(result)
+    )
+    if result.busiest_share is not None:
+        yield BusiestLinks(
+            kind=result.busiest, link=result.busiest_link, share=result.busiest_share
+        )
+
+
+def _how_found(result: CollectiveTime) -> Finding:
+    if result.played is not None and result.played != result.transfers:
+        return PlayedForAlike(transfers=result.transfers, played=result.played)
+    if result.transfers is None:
+        return InClosedForm()
+    return Played(transfers=result.transfers)
+
+
+def tuning_findings(result: TunedTime) -> Iterator[Finding]:
+    """Say why an algorithm was chosen, and which would be for other sizes."""
+    others = tuple(
+        AlgorithmTook(algorithm=name, time_s=time_s)
+        for name, time_s in result.times_s.items()
+        if name != result.algorithm
+    )
+    yield Quickest(algorithm=result.algorithm, count=len(result.times_s), others=others)
+    for name, why in result.left_out.items():
+        yield AlgorithmLeftOut(algorithm=name, why=why)
+    yield ByFormulas(choices=by_size(result.tuning.ranges))
+    if result.latency_s == 0:
+        yield NoLatencyGiven()
+
+
+def by_size(served: Sequence[Range]) -> Finding:
+    """Return which algorithm serves which sizes."""
+    *lower, last = served
+    if not lower:
+        return ForEverySize(algorithm=last.algorithm)
+    up_to = tuple(UpTo(algorithm=one.algorithm, to_bytes=one.to_bytes or 0) for one in lower)
+    return Beyond(lower=up_to, algorithm=last.algorithm)

@@ -1,0 +1,365 @@
+"""What a comparison of two runs says, and what there is to know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean
+
+from fullwire.collectives.cost import Floats
+from fullwire.findings.finding import Finding
+from fullwire.run.run import Run
+from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
+
+SMALL = 0.05  # a change that people want to see
+_MEANS_DIFFER = 0.05  # from medians by more: few long steps are what changed
+_NOT_SHOWN = 0.0005  # of the step: it would be printed as nothing
+_MUCH = 0.05  # more bytes, or longer steps, by as much are worth a sentence
+
+
+# ---- the answer ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsLongAsBefore(Finding):
+    """A change too small to print."""
+
+    template = "as long as before"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongerOrShorter(Finding):
+    """By how much steps changed."""
+
+    template = "{share:.1%} {is_shorter:shorter|longer}"
+
+    share: float
+    is_shorter: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooFewToTell(Finding):
+    """Nothing tells the change from noise."""
+
+    template = "Steps are {change}; too few steps to tell this from noise."
+
+    change: Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioInterval(Finding):
+    """Where the ratio of the steps lies."""
+
+    template = "95 % interval of after/before {low:.4f} to {high:.4f}"
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoDifference(Finding):
+    """The change is within noise."""
+
+    template = (
+        "No difference beyond noise: steps are {change} ({interval}); less than {unseen:.1%} would "
+        "not show."
+    )
+
+    change: Finding
+    interval: RatioInterval
+    unseen: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreThanNoise(Finding):
+    """The change is beyond noise."""
+
+    template = "Steps are {change}, more than noise ({interval})."
+
+    change: Finding
+    interval: RatioInterval
+
+
+def change_of_steps(ratio: float, low: float | None, high: float | None) -> Finding:
+    """Say whether the second run is better, and whether that is more than noise."""
+    change: Finding = LongerOrShorter(share=abs(ratio - 1), is_shorter=ratio < 1)
+    if abs(ratio - 1) < _NOT_SHOWN:
+        change = AsLongAsBefore()
+    if low is None or high is None:
+        return TooFewToTell(change=change)
+    interval = RatioInterval(low=low, high=high)
+    if low <= 1 <= high:
+        return NoDifference(change=change, interval=interval, unseen=high / ratio - 1)
+    return MoreThanNoise(change=change, interval=interval)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkInTheSameTime(Finding):
+    """What another number of workers is worth: each of them does as much in a step."""
+
+    template = (
+        "With {after:,} {after:worker|workers} in place of {before:,} the job does {work:.2f} "
+        "times the work in the same time; {perfect:.2f} would be perfect."
+    )
+
+    before: int
+    after: int
+    work: float
+    perfect: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BytesAndTime(Finding):
+    """Whether the length of iterations follows their bytes, as packets show them."""
+
+    template = (
+        "An iteration moves {times:.2f} times the bytes ({after_bytes:bytes} per edge against "
+        "{before_bytes:bytes}) and takes {ratio:.2f} times as long"
+        "{is_against:: bytes alone do not set its time|}."
+    )
+
+    times: float
+    before_bytes: float
+    after_bytes: float
+    ratio: float
+    is_against: bool  # more bytes in less time, or fewer in more
+
+
+def bytes_and_time(edge_bytes: tuple[float, float], ratio: float) -> BytesAndTime:
+    """Hold the bytes of iterations against their lengths."""
+    before, after = edge_bytes
+    times = after / before
+    return BytesAndTime(
+        times=times,
+        before_bytes=before,
+        after_bytes=after,
+        ratio=ratio,
+        is_against=abs(times - 1) > _MUCH and (times - 1) * (ratio - 1) < -(_MUCH**2),
+    )
+
+
+# ---- what was foretold ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedLinks(Finding):
+    """Another line rate."""
+
+    template = "links of {rate_bps:rate}"
+
+    rate_bps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedWorkers(Finding):
+    """Another number of workers."""
+
+    template = "{workers} {workers:worker|workers}"
+
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedBuckets(Finding):
+    """Another bucket policy."""
+
+    template = "buckets {buckets}"
+
+    buckets: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedHook(Finding):
+    """Another communication hook."""
+
+    template = "{hook}"
+
+    hook: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedBackend(Finding):
+    """Another backend."""
+
+    template = "backend {backend}"
+
+    backend: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified(Finding):
+    """What was predicted for the second run, and what was measured."""
+
+    template = (
+        "With {changes:list}: predicted {predicted_s:time} ({low_s:time} to {high_s:time}"
+        "{full_s:?; {full_s:time} on a full wire}), measured {measured_s:time}: {off:.1%} off, "
+        "{holds:within|OUTSIDE} the interval."
+    )
+
+    changes: tuple[Finding, ...]
+    predicted_s: float
+    low_s: float
+    high_s: float
+    full_s: float | None
+    measured_s: float
+    off: float
+    holds: bool
+
+
+# ---- what to know --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side(Finding):
+    """One of the runs; of several recordings of a side, which."""
+
+    template = "{is_first:first|second} run{recording:?, recording {recording}}"
+
+    is_first: bool
+    recording: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideIsPartial(Finding):
+    """Something of a run is missing."""
+
+    template = "The {side} is partial: {what}."
+
+    side: Side
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideWarned(Finding):
+    """What the recorder or the lab warned of."""
+
+    template = "Where the {side} was recorded: {what}."
+
+    side: Side
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideLacksRanks(Finding):
+    """Ranks that were not recorded."""
+
+    template = "Of the {side} {here} of {workers} ranks are here: others may be slower."
+
+    side: Side
+    here: int
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingsDiffer(Finding):
+    """Recordings of one side are of different jobs."""
+
+    template = "Recordings of the {side} differ in {facts:list}."
+
+    side: Side
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DilationDiffers(Finding):
+    """Two emulations with different clocks."""
+
+    template = "The runs differ in dilation, and so in how fast their processors count as."
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeansChangedOtherwise(Finding):
+    """Means changed otherwise than medians, which a few long steps do not move."""
+
+    template = (
+        "Mean steps changed otherwise: from {before_s:time} to {after_s:time} ({change:+.1%}). "
+        "Some steps are much longer than the median one, and these changed."
+    )
+
+    before_s: float
+    after_s: float
+    change: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRecordingEach(Finding):
+    """More recordings tell more."""
+
+    template = (
+        "One recording of each: whatever else changed between them counts as the change. {more}: "
+        "fullwire compare before*.run -- after*.run"
+    )
+
+    more: Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralTellMore(Finding):
+    """Several recordings of each side."""
+
+    template = "Several, made in turns, tell more"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoManyWouldShow(Finding):
+    """How many recordings would show a small change."""
+
+    template = "Some {needed} of each, made in turns, would show {small:.0%}"
+
+    needed: int
+    small: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreRecordings(Finding):
+    """More recordings would show a small change."""
+
+    template = "{more}."
+
+    more: SoManyWouldShow
+
+
+def comparison_notes(
+    sides: Sequence[Sequence[Run]], differing: Sequence[Sequence[str]]
+) -> Iterator[Finding]:
+    """Go through what there is to know; `differing` names what a side's recordings differ in."""
+    for side, facts, is_first in zip(sides, differing, (True, False), strict=True):
+        for number, run in enumerate(side, 1):
+            named = Side(is_first=is_first, recording=number if len(side) > 1 else None)
+            yield from _of_one(run, named)
+        if facts:
+            whole = Side(is_first=is_first, recording=None)
+            yield RecordingsDiffer(side=whole, facts=tuple(facts))
+    [before, *_], [after, *_] = sides
+    if (before.facts.dilation or 1.0) != (after.facts.dilation or 1.0):
+        yield DilationDiffers()
+
+
+def _of_one(run: Run, side: Side) -> Iterator[Finding]:
+    yield from (SideIsPartial(side=side, what=each) for each in run.missing)
+    if run.facts.warnings is not None:
+        yield SideWarned(side=side, what=str(run.facts.warnings))
+    here = len(recorded_ranks(run))
+    if here < world(run) and not stands_for_all(run):
+        yield SideLacksRanks(side=side, here=here, workers=world(run))
+
+
+def about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator[Finding]:
+    """Say where means changed otherwise than medians."""
+    before_s, after_s = (geometric_mean(float(each.mean()) for each in side) for side in lengths_s)
+    change = after_s / before_s - 1
+    if abs(after_s / before_s / ratio - 1) > _MEANS_DIFFER:
+        yield MeansChangedOtherwise(before_s=before_s, after_s=after_s, change=change)
+
+
+def about_recordings(
+    counts: tuple[int, int], unseen: float | None, needed: int | None, *, is_open: bool
+) -> Iterator[Finding]:
+    """Say that more recordings tell more, and how many would show a small change."""
+    would_show = None
+    if is_open and (unseen or 0) > SMALL and needed is not None:
+        would_show = SoManyWouldShow(needed=needed, small=SMALL)
+    if counts == (1, 1):
+        yield OneRecordingEach(more=would_show or SeveralTellMore())
+    elif would_show is not None:
+        yield MoreRecordings(more=would_show)

@@ -1,0 +1,68 @@
+"""What logs and samples show to have held the transport back, the surest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fullwire.findings.evidence.nccl import FALLS_SHORT
+from fullwire.findings.evidence.samples import (
+    CpuBusiest,
+    ReceiveWindowLimited,
+    SendBufferLimited,
+    SocketIdle,
+)
+from fullwire.findings.finding import Evidence, Finding
+from fullwire.timeline.utilization import LIMITED, SATURATED
+
+
+@dataclass(frozen=True, kw_only=True)
+class BySendBuffers(Finding):
+    """Sockets had more to send than their buffers took."""
+
+    template = "the transport was limited by its send buffers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByReceiveWindow(Finding):
+    """Receivers took less than was sent."""
+
+    template = "the transport was limited by the receiver's window"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByProcessor(Finding):
+    """A processor had no time left."""
+
+    template = "a processor was saturated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByIdleSockets(Finding):
+    """Sockets waited for the program."""
+
+    template = "its sockets often had nothing to send"
+
+
+_HELD: tuple[tuple[type[Evidence], float, Finding], ...] = (
+    (SendBufferLimited, LIMITED, BySendBuffers()),
+    (ReceiveWindowLimited, LIMITED, ByReceiveWindow()),
+    (CpuBusiest, SATURATED, ByProcessor()),
+    (SocketIdle, LIMITED, ByIdleSockets()),
+)
+
+
+def set_up_short(evidence: Sequence[Evidence]) -> Evidence | None:
+    """Return what falls short in how communication was set up, whatever that costs."""
+    return next((each for each in evidence if isinstance(each, FALLS_SHORT)), None)
+
+
+def what_held_transport(evidence: Sequence[Evidence]) -> Finding | None:
+    """Name what held the transport back."""
+    short = set_up_short(evidence)
+    if short is not None:
+        return short
+    for kind, least, held in _HELD:
+        if any(isinstance(each, kind) and each.value >= least for each in evidence):
+            return held
+    return None

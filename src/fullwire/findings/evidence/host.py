@@ -1,0 +1,170 @@
+"""What the host does before a step computes anything, and between: where its time is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fullwire.findings.case import NOTABLE
+from fullwire.findings.finding import Evidence, Finding
+from fullwire.run.run import Run
+from fullwire.timeline.account import Account
+from fullwire.timeline.ahead import (
+    MUCH,
+    has_loader,
+    many_gaps,
+    thread_of_script,
+    usual_ahead_s,
+)
+
+WORKS, WAITS = 0.7, 0.3  # of that time on a processor: from the one on it works, up to the other
+_READ = 1e5  # bytes a step: what is less was no batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostGaps(Evidence):
+    """Many gaps between computations: a program that gives a device little at a time."""
+
+    template = (
+        "{gaps_s:time} of a step are {count:,.0f} gaps between computations, in which devices wait "
+        "for the program: torch.compile or CUDA graphs give them much at once."
+    )
+
+    gaps_s: float
+    count: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BesideTheLoader(Finding):
+    """What a script may do there that waits for a DataLoader elsewhere."""
+
+    template = "beside what it waits for its DataLoader: logs, checkpoints, copies to the device"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsItself(Finding):
+    """What a script may do there that has no DataLoader."""
+
+    template = "where a script that reads its own batches does so"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostAhead(Evidence):
+    """How much of a step is the host's before anything is computed."""
+
+    template = "{rank}{ahead_s:time} of a step is the host's before anything is computed, {does}."
+
+    rank: OnRank | None  # where one has more of it than the others
+    ahead_s: float
+    does: Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRank(Finding):
+    """The rank that it is said of."""
+
+    template = "On rank {rank}, "
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItWorks(Finding):
+    """The thread was on a processor for most of that time."""
+
+    template = "it works, as at decoding, which other processes could do ahead"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItWaits(Finding):
+    """The thread was hardly on a processor."""
+
+    template = "it waits, as for a disk, a server, a queue or a sleep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItDoesBoth(Finding):
+    """The thread was on a processor for some of that time."""
+
+    template = "it works and waits by turns"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostAheadProcessor(Evidence):
+    """What the program's thread did meanwhile."""
+
+    template = (
+        "Meanwhile the program's thread was on a processor for {value:.0%} of the time"
+        "{read_bytes:? and read {read_bytes:bytes} from disks}: {does}."
+    )
+
+    read_bytes: int
+    does: Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCopies(Evidence):
+    """What of the host's part is no idle device, but one that copies."""
+
+    template = (
+        "Devices copied or filled memory, and computed nothing meanwhile, for {copies_s:time} of a "
+        "step; that is counted to the host."
+    )
+
+    copies_s: float
+
+
+def gaps(account: Account) -> HostGaps | None:
+    """Return what many gaps mean; None where there are few."""
+    found = many_gaps(account)
+    if found is None:
+        return None
+    gaps_s, count = found
+    return HostGaps(value=gaps_s / account.step_s, gaps_s=gaps_s, count=count)
+
+
+def before_computing(account: Account) -> Finding:
+    """Say what a script may be doing before it computes."""
+    return BesideTheLoader() if has_loader(account) else ReadsItself()
+
+
+def host_evidence(run: Run, account: Account) -> Iterator[Evidence]:
+    """Say how much of a step that is, usually and on the rank with most of it, and what it is."""
+    usual_s, least_s = usual_ahead_s(account), MUCH * account.step_s
+    if not account.step_s:
+        return
+    between = gaps(account)
+    if between is not None:
+        yield between
+    by_rank_s = (account.ahead_ns[:, account.is_typical].mean(axis=1) * 1e-9).tolist()
+    most_s, rank = max(zip(by_rank_s, account.ranks, strict=True))
+    if most_s - usual_s >= least_s:
+        on, ahead_s, used = OnRank(rank=rank), most_s, [rank]
+    elif usual_s >= least_s:
+        on, ahead_s, used = None, usual_s, list(account.ranks)
+    else:
+        return
+    share, does = ahead_s / account.step_s, before_computing(account)
+    yield HostAhead(value=share, rank=on, ahead_s=ahead_s, does=does)
+    thread = thread_of_script(run, used)
+    if thread is None:
+        return
+    on_processor = min(thread.processor_s / ahead_s, 1.0)
+    yield HostAheadProcessor(
+        value=on_processor,
+        read_bytes=round(thread.read_bytes) if thread.read_bytes >= _READ else 0,
+        does=_does(on_processor),
+    )
+
+
+def _does(on_processor: float) -> Finding:
+    if on_processor >= WORKS:
+        return ItWorks()
+    return ItWaits() if on_processor <= WAITS else ItDoesBoth()
+
+
+def copies_evidence(account: Account) -> Iterator[Evidence]:
+    """Say how long devices copied, where that is worth a sentence."""
+    has_devices = any(each.compute_s for each in account.breakdowns)
+    if has_devices and account.copies_s > NOTABLE * account.step_s:
+        yield DeviceCopies(value=account.copies_s / account.step_s, copies_s=account.copies_s)

@@ -1,0 +1,388 @@
+"""What NCCL's own log speaks for: a network or paths that fall short of what the hosts have.
+
+Each sentence names what it rests on. How many channels are usual is not a table of devices: NCCL
+says how wide the widest path of a device is, and what its rings were laid out for. Rings that fill
+the path would be so many times more, and channels with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fullwire.findings.finding import Evidence, Finding
+from fullwire.run.run import Run
+from fullwire.timeline.transfers import world
+
+_HALF = 0.5  # of the widest path: rings that take less leave more unused than they use
+_SETTING_THAT_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS", "NCCL_MAX_RINGS")
+_SETTING_WITHOUT_P2P = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
+
+
+def nccl_evidence(run: Run) -> tuple[Evidence, ...]:
+    """Return what is remarkable in how NCCL was set up, the network first."""
+    return (*_of_network(run), *_of_channels(run), *_of_paths(run), *_of_versions(run))
+
+
+# ---- the network ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclNetwork(Evidence):
+    """The network that NCCL chose, which is none of sockets."""
+
+    template = "NCCL sends over {networks:and}."
+
+    networks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SomeBySockets(Finding):
+    """Ranks chose different networks."""
+
+    template = "some ranks use NET/Socket and others do not ({networks:list})"
+
+    networks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SocketsBesideRdma(Finding):
+    """Sockets on a host that shows signs of RDMA, and why it is not used."""
+
+    template = "NET/Socket on a host with RDMA: {signs:;}"
+
+    signs: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclSocketFallback(Evidence):
+    """NCCL uses sockets where something faster is there."""
+
+    template = "NCCL fell back: {what}."
+
+    what: Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclSockets(Evidence):
+    """NCCL uses sockets, and nothing shows that something faster is there."""
+
+    template = (
+        "NCCL sends by TCP sockets{interfaces:? over {interfaces}}: if the hosts have RDMA "
+        "adapters, they are not used{reasons:?; {reasons:;}}."
+    )
+
+    interfaces: str
+    reasons: tuple[Finding, ...]
+
+
+def _of_network(run: Run) -> Iterator[Evidence]:
+    networks = tuple(each for each in (run.facts.nccl_network or "").split(", ") if each)
+    if not networks or _is_on_one_host(run):
+        return
+    by_sockets = [each for each in networks if each.split(" (")[0] == "Socket"]
+    signs, reasons = tuple(_signs_of_rdma(run)), tuple(_reasons(run))
+    if not by_sockets:
+        yield NcclNetwork(value=0.0, networks=networks)
+    elif len(by_sockets) < len(networks):
+        yield NcclSocketFallback(value=1.0, what=SomeBySockets(networks=networks))
+    elif signs:
+        yield NcclSocketFallback(value=1.0, what=SocketsBesideRdma(signs=signs + reasons))
+    else:
+        interfaces = run.facts.nccl_interfaces or ""
+        yield NcclSockets(value=1.0, interfaces=interfaces, reasons=reasons)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundAdapters(Finding):
+    """NCCL saw RDMA adapters."""
+
+    template = "it found {adapters}"
+
+    adapters: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterfaceOfRdma(Finding):
+    """The sockets go over an adapter that has RDMA."""
+
+    template = "the sockets' interface {name} is {is_slingshot:Slingshot|InfiniBand}"
+
+    name: str
+    is_slingshot: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibfabricChoseTcp(Finding):
+    """libfabric is made for RDMA, and went by TCP."""
+
+    template = "libfabric was loaded, and chose TCP"
+
+
+def _signs_of_rdma(run: Run) -> Iterator[Finding]:
+    """Say how the log shows that a host has RDMA."""
+    adapters = run.facts.nccl_adapters or ""
+    if adapters:
+        yield FoundAdapters(adapters=adapters)
+    for name in (run.facts.nccl_interfaces or "").split(", "):
+        if re.fullmatch(r"ib\w*\d\w*|hsn\d+", name):
+            yield InterfaceOfRdma(name=name, is_slingshot=name.startswith("hsn"))
+            return
+    if "libfabric" in (run.facts.nccl_network or ""):
+        yield LibfabricChoseTcp()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdmaTurnedOff(Finding):
+    """A setting turns RDMA off."""
+
+    template = "NCCL_IB_DISABLE turns RDMA off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SocketsAskedFor(Finding):
+    """A setting asks for sockets."""
+
+    template = "NCCL_NET asks for sockets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginUnused(Finding):
+    """A network plugin was there, and sockets are used."""
+
+    template = "the plugin {name} was loaded, and not used"
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoVerbs(Finding):
+    """The library that opens adapters is missing."""
+
+    template = "libibverbs could not be opened"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoAdapter(Finding):
+    """NCCL says that there is none."""
+
+    template = "NCCL found no adapter, as in a container without /dev/infiniband"
+
+
+def _reasons(run: Run) -> Iterator[Finding]:
+    """Say why RDMA is not used, as far as the log tells."""
+    settings, said, plugins = _settings(run), _said(run), (run.facts.nccl_plugins or "")
+    if settings.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
+        yield RdmaTurnedOff()
+    if settings.get("NCCL_NET", "").lower() == "socket":
+        yield SocketsAskedFor()
+    if plugins:
+        yield PluginUnused(name=plugins)
+    if "libibverbs" in said:
+        yield NoVerbs()
+    elif "No device found" in said:
+        yield NoAdapter()
+
+
+# ---- channels ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclRingsLeaveNvlink(Evidence):
+    """Rings go another way than the widest one."""
+
+    template = (
+        "Rings go by {ring} and take {ring_gb_s:g} GB/s, where the widest path that NCCL saw has "
+        "{widest_gb_s:g} GB/s."
+    )
+
+    ring: str
+    ring_gb_s: float
+    widest_gb_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewerThanUsual(Finding):
+    """Rings that leave more of the widest path unused than they use."""
+
+    template = (
+        "{channels:g} channels where {usual} are usual: the widest path that NCCL saw has "
+        "{widest_gb_s:g} GB/s, its rings take {ring_gb_s:g} GB/s of it, and {usual} channels would "
+        "fill it{because:?; {because}}"
+    )
+
+    channels: float
+    usual: int
+    widest_gb_s: float
+    ring_gb_s: float
+    because: Finding | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitedBySetting(Finding):
+    """A setting allows no more channels."""
+
+    template = "{channels:g} channels, limited by {settings:list}"
+
+    channels: float
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclFewChannels(Evidence):
+    """NCCL uses fewer channels than it could."""
+
+    template = "NCCL uses {what}."
+
+    what: Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclChannels(Evidence):
+    """How many channels NCCL uses."""
+
+    template = (
+        "NCCL uses {value:g} channels{is_usual_known:|; how many are usual, "
+        "NCCL_DEBUG_SUBSYS=INIT,GRAPH would tell}."
+    )
+
+    is_usual_known: bool
+
+
+def _of_channels(run: Run) -> Iterator[Evidence]:
+    channels = run.facts.nccl_channels or 0
+    if channels < 1 or world(run) < 2:
+        return
+    reach, layout = (run.facts.nccl_reach_bps or 0), (run.facts.nccl_layout_bps or 0)
+    limits = tuple(
+        f"{name}={value}"
+        for name, value in _settings(run).items()
+        if name in _SETTING_THAT_LIMITS and value.isdecimal() and int(value[:9]) <= channels
+    )
+    ring = run.facts.nccl_ring_type or ""
+    takes = {"ring_gb_s": layout / 8e9, "widest_gb_s": reach / 8e9}
+    if 0 < layout < _HALF * reach and ring not in ("NVL", ""):
+        yield NcclRingsLeaveNvlink(value=layout / reach, ring=ring, **takes)
+    elif 0 < layout < _HALF * reach:
+        usual, because = round(channels * reach / layout), _because(run, limits)
+        few = FewerThanUsual(channels=channels, usual=usual, because=because, **takes)
+        yield NcclFewChannels(value=channels, what=few)
+    elif limits:
+        limited = LimitedBySetting(channels=channels, settings=limits)
+        yield NcclFewChannels(value=channels, what=limited)
+    else:
+        yield NcclChannels(value=channels, is_usual_known=bool(layout))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowerOneWay(Finding):
+    """A link that is slower in one direction than in the other."""
+
+    template = "a link is slower in one direction: {link}"
+
+    link: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingLimits(Finding):
+    """Settings that allow no more channels."""
+
+    template = "limited by {settings:list}"
+
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopologyFromFile(Finding):
+    """NCCL believed a file."""
+
+    template = "its topology was read from {file}"
+
+    file: str
+
+
+def _because(run: Run, limits: tuple[str, ...]) -> Finding | None:
+    uneven = (run.facts.nccl_uneven_links or "").partition(";")[0]
+    if uneven:
+        return SlowerOneWay(link=uneven)
+    topology = _settings(run).get("NCCL_TOPO_FILE")
+    if limits:
+        return SettingLimits(settings=limits)
+    return TopologyFromFile(file=topology) if topology else None
+
+
+# ---- paths and versions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclWithoutGdr(Evidence):
+    """What is sent goes through the host's memory first."""
+
+    template = (
+        "NCCL copies through the host's memory on its way to the network: no path uses GPU Direct "
+        "RDMA{is_disabled:?; NCCL says that it is disabled}."
+    )
+
+    is_disabled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclSharedMemory(Evidence):
+    """Devices of a host do not reach each other directly."""
+
+    template = (
+        "Some devices of a host reach each other through its memory only"
+        "{settings:?, as {settings:and} asks}: {paths}."
+    )
+
+    settings: tuple[str, ...]
+    paths: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclVersions(Evidence):
+    """Ranks have different versions of NCCL."""
+
+    template = "Ranks have different versions of NCCL: {versions}."
+
+    versions: str
+
+
+def _of_paths(run: Run) -> Iterator[Evidence]:
+    paths, settings = (run.facts.nccl_paths or ""), _settings(run)
+    by_rdma = [
+        each for each in paths.split(", ") if re.search(r"NET/(?:IB|AWS|Libfabric|OFI)", each)
+    ]
+    if by_rdma and not any("GDRDMA" in each for each in by_rdma):
+        yield NcclWithoutGdr(value=1.0, is_disabled="Direct RDMA Disabled" in _said(run))
+    if "SHM" in paths or "direct shared memory" in paths:
+        told = tuple(
+            f"{name}={settings[name]}" for name in _SETTING_WITHOUT_P2P if name in settings
+        )
+        yield NcclSharedMemory(value=1.0, settings=told, paths=paths)
+
+
+def _of_versions(run: Run) -> Iterator[Evidence]:
+    versions = run.facts.nccl_version or ""
+    if ", " in versions:
+        yield NcclVersions(value=float(versions.count(", ") + 1), versions=versions)
+
+
+# How communication was set up falls short, whatever that costs.
+FALLS_SHORT = (NcclSocketFallback, NcclFewChannels, NcclWithoutGdr, NcclSharedMemory, NcclSockets)
+
+
+def _is_on_one_host(run: Run) -> bool:
+    """Say whether no network takes part: as told, or as the paths that were opened show."""
+    nodes, paths = (run.facts.nccl_nodes or 0), (run.facts.nccl_paths or "")
+    return nodes == 1 or (not nodes and bool(paths) and "NET/" not in paths)
+
+
+def _said(run: Run) -> str:
+    return run.facts.nccl_said or ""
+
+
+def _settings(run: Run) -> dict[str, str]:
+    pairs = (each.partition("=") for each in (run.facts.nccl_settings or "").split(", "))
+    return {name: value.strip() for name, _, value in pairs if name}

@@ -1,0 +1,115 @@
+"""What links, sockets and processors say of the time when communication was exposed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fullwire.findings.finding import Evidence
+from fullwire.run.run import Run
+from fullwire.timeline.timeline import Timeline
+from fullwire.timeline.utilization import (
+    SATURATED,
+    links_used,
+    processors_used,
+    sockets_used,
+)
+
+_LOOKED = "{is_exposed:while communication was exposed|over whole steps}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkUtilization(Evidence):
+    """How much of the links was used."""
+
+    template = f"Links were {{value:.0%}} used {_LOOKED}."
+
+    is_exposed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendBufferLimited(Evidence):
+    """How long sockets were held back by their send buffers."""
+
+    template = (
+        "Sockets were held back by their send buffers for {value:.0%} of the time that they had "
+        "data to send."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiveWindowLimited(Evidence):
+    """How long sockets waited for the receiver's window."""
+
+    template = (
+        "Sockets waited for the receiver's window for {value:.0%} of the time that they had data "
+        "to send."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SocketIdle(Evidence):
+    """How long sockets had nothing to send."""
+
+    template = f"Sockets had nothing to send for {{value:.0%}} of the time {_LOOKED} (derived)."
+
+    is_exposed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retransmits(Evidence):
+    """How many segments were sent again."""
+
+    template = f"{{value:,}} {{value:segment was|segments were}} sent again {_LOOKED}."
+
+    is_exposed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuBusiest(Evidence):
+    """How much of the busiest processor was used."""
+
+    template = (
+        "Processors were {is_saturated:saturated|not saturated} "
+        f"{_LOOKED}: the busiest ({{host}} {{device}}) {{value:.0%}} used."
+    )
+
+    host: str
+    device: str
+    is_saturated: bool
+    is_exposed: bool
+
+
+def sample_evidence(
+    run: Run, lines: Sequence[Timeline], rate_bps: Mapping[int, float]
+) -> Iterator[Evidence]:
+    """Go through what the samples of a run say, in order: links, sockets, processors."""
+    links, sockets, cpu = (
+        links_used(run, lines, rate_bps),
+        sockets_used(run, lines),
+        processors_used(run, lines),
+    )
+    if links is not None:
+        yield LinkUtilization(value=links.share, is_exposed=links.is_exposed)
+    if sockets is not None:
+        is_exposed = sockets.is_exposed
+        if sockets.send_buffer is not None:
+            yield SendBufferLimited(value=sockets.send_buffer)
+        if sockets.receive_window is not None:
+            yield ReceiveWindowLimited(value=sockets.receive_window)
+        if sockets.idle is not None:
+            yield SocketIdle(value=sockets.idle, is_exposed=is_exposed)
+        yield Retransmits(value=sockets.retransmits, is_exposed=is_exposed)
+    if cpu is not None:
+        yield CpuBusiest(
+            value=cpu.share,
+            host=cpu.host,
+            device=cpu.device,
+            is_saturated=cpu.share >= SATURATED,
+            is_exposed=cpu.is_exposed,
+        )
+
+
+def links_of(evidence: Sequence[Evidence]) -> LinkUtilization | None:
+    """Return what links' own counters say, where there are any."""
+    return next((each for each in evidence if isinstance(each, LinkUtilization)), None)

@@ -1,0 +1,50 @@
+"""What a run without times holds: its collectives, and how many bytes are in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.findings.finding import Evidence, Finding
+from fullwire.run.run import SIZE_UNKNOWN, Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledOp(Finding):
+    """The collectives of one operation that a rank has."""
+
+    template = "{op} {count:,.0f}{bytes:? with {bytes:bytes}}{has_unknown:?, some sizes unknown}"
+
+    op: str
+    count: float
+    bytes: int
+    has_unknown: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Evidence):
+    """The collectives that a rank has."""
+
+    template = "A rank has {value:,.0f} collectives: {ops:;}."
+
+    ops: tuple[ScheduledOp, ...]
+
+
+def schedule_evidence(run: Run) -> Iterator[Evidence]:
+    """Say what a schedule holds, all that there is where nothing lasts."""
+    table, ranks = run.collectives, len(np.unique(run.collectives.rank))
+    ops = []
+    for op in dict.fromkeys(table.op.tolist()):
+        mine = table.rows(table.op == op)
+        ops.append(
+            ScheduledOp(
+                op=str(op),
+                count=len(mine) / ranks,
+                bytes=int(mine.bytes.sum()) // ranks,
+                has_unknown=bool((mine.dtype == SIZE_UNKNOWN).any()),
+            )
+        )
+    if ops:
+        yield Schedule(value=len(table) / ranks, ops=tuple(ops))

@@ -1,0 +1,146 @@
+"""Which links of a described cluster hold a job back, and what wider ones would give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fullwire.clusters.cluster import LINK_KINDS, SPINE
+from fullwire.findings.finding import Finding
+
+WORTH_BLAMING = 0.01  # of the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """One kind of link, what was changed about it, and what the step would be then."""
+
+    links: str
+    change: str
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """A job on a described cluster, and what the step would be with each kind of link wider."""
+
+    run: str
+    cluster: str
+    workers: int
+    is_scattered: bool
+    oversubscription: float | None  # None where nothing goes through a spine
+    step_s: float
+    overhead_s: float
+    busiest: str | None  # the links that most of a collective's time is spent on
+    suspects: tuple[Suspect, ...]
+
+    @property
+    def worst(self) -> Suspect | None:
+        """Return what to blame: the links that cost most, if that is worth mentioning."""
+        least = min(self.suspects, key=lambda each: each.step_s, default=None)
+        return least if least is not None and self.is_to_blame(least) else None
+
+    def is_to_blame(self, suspect: Suspect) -> bool:
+        """Say whether the step would be noticeably shorter."""
+        return suspect.step_s < (1 - WORTH_BLAMING) * self.step_s
+
+    def of(self, links: str) -> Suspect | None:
+        """Return what was found out about one kind of link."""
+        return next((each for each in self.suspects if each.links == links), None)
+
+
+_WHERE = (
+    "{job.run}, {job.workers} workers of {job.cluster}"
+    "{job.is_scattered:, scattered over the leaves|}: "
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLinkHoldsBack(Finding):
+    """No kind of link would shorten the step noticeably."""
+
+    template = (
+        f"{_WHERE}no link holds it back"
+        "{job.oversubscription:?, the {job.oversubscription:g}:1 spine included}: a step takes "
+        "{job.step_s:time}."
+    )
+
+    job: Suspicion
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinksHoldBack(Finding):
+    """The kind of link that costs most, and how far the spine is to blame."""
+
+    template = (
+        f"{_WHERE}the {{links}} hold it back: with {{worst.change}} a step would take "
+        "{worst.step_s:time} instead of {job.step_s:time} ({shorter:.1%} less){spine}."
+    )
+
+    job: Suspicion
+    links: Finding
+    worst: Suspect
+    shorter: float
+    spine: Finding | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedLinks(Finding):
+    """A kind of link."""
+
+    template = "{name}"
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpineUplinks(Finding):
+    """The uplinks of a spine."""
+
+    template = "uplinks of the {oversubscription:g}:1 spine"
+
+    oversubscription: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpineDoesNot(Finding):
+    """A wide spine would change next to nothing."""
+
+    template = (
+        "; the {oversubscription:g}:1 spine does not, {change} would change nothing that matters"
+    )
+
+    oversubscription: float | None
+    change: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpineAlone(Finding):
+    """What a wide spine alone would give."""
+
+    template = "; {change} alone would give {step_s:time}"
+
+    change: str
+    step_s: float
+
+
+def suspicion_finding(job: Suspicion) -> Finding:
+    """Return what there is to say of a job on a described cluster."""
+    worst, spine = job.worst, job.of(LINK_KINDS[SPINE])
+    if worst is None:
+        return NoLinkHoldsBack(job=job)
+    is_spine = worst.links == LINK_KINDS[SPINE]
+    return LinksHoldBack(
+        job=job,
+        links=SpineUplinks(oversubscription=job.oversubscription)
+        if is_spine
+        else NamedLinks(name=worst.links),
+        worst=worst,
+        shorter=1 - worst.step_s / job.step_s,
+        spine=None if spine is None or is_spine else _of_spine(job, spine),
+    )
+
+
+def _of_spine(job: Suspicion, spine: Suspect) -> Finding:
+    if not job.is_to_blame(spine):
+        return SpineDoesNot(oversubscription=job.oversubscription, change=spine.change)
+    return SpineAlone(change=spine.change, step_s=spine.step_s)

@@ -1,0 +1,350 @@
+"""What packets say of a training, as one would tell it in a meeting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fullwire.findings.finding import Finding
+from fullwire.packets.flows import Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingsInTurn(Finding):
+    """Trainings one after the other."""
+
+    template = (
+        "{trainings} trainings between {hosts} hosts, one after the other and without a connection "
+        "in common."
+    )
+
+    trainings: int
+    hosts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsInGroups(Finding):
+    """Trainings beside each other."""
+
+    template = (
+        "{hosts} hosts in {groups} groups that send each other nothing, each a training of its own "
+        "or none."
+    )
+
+    hosts: int
+    groups: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Finding):
+    """A training by its hosts."""
+
+    template = "{hosts:list}"
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingAt(Finding):
+    """A training by when it was."""
+
+    template = "{begin_s:time} to {end_s:time}"
+
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTraining(Finding):
+    """The training that what follows is of."""
+
+    template = "{training}:"
+
+    training: Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsInPattern(Finding):
+    """How many hosts there are, and the shape of what they send."""
+
+    template = "{hosts} hosts, {shape}."
+
+    hosts: int
+    shape: Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPattern(Finding):
+    """No pattern fits."""
+
+    template = "in no pattern that is known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(Finding):
+    """Workers send to servers."""
+
+    template = "a parameter server at {servers:list}"
+
+    servers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hierarchy(Finding):
+    """Groups sum first within, then between."""
+
+    template = "a hierarchy of {groups:;}"
+
+    groups: tuple[Training, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubleTree(Finding):
+    """Two trees, each with a half of the bytes."""
+
+    template = "a double tree around {first} and {second}"
+
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree(Finding):
+    """One tree."""
+
+    template = "a tree around {root}"
+
+    root: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralRings(Finding):
+    """Rings beside each other."""
+
+    template = "{kind}: {rings:;}"
+
+    kind: str
+    rings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring(Finding):
+    """One ring."""
+
+    template = "a {kind} {hosts}"
+
+    kind: str
+    hosts: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllToAll(Finding):
+    """Everyone sends to everyone."""
+
+    template = "everyone with everyone alike (all-to-all)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPattern(Finding):
+    """Any other pattern, by its name."""
+
+    template = "in {kind}"
+
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoIterations(Finding):
+    """Nothing repeats."""
+
+    template = "No iterations were found: nothing repeats with the same bytes after silence."
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationsFound(Finding):
+    """What repeats, how often and how long."""
+
+    template = (
+        "{count} iterations of {period_s:time} ({communicating_s:time} communicating), confidence "
+        "{confidence:.2f}."
+    )
+
+    count: int
+    period_s: float
+    communicating_s: float
+    confidence: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BytesPerEdge(Finding):
+    """What an edge carries in an iteration, and what gradient that is."""
+
+    template = "{bytes:bytes} per edge and iteration{gradient}."
+
+    bytes: float
+    gradient: Finding | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatheredAndReduced(Finding):
+    """Parameters are sharded."""
+
+    template = (
+        ": {gathered_bytes:bytes} of parameters are gathered and {gradient_bytes:bytes} of "
+        "gradients reduced"
+    )
+
+    gathered_bytes: float
+    gradient_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientIs(Finding):
+    """The gradient, as a library's own headers tell it."""
+
+    template = ", so the gradient is {gradient_bytes:bytes} at N={ranks}"
+
+    gradient_bytes: float
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientIfOneSum(Finding):
+    """The gradient, if an iteration is one all-reduce."""
+
+    template = "{gradient}, if it is one all-reduce"
+
+    gradient: GradientIs
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientIfSharded(Finding):
+    """The gradient in either case that bytes leave open."""
+
+    template = (
+        "{gradient} if it is one all-reduce, or {if_sharded_bytes:bytes} if parameters are sharded "
+        "(FSDP, ZeRO-3) and gathered twice"
+    )
+
+    gradient: GradientIs
+    if_sharded_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLinkFound(Finding):
+    """The host whose sending keeps the others waiting."""
+
+    template = (
+        "Host {host} sends over the slow link: busy {busy:.0%} of the time against {least:.0%} to "
+        "{most:.0%}."
+    )
+
+    host: str
+    busy: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLinkToCallSlow(Finding):
+    """Nothing repeats that a link could be slow for."""
+
+    template = "Without iterations no link can be called slow."
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoSlowLinkOfTwo(Finding):
+    """Two hosts show little of their links."""
+
+    template = "No slow link, as far as two hosts can show one."
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoSlowLink(Finding):
+    """All links are as fast."""
+
+    template = "No slow link."
+
+
+def traffic_findings(result: Traffic) -> Iterator[Finding]:
+    """Go through what packets say of a training, or of each of several."""
+    if result.groups:
+        count, hosts = len(result.groups), len(result.hosts)
+        if result.groups[0].during_s is not None:
+            yield TrainingsInTurn(trainings=count, hosts=hosts)
+        else:
+            yield HostsInGroups(hosts=hosts, groups=count)
+        for group in result.groups:
+            yield OfTraining(training=training(group))
+            yield from traffic_findings(group)
+        return
+    yield HostsInPattern(hosts=len(result.hosts), shape=_shape(result))
+    found = result.iterations
+    if found is None:
+        yield NoIterations()
+    else:
+        yield IterationsFound(
+            count=found.count,
+            period_s=found.period_s,
+            communicating_s=found.communicating_s,
+            confidence=found.confidence,
+        )
+    if result.payload_bytes_per_edge is not None:
+        yield BytesPerEdge(bytes=result.payload_bytes_per_edge, gradient=_gradient(result))
+    yield _slow_link(result)
+
+
+def training(group: Traffic) -> Finding:
+    """Name a training by when it was, or else by its hosts."""
+    if group.during_s is None:
+        return Training(hosts=group.hosts)
+    begin_s, end_s = group.during_s
+    return TrainingAt(begin_s=begin_s, end_s=end_s)
+
+
+def _gradient(result: Traffic) -> Finding | None:
+    if result.gradient_bytes is None:
+        return None
+    if result.gathered_bytes:
+        return GatheredAndReduced(
+            gathered_bytes=result.gathered_bytes, gradient_bytes=result.gradient_bytes
+        )
+    ranks = result.ranks or len(result.pattern.order) or len(result.hosts)
+    told = GradientIs(gradient_bytes=result.gradient_bytes, ranks=ranks)
+    if result.collectives is not None:
+        return told
+    if result.if_sharded_bytes is None:
+        return GradientIfOneSum(gradient=told)
+    return GradientIfSharded(gradient=told, if_sharded_bytes=result.if_sharded_bytes)
+
+
+def _slow_link(result: Traffic) -> Finding:
+    slow = result.slow_link
+    if slow is not None:
+        least, most = slow.others_busy
+        return SlowLinkFound(host=slow.host, busy=slow.busy_fraction, least=least, most=most)
+    if result.iterations is None:
+        return NoLinkToCallSlow()
+    if len(result.hosts) == 2 and result.busy_fractions.min(initial=1.0) > 0:
+        return NoSlowLinkOfTwo()
+    return NoSlowLink()
+
+
+def _shape(result: Traffic) -> Finding:
+    kind = result.pattern.kind
+    parts = [tuple(result.hosts[each] for each in part) for part in result.pattern.parts]
+    if kind == "none":
+        return NoPattern()
+    if kind == "parameter server":
+        return ParameterServer(servers=parts[0])
+    if kind == "hierarchical":
+        return Hierarchy(groups=tuple(Training(hosts=group) for group in parts))
+    if kind == "double tree":
+        return DoubleTree(first=parts[0][0], second=parts[1][0])
+    if kind == "tree":
+        return Tree(root=result.order[0])
+    if parts:
+        return SeveralRings(kind=kind, rings=tuple(" -> ".join(ring) for ring in parts))
+    if kind.endswith("ring"):
+        return Ring(kind=kind, hosts=" -> ".join(result.order))
+    return AllToAll() if kind == "all-to-all" else InPattern(kind=kind)

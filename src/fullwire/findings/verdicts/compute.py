@@ -1,0 +1,40 @@
+"""Computation takes longer than with one worker, and nothing else loses more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fullwire.findings.case import Case
+from fullwire.findings.finding import Finding
+from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
+from fullwire.timeline.account import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputationIsInflated(Finding):
+    """How much longer computation takes than in the baseline's step."""
+
+    template = (
+        "Computation is the bottleneck: it takes {longer_s:time} longer than with one worker, "
+        "{share:.1%} of the step."
+    )
+
+    longer_s: float
+    share: float
+
+
+def _says(case: Case) -> Finding:
+    longer_s = case.inflation_s or 0.0
+    return ComputationIsInflated(longer_s=longer_s, share=case.share(longer_s))
+
+
+register(
+    VerdictKind(
+        key="compute",
+        part=Part.COMPUTE.key,
+        rule=blames(Part.COMPUTE.key),
+        says=_says,
+        label="computing",
+        colour=Colour("#6d7e92", "#8293a6"),
+    )
+)

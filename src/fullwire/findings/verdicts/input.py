@@ -1,0 +1,43 @@
+"""Waiting for data is the largest loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fullwire.findings.case import Case
+from fullwire.findings.finding import Amount, Finding
+from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
+from fullwire.timeline.account import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataIsLate(Finding):
+    """How long ranks wait for data, and whether much else may be the network's."""
+
+    template = (
+        "The input is the {is_sure:bottleneck, not the network|largest loss seen here}: ranks wait "
+        "for data for {lost} ({lost.share:.1%})."
+    )
+
+    lost: Amount
+    is_sure: bool
+
+
+def _says(case: Case) -> Finding:
+    parts = case.account.parts_s
+    is_sure = not case.reaches_threshold(parts[Part.UNEXPLAINED.key])
+    return DataIsLate(lost=case.of_step(parts[Part.INPUT.key]), is_sure=is_sure)
+
+
+register(
+    VerdictKind(
+        key="input",
+        part=Part.INPUT.key,
+        rule=blames(Part.INPUT.key),
+        says=_says,
+        label="waiting for input",
+        colour=Colour("#2b8a66", "#53b590"),
+        lost_to="waiting for data",
+        is_of_one=True,
+    )
+)

@@ -1,0 +1,43 @@
+"""The fixed cost of messages is the largest loss: too many small collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fullwire.findings.case import Case
+from fullwire.findings.finding import Amount, Finding
+from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
+from fullwire.timeline.account import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooManyMessages(Finding):
+    """What the messages of a step cost, however few bytes are in them."""
+
+    template = (
+        "Too many small collectives: {lost} ({lost.share:.1%}) is the fixed cost of their "
+        "messages, with {collectives:,.0f} {collectives:collective|collectives} in a step."
+    )
+
+    lost: Amount
+    collectives: float
+
+
+def _says(case: Case) -> Finding:
+    lost = case.of_step(case.account.parts_s[Part.LATENCY.key])
+    return TooManyMessages(lost=lost, collectives=case.collectives_per_step)
+
+
+register(
+    VerdictKind(
+        key="latency",
+        part=Part.LATENCY.key,
+        rule=blames(Part.LATENCY.key),
+        says=_says,
+        label="latency of messages",
+        colour=Colour("#5aa9cf", "#2f7fa6"),
+        lost_to="the fixed cost of messages",
+        is_transfer=True,
+        needs_clocks=True,
+    )
+)

@@ -1,0 +1,95 @@
+"""The bytes at line rate are the largest loss, and the line is full: bandwidth is short."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fullwire.findings.case import FILLED, Case, exposed_transfer_s
+from fullwire.findings.evidence.samples import LinkUtilization, links_of
+from fullwire.findings.finding import Amount, Finding
+from fullwire.findings.verdicts import Blame, Colour, VerdictKind, register
+from fullwire.findings.verdicts.overlap import is_limited_by_line, is_used_too_late
+from fullwire.timeline.account import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLinks(Finding):
+    """The few links that hold all others up."""
+
+    template = (
+        "; {ranks:ranks} {ranks:has|have} {rate_bps:rate}, the others up to {fastest_bps:rate}"
+    )
+
+    ranks: tuple[int, ...]
+    rate_bps: float
+    fastest_bps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandwidthIsShort(Finding):
+    """A line that is full, or nearly."""
+
+    template = (
+        "The network is the bottleneck, and bandwidth is what it lacks: {lost} "
+        "({lost.share:.1%}) is what the bytes take at line rate{slow}{links:?; {links:clause}}."
+    )
+
+    lost: Amount
+    slow: SlowLinks | None
+    links: LinkUtilization | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandwidthIsMostOfIt(Finding):
+    """A line that is not full, for which less is lost than the bytes take."""
+
+    template = (
+        "The network is the bottleneck: {lost} ({lost.share:.1%}) is what the bytes take at line "
+        "rate, and {unfilled_s:time} more is lost as the line is not filled{slow}"
+        "{links:?; {links:clause}}."
+    )
+
+    lost: Amount
+    unfilled_s: float
+    slow: SlowLinks | None
+    links: LinkUtilization | None
+
+
+def _rule(case: Case, blame: Blame) -> tuple[Finding, ...] | None:
+    is_it = blame.part == Part.LINE_RATE.key and is_limited_by_line(case)
+    return blame.reasons if is_it and not is_used_too_late(case) else None
+
+
+def _says(case: Case) -> Finding:
+    lost = case.of_step(case.account.parts_s[Part.LINE_RATE.key])
+    exposed_s = exposed_transfer_s(case.account)
+    slow, links = _slow_links(case), links_of(case.evidence)
+    if lost.time_s >= FILLED * exposed_s:
+        return BandwidthIsShort(lost=lost, slow=slow, links=links)
+    unfilled_s = exposed_s - lost.time_s
+    return BandwidthIsMostOfIt(lost=lost, unfilled_s=unfilled_s, slow=slow, links=links)
+
+
+def _slow_links(case: Case) -> SlowLinks | None:
+    rates = case.rate_bps
+    slowest_bps = min(rates.values(), default=0.0)
+    slow = tuple(rank for rank, rate_bps in rates.items() if rate_bps == slowest_bps)
+    if not slow or 2 * len(slow) > len(rates):
+        return None
+    return SlowLinks(ranks=slow, rate_bps=slowest_bps, fastest_bps=max(rates.values()))
+
+
+register(
+    VerdictKind(
+        key="line_rate",
+        part=Part.LINE_RATE.key,
+        rule=_rule,
+        says=_says,
+        label="bytes at line rate",
+        colour=Colour("#0b6e99", "#4fa9d3"),
+        lost_to="bytes at line rate",
+        within="line rate",
+        is_transfer=True,
+        needs_clocks=True,
+    )
+)

@@ -1,0 +1,62 @@
+"""No part of the step reaches the threshold: the job scales, or loses a little everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fullwire.findings.case import MUCH_IN_ALL, Case
+from fullwire.findings.finding import Amount, Finding, Length
+from fullwire.findings.verdicts import NOTHING, VerdictKind, blames, drawn_parts, register
+from fullwire.timeline.account import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllIsComputation(Finding):
+    """Nothing is lost at all."""
+
+    template = (
+        "This job scales: all of {whole.is_whole_trace:the|its} {whole.step_s:time} "
+        "{whole.is_whole_trace:of the trace|step} is computation."
+    )
+
+    whole: Length
+
+
+@dataclass(frozen=True, kw_only=True)
+class LittleIsLost(Finding):
+    """Little is lost, and in parts that are each below the threshold."""
+
+    template = (
+        "This job scales: {lost} is not computation, and the largest part of that, {part}, is "
+        "{share:.1%}."
+    )
+
+    lost: Amount
+    part: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuchIsLostInAll(Finding):
+    """Each part is below the threshold, but together they are much."""
+
+    template = (
+        "No one thing holds this job back, but {lost} ({lost.share:.1%}) is not computation, and "
+        "the largest part of that, {part}, is {share:.1%}."
+    )
+
+    lost: Amount
+    part: str
+    share: float
+
+
+def _says(case: Case) -> Finding:
+    key, next_s = case.largest()
+    if not next_s:
+        return AllIsComputation(whole=case.whole)
+    lost = case.of_step(case.step_s - case.account.parts_s[Part.COMPUTE.key])
+    kind = LittleIsLost if lost.time_s < MUCH_IN_ALL * case.step_s else MuchIsLostInAll
+    return kind(lost=lost, part=drawn_parts()[key].within or key, share=case.share(next_s))
+
+
+register(VerdictKind(key="scales", part="", rule=blames(NOTHING), says=_says))

@@ -1,0 +1,95 @@
+"""Ranks wait for late ones: for the same few, or now for one and now for another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from fullwire.findings.case import THRESHOLD, Case
+from fullwire.findings.finding import Amount, Finding
+from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
+from fullwire.timeline.account import Late, Part, late_ranks
+
+
+class Excess(Enum):
+    """On what a late rank spends more than the others; in the order of the account's excess."""
+
+    COMPUTATION = "computation"
+    INPUT = "waiting for input"
+    HOST = "the host's work between"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateInTurns(Finding):
+    """No few ranks cause most of the waiting."""
+
+    template = (
+        "Ranks wait for each other, now one and now another: {lost} ({lost.share:.1%}) is lost to "
+        "it."
+    )
+
+    lost: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateRanks(Finding):
+    """The few ranks that cause most of the waiting."""
+
+    template = (
+        "{ranks:Ranks} {ranks:is|are} late and the others wait for {ranks:it|them}, not for the "
+        "network: {lost} ({lost.share:.1%}) is lost to it. {of_waiting:.0%} of all waiting was for "
+        "{ranks:this rank|these ranks}{spends}."
+    )
+
+    ranks: tuple[int, ...]
+    lost: Amount
+    of_waiting: float
+    spends: SpendsMore | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpendsMore(Finding):
+    """What late ranks spend more time on than the others."""
+
+    template = ", which {is_one:spends|spend} {excess_s:time} more than usual in {on.value}"
+
+    is_one: bool
+    excess_s: float
+    on: Excess
+
+
+def _says(case: Case) -> Finding:
+    lost, late = case.of_step(case.account.parts_s[Part.STRAGGLER.key]), late_ranks(case.account)
+    if late is None:
+        return LateInTurns(lost=lost)
+    return LateRanks(
+        ranks=late.ranks, lost=lost, of_waiting=late.share, spends=_spends_more(case, late)
+    )
+
+
+def _spends_more(case: Case, late: Late) -> SpendsMore | None:
+    rows = [case.account.ranks.index(rank) for rank in late.ranks]
+    excess_ns = case.account.excess_ns[rows][:, case.account.is_typical]
+    excess_s = excess_ns.mean(axis=(0, 1)) * 1e-9
+    lane = int(np.argmax(excess_s))
+    if excess_s[lane] < THRESHOLD * case.step_s / 2:
+        return None
+    return SpendsMore(is_one=len(rows) == 1, excess_s=float(excess_s[lane]), on=list(Excess)[lane])
+
+
+register(
+    VerdictKind(
+        key="straggler",
+        part=Part.STRAGGLER.key,
+        rule=blames(Part.STRAGGLER.key),
+        says=_says,
+        label="waiting for the latest",
+        heading="waiting",
+        colour=Colour("#d0900f", "#e2aa45"),
+        lost_to="waiting for late ranks, now one and now another",
+        within="waiting for late ranks",
+        needs_clocks=True,
+    )
+)

@@ -1,0 +1,141 @@
+"""The transport does not fill the line, and that loses more than the line's own rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.findings.case import FILLED, NOTABLE, Case, exposed_transfer_s
+from fullwire.findings.evidence.held_back import what_held_transport
+from fullwire.findings.evidence.samples import LinkUtilization, links_of
+from fullwire.findings.finding import Amount, Finding
+from fullwire.findings.verdicts import Blame, Colour, VerdictKind, register
+from fullwire.findings.verdicts.overlap import is_limited_by_line, is_used_too_late
+from fullwire.fixes import Fix
+from fullwire.fixes.joining import MANY, MUCH_BYTES
+from fullwire.timeline.account import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineIsNotFilled(Finding):
+    """What is lost beside a line that the transport does not fill."""
+
+    template = (
+        "The network is the bottleneck{is_for_bandwidth:|, but not for lack of bandwidth}: {lost} "
+        "({lost.share:.1%}) is lost by a transport that does not fill the line{unfilled}"
+        "{links:?; {links:clause}}{held_back:?; {held_back:inside}}{many}.{faster}"
+    )
+
+    lost: Amount
+    is_for_bandwidth: bool  # a faster line would help all the same
+    unfilled: Unfilled | None
+    links: LinkUtilization | None
+    held_back: Finding | None
+    many: ManySmall | None
+    faster: FasterLine | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfilled(Finding):
+    """How much of the line was used, and what of the loss is the messages' own cost."""
+
+    template = (
+        "{used:? (exposed transfers used {used:.0%} of it)}"
+        "{messages_s:?, {messages_s:time} of that by the fixed cost of messages}"
+    )
+
+    used: float | None  # None where the links' own counters tell
+    messages_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManySmall(Finding):
+    """What is sent is many and small, which no transport fills a line with."""
+
+    template = "; it has {count:,.0f} collectives to carry in a step, most of {usual_bytes:bytes}"
+
+    count: float
+    usual_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FasterLine(Finding):
+    """A faster line would help all the same: some transports leave a share of any idle."""
+
+    template = " A faster line would help all the same: {link} by {gain:.0%}, predicted."
+
+    link: Fix
+    gain: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineWasNotFull(Finding):
+    """Exposed transfers used too little of the line for it to limit them."""
+
+    template = (
+        "exposed transfers used {used:.1%} of the line rate, and below {limit:.0%} it is not the "
+        "line that limits them"
+    )
+
+    used: float
+    limit: float
+
+
+def _rule(case: Case, blame: Blame) -> tuple[Finding, ...] | None:
+    if blame.part == Part.TRANSPORT.key:
+        return blame.reasons
+    is_line = blame.part == Part.LINE_RATE.key and not is_used_too_late(case)
+    if not is_line or is_limited_by_line(case):
+        return None
+    floor_s = case.account.parts_s[Part.LINE_RATE.key]
+    used = floor_s / exposed_transfer_s(case.account)
+    return (*blame.reasons, LineWasNotFull(used=used, limit=FILLED))
+
+
+def _says(case: Case) -> Finding:
+    parts, links = case.account.parts_s, links_of(case.evidence)
+    lost_s, unfilled = parts[Part.TRANSPORT.key], None
+    if parts[Part.LINE_RATE.key] > lost_s:  # then all that the line is idle for counts
+        latency_s = parts[Part.LATENCY.key]
+        lost_s += latency_s
+        unfilled = Unfilled(
+            used=None
+            if links is not None
+            else parts[Part.LINE_RATE.key] / exposed_transfer_s(case.account),
+            messages_s=latency_s if latency_s > NOTABLE * case.step_s else None,
+        )
+    faster = case.faster_link if case.gains_by_link else None
+    return LineIsNotFilled(
+        lost=case.of_step(lost_s),
+        is_for_bandwidth=case.gains_by_link,
+        unfilled=unfilled,
+        links=links,
+        held_back=what_held_transport(case.evidence),
+        many=_many_small(case),
+        faster=None if faster is None else FasterLine(link=faster, gain=case.gain),
+    )
+
+
+def _many_small(case: Case) -> ManySmall | None:
+    count = case.collectives_per_step
+    sizes = case.run.collectives.bytes[np.isin(case.run.collectives.step, case.account.steps)]
+    usual = int(np.median(sizes)) if len(sizes) else 0
+    if count < MANY or not 0 < usual <= MUCH_BYTES:
+        return None
+    return ManySmall(count=count, usual_bytes=usual)
+
+
+register(
+    VerdictKind(
+        key="transport",
+        part=Part.TRANSPORT.key,
+        rule=_rule,
+        says=_says,
+        label="lost by transport",
+        colour=Colour("#c2502c", "#e57a53"),
+        lost_to="a transport that does not fill the line",
+        is_transfer=True,
+        needs_clocks=True,
+    )
+)

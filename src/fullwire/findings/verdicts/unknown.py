@@ -1,0 +1,312 @@
+"""The data cannot decide: what is seen all the same, and what would settle it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullwire.findings.case import (
+    FEWEST_STEPS,
+    Case,
+    communicates,
+    computes,
+    enough_steps,
+    is_alone,
+    is_transfer_alone,
+)
+from fullwire.findings.evidence.held_back import set_up_short
+from fullwire.findings.finding import Amount, Evidence, Finding
+from fullwire.findings.verdicts import UNTOLD, Colour, VerdictKind, blames, register
+from fullwire.run.run import Run
+from fullwire.timeline.account import Part
+from fullwire.timeline.breakdown import UNTOLD as UNTOLD_SHARE
+from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
+from fullwire.units import shown
+
+_EXPOSED = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotTold(Finding):
+    """The run holds no times, or not all that was written of them."""
+
+    template = "{falls_short:?{falls_short} }What limits the job is not told. Missing: {missing:;}."
+
+    falls_short: Evidence | None
+    missing: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AloneInTheJob(Finding):
+    """One worker has no part of a network."""
+
+    template = (
+        "This job had one worker, and a network has no part in that: computation is "
+        "{computing:.1%} of its step. Missing: {missing:;}."
+    )
+
+    computing: float
+    missing: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransfersAlone(Finding):
+    """Every rank had come, so it is the network; which part of it is open."""
+
+    template = (
+        "Transfers that nothing hides take {exposed} ({exposed.share:.1%}), and every rank had "
+        "come: it is the network, not a late rank. Whether bandwidth, transport or overlap is "
+        "short, this run cannot tell. Missing: {missing:;}."
+    )
+
+    exposed: Amount
+    missing: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingCommunicated(Finding):
+    """Several workers computed in steps without communication."""
+
+    template = (
+        "{falls_short:?{falls_short} }Nothing was communicated in its steps: either each of the "
+        "{workers} workers trains by itself, and no network holds it back, or what they "
+        "communicate was not recorded. Missing: {missing:;}."
+    )
+
+    falls_short: Evidence | None
+    workers: int
+    missing: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CannotTell(Finding):
+    """Nothing is exposed, and nothing else decides."""
+
+    template = (
+        "{falls_short:?{falls_short} }This run cannot tell what limits the job. Missing: "
+        "{missing:;}."
+    )
+
+    falls_short: Evidence | None
+    missing: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommunicationOnly(Finding):
+    """No computation was recorded, so no communication is known to hold up a job."""
+
+    template = (
+        "{falls_short:?{falls_short} }Only communication is in this run, so whether it holds up a "
+        "job is not told: its largest collective, {op}{bytes:? of {bytes:bytes}}, took "
+        "{took_s:time}. Missing: {missing:;}."
+    )
+
+    falls_short: Evidence | None
+    op: str
+    bytes: int
+    took_s: float
+    missing: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExposedForSomeReason(Finding):
+    """Communication is exposed, and why is open."""
+
+    template = (
+        "{falls_short:?{falls_short} }Communication is exposed for {exposed} "
+        "({exposed.share:.1%}), but this run cannot tell why. Missing: {missing:;}."
+    )
+
+    falls_short: Evidence | None
+    exposed: Amount
+    missing: tuple[Finding, ...]
+
+
+def _says(case: Case) -> Finding:
+    parts = case.account.parts_s
+    exposed_s = sum(parts[part.key] for part in _EXPOSED)
+    missing = tuple(missing_evidence(case)) or (MoreThanThisRun(),)
+    short = set_up_short(case.evidence)
+    if not case.step_s or case.lost:
+        return NotTold(falls_short=short, missing=missing)
+    if is_alone(case):
+        return AloneInTheJob(computing=case.share(parts[Part.COMPUTE.key]), missing=missing)
+    if enough_steps(case) and is_transfer_alone(case):
+        return TransfersAlone(exposed=case.of_step(exposed_s), missing=missing)
+    is_whole = computes(case) and enough_steps(case) and not case.run.missing
+    if is_whole and not communicates(case):
+        return NothingCommunicated(falls_short=short, workers=world(case.run), missing=missing)
+    if exposed_s == 0:
+        return CannotTell(falls_short=short, missing=missing)
+    if not computes(case) and len(case.run.collectives):
+        return _communication_only(case.run, short, missing)
+    exposed = case.of_step(exposed_s)
+    return ExposedForSomeReason(falls_short=short, exposed=exposed, missing=missing)
+
+
+def _communication_only(
+    run: Run, short: Evidence | None, missing: tuple[Finding, ...]
+) -> CommunicationOnly:
+    table = run.collectives
+    first = int(np.argmax(table.bytes))
+    is_alike = (table.op == table.op[first]) & (table.group == table.group[first])
+    largest = table.rows(is_alike & (table.bytes == table.bytes[first]))
+    started_ns = np.maximum(largest.start_ns, largest.issue_ns)  # before, it waited for ranks
+    return CommunicationOnly(
+        falls_short=short,
+        op=str(largest.op[0]),
+        bytes=int(largest.bytes[0]),
+        took_s=float(np.median(largest.end_ns - started_ns)) * 1e-9,
+        missing=missing,
+    )
+
+
+# ---- what would settle it ------------------------------------------------------------------------
+
+
+def missing_evidence(case: Case) -> Iterator[Finding]:
+    """Name what would settle it."""
+    run, account = case.run, case.account
+    if not case.step_s:
+        yield TimesMissing()
+        return
+    if case.lost:
+        yield RestOfTheRun()
+        return
+    if not enough_steps(case):
+        yield StepMarks() if account.is_whole_trace else MoreSteps(fewest=FEWEST_STEPS)
+    if is_alone(case):
+        yield SeveralWorkers()
+    if case.clock_error_s > case.largest()[1]:
+        yield BetterClocks(to_s=case.largest()[1])
+    if not computes(case):
+        yield ComputationMissing()
+    elif not is_alone(case) and not communicates(case):
+        yield CollectivesMissing()
+    recorded = len(recorded_ranks(run))
+    if recorded < world(run) and not stands_for_all(run):
+        yield OtherRanks(recorded=recorded, workers=world(run))
+    elif not computes(case):
+        return
+    elif account.untold_s > UNTOLD_SHARE * account.parts_s[Part.UNEXPLAINED.key]:
+        yield EveryPart(unnamed=_longest_unnamed(run))
+    elif not is_alone(case) and account.parts_s[Part.UNEXPLAINED.key] > 0 and not case.rate_bps:
+        yield LineRateMissing()
+
+
+def _longest_unnamed(run: Run) -> str | None:
+    """Name what communicates longest without telling what it is a part of."""
+    spans = run.spans.rows(run.spans.lane == "communication")
+    lasted_ns: dict[str, int] = {}
+    for name, length_ns in zip(spans.name, (spans.end_ns - spans.start_ns).tolist(), strict=True):
+        if name not in ("wait", "codec"):
+            lasted_ns[name] = lasted_ns.get(name, 0) + length_ns
+    return shown(max(lasted_ns, key=lasted_ns.__getitem__)) if lasted_ns else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimesMissing(Finding):
+    """When things happened."""
+
+    template = "times: profiler traces of the job, or a recording"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestOfTheRun(Finding):
+    """The rows that were written and cannot be read."""
+
+    template = "the run as it was written; what can be read of it is shown without a verdict"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMarks(Finding):
+    """Where steps begin and end."""
+
+    template = "marks of where each step begins and ends"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreSteps(Finding):
+    """More steps than were recorded."""
+
+    template = "more steps: at least {fewest} after the warm-up"
+
+    fewest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralWorkers(Finding):
+    """A job with something to communicate."""
+
+    template = "a run of several workers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BetterClocks(Finding):
+    """Clocks that tell the largest part."""
+
+    template = "ranks' clocks to better than {to_s:time}"
+
+    to_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputationMissing(Finding):
+    """When ranks computed."""
+
+    template = "computation, which a recording of the job has, or a profiler's trace of it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectivesMissing(Finding):
+    """When ranks communicated."""
+
+    template = "the collectives"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherRanks(Finding):
+    """The ranks that are not in the run."""
+
+    template = "the other ranks' traces: {recorded} of {workers} ranks are here"
+
+    recorded: int
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryPart(Finding):
+    """Which collective each rank's communication belongs to."""
+
+    template = "every rank's part in every collective{unnamed:? ({unnamed} names none)}"
+
+    unnamed: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineRateMissing(Finding):
+    """The rate of the links."""
+
+    template = "the line rate of the links: --bandwidth"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreThanThisRun(Finding):
+    """Nothing that could be named would settle it."""
+
+    template = "more than this run holds"
+
+
+register(
+    VerdictKind(
+        key="unknown",
+        part=Part.UNEXPLAINED.key,
+        rule=blames(UNTOLD),
+        says=_says,
+        label="unexplained",
+        colour=Colour("#7d7468", "#8d867c"),
+        within="communication that nothing hides",
+    )
+)

@@ -1,0 +1,97 @@
+"""What would make a job faster, by how much, and with which setting: one file a kind of fix.
+
+A fix is the job's own step, predicted again with one thing changed. They come sorted by what they
+gain; what gains less than `LEAST_GAIN` of the step is not worth a meeting. Where gains are as good
+as equal, what is set in the job comes before what is bought.
+
+The step is the median one, but where a part that the median does not have is the largest loss: of a
+rank that is late in every fifth step, say, or of metrics that are summed in every tenth. Then fixes
+are of the mean step, the long ones included.
+
+A new kind is a new file in this folder that calls `register`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fullwire.fixes.fix import Fix, FixKind, Risk, fix_kinds
+from fullwire.fixes.long_steps import no_long_steps
+from fullwire.run.run import Run
+from fullwire.simulation.forecast import Forecaster
+from fullwire.timeline.account import Account, Part
+from fullwire.timeline.steadiness import few_steps
+
+__all__ = ["Fix", "FixKind", "Fixes", "Risk", "fix_kinds", "fixes", "fixes_by_account"]
+
+LEAST_GAIN = 0.01  # of the step
+_AS_GOOD = 0.02  # of the step: gains that differ by less are as good as equal
+# Losses that some steps may have and others do not.
+_IN_FEW_STEPS = (Part.STRAGGLER, Part.INPUT, Part.HOST, Part.LATENCY)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixes:
+    """What would help, the most helpful first, the step that it is held against, and its T1."""
+
+    found: tuple[Fix, ...]
+    from_s: float
+    alone_s: float
+
+
+def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
+    """Predict everything that could help this job, the most helpful first."""
+    part = _largest_loss(account)
+    rare = few_steps(account, part) if part in _IN_FEW_STEPS else None
+    beyond_s = 0.0 if rare is None else max(account.step_s - job.measured_s, 0.0)
+    from_s = job.measured_s + beyond_s
+    considered = [
+        _longer(fix, beyond_s, part)
+        for kind in fix_kinds().values()
+        for fix in kind.predict(run, job, account)
+    ]
+    if rare is not None:
+        considered.append(no_long_steps(job, account, part, rare))
+    useful = [fix for fix in considered if fix.step_s < (1 - LEAST_GAIN) * from_s]
+    found = sorted(useful, key=lambda fix: _order(fix, from_s))
+    return Fixes(tuple(found), from_s, job.alone_s)
+
+
+def fixes_by_account(account: Account) -> Fixes:
+    """Take off the step what is lost beside the network, where no line rate allows a prediction.
+
+    It is what the account says that a step would be without, so there is no interval.
+    """
+    step_s = account.step_s
+    alone_s = sum(account.parts_s[part.key] for part in (Part.COMPUTE, Part.INPUT, Part.HOST))
+    found = [
+        fix
+        for kind in fix_kinds().values()
+        if kind.by_account is not None
+        for fix in kind.by_account(account)
+    ]
+    return Fixes(tuple(sorted(found, key=lambda fix: fix.step_s)), step_s, alone_s)
+
+
+def _order(fix: Fix, from_s: float) -> tuple[float, bool, float]:
+    return round(fix.step_s / (_AS_GOOD * from_s)), fix.kind == "link", fix.step_s
+
+
+def _largest_loss(account: Account) -> Part:
+    lost = {part: account.parts_s[part.key] for part in Part if part != Part.COMPUTE}
+    return max(lost, key=lost.__getitem__)
+
+
+def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:
+    """Return a fix of the median step as one of a mean step that a part makes so much longer."""
+    step_s = fix.step_s + beyond_s
+    may_help = part == Part.LATENCY and fix.kind == "transport"
+    surely_s = 0.0 if may_help else beyond_s
+    longer = replace(
+        fix.forecast,
+        step_s=step_s,
+        low_s=fix.low_s + surely_s,
+        high_s=fix.high_s + beyond_s,
+        scaling_factor=fix.scaling_factor * fix.step_s / step_s,
+    )
+    return replace(fix, forecast=longer)

@@ -1,0 +1,38 @@
+"""Buckets of another size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fullwire.fixes.fix import Fix, FixKind, register
+from fullwire.run.run import Run
+from fullwire.simulation.buckets import DdpBuckets
+from fullwire.simulation.forecast import Forecaster
+from fullwire.timeline.account import Account
+
+_MIB = 2**20
+_CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherBuckets(Fix):
+    """The best of some sizes."""
+
+    template = "buckets of {cap_mib} MiB"
+
+    kind: str = "buckets"
+    how: str = "DistributedDataParallel(model, bucket_cap_mb={cap_mib})"
+    cap_mib: int
+
+
+def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+    """Try bucket sizes, and name the best."""
+    if run.facts.buckets is None:
+        return
+    tried = [(cap, job.ask(buckets=(DdpBuckets(cap * _MIB, cap * _MIB),))) for cap in _CAPS_MIB]
+    cap, found = min(tried, key=lambda each: each[1].step_s)
+    yield OtherBuckets(cap_mib=cap, forecast=found)
+
+
+register(FixKind(key="buckets", risk="exact", label="other buckets", predict=_predict))

@@ -1,0 +1,33 @@
+"""No communication hook, where it packs longer than it saves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fullwire.fixes.fix import Fix, FixKind, register
+from fullwire.run.run import Run
+from fullwire.simulation.forecast import Forecaster
+from fullwire.timeline.account import Account
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentWhole(Fix):
+    """Gradients without what a hook of the script's packs."""
+
+    template = "gradients sent whole, with nothing to pack"
+
+    kind: str = "codec"
+    how: str = "no register_comm_hook(...): {hook} packs longer than it saves"
+    hook: str
+
+
+def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+    step = job.subject.step
+    if run.facts.hook is not None and step.packing_ns:
+        whole = dataclasses.replace(step, packing_ns=0, sent_share=1.0)
+        yield SentWhole(hook=str(run.facts.hook), forecast=job.ask(step=whole))
+
+
+register(FixKind(key="codec", risk="exact", label="no compression", predict=_predict))

@@ -1,0 +1,104 @@
+"""What a fix is: one change, its risk, how it is made, and what the step would be with it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import nan
+from pathlib import Path
+from typing import ClassVar, Literal, TypeAlias
+
+from fullwire.run.run import Run
+from fullwire.simulation.forecast import Forecast, Forecaster
+from fullwire.timeline.account import Account, Part
+
+MUCH = 0.05  # of the step: what an account alone calls worth removing
+
+# exact: the same results up to the order of sums; numeric: gradients are rounded; semantic: another
+# batch, or fewer synchronizations. Only exact fixes are applied without being asked for.
+Risk: TypeAlias = Literal["exact", "numeric", "semantic"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """One change to a job, predicted. Each kind is a dataclass with a template for the change."""
+
+    template: ClassVar[str]  # the change in words, with the names of fields in braces
+
+    kind: str
+    risk: Risk = "exact"
+    how: str  # how it is made: a template too
+    forecast: Forecast
+
+    @property
+    def step_s(self) -> float:
+        """Return the step with it."""
+        return self.forecast.step_s
+
+    @property
+    def scaling_factor(self) -> float:
+        """Return the scaling factor with it."""
+        return self.forecast.scaling_factor
+
+    @property
+    def low_s(self) -> float:
+        """Return the lower end of the step's interval; not a number where nothing tells it."""
+        return self.forecast.low_s
+
+    @property
+    def high_s(self) -> float:
+        """Return the upper end of the step's interval; not a number where nothing tells it."""
+        return self.forecast.high_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixKind:
+    """A kind of fix: what it is, and how its gain is predicted.
+
+    How it is applied to a job is to stand here, beside the prediction, in the same file.
+    """
+
+    key: str
+    risk: Risk
+    label: str
+    predict: Callable[[Run, Forecaster, Account], Iterator[Fix]]
+    by_account: Callable[[Account], Iterator[Fix]] | None = None  # without any prediction
+
+
+_KINDS: dict[str, FixKind] = {}
+
+
+def register(kind: FixKind) -> FixKind:
+    """Add a kind of fix."""
+    if kind.key in _KINDS:
+        raise ValueError(f"fix {kind.key}: registered twice")
+    _KINDS[kind.key] = kind
+    return kind
+
+
+@cache
+def fix_kinds() -> Mapping[str, FixKind]:
+    """Return all kinds of fix by key: those that the files of this folder register."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{__package__}.{module.name}")
+    return dict(_KINDS)
+
+
+def without_loss(account: Account, lost_s: float, *, of_one: bool) -> Forecast | None:
+    """Return the step without a loss, as an account alone tells it; None where it is too little.
+
+    What one worker would lose as well makes its step shorter too. There is no interval.
+    """
+    parts, step_s = account.parts_s, account.step_s
+    if not MUCH * step_s <= lost_s < step_s:
+        return None
+    alone_s = sum(parts[part.key] for part in (Part.COMPUTE, Part.INPUT, Part.HOST))
+    return Forecast(
+        step_s=step_s - lost_s,
+        scaling_factor=(alone_s - lost_s * of_one) / (step_s - lost_s),
+        low_s=nan,
+        high_s=nan,
+    )

@@ -1,0 +1,53 @@
+"""One collective in place of many small ones of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fullwire.fixes.fix import Fix, FixKind, register
+from fullwire.run.run import Run
+from fullwire.simulation.forecast import Forecaster
+from fullwire.timeline.account import Account
+
+MANY, MUCH_BYTES = 20, 2**20  # collectives of a step, and of up to which size: worth joining
+_JOINED = {
+    "allreduce": (
+        "all-reduces",
+        "dist.all_reduce(torch.cat([...])), where none needs another's sum",
+    ),
+    "broadcast": (
+        "broadcasts",
+        "dist.broadcast(torch.cat([...])), of those that come from one rank",
+    ),
+    "allgather": (
+        "all-gathers",
+        "dist.all_gather(..., torch.cat([...])), where none needs another's",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined(Fix):
+    """Many small collectives as one."""
+
+    template = "{count} small {ops} of a step joined into one"
+
+    kind: str = "joining"
+    count: int
+    ops: str
+
+
+def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+    step = job.subject.step
+    if step.others.sum_gradients or bool((run.collectives.op == "reducescatter").any()):
+        return  # which is no script's doing
+    for op, (named, setting) in _JOINED.items():
+        places = step.others.small(op, MUCH_BYTES)
+        if len(places) >= MANY:
+            # Without residue: that there are many small ones is what it is of.
+            found = job.as_modelled().ask(step=step.with_joined(places))
+            yield Joined(count=len(places), ops=named, how=setting, forecast=found)
+
+
+register(FixKind(key="joining", risk="exact", label="joined collectives", predict=_predict))

@@ -1,0 +1,55 @@
+"""Gradients added up locally: only some steps pay for sending them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fullwire.fixes.fix import Fix, FixKind, Risk, register
+from fullwire.run.run import Run
+from fullwire.simulation.forecast import Forecaster
+from fullwire.timeline.account import Account
+
+_SYNCHRONISED_EVERY = (2, 4)
+_BY_DDP = "with model.no_sync() in {without} of {every} steps; the batch is {every}x larger"
+_BY_SCRIPT = (
+    "no all_reduce in {without} of {every} steps, gradients left to add up; the batch is {every}x "
+    "larger"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewerSums(Fix):
+    """Gradients of several steps in one sum."""
+
+    template = "gradients summed over {every} steps before they are sent"
+
+    kind: str = "synchronisation"
+    risk: Risk = "semantic"
+    every: int
+
+    @property
+    def without(self) -> int:
+        """Return how many of so many steps send nothing."""
+        return self.every - 1
+
+
+def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+    if run.facts.buckets is not None:
+        setting = _BY_DDP
+    elif job.subject.step.others.are_gradients:
+        setting = _BY_SCRIPT
+    else:
+        return
+    for every in _SYNCHRONISED_EVERY:
+        yield FewerSums(every=every, how=setting, forecast=job.ask(accumulate=(every,)))
+
+
+register(
+    FixKind(
+        key="synchronisation",
+        risk="semantic",
+        label="fewer synchronizations",
+        predict=_predict,
+    )
+)

@@ -1,0 +1,106 @@
+"""Sentences: the template of a finding or a fix, with its fields filled in.
+
+A field stands in braces, and after a colon how it is written:
+
+    {step_s:time}  {link:rate}  {size:bytes}     with the unit that people use
+    {ranks:ranks}  {ranks:Ranks}                 ranks 1 and 6; at the start of a sentence
+    {share:.1%}  {count:,}                       as Python formats a number
+    {names:list}  {names:and}  {reasons:;}       a, b, c; a and b; a; b; c
+    {count:step|steps}                           the first for one, or for what is true
+    {size:? of {size:bytes}}                     only where there is some
+    {links:clause}                               a sentence amidst another: no capital, no full stop
+
+A field that holds a finding or a fix is filled in itself, and None leaves nothing.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from fullwire.units import show_bytes, show_ranks, show_rate, show_time
+
+
+class Told(Protocol):
+    """What has a sentence: a finding; of a fix it is the change."""
+
+    @property
+    def template(self) -> str:
+        """Return the sentence, with the names of fields in braces."""
+
+
+class Settable(Protocol):
+    """What has a setting: a fix."""
+
+    @property
+    def how(self) -> str:
+        """Return how it is made, with the names of fields in braces."""
+
+
+def sentence(told: Told) -> str:
+    """Fill in the sentence of a finding."""
+    return filled(told.template, told)
+
+
+def sentences(many: Sequence[Told]) -> tuple[str, ...]:
+    """Fill in the sentences of findings, one each."""
+    return tuple(sentence(each) for each in many)
+
+
+def setting(fix: Settable) -> str:
+    """Fill in how a fix is made."""
+    return filled(fix.how, fix)
+
+
+def filled(template: str, told: object) -> str:
+    """Fill the fields of a value into a template."""
+    return _WORDS.vformat(template, (told,), {})
+
+
+class _Words(string.Formatter):
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return getattr(args[0], str(key))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith("?"):
+            return format_spec[1:] if value else ""
+        if value is None:
+            return ""
+        if "|" in format_spec:
+            one, several = format_spec.split("|")
+            return one if _is_one(value) else several
+        if format_spec in _UNITS:
+            return _UNITS[format_spec](value)
+        if format_spec in _LISTS:
+            return _LISTS[format_spec].join(_text(each) for each in value)
+        if format_spec == "inside":
+            return _text(value).rstrip(".")
+        if format_spec == "clause":
+            text = _text(value)
+            return f"{text[:1].lower()}{text[1:].rstrip('.')}"
+        return format(value, format_spec) if format_spec else _text(value)
+
+
+def _is_one(value: Any) -> bool:
+    """Say whether a number prints as 1, a list has one member, or a condition is true."""
+    if isinstance(value, bool):
+        return value
+    return (len(value) if isinstance(value, Sequence) else round(value)) == 1
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "".join(_text(each) for each in value)
+    return sentence(value) if hasattr(value, "template") else str(value)
+
+
+_UNITS: Mapping[str, Callable[[Any], str]] = {
+    "time": show_time,
+    "rate": show_rate,
+    "bytes": show_bytes,
+    "ranks": show_ranks,
+    "Ranks": lambda ranks: show_ranks(ranks).capitalize(),
+}
+_LISTS = {"list": ", ", "and": " and ", ";": "; "}
+_WORDS = _Words()

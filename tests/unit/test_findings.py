@@ -1,0 +1,91 @@
+"""Findings, verdicts and fixes: each kind has words that fit its fields, a place and a page."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import string
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from fullwire.findings.finding import Finding, kinds
+from fullwire.findings.verdicts import drawn_parts, verdict_kinds
+from fullwire.fixes import Fix, fix_kinds
+from fullwire.timeline.account import Part
+
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
+
+
+def modules(package: str) -> list[str]:
+    found = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
+    return sorted(each.name for each in found)
+
+
+def all_kinds() -> list[type[Finding]]:
+    for name in modules("fullwire.findings"):
+        importlib.import_module(name)
+    return [kind for _, kind in sorted(kinds().items()) if kind.__module__.startswith("fullwire.")]
+
+
+def all_fixes() -> list[type[Fix]]:
+    fix_kinds()
+    return sorted(Fix.__subclasses__(), key=lambda kind: kind.__name__)
+
+
+def fields_in(template: str) -> Iterator[str]:
+    """Go through the fields that a template names, also within how another is written."""
+    for _, name, spec, _ in string.Formatter().parse(template):
+        if name is not None:
+            yield name.partition(".")[0]
+            yield from fields_in(spec or "")
+
+
+def known_to(kind: type) -> set[str]:
+    assert is_dataclass(kind)
+    properties = {name for name in dir(kind) if isinstance(getattr(kind, name), property)}
+    return {each.name for each in fields(kind)} | properties
+
+
+@pytest.mark.parametrize("kind", all_kinds(), ids=lambda kind: kind.key)
+def test_a_sentence_names_only_fields_of_its_finding(kind: type[Finding]) -> None:
+    assert kind.__doc__
+    assert set(fields_in(kind.template)) <= known_to(kind)
+
+
+def test_no_finding_has_a_field_that_its_sentence_does_not_need() -> None:
+    for kind in all_kinds():
+        unsaid = {each.name for each in fields(kind)} - set(fields_in(kind.template))  # type: ignore[arg-type]
+        assert unsaid <= {"value", "part", "is_limited"}, kind  # figures for programs
+
+
+@pytest.mark.parametrize("kind", all_fixes(), ids=lambda kind: kind.__name__)
+def test_a_fix_names_only_its_own_fields(kind: type[Fix]) -> None:
+    assert set(fields_in(kind.template)) <= known_to(kind)
+    how = next(each for each in fields(kind) if each.name == "how").default
+    if isinstance(how, str):
+        assert set(fields_in(how)) <= known_to(kind)
+
+
+def test_every_file_of_a_registry_registers_a_kind_under_its_own_name() -> None:
+    files = {name.rpartition(".")[2] for name in modules("fullwire.findings.verdicts")}
+    assert files == set(verdict_kinds())
+    files = {name.rpartition(".")[2] for name in modules("fullwire.fixes")}
+    assert files - {"fix", "long_steps"} == set(fix_kinds())
+
+
+def test_every_part_of_the_account_is_called_and_drawn_by_one_kind_of_verdict() -> None:
+    assert list(drawn_parts()) == [part.key for part in Part]
+    for kind in drawn_parts().values():
+        assert kind.label
+        assert kind.colour is not None
+
+
+@pytest.mark.parametrize("page", ["verdicts", "fixes"])
+def test_every_kind_is_documented(page: str) -> None:
+    known = verdict_kinds() if page == "verdicts" else fix_kinds()
+    text = (DOCS / f"{page}.md").read_text()
+    for key in known:
+        assert f"| `{key}` |" in text, key
