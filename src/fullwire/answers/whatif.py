@@ -37,7 +37,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import usual_algorithm
 from fullwire.collectives.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
 from fullwire.compression.compressor import Compressor
-from fullwire.crew import HERE, crew
+from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import UsageError
 from fullwire.findings.collective import TunerTakes, by_size
 from fullwire.findings.finding import Finding
@@ -238,15 +238,28 @@ def whatif(
         jitter_=jitter,
         lane=lane_order(lane),
     )
-    whole = [subject_of(name, run, found) for name, run in many]
-    subjects = changed(whole, changes)
     wanted = None if target is None else ratio(target, "target")
     with crew(on) as those:
-        predictions = sweep(subjects, grid, progress, those)
-        around_s = interval_s(subjects, grid, predictions, found.calibration, those)
-        reaching = (
-            None if wanted is None else targets(with_names(subjects, changes), grid, wanted, those)
-        )
+        return _predicted(many, found, grid, changes, wanted, progress, those)
+
+
+def _predicted(
+    many: Sequence[tuple[str, Run]],
+    found: Transports,
+    grid: Grid,
+    changes: Changes,
+    wanted: float | None,
+    progress: Progress | None,
+    those: Crew,
+) -> WhatIf:
+    """Predict each run under every change and every point of the grid."""
+    whole = [subject_of(name, run, found) for name, run in many]
+    subjects = changed(whole, changes)
+    predictions = sweep(subjects, grid, progress, those)
+    around_s = interval_s(subjects, grid, predictions, found.calibration, those)
+    reaching = None
+    if wanted is not None:
+        reaching = targets(with_names(subjects, changes), grid, wanted, those)
     return WhatIf(
         predictions=unfolded(predictions, changes),
         interval_s=around_s,
