@@ -9,8 +9,13 @@ from typing import cast
 from fullwire.packets.capture_audit import capture_audit
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
-from fullwire.timeline.in_use import Windows, links_in_use, processor_use
-from fullwire.timeline.summary import Summary, summarised
+from fullwire.timeline.summary import (
+    Summary,
+    Windows,
+    links_in_use,
+    processor_use,
+    summarised,
+)
 from fullwire.units import show_bytes, show_rate, show_time
 
 MOST_COLLECTIVES = 50_000  # of all ranks, of which it is remembered when they were outstanding
