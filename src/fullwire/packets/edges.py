@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,8 +63,13 @@ def edges_of(run: Run) -> Edges:
     flows, names = run.flows, host_names(run)
     sources, source = _numbered(flows.source, names)
     targets, target = _numbered(flows.destination, names)
-    everyone = sorted({*sources, *targets}, key=_place)
-    number = {host: place for place, host in enumerate(everyone)}
+
+    def place(host: str) -> tuple[int, int, str]:  # names first, then addresses by their number
+        address = _address(host)
+        return (0, 0, host) if address is None else (address.version, int(address), host)
+
+    everyone = sorted({*sources, *targets}, key=place)
+    number = {host: at for at, host in enumerate(everyone)}
     source = np.array([number[host] for host in sources], np.int64)[source]
     target = np.array([number[host] for host in targets], np.int64)[target]
     touched = np.bincount(source, flows.payload_bytes, len(everyone))
@@ -140,19 +145,17 @@ def numbered_pairs(sources: Text, targets: Text) -> Whole:
     return np.array([known.setdefault(pair, len(known)) for pair in pairs], np.int64)
 
 
-def _place(host: str) -> tuple[int, int, str]:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return 0, 0, host
-    return address.version, int(address), host
-
-
 def _is_loopback(host: str) -> bool:
+    address = _address(host)
+    return address is not None and address.is_loopback
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return a host as an address; a host with a name has none."""
     try:
-        return ip_address(host).is_loopback
+        return ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

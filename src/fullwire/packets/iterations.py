@@ -102,6 +102,40 @@ class _Cut:
     silence: int  # the shortest, in slots
     jump: float  # how much longer that is than the longest that is no cut
 
+    @classmethod
+    def at(
+        cls, length: int, busy: Whole, silences: Whole, slots: Whole, payload: Real
+    ) -> _Cut | None:
+        """Cut at silences of at least so many slots; nothing where too little of it is alike."""
+        is_cut = silences >= length
+        starts = np.concatenate([busy[:1], busy[1:][is_cut]])
+        ends = np.concatenate([busy[:-1][is_cut], busy[-1:]])
+        total = np.add.reduceat(payload, np.searchsorted(slots, starts))
+        # The bursts whose bytes agree, such that they hold most of the bytes.
+        ordered = np.sort(total)
+        reached = np.concatenate([[0], np.cumsum(ordered)])
+        upto = np.searchsorted(ordered, ordered * (1 + _ALIKE), "right")
+        least = ordered[int(np.argmax(reached[upto] - reached[:-1]))]
+        alike = total[(total >= least) & (total <= least * (1 + _ALIKE))]
+        if len(alike) < FEWEST:
+            return None
+        first, last = _joined(total, float(np.median(alike)))
+        reached = np.concatenate([[0], np.cumsum(total)])
+        held = float((reached[last + 1] - reached[first]).sum())
+        share = held / (reached[last[-1] + 1] - reached[first[0]])
+        if len(first) < FEWEST or share < _LEAST_SHARE or held < _LEAST_OF_ALL * reached[-1]:
+            return None
+        longest_within = int(silences[~is_cut].max(initial=0))
+        return cls(
+            starts=starts,
+            ends=ends,
+            first=first,
+            last=last,
+            share=float(share),
+            silence=length,
+            jump=(length + 1) / (longest_within + 1),
+        )
+
     @property
     def period(self) -> float:
         """Return how many slots it is from one iteration to the next."""
@@ -201,7 +235,13 @@ def find_iterations(series: Series, hosts: int) -> Iterations | None:
     typical = ordered[np.searchsorted(reached, reached[-1] / 2)]  # the median byte lies there
     busy = slots[payload > _FAINT * typical]
     silences = np.diff(busy) - 1
-    tried = (_cut_at(length, busy, silences, slots, payload) for length in _lengths(silences))
+    # The silences worth trying most exceed the next shorter one.
+    ordered = np.sort(silences)[::-1]
+    jumps = (ordered + 1) / (np.append(ordered[1:], 0) + 1)
+    places = np.arange(1, len(ordered) + 1)  # so many cuts
+    usable = (jumps > 1) & (places >= FEWEST - 1) & (places <= _MOST_CUTS)
+    clear = ordered[usable][np.argsort(-jumps[usable], kind="stable")[:_MOST_LENGTHS]].tolist()
+    tried = (_Cut.at(length, busy, silences, slots, payload) for length in clear)
     cuts = [cut for cut in tried if cut is not None]
     candidates: list[Iterations] = []
     while cuts and len(candidates) < _MOST_FOUND:
@@ -232,49 +272,6 @@ def _fits_broadcast(series: Series, iterations: Iterations, hosts: int) -> bool:
     # With a rank on each host: with several, two iterations may fit what two ranks were sent.
     wanted = 2 * (hosts - 1) / hosts * float(np.median(broadcast))
     return abs(iterations.usual_bytes / wanted - 1) < _FITS
-
-
-def _lengths(silences: Whole) -> list[int]:
-    """Return the silences worth trying: those that most exceed the next shorter one."""
-    ordered = np.sort(silences)[::-1]
-    shorter = np.append(ordered[1:], 0)
-    jumps = (ordered + 1) / (shorter + 1)
-    places = np.arange(1, len(ordered) + 1)  # so many cuts
-    usable = (jumps > 1) & (places >= FEWEST - 1) & (places <= _MOST_CUTS)
-    best = np.argsort(-jumps[usable], kind="stable")[:_MOST_LENGTHS]
-    return [int(length) for length in ordered[usable][best]]
-
-
-def _cut_at(length: int, busy: Whole, silences: Whole, slots: Whole, payload: Real) -> _Cut | None:
-    """Cut at silences of at least so many slots; nothing where too little of it is alike."""
-    is_cut = silences >= length
-    starts = np.concatenate([busy[:1], busy[1:][is_cut]])
-    ends = np.concatenate([busy[:-1][is_cut], busy[-1:]])
-    total = np.add.reduceat(payload, np.searchsorted(slots, starts))
-    # The bursts whose bytes agree, such that they hold most of the bytes.
-    ordered = np.sort(total)
-    reached = np.concatenate([[0], np.cumsum(ordered)])
-    upto = np.searchsorted(ordered, ordered * (1 + _ALIKE), "right")
-    least = ordered[int(np.argmax(reached[upto] - reached[:-1]))]
-    alike = total[(total >= least) & (total <= least * (1 + _ALIKE))]
-    if len(alike) < FEWEST:
-        return None
-    first, last = _joined(total, float(np.median(alike)))
-    reached = np.concatenate([[0], np.cumsum(total)])
-    held = float((reached[last + 1] - reached[first]).sum())
-    share = held / (reached[last[-1] + 1] - reached[first[0]])
-    if len(first) < FEWEST or share < _LEAST_SHARE or held < _LEAST_OF_ALL * reached[-1]:
-        return None
-    longest_within = int(silences[~is_cut].max(initial=0))
-    return _Cut(
-        starts=starts,
-        ends=ends,
-        first=first,
-        last=last,
-        share=float(share),
-        silence=length,
-        jump=(length + 1) / (longest_within + 1),
-    )
 
 
 def _joined(total: Real, unit: float) -> tuple[Whole, Whole]:

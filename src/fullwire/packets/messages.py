@@ -202,10 +202,17 @@ def iterations_of(
     """
     if not len(seen) or seen.part_bytes.sum() < _LEAST_TOLD * payload_bytes:
         return None
-    whole_bytes = None if model_bytes is None else _whole_bytes(seen, model_bytes, len(hosts))
+    whole_bytes = None
+    is_reduced = seen.op == "allreduce"
+    if model_bytes is not None and is_reduced.any() and not (seen.op == "reducescatter").any():
+        # What the edges that were captured carry when the model is reduced once.
+        rows, count = is_reduced[seen.part], len(hosts)
+        carried = np.bincount(seen.source[rows] * count + seen.target[rows], seen.part_bytes[rows])
+        edges = int((carried > _MAIN_EDGE * carried.max()).sum())
+        whole_bytes = edges * bus_factor("allreduce", count) * model_bytes
     best: Iterations | None = None
     for overlap in (seen.tangled_with_earlier, seen.begun_before_others_ended):
-        bouts = _bouts(seen, overlap)
+        bouts = _Bouts.among(seen, overlap)
         repetition = find_repetition(bouts.sequence, whole_bytes)
         if repetition is None:
             continue
@@ -226,16 +233,6 @@ def broadcast_bytes(seen: SeenCollectives) -> float | None:
     return float(seen.bytes[:first][seen.op[:first] == "broadcast"].sum()) or None
 
 
-def _whole_bytes(seen: SeenCollectives, model_bytes: float, hosts: int) -> float | None:
-    """Return what the edges that were captured carry when the model is reduced once."""
-    if (seen.op == "reducescatter").any() or not (seen.op == "allreduce").any():
-        return None
-    rows = seen.op[seen.part] == "allreduce"
-    carried = np.bincount(seen.source[rows] * hosts + seen.target[rows], seen.part_bytes[rows])
-    edges = int((carried > _MAIN_EDGE * carried.max()).sum())
-    return edges * bus_factor("allreduce", hosts) * model_bytes
-
-
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Bouts:
     """Collectives that went on at the same time, and cannot be parted surely, taken as one."""
@@ -243,48 +240,43 @@ class _Bouts:
     sequence: Sequence
     of: Whole  # for each collective: its bout, or -1
 
-
-def _bouts(seen: SeenCollectives, overlap: Callable[[Whole], NDArray[np.bool_]]) -> _Bouts:
-    total = np.bincount(seen.part, seen.part_bytes, len(seen)).astype(np.float64)
-    is_main = total > _LEAST_PART * total.max()
-    is_training = is_main & np.isin(seen.op, _TRAINING)
-    main = np.flatnonzero(is_training if is_training.any() else is_main)
-    main = main[np.argsort(seen.first_ns[main], kind="stable")]
-    # Where nearly all bytes of one, and of the one just before, were read as theirs, they part.
-    is_read = np.bincount(seen.part, seen.part_read_bytes, len(seen)) >= _READ * total
-    is_new = ~overlap(main) | (is_read & np.append(True, is_read[:-1]))[main]
-    is_new[:1] = True
-    bout = np.cumsum(is_new) - 1
-    of = np.full(len(seen), -1)
-    of[main] = bout
-    first = np.flatnonzero(is_new)
-    ops = {name: 1 << place for place, name in enumerate(dict.fromkeys(seen.op.tolist()))}
-    op = np.array([ops[name] for name in seen.op[main].tolist()])
-    amounts = np.array(
-        [np.bincount(bout, np.where(op == bit, total[main], 0.0)) for bit in ops.values()]
-    )
-    return _Bouts(
-        of=of,
-        sequence=Sequence(
-            kind=_kinds(np.bitwise_or.reduceat(op, first), amounts.sum(axis=0)),
-            amounts=amounts,
-            begin_ns=np.minimum.reduceat(seen.first_ns[main], first),
-            end_ns=np.maximum.reduceat(seen.end_ns[main], first),
-        ),
-    )
-
-
-def _kinds(group: Whole, size: Real) -> Whole:
-    """Number what is the same: the operations, and bytes that differ by next to nothing."""
-    order = np.lexsort((size, group))
-    ordered = size[order]
-    is_new = np.ones(len(order), bool)
-    is_new[1:] = (group[order][1:] != group[order][:-1]) | (
-        ordered[1:] > ordered[:-1] * (1 + _SAME_BYTES)
-    )
-    kind = np.empty(len(order), np.int64)
-    kind[order] = np.cumsum(is_new)
-    return kind
+    @classmethod
+    def among(cls, seen: SeenCollectives, overlap: Callable[[Whole], NDArray[np.bool_]]) -> _Bouts:
+        total = np.bincount(seen.part, seen.part_bytes, len(seen)).astype(np.float64)
+        is_main = total > _LEAST_PART * total.max()
+        is_training = is_main & np.isin(seen.op, _TRAINING)
+        main = np.flatnonzero(is_training if is_training.any() else is_main)
+        main = main[np.argsort(seen.first_ns[main], kind="stable")]
+        # Where nearly all bytes of one, and of the one just before, were read as theirs, they part.
+        is_read = np.bincount(seen.part, seen.part_read_bytes, len(seen)) >= _READ * total
+        is_new = ~overlap(main) | (is_read & np.append(True, is_read[:-1]))[main]
+        is_new[:1] = True
+        bout = np.cumsum(is_new) - 1
+        of = np.full(len(seen), -1)
+        of[main] = bout
+        first = np.flatnonzero(is_new)
+        ops = {name: 1 << place for place, name in enumerate(dict.fromkeys(seen.op.tolist()))}
+        op = np.array([ops[name] for name in seen.op[main].tolist()])
+        amounts = np.array(
+            [np.bincount(bout, np.where(op == bit, total[main], 0.0)) for bit in ops.values()]
+        )
+        # The kind is the same where operations are, and bytes differ by next to nothing.
+        group, size = np.bitwise_or.reduceat(op, first), amounts.sum(axis=0)
+        order = np.lexsort((size, group))
+        ordered = size[order]
+        differs = group[order][1:] != group[order][:-1]
+        differs |= ordered[1:] > ordered[:-1] * (1 + _SAME_BYTES)
+        kind = np.empty(len(order), np.int64)
+        kind[order] = np.cumsum(np.append(True, differs))
+        return cls(
+            of=of,
+            sequence=Sequence(
+                kind=kind,
+                amounts=amounts,
+                begin_ns=np.minimum.reduceat(seen.first_ns[main], first),
+                end_ns=np.maximum.reduceat(seen.end_ns[main], first),
+            ),
+        )
 
 
 def _iterations(
@@ -368,6 +360,91 @@ class Sequence:
         reached = np.maximum.accumulate(self.end_ns)
         return np.append(np.int64(0), self.begin_ns[1:] - reached[:-1])
 
+    def period(self, whole_bytes: float | None) -> int | None:
+        """Return the shortest period at which nearly everything comes again."""
+        kind = self.kind[:_MOST_LOOKED_AT]
+        reached = np.append(0.0, np.cumsum(self.bytes[:_MOST_LOOKED_AT]))
+        longest = min(len(kind) // FEWEST, _MOST_PERIOD)
+        agree = [float(np.mean(kind[:-later] == kind[later:])) for later in range(1, longest + 1)]
+        if not agree or max(agree) < _LEAST_AGREE:
+            return None
+        shortest = next(n + 1 for n, share in enumerate(agree) if share >= max(agree) - _AS_GOOD)
+        for period, share in enumerate(agree[:shortest], 1):
+            usual = float(np.median(reached[period:] - reached[:-period]))
+            if whole_bytes and share >= _LEAST_AGREE and abs(usual / whole_bytes - 1) <= _ALIKE:
+                return period  # what else comes after every so many is no part of an iteration
+        return shortest
+
+    def parts(self, period: int) -> Whole:
+        """Return where comes again what comes most often, from after its longest silence on."""
+        kinds = self.kind.tolist()
+        places = range(min(len(kinds), _MOST_WINDOWS + period - 1) - period + 1)
+        windows = [tuple(kinds[at : at + period]) for at in places]
+        times = Counter(windows)
+        most = max(times.values())
+        silence_ns = self.silence_ns
+        motif = max(
+            (window for window, count in times.items() if count >= 0.8 * most),
+            key=lambda window: float(
+                np.median(silence_ns[[at for at, other in enumerate(windows) if other == window]])
+            ),
+        )
+        parts, at = [], 0
+        while at + period <= len(kinds):
+            if kinds[at] == motif[0] and tuple(kinds[at : at + period]) == motif:
+                parts.append(at)
+                at += period
+            else:
+                at += 1
+        return np.array(parts, np.int64)
+
+    def parts_each(
+        self, parts: Whole, period: int, whole_bytes: float | None
+    ) -> tuple[int, NDArray[np.bool_]]:
+        """Return how many parts make an iteration, and which parts begin one for certain."""
+        nowhere = np.zeros(len(parts), bool)
+        silence_ns = self.silence_ns[parts].astype(np.float64)
+        part_ns = float(np.median(np.diff(self.begin_ns[parts]))) if len(parts) > 1 else 0.0
+        if whole_bytes is not None and len(parts) > 1:
+            part_bytes = float(self.bytes[parts[0] : parts[0] + period].sum())
+            times = max(round(whole_bytes / part_bytes), 1)
+            fits = 1 <= times <= _MOST_PARTS and abs(times * part_bytes / whole_bytes - 1) <= _ALIKE
+            if fits and times == 1:
+                return 1, nowhere
+            # Half the bytes after each long silence are gradients of 16 bits, and no halves.
+            if fits and np.median(silence_ns) < _SHORT_SILENCE * times * part_ns:
+                begins = _longest_every(silence_ns, times, part_ns)
+                return times, nowhere if begins is None else begins
+        for times in range(2, min(_MOST_PARTS, len(parts) // FEWEST) + 1):
+            begins = _longest_every(silence_ns, times, part_ns)
+            if begins is not None:
+                return times, begins
+        return 1, nowhere
+
+    def between(self, groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Find iterations that were cut up otherwise, by their bytes, between the others.
+
+        Each stretch is cut at whole iterations from its end, as long as bytes allow it.
+        """
+        first, last = groups[0]
+        unit = self.amounts[:, first : last + 1].sum(axis=1)
+        amounts, unit = self.amounts[unit > 0], unit[unit > 0]
+        bounds = [(-1, -1), *groups, (len(self.bytes), len(self.bytes))]
+        others: list[tuple[int, int]] = []
+        for (_, before), (after, _) in pairwise(bounds):
+            start, stop = before + 1, after
+            for _ in range(_MOST_BETWEEN):
+                backwards = amounts[:, start:stop][:, ::-1]
+                held = np.cumsum(backwards, axis=1)
+                fits = (np.abs(held - unit[:, None]) <= _ALIKE * unit[:, None]).all(axis=0)
+                places = np.flatnonzero(fits & (backwards.sum(axis=0) > 0))
+                if not len(places):
+                    break
+                begin = stop - 1 - int(places[0])
+                others.append((begin, stop - 1))
+                stop = begin
+        return others
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Repetition:
@@ -380,11 +457,11 @@ class Repetition:
 
 def find_repetition(sequence: Sequence, whole_bytes: float | None) -> Repetition | None:
     """Find what repeats, or nothing; `whole_bytes` is what an iteration should weigh, if known."""
-    period = _period(sequence, whole_bytes)
+    period = sequence.period(whole_bytes)
     if period is None:
         return None
-    parts = _parts(sequence, period)
-    times, begins = _parts_each(sequence, parts, period, whole_bytes)
+    parts = sequence.parts(period)
+    times, begins = sequence.parts_each(parts, period, whole_bytes)
     is_marked = bool(begins.any())
     groups, at = [], 0  # so many parts that follow each other
     while at + times <= len(parts):
@@ -396,76 +473,13 @@ def find_repetition(sequence: Sequence, whole_bytes: float | None) -> Repetition
             at += 1
     if len(groups) < FEWEST:
         return None
-    pairs = sorted([*groups, *_between(sequence, groups)])
+    pairs = sorted([*groups, *sequence.between(groups)])
     first, last = np.array(pairs).T
     reached = np.concatenate([[0], np.cumsum(sequence.bytes)])
     held = float((reached[last + 1] - reached[first]).sum())
     return Repetition(
         first=first, last=last, share=held / float(reached[last[-1] + 1] - reached[first[0]])
     )
-
-
-def _period(sequence: Sequence, whole_bytes: float | None) -> int | None:
-    kind = sequence.kind[:_MOST_LOOKED_AT]
-    reached = np.append(0.0, np.cumsum(sequence.bytes[:_MOST_LOOKED_AT]))
-    longest = min(len(kind) // FEWEST, _MOST_PERIOD)
-    agree = [float(np.mean(kind[:-later] == kind[later:])) for later in range(1, longest + 1)]
-    if not agree or max(agree) < _LEAST_AGREE:
-        return None
-    shortest = next(n + 1 for n, share in enumerate(agree) if share >= max(agree) - _AS_GOOD)
-    for period, share in enumerate(agree[:shortest], 1):
-        usual = float(np.median(reached[period:] - reached[:-period]))
-        if whole_bytes and share >= _LEAST_AGREE and abs(usual / whole_bytes - 1) <= _ALIKE:
-            return period  # what else comes after every so many is no part of an iteration
-    return shortest
-
-
-def _parts(sequence: Sequence, period: int) -> Whole:
-    """Return where comes again what comes most, beginning where the longest silence is before."""
-    kinds = sequence.kind.tolist()
-    places = range(min(len(kinds), _MOST_WINDOWS + period - 1) - period + 1)
-    windows = [tuple(kinds[at : at + period]) for at in places]
-    times = Counter(windows)
-    most = max(times.values())
-    silence_ns = sequence.silence_ns
-    motif = max(
-        (window for window, count in times.items() if count >= 0.8 * most),
-        key=lambda window: float(
-            np.median(silence_ns[[at for at, other in enumerate(windows) if other == window]])
-        ),
-    )
-    parts, at = [], 0
-    while at + period <= len(kinds):
-        if kinds[at] == motif[0] and tuple(kinds[at : at + period]) == motif:
-            parts.append(at)
-            at += period
-        else:
-            at += 1
-    return np.array(parts, np.int64)
-
-
-def _parts_each(
-    sequence: Sequence, parts: Whole, period: int, whole_bytes: float | None
-) -> tuple[int, NDArray[np.bool_]]:
-    """Return how many parts make an iteration, and which parts begin one for certain."""
-    nowhere = np.zeros(len(parts), bool)
-    silence_ns = sequence.silence_ns[parts].astype(np.float64)
-    part_ns = float(np.median(np.diff(sequence.begin_ns[parts]))) if len(parts) > 1 else 0.0
-    if whole_bytes is not None and len(parts) > 1:
-        part_bytes = float(sequence.bytes[parts[0] : parts[0] + period].sum())
-        times = max(round(whole_bytes / part_bytes), 1)
-        fits = 1 <= times <= _MOST_PARTS and abs(times * part_bytes / whole_bytes - 1) <= _ALIKE
-        if fits and times == 1:
-            return 1, nowhere
-        # Half the bytes after each long silence are gradients of 16 bits, and no halves.
-        if fits and np.median(silence_ns) < _SHORT_SILENCE * times * part_ns:
-            begins = _longest_every(silence_ns, times, part_ns)
-            return times, nowhere if begins is None else begins
-    for times in range(2, min(_MOST_PARTS, len(parts) // FEWEST) + 1):
-        begins = _longest_every(silence_ns, times, part_ns)
-        if begins is not None:
-            return times, begins
-    return 1, nowhere
 
 
 def _longest_every(silence_ns: Real, times: int, part_ns: float) -> NDArray[np.bool_] | None:
@@ -481,28 +495,3 @@ def _longest_every(silence_ns: Real, times: int, part_ns: float) -> NDArray[np.b
         return None
     is_begin: NDArray[np.bool_] = place == begin
     return is_begin
-
-
-def _between(sequence: Sequence, groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Find iterations that were cut up otherwise, by their bytes, between the others.
-
-    Each stretch is cut at whole iterations from its end, as long as bytes allow it.
-    """
-    first, last = groups[0]
-    unit = sequence.amounts[:, first : last + 1].sum(axis=1)
-    amounts, unit = sequence.amounts[unit > 0], unit[unit > 0]
-    bounds = [(-1, -1), *groups, (len(sequence.bytes), len(sequence.bytes))]
-    others: list[tuple[int, int]] = []
-    for (_, before), (after, _) in pairwise(bounds):
-        start, stop = before + 1, after
-        for _ in range(_MOST_BETWEEN):
-            backwards = amounts[:, start:stop][:, ::-1]
-            held = np.cumsum(backwards, axis=1)
-            fits = (np.abs(held - unit[:, None]) <= _ALIKE * unit[:, None]).all(axis=0)
-            places = np.flatnonzero(fits & (backwards.sum(axis=0) > 0))
-            if not len(places):
-                break
-            begin = stop - 1 - int(places[0])
-            others.append((begin, stop - 1))
-            stop = begin
-    return others

@@ -60,6 +60,38 @@ class _Repeated:
     begins_ns: Whole
     end_ns: int
 
+    @classmethod
+    def by_connection(cls, edge: int, lengths: Whole, ends_ns: Whole) -> _Repeated | None:
+        """Find what repeats in the places where one connection's messages end."""
+        places = np.append(0, np.cumsum(lengths))
+        times_ns = np.append(ends_ns[:1], ends_ns)
+        kept = np.append(True, np.diff(places) >= _SMALL_BYTES)
+        places, times_ns = places[kept], times_ns[kept]
+        if len(places) < FEWEST * _LEAST_PLACES:
+            return None
+        middle = slice(max(0, (len(places) - _MOST_PLACES) // 2), (len(places) + _MOST_PLACES) // 2)
+        period = _period(places[middle])
+        if period is None:
+            return None
+        # A period has to hold messages of several lengths.
+        several = np.diff(places[middle])
+        is_shorter = several < several.max() * (1 - _DIFFERENT)
+        if period <= 1.5 * several.max() or np.mean(is_shorter) <= 0.1:
+            return None
+        has_next, agree = _with_partner(places, period)
+        first, last = int(places[has_next].min()), int(places[has_next].max() + period)
+        count = int((last - first) / period + 0.05)
+        inside = (places >= first - _NEAR_BYTES) & (places <= last + _NEAR_BYTES)
+        begins_ns = _begins(places[inside], times_ns[inside], first, period, count)
+        return cls(
+            edge=edge,
+            bytes=period,
+            count=count,
+            agree=agree,
+            begins_ns=begins_ns,
+            end_ns=int(times_ns[inside][-1]),
+        )
+
 
 def iterations_by_lengths(run: Run, edges: Edges) -> Iterations | None:
     """Find iterations that most of the connections tell alike, or none."""
@@ -80,7 +112,7 @@ def iterations_by_lengths(run: Run, edges: Edges) -> Iterations | None:
     for number in main[:_MOST_CONNECTIONS]:
         chosen = np.flatnonzero(connection == number)
         edge = int(source[chosen[0]] * len(edges.hosts) + target[chosen[0]])
-        repeated = _repeated(edge, rows.payload_bytes[chosen], rows.last_ns[chosen])
+        repeated = _Repeated.by_connection(edge, rows.payload_bytes[chosen], rows.last_ns[chosen])
         repeating += [] if repeated is None else [repeated]
     return _agreed(edges, repeating, min(len(main), _MOST_CONNECTIONS))
 
@@ -111,38 +143,6 @@ def _agreed(edges: Edges, repeating: list[_Repeated], asked: int) -> Iterations 
         share=agree,
         confidence=agree * (1 - 0.5 ** (count - 1)),
         basis="lengths",
-    )
-
-
-def _repeated(edge: int, lengths: Whole, ends_ns: Whole) -> _Repeated | None:
-    """Find what repeats in the places where one connection's messages end."""
-    places = np.append(0, np.cumsum(lengths))
-    times_ns = np.append(ends_ns[:1], ends_ns)
-    kept = np.append(True, np.diff(places) >= _SMALL_BYTES)
-    places, times_ns = places[kept], times_ns[kept]
-    if len(places) < FEWEST * _LEAST_PLACES:
-        return None
-    middle = slice(max(0, (len(places) - _MOST_PLACES) // 2), (len(places) + _MOST_PLACES) // 2)
-    period = _period(places[middle])
-    if period is None:
-        return None
-    # A period has to hold messages of several lengths.
-    several = np.diff(places[middle])
-    is_shorter = several < several.max() * (1 - _DIFFERENT)
-    if period <= 1.5 * several.max() or np.mean(is_shorter) <= 0.1:
-        return None
-    has_next, agree = _with_partner(places, period)
-    first, last = int(places[has_next].min()), int(places[has_next].max() + period)
-    count = int((last - first) / period + 0.05)
-    inside = (places >= first - _NEAR_BYTES) & (places <= last + _NEAR_BYTES)
-    begins_ns = _begins(places[inside], times_ns[inside], first, period, count)
-    return _Repeated(
-        edge=edge,
-        bytes=period,
-        count=count,
-        agree=agree,
-        begins_ns=begins_ns,
-        end_ns=int(times_ns[inside][-1]),
     )
 
 

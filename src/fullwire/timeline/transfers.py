@@ -165,7 +165,18 @@ class _Matched:
         if not len(self.order):
             return caused_ns
         issue_ns = table.issue_ns[self.order]
-        waited_ns = _waited_before(table, group, ready_ns)[self.order]
+        # What each rank waited since its group had met before, in other groups.
+        own_ns = ready_ns - table.issue_ns
+        by_rank = np.lexsort((table.issue_ns, table.rank))
+        reached_ns = np.empty(len(by_rank), np.int64)
+        reached_ns[by_rank] = np.cumsum(own_ns[by_rank])
+        by_group = np.lexsort((table.issue_ns, group, table.rank))
+        before, later = by_group[:-1], by_group[1:]
+        is_same = (table.rank[before] == table.rank[later]) & (group[before] == group[later])
+        before, later = before[is_same], later[is_same]
+        since_ns = np.zeros(len(by_group), np.int64)
+        since_ns[later] = (reached_ns - own_ns)[later] - reached_ns[before]
+        waited_ns = since_ns[self.order]
         middle = np.repeat(self.first + (self.count - 1) // 2, self.count)
         late_ns = np.maximum(issue_ns - issue_ns[middle], 0)
         excused_ns = np.maximum(waited_ns - waited_ns[middle], 0)
@@ -175,20 +186,6 @@ class _Matched:
             all_waited_ns / all_late_ns, self.count
         )
         return caused_ns
-
-
-def _waited_before(table: Collectives, group: Whole, ready_ns: Whole) -> Whole:
-    """Return what each row's rank waited since its group had met before, in other groups."""
-    own_ns = ready_ns - table.issue_ns
-    by_rank = np.lexsort((table.issue_ns, table.rank))
-    reached_ns = np.empty(len(by_rank), np.int64)
-    reached_ns[by_rank] = np.cumsum(own_ns[by_rank])
-    by_group = np.lexsort((table.issue_ns, group, table.rank))
-    before, later = by_group[:-1], by_group[1:]
-    is_same = (table.rank[before] == table.rank[later]) & (group[before] == group[later])
-    since_ns = np.zeros(len(by_group), np.int64)
-    since_ns[later[is_same]] = (reached_ns - own_ns)[later[is_same]] - reached_ns[before[is_same]]
-    return since_ns
 
 
 def _members(run: Run, group: Coded, here: Whole) -> tuple[Whole, NDArray[np.bool_]]:
