@@ -7,7 +7,7 @@ import pytest
 
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Hosts, Links, Provenance, Run, Spans
-from fullwire.timeline.in_use import Windows, links_in_use, processor_use
+from fullwire.timeline.summary import Windows, links_in_use, processor_use
 
 MS = 1_000_000
 

@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from fullwire.run.endpoint import host_of
-from fullwire.run.run import Text, Whole
+from fullwire.run.run import Whole
 
 _SAME = 0.2  # of the sequence numbers that either passed once: by chance it is none
 
@@ -46,49 +46,57 @@ class ClockOffset:
 
 def clock_offsets(captures: Sequence[Passed]) -> list[ClockOffset | None]:
     """Return each capture's offset from the first, where connections lead from one to the other."""
-    found: list[ClockOffset | None] = [None] * len(captures)
+    offsets: list[ClockOffset | None] = [None] * len(captures)
     if not captures or captures[0].local is None:
-        return found
-    found[0] = ClockOffset(offset_ns=0, uncertainty_ns=0)
+        return offsets
+    offsets[0] = ClockOffset(offset_ns=0, uncertainty_ns=0)
     links = _links(captures)
     while reachable := [
         (known.uncertainty_ns + link.uncertainty_ns, start, end)
         for (start, end), link in links.items()
-        if (known := found[start]) is not None and found[end] is None
+        if (known := offsets[start]) is not None and offsets[end] is None
     ]:
         uncertainty_ns, start, end = min(reachable)
-        begin = found[start]
+        begin = offsets[start]
         assert begin is not None
-        found[end] = ClockOffset(
+        offsets[end] = ClockOffset(
             offset_ns=begin.offset_ns + links[start, end].offset_ns, uncertainty_ns=uncertainty_ns
         )
-    return found
+    return offsets
 
 
 def show_the_same(one: Passed, other: Passed) -> bool:
     """Whether two captures show the same packets of the flows in both, whatever clocks say."""
     number: dict[tuple[str, str], int] = {ends: at for at, ends in enumerate(one.ends)}
     common = [number[ends] for ends in set(one.ends) & set(other.ends)]
-    marks = [_marks(each, number)[0] for each in (one, other)]
-    fewer = min(int(np.isin(each >> 33, common).sum()) for each in marks)
+    marks = [_marks(capture, number)[0] for capture in (one, other)]
+    fewer = min(int(np.isin(passed >> 33, common).sum()) for passed in marks)
     return len(np.intersect1d(marks[0], marks[1], assume_unique=True)) > _SAME * fewer
 
 
 def _links(captures: Sequence[Passed]) -> dict[tuple[int, int], ClockOffset]:
+    """Return the offsets between captures of two hosts that show packets both ways between them."""
     number: dict[tuple[str, str], int] = {}
-    marks = [_marks(each, number) for each in captures]
+    marks = [_marks(capture, number) for capture in captures]
     senders = np.array([host_of(source) for source, _ in number], object)
     links = {}
     for first, second in combinations(range(len(captures)), 2):
-        one, other = captures[first].local, captures[second].local
-        if one is None or other is None or one == other:
+        hosts = captures[first].local, captures[second].local
+        if None in hosts or hosts[0] == hosts[1]:
             continue
-        link = _link(marks[first], marks[second], senders, one, other)
-        if link is not None:
-            links[first, second] = link
-            links[second, first] = ClockOffset(
-                offset_ns=-link.offset_ns, uncertainty_ns=link.uncertainty_ns
-            )
+        both, at_first, at_second = np.intersect1d(
+            marks[first][0], marks[second][0], assume_unique=True, return_indices=True
+        )
+        differs_ns = marks[second][1][at_second] - marks[first][1][at_first]
+        sender = senders[both >> 33]
+        there, back = differs_ns[sender == hosts[0]], differs_ns[sender == hosts[1]]
+        if not len(there) or not len(back):
+            continue
+        most, least = int(there.min()), int(back.max())
+        # Clocks that drift against each other make the bounds cross; the middle is no worse then.
+        offset_ns, uncertainty_ns = (most + least) // 2, -(-abs(most - least) // 2)
+        links[first, second] = ClockOffset(offset_ns=offset_ns, uncertainty_ns=uncertainty_ns)
+        links[second, first] = ClockOffset(offset_ns=-offset_ns, uncertainty_ns=uncertainty_ns)
     return links
 
 
@@ -103,21 +111,3 @@ def _marks(capture: Passed, number: dict[tuple[str, str], int]) -> tuple[Whole, 
     marks = marks | columns["sequence"] << 1 | columns["is_acknowledgement"]
     once, place, count = np.unique(marks, return_index=True, return_counts=True)
     return once[count == 1], columns["time_ns"][place[count == 1]]
-
-
-def _link(
-    one: tuple[Whole, Whole],
-    other: tuple[Whole, Whole],
-    senders: Text,
-    one_host: str,
-    other_host: str,
-) -> ClockOffset | None:
-    both, first, second = np.intersect1d(one[0], other[0], assume_unique=True, return_indices=True)
-    differs_ns = other[1][second] - one[1][first]
-    sender = senders[both >> 33]
-    there, back = differs_ns[sender == one_host], differs_ns[sender == other_host]
-    if not len(there) or not len(back):
-        return None
-    most, least = int(there.min()), int(back.max())
-    # Clocks that drift against each other make the bounds cross; the middle is no worse for that.
-    return ClockOffset(offset_ns=(most + least) // 2, uncertainty_ns=-(-abs(most - least) // 2))

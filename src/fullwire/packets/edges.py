@@ -1,14 +1,15 @@
 """Traffic between hosts: which addresses are whose, which ranks are where, who sent when to whom.
 
 Addresses are one host's where the run says so: a hosts file, a capture that knows its own host, or
-the sockets of a recorded job. Ranks are counted where the run knows its hosts.
+the sockets of a recorded job. Ranks are counted where the run knows its hosts. Of each edge the
+facts tell how it carries its part: connections, round trips, bursts, what was sent again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from fullwire.run.run import Real, Run, Text, Whole
 
 _LEAST_HOST = 1e-3  # of all payload: a host with less has no part in the training
 _LEAST_EDGE = 0.01  # of the largest edge: what sends less breaks no silence
+_LEAST_DESCRIBED = 0.01  # of the largest edge's payload
+_MOST_DESCRIBED = 64  # edges
+_SILENCE_S = 1e-3  # parts bursts: longer than what TCP waits for, shorter than a step
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -59,8 +63,13 @@ def edges_of(run: Run) -> Edges:
     flows, names = run.flows, host_names(run)
     sources, source = _numbered(flows.source, names)
     targets, target = _numbered(flows.destination, names)
-    everyone = sorted({*sources, *targets}, key=_place)
-    number = {host: place for place, host in enumerate(everyone)}
+
+    def place(host: str) -> tuple[int, int, str]:  # names first, then addresses by their number
+        address = _address(host)
+        return (0, 0, host) if address is None else (address.version, int(address), host)
+
+    everyone = sorted({*sources, *targets}, key=place)
+    number = {host: at for at, host in enumerate(everyone)}
     source = np.array([number[host] for host in sources], np.int64)[source]
     target = np.array([number[host] for host in targets], np.int64)[target]
     touched = np.bincount(source, flows.payload_bytes, len(everyone))
@@ -74,7 +83,7 @@ def edges_of(run: Run) -> Edges:
         hosts=tuple(host for host, is_chosen in zip(everyone, chosen, strict=True) if is_chosen),
         source=renumbered[source[kept]],
         target=renumbered[target[kept]],
-        connection=_connections(flows.source[kept], flows.destination[kept]),
+        connection=numbered_pairs(flows.source[kept], flows.destination[kept]),
         slot=flows.start_ns[kept] // max(width_ns, 1),
         width_ns=max(width_ns, 1),
         payload_bytes=flows.payload_bytes[kept],
@@ -97,8 +106,8 @@ def host_names(run: Run) -> dict[str, str]:
             local = host_of(flow.partition(">")[0])
             if not _is_loopback(local):
                 names.setdefault(local, host)
-    for each in filter(None, (run.facts.addresses or "").split(",")):
-        host, _, addresses = each.partition("=")
+    for of_host in filter(None, (run.facts.addresses or "").split(",")):
+        host, _, addresses = of_host.partition("=")
         names |= dict.fromkeys(addresses.split("+"), host)
     return names
 
@@ -115,8 +124,8 @@ def ranks_by_host(run: Run, hosts: tuple[str, ...]) -> Mapping[str, list[int]] |
 def hosts_of(ends: Text, hosts: tuple[str, ...], names: Mapping[str, str]) -> Whole:
     """Return the number of each endpoint's host, or -1 for another."""
     number = {host: place for place, host in enumerate(hosts)}
-    addresses, place = _numbered(ends, names)
-    return np.array([number.get(each, -1) for each in addresses], np.int64)[place]
+    named, place = _numbered(ends, names)
+    return np.array([number.get(host, -1) for host in named], np.int64)[place]
 
 
 def _numbered(ends: Text, names: Mapping[str, str]) -> tuple[list[str], Whole]:
@@ -129,23 +138,87 @@ def _numbered(ends: Text, names: Mapping[str, str]) -> tuple[list[str], Whole]:
     return list(hosts), np.fromiter(map(known.__getitem__, ends.tolist()), np.int64, len(ends))
 
 
-def _connections(sources: Text, targets: Text) -> Whole:
-    """Number the pairs of endpoints."""
+def numbered_pairs(sources: Text, targets: Text) -> Whole:
+    """Number the pairs of endpoints, each direction for itself, in the order in which they come."""
     known: dict[tuple[str, str], int] = {}
     pairs = zip(sources.tolist(), targets.tolist(), strict=True)
     return np.array([known.setdefault(pair, len(known)) for pair in pairs], np.int64)
 
 
-def _place(host: str) -> tuple[int, int, str]:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return 0, 0, host
-    return address.version, int(address), host
-
-
 def _is_loopback(host: str) -> bool:
+    address = _address(host)
+    return address is not None and address.is_loopback
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return a host as an address; a host with a name has none."""
     try:
-        return ip_address(host).is_loopback
+        return ip_address(host)
     except ValueError:
-        return False
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeFacts:
+    """One edge; round trips are from where it was captured, and `None` where none was timed."""
+
+    source: str
+    target: str
+    payload_bytes: int
+    connections: int
+    rtt_least_s: float | None
+    rtt_median_s: float | None
+    rtt_long_s: float | None
+    sent_again: float  # of the packets
+    bursts: int
+    burst_bytes: float  # of the median burst
+    burst_s: float
+
+
+def edge_facts(run: Run, edges: Edges) -> tuple[EdgeFacts, ...]:
+    """Describe the edges that carry something, the largest first."""
+    table = run.connections
+    payload = edges.matrix(edges.payload_bytes)
+    packets, again = edges.matrix(edges.packets), edges.matrix(edges.retransmits)
+    names = host_names(run)
+    ends = [hosts_of(column, edges.hosts, names) for column in (table.source, table.destination)]
+    described = []
+    for edge in np.argsort(-payload, axis=None, kind="stable")[:_MOST_DESCRIBED].tolist():
+        source, target = divmod(edge, len(edges.hosts))
+        least = _LEAST_DESCRIBED * payload.max()
+        if not payload[source, target] or payload[source, target] < least:
+            break
+        rows = np.flatnonzero((ends[0] == source) & (ends[1] == target))
+        timed = rows[table.rtt_samples[rows] > 0]
+        # Of several connections, the one with most samples tells a usual round trip.
+        usual = timed[int(np.argmax(table.rtt_samples[timed]))] if len(timed) else None
+        bursts, burst_bytes, burst_s = _bursts(edges, edge)
+        described.append(
+            EdgeFacts(
+                source=edges.hosts[source],
+                target=edges.hosts[target],
+                payload_bytes=int(payload[source, target]),
+                connections=int((table.payload_bytes[rows] > 0).sum()),
+                rtt_least_s=float(table.rtt_least_ns[timed].min()) * 1e-9 if len(timed) else None,
+                rtt_median_s=None if usual is None else float(table.rtt_median_ns[usual]) * 1e-9,
+                rtt_long_s=None if usual is None else float(table.rtt_long_ns[usual]) * 1e-9,
+                sent_again=float(again[source, target] / max(packets[source, target], 1)),
+                bursts=bursts,
+                burst_bytes=burst_bytes,
+                burst_s=burst_s,
+            )
+        )
+    return tuple(described)
+
+
+def _bursts(edges: Edges, edge: int) -> tuple[int, float, float]:
+    """Return how many bursts an edge has, and the bytes and the time of the median one."""
+    rows = (edges.edge == edge) & (edges.payload_bytes > 0)
+    slots, place = np.unique(edges.slot[rows], return_inverse=True)
+    payload = np.bincount(place, edges.payload_bytes[rows])
+    silence = max(round(_SILENCE_S * 1e9 / edges.width_ns), 1)
+    first = np.flatnonzero(np.append(True, np.diff(slots) - 1 >= silence))
+    last = np.append(first[1:], len(slots)) - 1
+    lasts_s = (slots[last] - slots[first] + 1) * edges.width_ns * 1e-9
+    size = np.add.reduceat(payload, first)
+    return len(first), float(np.median(size)), float(np.median(lasts_s))

@@ -20,8 +20,7 @@ import numpy as np
 
 from fullwire._native import PacketScan
 from fullwire.files import name_of
-from fullwire.packets.capture_clocks import ClockOffset, Passed, clock_offsets, show_the_same
-from fullwire.packets.pcap import Scanned
+from fullwire.packets.capture_clocks import Passed, clock_offsets, show_the_same
 from fullwire.run.endpoint import address_of, endpoint, host_of
 from fullwire.run.facts import Facts, named
 from fullwire.run.gaps import gaps_of
@@ -40,6 +39,40 @@ _ROCE = 256  # as native/packets/packet_headers.hpp numbers it
 _MAIN_FLOW = 0.02  # of the largest flow's payload
 _ALL = 0.05  # of the payload: what is missing of all of it
 Columns: TypeAlias = Mapping[str, Whole]
+Scanned: TypeAlias = tuple[Path, PacketScan, str]  # and why it was not read to its end, if so
+
+
+# As gloo/types.h numbers them; whoever sends by hand uses tags of their own.
+_GLOO_OPS = np.array(
+    [
+        "send",
+        "gather",
+        "allgather",
+        "reduce",
+        "allreduce",
+        "scatter",
+        "broadcast",
+        "barrier",
+        "alltoall",
+        "reducescatter",
+        "other",
+    ],
+    object,
+)
+_COUNTED = {
+    "captured_packets": "packets",
+    "captured_bytes": "bytes",
+    "dropped_packets": "dropped",
+}
+_LACKS = {
+    "dropped": "packets were dropped by the capture",
+    "unread_links": "packets are of link type {link}, and not of Ethernet, Linux cooked or raw IP",
+    "fragments": "fragments of IP packets belong to no flow that could be told",
+    "cut_headers": "packets were cut before the end of their headers; 96 bytes are enough",
+    "impossible": "packets have headers that contradict themselves",
+    "crowded_packets": "packets belong to flows beyond the first 65,536",
+    "untimed": "packets have no time",
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,6 +92,35 @@ class _Capture:
     counts: Mapping[str, int]
     problem: str
 
+    @classmethod
+    def of(cls, path: Path, scan: PacketScan, problem: str) -> _Capture:
+        """Take over what was scanned, each packet once."""
+        ends, protocols = [], []
+        for addresses, source_port, target_port, protocol, queue_pair, _ in scan.endpoints():
+            source, target = address_of(addresses[:16]), address_of(addresses[16:])
+            is_roce = protocol == _ROCE
+            ends.append(
+                (endpoint(source, 4791), endpoint(target, queue_pair, "#"))
+                if is_roce
+                else (endpoint(source, source_port), endpoint(target, target_port))
+            )
+            protocols.append(protocol)
+        totals, bins = _once(scan.totals(), scan.bins())
+        return cls(
+            name=name_of(path),
+            file_name=path.name,
+            ends=ends,
+            protocols=protocols,
+            totals=totals,
+            bins=bins,
+            shift=scan.shift(),
+            gloo_traffic=scan.gloo_traffic(),
+            endings=scan.endings(),
+            passages=scan.passages(),
+            counts=scan.counts(),
+            problem=problem,
+        )
+
     @cached_property
     def local(self) -> str | None:
         """The host that takes part in every flow, if there is one: here the capture was made."""
@@ -76,7 +138,25 @@ class _Capture:
         own = {host_of(ends[direction - 1]) for ends, direction in sides if direction}
         if any(host_of(source) in own and host_of(target) in own for source, target in self.ends):
             return []
-        return sorted(own, key=lambda each: int(ip_address(each)))
+        return sorted(own, key=lambda address: int(ip_address(address)))
+
+    @property
+    def unread_endings(self) -> Columns:
+        """Where messages end in the main flows whose headers nobody reads."""
+        payload = self.totals["payload_bytes"]
+        is_main = payload > _MAIN_FLOW * payload.max(initial=1)
+        is_main[self.gloo_traffic["flow"]] = False
+        rows = is_main[self.endings["flow"]]
+        return {name: column[rows] for name, column in self.endings.items()}
+
+    def lacks(self) -> Iterator[str]:
+        """Say what the capture lacks of what was on the wire."""
+        if self.problem:
+            yield f"{self.name}: {self.problem}"
+        for key, sentence in _LACKS.items():
+            if self.counts[key]:
+                what = sentence.format(link=self.counts["unread_link"])
+                yield f"{self.name}: {self.counts[key]:,} {what}"
 
 
 class _Seen(NamedTuple):
@@ -92,38 +172,35 @@ class _Seen(NamedTuple):
 
 def run_of(scans: Sequence[Scanned]) -> Run:
     """Return the run of what was scanned."""
-    captures = [_capture(*each) for each in scans]
-    passed = [Passed(local=each.local, ends=each.ends, columns=each.passages) for each in captures]
+    captures = [_Capture.of(*scanned) for scanned in scans]
+    passed = [
+        Passed(local=capture.local, ends=capture.ends, columns=capture.passages)
+        for capture in captures
+    ]
     chosen = _reconciled(captures, passed)
     clocks = clock_offsets(passed)
-    ahead_ns = [each.offset_ns if each and each.is_proven else 0 for each in clocks]
-    told = Facts(capture_clocks=_about_clocks(captures, clocks), addresses=_addresses(captures))
+    ahead_ns = [clock.offset_ns if clock and clock.is_proven else 0 for clock in clocks]
+    about_clocks = [
+        f"{capture.file_name} {clock.offset_ns * 1e-3:+.0f} us "
+        f"(+- {clock.uncertainty_ns * 1e-3:.0f} us{'' if clock.is_proven else ', so unchanged'})"
+        for capture, clock in list(zip(captures, clocks, strict=True))[1:]
+        if clock is not None
+    ]
+    # Which addresses are one host's, where a capture shows that.
+    several = [own for capture in captures if len(own := capture.own_addresses) > 1]
+    addresses = [f"{own[0]}={'+'.join(own)}" for own in several]
     return Run(
-        provenance=Provenance(origin="imported", source=", ".join(each.name for each in captures)),
-        facts=_facts(captures, chosen) | told,
-        gaps=gaps_of(_missing(captures)),
+        provenance=Provenance(
+            origin="imported", source=", ".join(capture.name for capture in captures)
+        ),
+        facts=_facts(captures, chosen)
+        | Facts(
+            capture_clocks=", ".join(about_clocks) or None, addresses=",".join(addresses) or None
+        ),
+        gaps=gaps_of(problem for capture in captures for problem in capture.lacks()),
         flows=_flows(captures, chosen, ahead_ns),
         connections=_connections(captures, chosen, ahead_ns),
         messages=_messages(captures, chosen, ahead_ns),
-    )
-
-
-def _capture(path: Path, scan: PacketScan, problem: str) -> _Capture:
-    keys = scan.endpoints()
-    totals, bins = _once(scan.totals(), scan.bins())
-    return _Capture(
-        name=name_of(path),
-        file_name=path.name,
-        ends=[_ends(*key) for key in keys],
-        protocols=[key[3] for key in keys],
-        totals=totals,
-        bins=bins,
-        shift=scan.shift(),
-        gloo_traffic=scan.gloo_traffic(),
-        endings=scan.endings(),
-        passages=scan.passages(),
-        counts=scan.counts(),
-        problem=problem,
     )
 
 
@@ -146,15 +223,6 @@ def _once(totals: Columns, bins: Columns) -> tuple[Columns, Columns]:
     return {**totals, "mirrored_bytes": mirrored}, bins
 
 
-def _ends(
-    addresses: bytes, source_port: int, target_port: int, protocol: int, queue_pair: int, _: int
-) -> tuple[str, str]:
-    source, target = address_of(addresses[:16]), address_of(addresses[16:])
-    if protocol == _ROCE:
-        return endpoint(source, 4791), endpoint(target, queue_pair, "#")
-    return endpoint(source, source_port), endpoint(target, target_port)
-
-
 def _reconciled(captures: Sequence[_Capture], passed: Sequence[Passed]) -> list[_Seen]:
     """Choose, for every flow, the place that saw most of it."""
 
@@ -171,7 +239,11 @@ def _reconciled(captures: Sequence[_Capture], passed: Sequence[Passed]) -> list[
             seen[ends].append(
                 _Seen(number, flow, first[flow], last[flow], payload[flow], is_sender)
             )
-    return [each for observations in seen.values() for each in _fullest(observations, are_apart)]
+    return [
+        observation
+        for observations in seen.values()
+        for observation in _fullest(observations, are_apart)
+    ]
 
 
 def _fullest(observations: list[_Seen], are_apart: Callable[[int, int], bool]) -> list[_Seen]:
@@ -183,15 +255,15 @@ def _fullest(observations: list[_Seen], are_apart: Callable[[int, int], bool]) -
     if len(observations) == 1:
         return observations
     places: list[list[_Seen]] = []
-    for each in sorted(observations, key=lambda seen: (seen.first_ns, not seen.is_sender)):
+    for later in sorted(observations, key=lambda seen: (seen.first_ns, not seen.is_sender)):
         for place in places:
             latest = place[-1]
-            follows = latest.last_ns <= each.first_ns and latest.capture != each.capture
-            if follows and are_apart(latest.capture, each.capture):
-                place.append(each)
+            follows = latest.last_ns <= later.first_ns and latest.capture != later.capture
+            if follows and are_apart(latest.capture, later.capture):
+                place.append(later)
                 break
         else:
-            places.append([each])
+            places.append([later])
     return max(
         places,
         key=lambda place: (sum(seen.payload_bytes for seen in place), place[0].is_sender),
@@ -267,20 +339,11 @@ def _messages(
 
     chosen = list(chosen)
     tables = [
-        _joined(Messages, captures, chosen, ahead_ns, lambda each: each.gloo_traffic, columns),
-        _joined(Messages, captures, chosen, ahead_ns, _unread_endings, unread),
+        _joined(Messages, captures, chosen, ahead_ns, lambda of: of.gloo_traffic, columns),
+        _joined(Messages, captures, chosen, ahead_ns, lambda of: of.unread_endings, unread),
     ]
     both = Messages.joined(tables)
     return both.rows(np.argsort(both.begin_ns, kind="stable"))
-
-
-def _unread_endings(capture: _Capture) -> Columns:
-    """Return where messages end in the main flows whose headers nobody reads."""
-    payload = capture.totals["payload_bytes"]
-    is_main = payload > _MAIN_FLOW * payload.max(initial=1)
-    is_main[capture.gloo_traffic["flow"]] = False
-    rows = is_main[capture.endings["flow"]]
-    return {name: column[rows] for name, column in capture.endings.items()}
 
 
 def _joined(
@@ -293,8 +356,8 @@ def _joined(
 ) -> AnyTable:
     """Make a table of the rows of chosen flows, in order of time by the first capture's clock."""
     taken: dict[int, list[int]] = defaultdict(list)
-    for each in chosen:
-        taken[each.capture].append(each.flow)
+    for seen in chosen:
+        taken[seen.capture].append(seen.flow)
     parts = []
     for number, flows in sorted(taken.items()):
         capture = captures[number]
@@ -310,41 +373,6 @@ def _joined(
     return table.rows(np.argsort(begins, kind="stable"))
 
 
-# As gloo/types.h numbers them; whoever sends by hand uses tags of their own.
-_GLOO_OPS = np.array(
-    [
-        "send",
-        "gather",
-        "allgather",
-        "reduce",
-        "allreduce",
-        "scatter",
-        "broadcast",
-        "barrier",
-        "alltoall",
-        "reducescatter",
-        "other",
-    ],
-    object,
-)
-
-
-def _about_clocks(captures: Sequence[_Capture], clocks: Sequence[ClockOffset | None]) -> str | None:
-    said = [
-        f"{capture.file_name} {clock.offset_ns * 1e-3:+.0f} us "
-        f"(+- {clock.uncertainty_ns * 1e-3:.0f} us{'' if clock.is_proven else ', so unchanged'})"
-        for capture, clock in list(zip(captures, clocks, strict=True))[1:]
-        if clock is not None
-    ]
-    return ", ".join(said) or None
-
-
-def _addresses(captures: Iterable[_Capture]) -> str | None:
-    """Say which addresses are one host's, where a capture shows that."""
-    several = [own for capture in captures if len(own := capture.own_addresses) > 1]
-    return ",".join(f"{own[0]}={'+'.join(own)}" for own in several) or None
-
-
 def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> Facts:
     names = (
         "retransmitted_bytes",
@@ -355,10 +383,10 @@ def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> Facts:
         "mirrored_bytes",
     )
     facts = dict.fromkeys(names, 0)
-    for each in chosen:
-        totals = captures[each.capture].totals
+    for seen in chosen:
+        totals = captures[seen.capture].totals
         for name in names:
-            facts[name] += int(totals[name][each.flow])
+            facts[name] += int(totals[name][seen.flow])
     for name, count in _COUNTED.items():
         facts[name] = sum(capture.counts[count] for capture in captures)
     facts["captured_wire_bytes"] = sum(
@@ -366,31 +394,3 @@ def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> Facts:
         for capture in captures
     )
     return named(facts)
-
-
-def _missing(captures: Iterable[_Capture]) -> Iterator[str]:
-    """Say, for each capture, what it lacks of what was on the wire."""
-    for capture in captures:
-        name = capture.name
-        if capture.problem:
-            yield f"{name}: {capture.problem}"
-        for key, sentence in _LACKS.items():
-            if capture.counts[key]:
-                said = sentence.format(link=capture.counts["unread_link"])
-                yield f"{name}: {capture.counts[key]:,} {said}"
-
-
-_COUNTED = {
-    "captured_packets": "packets",
-    "captured_bytes": "bytes",
-    "dropped_packets": "dropped",
-}
-_LACKS = {
-    "dropped": "packets were dropped by the capture",
-    "unread_links": "packets are of link type {link}, and not of Ethernet, Linux cooked or raw IP",
-    "fragments": "fragments of IP packets belong to no flow that could be told",
-    "cut_headers": "packets were cut before the end of their headers; 96 bytes are enough",
-    "impossible": "packets have headers that contradict themselves",
-    "crowded_packets": "packets belong to flows beyond the first 65,536",
-    "untimed": "packets have no time",
-}

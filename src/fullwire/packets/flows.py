@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fullwire.errors import UsageError
-from fullwire.packets.counting import (
-    counted_by_broadcast,
-    counted_by_bytes,
-    pattern_since_startup,
+from fullwire.packets.edges import (
+    EdgeFacts,
+    Edges,
+    edge_facts,
+    edges_of,
+    host_names,
+    hosts_of,
+    ranks_by_host,
 )
-from fullwire.packets.edge_facts import EdgeFacts, edge_facts
-from fullwire.packets.edges import Edges, edges_of, host_names, hosts_of, ranks_by_host
 from fullwire.packets.expected import Expected, expected_bytes
-from fullwire.packets.iterations import Iterations
-from fullwire.packets.message_lengths import iterations_by_lengths
+from fullwire.packets.iterations import Iterations, iterations_of_edges, series_of
 from fullwire.packets.messages import (
     SeenCollectives,
     broadcast_bytes,
@@ -28,10 +29,14 @@ from fullwire.packets.messages import (
     iterations_of,
 )
 from fullwire.packets.pattern import Pattern, find_pattern
-from fullwire.packets.repeating_edges import iterations_of_edges, series_of
 from fullwire.packets.senders import SlowLink, sending_of, slow_link
-from fullwire.packets.separate import trainings_of
-from fullwire.packets.successive import trainings_in_turn
+from fullwire.packets.trainings import trainings_in_turn, trainings_of
+from fullwire.packets.without_silence import (
+    counted_by_broadcast,
+    counted_by_bytes,
+    iterations_by_lengths,
+    pattern_since_startup,
+)
 from fullwire.run.run import UNREAD, Real, Run, Whole
 
 _OF_HOSTS = ("addresses", "hosts")  # facts

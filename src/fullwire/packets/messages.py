@@ -3,19 +3,27 @@
 Each direction of each connection carries a part of a collective; the parts of one have its
 operation and number, and overlap in time. How large its tensor is follows from what
 a connection carries of it.
+
+Iterations are what repeats in their sequence, and nothing here needs silence. A sequence repeats
+with the shortest period at which nearly everything comes again; where equal parts leave open how
+many make one iteration, what the model weighs or a longer silence before every k-th part decides.
+What lies between repetitions counts as well, if it has the bytes of whole iterations: buckets are
+cut anew after the first.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.collectives.cost import bus_factor
-from fullwire.packets.iterations import Iterations
-from fullwire.packets.repetition import Repetition, Sequence, find_repetition
+from fullwire.packets.edges import numbered_pairs
+from fullwire.packets.iterations import FEWEST, Iterations
 from fullwire.run.run import Messages, Real, Text, Whole
 
 _LEAST_PART = 0.005  # of the largest collective: a smaller one, like a metric's, proves nothing
@@ -28,6 +36,16 @@ _AT_ONCE_NS = 1_000_000_000  # a tag that comes again later than this is another
 _MOST_TIMED = 200  # iterations, to say how long a usual one communicates
 _SURE = 0.9  # confidence that leaves nothing to look for
 _LEAST_TOLD = 0.7  # of all payload must be in messages that were read, or they are not the story
+_MOST_PERIOD = 2_000  # collectives of one iteration
+_MOST_LOOKED_AT = 20_000  # collectives, to find the period; all of them are counted
+_MOST_WINDOWS = 4_000
+_LEAST_AGREE = 0.5  # of the sequence, with itself one period later
+_AS_GOOD = 0.01
+_ALIKE = 0.01  # bytes of two iterations differ by less
+_MOST_PARTS = 64
+_SHORT_SILENCE = 0.08  # of an iteration: such ones are within it as well
+_MUCH_LONGER = 3  # a silence between iterations, against those within
+_MOST_BETWEEN = 8  # iterations that are cut up otherwise, in one place
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -83,9 +101,9 @@ class SeenCollectives:
         way, part = self.part_way[rows][order], self.part[rows][order]
         begin_ns, end_ns = begin_ns[order], end_ns[order]
         tangled = np.zeros(len(self), bool)
-        for each in np.split(np.arange(len(way)), np.flatnonzero(np.diff(way)) + 1):
-            reached_ns = np.maximum.accumulate(end_ns[each])[:-1]
-            tangled[part[each][1:][begin_ns[each][1:] < reached_ns]] = True
+        for on_way in np.split(np.arange(len(way)), np.flatnonzero(np.diff(way)) + 1):
+            reached_ns = np.maximum.accumulate(end_ns[on_way])[:-1]
+            tangled[part[on_way][1:][begin_ns[on_way][1:] < reached_ns]] = True
         return np.asarray(tangled[chosen], bool)
 
 
@@ -93,13 +111,19 @@ def find_collectives(rows: Messages, source: Whole, target: Whole, ranks: int) -
     """Put the messages of hosts, given as numbers, together to collectives of so many ranks."""
     number = _numbered(rows)
     count = int(number.max(initial=-1)) + 1
-    payload = rows.payload_bytes + rows.unread_bytes * _payload_share(rows, number)
-    way = _ways(rows)
-    carried = _usual_connection(number, way, payload, count)
+    # Of unread bytes so much is payload as where messages are read, if they are as long. The rest
+    # is a header before each message, and one before that which offers it.
+    usual = np.bincount(number, rows.payload_bytes) / np.maximum(
+        np.bincount(number, rows.messages), 1
+    )
+    share: Real = np.where(usual > _HEADERS, usual / (usual + _HEADERS), 1.0)
+    payload: Real = rows.payload_bytes + rows.unread_bytes * share[number]
+    way = numbered_pairs(rows.source, rows.destination)
     one = np.zeros(count, np.int64)
     one[number] = np.arange(len(number))
     op = rows.op[one]
     factors = {name: bus_factor(name, ranks) or 1.0 for name in set(op.tolist())}
+    factor = np.array([factors[name] for name in op.tolist()], np.float64)
     never = np.iinfo(np.int64).max
     first_ns = np.where(rows.first_ns > 0, rows.first_ns, never)
     begin_ns, data_ns = np.full(count, never), np.full(count, never)
@@ -113,9 +137,7 @@ def find_collectives(rows: Messages, source: Whole, target: Whole, ranks: int) -
     return SeenCollectives(
         op=op[order],
         sequence=rows.sequence[one][order],
-        bytes=(carried / np.array([factors[each] for each in op.tolist()] or [1.0]))[order]
-        if count
-        else np.empty(0),
+        bytes=(_usual_connection(number, way, payload, count) / factor)[order],
         begin_ns=begin_ns[order],
         first_ns=np.minimum(data_ns, end_ns)[order],
         end_ns=end_ns[order],
@@ -136,32 +158,14 @@ def _numbered(rows: Messages) -> Whole:
     keys: dict[tuple[str, int], tuple[int, int]] = {}
     numbers, count = [], 0
     ends = np.maximum(rows.last_ns, rows.begin_ns).tolist()
-    each = zip(rows.op.tolist(), rows.sequence.tolist(), rows.begin_ns.tolist(), ends, strict=True)
-    for op, sequence, begin_ns, end_ns in each:
+    columns = rows.op.tolist(), rows.sequence.tolist(), rows.begin_ns.tolist(), ends
+    for op, sequence, begin_ns, end_ns in zip(*columns, strict=True):
         known, until_ns = keys.get((op, sequence), (-1, -2 * _AT_ONCE_NS))
         if begin_ns > until_ns + _AT_ONCE_NS:
             known, until_ns, count = count, end_ns, count + 1
         keys[op, sequence] = (known, max(until_ns, end_ns))
         numbers.append(known)
     return np.array(numbers, np.int64)
-
-
-def _payload_share(rows: Messages, number: Whole) -> Real:
-    """Return, for each row, how much of unread bytes is payload, if messages are as long as others.
-
-    The rest is a header before each message, and one before that which offers it.
-    """
-    messages = np.bincount(number, rows.messages)
-    usual = np.bincount(number, rows.payload_bytes) / np.maximum(messages, 1)
-    share = np.where(usual > _HEADERS, usual / (usual + _HEADERS), 1.0)
-    return np.asarray(share[number], np.float64)
-
-
-def _ways(rows: Messages) -> Whole:
-    """Number the connections, each direction for itself."""
-    ends: dict[tuple[str, str], int] = {}
-    pairs = zip(rows.source.tolist(), rows.destination.tolist(), strict=True)
-    return np.array([ends.setdefault(pair, len(ends)) for pair in pairs], np.int64)
 
 
 def _usual_connection(number: Whole, way: Whole, payload: Real, count: int) -> Real:
@@ -198,14 +202,21 @@ def iterations_of(
     """
     if not len(seen) or seen.part_bytes.sum() < _LEAST_TOLD * payload_bytes:
         return None
-    whole_bytes = None if model_bytes is None else _whole_bytes(seen, model_bytes, len(hosts))
+    whole_bytes = None
+    is_reduced = seen.op == "allreduce"
+    if model_bytes is not None and is_reduced.any() and not (seen.op == "reducescatter").any():
+        # What the edges that were captured carry when the model is reduced once.
+        rows, count = is_reduced[seen.part], len(hosts)
+        carried = np.bincount(seen.source[rows] * count + seen.target[rows], seen.part_bytes[rows])
+        edges = int((carried > _MAIN_EDGE * carried.max()).sum())
+        whole_bytes = edges * bus_factor("allreduce", count) * model_bytes
     best: Iterations | None = None
     for overlap in (seen.tangled_with_earlier, seen.begun_before_others_ended):
-        bouts = _bouts(seen, overlap)
-        found = find_repetition(bouts.sequence, whole_bytes)
-        if found is None:
+        bouts = _Bouts.among(seen, overlap)
+        repetition = find_repetition(bouts.sequence, whole_bytes)
+        if repetition is None:
             continue
-        iterations = _iterations(seen, bouts, found, len(hosts), width_ns)
+        iterations = _iterations(seen, bouts, repetition, len(hosts), width_ns)
         if best is None or iterations.confidence > best.confidence:
             best = iterations
         if best.confidence >= _SURE:
@@ -222,16 +233,6 @@ def broadcast_bytes(seen: SeenCollectives) -> float | None:
     return float(seen.bytes[:first][seen.op[:first] == "broadcast"].sum()) or None
 
 
-def _whole_bytes(seen: SeenCollectives, model_bytes: float, hosts: int) -> float | None:
-    """Return what the edges that were captured carry when the model is reduced once."""
-    if (seen.op == "reducescatter").any() or not (seen.op == "allreduce").any():
-        return None
-    rows = seen.op[seen.part] == "allreduce"
-    carried = np.bincount(seen.source[rows] * hosts + seen.target[rows], seen.part_bytes[rows])
-    edges = int((carried > _MAIN_EDGE * carried.max()).sum())
-    return edges * bus_factor("allreduce", hosts) * model_bytes
-
-
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Bouts:
     """Collectives that went on at the same time, and cannot be parted surely, taken as one."""
@@ -239,73 +240,69 @@ class _Bouts:
     sequence: Sequence
     of: Whole  # for each collective: its bout, or -1
 
-
-def _bouts(seen: SeenCollectives, overlap: Callable[[Whole], NDArray[np.bool_]]) -> _Bouts:
-    total = np.bincount(seen.part, seen.part_bytes, len(seen)).astype(np.float64)
-    is_main = total > _LEAST_PART * total.max()
-    is_training = is_main & np.isin(seen.op, _TRAINING)
-    main = np.flatnonzero(is_training if is_training.any() else is_main)
-    main = main[np.argsort(seen.first_ns[main], kind="stable")]
-    is_new = ~overlap(main) | _are_sure(seen, total)[main]
-    is_new[:1] = True
-    bout = np.cumsum(is_new) - 1
-    of = np.full(len(seen), -1)
-    of[main] = bout
-    first = np.flatnonzero(is_new)
-    ops = {name: 1 << place for place, name in enumerate(dict.fromkeys(seen.op.tolist()))}
-    op = np.array([ops[each] for each in seen.op[main].tolist()])
-    amounts = np.array(
-        [np.bincount(bout, np.where(op == each, total[main], 0.0)) for each in ops.values()]
-    )
-    return _Bouts(
-        of=of,
-        sequence=Sequence(
-            kind=_kinds(np.bitwise_or.reduceat(op, first), amounts.sum(axis=0)),
-            amounts=amounts,
-            begin_ns=np.minimum.reduceat(seen.first_ns[main], first),
-            end_ns=np.maximum.reduceat(seen.end_ns[main], first),
-        ),
-    )
-
-
-def _are_sure(seen: SeenCollectives, total: Real) -> NDArray[np.bool_]:
-    """Say of which collectives, and those just before, nearly all bytes were read as theirs."""
-    read = np.bincount(seen.part, seen.part_read_bytes, len(seen))
-    is_read = read >= _READ * total
-    return np.asarray(is_read & np.append(True, is_read[:-1]), bool)
-
-
-def _kinds(group: Whole, size: Real) -> Whole:
-    """Number what is the same: the operations, and bytes that differ by next to nothing."""
-    order = np.lexsort((size, group))
-    ordered = size[order]
-    is_new = np.ones(len(order), bool)
-    is_new[1:] = (group[order][1:] != group[order][:-1]) | (
-        ordered[1:] > ordered[:-1] * (1 + _SAME_BYTES)
-    )
-    kind = np.empty(len(order), np.int64)
-    kind[order] = np.cumsum(is_new)
-    return kind
+    @classmethod
+    def among(cls, seen: SeenCollectives, overlap: Callable[[Whole], NDArray[np.bool_]]) -> _Bouts:
+        total = np.bincount(seen.part, seen.part_bytes, len(seen)).astype(np.float64)
+        is_main = total > _LEAST_PART * total.max()
+        is_training = is_main & np.isin(seen.op, _TRAINING)
+        main = np.flatnonzero(is_training if is_training.any() else is_main)
+        main = main[np.argsort(seen.first_ns[main], kind="stable")]
+        # Where nearly all bytes of one, and of the one just before, were read as theirs, they part.
+        is_read = np.bincount(seen.part, seen.part_read_bytes, len(seen)) >= _READ * total
+        is_new = ~overlap(main) | (is_read & np.append(True, is_read[:-1]))[main]
+        is_new[:1] = True
+        bout = np.cumsum(is_new) - 1
+        of = np.full(len(seen), -1)
+        of[main] = bout
+        first = np.flatnonzero(is_new)
+        ops = {name: 1 << place for place, name in enumerate(dict.fromkeys(seen.op.tolist()))}
+        op = np.array([ops[name] for name in seen.op[main].tolist()])
+        amounts = np.array(
+            [np.bincount(bout, np.where(op == bit, total[main], 0.0)) for bit in ops.values()]
+        )
+        # The kind is the same where operations are, and bytes differ by next to nothing.
+        group, size = np.bitwise_or.reduceat(op, first), amounts.sum(axis=0)
+        order = np.lexsort((size, group))
+        ordered = size[order]
+        differs = group[order][1:] != group[order][:-1]
+        differs |= ordered[1:] > ordered[:-1] * (1 + _SAME_BYTES)
+        kind = np.empty(len(order), np.int64)
+        kind[order] = np.cumsum(np.append(True, differs))
+        return cls(
+            of=of,
+            sequence=Sequence(
+                kind=kind,
+                amounts=amounts,
+                begin_ns=np.minimum.reduceat(seen.first_ns[main], first),
+                end_ns=np.maximum.reduceat(seen.end_ns[main], first),
+            ),
+        )
 
 
 def _iterations(
-    seen: SeenCollectives, bouts: _Bouts, found: Repetition, hosts: int, width_ns: int
+    seen: SeenCollectives, bouts: _Bouts, repetition: Repetition, hosts: int, width_ns: int
 ) -> Iterations:
-    begin_ns, end_ns = bouts.sequence.begin_ns[found.first], bouts.sequence.end_ns[found.last]
-    count = len(found.first)
+    first, last = repetition.first, repetition.last
+    begin_ns, end_ns = bouts.sequence.begin_ns[first], bouts.sequence.end_ns[last]
+    count = len(first)
     iteration = np.full(len(bouts.sequence.kind) + 1, -1)
-    for number, (a, b) in enumerate(zip(found.first, found.last, strict=True)):
+    for number, (a, b) in enumerate(zip(first, last, strict=True)):
         iteration[a : b + 1] = number
     of = iteration[bouts.of]  # -1 is the last place, which stays -1
     cells, edges = _by_edge(seen, of, count, hosts)
-    some = np.unique(np.linspace(0, count - 1, _MOST_TIMED).astype(np.int64)).tolist()
-    busy_ns = [_union_ns(seen.first_ns[of == n], seen.end_ns[of == n]) for n in some]
-    periods_ns = np.diff(begin_ns)[found.first[1:] == found.last[:-1] + 1]
-    period_ns = np.median(periods_ns if len(periods_ns) else np.diff(begin_ns))
+    busy_ns = []
+    for number in np.unique(np.linspace(0, count - 1, _MOST_TIMED).astype(np.int64)).tolist():
+        from_ns, upto_ns = seen.first_ns[of == number], seen.end_ns[of == number]
+        order = np.argsort(from_ns)
+        from_ns, upto_ns = from_ns[order], np.maximum.accumulate(upto_ns[order])
+        reached_ns = np.maximum(from_ns, np.append(from_ns[0], upto_ns[:-1]))
+        busy_ns.append(int(np.maximum(upto_ns - reached_ns, 0).sum()))
+    periods_ns = np.diff(begin_ns)[first[1:] == last[:-1] + 1]
+    period_ns = float(np.median(periods_ns if len(periods_ns) else np.diff(begin_ns)))
     return Iterations(
         count=count,
-        period_s=float(period_ns) * 1e-9,
-        communicating_s=min(float(np.median(busy_ns)), float(period_ns)) * 1e-9,
+        period_s=period_ns * 1e-9,
+        communicating_s=min(float(np.median(busy_ns)), period_ns) * 1e-9,
         edges=edges,
         edge_bytes=np.median(cells, axis=0),
         first_slot=int(begin_ns[0] // width_ns),
@@ -313,8 +310,8 @@ def _iterations(
         begins_ns=begin_ns,
         ends_ns=end_ns,
         basis="messages",
-        share=found.share,
-        confidence=found.share * (1 - 0.5 ** (count - 1)),
+        share=repetition.share,
+        confidence=repetition.share * (1 - 0.5 ** (count - 1)),
     )
 
 
@@ -330,13 +327,6 @@ def _by_edge(seen: SeenCollectives, of: Whole, count: int, hosts: int) -> tuple[
     return cells.reshape(count, len(edges)).astype(np.float64), edges
 
 
-def _union_ns(begin_ns: Whole, end_ns: Whole) -> int:
-    order = np.argsort(begin_ns)
-    begin_ns, end_ns = begin_ns[order], np.maximum.accumulate(end_ns[order])
-    reached = np.append(begin_ns[0], end_ns[:-1])
-    return int(np.maximum(end_ns - np.maximum(begin_ns, reached), 0).sum())
-
-
 def bytes_of(
     seen: SeenCollectives, iterations: Iterations, ops: tuple[str, ...], hosts: int, ranks: int
 ) -> float:
@@ -348,3 +338,160 @@ def bytes_of(
         return 0.0
     usual = np.median(cells, axis=0)
     return float(np.median(usual[usual > _MAIN_EDGE * usual.max()])) / bus_factor(ops[0], ranks)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Sequence:
+    """Things in order of time: what each is, what it weighs, and when it was."""
+
+    kind: Whole  # equal where the same comes again
+    amounts: Real  # bytes of each operation, a row for each
+    begin_ns: Whole
+    end_ns: Whole
+
+    @property
+    def bytes(self) -> Real:
+        """Return the bytes of each, of all operations."""
+        return np.asarray(self.amounts.sum(axis=0), np.float64)
+
+    @property
+    def silence_ns(self) -> Whole:
+        """Return how long nothing was going on before each; below zero where they overlap."""
+        reached = np.maximum.accumulate(self.end_ns)
+        return np.append(np.int64(0), self.begin_ns[1:] - reached[:-1])
+
+    def period(self, whole_bytes: float | None) -> int | None:
+        """Return the shortest period at which nearly everything comes again."""
+        kind = self.kind[:_MOST_LOOKED_AT]
+        reached = np.append(0.0, np.cumsum(self.bytes[:_MOST_LOOKED_AT]))
+        longest = min(len(kind) // FEWEST, _MOST_PERIOD)
+        agree = [float(np.mean(kind[:-later] == kind[later:])) for later in range(1, longest + 1)]
+        if not agree or max(agree) < _LEAST_AGREE:
+            return None
+        shortest = next(n + 1 for n, share in enumerate(agree) if share >= max(agree) - _AS_GOOD)
+        for period, share in enumerate(agree[:shortest], 1):
+            usual = float(np.median(reached[period:] - reached[:-period]))
+            if whole_bytes and share >= _LEAST_AGREE and abs(usual / whole_bytes - 1) <= _ALIKE:
+                return period  # what else comes after every so many is no part of an iteration
+        return shortest
+
+    def parts(self, period: int) -> Whole:
+        """Return where comes again what comes most often, from after its longest silence on."""
+        kinds = self.kind.tolist()
+        places = range(min(len(kinds), _MOST_WINDOWS + period - 1) - period + 1)
+        windows = [tuple(kinds[at : at + period]) for at in places]
+        times = Counter(windows)
+        most = max(times.values())
+        silence_ns = self.silence_ns
+        motif = max(
+            (window for window, count in times.items() if count >= 0.8 * most),
+            key=lambda window: float(
+                np.median(silence_ns[[at for at, other in enumerate(windows) if other == window]])
+            ),
+        )
+        parts, at = [], 0
+        while at + period <= len(kinds):
+            if kinds[at] == motif[0] and tuple(kinds[at : at + period]) == motif:
+                parts.append(at)
+                at += period
+            else:
+                at += 1
+        return np.array(parts, np.int64)
+
+    def parts_each(
+        self, parts: Whole, period: int, whole_bytes: float | None
+    ) -> tuple[int, NDArray[np.bool_]]:
+        """Return how many parts make an iteration, and which parts begin one for certain."""
+        nowhere = np.zeros(len(parts), bool)
+        silence_ns = self.silence_ns[parts].astype(np.float64)
+        part_ns = float(np.median(np.diff(self.begin_ns[parts]))) if len(parts) > 1 else 0.0
+        if whole_bytes is not None and len(parts) > 1:
+            part_bytes = float(self.bytes[parts[0] : parts[0] + period].sum())
+            times = max(round(whole_bytes / part_bytes), 1)
+            fits = 1 <= times <= _MOST_PARTS and abs(times * part_bytes / whole_bytes - 1) <= _ALIKE
+            if fits and times == 1:
+                return 1, nowhere
+            # Half the bytes after each long silence are gradients of 16 bits, and no halves.
+            if fits and np.median(silence_ns) < _SHORT_SILENCE * times * part_ns:
+                begins = _longest_every(silence_ns, times, part_ns)
+                return times, nowhere if begins is None else begins
+        for times in range(2, min(_MOST_PARTS, len(parts) // FEWEST) + 1):
+            begins = _longest_every(silence_ns, times, part_ns)
+            if begins is not None:
+                return times, begins
+        return 1, nowhere
+
+    def between(self, groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Find iterations that were cut up otherwise, by their bytes, between the others.
+
+        Each stretch is cut at whole iterations from its end, as long as bytes allow it.
+        """
+        first, last = groups[0]
+        unit = self.amounts[:, first : last + 1].sum(axis=1)
+        amounts, unit = self.amounts[unit > 0], unit[unit > 0]
+        bounds = [(-1, -1), *groups, (len(self.bytes), len(self.bytes))]
+        others: list[tuple[int, int]] = []
+        for (_, before), (after, _) in pairwise(bounds):
+            start, stop = before + 1, after
+            for _ in range(_MOST_BETWEEN):
+                backwards = amounts[:, start:stop][:, ::-1]
+                held = np.cumsum(backwards, axis=1)
+                fits = (np.abs(held - unit[:, None]) <= _ALIKE * unit[:, None]).all(axis=0)
+                places = np.flatnonzero(fits & (backwards.sum(axis=0) > 0))
+                if not len(places):
+                    break
+                begin = stop - 1 - int(places[0])
+                others.append((begin, stop - 1))
+                stop = begin
+        return others
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Repetition:
+    """Each iteration's first and last of the sequence, and how much of the bytes they hold."""
+
+    first: Whole
+    last: Whole
+    share: float
+
+
+def find_repetition(sequence: Sequence, whole_bytes: float | None) -> Repetition | None:
+    """Find what repeats, or nothing; `whole_bytes` is what an iteration should weigh, if known."""
+    period = sequence.period(whole_bytes)
+    if period is None:
+        return None
+    parts = sequence.parts(period)
+    times, begins = sequence.parts_each(parts, period, whole_bytes)
+    is_marked = bool(begins.any())
+    groups, at = [], 0  # so many parts that follow each other
+    while at + times <= len(parts):
+        follow = parts[at + times - 1] - parts[at] == (times - 1) * period
+        if follow and (begins[at] or not is_marked):
+            groups.append((int(parts[at]), int(parts[at + times - 1]) + period - 1))
+            at += times
+        else:
+            at += 1
+    if len(groups) < FEWEST:
+        return None
+    pairs = sorted([*groups, *sequence.between(groups)])
+    first, last = np.array(pairs).T
+    reached = np.concatenate([[0], np.cumsum(sequence.bytes)])
+    held = float((reached[last + 1] - reached[first]).sum())
+    return Repetition(
+        first=first, last=last, share=held / float(reached[last[-1] + 1] - reached[first[0]])
+    )
+
+
+def _longest_every(silence_ns: Real, times: int, part_ns: float) -> NDArray[np.bool_] | None:
+    """Say which parts begin an iteration, if every so many there is a much longer silence."""
+    place = np.arange(len(silence_ns)) % times
+    usual = np.array([np.median(silence_ns[place == phase]) for phase in range(times)])
+    begin = int(np.argmax(usual))
+    others = max(float(np.max(silence_ns[place != begin])), 1.0)
+    longest = max(float(np.delete(usual, begin).max()), 1.0)
+    if usual[begin] < _MUCH_LONGER * longest or longest > _SHORT_SILENCE * times * part_ns:
+        return None
+    if np.mean(silence_ns[place == begin] > min(others, usual[begin] / 2)) < 0.8:
+        return None
+    is_begin: NDArray[np.bool_] = place == begin
+    return is_begin

@@ -3,17 +3,19 @@
 Each shape is tried in turn and must hold for every host; what fits none is `none`. In most shapes a
 host sends 2(N-1)/N of the gradient in an all-reduce, however it goes about it. Some shapes are the
 same bytes: a two-way ring of four is also recursive doubling, one of three everyone with everyone.
+
+Several rings, or two trees, over the same hosts are found by taking their graph apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.packets.spanning import in_rings, in_two_trees
 from fullwire.run.run import Real
 
 _FAINT = 0.05  # of the largest edge: an edge of less is no part of the shape
@@ -21,6 +23,9 @@ _ALIKE = 0.05  # edges that a shape makes equal differ by less
 _APART = 1.1  # two levels of a hierarchy move amounts that differ by more
 _MOST_RINGS = 8
 _MOST_STEPS = 512  # of all rings together: more take too long to tell apart
+_MOST_TRIES = 20_000  # steps of a search that has no good bound
+
+Edge: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,21 @@ class Pattern:
     gradient_bytes: float | None = None
 
 
+Shape: TypeAlias = Callable[[Real, NDArray[np.bool_]], Pattern | None]
+_SIMPLE: list[Shape] = []  # in the order in which they are tried
+_COMPOSED: list[Shape] = []  # of simple ones; tried after these
+
+
+def _simple(shape: Shape) -> Shape:
+    _SIMPLE.append(shape)
+    return shape
+
+
+def _composed(shape: Shape) -> Shape:
+    _COMPOSED.append(shape)
+    return shape
+
+
 def find_pattern(sent: Real) -> Pattern:
     """Find the shape of a matrix of bytes: row sends to column."""
     hosts = np.flatnonzero((sent.sum(axis=0) + sent.sum(axis=1)) > 0)
@@ -47,21 +67,18 @@ def find_pattern(sent: Real) -> Pattern:
     used = np.flatnonzero(links.any(axis=0) | links.any(axis=1))
     hosts, within, links = hosts[used], within[np.ix_(used, used)], links[np.ix_(used, used)]
     edge_bytes = float(np.median(within[links]))
-    found = _shape(within, links, (*_SIMPLE, *_COMPOSED)) or Pattern(kind="none")
+    pattern = _first_of((*_SIMPLE, *_COMPOSED), within, links) or Pattern(kind="none")
     return replace(
-        found,
-        order=tuple(int(hosts[each]) for each in found.order),
-        parts=tuple(tuple(int(hosts[each]) for each in part) for part in found.parts),
+        pattern,
+        order=tuple(int(hosts[place]) for place in pattern.order),
+        parts=tuple(tuple(int(hosts[place]) for place in part) for part in pattern.parts),
         edge_bytes=edge_bytes,
     )
 
 
-def _shape(
-    within: Real,
-    links: NDArray[np.bool_],
-    shapes: tuple[Callable[[Real, NDArray[np.bool_]], Pattern | None], ...],
-) -> Pattern | None:
-    return next((found for shape in shapes if (found := shape(within, links)) is not None), None)
+def _first_of(shapes: Sequence[Shape], within: Real, links: NDArray[np.bool_]) -> Pattern | None:
+    tried = (shape(within, links) for shape in shapes)
+    return next((pattern for pattern in tried if pattern is not None), None)
 
 
 def _equal(values: Real) -> bool:
@@ -78,30 +95,26 @@ def _is_mutual(links: NDArray[np.bool_]) -> bool:
     return bool((links == links.T).all())
 
 
-def _walk(links: NDArray[np.bool_]) -> tuple[int, ...]:
-    """Follow the links from host to host until one comes again."""
-    order = [0]
-    while (following := int(np.argmax(links[order[-1]]))) not in order:
-        order.append(following)
-    return tuple(order)
-
-
+@_simple
 def _ring(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     if (links.sum(axis=0) != 1).any() or (links.sum(axis=1) != 1).any():
         return None
-    order = _walk(links)
+    order = [0]  # from host to host until one comes again
+    while (following := int(np.argmax(links[order[-1]]))) not in order:
+        order.append(following)
     if len(order) < len(links) or not _equal(within[links]):
         return None
-    return Pattern(kind="ring", order=order, gradient_bytes=_of_sent(within * links))
+    return Pattern(kind="ring", order=tuple(order), gradient_bytes=_of_sent(within * links))
 
 
+@_simple
 def _two_way_ring(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     """Both ways around, perhaps with other bytes one way than the other."""
     if len(links) < 4 or not _is_mutual(links) or (links.sum(axis=1) != 2).any():
         return None
     order, before = [0], -1
     while True:
-        following = [int(each) for each in np.flatnonzero(links[order[-1]]) if each != before]
+        following = [int(host) for host in np.flatnonzero(links[order[-1]]) if host != before]
         before = order[-1]
         if following[0] == 0 or len(order) == len(links):
             break
@@ -116,6 +129,7 @@ def _two_way_ring(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     return Pattern(kind="two-way ring", order=tuple(order), gradient_bytes=_of_sent(within * links))
 
 
+@_simple
 def _servers(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     """Workers that each exchange the same with every server, and nobody else: parameter servers."""
     count = len(links)
@@ -137,6 +151,7 @@ def _servers(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     )
 
 
+@_simple
 def _tree(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     """Every edge both ways with the whole gradient, and no way round."""
     count = len(links)
@@ -150,22 +165,22 @@ def _tree(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
 
 def _from_root(links: NDArray[np.bool_], root: int | None = None) -> tuple[int, ...]:
     """Return the hosts that are reached from a root, or else from the middle, outwards."""
-    order = [_middle(links) if root is None else root]
+    if root is None:  # the middle: the host from which the farthest is nearest
+        count = len(links)
+        reach, distance = np.eye(count, dtype=bool), np.zeros(count)
+        while not reach.all() and distance.max() < count:
+            distance += ~reach.all(axis=1)
+            reach = reach | (reach.astype(int) @ links.astype(int) > 0)
+        root = int(np.argmin(distance))
+    order = [root]
     for host in order:
-        order.extend(int(each) for each in np.flatnonzero(links[host]) if int(each) not in order)
+        order.extend(
+            int(linked) for linked in np.flatnonzero(links[host]) if int(linked) not in order
+        )
     return tuple(order)
 
 
-def _middle(links: NDArray[np.bool_]) -> int:
-    """Return the host from which the farthest is nearest."""
-    count = len(links)
-    reach, distance = np.eye(count, dtype=bool), np.zeros(count)
-    while not reach.all() and distance.max() < count:
-        distance += ~reach.all(axis=1)
-        reach = reach | (reach.astype(int) @ links.astype(int) > 0)
-    return int(np.argmin(distance))
-
-
+@_simple
 def _halving_doubling(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     """Partners 1, 2, 4 ... apart, each with half the bytes of the one before."""
     sent = _by_partner(within, links)
@@ -177,6 +192,7 @@ def _halving_doubling(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     return Pattern(kind="halving-doubling", order=order, gradient_bytes=_of_sent(within * links))
 
 
+@_simple
 def _recursive_doubling(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     """Partners 1, 2, 4 ... apart, each with the whole gradient."""
     sent = _by_partner(within, links)
@@ -197,6 +213,7 @@ def _by_partner(within: Real, links: NDArray[np.bool_]) -> Real | None:
     return np.asarray(-np.sort(-np.where(links, within, 0), axis=1)[:, :rounds], np.float64)
 
 
+@_simple
 def _all_to_all(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     """Everyone with everyone alike; what that adds up to, bytes cannot tell."""
     if len(links) < 3 or not _equal(within[~np.eye(len(links), dtype=bool)]):
@@ -204,6 +221,7 @@ def _all_to_all(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     return Pattern(kind="all-to-all", order=tuple(range(len(links))))
 
 
+@_composed
 def _double_tree(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     """Two trees over all hosts, each both ways with half of the gradient."""
     count = len(links)
@@ -211,11 +229,15 @@ def _double_tree(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     if units is None or count < 4 or (units != units.T).any() or units.sum() != 4 * (count - 1):
         return None
     edges = [(a, b) for a in range(count) for b in range(a) for _ in range(units[a, b])]
-    trees = in_two_trees(count, edges)
-    if trees is None:
+    tree_of: list[int | None] = [None] * len(edges)
+    for new in range(len(edges)):
+        if not _placed(count, edges, tree_of, new):
+            return None
+    first, second = ([edges[n] for n, at in enumerate(tree_of) if at == tree] for tree in (0, 1))
+    if not len(first) == len(second) == count - 1:
         return None
-    order = _from_root(_links_of(count, trees[0]))
-    other = _from_root(_links_of(count, trees[1]))
+    order = _from_root(_links_of(count, first))
+    other = _from_root(_links_of(count, second))
     gradient = 2 * float(np.median(within[links] / units[links]))
     return Pattern(kind="double tree", order=order, parts=(order, other), gradient_bytes=gradient)
 
@@ -227,6 +249,7 @@ def _links_of(count: int, edges: list[tuple[int, int]]) -> NDArray[np.bool_]:
     return links
 
 
+@_composed
 def _several_rings(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     """Rings in several orders over the same hosts, as of several channels."""
     units = _units(within, links)
@@ -234,7 +257,9 @@ def _several_rings(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
         return None
     if units.sum() > _MOST_STEPS:
         return None
-    rings = in_rings(units)
+    if (units.sum(axis=0) != units[0].sum()).any() or (units.sum(axis=1) != units[0].sum()).any():
+        return None
+    rings = _rings_of(units.copy(), [_MOST_TRIES])
     if rings is None:
         return None
     return Pattern(
@@ -254,6 +279,7 @@ def _units(within: Real, links: NDArray[np.bool_]) -> NDArray[np.int64] | None:
     return units.astype(np.int64)
 
 
+@_composed
 def _separate_rings(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     """Rings that share no host: one for each network card, or groups that do not meet."""
     groups = components(links)
@@ -273,6 +299,7 @@ def _separate_rings(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     )
 
 
+@_composed
 def _hierarchical(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
     """Groups that reduce among themselves and then, with other amounts, with each other."""
     amounts = np.sort(within[links])
@@ -285,19 +312,20 @@ def _hierarchical(within: Real, links: NDArray[np.bool_]) -> Pattern | None:
 
 
 def _levels(within: Real, inner: NDArray[np.bool_], outer: NDArray[np.bool_]) -> Pattern | None:
-    groups = [each for each in components(inner) if len(each) > 1]
-    across = [each for each in components(outer) if len(each) > 1]
+    groups = [group for group in components(inner) if len(group) > 1]
+    across = [meeting for meeting in components(outer) if len(meeting) > 1]
     size, meetings = len(groups[0]), len(across)
     if len(groups) < 2 or len(groups) * size != len(within):
         return None
     if any(len(group) != size for group in groups) or meetings not in (1, size):
         return None
-    if any(len(set(each) & set(group)) != 1 for each in across for group in groups):
+    if any(len(set(meeting) & set(group)) != 1 for meeting in across for group in groups):
         return None
     inside = [_within(within, inner, group, _SIMPLE) for group in groups]
-    between = [_within(within, outer, each, _SIMPLE) for each in across]
-    kinds = {each.kind if each else None for each in inside}
-    if len(kinds) > 1 or None in kinds or len({each and each.kind for each in between}) > 1:
+    between = [_within(within, outer, meeting, _SIMPLE) for meeting in across]
+    kinds = {pattern.kind if pattern else None for pattern in inside}
+    kinds_between = {pattern and pattern.kind for pattern in between}
+    if len(kinds) > 1 or None in kinds or len(kinds_between) > 1:
         return None
     if between[0] is None or inside[0] is None or between[0].gradient_bytes is None:
         return None
@@ -313,12 +341,14 @@ def _within(
     within: Real,
     links: NDArray[np.bool_],
     group: list[int],
-    shapes: tuple[Callable[[Real, NDArray[np.bool_]], Pattern | None], ...],
+    shapes: Sequence[Shape],
 ) -> Pattern | None:
     """Find the shape among some of the hosts."""
     chosen = np.ix_(group, group)
-    found = _shape(within[chosen] * links[chosen], links[chosen], shapes)
-    return found and replace(found, order=tuple(group[each] for each in found.order), parts=())
+    pattern = _first_of(shapes, within[chosen] * links[chosen], links[chosen])
+    return pattern and replace(
+        pattern, order=tuple(group[place] for place in pattern.order), parts=()
+    )
 
 
 def components(links: NDArray[np.bool_]) -> list[list[int]]:
@@ -331,13 +361,80 @@ def components(links: NDArray[np.bool_]) -> list[list[int]]:
     return groups
 
 
-_SIMPLE = (
-    _ring,
-    _two_way_ring,
-    _servers,
-    _tree,
-    _halving_doubling,
-    _recursive_doubling,
-    _all_to_all,
-)
-_COMPOSED = (_double_tree, _several_rings, _separate_rings, _hierarchical)
+def _placed(count: int, edges: list[Edge], tree_of: list[int | None], new: int) -> bool:
+    """Put an edge into one of two trees, if others can be moved such that it closes no way round.
+
+    Matroid partition (Edmonds 1965): an edge that closes a way round in both trees may take the
+    place of another one, which moves to the other tree.
+    """
+    came_from: dict[int, int | None] = {new: None}
+    queue = [new]
+    for edge in queue:
+        for tree in (0, 1):
+            if tree_of[edge] == tree:
+                continue
+            way = _way_round(count, edges, tree_of, tree, edges[edge])
+            if way is None:
+                # Here it fits; the place that it leaves goes to the one that asked for it.
+                at: int | None = edge
+                while at is not None:
+                    left = tree_of[at]
+                    tree_of[at] = tree
+                    tree = 0 if left is None else left
+                    at = came_from[at]
+                return True
+            for other in way:
+                if other not in came_from:
+                    came_from[other] = edge
+                    queue.append(other)
+    return False
+
+
+def _way_round(
+    count: int, edges: list[Edge], tree_of: list[int | None], tree: int, edge: Edge
+) -> list[int] | None:
+    """Return the edges of a tree between the ends of another edge, or nothing if there are none."""
+    reached: dict[int, tuple[int, int] | None] = {edge[0]: None}
+    queue = [edge[0]]
+    for node in queue:
+        for number, (a, b) in enumerate(edges):
+            if tree_of[number] == tree and node in (a, b) and (a + b - node) not in reached:
+                reached[a + b - node] = (number, node)
+                queue.append(a + b - node)
+    if edge[1] not in reached:
+        return None
+    way, at = [], reached[edge[1]]
+    while at is not None:
+        way.append(at[0])
+        at = reached[at[1]]
+    return way
+
+
+def _rings_of(left: NDArray[np.int64], tries: list[int]) -> list[tuple[int, ...]] | None:
+    if not left.any():
+        return []
+    return _ring_from([0], left, tries)
+
+
+def _ring_from(
+    path: list[int], left: NDArray[np.int64], tries: list[int]
+) -> list[tuple[int, ...]] | None:
+    """Complete a ring through all nodes such that the other edges can be divided as well."""
+    tries[0] -= 1
+    if tries[0] < 0:
+        return None
+    here = path[-1]
+    nexts = [0] if len(path) == len(left) else [n for n in range(len(left)) if n not in path]
+    for following in nexts:
+        if not left[here, following]:
+            continue
+        left[here, following] -= 1
+        if len(path) == len(left):
+            others = _rings_of(left, tries)
+            rings = None if others is None else [tuple(path), *others]
+        else:
+            rings = _ring_from([*path, following], left, tries)
+        left[here, following] += 1
+        if rings is not None:
+            return rings
+    return None

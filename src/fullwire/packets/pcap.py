@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING
 
 from fullwire._native import PacketScan
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import opened
-from fullwire.packed import BROKEN, XZ, Unpack, unpacker
+from fullwire.packed import BROKEN, XZ, unpacker
 
 if TYPE_CHECKING:
+    from fullwire.packets.flow_table import Scanned
     from fullwire.run.run import Run
 
 _PIECE_BYTES = 1 << 18  # unpacked at once
@@ -27,14 +28,6 @@ _ENOUGH_BYTES = 1 << 28  # read at once; a tenth of a second
 _MOST_EXPANSION = 2_000  # a real capture shrinks ten- to fiftyfold; a bomb a millionfold
 _BOMB_BYTES = 1 << 30  # below this much nobody is harmed
 _MOST_CAPTURES = 10_000
-
-
-class Scanned(NamedTuple):
-    """A capture that was read to its end, or as far as it can be."""
-
-    path: Path
-    scan: PacketScan
-    problem: str
 
 
 def read_captures(paths: Sequence[Path]) -> Run:
@@ -51,40 +44,36 @@ def read_captures(paths: Sequence[Path]) -> Run:
         from fullwire.packets.flow_table import run_of  # here, beside the reading
 
         try:
-            return run_of([each.result() for each in reading])
+            return run_of([capture.result() for capture in reading])
         finally:  # after Ctrl-C, or a capture that is none, nobody waits for the others
             is_over.set()
 
 
 def _scanned(path: Path, threads: int, is_over: Event) -> Scanned:
-    scan, problem = PacketScan(), ""
+    """Scan a capture to its end, or as far as it can be read."""
+    scan, problem, unpacked = PacketScan(), "", 0
     with opened(path) as file:
         unpack = unpacker(os.pread(file.fileno(), len(XZ), 0))
         if unpack is None:
             while scan.read(file.fileno(), threads, _ENOUGH_BYTES) and not is_over.is_set():
                 pass
         else:
-            problem = _unpacked(scan, path, file, unpack, is_over)
+            try:
+                with unpack(file) as stream:
+                    # What is there at once: of a cut file, nothing before the cut is left out.
+                    while piece := stream.read1(_PIECE_BYTES):
+                        if scan.damage() or is_over.is_set():
+                            break
+                        unpacked += len(piece)
+                        if unpacked > max(_BOMB_BYTES, _MOST_EXPANSION * file.tell()):
+                            raise DamagedInput(
+                                path, f"it unpacks to more than {_MOST_EXPANSION} times its size"
+                            )
+                        scan.feed(piece)
+            except BROKEN as error:
+                problem = f"it cannot be unpacked to its end: {error}"
     scan.finish()
     problem = problem or scan.damage()
     if problem and not scan.counts()["packets"]:
         raise DamagedInput(path, problem)
-    return Scanned(path, scan, problem)
-
-
-def _unpacked(scan: PacketScan, path: Path, file: BinaryIO, unpack: Unpack, is_over: Event) -> str:
-    """Scan a packed file; return the problem where it cannot be unpacked to its end."""
-    unpacked = 0
-    try:
-        with unpack(file) as stream:
-            # What is there at once: of a file that was cut, nothing is left out before the cut.
-            while (piece := stream.read1(_PIECE_BYTES)) and not (scan.damage() or is_over.is_set()):
-                unpacked += len(piece)
-                if unpacked > max(_BOMB_BYTES, _MOST_EXPANSION * file.tell()):
-                    raise DamagedInput(
-                        path, f"it unpacks to more than {_MOST_EXPANSION} times its size"
-                    )
-                scan.feed(piece)
-    except BROKEN as error:
-        return f"it cannot be unpacked to its end: {error}"
-    return ""
+    return path, scan, problem

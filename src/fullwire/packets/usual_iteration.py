@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.packets.flows import Traffic
-from fullwire.packets.messages import SeenCollectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,7 @@ class CollectiveSeen:
     @property
     def last_to_come(self) -> int | None:
         """Return the host that came last."""
-        came = [-1.0 if each is None else each for each in self.came_s]
+        came = [-1.0 if moment_s is None else moment_s for moment_s in self.came_s]
         return int(np.argmax(came)) if max(came, default=-1.0) >= 0 else None
 
 
@@ -38,40 +37,35 @@ class UsualIteration:
 
 def usual_iteration(traffic: Traffic) -> UsualIteration | None:
     """Choose an iteration as long as the median one, and list its collectives."""
-    found, seen = traffic.iterations, traffic.collectives
-    if found is None or seen is None or found.basis != "messages":
+    iterations, seen = traffic.iterations, traffic.collectives
+    if iterations is None or seen is None or iterations.basis != "messages":
         return None
-    lasted = found.ends_ns - found.begins_ns
+    lasted = iterations.ends_ns - iterations.begins_ns
     number = int(np.argsort(lasted, kind="stable")[len(lasted) // 2])
-    of = np.searchsorted(found.begins_ns, seen.first_ns, "right") - 1  # the next one may have begun
-    inside = (of == number) & (seen.first_ns <= found.ends_ns[number])
+    of = np.searchsorted(iterations.begins_ns, seen.first_ns, "right") - 1
+    inside = (of == number) & (seen.first_ns <= iterations.ends_ns[number])
     has_data = np.bincount(seen.part, seen.part_bytes, len(seen)) > 0
     chosen = np.flatnonzero(inside & has_data)
     origin_ns = int(seen.begin_ns[chosen].min())
-    return UsualIteration(
-        number=number + 1,
-        collectives=tuple(
-            _described(seen, int(each), origin_ns, len(traffic.hosts))
-            for each in chosen[np.argsort(seen.first_ns[chosen], kind="stable")]
-        ),
-    )
-
-
-def _described(seen: SeenCollectives, number: int, origin_ns: int, hosts: int) -> CollectiveSeen:
-    rows = seen.part == number
-    came = [
-        (seen.part_begin_ns[rows & (seen.source == host)].min(initial=np.iinfo(np.int64).max))
-        for host in range(hosts)
-    ]
-    is_known = bool(seen.is_sure[number])
-    return CollectiveSeen(
-        op=str(seen.op[number]),
-        sequence=int(seen.sequence[number]),
-        bytes=float(seen.bytes[number]) if is_known else None,
-        came_s=tuple(
-            None if each == np.iinfo(np.int64).max else (int(each) - origin_ns) * 1e-9
-            for each in came
-        ),
-        data_s=(int(seen.first_ns[number]) - origin_ns) * 1e-9,
-        end_s=(int(seen.end_ns[number]) - origin_ns) * 1e-9,
-    )
+    is_sure, never = seen.is_sure, np.iinfo(np.int64).max
+    collectives = []
+    for place in chosen[np.argsort(seen.first_ns[chosen], kind="stable")].tolist():
+        rows = seen.part == place
+        came_ns = [
+            int(seen.part_begin_ns[rows & (seen.source == host)].min(initial=never))
+            for host in range(len(traffic.hosts))
+        ]
+        collectives.append(
+            CollectiveSeen(
+                op=str(seen.op[place]),
+                sequence=int(seen.sequence[place]),
+                bytes=float(seen.bytes[place]) if is_sure[place] else None,
+                came_s=tuple(
+                    None if moment_ns == never else (moment_ns - origin_ns) * 1e-9
+                    for moment_ns in came_ns
+                ),
+                data_s=(int(seen.first_ns[place]) - origin_ns) * 1e-9,
+                end_s=(int(seen.end_ns[place]) - origin_ns) * 1e-9,
+            )
+        )
+    return UsualIteration(number=number + 1, collectives=tuple(collectives))

@@ -10,8 +10,13 @@ from fullwire.findings.audit.capture import capture_audit
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
-from fullwire.timeline.in_use import Windows, links_in_use, processor_use
-from fullwire.timeline.summary import Summary, summarised
+from fullwire.timeline.summary import (
+    Summary,
+    Windows,
+    links_in_use,
+    processor_use,
+    summarised,
+)
 from fullwire.units import show_bytes, show_rate, show_time
 from fullwire.words import sentence as in_words
 

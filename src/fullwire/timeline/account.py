@@ -147,32 +147,34 @@ def account(
     transfers = transfers_of(marked, rate_bps)
     everyone, lines = [], []
     for line in timelines(marked, transfers, parts):
-        everyone.append(_told(line))
+        everyone.append(_Told.by(line))
         if parts is None:
             lines.append(line)
-    ranks, steps = _together(run, [each for each in everyone if len(each.step_number)])
+    ranks, steps = _together(run, [told for told in everyone if len(told.step_number)])
     latency = _latency(run, ranks)
-    first = np.stack([_by_step(each, steps, latency) for each in ranks])
+    first = np.stack([_by_step(told, steps, latency) for told in ranks])
     parts_ns, excess_ns = _with_stragglers(first)
+    floor_ns = sum(float(np.nansum(told.periods.floor_ns)) for told in ranks)
+    taken_ns = sum(int((told.periods.end_ns - told.periods.start_ns).sum()) for told in ranks)
     return Account(
-        ranks=tuple(each.rank for each in ranks),
+        ranks=tuple(told.rank for told in ranks),
         steps=steps,
         is_typical=typical_steps(first.sum(axis=2).max(axis=0)),
         is_whole_trace=is_whole_trace,
         parts_ns=parts_ns,
         excess_ns=excess_ns,
-        overlapped_ns=np.stack([_in_order(each, steps, each.overlapped_ns) for each in ranks]),
-        ahead_ns=np.stack([_in_order(each, steps, each.ahead_ns) for each in ranks]),
-        gaps_ns=np.stack([_in_order(each, steps, each.gaps_ns) for each in ranks]),
-        gap_count=np.stack([_in_order(each, steps, each.gap_count) for each in ranks]),
+        overlapped_ns=np.stack([told.in_order(steps, told.overlapped_ns) for told in ranks]),
+        ahead_ns=np.stack([told.in_order(steps, told.ahead_ns) for told in ranks]),
+        gaps_ns=np.stack([told.in_order(steps, told.gaps_ns) for told in ranks]),
+        gap_count=np.stack([told.in_order(steps, told.gap_count) for told in ranks]),
         caused_ns=_caused_ns(marked, ranks, steps, transfers),
         untold_ns=np.stack(
-            [_in_order(each, steps, each.parts_ns[:, Part.UNEXPLAINED]) for each in ranks]
+            [told.in_order(steps, told.parts_ns[:, Part.UNEXPLAINED]) for told in ranks]
         ),
-        breakdowns=tuple(each.breakdown for each in everyone),
+        breakdowns=tuple(told.breakdown for told in everyone),
         lines=tuple(lines),
         latency=latency.source,
-        beyond_line_rate=_beyond_line_rate(ranks),
+        beyond_line_rate=floor_ns / taken_ns if taken_ns else 0.0,
         clock_error_ns=transfers.clock_error_ns,
     )
 
@@ -224,16 +226,14 @@ def late_ranks(account: Account) -> Late | None:
     share = float(caused_ns[rows].sum() / caused_ns.sum())
     # Of two ranks, one causes at least half by chance alone, and so do any two of four.
     is_much = share > max(CULPRIT, 1.5 * count / total) and count <= total / 2
-    if not is_much or (count > 1 and not _are_often_late(by_step_ns, rows)):
+    if not is_much:
         return None
+    if count > 1:  # in most steps each of them has to be among those that cause most
+        most_ns = by_step_ns.max(axis=0)
+        is_among = by_step_ns[rows] >= most_ns / 2
+        if not (is_among[:, most_ns > 0].mean(axis=1) >= _OFTEN).all():
+            return None
     return Late(tuple(account.ranks[row] for row in rows.tolist()), share)
-
-
-def _are_often_late(caused_ns: Floats, rows: NDArray[np.intp]) -> bool:
-    """Say whether in most steps each of these is among those that cause most."""
-    most_ns = caused_ns.max(axis=0)
-    is_among = caused_ns[rows] >= most_ns / 2
-    return bool((is_among[:, most_ns > 0].mean(axis=1) >= _OFTEN).all())
 
 
 def typical_steps(length_ns: Whole) -> NDArray[np.bool_]:
@@ -283,7 +283,12 @@ def with_steps(run: Run) -> tuple[Run, bool]:
         )
     if not len(ranks):
         _refuse(run, "there is nothing to explain: no spans and no collectives")
-    start, end = _extents(run, ranks)
+    # When what is recorded of each rank begins and ends.
+    place = np.searchsorted(ranks, np.concatenate([spans.rank, collectives.rank]))
+    start = np.full(len(ranks), np.iinfo(np.int64).max)
+    end = np.full(len(ranks), np.iinfo(np.int64).min)
+    np.minimum.at(start, place, np.concatenate([spans.start_ns, collectives.issue_ns]))
+    np.maximum.at(end, place, np.concatenate([spans.end_ns, collectives.end_ns]))
     shared_ns = float(end.min()) - float(start.max())  # whole numbers of hostile runs overflow
     if shared_ns >= (end.astype(np.float64) - start).min() / 2:
         start, end = np.maximum(start, start.max()), np.minimum(end, end.min())
@@ -297,17 +302,6 @@ def with_steps(run: Run) -> tuple[Run, bool]:
     )
     collectives = replace(collectives, step=np.zeros(len(collectives), np.int64))
     return replace(run, spans=Spans.joined([spans, marks]), collectives=collectives), True
-
-
-def _extents(run: Run, ranks: Whole) -> tuple[Whole, Whole]:
-    """Return by rank when what is recorded of it begins and ends."""
-    spans, collectives = run.spans, run.collectives
-    place = np.searchsorted(ranks, np.concatenate([spans.rank, collectives.rank]))
-    start = np.full(len(ranks), np.iinfo(np.int64).max)
-    end = np.full(len(ranks), np.iinfo(np.int64).min)
-    np.minimum.at(start, place, np.concatenate([spans.start_ns, collectives.issue_ns]))
-    np.maximum.at(end, place, np.concatenate([spans.end_ns, collectives.end_ns]))
-    return start, end
 
 
 def _refuse(run: Run, problem: str) -> NoReturn:
@@ -335,35 +329,40 @@ class _Told:
     is_in_a_step: NDArray[np.bool_]  # of each period
     breakdown: RankBreakdown
 
+    @classmethod
+    def by(cls, line: Timeline) -> _Told:
+        inside, length_ns = line.step >= 0, line.length_ns
+        parts = np.zeros((len(line.step_number), len(Part)), np.int64)
+        for doing, part in _PART_OF.items():
+            chosen = inside & (line.doing == doing)
+            np.add.at(parts[:, part], line.step[chosen], length_ns[chosen])
+        overlapped = np.zeros(len(line.step_number), np.int64)
+        chosen = inside & line.is_computing & line.is_communicating
+        np.add.at(overlapped, line.step[chosen], length_ns[chosen])
+        exposed = np.flatnonzero(inside & (line.doing == Doing.TRANSFER))
+        is_in_a_step = np.zeros(len(line.periods.hops), bool)
+        is_in_a_step[line.period[(line.period >= 0) & inside]] = True
+        ahead_ns, gaps_ns, gap_count = _host_around_computing(line)
+        return cls(
+            rank=line.rank,
+            step_number=line.step_number,
+            parts_ns=parts,
+            overlapped_ns=overlapped,
+            ahead_ns=ahead_ns,
+            gaps_ns=gaps_ns,
+            gap_count=gap_count,
+            exposed_ns=length_ns[exposed],
+            exposed_step=line.step[exposed],
+            exposed_period=line.period[exposed],
+            periods=line.periods,
+            is_in_a_step=is_in_a_step,
+            breakdown=rank_breakdown(line),
+        )
 
-def _told(line: Timeline) -> _Told:
-    inside, length_ns = line.step >= 0, line.length_ns
-    parts = np.zeros((len(line.step_number), len(Part)), np.int64)
-    for doing, part in _PART_OF.items():
-        chosen = inside & (line.doing == doing)
-        np.add.at(parts[:, part], line.step[chosen], length_ns[chosen])
-    overlapped = np.zeros(len(line.step_number), np.int64)
-    chosen = inside & line.is_computing & line.is_communicating
-    np.add.at(overlapped, line.step[chosen], length_ns[chosen])
-    exposed = np.flatnonzero(inside & (line.doing == Doing.TRANSFER))
-    is_in_a_step = np.zeros(len(line.periods.hops), bool)
-    is_in_a_step[line.period[(line.period >= 0) & inside]] = True
-    ahead_ns, gaps_ns, gap_count = _host_around_computing(line)
-    return _Told(
-        rank=line.rank,
-        step_number=line.step_number,
-        parts_ns=parts,
-        overlapped_ns=overlapped,
-        ahead_ns=ahead_ns,
-        gaps_ns=gaps_ns,
-        gap_count=gap_count,
-        exposed_ns=length_ns[exposed],
-        exposed_step=line.step[exposed],
-        exposed_period=line.period[exposed],
-        periods=line.periods,
-        is_in_a_step=is_in_a_step,
-        breakdown=rank_breakdown(line),
-    )
+    def in_order(self, steps: Whole, rows: Whole) -> Whole:
+        """Return the rows of the steps wanted, from the rows of a rank's own."""
+        order = np.argsort(self.step_number, kind="stable")
+        return rows[order[np.searchsorted(self.step_number[order], steps)]]
 
 
 def _host_around_computing(line: Timeline) -> tuple[Whole, Whole, Whole]:
@@ -377,26 +376,23 @@ def _host_around_computing(line: Timeline) -> tuple[Whole, Whole, Whole]:
     first[line.step[computing[::-1]]] = computing[::-1]
     rest = np.flatnonzero((line.step >= 0) & (line.doing == Doing.REST))
     step = line.step[rest]
-    before, after = _around(rest, np.flatnonzero(line.doing != Doing.REST))
+    # What is doing something last before each piece, and first after it; -1 for nothing.
+    others = np.flatnonzero(line.doing != Doing.REST)
+    place = np.searchsorted(others, rest)
+    known = np.concatenate([[-1], others, [-1]])
+    before, after = known[place], known[place + 1]
     computes = np.append(line.is_computing, False)  # the last for pieces with nothing beside them
     step_at = np.append(line.step, -1)
     ahead = rest < first[step]
     gap = computes[before] & computes[after] & (step_at[before] == step) & (step_at[after] == step)
 
     def total_ns(chosen: NDArray[np.bool_]) -> Whole:
-        found = np.zeros(steps, np.int64)
-        np.add.at(found, step[chosen], line.length_ns[rest[chosen]])
-        return found
+        by_step_ns = np.zeros(steps, np.int64)
+        np.add.at(by_step_ns, step[chosen], line.length_ns[rest[chosen]])
+        return by_step_ns
 
     count = np.bincount(step_at[np.unique(before[gap])], minlength=steps)
     return total_ns(ahead), total_ns(gap), count
-
-
-def _around(pieces: NDArray[np.intp], others: NDArray[np.intp]) -> tuple[Whole, Whole]:
-    """Return the last of the others before each piece, and the first after it; -1 for none."""
-    place = np.searchsorted(others, pieces)
-    known = np.concatenate([[-1], others, [-1]])
-    return known[place], known[place + 1]
 
 
 def _together(run: Run, ranks: Sequence[_Told]) -> tuple[list[_Told], Whole]:
@@ -405,19 +401,19 @@ def _together(run: Run, ranks: Sequence[_Told]) -> tuple[list[_Told], Whole]:
     These are all ranks, but where some share no step with the others: then as many ranks with as
     many steps as can be.
     """
-    most_first = sorted(ranks, key=lambda each: -len(each.step_number))
+    most_first = sorted(ranks, key=lambda told: -len(told.step_number))
     shared: list[set[int]] = []
-    for each in most_first:
-        mine = set(each.step_number.tolist())
+    for told in most_first:
+        mine = set(told.step_number.tolist())
         shared.append(mine & shared[-1] if shared else mine)
     if not shared:
         _refuse(run, f"no step that all {len(ranks)} ranks have")
     count = len(ranks)
     if not shared[-1]:
         count = 1 + int(np.argmax([(n + 1) * len(common) for n, common in enumerate(shared)]))
-    chosen = {each.rank for each in most_first[:count]}
-    kept = [each for each in ranks if each.rank in chosen]
-    common = [each for each in kept[0].step_number.tolist() if each in shared[count - 1]]
+    chosen = {told.rank for told in most_first[:count]}
+    kept = [told for told in ranks if told.rank in chosen]
+    common = [step for step in kept[0].step_number.tolist() if step in shared[count - 1]]
     return kept, np.array(common, np.int64)
 
 
@@ -439,28 +435,30 @@ class Latency:
 
 
 def _latency(run: Run, ranks: Sequence[_Told]) -> Latency:
-    """Return what small collectives of the run show, or else what its facts say."""
+    """Return what small collectives of the run show, or else what its facts say.
+
+    Before its first step a rank connects: that is looked at by none.
+    """
     for up_to_bytes in (SMALL_BYTES, RATHER_SMALL_BYTES):
-        small = [_small(each, up_to_bytes) for each in ranks]
-        each_ns = np.concatenate([each for each, _ in small])
-        hops = np.concatenate([weight for _, weight in small])
-        if len(each_ns) >= FEWEST_SMALL:
-            usual_ns = _quantile(each_ns, hops, UNDISTURBED)
-            return Latency(usual_ns, "small collectives", up_to_bytes)
+        message_ns: list[Floats] = [np.zeros(0)]
+        hops: list[Floats] = [np.zeros(0)]
+        for told in ranks:
+            periods = told.periods
+            chosen = told.is_in_a_step & _has_only_small(periods, up_to_bytes)
+            length_ns = (periods.end_ns - periods.start_ns)[chosen].astype(np.float64)
+            floor_ns = np.nan_to_num(periods.floor_ns[chosen])
+            hops.append(periods.hops[chosen])
+            message_ns.append(np.maximum(length_ns - floor_ns, 0) / hops[-1])
+        all_ns, weights = np.concatenate(message_ns), np.concatenate(hops)
+        if len(all_ns) >= FEWEST_SMALL:
+            order = np.argsort(all_ns)
+            reached = np.cumsum(weights[order])
+            usual_ns = all_ns[order][np.searchsorted(reached, UNDISTURBED * reached[-1])]
+            return Latency(float(usual_ns), "small collectives", up_to_bytes)
     latency_s = run.facts.latency_s
     if latency_s is not None and latency_s < 1e9:
         return Latency(latency_s * 1e9, "fact")
     return Latency(0.0, "none")
-
-
-def _small(told: _Told, up_to_bytes: int) -> tuple[Floats, Floats]:
-    """Return what each message took in the small collectives of steps; before, ranks connect."""
-    periods = told.periods
-    chosen = told.is_in_a_step & _has_only_small(periods, up_to_bytes)
-    length = (periods.end_ns - periods.start_ns)[chosen].astype(np.float64)
-    floor = np.nan_to_num(periods.floor_ns[chosen])
-    hops = periods.hops[chosen]
-    return np.maximum(length - floor, 0) / hops, hops
 
 
 def _has_only_small(periods: Periods, up_to_bytes: int) -> NDArray[np.bool_]:
@@ -472,47 +470,30 @@ def _has_only_small(periods: Periods, up_to_bytes: int) -> NDArray[np.bool_]:
     return np.asarray(is_small & (periods.hops > 0))
 
 
-def _quantile(values: Floats, weights: Floats, share: float) -> float:
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(reached, share * reached[-1])])
-
-
 def _by_step(told: _Told, steps: Whole, latency: Latency) -> Whole:
-    """Return one rank's account before stragglers are told: steps by parts, in nanoseconds."""
-    parts, left = told.parts_ns.copy(), told.exposed_ns
+    """Return one rank's account before stragglers are told: steps by parts, in nanoseconds.
+
+    The floor, the messages and the codec take their shares of each stretch, as far as it goes.
+    """
+    periods, parts, rest_ns = told.periods, told.parts_ns.copy(), told.exposed_ns
     step, period = told.exposed_step, told.exposed_period
-    shares, is_known = _shares(told.periods, latency)
-    for part, share in shares.items():
-        taken = np.minimum((told.exposed_ns * share[period]).astype(np.int64), left)
-        np.add.at(parts[:, part], step, taken)
-        left = left - taken
-    rest = np.where(is_known[period], Part.TRANSPORT, Part.UNEXPLAINED)
-    np.add.at(parts, (step, rest), left)
-    return _in_order(told, steps, parts)
-
-
-def _shares(periods: Periods, latency: Latency) -> tuple[dict[Part, Floats], NDArray[np.bool_]]:
-    """Return what share of each stretch the floor, the messages and the codec take."""
-    length = (periods.end_ns - periods.start_ns).astype(np.float64)
+    length_ns = (periods.end_ns - periods.start_ns).astype(np.float64)
     is_known = np.isfinite(periods.floor_ns)
-    shares: dict[Part, Floats] = {}
-    left = length
+    left_ns = length_ns
     for part, wanted_ns in (
         (Part.LINE_RATE, np.where(is_known, periods.floor_ns, 0.0)),
         (Part.CODEC, periods.codec_ns),
         (Part.LATENCY, latency.of_ns(periods)),
     ):
-        taken = np.minimum(wanted_ns, left)
-        shares[part] = taken / length
-        left = left - taken
-    return shares, is_known
-
-
-def _in_order(told: _Told, steps: Whole, rows: Whole) -> Whole:
-    """Return the rows of the steps wanted, from the rows of a rank's own."""
-    order = np.argsort(told.step_number, kind="stable")
-    return rows[order[np.searchsorted(told.step_number[order], steps)]]
+        taken_ns = np.minimum(wanted_ns, left_ns)
+        left_ns = left_ns - taken_ns
+        share = taken_ns / length_ns
+        exposed_ns = np.minimum((told.exposed_ns * share[period]).astype(np.int64), rest_ns)
+        np.add.at(parts[:, part], step, exposed_ns)
+        rest_ns = rest_ns - exposed_ns
+    rest = np.where(is_known[period], Part.TRANSPORT, Part.UNEXPLAINED)
+    np.add.at(parts, (step, rest), rest_ns)
+    return told.in_order(steps, parts)
 
 
 def _with_stragglers(parts_ns: Whole) -> tuple[Whole, Whole]:
@@ -528,7 +509,7 @@ def _with_stragglers(parts_ns: Whole) -> tuple[Whole, Whole]:
 
 def _caused_ns(run: Run, told: Sequence[_Told], steps: Whole, transfers: Transfers) -> Floats:
     """Add up what the others waited for each rank, by the step that it was late in."""
-    table, ranks = run.collectives, np.array([each.rank for each in told])
+    table, ranks = run.collectives, np.array([of.rank for of in told])
     place, order = np.searchsorted(ranks, table.rank), np.argsort(steps)
     place = np.minimum(place, len(ranks) - 1)
     step = order[np.minimum(np.searchsorted(steps[order], table.step), len(steps) - 1)]
@@ -536,13 +517,6 @@ def _caused_ns(run: Run, told: Sequence[_Told], steps: Whole, transfers: Transfe
     caused = np.zeros((len(ranks), len(steps)))
     np.add.at(caused, (place[chosen], step[chosen]), transfers.caused_ns[chosen])
     return caused
-
-
-def _beyond_line_rate(ranks: Sequence[_Told]) -> float:
-    periods = [each.periods for each in ranks]
-    floor_ns = sum(float(np.nansum(each.floor_ns)) for each in periods)
-    taken_ns = sum(int((each.end_ns - each.start_ns).sum()) for each in periods)
-    return floor_ns / taken_ns if taken_ns else 0.0
 
 
 def _seconds(parts_ns: Floats) -> dict[str, float]:

@@ -38,7 +38,10 @@ def rank_breakdown(line: Timeline) -> RankBreakdown:
     is_overlapped = line.is_communicating & line.is_computing
     exposed_ns = line.total_ns(line.is_communicating & ~line.is_computing)
     is_untold = line.total_ns(line.doing == Doing.UNTOLD) > UNTOLD * exposed_ns
-    span_ns = _span_ns(line)
+    pieces = np.flatnonzero(line.is_recorded)
+    if not len(pieces):  # nothing but steps
+        pieces = np.flatnonzero(line.step >= 0)
+    span_ns = int(line.moments[pieces[-1] + 1] - line.moments[pieces[0]]) if len(pieces) else 0
     return RankBreakdown(
         rank=line.rank,
         span_s=span_ns * 1e-9,
@@ -49,12 +52,3 @@ def rank_breakdown(line: Timeline) -> RankBreakdown:
         waiting_s=None if is_untold else line.total_ns(line.doing == Doing.WAITING) * 1e-9,
         idle_s=(span_ns - line.total_ns(line.is_busy)) * 1e-9,
     )
-
-
-def _span_ns(line: Timeline) -> int:
-    pieces = np.flatnonzero(line.is_recorded)
-    if not len(pieces):  # nothing but steps
-        pieces = np.flatnonzero(line.step >= 0)
-    if not len(pieces):
-        return 0
-    return int(line.moments[pieces[-1] + 1] - line.moments[pieces[0]])

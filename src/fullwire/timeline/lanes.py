@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.run.run import Run, Spans, Table, Text, Whole
+from fullwire.run.run import Run, Spans, Text, Whole
 from fullwire.timeline.account import Account, Part, with_steps
 from fullwire.timeline.timeline import Timeline, timelines
 from fullwire.timeline.transfers import Transfers, transfers_of
@@ -42,6 +42,65 @@ class Bars:
     def __len__(self) -> int:
         return len(self.name)
 
+    @classmethod
+    def in_order(cls, **columns: NDArray[Any]) -> Bars:
+        """Return bars in order of time."""
+        order = np.argsort(columns["start_ns"], kind="stable")
+        return cls(**{name: column[order] for name, column in columns.items()})
+
+    @classmethod
+    def of_spans(cls, spans: Spans) -> Bars:
+        """Return a bar for each span."""
+        none = np.full(len(spans), -1, np.int64)
+        return cls.in_order(
+            name=spans.name,
+            issue_ns=spans.start_ns,
+            start_ns=spans.start_ns,
+            ready_ns=none,
+            end_ns=spans.end_ns,
+            bytes=none,
+            count=np.ones(len(spans), np.int64),
+        )
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return the columns by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def between(self, start_ns: int, end_ns: int) -> Bars:
+        """Return the bars of which any part is between two moments."""
+        inside = (self.start_ns < end_ns) & (self.end_ns > start_ns)
+        return Bars(**{name: column[inside] for name, column in self.columns().items()})
+
+    def since(self, begin_ns: int) -> Bars:
+        """Return the same bars with times from a moment on; before it there are none."""
+        moved = self.columns()
+        for name in ("issue_ns", "start_ns", "ready_ns", "end_ns"):
+            is_unknown = (moved[name] == -1) if name == "ready_ns" else False
+            moved[name] = np.where(is_unknown, -1, np.maximum(moved[name] - begin_ns, 0))
+        return Bars(**moved)
+
+    def joined(self, unseen_ns: int) -> Bars:
+        """Join bars too short to be seen, and ever longer ones, until they are few enough."""
+        short_ns = max(unseen_ns, 1)
+        first = np.arange(len(self))
+        while len(first) > MOST_BARS:
+            is_short = self.end_ns - self.start_ns <= short_ns
+            together = is_short[1:] & is_short[:-1]
+            together &= self.start_ns[1:] // short_ns == self.start_ns[:-1] // short_ns
+            first = np.flatnonzero(np.append([True], ~together))
+            short_ns *= 2
+        if len(first) == len(self):
+            return self
+        return Bars(
+            name=self.name[first],
+            issue_ns=np.minimum.reduceat(self.issue_ns, first),
+            start_ns=self.start_ns[first],
+            ready_ns=np.maximum.reduceat(self.ready_ns, first),
+            end_ns=np.maximum.reduceat(self.end_ns, first),
+            bytes=np.add.reduceat(self.bytes, first),
+            count=np.add.reduceat(self.count, first),
+        )
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class RankLanes:
@@ -61,7 +120,7 @@ class RankLanes:
             self,
             start_ns=self.start_ns - begin_ns,
             end_ns=self.end_ns - begin_ns,
-            lanes={lane: _since(bars, begin_ns) for lane, bars in self.lanes.items()},
+            lanes={lane: bars.since(begin_ns) for lane, bars in self.lanes.items()},
             doing_start_ns=self.doing_start_ns - begin_ns,
             doing_end_ns=self.doing_end_ns - begin_ns,
         )
@@ -87,47 +146,44 @@ class Drawing:
     joined: int  # bars that stand for several
 
 
-def drawing(run: Run, found: Account, parts: Iterable[Spans] | None = None) -> Drawing:
+def drawing(run: Run, account: Account, parts: Iterable[Spans] | None = None) -> Drawing:
     """Choose steps and ranks, and collect what to draw, of one rank after the other.
 
     Where the run has few of its spans, `parts` are all of them (see `timelines`).
     """
-    ranks = _most_unlike(found)
-    chosen = _chosen_steps(found, max(3, min(MOST_STEPS, _MOST_PAGES // max(len(ranks), 1))))
-    numbers = [int(found.steps[place]) for place in chosen]
+    # All of a few ranks; of many, those whose waiting is furthest off.
+    waiting = np.array([row[Part.STRAGGLER.key] for row in account.rank_parts_s()])
+    order = np.argsort(-abs(waiting - np.median(waiting)), kind="stable")
+    ranks = np.sort(np.array(account.ranks)[order[:MOST_RANKS]])
+    chosen = _chosen_steps(account, max(3, min(MOST_STEPS, _MOST_PAGES // max(len(ranks), 1))))
+    numbers = [int(account.steps[place]) for place in chosen]
     drawn = [
-        [rows.in_step(number) for number in numbers] for rows in _rows_of(run, found, ranks, parts)
+        [rows.in_step(number) for number in numbers]
+        for rows in _rows_of(run, account, ranks, parts)
     ]
     steps = []
-    for number, word, together in zip(
+    for number, word, of_ranks in zip(
         numbers, chosen.values(), zip(*drawn, strict=True), strict=True
     ):
-        begin_ns = min(each.start_ns for each in together)
-        length_ns = max(each.end_ns for each in together) - begin_ns
-        moved = tuple(each.since(begin_ns) for each in together)
+        begin_ns = min(rank.start_ns for rank in of_ranks)
+        length_ns = max(rank.end_ns for rank in of_ranks) - begin_ns
+        moved = tuple(rank.since(begin_ns) for rank in of_ranks)
         steps.append(DrawnStep(number=number, word=word, length_ns=length_ns, ranks=moved))
     every = (bars for step in steps for rank in step.ranks for bars in rank.lanes.values())
     return Drawing(
         steps=tuple(steps),
-        ranks_left_out=len(found.ranks) - len(ranks),
-        steps_left_out=len(found.steps) - len(steps),
+        ranks_left_out=len(account.ranks) - len(ranks),
+        steps_left_out=len(account.steps) - len(steps),
         joined=sum(int((bars.count > 1).sum()) for bars in every),
     )
 
 
-def _most_unlike(found: Account) -> Whole:
-    """Return the ranks to draw: all of a few; of many, those whose waiting is furthest off."""
-    waiting = np.array([row[Part.STRAGGLER.key] for row in found.rank_parts_s()])
-    order = np.argsort(-abs(waiting - np.median(waiting)), kind="stable")
-    return np.sort(np.array(found.ranks)[order[:MOST_RANKS]])
-
-
 def _rows_of(
-    run: Run, found: Account, ranks: Whole, parts: Iterable[Spans] | None
+    run: Run, account: Account, ranks: Whole, parts: Iterable[Spans] | None
 ) -> Iterator[_RankRows]:
     transfers = transfers_of(run, {})
     if parts is None:
-        for line in found.lines:
+        for line in account.lines:
             if line.rank in ranks:
                 yield _RankRows.of(run, run.spans, transfers, line)
         return
@@ -144,10 +200,10 @@ def _rows_of(
         yield _RankRows.of(run, here, transfers, line)
 
 
-def _chosen_steps(found: Account, most: int) -> dict[int, str]:
+def _chosen_steps(account: Account, most: int) -> dict[int, str]:
     """Name the steps that people ask for first, and spread the rest evenly over the run."""
-    length_ns = found.parts_ns.sum(axis=2).max(axis=0)
-    typical = np.flatnonzero(found.is_typical)
+    length_ns = account.parts_ns.sum(axis=2).max(axis=0)
+    typical = np.flatnonzero(account.is_typical)
     median_ns = np.median(length_ns[typical])
     typical_one = int(typical[np.argmin(abs(length_ns[typical] - median_ns))])
     words: dict[int, str] = {}
@@ -163,13 +219,6 @@ def _chosen_steps(found: Account, most: int) -> dict[int, str]:
     return dict(sorted(words.items()))
 
 
-def _window(line: Timeline, number: int) -> tuple[int, int]:
-    """Return when a rank's step began and ended."""
-    [place] = np.flatnonzero(line.step_number == number)
-    pieces = np.flatnonzero(line.step == place)
-    return int(line.moments[pieces[0]]), int(line.moments[pieces[-1] + 1])
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _RankRows:
     """All that one rank has to draw, by lane, on the run's own clock."""
@@ -179,25 +228,37 @@ class _RankRows:
 
     @classmethod
     def of(cls, run: Run, spans: Spans, transfers: Transfers, line: Timeline) -> _RankRows:
-        spans = _of_rank(spans, line.rank)
-        by_lane = {
-            lane: _span_bars(spans.rows(_drawn(spans.lane, spans.name, lane)))
+        spans, table = spans.rows(np.flatnonzero(spans.rank == line.rank)), run.collectives
+        lanes = {
+            lane: Bars.of_spans(spans.rows(_drawn(spans, lane)))
             for lane in ("compute", "input", "host")
         }
-        rows = np.flatnonzero(run.collectives.rank == line.rank)
+        rows = np.flatnonzero(table.rank == line.rank)
+        issue_ns, end_ns = table.issue_ns[rows], table.end_ns[rows]
+        collectives = Bars.in_order(
+            name=table.op[rows],
+            issue_ns=issue_ns,
+            end_ns=end_ns,
+            bytes=table.bytes[rows],
+            start_ns=np.clip(table.start_ns[rows], issue_ns, end_ns),
+            ready_ns=np.where(transfers.is_known[rows], transfers.ready_ns[rows], -1),
+            count=np.ones(len(rows), np.int64),
+        ).columns()
         # A simulation lists its messages as spans too; they are drawn once.
-        is_listed = np.isin(spans.end_ns, run.collectives.end_ns[rows])
-        is_drawn = _drawn(spans.lane, spans.name, "communication") & ~is_listed
-        unlisted = _span_bars(spans.rows(is_drawn))
-        both = (_collective_bars(run, transfers, rows), unlisted)
-        return cls(line, {**by_lane, "communication": _together(*both)})
+        is_listed = np.isin(spans.end_ns, end_ns)
+        others = Bars.of_spans(spans.rows(_drawn(spans, "communication") & ~is_listed)).columns()
+        both = {name: np.concatenate([collectives[name], others[name]]) for name in collectives}
+        return cls(line, {**lanes, "communication": Bars.in_order(**both)})
 
     def in_step(self, number: int) -> RankLanes:
         """Return what is drawn of a step, on the run's own clock."""
-        start_ns, end_ns = _window(self.line, number)
+        [place] = np.flatnonzero(self.line.step_number == number)
+        pieces = np.flatnonzero(self.line.step == place)
+        start_ns = int(self.line.moments[pieces[0]])
+        end_ns = int(self.line.moments[pieces[-1] + 1])
         unseen_ns = (end_ns - start_ns) // _SEEN
-        shown = {
-            lane: _joined(_between(bars, start_ns, end_ns), unseen_ns)
+        lanes = {
+            lane: bars.between(start_ns, end_ns).joined(unseen_ns)
             for lane, bars in self.lanes.items()
         }
         doing_start_ns, doing_end_ns, doing = _doings(self.line, start_ns, end_ns, unseen_ns)
@@ -205,99 +266,16 @@ class _RankRows:
             rank=self.line.rank,
             start_ns=start_ns,
             end_ns=end_ns,
-            lanes={lane: bars for lane, bars in shown.items() if len(bars)},
+            lanes={lane: bars for lane, bars in lanes.items() if len(bars)},
             doing_start_ns=doing_start_ns,
             doing_end_ns=doing_end_ns,
             doing=doing,
         )
 
 
-def _of_rank(table: Any, rank: int) -> Any:
-    return table.rows(np.flatnonzero(table.rank == rank))
-
-
-def _drawn(lanes: Text, names: Text, lane: str) -> NDArray[np.bool_]:
+def _drawn(spans: Spans, lane: str) -> NDArray[np.bool_]:
     hidden = [name for other, name in _HIDDEN if other == lane]
-    return np.asarray((lanes == lane) & ~np.isin(names.astype(str), hidden), bool)
-
-
-def _span_bars(spans: Table) -> Bars:
-    columns = spans.columns()
-    none = np.full(len(spans), -1, np.int64)
-    return _in_order(
-        name=columns["name"],
-        issue_ns=columns["start_ns"],
-        start_ns=columns["start_ns"],
-        ready_ns=none,
-        end_ns=columns["end_ns"],
-        bytes=none,
-        count=np.ones(len(spans), np.int64),
-    )
-
-
-def _collective_bars(run: Run, transfers: Transfers, rows: NDArray[np.intp]) -> Bars:
-    table = run.collectives
-    issue_ns, end_ns = table.issue_ns[rows], table.end_ns[rows]
-    return _in_order(
-        name=table.op[rows],
-        issue_ns=issue_ns,
-        end_ns=end_ns,
-        bytes=table.bytes[rows],
-        start_ns=np.clip(table.start_ns[rows], issue_ns, end_ns),
-        ready_ns=np.where(transfers.is_known[rows], transfers.ready_ns[rows], -1),
-        count=np.ones(len(rows), np.int64),
-    )
-
-
-def _in_order(**columns: NDArray[Any]) -> Bars:
-    order = np.argsort(columns["start_ns"], kind="stable")
-    return Bars(**{name: column[order] for name, column in columns.items()})
-
-
-def _together(one: Bars, other: Bars) -> Bars:
-    return _in_order(
-        **{name: np.concatenate([getattr(one, name), getattr(other, name)]) for name in _COLUMNS}
-    )
-
-
-_COLUMNS = Bars.__slots__
-_TIMES = ("issue_ns", "start_ns", "ready_ns", "end_ns")
-
-
-def _between(bars: Bars, start_ns: int, end_ns: int) -> Bars:
-    inside = (bars.start_ns < end_ns) & (bars.end_ns > start_ns)
-    return Bars(**{name: getattr(bars, name)[inside] for name in _COLUMNS})
-
-
-def _since(bars: Bars, begin_ns: int) -> Bars:
-    moved = {name: getattr(bars, name) for name in _COLUMNS}
-    for name in _TIMES:
-        is_unknown = (moved[name] == -1) if name == "ready_ns" else False
-        moved[name] = np.where(is_unknown, -1, np.maximum(moved[name] - begin_ns, 0))
-    return Bars(**moved)
-
-
-def _joined(bars: Bars, unseen_ns: int) -> Bars:
-    """Join bars too short to be seen, and ever longer ones, until they are few enough."""
-    short_ns = max(unseen_ns, 1)
-    first = np.arange(len(bars))
-    while len(first) > MOST_BARS:
-        is_short = bars.end_ns - bars.start_ns <= short_ns
-        together = is_short[1:] & is_short[:-1]
-        together &= bars.start_ns[1:] // short_ns == bars.start_ns[:-1] // short_ns
-        first = np.flatnonzero(np.append([True], ~together))
-        short_ns *= 2
-    if len(first) == len(bars):
-        return bars
-    return Bars(
-        name=bars.name[first],
-        issue_ns=np.minimum.reduceat(bars.issue_ns, first),
-        start_ns=bars.start_ns[first],
-        ready_ns=np.maximum.reduceat(bars.ready_ns, first),
-        end_ns=np.maximum.reduceat(bars.end_ns, first),
-        bytes=np.add.reduceat(bars.bytes, first),
-        count=np.add.reduceat(bars.count, first),
-    )
+    return np.asarray((spans.lane == lane) & ~np.isin(spans.name.astype(str), hidden), bool)
 
 
 def _doings(
@@ -319,7 +297,7 @@ def _doings(
     return begins, ends, kinds
 
 
-def lanes_of(found: Drawing) -> Iterator[str]:
+def lanes_of(drawing: Drawing) -> Iterator[str]:
     """Name the lanes in which anything is drawn, in the order in which they are shown."""
-    used = {lane for step in found.steps for rank in step.ranks for lane in rank.lanes}
+    used = {lane for step in drawing.steps for rank in step.ranks for lane in rank.lanes}
     return (lane for lane in ("compute", "communication", "input", "host") if lane in used)

@@ -2,16 +2,22 @@
 
 Exposed communication is the time within steps when a collective was outstanding and the rank did
 not compute.
+
+Of links and processors it is how much was in use, on the job's whole steps and while communicating.
+Utilization of a link is bits sent / (line rate x window). Counters are taken as growing evenly
+between two samples, which lie some 10 ms apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.run.run import Run
+from fullwire.run.placement import host_line_rates_bps, host_of_rank
+from fullwire.run.run import Hosts, Links, Run, Whole
 from fullwire.timeline.timeline import timelines
 from fullwire.timeline.transfers import transfers_of
 
@@ -58,7 +64,9 @@ class _Sums:
         self._rank_steps += len(marks)
         self._steps_ns += int(lengths_ns.sum())
         self._bytes += int(part.collectives.bytes[part.collectives.step >= 0].sum())
-        self._exposed_ns += _exposed_ns(part)
+        for line in timelines(part, transfers_of(part, {})):
+            is_exposed = (line.step >= 0) & line.is_communicating & ~line.is_computing
+            self._exposed_ns += line.total_ns(is_exposed)
 
     def summary(self) -> Summary:
         lengths_s = self._longest_ns[self._longest_ns > 0] * 1e-9
@@ -86,9 +94,142 @@ class _Sums:
         )
 
 
-def _exposed_ns(run: Run) -> int:
-    """Return how long all ranks together communicated in their steps without computing."""
-    return sum(
-        line.total_ns((line.step >= 0) & line.is_communicating & ~line.is_computing)
-        for line in timelines(run, transfers_of(run, {}))
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """What one link carried out of its host; shares are None where nothing was measured."""
+
+    host: str
+    interface: str
+    line_rate_bps: float
+    in_steps: float | None
+    while_communicating: float | None
+
+
+class Windows:
+    """When steps ran and when collectives were outstanding, by rank; kept while parts go by.
+
+    Of a long job the collectives of every so many steps are enough, and all of an hour too many.
+    """
+
+    def __init__(self, every_nth_step: int = 1) -> None:
+        self._every_nth_step = every_nth_step
+        self._steps: dict[int, list[Whole]] = defaultdict(list)
+        self._outstanding: dict[int, list[Whole]] = defaultdict(list)
+
+    def seen_in(self, parts: Iterable[Run]) -> Iterator[Run]:
+        """Hand on the parts of a run, and remember the windows of each."""
+        for part in parts:
+            spans, collectives = part.spans, part.collectives
+            steps = spans.rows((spans.lane == "host") & (spans.name == "step"))
+            _remember(self._steps, steps.rank, steps.start_ns, steps.end_ns)
+            kept = collectives.rows(collectives.step % self._every_nth_step == 0)
+            _remember(self._outstanding, kept.rank, kept.issue_ns, kept.end_ns)
+            yield part
+
+    def steps(self, ranks: Iterable[int]) -> Whole:
+        """Return when any of some ranks was in a step."""
+        return _union(_together([piece for rank in ranks for piece in self._steps[rank]]))
+
+    def outstanding(self, ranks: Iterable[int]) -> Whole:
+        """Return when a collective of any of some ranks was outstanding."""
+        return _union(_together([piece for rank in ranks for piece in self._outstanding[rank]]))
+
+    @property
+    def whole(self) -> tuple[int, int] | None:
+        """The time from the first step of any rank to the end of the last, if there is one."""
+        steps = self.steps(list(self._steps))
+        return (int(steps[0, 0]), int(steps[-1, 1])) if len(steps) else None
+
+
+def links_in_use(run: Run, samples: Iterable[Links], windows: Windows) -> list[LinkUse]:
+    """Return the use of each host's busiest link whose line rate is known.
+
+    Samples come in pieces, so that all of an hour never are in memory with their names.
+    """
+    rates_bps = host_line_rates_bps(run)
+    in_use = []
+    for host, links in _counters(samples, rates_bps).items():
+        busiest = max(sorted(links), key=lambda name: int(np.ptp(links[name][1])))
+        ranks = [rank for rank, name in host_of_rank(run).items() if name == host]
+        steps = windows.steps(ranks)
+        outstanding = windows.outstanding(ranks)
+        # The times that both cover; neither touches itself.
+        both = []
+        for start, end in steps.tolist():
+            low = np.searchsorted(outstanding[:, 1], start, side="right")
+            high = np.searchsorted(outstanding[:, 0], end, side="left")
+            both.append(np.clip(outstanding[low:high], start, end))
+        in_use.append(
+            LinkUse(
+                host=host,
+                interface=busiest,
+                line_rate_bps=rates_bps[host],
+                in_steps=_share(*links[busiest], steps, rates_bps[host]),
+                while_communicating=_share(*links[busiest], _together(both), rates_bps[host]),
+            )
+        )
+    return in_use
+
+
+def _counters(
+    samples: Iterable[Links], hosts: Collection[str]
+) -> dict[str, dict[str, tuple[Whole, Whole]]]:
+    """Return when links of some hosts were sampled and what they had sent, by host and name."""
+    pieces: dict[tuple[str, str], list[Whole]] = defaultdict(list)
+    for table in samples:
+        columns = np.stack([table.time_ns, table.tx_bytes])
+        for host, name in dict.fromkeys(zip(table.host, table.interface, strict=True)):
+            if host in hosts:
+                here = (table.host == host) & (table.interface == name)
+                pieces[host, name].append(columns[:, here])
+    by_host: dict[str, dict[str, tuple[Whole, Whole]]] = defaultdict(dict)
+    for (host, name), parts in sorted(pieces.items()):
+        time_ns, tx_bytes = np.concatenate(parts, axis=1)
+        by_host[host][name] = time_ns, tx_bytes
+    return by_host
+
+
+def processor_use(samples: Iterable[Hosts], windows: Windows) -> float | None:
+    """Return the mean share of the job's processors in use while its steps ran."""
+    if windows.whole is None:
+        return None
+    begin_ns, end_ns = windows.whole
+    count, total = 0, 0.0
+    for table in samples:
+        is_processor = np.array([name.startswith("cpu") for name in table.device], bool)
+        inside = (table.time_ns >= begin_ns) & (table.time_ns <= end_ns)
+        shares = table.utilization[is_processor & inside]
+        count, total = count + len(shares), total + float(shares.sum())
+    return total / count if count else None
+
+
+def _remember(windows: dict[int, list[Whole]], rank: Whole, start: Whole, end: Whole) -> None:
+    for number in np.unique(rank).tolist():
+        windows[number].append(_union(np.stack([start, end], axis=1)[rank == number]))
+
+
+def _together(pieces: list[Whole]) -> Whole:
+    return np.concatenate([np.empty((0, 2), np.int64), *pieces])
+
+
+def _union(intervals: Whole) -> Whole:
+    """Return intervals that cover the same times and do not touch."""
+    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    if not len(ordered):
+        return ordered
+    reached = np.maximum.accumulate(ordered[:, 1])
+    opens = np.append([True], ordered[1:, 0] > reached[:-1])
+    closes = np.append(opens[1:], [True])
+    return np.stack([ordered[opens, 0], reached[closes]], axis=1)
+
+
+def _share(time_ns: Whole, tx_bytes: Whole, windows: Whole, rate_bps: float) -> float | None:
+    """Return bits sent in the windows over what the line could have sent in them."""
+    is_seen = (windows[:, 0] >= time_ns[0]) & (windows[:, 1] <= time_ns[-1])
+    seen = windows[is_seen]
+    length_ns = int((seen[:, 1] - seen[:, 0]).sum())
+    if not length_ns:
+        return None
+    # From the first sample on: a float holds those differences exactly, and the clock's times not.
+    sent = np.interp(seen - time_ns[0], time_ns - time_ns[0], tx_bytes - tx_bytes[0])
+    return float((sent[:, 1] - sent[:, 0]).sum()) * 8e9 / (rate_bps * length_ns)

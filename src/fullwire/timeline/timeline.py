@@ -62,6 +62,20 @@ class Kind(IntEnum):
     PACKING = 8
 
 
+_KIND_OF_LANE = {
+    "compute": Kind.COMPUTE,
+    "communication": Kind.SENDING,
+    "input": Kind.INPUT,
+}
+_KIND_OF = {  # lane and name, where that is something else than the lane says
+    ("host", "step"): Kind.STEP,
+    ("host", "backward"): Kind.MARK,
+    ("host", "codec"): Kind.PACKING,
+    ("communication", "wait"): Kind.BLOCKED,
+    ("communication", "codec"): Kind.CODEC,
+}
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Periods:
     """Stretches of time in which a rank had transfers under way, and all that they had to do."""
@@ -72,6 +86,37 @@ class Periods:
     codec_ns: NDArray[np.float64]
     hops: NDArray[np.float64]
     largest_bytes: Whole
+
+    @classmethod
+    def of(cls, run: Run, rows: NDArray[np.intp], transfers: Transfers) -> Periods:
+        """Join transfers that touch: a link shared by several is not told apart in time."""
+        end = run.collectives.end_ns[rows]
+        kept = transfers.is_known[rows] & (end > transfers.ready_ns[rows])
+        rows = rows[kept]
+        rows = rows[np.argsort(transfers.ready_ns[rows], kind="stable")]
+        start, reached = (
+            transfers.ready_ns[rows],
+            np.maximum.accumulate(run.collectives.end_ns[rows]),
+        )
+        is_new = np.ones(len(rows), bool)
+        is_new[1:] = start[1:] > reached[:-1]
+        first = np.flatnonzero(is_new)
+        last = np.append(first[1:], len(rows)) - 1 if len(rows) else first
+        number = np.cumsum(is_new) - 1
+
+        def summed(column: NDArray[np.generic]) -> NDArray[np.float64]:
+            return np.asarray(np.bincount(number, column[rows], len(first)), np.float64)
+
+        largest = np.zeros(len(first), np.int64)
+        np.maximum.at(largest, number, run.collectives.bytes[rows])
+        return cls(
+            start_ns=start[first],
+            end_ns=reached[last],
+            floor_ns=summed(transfers.floor_ns),
+            codec_ns=summed(transfers.codec_ns),
+            hops=summed(transfers.hops),
+            largest_bytes=largest,
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -112,7 +157,12 @@ def timelines(
     marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
     marks_by = _rows_by_rank(marks.rank)
     _check_times(run, "collectives", collectives.issue_ns, collectives.end_ns)
-    _check_sizes(run)
+    size = collectives.bytes
+    if (size < 0).any() or (size > MOST_BYTES).any():
+        row = int(np.argmax((size < 0) | (size > MOST_BYTES)))
+        raise DamagedInput(
+            run.provenance.source, f"collectives, row {row}: {size[row]} bytes cannot be"
+        )
     collectives_by = _rows_by_rank(collectives.rank)
     waiting = deque((recorded_ranks(run) if ranks is None else ranks).tolist())
     for spans in [run.spans] if parts is None else parts:
@@ -147,10 +197,13 @@ def timelines(
 def kinds_of(spans: Spans) -> NDArray[np.int8]:
     """Say for each span what it is to the account."""
     lanes, names = codes_of(spans.lane), codes_of(spans.name)
-    kinds = np.array(
-        [[_kind(lane, name) for name in names.names] for lane in lanes.names], np.int8
-    ).reshape(len(lanes.names), len(names.names))
-    return kinds[lanes.codes, names.codes]
+    kinds = [
+        _KIND_OF.get((lane, name), _KIND_OF_LANE.get(lane, Kind.OTHER))
+        for lane in lanes.names
+        for name in names.names
+    ]
+    table = np.array(kinds, np.int8).reshape(len(lanes.names), len(names.names))
+    return table[lanes.codes, names.codes]
 
 
 def _check_times(run: Run, table: str, start_ns: Whole, end_ns: Whole) -> None:
@@ -163,24 +216,6 @@ def _check_times(run: Run, table: str, start_ns: Whole, end_ns: Whole) -> None:
             run.provenance.source,
             f"{table}, row {row}: times that cannot be, from {start_ns[row]} to {end_ns[row]} ns",
         )
-
-
-def _check_sizes(run: Run) -> None:
-    size = run.collectives.bytes
-    if (size < 0).any() or (size > MOST_BYTES).any():
-        row = int(np.argmax((size < 0) | (size > MOST_BYTES)))
-        raise DamagedInput(
-            run.provenance.source, f"collectives, row {row}: {size[row]} bytes cannot be"
-        )
-
-
-def _kind(lane: str, name: str) -> Kind:
-    if lane == "host":
-        kinds = {"step": Kind.STEP, "backward": Kind.MARK, "codec": Kind.PACKING}
-        return kinds.get(name, Kind.OTHER)
-    if lane == "communication":
-        return {"wait": Kind.BLOCKED, "codec": Kind.CODEC}.get(name, Kind.SENDING)
-    return {"compute": Kind.COMPUTE, "input": Kind.INPUT}.get(lane, Kind.OTHER)
 
 
 def _rows_by_rank(ranks: Whole) -> Callable[[int], NDArray[np.intp]]:
@@ -206,12 +241,14 @@ def _timeline(
     start_ns, end_ns, number = _steps(run, rank, marks)
     intervals = [(spans.start_ns[kinds == kind], spans.end_ns[kinds == kind]) for kind in Kind]
     intervals[Kind.STEP] = (start_ns, end_ns)
-    periods = _periods(run, collectives, transfers)
+    periods = Periods.of(run, collectives, transfers)
     ready, known = transfers.ready_ns[collectives], transfers.is_known[collectives]
     issue, end = run.collectives.issue_ns[collectives], run.collectives.end_ns[collectives]
     untold = (ready[~known], end[~known])
     edges = [*intervals, (issue, end), (periods.start_ns, periods.end_ns), untold]
-    moments = _distinct(np.concatenate([times for pair in edges for times in pair]))
+    # In order, each once; numpy's own `unique` takes three times as long.
+    times_ns = np.sort(np.concatenate([times for pair in edges for times in pair]))
+    moments = times_ns[np.append([True], times_ns[1:] > times_ns[:-1])[: len(times_ns)]]
     covered = {kind: _covers(moments, *intervals[kind]) for kind in Kind}
     period = _inside(moments, periods.start_ns, periods.end_ns)
     outstanding = _covers(moments, issue, end)
@@ -264,41 +301,6 @@ def _steps(run: Run, rank: int, marks: Spans) -> tuple[Whole, Whole, Whole]:
     if (end_ns[:-1] > start_ns[1:]).any() or len(np.unique(number)) < len(number):
         raise DamagedInput(run.provenance.source, f"rank {rank} has two steps at once")
     return start_ns, end_ns, number
-
-
-def _periods(run: Run, rows: NDArray[np.intp], transfers: Transfers) -> Periods:
-    """Join transfers that touch: a link shared by several is not told apart in time."""
-    end = run.collectives.end_ns[rows]
-    kept = transfers.is_known[rows] & (end > transfers.ready_ns[rows])
-    rows = rows[kept]
-    rows = rows[np.argsort(transfers.ready_ns[rows], kind="stable")]
-    start, reached = transfers.ready_ns[rows], np.maximum.accumulate(run.collectives.end_ns[rows])
-    is_new = np.ones(len(rows), bool)
-    is_new[1:] = start[1:] > reached[:-1]
-    first = np.flatnonzero(is_new)
-    last = np.append(first[1:], len(rows)) - 1 if len(rows) else first
-    number = np.cumsum(is_new) - 1
-
-    def summed(column: NDArray[np.generic]) -> NDArray[np.float64]:
-        return np.asarray(np.bincount(number, column[rows], len(first)), np.float64)
-
-    largest = np.zeros(len(first), np.int64)
-    np.maximum.at(largest, number, run.collectives.bytes[rows])
-    return Periods(
-        start_ns=start[first],
-        end_ns=reached[last],
-        floor_ns=summed(transfers.floor_ns),
-        codec_ns=summed(transfers.codec_ns),
-        hops=summed(transfers.hops),
-        largest_bytes=largest,
-    )
-
-
-def _distinct(times_ns: Whole) -> Whole:
-    """Return the times in order, each once; numpy's own `unique` takes three times as long."""
-    ordered = np.sort(times_ns)
-    distinct: Whole = ordered[np.append([True], ordered[1:] > ordered[:-1])[: len(ordered)]]
-    return distinct
 
 
 def _covers(moments: Whole, start_ns: Whole, end_ns: Whole) -> NDArray[np.bool_]:

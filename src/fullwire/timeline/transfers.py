@@ -4,6 +4,13 @@ Rows belong together by group, operation and sequence; sending and receiving are
 group of two. A collective cannot begin before its latest
 rank has issued it; what a rank spends on it before that moment is waiting, and after it transfer.
 Where ranks are not recorded, the latest issue that is known is a bound and nothing more.
+
+Each collective's waiting is shared among the ranks that came late. A rank is late by as much as it
+issues a collective after the middle one of its members. It may be late because it waited itself,
+for a rank of another group: where a node shares each layer's work and nodes share gradients, one
+slow rank brings all ranks of its node late to their gradients. So what a rank waited since its
+group last met, beyond what the middle one did, excuses it; that part of the waiting is nobody's
+here, for it is told already where the cause of it was waited for.
 """
 
 from __future__ import annotations
@@ -18,8 +25,7 @@ from fullwire.collectives.closed_form import gradient_cost, observed_cost, sent_
 from fullwire.collectives.cost import AddTimes, Cost, Floats
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.errors import UsageError
-from fullwire.run.run import SIZE_UNKNOWN, Run, Text, Whole
-from fullwire.timeline.lateness import caused_ns
+from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Text, Whole
 from fullwire.units import ratio, shown
 
 MOST_WORKERS = 100_000_000
@@ -44,14 +50,20 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
     """Match the collectives of a run; `rate_bps` is each rank's line rate, as far as known."""
     table = run.collectives
     group, op = codes_of(table.group), codes_of(table.op)
-    kind = _kinds(op)
-    order = np.lexsort((table.issue_ns, table.sequence, kind, group.codes))
-    matched = _Matched.over(run, order, group.codes, kind)
+    # Operations as they are matched: what one rank sends another one receives.
+    kinds = ["sendrecv" if name in ("send", "recv") else name for name in op.names]
+    kind = codes_of(np.array(kinds, object)).codes[op.codes]
+    matched = _Matched.over(table, group.codes, kind)
     latest_ns = np.empty(len(table), np.int64)
-    latest_ns[order] = matched.latest_ns
-    members, is_known = _members(run, group, matched.ranks_by_row(order))
+    latest_ns[matched.order] = matched.latest_ns
+    members, is_known = _members(run, group, matched.ranks_by_row())
     cost, codec_ns = _costs(run, op, members)
-    slowest_bps = _slowest_bps(run, group, rate_bps)
+    # The slowest link of a row's group paces it; 0 where that is unknown.
+    recorded = recorded_ranks(run)
+    rates = np.array([rate_bps.get(rank, 0.0) for rank in recorded.tolist()])
+    slowest = np.full(len(group.names), np.inf)
+    np.minimum.at(slowest, group.codes, rates[np.searchsorted(recorded, table.rank)])
+    slowest_bps = slowest[group.codes]
     floor_ns = 8e9 * cost.wire_bytes / np.maximum(slowest_bps, 1e-3)
     has_size = table.dtype != SIZE_UNKNOWN
     ready_ns = np.clip(latest_ns, table.issue_ns, table.end_ns)
@@ -62,7 +74,7 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
         codec_ns=codec_ns,
         # Of unknown size, it is no small collective that shows what a message costs.
         hops=np.where(has_size, np.asarray(cost.hops, np.int64), 0),
-        caused_ns=caused_ns(table, group.codes, ready_ns, order, matched.first, matched.count),
+        caused_ns=matched.caused_ns(table, group.codes, ready_ns),
         clock_error_ns=_clock_error_ns(run, latest_ns, is_known),
     )
 
@@ -113,8 +125,8 @@ def codes_of(column: Text) -> Coded:
     first = np.flatnonzero(is_new)  # of equal texts in a row, which samples have by the thousand
     if 2 * len(first) > len(column):
         return _numbered(column.tolist())
-    found = _numbered(column[first].tolist())
-    return Coded(np.repeat(found.codes, np.diff(np.append(first, len(column)))), found.names)
+    coded = _numbered(column[first].tolist())
+    return Coded(np.repeat(coded.codes, np.diff(np.append(first, len(column)))), coded.names)
 
 
 def _numbered(values: list[str]) -> Coded:
@@ -123,35 +135,58 @@ def _numbered(values: list[str]) -> Coded:
     return Coded(codes, tuple(number))
 
 
-def _kinds(op: Coded) -> Whole:
-    """Number operations as they are matched: what one rank sends another one receives."""
-    kinds = ["sendrecv" if name in ("send", "recv") else name for name in op.names]
-    return codes_of(np.array(kinds, object)).codes[op.codes]
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _Matched:
     """Rows in an order in which those of one collective follow each other, by issue."""
 
+    order: NDArray[np.intp]
     first: Whole  # place of each collective's first row in that order
     count: Whole  # its rows
     latest_ns: Whole  # its latest issue, for each row in that order
 
     @classmethod
-    def over(cls, run: Run, order: NDArray[np.intp], group: Whole, kind: Whole) -> _Matched:
-        sequence = run.collectives.sequence
-        keys = [column[order] for column in (group, kind, sequence)]
+    def over(cls, table: Collectives, group: Whole, kind: Whole) -> _Matched:
+        order = np.lexsort((table.issue_ns, table.sequence, kind, group))
+        keys = [column[order] for column in (group, kind, table.sequence)]
         is_new = np.ones(len(order), bool)
         is_new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
         first = np.flatnonzero(is_new)
         count = np.diff(np.append(first, len(order)))
-        latest_ns = run.collectives.issue_ns[order][first + count - 1]
-        return cls(first, count, np.repeat(latest_ns, count))
+        latest_ns = table.issue_ns[order][first + count - 1]
+        return cls(order, first, count, np.repeat(latest_ns, count))
 
-    def ranks_by_row(self, order: NDArray[np.intp]) -> Whole:
-        by_row = np.empty(len(order), np.int64)
-        by_row[order] = np.repeat(self.count, self.count)
+    def ranks_by_row(self) -> Whole:
+        by_row = np.empty(len(self.order), np.int64)
+        by_row[self.order] = np.repeat(self.count, self.count)
         return by_row
+
+    def caused_ns(self, table: Collectives, group: Whole, ready_ns: Whole) -> Floats:
+        """Return for each row what the others waited for its rank; it could begin at `ready_ns`."""
+        caused_ns = np.zeros(len(table))
+        if not len(self.order):
+            return caused_ns
+        issue_ns = table.issue_ns[self.order]
+        # What each rank waited since its group had met before, in other groups.
+        own_ns = ready_ns - table.issue_ns
+        by_rank = np.lexsort((table.issue_ns, table.rank))
+        reached_ns = np.empty(len(by_rank), np.int64)
+        reached_ns[by_rank] = np.cumsum(own_ns[by_rank])
+        by_group = np.lexsort((table.issue_ns, group, table.rank))
+        before, later = by_group[:-1], by_group[1:]
+        is_same = (table.rank[before] == table.rank[later]) & (group[before] == group[later])
+        before, later = before[is_same], later[is_same]
+        since_ns = np.zeros(len(by_group), np.int64)
+        since_ns[later] = (reached_ns - own_ns)[later] - reached_ns[before]
+        waited_ns = since_ns[self.order]
+        middle = np.repeat(self.first + (self.count - 1) // 2, self.count)
+        late_ns = np.maximum(issue_ns - issue_ns[middle], 0)
+        excused_ns = np.maximum(waited_ns - waited_ns[middle], 0)
+        all_waited_ns = np.add.reduceat(self.latest_ns - issue_ns, self.first)
+        all_late_ns = np.maximum(np.add.reduceat(late_ns, self.first), 1)
+        caused_ns[self.order] = np.maximum(late_ns - excused_ns, 0) * np.repeat(
+            all_waited_ns / all_late_ns, self.count
+        )
+        return caused_ns
 
 
 def _members(run: Run, group: Coded, here: Whole) -> tuple[Whole, NDArray[np.bool_]]:
@@ -198,15 +233,6 @@ def stated_compressor(run: Run) -> Compressor | None:
     if not text:
         return None
     return parse_codec(text) if "," in text else Compressor(ratio=ratio(text, "compression"))
-
-
-def _slowest_bps(run: Run, group: Coded, rate_bps: Mapping[int, float]) -> Floats:
-    """Return for each row the rate of its group's slowest link, which paces them; 0 if unknown."""
-    recorded = recorded_ranks(run)
-    rates = np.array([rate_bps.get(rank, 0.0) for rank in recorded.tolist()])
-    slowest = np.full(len(group.names), np.inf)
-    np.minimum.at(slowest, group.codes, rates[np.searchsorted(recorded, run.collectives.rank)])
-    return slowest[group.codes]
 
 
 def _clock_error_ns(run: Run, latest_ns: Whole, is_known: NDArray[np.bool_]) -> int:

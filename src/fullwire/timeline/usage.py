@@ -80,7 +80,11 @@ def _edges_ns(run: Run) -> Floats | None:
 
 
 def _of_links(run: Run, edges_ns: Floats, rate_bps: Mapping[int, float]) -> Iterator[Usage]:
-    table, rate_of = run.links, _rate_of_hosts(run, rate_bps)
+    table, names = run.links, host_of_rank(run)
+    # The line rate of each host's link; where hosts are not named, the one there is.
+    rate_of = {name: rate_bps[rank] for rank, name in names.items() if rank in rate_bps}
+    if not names and len(rates := set(rate_bps.values())) == 1:
+        rate_of = dict.fromkeys(table.host.tolist(), rates.pop())
     by_direction: dict[str, list[Line]] = {"tx_bytes": [], "rx_bytes": []}
     hosts = [table.host[rows[0]] for _, rows in series(table, table.host, table.interface)]
     is_share = bool(hosts) and all(host in rate_of for host in hosts)
@@ -102,7 +106,7 @@ def _of_sockets(run: Run, edges_ns: Floats) -> Iterator[Usage]:
     for _, rows in series(table, table.host, table.flow):
         sent = float(np.ptp(table.bytes_acked[rows])) + 1.0
         values = np.array(
-            [_rate(table.time_ns[rows], table.columns()[each][rows], edges_ns) for each in columns]
+            [_rate(table.time_ns[rows], table.columns()[name][rows], edges_ns) for name in columns]
         )
         is_known = np.isfinite(values[0])
         total += np.where(is_known, values, 0.0) * sent
@@ -117,13 +121,13 @@ def _of_devices(run: Run, edges_ns: Floats) -> Iterator[Usage]:
     table = run.hosts
     kinds: dict[str, list[Line]] = {"cpu": [], "gpu": []}
     is_one_machine = run.facts.machines == 1  # hosts of a lab all see the same processors
-    shown: set[str] = set()
+    drawn: set[str] = set()
     for host, rows in series(table, table.host, table.device):
         device = str(table.device[rows[0]])
-        kind = next((each for each in kinds if device.startswith(each)), None)
-        if kind is None or (is_one_machine and device in shown):
+        kind = next((kind for kind in kinds if device.startswith(kind)), None)
+        if kind is None or (is_one_machine and device in drawn):
             continue
-        shown.add(device)
+        drawn.add(device)
         time_ns = table.time_ns[rows]
         used = np.clip(np.nan_to_num(table.utilization[rows], posinf=1.0, neginf=0.0), 0, 1)
         spent = np.cumsum(used * np.diff(time_ns, prepend=time_ns[:1]))
@@ -153,13 +157,3 @@ def _rate(time_ns: Whole, counter: NDArray[np.generic], edges_ns: Floats) -> Flo
     grown = np.cumsum(np.maximum(np.diff(amounts, prepend=amounts[:1]), 0.0))
     at_edges = np.interp(edges_ns, time_ns, grown, left=np.nan, right=np.nan)
     return np.asarray(np.diff(at_edges) / np.diff(edges_ns), np.float64)
-
-
-def _rate_of_hosts(run: Run, rate_bps: Mapping[int, float]) -> dict[str, float]:
-    """Return the line rate of each host's link; where hosts are not named, the one there is."""
-    names = host_of_rank(run)
-    if names:
-        return {name: rate_bps[rank] for rank, name in names.items() if rank in rate_bps}
-    rates = set(rate_bps.values())
-    hosts = set(run.links.host.tolist())
-    return dict.fromkeys(hosts, rates.pop()) if len(rates) == 1 else {}
