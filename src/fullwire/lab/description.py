@@ -218,7 +218,7 @@ def _hosts_of(fabric: Fabric) -> Cluster:
         workers=fabric.nodes,
         rate_bps=fabric.nics.rate_bps,
         latency_s=fabric.nics.latency_s,
-        other_rates_bps=tuple((each.node, each.nic_rate_bps) for each in fabric.other_hosts),
+        other_rates_bps=tuple((host.node, host.nic_rate_bps) for host in fabric.other_hosts),
     )
 
 
@@ -267,8 +267,8 @@ def _processors(text: str) -> frozenset[int]:
             raise UsageError(f"cpus: expected a list of processors like 0,2-3, got {text!r}")
         wanted |= set(range(int(first), int(last if dash else first) + 1))
     if not wanted or not wanted <= offered:
-        shown = ",".join(map(str, sorted(offered)))
-        raise UsageError(f"cpus: expected some of {shown}, which we may use here, got {text!r}")
+        usable = ",".join(map(str, sorted(offered)))
+        raise UsageError(f"cpus: expected some of {usable}, which we may use here, got {text!r}")
     return frozenset(wanted)
 
 
