@@ -28,7 +28,7 @@ from fullwire.studies.recording.job import STEPS
 RANKS = 2
 WIDTH = 512  # of the job's layers
 FEWEST_PAIRS = 5
-_JOB = Path(__file__).with_name("overhead_job.py")
+JOB = Path(__file__).with_name("job.py")
 
 Difference: TypeAlias = Literal["record", "control", "hooks", "sampler", "longer"]
 _Pair: TypeAlias = dict[Literal["plain", "other"], dict[Literal["wall_s", "cpu_s"], float]]
@@ -96,7 +96,7 @@ def _recorded_job() -> Iterator[subprocess.Popen[str]]:
                 f"{directory}/x.run",
                 "--",
                 sys.executable,
-                str(_JOB),
+                str(JOB),
                 str(RANKS),
                 str(WIDTH),
             ],
