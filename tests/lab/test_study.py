@@ -60,7 +60,7 @@ def seen(trial: Trial, step_s: float = 0.2, **changed: object) -> Measured:
 
 
 def judged(key: str, *found: Measured, predicted: Sequence[Predicted] = ()) -> Claim:
-    findings = Findings(found=found, predicted=predicted, explained=())
+    findings = Findings(measured=found, predicted=predicted, explained=())
     return next(each for each in claims(findings) if each.key == key)
 
 
@@ -68,11 +68,11 @@ def judged(key: str, *found: Measured, predicted: Sequence[Predicted] = ()) -> C
 
 
 def test_what_was_not_played_is_not_measured() -> None:
-    rows = {each.key: each for each in claims(Findings(found=(), predicted=(), explained=()))}
+    rows = {each.key: each for each in claims(Findings(measured=(), predicted=(), explained=()))}
     modelled = {"no_compression", "little_compression"}
     assert {each.holds for key, each in rows.items() if key not in modelled} == {"not measured"}
     assert all(rows[key].holds == "yes" and rows[key].basis == "modelled" for key in modelled)
-    assert len(rows) == len(claims(Findings(found=(), predicted=(), explained=())))
+    assert len(rows) == len(claims(Findings(measured=(), predicted=(), explained=())))
 
 
 @pytest.mark.parametrize(("step_s", "holds"), [(0.2, "yes"), (0.105, "no")])

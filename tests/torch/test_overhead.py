@@ -36,7 +36,7 @@ def test_of_two_models_in_turns_one_is_recorded_and_the_other_is_not(tmp_path: P
             str(output),
             "--",
             sys.executable,
-            str(overhead_job.__file__),
+            str(overhead.JOB),
             str(overhead.RANKS),
             "16",
         ],

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullwire.recorder.clocks import SAME, UNKNOWN, offsets
+from fullwire.recorder.hosts import SAME, UNKNOWN, offsets
 from fullwire.recorder.inside.journal import HEADER_BYTES
 from fullwire.recorder.record import join
 from fullwire.run.run import Collectives

@@ -260,8 +260,8 @@ def _processors(text: str) -> frozenset[int]:
             raise UsageError(f"cpus: expected a list of processors like 0,2-3, got {text!r}")
         wanted |= set(range(int(first), int(last if dash else first) + 1))
     if not wanted or not wanted <= offered:
-        shown = ",".join(map(str, sorted(offered)))
-        raise UsageError(f"cpus: expected some of {shown}, which we may use here, got {text!r}")
+        usable = ",".join(map(str, sorted(offered)))
+        raise UsageError(f"cpus: expected some of {usable}, which we may use here, got {text!r}")
     return frozenset(wanted)
 
 

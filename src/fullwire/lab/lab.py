@@ -34,8 +34,14 @@ class Lab:
     def __enter__(self) -> Lab:
         ours, theirs = socket.socketpair()
         with theirs:
+            # It finds our modules where we found them, whatever directory we are in.
+            program = (
+                f"import sys; sys.path[:] = {sys.path!r}\n"
+                "from fullwire.lab.supervisor import main\n"
+                f"main({theirs.fileno()})"
+            )
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-c", _supervisor_program(theirs.fileno())],
+                [sys.executable, "-c", program],
                 pass_fds=[theirs.fileno()],
             )
         self._connection = Connection(ours.detach())
@@ -121,12 +127,3 @@ class Lab:
         finally:  # it hangs, or a person does not want to wait
             self._supervisor.kill()
             self._supervisor.wait()
-
-
-def _supervisor_program(channel: int) -> str:
-    """Return a program that finds our modules where we found them, whatever directory we are in."""
-    return (
-        f"import sys; sys.path[:] = {sys.path!r}\n"
-        "from fullwire.lab.supervisor import main\n"
-        f"main({channel})"
-    )

@@ -131,7 +131,14 @@ class Network:
             if description.leaves:
                 self._make_spine()
             else:
-                self._make_switch()
+                index = self._make_bridge(self._switch, _SWITCH)
+                for nic in range(self._description.nics_per_host):
+                    self._switch.addr(
+                        "add",
+                        index=index,
+                        address=_switch_address(nic),
+                        prefixlen=_network_of(nic).prefixlen,
+                    )
             self.hosts = [self._make_host(number) for number in range(description.cluster.nodes)]
 
     def _make_bridge(self, netlink: IPRoute, name: str) -> int:
@@ -139,16 +146,6 @@ class Network:
         index = _index(netlink, name)
         netlink.link("set", index=index, state="up", mtu=self._description.mtu)
         return index
-
-    def _make_switch(self) -> None:
-        index = self._make_bridge(self._switch, _SWITCH)
-        for nic in range(self._description.nics_per_host):
-            self._switch.addr(
-                "add",
-                index=index,
-                address=_switch_address(nic),
-                prefixlen=_network_of(nic).prefixlen,
-            )
 
     def _make_spine(self) -> None:
         _answer_for_own_addresses_only()
@@ -193,35 +190,35 @@ class Network:
         return self.leaves[self._description.leaf_of(nic.host, nic.number)]
 
     def _make_host(self, number: int) -> Host:
-        nics = tuple(Nic(number, each) for each in range(self._description.nics_per_host))
+        nics = tuple(Nic(number, nic) for nic in range(self._description.nics_per_host))
         host = Host(number, namespaces.new_network(), nics)
         with namespaces.inside(host.network):
             _no_ipv6()
-            _allow_ping()
+            # Let our own group ping: the capability that ping carries means nothing in a lab.
+            group = os.getegid()
+            with contextlib.suppress(OSError):
+                Path("/proc/sys/net/ipv4/ping_group_range").write_text(f"{group} {group}")
             _answer_for_own_addresses_only()
         for nic in nics:
-            self._plug(nic, host)
+            # Make the cable from a NIC to its switch.
+            mtu = self._description.mtu
+            self._switch.link(
+                "add",
+                ifname=nic.port,
+                kind="veth",
+                mtu=mtu,
+                peer={"ifname": nic.interface, "mtu": mtu, "net_ns_fd": host.network},
+            )
+            port = _index(self._switch, nic.port)
+            bridge = _index(self._switch, self._leaf_of(nic).bridge if self.leaves else _SWITCH)
+            self._switch.link("set", index=port, master=bridge, state="up")
+            if self.leaves:
+                _add_way(self._switch, bridge, None, nic.address)
         with _netlink_of(host) as own:
             own.link("set", index=_index(own, "lo"), state="up")
             for nic in nics:
                 self._make_interface(own, nic)
         return host
-
-    def _plug(self, nic: Nic, host: Host) -> None:
-        """Make the cable from a NIC to its switch."""
-        mtu = self._description.mtu
-        self._switch.link(
-            "add",
-            ifname=nic.port,
-            kind="veth",
-            mtu=mtu,
-            peer={"ifname": nic.interface, "mtu": mtu, "net_ns_fd": host.network},
-        )
-        port = _index(self._switch, nic.port)
-        bridge = _index(self._switch, self._leaf_of(nic).bridge if self.leaves else _SWITCH)
-        self._switch.link("set", index=port, master=bridge, state="up")
-        if self.leaves:
-            _add_way(self._switch, bridge, None, nic.address)
 
     def _make_interface(self, own: IPRoute, nic: Nic) -> None:
         index, network = _index(own, nic.interface), _network_of(nic.number)
@@ -244,18 +241,22 @@ class Network:
             for host, rate_bps in zip(self.hosts, self._description.rates_bps, strict=True):
                 self.set_rate(host, rate_bps)
             for leaf in self.leaves:
-                self._shape_uplink(leaf, self._description.uplink_rate_bps)
-
-    def _shape_uplink(self, leaf: Leaf, rate_bps: float) -> None:
-        sizes = _burst_bytes(rate_bps), _switch_queue_bytes(rate_bps)
-        _hold_to(self._switch, _index(self._switch, leaf.up), rate_bps, *sizes)
-        assert self.spine is not None
-        with namespaces.inside(self.spine), IPRoute() as at_spine:
-            _hold_to(at_spine, _index(at_spine, leaf.down), rate_bps, *sizes)
+                rate_bps = self._description.uplink_rate_bps
+                sizes = _burst_bytes(rate_bps), _switch_queue_bytes(rate_bps)
+                _hold_to(self._switch, _index(self._switch, leaf.up), rate_bps, *sizes)
+                assert self.spine is not None
+                with namespaces.inside(self.spine), IPRoute() as at_spine:
+                    _hold_to(at_spine, _index(at_spine, leaf.down), rate_bps, *sizes)
 
     def set_rate(self, host: Host, rate_bps: float) -> None:
         """Hold what each NIC of a host sends and what it receives to a rate each."""
-        burst_bytes = self._burst_for(host, rate_bps)
+        # Leave room for what waits: in a bucket smaller than it is it would wait for ever.
+        whole_bytes = _burst_bytes(rate_bps)
+        waiting_bytes = max(
+            self._waiting_bytes.get(host.number, 0), min(_LARGEST_HAND_DOWN_BYTES, whole_bytes)
+        )
+        self._waiting_bytes[host.number] = waiting_bytes
+        burst_bytes = max(whole_bytes, waiting_bytes)
         with _netlink_of(host) as own:
             for nic in host.nics:
                 port = _index(self._switch, nic.port)
@@ -264,17 +265,10 @@ class Network:
                 index = _index(own, nic.interface)
                 _hold_to(own, index, rate_bps, burst_bytes, _HOST_QUEUE_BYTES)
                 # What is larger than the bucket would be cut into single frames, each of which
-                # wakes the receiver: a NIC hands up what came in together.
-                own.link("set", index=index, gso_max_size=_hand_down_bytes(rate_bps))
-
-    def _burst_for(self, host: Host, rate_bps: float) -> int:
-        """Leave room for what waits: in a bucket smaller than it is it would wait for ever."""
-        whole_bytes = _burst_bytes(rate_bps)
-        waiting_bytes = max(
-            self._waiting_bytes.get(host.number, 0), min(_LARGEST_HAND_DOWN_BYTES, whole_bytes)
-        )
-        self._waiting_bytes[host.number] = waiting_bytes
-        return max(whole_bytes, waiting_bytes)
+                # wakes the receiver: a NIC hands up what came in together. TCP's headers must fit
+                # the bucket too.
+                piece_bytes = min(_MOST_SEGMENTS_BYTES, round(0.9 * whole_bytes))
+                own.link("set", index=index, gso_max_size=piece_bytes)
 
     def add_netem(self) -> None:
         """Add the delay and the loss on the way out of every host, if any are asked for."""
@@ -359,11 +353,6 @@ def _burst_bytes(rate_bps: float) -> int:
     return max(4 * _LARGEST_FRAME_BYTES, min(enough_bytes, _carried_bytes(rate_bps, 1e-3)))
 
 
-def _hand_down_bytes(rate_bps: float) -> int:
-    """Return how much TCP may hand down in one piece: its headers must fit the bucket too."""
-    return min(_MOST_SEGMENTS_BYTES, round(0.9 * _burst_bytes(rate_bps)))
-
-
 def _switch_queue_bytes(rate_bps: float) -> int:
     """Return what waits at a port before frames are dropped, as much as a shallow switch has."""
     return max(256 * 1024, _carried_bytes(rate_bps, 5e-3))
@@ -388,13 +377,6 @@ def _no_ipv6() -> None:
         Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
 
 
-def _allow_ping() -> None:
-    """Let our own group ping: the capability that ping carries means nothing in a lab."""
-    group = os.getegid()
-    with contextlib.suppress(OSError):
-        Path("/proc/sys/net/ipv4/ping_group_range").write_text(f"{group} {group}")
-
-
 @contextlib.contextmanager
 def _kernel_refusals_explained() -> Iterator[None]:
     try:
@@ -412,6 +394,6 @@ def _netlink_of(host: Host) -> Iterator[IPRoute]:
 
 
 def _index(netlink: IPRoute, name: str) -> int:
-    found: list[Any] = list(netlink.link_lookup(ifname=name))
-    [index] = found
+    indices: list[Any] = list(netlink.link_lookup(ifname=name))
+    [index] = indices
     return int(index)

@@ -38,18 +38,14 @@ def enter_own_namespaces() -> None:
     """
     try:
         if os.geteuid() != 0 or not _is_permitted(_OWN):
-            _enter_as_ordinary_user()
+            user, group = os.geteuid(), os.getegid()
+            _unshare(_NEW_USER | _OWN)
+            Path("/proc/self/setgroups").write_text("deny")  # the kernel's price for a group map
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         _mount("none", "/", "", _MOUNT_PRIVATE_TREE)  # what we mount stays with us
     except OSError as error:
         raise UsageError(_why_not(error)) from None
-
-
-def _enter_as_ordinary_user() -> None:
-    user, group = os.geteuid(), os.getegid()
-    _unshare(_NEW_USER | _OWN)
-    Path("/proc/self/setgroups").write_text("deny")  # the kernel's price for a group map
-    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
 
 
 def _is_permitted(flags: int) -> bool:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from fullwire.lab.description import LabDescription, interface_of
+from fullwire.lab.description import interface_of
 from fullwire.lab.faults import Fault
 from fullwire.lab.lab import Lab
 from fullwire.lab.terminal import take_terminal
@@ -74,36 +74,29 @@ def summary(lab: Lab) -> str:
             f"; {len(lab.uplinks)} leaves below a spine, uplinks deliver at least "
             f"{show_rate(slowest.delivered_bps)} of {show_rate(slowest.payload_limit_bps)}"
         )
-    return (
-        f"{_hosts(lab.description)} up; links deliver at least {least.delivered_share:.1%} of the "
-        f"payload that their line rates allow (host {least.host}: "
-        f"{show_rate(least.delivered_bps)} of {show_rate(least.payload_limit_bps)})"
-        f"{below}{_not_as_described(lab)}"
-    )
-
-
-def _hosts(description: LabDescription) -> str:
-    count, ranks, nics = description.cluster.nodes, description.ranks_per_host, ""
-    if description.nics_per_host > 1:
-        nics = f" and {description.nics_per_host} NICs"
-    each = f" of {ranks} ranks{nics}" if ranks > 1 else ""
-    return f"{count} host{'s' if count > 1 else ''}{each}"
-
-
-def _not_as_described(lab: Lab) -> str:
-    """Say what of a described cluster this machine has in its own way."""
-    said = ""
+    count, ranks, nics = lab.description.cluster.nodes, lab.description.ranks_per_host, ""
+    if lab.description.nics_per_host > 1:
+        nics = f" and {lab.description.nics_per_host} NICs"
+    of_ranks = f" of {ranks} ranks{nics}" if ranks > 1 else ""
+    hosts = f"{count} host{'s' if count > 1 else ''}{of_ranks}"
+    # What of a described cluster this machine has in its own way.
+    words = ""
     if lab.in_host_bps is not None:
-        said += (
+        words += (
             f"; what joins ranks of a host is this machine's memory, {show_rate(lab.in_host_bps)} "
             "over TCP, and not shaped"
         )
     if lab.description.left_out_s:
-        said += (
+        words += (
             f"; {show_time(lab.description.left_out_s)} of latency are not added, since a small "
             "message takes as long here anyway"
         )
-    return said
+    return (
+        f"{hosts} up; links deliver at least {least.delivered_share:.1%} of the "
+        f"payload that their line rates allow (host {least.host}: "
+        f"{show_rate(least.delivered_bps)} of {show_rate(least.payload_limit_bps)})"
+        f"{below}{words}"
+    )
 
 
 def rank_environment(lab: Lab, rank: int) -> dict[str, str]:
@@ -138,23 +131,20 @@ class _Job:
     def finish(self) -> int:
         """Wait for the last rank, while the timetable runs."""
         while self._running:
-            self._note_standstill()
+            # End in a little while if nothing that is left can ever go on.
+            if self._ends_at_s is None and self._is_at_a_standstill():
+                self._ends_at_s = time.monotonic() + _LAST_WORDS_S
+                self._say("only paused hosts are left, and nothing restores them: they are killed")
             ended = self._lab.next_end(self._time_to_next_s())
             if ended is not None:
                 self._note_end(ended.rank, ended.status)
-            elif self._is_overdue():
+            elif self._ends_at_s is not None and time.monotonic() >= self._ends_at_s:
                 self._status = self._status or 128 + signal.SIGKILL
                 self.end(signal.SIGTERM)
                 break
             else:
                 self._disturb()
         return self._status
-
-    def _note_standstill(self) -> None:
-        """End in a little while if nothing that is left can ever go on."""
-        if self._ends_at_s is None and self._is_at_a_standstill():
-            self._ends_at_s = time.monotonic() + _LAST_WORDS_S
-            self._say("only paused hosts are left, and nothing restores them: they are killed")
 
     def _is_at_a_standstill(self) -> bool:
         left = {self._lab.description.host_of(rank) for rank in self._running}
@@ -174,9 +164,6 @@ class _Job:
         if self._ends_at_s is not None:
             moments_s.append(self._ends_at_s)
         return max(0.0, min(moments_s) - time.monotonic()) if moments_s else None
-
-    def _is_overdue(self) -> bool:
-        return self._ends_at_s is not None and time.monotonic() >= self._ends_at_s
 
     def _note_end(self, rank: int, status: int) -> None:
         self._running.remove(rank)

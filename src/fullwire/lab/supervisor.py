@@ -12,14 +12,23 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fullwire.errors import UsageError
 from fullwire.lab import namespaces
 from fullwire.lab.description import LabDescription
 from fullwire.lab.faults import Fault
-from fullwire.lab.messages import Ready, Refused, Signal, Start
+from fullwire.lab.messages import Ended, Ready, Refused, Signal, Start
+from fullwire.lab.terminal import take_terminal
+
+if TYPE_CHECKING:  # pyroute2, which it loads, is large, and namespaces want no threads
+    from fullwire.lab.links import Host
+
+_NOT_STARTED = 127  # as a shell says that a command could not be started
 
 
 def main(channel: int) -> None:
@@ -58,10 +67,13 @@ class _Inside:
 
     def __init__(self, description: LabDescription) -> None:
         # Loaded here: entering namespaces wants a process without threads, and pyroute2 is large.
-        from fullwire.lab.capacity import capacity_warning, in_host_bps
         from fullwire.lab.links import Network
-        from fullwire.lab.processes import Processes
-        from fullwire.lab.rates import measured_links, measured_uplinks
+        from fullwire.lab.rates import (
+            capacity_warning,
+            in_host_bps,
+            measured_links,
+            measured_uplinks,
+        )
 
         namespaces.mount_own_proc()
         self._description = description
@@ -103,23 +115,20 @@ class _Inside:
         elif isinstance(request, Signal):
             self._processes.signal_groups(request.number)
         else:
-            self._disturb(request)
-
-    def _disturb(self, fault: Fault) -> None:
-        host = self._network.hosts[fault.host]
-        if fault.kind == "slow":
-            assert fault.rate_bps is not None
-            self._network.set_rate(host, fault.rate_bps / self._description.dilation)
-        elif fault.kind == "cut":
-            self._network.cut(host)
-        elif fault.kind == "kill":
-            self._processes.signal_host(host, signal.SIGKILL)
-        elif fault.kind == "pause":
-            self._processes.signal_host(host, signal.SIGSTOP)
-        else:
-            self._network.plug_in(host)
-            self._network.set_rate(host, self._description.rates_bps[host.number])
-            self._processes.signal_host(host, signal.SIGCONT)
+            host = self._network.hosts[request.host]
+            if request.kind == "slow":
+                assert request.rate_bps is not None
+                self._network.set_rate(host, request.rate_bps / self._description.dilation)
+            elif request.kind == "cut":
+                self._network.cut(host)
+            elif request.kind == "kill":
+                self._processes.signal_host(host, signal.SIGKILL)
+            elif request.kind == "pause":
+                self._processes.signal_host(host, signal.SIGSTOP)
+            else:
+                self._network.plug_in(host)
+                self._network.set_rate(host, self._description.rates_bps[host.number])
+                self._processes.signal_host(host, signal.SIGCONT)
 
 
 @contextlib.contextmanager
@@ -127,11 +136,103 @@ def _children_wake_us() -> Iterator[socket.socket]:
     """Give a socket that becomes readable whenever a child has ended."""
     ours, kernels = socket.socketpair()
     with ours, kernels:
-        for each in (ours, kernels):
-            each.setblocking(False)
+        for end in (ours, kernels):
+            end.setblocking(False)
         signal.set_wakeup_fd(kernels.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up needs a handler to be there
         try:
             yield ours
         finally:
             signal.set_wakeup_fd(-1)  # children end after this, too, and the socket is closed then
+
+
+class Processes:
+    """The commands of a lab, by the process ids that the first of a pid namespace sees."""
+
+    def __init__(self) -> None:
+        self._started: dict[int, tuple[int, Host]] = {}  # rank and host of each
+
+    def start(self, host: Host, request: Start, processors: frozenset[int]) -> None:
+        """Start a rank's command on its host."""
+        # Python forgets in a child what it has not handled: a Ctrl-C waits until it may end it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        pid = os.fork()
+        if pid == 0:
+            _become_command(host, request, processors)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        with contextlib.suppress(OSError):  # whoever of us both comes first: it is to be a group
+            os.setpgid(pid, pid)
+        self._started[pid] = request.rank, host
+
+    def reaped(self) -> Iterator[Ended]:
+        """Take leave of every process that has ended; orphans come to us and go unmentioned."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, wait_status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid in self._started:
+                    rank, _ = self._started.pop(pid)
+                    code = os.waitstatus_to_exitcode(wait_status)
+                    yield Ended(rank, code if code >= 0 else 128 - code)  # as a shell says it
+
+    def signal_groups(self, number: int) -> None:
+        """Signal the commands and whatever is in their process groups."""
+        for pid in self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, number)
+
+    def signal_host(self, host: Host, number: int) -> None:
+        """Signal every process on a host, also those that left their group or their parent."""
+        signalled: set[int] = set()
+        while pids := self._on(host) - signalled:  # until no new one was born meanwhile
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            signalled |= pids
+
+    def _on(self, host: Host) -> set[int]:
+        """Find a host's processes, also those that were just started and are on their way there."""
+        pids = {pid for pid, (_, goal) in self._started.items() if goal is host}
+        network = os.fstat(host.network)
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):  # it has ended since
+                if entry.name.isdecimal() and os.path.samestat(os.stat(entry / "ns/net"), network):
+                    pids.add(int(entry.name))
+        return pids
+
+
+def _become_command(host: Host, request: Start, processors: frozenset[int]) -> None:
+    """Turn this fresh child into the command; nothing of ours may run in it afterwards."""
+    try:
+        # Take a group of our own, so that a Ctrl-C reaches the lab first, or the shell alone.
+        os.setpgid(0, 0)
+        if request.in_foreground:
+            take_terminal()
+        else:
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)
+        namespaces.become_host(host.network, host.name)
+        if processors:
+            os.sched_setaffinity(0, processors)
+        # Undo what Python and the supervisor ignore or handle; ignored signals outlive an exec.
+        signal.set_wakeup_fd(-1)
+        for number in (
+            signal.SIGCHLD,
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+        ):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        environment = dict(request.environment)
+        if request.packet_socket is not None:
+            sockets = [str(namespaces.packet_socket()) for _ in host.nics]
+            environment[request.packet_socket] = ",".join(sockets)
+        os.execvpe(request.command[0], request.command, environment)
+    except OSError as error:
+        sys.stderr.write(f"fullwire: host {host.number}: {request.command[0]}: {error.strerror}\n")
+        sys.stderr.flush()
+    finally:
+        os._exit(_NOT_STARTED)

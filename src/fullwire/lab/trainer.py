@@ -66,16 +66,16 @@ def _outcome(emulation: Emulation, step_ns: float, late_ns: float) -> str:
     late_s = late_ns / emulation.dilation * 1e-9
     steps = "1 step" if emulation.steps == 1 else f"{emulation.steps} steps"
     slower = f", undilated from {emulation.dilation:g} times that" if emulation.dilation > 1 else ""
-    said = (
+    outcome = (
         f"{emulation.name}: {steps} of {show_time(step_s)} (median{slower}); the profile alone "
         f"takes {show_time(alone_s)}: scaling factor {alone_s / step_s:.3f}"
     )
     if late_s > _LATE_SHARE * alone_s:
-        said += (
+        outcome += (
             f"\nwarning: the processors were too busy to keep the profile's time: backward passes "
             f"ended {show_time(late_s)} late; a larger --dilate leaves them more"
         )
-    return said
+    return outcome
 
 
 class Trainer:
@@ -147,7 +147,12 @@ class _Accelerator:
     def end_forward(self) -> None:
         """Take the forward pass's time."""
         if self.is_warm:
-            self._bring_back()
+            # Undo what summing without dividing has done to the values, before they are too large.
+            self._growth *= dist.get_world_size()
+            if self._growth > _MOST_GROWTH:
+                for gradient in self._gradients:
+                    gradient.mul_(1 / self._growth)
+                self._growth = 1.0
             end_ns = self._step_ns + self._dilated(self._emulation.forward_ns)
             self._backward_ns = max(end_ns, time.monotonic_ns())
             _wait_until(end_ns)
@@ -180,14 +185,6 @@ class _Accelerator:
 
     def _dilated(self, time_ns: int) -> int:
         return round(time_ns * self._emulation.dilation)
-
-    def _bring_back(self) -> None:
-        """Undo what summing without dividing has done to the values, before they are too large."""
-        self._growth *= dist.get_world_size()
-        if self._growth > _MOST_GROWTH:
-            for gradient in self._gradients:
-                gradient.mul_(1 / self._growth)
-            self._growth = 1.0
 
 
 def _wait_until(time_ns: int) -> None:

@@ -1,7 +1,7 @@
 """The journals of a job's processes become one Run.
 
 All times are moved to one zero, the first moment recorded. The processes of one machine share a
-monotonic clock; between machines there are the wall clocks, corrected by clocks.py.
+monotonic clock; between machines there are the wall clocks, corrected by hosts.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from fullwire.errors import DamagedInput
 from fullwire.recorder.captured import read_captured
-from fullwire.recorder.clocks import SAME, offsets
 from fullwire.recorder.hosts import (
+    SAME,
     Clock,
     Clocks,
     host_facts,
     machine_of,
+    offsets,
     sample_shifts,
     wall_beyond_monotonic_ns,
     wall_zero_ns,
@@ -33,8 +34,7 @@ from fullwire.recorder.inside import ENTERED
 from fullwire.recorder.inside.journal import ENDED, FAILED, Note
 from fullwire.recorder.journals import Journal, Notes, read_journals
 from fullwire.recorder.launch import ELSEWHERE
-from fullwire.recorder.sampled import Shift, tables_of
-from fullwire.recorder.samples import HostSamples, read_samples
+from fullwire.recorder.samples import read_samples, tables_of
 from fullwire.recorder.steps import (
     Steps,
     found_steps,
@@ -121,32 +121,46 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     journals, missing = read_journals(directories)
     samples, unreadable = read_samples(directories)
     chosen, sentences = _last_attempts(journals)
-    workers = _workers(chosen)
+    announced = [int(identity["workers"]) for j in chosen for identity in j.defined("identity")]
+    workers = max([*announced, len(chosen)], default=0)
     clocks = _clocks(chosen)
-    missing += [*unreadable, *sentences, *_what_is_missing(chosen, workers)]
-    missing += _who_was_not_met(directories) if not chosen else []
+    missing += [*unreadable, *sentences, *_what_is_missing(directories, chosen, workers)]
     missing += what_is_not_sampled(chosen, clocks, samples)
-    found = _facts(chosen, workers) | host_facts(chosen, workers, clocks, samples)
+    # The facts that the processes tell themselves, and those of their hosts.
+    told: dict[str, str] = {}
+    for journal in chosen:
+        for identity in journal.defined("identity"):
+            told |= {"backend": str(identity["backend"]), "torch": str(identity["torch"])}
+        for fact in journal.defined("fact"):
+            told[str(fact["name"])] = str(fact["value"])
+    late = sum(journal.late_ends for journal in chosen)
+    told_facts = named(told) | Facts(workers=workers or None, late_ends=late or None)
+    told_facts |= host_facts(chosen, workers, clocks, samples)
     costs, of_ranks = _write_ranks(chosen, clocks, known, writer)
-    found |= costs
-    _write_samples(samples, sample_shifts(chosen, clocks, samples), known, writer)
+    told_facts |= costs
+    # What the samplers saw, host by host.
+    names = {kind: name for name, kind in TABLES.items()}
+    shift_ns = sample_shifts(chosen, clocks, samples)
+    for host in samples:
+        for table in tables_of(host, shift_ns(host)):
+            part = Run(
+                provenance=known.provenance,
+                **{names[type(table)]: table},  # type: ignore[arg-type]  # TABLES names the fields
+            )
+            writer.add(**dict(known.undilated(part).tables()))
     captured, unreadable = read_captured(directories, wall_zero_ns(chosen, clocks, samples))
     missing += unreadable
     if captured is not None:
         missing += captured.missing
-        found |= captured.facts
+        told_facts |= captured.facts
         seen = known.undilated(captured)
         writer.add(flows=seen.flows, connections=seen.connections, messages=seen.messages)
-    outline = known.undilated(Run(provenance=known.provenance, facts=found))
-    facts = _together(outline.facts, known.facts)
+    outline = known.undilated(Run(provenance=known.provenance, facts=told_facts))
+    facts = outline.facts
+    if known.facts.line_rate_bps is not None:  # not mixed with what adapters tell of the links
+        facts = facts.without(("line_rate_bps", "other_line_rates_bps"))
+    facts |= _by_rank(known.facts, outline.facts.hosts or "")
     return writer.finish(known.provenance, facts, [*missing, *of_ranks, *known.missing])
-
-
-def _together(found: Facts, known: Facts) -> Facts:
-    """Return all facts; what is known of the links is not mixed with what adapters tell."""
-    told_by_adapters = ("line_rate_bps", "other_line_rates_bps")
-    kept = found if known.line_rate_bps is None else found.without(told_by_adapters)
-    return kept | _by_rank(known, found.hosts or "")
 
 
 def _by_rank(known: Facts, hosts: str) -> Facts:
@@ -187,11 +201,18 @@ def _write_ranks(
     costs_s: list[float] = []
     used_s: list[tuple[float, float, float]] = []
     before_forward: list[tuple[float, float, float]] = []
-    for rank in (_rank(each, clocks[machine_of(each)].shift_ns) for each in journals):
-        gaps += (Gap(each, rank=rank.number) for each in _write_rank(rank, known, writer))
-        costs_s += _recorder_cost_s(rank)
+    for rank in (_rank(journal, clocks[machine_of(journal)].shift_ns) for journal in journals):
+        gaps += (Gap(problem, rank=rank.number) for problem in _write_rank(rank, known, writer))
+        for cost in rank.journal.defined("cost") if len(rank.steps) else ():
+            spent_ns = cost.get("spent_ns", cost.get("write_ns", 0))  # an older journal's
+            cost_ns = cost["notes"] * cost["note_ns"] + spent_ns
+            costs_s.append(float(cost_ns) * 1e-9 / len(rank.steps))
         used_s += _processor_s(rank)
-        before_forward += _before_forward(rank)
+        # What the program usually used before a forward: seconds, bytes read.
+        notes = rank.before_forward
+        if len(notes) > OFTEN * len(rank.steps):
+            used_ns, blocks = np.median(notes[:, [0, 2]], axis=0).tolist()
+            before_forward.append((float(rank.number), used_ns * 1e-9, blocks * DISK_BLOCK_BYTES))
     costs = Facts(
         recorder_s=max(costs_s, default=None),
         processor_s=tuple((rank, whole_s) for rank, whole_s, _ in used_s) or None,
@@ -202,28 +223,22 @@ def _write_ranks(
     return costs, gaps
 
 
-def _write_samples(
-    samples: Sequence[HostSamples], shift_ns: Shift, known: Known, writer: RunWriter
-) -> None:
-    """Write what the samplers saw, host by host."""
-    names = {kind: name for name, kind in TABLES.items()}
-    for host in samples:
-        for table in tables_of(host, shift_ns(host)):
-            part = Run(
-                provenance=known.provenance,
-                **{names[type(table)]: table},  # type: ignore[arg-type]  # TABLES names the fields
-            )
-            writer.add(**dict(known.undilated(part).tables()))
-
-
 def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
     """Write one rank's tables, and say what of its collectives is missing."""
     collectives = _Collectives(rank)
     for ended, notes in whole_steps(rank.journal, rank.steps, PART_NOTES):
         whole, carried = collectives.ended_in(notes)
+        spans = sorted(spans_of(notes, rank.steps, ended), key=lambda span: span.start_ns)
         part = Run(
             provenance=known.provenance,
-            spans=_spans(rank, notes, ended),
+            spans=Spans(
+                rank=np.full(len(spans), rank.number),
+                step=_whole(span.step for span in spans),
+                lane=np.array([span.lane for span in spans], object),
+                name=np.array([span.name for span in spans], object),
+                start_ns=_whole(span.start_ns for span in spans) + rank.shift_ns,
+                end_ns=_whole(span.end_ns for span in spans) + rank.shift_ns,
+            ),
             gradients=_gradients(rank, notes),
             collectives=whole,
             carried=carried,
@@ -242,7 +257,9 @@ def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str
     """Keep one journal per rank: of the job's last attempt, and the one with most in it."""
     latest: dict[int, Journal] = {}
     left_out: dict[int, int] = defaultdict(int)
-    for journal in sorted(journals, key=lambda each: (each.attempt, sum(each.counts.values()))):
+    for journal in sorted(
+        journals, key=lambda attempt: (attempt.attempt, sum(attempt.counts.values()))
+    ):
         if journal.rank in latest:
             left_out[journal.rank] += 1
         latest[journal.rank] = journal
@@ -269,16 +286,20 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
 def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
     """Bring all times to one zero, by the wall clocks and then by what the collectives tell."""
     to_wall: dict[str, int] = {}
-    for each in journals:  # a machine's two clocks are read once: the wall clock may be set
-        to_wall.setdefault(machine_of(each), wall_beyond_monotonic_ns(each.header))
-    zero = min((_first_time(each) + to_wall[machine_of(each)] for each in journals), default=0)
+    for journal in journals:  # a machine's two clocks are read once: the wall clock may be set
+        to_wall.setdefault(machine_of(journal), wall_beyond_monotonic_ns(journal.header))
+    first_ns = []
+    for journal in journals:
+        began_ns = min(journal.first_ns.values(), default=int(journal.header["monotonic_ns"]))
+        first_ns.append(began_ns + to_wall[machine_of(journal)])
+    zero = min(first_ns, default=0)
     shifts_ns = {machine: wall - zero for machine, wall in to_wall.items()}
     if len(to_wall) < 2:
         return {machine: Clock(shift_ns, SAME) for machine, shift_ns in shifts_ns.items()}
     told = _told_of_clocks(journals, shifts_ns)
-    found = offsets(told, {each.rank: machine_of(each) for each in journals})
+    offset_of = offsets(told, {journal.rank: machine_of(journal) for journal in journals})
     return {
-        machine: Clock(shift_ns + found[machine].offset_ns, found[machine])
+        machine: Clock(shift_ns + offset_of[machine].offset_ns, offset_of[machine])
         for machine, shift_ns in shifts_ns.items()
     }
 
@@ -288,10 +309,10 @@ def _told_of_clocks(journals: Sequence[Journal], shifts_ns: Mapping[str, int]) -
 
     They are read once more when they are written: only then is it known where their times are.
     """
-    most = max(each.counts.get(Note.ISSUE, 0) for each in journals)
+    most = max(journal.counts.get(Note.ISSUE, 0) for journal in journals)
     nth = -(-most // CLOCK_COLLECTIVES) or 1
     kept = []
-    for rank in (_rank(each, shifts_ns[machine_of(each)]) for each in journals):
+    for rank in (_rank(journal, shifts_ns[machine_of(journal)]) for journal in journals):
         collectives = _Collectives(rank)
         for _, notes in whole_steps(rank.journal, rank.steps, PART_NOTES):
             ended, _ = collectives.ended_in(notes)
@@ -299,59 +320,41 @@ def _told_of_clocks(journals: Sequence[Journal], shifts_ns: Mapping[str, int]) -
     return Collectives.joined(kept)
 
 
-def _first_time(journal: Journal) -> int:
-    return min(journal.first_ns.values(), default=int(journal.header["monotonic_ns"]))
-
-
-def _workers(journals: Sequence[Journal]) -> int:
-    announced = [int(each["workers"]) for j in journals for each in j.defined("identity")]
-    return max([*announced, len(journals)], default=0)
-
-
-def _what_is_missing(journals: Sequence[Journal], workers: int) -> list[str]:
+def _what_is_missing(
+    directories: Sequence[Path], journals: Sequence[Journal], workers: int
+) -> list[str]:
+    """Say which ranks left nothing and what is wrong with each journal, or why there is none."""
     here = {journal.rank for journal in journals}
     sentences = [
         f"rank {rank}: nothing was recorded" for rank in range(workers) if rank not in here
     ]
     for journal in journals:
-        sentences += [f"rank {journal.rank}: {each}" for each in _defects(journal)]
-    return sentences
-
-
-def _who_was_not_met(directories: Sequence[Path]) -> list[str]:
-    """Say why there is no journal at all."""
-    others = [each / ELSEWHERE for each in directories if (each / ELSEWHERE).exists()]
+        header = journal.header
+        defects = [str(defect["sentence"]) for defect in journal.defined("missing")]
+        if header["status"] == FAILED:
+            defects.append(
+                f"its recorder failed and the job went on without it ({header['reason']})"
+            )
+        elif header["status"] != ENDED:
+            defects.append("its process ended without closing its recording (was it killed?)")
+        if journal.bytes_not_read:
+            defects.append(
+                f"the last {journal.bytes_not_read} bytes of its recording are no whole block"
+            )
+        sentences += [f"rank {journal.rank}: {defect}" for defect in defects]
+    if journals:
+        return sentences
+    others = [
+        directory / ELSEWHERE for directory in directories if (directory / ELSEWHERE).exists()
+    ]
     if others:
         return [f"nothing was recorded: the job recorded itself into {others[0].read_text()}"]
-    if any((each / ENTERED).exists() for each in directories):
+    if any((directory / ENTERED).exists() for directory in directories):
         return ["nothing was recorded: no process of the job used torch to train or communicate"]
     return [
         "nothing was recorded: the job ran no Python, or one that never sees PYTHONPATH, where the "
         "recorder is (-I, -E, -S, or a PYTHONPATH of its own)"
     ]
-
-
-def _defects(journal: Journal) -> list[str]:
-    header = journal.header
-    found = [str(each["sentence"]) for each in journal.defined("missing")]
-    if header["status"] == FAILED:
-        found.append(f"its recorder failed and the job went on without it ({header['reason']})")
-    elif header["status"] != ENDED:
-        found.append("its process ended without closing its recording (was it killed?)")
-    if journal.bytes_not_read:
-        found.append(f"the last {journal.bytes_not_read} bytes of its recording are no whole block")
-    return found
-
-
-def _facts(journals: Sequence[Journal], workers: int) -> Facts:
-    told: dict[str, str] = {}
-    for journal in journals:
-        for identity in journal.defined("identity"):
-            told |= {"backend": str(identity["backend"]), "torch": str(identity["torch"])}
-        for fact in journal.defined("fact"):
-            told[str(fact["name"])] = str(fact["value"])
-    late = sum(journal.late_ends for journal in journals)
-    return named(told) | Facts(workers=workers or None, late_ends=late or None)
 
 
 def _processor_s(rank: _Rank) -> tuple[tuple[float, float, float], ...]:
@@ -371,34 +374,6 @@ def _processor_s(rank: _Rank) -> tuple[tuple[float, float, float], ...]:
     return ((float(rank.number), whole_s, part_s),)
 
 
-def _before_forward(rank: _Rank) -> Iterator[tuple[float, float, float]]:
-    """Give a rank with what its program usually used before a forward: seconds, bytes read."""
-    notes = rank.before_forward
-    if len(notes) > OFTEN * len(rank.steps):
-        used_ns, blocks = np.median(notes[:, [0, 2]], axis=0).tolist()
-        yield float(rank.number), used_ns * 1e-9, blocks * DISK_BLOCK_BYTES
-
-
-def _recorder_cost_s(rank: _Rank) -> Iterable[float]:
-    if len(rank.steps):
-        for cost in rank.journal.defined("cost"):
-            spent_ns = cost.get("spent_ns", cost.get("write_ns", 0))  # an older journal's
-            cost_ns = cost["notes"] * cost["note_ns"] + spent_ns
-            yield float(cost_ns) * 1e-9 / len(rank.steps)
-
-
-def _spans(rank: _Rank, notes: Notes, ended: range) -> Spans:
-    spans = sorted(spans_of(notes, rank.steps, ended), key=lambda each: each.start_ns)
-    return Spans(
-        rank=np.full(len(spans), rank.number),
-        step=_whole(each.step for each in spans),
-        lane=np.array([each.lane for each in spans], object),
-        name=np.array([each.name for each in spans], object),
-        start_ns=_whole(each.start_ns for each in spans) + rank.shift_ns,
-        end_ns=_whole(each.end_ns for each in spans) + rank.shift_ns,
-    )
-
-
 def _gradients(rank: _Rank, all_notes: Notes) -> Gradients:
     """Take each step's gradients from its last backward pass, in the order of becoming ready."""
     notes = all_notes.of(Note.GRADIENT)
@@ -409,7 +384,9 @@ def _gradients(rank: _Rank, all_notes: Notes) -> Gradients:
     begin_ns = last_backward_start_ns(all_notes, rank.steps, among)
     is_last = notes[:, 1] >= begin_ns[step - among.start]
     notes, step = notes[is_last], step[is_last]
-    sizes = {each["number"]: each["bytes"] for each in rank.journal.defined("parameter")}
+    sizes = {
+        parameter["number"]: parameter["bytes"] for parameter in rank.journal.defined("parameter")
+    }
     first = np.searchsorted(step, step)
     return Gradients(
         rank=np.full(len(step), rank.number),
@@ -425,18 +402,27 @@ class _Collectives:
 
     def __init__(self, rank: _Rank) -> None:
         self._rank = rank
-        self._signatures = {each["number"]: each for each in rank.journal.defined("signature")}
+        self._signatures = {
+            signature["number"]: signature for signature in rank.journal.defined("signature")
+        }
         self._issued = np.empty((0, 4), np.int64)  # number, when, signature, sequence in its group
         self._ends = np.empty((0, 2), np.int64)  # number, when
         self._told = np.empty((0, 3), np.int64)  # number, kind, what the transport tells
         self._sequence: dict[str, int] = defaultdict(int)
-        backends = [str(each["backend"]) for each in rank.journal.defined("identity")]
+        backends = [str(identity["backend"]) for identity in rank.journal.defined("identity")]
         self._at_once = max((AT_ONCE.get(backend, 0) for backend in backends), default=0)
         self._free_ns: dict[str, list[int]] = defaultdict(lambda: [0] * self._at_once)
 
     def ended_in(self, notes: Notes) -> tuple[Collectives, Carried]:
         """Return those that had ended by the end of this part, in the order of issue."""
-        issued = np.concatenate([self._issued, self._numbered(notes.of(Note.ISSUE))])
+        issues = notes.of(Note.ISSUE)
+        issues = issues[np.argsort(issues[:, 1], kind="stable")]
+        sequence = []
+        for signature in issues[:, 2].tolist():
+            group = str(self._signatures[signature]["group"])
+            sequence.append(self._sequence[group])
+            self._sequence[group] += 1
+        issued = np.concatenate([self._issued, np.column_stack([issues, _whole(sequence)])])
         ends = np.concatenate([self._ends, notes.of(Note.END)[:, :2]])
         _, of_issue, of_end = np.intersect1d(issued[:, 0], ends[:, 0], return_indices=True)
         self._issued = np.delete(issued, of_issue, axis=0)
@@ -455,10 +441,10 @@ class _Collectives:
         is_due = np.isin(told[:, 0], numbers)
         self._told, told = told[~is_due], told[is_due]
         order = np.argsort(numbers)
-        found = np.full((len(numbers), len(_TOLD)), -1, np.int64)
+        by_collective = np.full((len(numbers), len(_TOLD)), -1, np.int64)
         place = order[np.searchsorted(numbers, told[:, 0], sorter=order)]
-        found[place, np.searchsorted(_TOLD, told[:, 1])] = told[:, 2]
-        return found
+        by_collective[place, np.searchsorted(_TOLD, told[:, 1])] = told[:, 2]
+        return by_collective
 
     def missing(self) -> list[str]:
         """Say how many never ended."""
@@ -466,28 +452,19 @@ class _Collectives:
         verb = "collective has" if lost == 1 else "collectives have"
         return [f"rank {self._rank.number}: {lost} {verb} no end"] if lost else []
 
-    def _numbered(self, issues: Whole) -> Whole:
-        issues = issues[np.argsort(issues[:, 1], kind="stable")]
-        sequence = []
-        for signature in issues[:, 2].tolist():
-            group = str(self._signatures[signature]["group"])
-            sequence.append(self._sequence[group])
-            self._sequence[group] += 1
-        return np.column_stack([issues, _whole(sequence)])
-
     def _table(self, issued: Whole, end_ns: Whole) -> Collectives:
         rank, issue_ns = self._rank, issued[:, 1]
         end_ns = np.maximum(end_ns, issue_ns)
         told = [self._signatures[number] for number in issued[:, 2].tolist()]
-        groups = [str(each["group"]) for each in told]
+        groups = [str(signature["group"]) for signature in told]
         return Collectives(
             rank=np.full(len(issued), rank.number),
             step=rank.steps.of(issue_ns),
             sequence=issued[:, 3],
             group=np.array(groups, object),
-            op=np.array([each["op"] for each in told], object),
-            dtype=np.array([each["dtype"] for each in told], object),
-            bytes=_whole(each["bytes"] for each in told),
+            op=np.array([signature["op"] for signature in told], object),
+            dtype=np.array([signature["dtype"] for signature in told], object),
+            bytes=_whole(signature["bytes"] for signature in told),
             issue_ns=issue_ns + rank.shift_ns,
             start_ns=self._starts(groups, issue_ns, end_ns) + rank.shift_ns,
             end_ns=end_ns + rank.shift_ns,

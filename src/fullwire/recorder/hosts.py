@@ -1,4 +1,10 @@
-"""What is known of the hosts of a job's ranks: their machines, clocks, links and samplers."""
+"""What is known of the hosts of a job's ranks: their machines, clocks, links and samplers.
+
+Hosts of one machine read one clock. Between machines there is the wall clock, which may be a
+millisecond off, or a minute. The job itself tells: no rank's part of an all-reduce can end before
+every rank has begun its own. So each collective bounds the offset of two machines from both sides,
+as a round trip does; all of them together leave an interval, whose middle is taken.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fullwire.recorder.clocks import Offset
+import numpy as np
+
 from fullwire.recorder.journals import Journal
-from fullwire.recorder.sampled import Shift, line_rates_bps, sampler_defects, sampler_share
-from fullwire.recorder.samples import HostSamples
+from fullwire.recorder.samples import (
+    HostSamples,
+    Shift,
+    line_rates_bps,
+    sampler_defects,
+    sampler_share,
+)
 from fullwire.run.facts import Facts
+from fullwire.run.run import Collectives, Whole
+
+# Where every rank waits for every other; in a broadcast only the root is waited for.
+MUTUAL = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +56,7 @@ def wall_zero_ns(
     """Return what the wall clock showed at the zero of the ranks, without any of the samplers."""
     for first in journals[:1]:
         return wall_beyond_monotonic_ns(first.header) - clocks[machine_of(first)].shift_ns
-    return min((int(each.header["unix_ns"]) for each in samples), default=0)
+    return min((int(sampler.header["unix_ns"]) for sampler in samples), default=0)
 
 
 def sample_shifts(
@@ -63,8 +79,8 @@ def what_is_not_sampled(
     journals: Sequence[Journal], clocks: Clocks, samples: Sequence[HostSamples]
 ) -> list[str]:
     """Say of which hosts there are no samples, no sure clock, or not all samples."""
-    there = {each.host for each in samples}
-    machines = {_host(each): machine_of(each) for each in journals}
+    there = {sampler.host for sampler in samples}
+    machines = {_host(journal): machine_of(journal) for journal in journals}
     sentences = [
         f"host {host}: its links, connections and processors were not sampled"
         for host in machines
@@ -82,21 +98,25 @@ def host_facts(
     journals: Sequence[Journal], workers: int, clocks: Clocks, samples: Sequence[HostSamples]
 ) -> Facts:
     """Return what journals and samples tell of the hosts of the ranks."""
-    machines = len({machine_of(each) for each in journals})
+    machines = len({machine_of(journal) for journal in journals})
     facts = Facts(machines=machines, sampler_share=sampler_share(samples))
     facts |= _line_rate_facts(journals, line_rates_bps(samples))
     if not journals:
         return facts
-    hosts = {each.rank: _host(each) for each in journals}
-    clock_facts = _clock_facts({each.rank: clocks[machine_of(each)].offset for each in journals})
-    return (
-        facts
-        | clock_facts
-        | Facts(
-            processors=min(int(each.header["processors"]) for each in journals),
-            # Nothing stands for a rank that left no journal, and the others keep their places.
-            hosts=",".join(hosts.get(rank, "") for rank in range(workers)),
-        )
+    hosts = {journal.rank: _host(journal) for journal in journals}
+    offsets_by_rank = {journal.rank: clocks[machine_of(journal)].offset for journal in journals}
+    return facts | Facts(
+        clock_offset_s=tuple(
+            (float(rank), offset.offset_ns * 1e-9) for rank, offset in offsets_by_rank.items()
+        ),
+        clock_uncertainty_s=tuple(
+            (float(rank), offset.uncertainty_ns * 1e-9)
+            for rank, offset in offsets_by_rank.items()
+            if offset.uncertainty_ns is not None
+        ),
+        processors=min(int(journal.header["processors"]) for journal in journals),
+        # Nothing stands for a rank that left no journal, and the others keep their places.
+        hosts=",".join(hosts.get(rank, "") for rank in range(workers)),
     )
 
 
@@ -104,28 +124,75 @@ def _host(journal: Journal) -> str:
     return str(journal.header["host"])
 
 
-def _clock_facts(offsets: Mapping[int, Offset]) -> Facts:
-    return Facts(
-        clock_offset_s=tuple(
-            (float(rank), each.offset_ns * 1e-9) for rank, each in offsets.items()
-        ),
-        clock_uncertainty_s=tuple(
-            (float(rank), each.uncertainty_ns * 1e-9)
-            for rank, each in offsets.items()
-            if each.uncertainty_ns is not None
-        ),
-    )
-
-
 def _line_rate_facts(journals: Sequence[Journal], rates_bps: Mapping[str, float]) -> Facts:
     """Name the commonest line rate of the ranks, and the ranks with another; all must be known.
 
     Ranks of one host do not communicate over its links, so there the job has no line rate.
     """
-    hosts = {each.rank: _host(each) for each in journals}
+    hosts = {journal.rank: _host(journal) for journal in journals}
     if len(set(hosts.values())) < 2 or not set(hosts.values()) <= set(rates_bps):
         return Facts()
     by_rank = [(float(rank), rates_bps[host]) for rank, host in hosts.items()]
     [(common_bps, _)] = Counter(rate_bps for _, rate_bps in by_rank).most_common(1)
-    others = tuple(each for each in by_rank if each[1] != common_bps)
+    others = tuple((rank, rate_bps) for rank, rate_bps in by_rank if rate_bps != common_bps)
     return Facts(line_rate_bps=common_bps, other_line_rates_bps=others or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """What to add to a machine's times, and how far it may still be off; None if nobody knows."""
+
+    offset_ns: int
+    uncertainty_ns: int | None
+
+
+SAME = Offset(0, 0)
+UNKNOWN = Offset(0, None)
+
+
+def offsets(collectives: Collectives, machine_of: Mapping[int, str]) -> dict[str, Offset]:
+    """Return the offset of each machine against that of the first rank."""
+    names = list(dict.fromkeys(machine_of[rank] for rank in sorted(machine_of)))
+    if len(names) < 2:
+        return dict.fromkeys(names, SAME)
+    mutual = np.array([op.startswith(MUTUAL) for op in collectives.op.tolist()], bool)
+    issued, ended = _by_machine(collectives.rows(mutual), machine_of, names)
+    return {
+        name: SAME if at == 0 else _offset(issued[:, [0, at]], ended[:, [0, at]])
+        for at, name in enumerate(names)
+    }
+
+
+def _by_machine(
+    table: Collectives, machine_of: Mapping[int, str], names: list[str]
+) -> tuple[Whole, Whole]:
+    """Return, for each collective and machine, when the last was issued and the first ended.
+
+    The bounds are put so that a machine without a part in a collective says nothing.
+    """
+    tags = zip(table.group, table.sequence.tolist(), table.op, table.bytes.tolist(), strict=True)
+    numbers: dict[tuple[object, ...], int] = {}
+    collective = np.array([numbers.setdefault(tag, len(numbers)) for tag in tags], np.int64)
+    place = {name: at for at, name in enumerate(names)}
+    machine = np.array([place[machine_of[rank]] for rank in table.rank.tolist()], np.int64)
+    issued = np.full((len(numbers), len(names)), _NEVER_ISSUED, np.int64)
+    ended = np.full((len(numbers), len(names)), _NEVER_ENDED, np.int64)
+    np.maximum.at(issued, (collective, machine), table.issue_ns)
+    np.minimum.at(ended, (collective, machine), table.end_ns)
+    return issued, ended
+
+
+_NEVER_ISSUED, _NEVER_ENDED = -(2**61), 2**61  # far from all times, and their difference fits
+
+
+def _offset(issued: Whole, ended: Whole) -> Offset:
+    """Return the offset of the second column's machine against the first's."""
+    is_shared = ((issued != _NEVER_ISSUED) & (ended != _NEVER_ENDED)).all(axis=1)
+    if not is_shared.any():
+        return UNKNOWN
+    here, there = issued[is_shared].T, ended[is_shared].T
+    most = int((there[0] - here[1]).min())
+    least = int((here[0] - there[1]).max())
+    if least > most:  # they drifted, or the ends are not what they seem: believe the wall clocks
+        return Offset(0, max(abs(least), abs(most)))
+    return Offset((least + most) // 2, (most - least + 1) // 2)

@@ -95,7 +95,7 @@ class Journal:
 
     def defined(self, kind: str) -> Iterator[Mapping[str, Any]]:
         """Go through the definitions of a kind."""
-        return (each for each in self.definitions if each["kind"] == kind)
+        return (definition for definition in self.definitions if definition["kind"] == kind)
 
     def blocks(self) -> Iterator[Notes]:
         """Go through the notes as they were written, some thousand at a time."""
@@ -105,14 +105,14 @@ class Journal:
 
     def only(self, kinds: Collection[int]) -> Mapping[int, Whole]:
         """Return all notes of some kinds as `Notes.of` does; each takes 24 bytes and no more."""
-        found = {kind: np.empty((self.counts.get(kind, 0), 3), np.int64) for kind in kinds}
+        rows_of = {kind: np.empty((self.counts.get(kind, 0), 3), np.int64) for kind in kinds}
         filled = dict.fromkeys(kinds, 0)
         for block in self.blocks():
             for kind in kinds:
                 rows = block.of(kind)
-                found[kind][filled[kind] : filled[kind] + len(rows)] = rows
+                rows_of[kind][filled[kind] : filled[kind] + len(rows)] = rows
                 filled[kind] += len(rows)
-        return found
+        return rows_of
 
 
 def read_journals(directories: Sequence[Path]) -> tuple[list[Journal], list[str]]:
@@ -128,11 +128,11 @@ def read_journals(directories: Sequence[Path]) -> tuple[list[Journal], list[str]
 
 def files_in(directories: Sequence[Path], suffix: str) -> list[Path]:
     """List the files of one kind, in an order that does not depend on the file system."""
-    found = [path for each in directories for path in sorted(each.glob(f"*{suffix}"))]
-    for path in found:
+    paths = [path for directory in directories for path in sorted(directory.glob(f"*{suffix}"))]
+    for path in paths:
         if strange := planted(path, path.parent):
             raise DamagedInput(path, strange)
-    return found
+    return paths
 
 
 def read_header(path: Path, whole_numbers: Sequence[str]) -> Header:
@@ -157,10 +157,10 @@ def _surveyed(path: Path) -> Journal:
         elif kind in _NOTES_OF:
             rows = _NOTES_OF[kind](payload).rows
             late_ends += int(((rows[:, 0] == Note.END) & (rows[:, 3] == 1)).sum())
-            for each in np.unique(rows[:, 0]).tolist():
-                times_ns = rows[rows[:, 0] == each, 2]
-                counts[each] = counts.get(each, 0) + len(times_ns)
-                first_ns[each] = min(first_ns.get(each, int(times_ns[0])), int(times_ns.min()))
+            for number in np.unique(rows[:, 0]).tolist():
+                times_ns = rows[rows[:, 0] == number, 2]
+                counts[number] = counts.get(number, 0) + len(times_ns)
+                first_ns[number] = min(first_ns.get(number, int(times_ns[0])), int(times_ns.min()))
     return Journal(
         path=path,
         header=header,

@@ -71,7 +71,15 @@ def check_capturing() -> None:
 
 def wait_for_samplers(directory: Path, concerns_us: Callable[[Header], bool]) -> None:
     """Wait a little for samplers that are about to end: to write what they still have."""
-    _wait_while(lambda: _is_any_running(directory, concerns_us))
+
+    def runs(path: Path) -> bool:
+        # Whoever reads it all will say what is wrong.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            header = header_of(path)
+            return bool(header["status"] == RUNNING and concerns_us(header))
+        return False
+
+    _wait_while(lambda: any(runs(path) for path in directory.glob(f"*{SUFFIX}")))
 
 
 def wait_for_captures(directory: Path, host: str = "") -> None:
@@ -86,18 +94,6 @@ def _wait_while(is_at_work: Callable[[], bool]) -> None:
         if not is_at_work():
             return
         time.sleep(_LOOK_S)
-
-
-def _is_any_running(directory: Path, concerns_us: Callable[[Header], bool]) -> bool:
-    return any(_runs(path, concerns_us) for path in directory.glob(f"*{SUFFIX}"))
-
-
-def _runs(path: Path, concerns_us: Callable[[Header], bool]) -> bool:
-    # Whoever reads it all will say what is wrong.
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        header = header_of(path)
-        return bool(header["status"] == RUNNING and concerns_us(header))
-    return False
 
 
 def run_to_its_end(command: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -1,25 +1,41 @@
-"""Run a job unchanged and keep what it did: the whole of `fullwire record`."""
+"""Run a job unchanged and keep what it did: the whole of `fullwire record`.
+
+While a job runs, one line on a terminal says how it goes, from the tail of a rank's journal. The
+line ends with a return of the carriage and no new line, so whatever the job prints takes its place.
+Where standard error is no terminal there is none.
+
+A job may be recorded in parts: by one `fullwire record --part` for each task that a launcher
+starts. The parts write into one directory where they share a file system, or each host into its
+own; each file there is one process's, so nobody waits for anybody. Besides what is recorded, every
+part leaves a note of how it ended, and of the job that it belongs to where the launcher tells.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shlex
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.recorder import parts
 from fullwire.recorder.assemble import Known, assemble
 from fullwire.recorder.captured import put_captures
+from fullwire.recorder.inside.journal import BLOCK, HEADER_BYTES, NOTES, Note
 from fullwire.recorder.inside.journal import SUFFIX as JOURNALS
-from fullwire.recorder.journals import Header
+from fullwire.recorder.journals import Header, blocks_in, files_in, unpacked
 from fullwire.recorder.launch import (
     check_capturing,
     recorded_environment,
@@ -28,14 +44,28 @@ from fullwire.recorder.launch import (
     wait_for_captures,
     wait_for_samplers,
 )
-from fullwire.recorder.progress import live_line
 from fullwire.recorder.sampler import SUFFIX as SAMPLES
 from fullwire.run.facts import Facts
 from fullwire.run.run import Run
 from fullwire.run.store import RunWriter, new_place, read_run, refuse_taken
+from fullwire.units import show_time
 
 _INTERRUPTED = 128 + signal.SIGINT  # as a shell says it
 _KNOWN = "job.json"  # among the journals: what is known of the job besides
+PART_SUFFIX = ".part"
+# Who starts tasks, and where it tells each of them how many there are. A Slurm batch script is no
+# task: it has SLURM_NTASKS but not this.
+_LAUNCHERS = (
+    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPI", "PMI_RANK", "PMI_SIZE"),
+    ("torch.distributed", "RANK", "WORLD_SIZE"),
+)
+# What tells one job, or one step of it, from the next that writes to the same place.
+_JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+_LINE_EVERY_S = 1.0
+_RECENT = 20  # steps, whose usual length is shown
+_ERASE = "\r\x1b[K"
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -60,7 +90,7 @@ def record(
     its flows, and the captures themselves.
     """
     _check_command(command)
-    parts.refuse_one_of_many(Path(output), os.environ)
+    refuse_one_of_many(Path(output), os.environ)
     if packets:
         check_capturing()
 
@@ -125,12 +155,12 @@ def record_part(command: Sequence[str], output: str | Path, *, packets: bool = F
         check_capturing()
     directory = directory_of(place)
     sampled = sampled_command(directory, command, packets=packets)
-    note = parts.begin(directory, command, os.environ)
+    note = begin_part(directory, command, os.environ)
     status = run_to_its_end(sampled, recorded_environment(directory, os.environ))
     wait_for_samplers(directory, _has_lost_its_job)
     wait_for_captures(directory, f"{socket.gethostname()}-")
     try:
-        parts.end(note, status)
+        end_part(note, status)
     except OSError as error:
         problem = f"{note}: how this part ended cannot be noted: {error.strerror}"
         raise _after_the_job(problem, status) from None
@@ -143,23 +173,20 @@ def join(
     """Make one run of a job that was recorded in parts, or whose end nobody was left to see."""
     if isinstance(directories, str):
         raise UsageError(f"join: expected a list of directories, got {directories!r}")
-    places = [Path(each) for each in directories]
+    places = [Path(directory) for directory in directories]
     for place in places:
-        _refuse_other_than_recorded(place)
+        # Refuse a directory that nobody recorded into: its run would be empty, and look like
+        # one.
+        if not place.is_dir():
+            raise UsageError(f"{place}: expected the directory of a recording, and there is none")
+        written = (JOURNALS, SAMPLES, PART_SUFFIX)
+        if not any(file.name == _KNOWN or file.suffix in written for file in place.iterdir()):
+            raise UsageError(f"{place}: nothing was recorded here: expected journals or {_KNOWN}")
     for place in places:  # a job may have ended just now, and its process still be on its way out
         wait_for_samplers(place, _is_of_this_host)
     with RunWriter(output, replace=replace) as writer:
         path = assemble(places, writer, _known(places))
     return Recording(path=path, exit_status=0)
-
-
-def _refuse_other_than_recorded(place: Path) -> None:
-    """Refuse a directory that nobody recorded into: its run would be empty, and look like one."""
-    if not place.is_dir():
-        raise UsageError(f"{place}: expected the directory of a recording, and there is none")
-    written = (JOURNALS, SAMPLES, parts.SUFFIX)
-    if not any(each.name == _KNOWN or each.suffix in written for each in place.iterdir()):
-        raise UsageError(f"{place}: nothing was recorded here: expected journals or {_KNOWN}")
 
 
 def _after_the_job(problem: str, exit_status: int) -> UsageError:
@@ -179,11 +206,11 @@ def _known(places: Sequence[Path]) -> Known:
         except (msgspec.MsgspecError, UsageError) as error:
             raise DamagedInput(place / _KNOWN, str(error)) from None
     try:
-        found = parts.parts_in(places)
+        parts = parts_in(places)
     except (OSError, ValueError, TypeError) as error:
         raise DamagedInput(places[0], f"expected readable notes of its parts: {error}") from None
-    facts, missing = parts.told_by(found)
-    source = found[0].command if found else shlex.join(map(str, places))
+    facts, missing = told_by(parts)
+    source = parts[0].command if parts else shlex.join(map(str, places))
     return Known(source=source, facts=facts, missing=tuple(missing))
 
 
@@ -194,20 +221,17 @@ def directory_of(run: Path) -> Path:
 
 def _has_lost_its_job(header: Header) -> bool:
     """Say whether a sampler is of this host and about to end."""
-    return _is_of_this_host(header) and not _lives(header["watched"])
+    if not _is_of_this_host(header):
+        return False
+    try:
+        state = Path(f"/proc/{header['watched']}/stat").read_text().rpartition(") ")[2]
+    except OSError:
+        return True
+    return state.startswith(("Z", "X"))  # it has ended, and nobody has reaped it yet
 
 
 def _is_of_this_host(header: Header) -> bool:
     return bool(header["host"] == socket.gethostname()[:64])
-
-
-def _lives(process: int) -> bool:
-    """Say whether a process is there, and is not one that nobody has reaped yet."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2]
-    except OSError:
-        return False
-    return not state.startswith(("Z", "X"))
 
 
 def _check_command(command: Sequence[str]) -> None:
@@ -232,3 +256,135 @@ def _begin(directory: Path, known: Known) -> None:
     except OSError as error:
         shutil.rmtree(directory)
         raise UsageError(f"{directory}: cannot be recorded into: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One task of a job: what it ran and how that ended, None as long as it has not."""
+
+    job: str
+    host: str
+    command: str
+    exit_status: int | None
+
+
+def refuse_one_of_many(output: Path, environment: Mapping[str, str]) -> None:
+    """Refuse to make a whole run of one task among several: they would all write the same."""
+    for launcher, rank, count in _LAUNCHERS:
+        of = environment.get(count, "")
+        if rank in environment and of.isdecimal() and int(of) > 1:
+            raise UsageError(
+                f"this is one of {of} tasks ({launcher}): expected --part, with which each records "
+                f"its own into {output}.recording; `fullwire join` then makes one run of all"
+            )
+
+
+def begin_part(directory: Path, command: Sequence[str], environment: Mapping[str, str]) -> Path:
+    """Note that a part has begun, unless the directory is another job's; return the note's file."""
+    job = "/".join(environment[name] for name in _JOB_VARIABLES if name in environment)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)  # others do the same just now
+        others = {part.job for part in parts_in([directory])}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{directory}: cannot be recorded into: {error}") from None
+    if others - {job}:
+        raise UsageError(
+            f"{directory} holds the parts of another job ({', '.join(sorted(others - {job}))}): "
+            f"make a run of it with `fullwire join {directory} -o NAME.run`, and remove it"
+        )
+    place = directory / f"{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns()}{PART_SUFFIX}"
+    _write_note(
+        place,
+        Part(job=job, host=socket.gethostname(), command=shlex.join(command), exit_status=None),
+    )
+    return place
+
+
+def end_part(place: Path, exit_status: int) -> None:
+    """Note how a part ended."""
+    _write_note(place, Part(**{**json.loads(place.read_text()), "exit_status": exit_status}))
+
+
+def parts_in(directories: Sequence[Path]) -> list[Part]:
+    """Read the notes of all parts."""
+    return [Part(**json.loads(path.read_text())) for path in files_in(directories, PART_SUFFIX)]
+
+
+def told_by(parts: Sequence[Part]) -> tuple[Facts, list[str]]:
+    """Return what parts tell of the whole job: how it ended, and what is missing."""
+    missing = [
+        f"host {part.host}: a part has not ended, or nobody saw its end ({part.command})"
+        for part in parts
+        if part.exit_status is None
+    ]
+    ends = [part.exit_status for part in parts if part.exit_status is not None]
+    if missing or not ends:
+        return Facts(), missing
+    return Facts(exit_status=next((status for status in ends if status), 0)), missing
+
+
+def _write_note(place: Path, part: Part) -> None:
+    """Write a note so that whoever reads it meanwhile finds the old one or the new one."""
+    building = place.with_suffix(".writing")
+    building.write_text(json.dumps(asdict(part)))
+    building.replace(place)
+
+
+@contextmanager
+def live_line(directory: Path) -> Iterator[None]:
+    """Say how the job that records itself into a directory goes, while the block runs."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    progress, ended = Progress(directory), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(_LINE_EVERY_S):
+            try:
+                line = progress.line()
+            except (OSError, ValueError):  # a file that just goes, or is not whole yet
+                continue
+            if line:
+                sys.stderr.write(f"{_ERASE}{line}\r")
+                sys.stderr.flush()
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+        sys.stderr.write(_ERASE)
+        sys.stderr.flush()
+
+
+class Progress:
+    """What the journal of one rank says so far."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._journal: Path | None = None
+        self._place = HEADER_BYTES
+        self._steps = 0
+        self._ends_ns: list[int] = []
+
+    def line(self) -> str:
+        """Read what has been written since the last time, and sum it up; empty before any step."""
+        self._journal = self._journal or min(self._directory.glob(f"*{JOURNALS}"), default=None)
+        if self._journal is None:
+            return ""
+        length = self._journal.stat().st_size
+        for kind, payload in blocks_in(self._journal, length, self._place):
+            self._place += BLOCK.size + len(payload)
+            if kind == NOTES:
+                ends_ns = unpacked(payload).of(Note.OPTIMIZER)[:, 2].tolist()
+                self._steps += len(ends_ns)
+                self._ends_ns = [*self._ends_ns, *ends_ns][-_RECENT - 1 :]
+        if not self._steps:
+            return ""
+        text = f"fullwire: {self._steps:,} step{'' if self._steps == 1 else 's'}"
+        if len(self._ends_ns) > 1:
+            usual_s = float(np.median(np.diff(self._ends_ns))) * 1e-9
+            text += f", lately {show_time(usual_s)} each"
+        return text

@@ -188,7 +188,14 @@ def _capture(watched: int, directory: str, told: _TellOnce) -> None:
 
     path = os.path.join(directory, _name(time.monotonic_ns()))
     try:
-        sockets = _packet_sockets()
+        names = list(_interfaces())
+        # A socket for each interface; it hears nothing before it is bound to it.
+        if given := _given_sockets():
+            sockets = dict(zip(names, given, strict=False))
+        else:
+            sockets = {
+                name: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).detach() for name in names
+            }
         file = os.open(
             path + CAPTURING_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
@@ -202,17 +209,9 @@ def _capture(watched: int, directory: str, told: _TellOnce) -> None:
         os.rename(path + CAPTURING_SUFFIX, path + CAPTURE_SUFFIX)
 
 
-def _packet_sockets() -> dict[str, int]:
-    """Return a socket for each interface; it hears nothing before it is bound to it."""
-    names = list(_interfaces())
-    if given := _given_sockets():
-        return dict(zip(names, given, strict=False))
-    return {name: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).detach() for name in names}
-
-
 def _given_sockets() -> list[int]:
     given = os.environ.get(SOCKET_VARIABLE, "")
-    return [int(each) for each in given.split(",") if each]
+    return [int(number) for number in given.split(",") if number]
 
 
 def _header(status: str, began: dict[str, int], reason: str = "") -> bytes:
@@ -220,16 +219,11 @@ def _header(status: str, began: dict[str, int], reason: str = "") -> bytes:
         "format": 1,
         "status": status,
         "host": socket.gethostname()[:64],
-        "machine": _machine(),
+        "machine": _content("/proc/sys/kernel/random/boot_id") or socket.gethostname()[:64],
         **began,
         "reason": reason[:100],
     }
     return json.dumps(header).encode().ljust(_HEADER_BYTES)
-
-
-def _machine() -> str:
-    """Name the running kernel, as inside/journal.py does."""
-    return _content("/proc/sys/kernel/random/boot_id") or socket.gethostname()[:64]
 
 
 def _interfaces() -> dict[str, int]:
@@ -238,17 +232,14 @@ def _interfaces() -> dict[str, int]:
     Inside a container or a namespace there is none, only the end of a virtual cable. Loopback is
     no link.
     """
-    found = {
+    in_use = {
         name: index
         for index, name in socket.if_nameindex()
-        if _content(f"/sys/class/net/{name}/type") != "772" and _is_up(name)
+        if _content(f"/sys/class/net/{name}/type") != "772"
+        and _content(f"/sys/class/net/{name}/operstate") in ("up", "unknown")
     }
-    adapters = {name: index for name, index in found.items() if _is_adapter(name)}
-    return dict(list((adapters or found).items())[:MOST_INTERFACES])
-
-
-def _is_up(name: str) -> bool:
-    return _content(f"/sys/class/net/{name}/operstate") in ("up", "unknown")
+    adapters = {name: index for name, index in in_use.items() if _is_adapter(name)}
+    return dict(list((adapters or in_use).items())[:MOST_INTERFACES])
 
 
 def _is_adapter(name: str) -> bool:

@@ -1,10 +1,13 @@
-"""The files of a job's samplers, read as far as they are whole, and never all at once."""
+"""The files of a job's samplers, and what they saw as the tables links, sockets and hosts.
+
+They are read as far as they are whole, and never all at once.
+"""
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fullwire.recorder.inside.journal import BLOCK, DEFINITIONS, HEADER_BYTES
+from fullwire.recorder.inside.journal import BLOCK, DEFINITIONS, ENDED, FAILED, HEADER_BYTES
 from fullwire.recorder.journals import (
     Header,
     block_from,
@@ -21,7 +24,7 @@ from fullwire.recorder.journals import (
     read_header,
 )
 from fullwire.recorder.sampler import SUFFIX
-from fullwire.run.run import Whole
+from fullwire.run.run import Hosts, Links, Real, Sockets, Text, Whole
 
 SAMPLES = 3  # the kind of block, beside those of a journal
 PIECE_ROWS = 10_000  # of one series, in memory at once
@@ -88,27 +91,32 @@ class HostSamples:
     def of(self, kind: Kind) -> Iterator[tuple[int, Mapping[str, Whole]]]:
         """Go through what was sampled of a kind, some rows at a time: its number and columns."""
         with self.path.open("rb") as file:
-            for (each, number), series in self.series.items():
-                if each == kind:
+            for (series_kind, number), series in self.series.items():
+                if series_kind == kind:
                     for rows in _pieces(file, series.places):
                         yield number, dict(zip(COLUMNS[kind], rows, strict=True))
 
     def ends_of(self, kind: Kind) -> Iterator[tuple[int, Mapping[str, int], Mapping[str, int]]]:
         """Go through the series of a kind: each one's number, first row and last row."""
-        for (each, number), series in self.series.items():
-            if each == kind:
+        for (series_kind, number), series in self.series.items():
+            if series_kind == kind:
                 yield number, _named(kind, series.first), _named(kind, series.last)
 
     @property
     def links(self) -> list[Mapping[str, Any]]:
         """The name and the speed of each link, in the order of their numbers."""
-        return next((list(each["links"]) for each in self.definitions if "links" in each), [])
+        return next(
+            (list(definition["links"]) for definition in self.definitions if "links" in definition),
+            [],
+        )
 
     @property
     def flows(self) -> dict[int, str]:
         """The name of each connection by its number."""
-        found = (each for each in self.definitions if each.get("kind") == "flow")
-        return {int(each["number"]): str(each["name"]) for each in found}
+        definitions = (
+            definition for definition in self.definitions if definition.get("kind") == "flow"
+        )
+        return {int(definition["number"]): str(definition["name"]) for definition in definitions}
 
 
 def read_samples(directories: Sequence[Path]) -> tuple[list[HostSamples], list[str]]:
@@ -135,7 +143,12 @@ def _read(path: Path) -> HostSamples:
         if block == DEFINITIONS:
             definitions += json.loads(payload)
         elif block == SAMPLES:
-            _survey(payload, place, series)
+            kind, number, rows = _rows(payload)
+            if rows.shape[1]:
+                if (kind, number) not in series:
+                    series[kind, number] = _Series(rows[:, 0].copy(), rows[:, -1], array("q"))
+                series[kind, number].last = rows[:, -1].copy()
+                series[kind, number].places.append(place)
         place += BLOCK.size + len(payload)
     read = HostSamples(
         path=path,
@@ -144,23 +157,19 @@ def _read(path: Path) -> HostSamples:
         definitions=tuple(definitions),
         bytes_not_read=max(0, length - place),
     )
-    _refuse_nameless(read)
+    # Samples of what nothing names are refused.
+    flows, links = read.flows, range(len(read.links))
+    for kind, number in read.series:
+        known = flows if kind == Kind.SOCKET else links
+        if kind in (Kind.SOCKET, Kind.LINK) and number not in known:
+            raise ValueError(f"samples of a {kind.name.lower()} that nothing names")
+    for link in read.links:
+        str(link["name"]), float(link["speed_bps"])
     return read
 
 
 def _named(kind: Kind, row: Whole) -> dict[str, int]:
     return dict(zip(COLUMNS[kind], row.tolist(), strict=True))
-
-
-def _survey(payload: bytes, place: int, series: dict[tuple[Kind, int], _Series]) -> None:
-    """Add a block to the series that it continues."""
-    kind, number, rows = _rows(payload)
-    if not rows.shape[1]:
-        return
-    if (kind, number) not in series:
-        series[kind, number] = _Series(rows[:, 0].copy(), rows[:, -1].copy(), array("q"))
-    series[kind, number].last = rows[:, -1].copy()
-    series[kind, number].places.append(place)
 
 
 def _pieces(file: BinaryIO, places: Sequence[int]) -> Iterator[Whole]:
@@ -208,11 +217,109 @@ def _numbers(payload: bytes) -> Whole:
     return np.asarray((folded >> np.uint64(1)) ^ sign).view(np.int64)
 
 
-def _refuse_nameless(read: HostSamples) -> None:
-    flows, links = read.flows, range(len(read.links))
-    for kind, number in read.series:
-        known = flows if kind == Kind.SOCKET else links
-        if kind in (Kind.SOCKET, Kind.LINK) and number not in known:
-            raise ValueError(f"samples of a {kind.name.lower()} that nothing names")
-    for link in read.links:
-        str(link["name"]), float(link["speed_bps"])
+Shift = Callable[[HostSamples], int]  # what brings its times to the run's zero
+
+
+def tables_of(samples: HostSamples, shift_ns: int) -> Iterator[Links | Sockets | Hosts]:
+    """Go through what a sampler saw, some rows at a time: links, connections, then devices."""
+    for number, rows in samples.of(Kind.LINK):
+        link = samples.links[number]
+        yield Links(
+            host=_text(samples.host, rows),
+            interface=_text(link["name"], rows),
+            speed_bps=np.full(len(rows["time_ns"]), float(link["speed_bps"])),
+            **{**rows, "time_ns": rows["time_ns"] + shift_ns},
+        )
+    for number, rows in samples.of(Kind.SOCKET):
+        yield (
+            Sockets(
+                host=_text(samples.host, rows),
+                flow=_text(samples.flows[number], rows),
+                time_ns=rows["time_ns"] + shift_ns,
+                bytes_acked=rows["bytes_acked"],
+                retransmits=rows["retransmits"],
+                rtt_ns=rows["rtt_us"] * 1000,
+                cwnd_packets=rows["cwnd_packets"],
+                delivery_rate_bps=rows["delivery_rate_bytes"].astype(np.float64) * 8,
+                application_limited=rows["application_limited"],
+                busy_ns=rows["busy_us"] * 1000,
+                receiver_window_limited_ns=rows["receiver_window_limited_us"] * 1000,
+                send_buffer_limited_ns=rows["send_buffer_limited_us"] * 1000,
+            )
+        )
+    for device, shares in _devices(samples):
+        time_ns = {"time_ns": shares["time_ns"] + shift_ns}
+        named = {"host": _text(samples.host, shares), "device": _text(device, shares)}
+        yield Hosts(**{**shares, **time_ns, **named})
+
+
+def sampler_defects(samples: Sequence[HostSamples]) -> list[str]:
+    """Say of each sampler what went wrong with it."""
+    sentences = []
+    for sampler in samples:
+        status, reason = sampler.header["status"], sampler.header["reason"]
+        defects = []
+        if status == FAILED:
+            defects.append(f"its sampler failed and the job went on without it ({reason})")
+        elif status != ENDED:
+            defects.append("its sampler ended before the job (was it killed?)")
+        if sampler.bytes_not_read:
+            defects.append(
+                f"the last {sampler.bytes_not_read} bytes of its samples are no whole block"
+            )
+        sentences += [f"host {sampler.host}: {defect}" for defect in defects]
+    return sentences
+
+
+def sampler_share(samples: Sequence[HostSamples]) -> float | None:
+    """Return the processor time of the costliest sampler, over the time that it ran."""
+    shares = [
+        float(last["processor_ns"] / (last["time_ns"] - sampler.header["monotonic_ns"]))
+        for sampler in samples
+        for _, _, last in sampler.ends_of(Kind.OWN_COST)
+        if last["time_ns"] > sampler.header["monotonic_ns"]
+    ]
+    return max(shares, default=None)
+
+
+def line_rates_bps(samples: Sequence[HostSamples]) -> dict[str, float]:
+    """Return the line rate of each host's busiest link, where its adapter tells one."""
+    rates: dict[str, float] = {}
+    for sampler in samples:
+        moved = {
+            number: last["tx_bytes"] - first["tx_bytes"]
+            for number, first, last in sampler.ends_of(Kind.LINK)
+        }
+        if moved:
+            busiest = max(moved, key=lambda number: moved[number])
+            rates[sampler.host] = float(sampler.links[busiest]["speed_bps"])
+    return {host: rate_bps for host, rate_bps in rates.items() if rate_bps > 0}
+
+
+def _devices(samples: HostSamples) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    last: dict[int, Mapping[str, Whole]] = {}  # of each processor: shares are between two samples
+    for number, rows in samples.of(Kind.PROCESSOR):
+        before = last.get(number, {name: column[:0] for name, column in rows.items()})
+        last[number] = {name: column[-1:] for name, column in rows.items()}
+        joined = {name: np.append(before[name], column) for name, column in rows.items()}
+        # From counted ticks to the share in use between two samples.
+        passed = np.diff(joined["all"])
+        is_known = passed > 0
+        in_use = np.diff(joined["busy"])[is_known] / passed[is_known]
+        time_ns = joined["time_ns"][1:][is_known]
+        no_memory = np.zeros(len(time_ns), np.int64)
+        yield f"cpu{number}", _device_rows(time_ns, np.clip(in_use, 0.0, 1.0), no_memory)
+    for _, rows in samples.of(Kind.MEMORY):
+        share = rows["used_bytes"] / np.maximum(rows["all_bytes"], 1)
+        yield "memory", _device_rows(rows["time_ns"], share, rows["used_bytes"])
+    for number, rows in samples.of(Kind.GPU):
+        share = rows["percent"] / 100
+        yield f"gpu{number}", _device_rows(rows["time_ns"], share, rows["memory_bytes"])
+
+
+def _device_rows(time_ns: Whole, utilization: Real, memory_bytes: Whole) -> Mapping[str, Any]:
+    return {"time_ns": time_ns, "utilization": utilization, "memory_bytes": memory_bytes}
+
+
+def _text(value: str, rows: Mapping[str, Whole]) -> Text:
+    return np.full(len(rows["time_ns"]), value, object)

@@ -63,9 +63,19 @@ def found_steps(journal: Journal, notes: Mapping[int, Whole]) -> Steps:
     ends = np.fromiter(_round_ends(_outermost(notes[Note.OPTIMIZER])), np.int64)
     starts = np.empty(len(ends), np.int64)
     if len(ends):
-        starts[0] = _first_sign(journal, int(ends[0]))
+        end_ns = int(ends[0])
+        kinds = (Note.BACKWARD, Note.INPUT, Note.ZERO_GRAD, Note.FORWARD)
+        starts[0] = min(
+            [*(journal.first_ns[kind] for kind in kinds if kind in journal.first_ns), end_ns]
+        )
         starts[1:] = ends[:-1]
-    evaluations = _evaluations(notes, ends)
+    # Evaluations end by Module.train() or by the last forward without gradients. A time in
+    # evaluation mode with a step in it is none: some layers stay so while others train.
+    modes = notes[Note.EVALUATION][:, 1:]
+    if len(modes):
+        steps_in = np.searchsorted(ends, modes[:, 1]) - np.searchsorted(ends, modes[:, 0])
+        modes = modes[steps_in == 0]
+    evaluations = np.concatenate([modes[:, 1], notes[Note.INFERENCE][:, 2]]).astype(np.int64)
     before = np.searchsorted(ends, evaluations)  # an evaluation lies before the step of this number
     for number, evaluation_end in zip(before.tolist(), evaluations.tolist(), strict=True):
         if number < len(ends):
@@ -83,9 +93,11 @@ def whole_steps(journal: Journal, steps: Steps, most_notes: int) -> Iterator[tup
     done = 0
     for block in journal.blocks():
         held.append(block)
-        if sum(len(each.rows) for each in held) >= most_notes:
+        if sum(len(part.rows) for part in held) >= most_notes:
             notes = Notes.joined(held)
-            ended = _ended_steps(notes, steps)
+            # The last optimizer step surely ended all steps before it.
+            latest_ns = notes.of(Note.OPTIMIZER)[:, 2].max(initial=0)
+            ended = int(np.searchsorted(steps.end_ns, latest_ns, side="right"))
             if ended > done or ended == len(steps):
                 limit_ns = int(steps.end_ns[ended - 1]) if ended < len(steps) else _EVER
                 notes, late = notes.until(limit_ns)
@@ -94,18 +106,25 @@ def whole_steps(journal: Journal, steps: Steps, most_notes: int) -> Iterator[tup
     yield range(done, len(steps)), Notes.joined(held)
 
 
-def _ended_steps(notes: Notes, steps: Steps) -> int:
-    """Return how many steps have surely ended by now: all that the last optimizer step ended."""
-    latest_ns = notes.of(Note.OPTIMIZER)[:, 2].max(initial=0)
-    return int(np.searchsorted(steps.end_ns, latest_ns, side="right"))
-
-
 def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
     """Go through the spans of some whole steps, by kind."""
     for number in ended:
         yield Span(number, "host", "step", int(steps.start_ns[number]), int(steps.end_ns[number]))
-    calls, forward_start = _passes(notes, steps)
-    yield from _spans_of_passes(notes, steps, calls, forward_start)
+    # The backward passes in steps, and when the forward pass before each began.
+    calls = notes.of(Note.BACKWARD)
+    step = steps.of(calls[:, 1])
+    calls, step = calls[step != OUTSIDE], step[step != OUTSIDE]
+    forward_start = _forward_starts(notes, steps, calls, step)
+    # A forward lasts until its backward begins; a backward until the last gradient was ready, or
+    # until it returned without one.
+    is_last = np.append(step[1:] != step[:-1], [True]) if len(step) else np.empty(0, bool)
+    ready = _latest_before(notes.of(Note.GRADIENT)[:, 1], calls[:, 2])
+    end = np.where(ready >= calls[:, 1], ready, calls[:, 2])
+    rows = zip(step.tolist(), is_last, forward_start, calls[:, 1], end, strict=True)
+    for number, last, forward, backward, finish in rows:
+        earlier = "" if last else "earlier "
+        yield Span(number, "compute", f"{earlier}forward", int(forward), int(backward))
+        yield Span(number, "compute", f"{earlier}backward", int(backward), int(finish))
     optimizers = _outermost(notes.of(Note.OPTIMIZER))[:, 1:]
     own = _beside_closures(optimizers, forward_start, calls[:, 1], calls[:, 2])
     yield from _plain(steps, "compute", "optimizer", own)
@@ -135,7 +154,7 @@ def _round_ends(optimizers: Whole) -> Iterator[int]:
     stepped: set[int] = set()
     last_end = 0
     for row, (optimizer, end) in enumerate(zip(numbers, ends_ns, strict=True)):
-        takes_over = first[optimizer] == row and all(last[each] < row for each in stepped)
+        takes_over = first[optimizer] == row and all(last[other] < row for other in stepped)
         if optimizer in stepped or (stepped and takes_over):
             yield last_end
             stepped.clear()
@@ -155,45 +174,6 @@ def _outermost(optimizers: Whole) -> Whole:
     return kept
 
 
-def _first_sign(journal: Journal, end_ns: int) -> int:
-    kinds = (Note.BACKWARD, Note.INPUT, Note.ZERO_GRAD, Note.FORWARD)
-    return min([*(journal.first_ns[kind] for kind in kinds if kind in journal.first_ns), end_ns])
-
-
-def _evaluations(notes: Mapping[int, Whole], step_ends: Whole) -> Whole:
-    """Return when evaluations ended, by Module.train() or by the last forward without gradients.
-
-    A time in evaluation mode with a step in it is none: some layers stay so while others train.
-    """
-    modes = notes[Note.EVALUATION][:, 1:]
-    if len(modes):
-        steps_in = np.searchsorted(step_ends, modes[:, 1]) - np.searchsorted(step_ends, modes[:, 0])
-        modes = modes[steps_in == 0]
-    return np.concatenate([modes[:, 1], notes[Note.INFERENCE][:, 2]]).astype(np.int64)
-
-
-def _passes(notes: Notes, steps: Steps) -> tuple[Whole, Whole]:
-    """Return the backward passes in steps, and when the forward pass before each began."""
-    calls = notes.of(Note.BACKWARD)
-    step = steps.of(calls[:, 1])
-    calls, step = calls[step != OUTSIDE], step[step != OUTSIDE]
-    return calls, _forward_starts(notes, steps, calls, step)
-
-
-def _spans_of_passes(
-    notes: Notes, steps: Steps, calls: Whole, forward_start: Whole
-) -> Iterator[Span]:
-    """Go through the forward and backward passes; a forward lasts until its backward begins."""
-    step = steps.of(calls[:, 1])
-    is_last = np.append(step[1:] != step[:-1], [True]) if len(step) else np.empty(0, bool)
-    end = _computed_ends(notes.of(Note.GRADIENT)[:, 1], calls)
-    rows = zip(step.tolist(), is_last, forward_start, calls[:, 1], end, strict=True)
-    for number, last, forward, backward, finish in rows:
-        earlier = "" if last else "earlier "
-        yield Span(number, "compute", f"{earlier}forward", int(forward), int(backward))
-        yield Span(number, "compute", f"{earlier}backward", int(backward), int(finish))
-
-
 def _beside_closures(optimizers: Whole, forward: Whole, backward: Whole, end: Whole) -> Whole:
     """Leave out of optimizers' time the passes that they asked for, as LBFGS does."""
     asked = np.searchsorted(backward, optimizers)  # from which pass to which
@@ -202,7 +182,9 @@ def _beside_closures(optimizers: Whole, forward: Whole, backward: Whole, end: Wh
     own = []
     for (start, finish), (first, last) in zip(optimizers.tolist(), asked.tolist(), strict=True):
         begins, ends = [start, *end[first:last].tolist()], [*forward[first:last].tolist(), finish]
-        own += [each for each in zip(begins, ends, strict=True) if each[0] < each[1]]
+        own += [
+            interval for interval in zip(begins, ends, strict=True) if interval[0] < interval[1]
+        ]
     return np.array(own, np.int64).reshape(-1, 2)
 
 
@@ -225,12 +207,6 @@ def _latest_before(times_ns: Whole, limits_ns: Whole) -> Whole:
     ordered = np.concatenate([[0], np.sort(times_ns)])
     latest: Whole = ordered[np.searchsorted(ordered, limits_ns, side="right") - 1]
     return latest
-
-
-def _computed_ends(ready_ns: Whole, calls: Whole) -> Whole:
-    """Return when the last gradient of each backward was ready, or when it returned without one."""
-    last = _latest_before(ready_ns, calls[:, 2])
-    return np.where(last >= calls[:, 1], last, calls[:, 2])
 
 
 def _plain(steps: Steps, lane: Lane, name: str, intervals: NDArray[np.int64]) -> Iterator[Span]:

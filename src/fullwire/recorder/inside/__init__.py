@@ -32,23 +32,25 @@ class _Finder:
         if name != self._module:
             return None
         # Finders of old may have no such method; Python passes them by, or asks them after us.
-        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
-        found = (each.find_spec(name, path, target) for each in others)
-        spec = next((each for each in found if each is not None), None)
+        others = [
+            finder
+            for finder in sys.meta_path
+            if finder is not self and hasattr(finder, "find_spec")
+        ]
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            self._continue_after(spec.loader)
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def execute_and_continue(module: Any) -> None:
+                execute(module)
+                if self in sys.meta_path:  # else somebody loads it once more
+                    sys.meta_path.remove(self)
+                    self._then()
+
+            loader.exec_module = execute_and_continue
         return spec
-
-    def _continue_after(self, loader: Any) -> None:
-        execute = loader.exec_module
-
-        def execute_and_continue(module: Any) -> None:
-            execute(module)
-            if self in sys.meta_path:  # else somebody loads it once more
-                sys.meta_path.remove(self)
-                self._then()
-
-        loader.exec_module = execute_and_continue
 
 
 def after_import(module: str, then: Callable[[], None]) -> None:

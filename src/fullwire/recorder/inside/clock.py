@@ -109,7 +109,10 @@ class _Device:
         if not self._pending or not self._may_be_asked():
             return
         self._renew_reference()
-        while self._reference and self._pending and _have_passed(*self._pending[0][2:4]):
+        while self._reference and self._pending:
+            moments = self._pending[0][2:4]
+            if not all(when is None or type(when) is int or when.query() for when in moments):
+                break
             kind, number, start, end, rest = self._pending.popleft()
             start_ns = self._host_ns(start)
             length_ns = rest if end is None else self._host_ns(end) - start_ns
@@ -145,7 +148,3 @@ class _Device:
         event, at_ns = self._reference
         elapsed_ms: float = event.elapsed_time(moment)
         return at_ns + round(elapsed_ms * 1e6)
-
-
-def _have_passed(*moments: Moment | None) -> bool:
-    return all(each is None or type(each) is int or each.query() for each in moments)

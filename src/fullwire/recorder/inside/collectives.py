@@ -259,7 +259,10 @@ class _Collectives:
         among = group.group_name
         self._unseen.seen[among] += 1
         if op in ("send", "recv"):
-            among += _pair(op, group.rank(), arguments)
+            # A group of two ranks, sender first. Who receives from any gives no rank.
+            here = group.rank()
+            other = arguments[1] if len(arguments) > 2 else "any"
+            among += f" {here}>{other}" if op == "send" else f" {other}>{here}"
         self._clock.note_one(Note.ISSUE, number, issued, self._signature(op, dtype, size, among))
         return number
 
@@ -281,22 +284,19 @@ class _Collectives:
         while self._telling and all(task.is_done for task in self._telling[0][1]):
             number, tasks = self._telling.popleft()
             if not any(task.problem for task in tasks):
-                self._note_told(number, tasks)
-
-    def _note_told(self, number: int, tasks: Sequence[Any]) -> None:
-        _, begun_ns, heard_ns, ended_ns, reducing_ns, sent_bytes = zip(
-            *(task.times for task in tasks), strict=True
-        )
-        begin_ns, end_ns = min(begun_ns), max(ended_ns)
-        heard_ns = min(filter(None, heard_ns), default=begin_ns)  # alone, nobody is heard
-        for kind, told in (
-            (Note.BEGUN, end_ns - begin_ns),
-            (Note.HEARD, end_ns - heard_ns),
-            (Note.REDUCED, sum(reducing_ns)),
-            (Note.SENT, sum(sent_bytes)),
-            (Note.END, 0),
-        ):
-            self._journal.note(kind, number, end_ns, told)
+                _, begun_ns, heard_ns, ended_ns, reducing_ns, sent_bytes = zip(
+                    *(task.times for task in tasks), strict=True
+                )
+                begin_ns, end_ns = min(begun_ns), max(ended_ns)
+                heard_ns = min(filter(None, heard_ns), default=begin_ns)  # alone, nobody is heard
+                for kind, told in (
+                    (Note.BEGUN, end_ns - begin_ns),
+                    (Note.HEARD, end_ns - heard_ns),
+                    (Note.REDUCED, sum(reducing_ns)),
+                    (Note.SENT, sum(sent_bytes)),
+                    (Note.END, 0),
+                ):
+                    self._journal.note(kind, number, end_ns, told)
 
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap Work.wait, as Python code calls it."""
@@ -331,22 +331,12 @@ class _Collectives:
         self._under_way.discard(number)
         self._journal.ends_work(started)
 
-    def _signature(self, *words: Any) -> int:
-        number = self._signatures.get(words)
-        return self._define_signature(*words) if number is None else number
-
-    def _define_signature(self, op: str, dtype: Any, size: int, group: str) -> int:
+    def _signature(self, op: str, dtype: Any, size: int, group: str) -> int:
+        number = self._signatures.get((op, dtype, size, group))
+        if number is not None:
+            return number
         if len(self._signatures) >= MOST_SIGNATURES:
             self._signatures.clear()
-        self._identify()
-        self._signatures[op, dtype, size, group] = number = next(self._numbers)
-        name = "" if dtype is None else str(dtype).removeprefix("torch.")
-        self._journal.define(
-            kind="signature", number=number, op=op, dtype=name, bytes=size, group=group
-        )
-        return number
-
-    def _identify(self) -> None:
         if not self._is_identified:
             self._is_identified = True
             self._journal.define(
@@ -360,12 +350,12 @@ class _Collectives:
             congestion = getattr(dist.group.WORLD, "congestion", None)
             if congestion is not None:
                 self._journal.define(kind="fact", name="transport_congestion", value=congestion)
-
-
-def _pair(op: str, here: int, arguments: Sequence[Any]) -> str:
-    """Name the group of two ranks, sender first. Who receives from any gives no rank."""
-    other = arguments[1] if len(arguments) > 2 else "any"
-    return f" {here}>{other}" if op == "send" else f" {other}>{here}"
+        self._signatures[op, dtype, size, group] = number = next(self._numbers)
+        name = "" if dtype is None else str(dtype).removeprefix("torch.")
+        self._journal.define(
+            kind="signature", number=number, op=op, dtype=name, bytes=size, group=group
+        )
+        return number
 
 
 def _is_on_device(arguments: tuple[Any, ...]) -> bool:
@@ -387,12 +377,12 @@ def _payload(op: str, arguments: Sequence[Any]) -> tuple[int, Any]:
     for argument in arguments:
         tensors = _tensors(argument)
         if tensors:
-            most = max(most, sum([each.numel() * each.element_size() for each in tensors]))
+            most = max(most, sum([tensor.numel() * tensor.element_size() for tensor in tensors]))
             dtype = tensors[0].dtype
     return most, dtype
 
 
 def _tensors(argument: Any) -> list[Any]:
     if isinstance(argument, _SEQUENCES):
-        return [tensor for each in argument for tensor in _tensors(each)]
+        return [tensor for element in argument for tensor in _tensors(element)]
     return [argument] if isinstance(argument, torch.Tensor) else []

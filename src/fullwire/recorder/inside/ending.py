@@ -15,7 +15,7 @@ def at_end(last: Callable[[], None]) -> None:
     What `multiprocessing` forks ends past atexit, and calls only what was left with itself.
     """
     atexit.register(last)  # which also keeps it alive: the other register does not
-    util.register_after_fork(last, lambda it: util.Finalize(None, it, exitpriority=0))
+    util.register_after_fork(last, lambda function: util.Finalize(None, function, exitpriority=0))
 
 
 def before_hard_end(last: Callable[[], None]) -> None:

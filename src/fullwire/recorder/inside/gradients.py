@@ -50,16 +50,13 @@ class Gradients:
             if account is not None and account.is_kept:
                 accounts[account] = account.passes
             elif parameter.requires_grad and parameter.is_leaf and parameter not in self._hooked:
-                self._hook(parameter)
-
-    def _hook(self, parameter: Any) -> None:
-        self._hooked[parameter] = True
-        number = self._number(parameter)
-        if parameter.is_cuda:
-            hook = _device_hook(self._clock, number)
-        else:
-            hook = hook_of(self._journal, number)
-        parameter.register_post_accumulate_grad_hook(hook)
+                self._hooked[parameter] = True
+                number = self._number(parameter)
+                if parameter.is_cuda:
+                    hook = _device_hook(self._clock, number)
+                else:
+                    hook = hook_of(self._journal, number)
+                parameter.register_post_accumulate_grad_hook(hook)
 
     def _number(self, parameter: Any) -> int:
         number = next(self._count)
@@ -69,12 +66,12 @@ class Gradients:
 
     def keep_account(self, reducer: Any, parameters: Sequence[Any]) -> None:
         """Ask a reducer from now on, unless its parameters have hooks or their times are events."""
-        if not any(each.is_cuda or each in self._hooked for each in parameters):
-            first, *_ = [self._number(each) for each in parameters]
+        if not any(parameter.is_cuda or parameter in self._hooked for parameter in parameters):
+            first, *_ = [self._number(parameter) for parameter in parameters]
             account = _Account(reducer, first, len(parameters))
             self._by_reducer[reducer] = account
-            for each in parameters:
-                self._account_of[each] = account
+            for parameter in parameters:
+                self._account_of[parameter] = account
 
     def distrust(self, reducer: Any) -> None:
         """Leave the parameters of a reducer to hooks."""

@@ -182,9 +182,17 @@ class Journal:
 
     def _append(self) -> None:
         if self._file < 0:
-            self._file = self._opened()
+            self._began = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
+            name = f"{socket.gethostname()}-{os.getpid()}-{self._began['monotonic_ns']}{SUFFIX}"
+            self._path = os.path.join(self.directory, name)
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._identity = os.fstat(file)
+            os.write(file, self._header(RUNNING))
+            self._file = file
         elif not self._is_ours():
-            self._file = self._opened_again()
+            file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+            os.lseek(file, 0, os.SEEK_END)
+            self._file = file
         if len(self.waiting) >= MOST_HELD:
             self.define(kind="missing", sentence=f"more than {MOST_HELD} notes came at once")
         definitions, self._definitions = self._definitions, []
@@ -203,15 +211,6 @@ class Journal:
         if written < len(blocks):
             raise OSError(f"the file took {written} of {len(blocks)} bytes: is the disk full?")
 
-    def _opened(self) -> int:
-        self._began = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
-        name = f"{socket.gethostname()}-{os.getpid()}-{self._began['monotonic_ns']}{SUFFIX}"
-        self._path = os.path.join(self.directory, name)
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._identity = os.fstat(file)
-        os.write(file, self._header(RUNNING))
-        return file
-
     def _is_ours(self) -> bool:
         """Say whether the number still means our file: a job may close what it did not open."""
         try:
@@ -219,12 +218,13 @@ class Journal:
         except OSError:
             return False
 
-    def _opened_again(self) -> int:
-        file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-        os.lseek(file, 0, os.SEEK_END)
-        return file
-
     def _header(self, status: str, reason: str = "") -> bytes:
+        # The rank that the launcher announced; a process group, once there, knows better.
+        texts = (
+            os.environ.get(name, "")
+            for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+        )
+        announced = (int(text) for text in texts if text.isdigit())
         header = {
             "format": 3,
             "status": status,
@@ -232,7 +232,7 @@ class Journal:
             "pid": os.getpid(),
             "machine": _machine(),
             "processors": len(os.sched_getaffinity(0)),
-            "rank": _rank_by_environment(),
+            "rank": next(announced, 0),
             "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             **self._began,
             "reason": reason[:120],
@@ -290,11 +290,3 @@ def _narrow(column: Sequence[int]) -> bytes:
         return b"i" + array.array("i", column).tobytes()
     except OverflowError:
         return b"q" + array.array("q", column).tobytes()
-
-
-def _rank_by_environment() -> int:
-    """Return the rank that the launcher announced; a process group, once there, knows better."""
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 0

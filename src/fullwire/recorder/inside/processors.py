@@ -42,40 +42,33 @@ class Processors:
         if self._journal.is_open and now_ns - self._noted_ns > _EVERY_NS:
             self._noted_ns = now_ns
             try:
-                used_ns = self._communication_ns(now_ns)
+                if now_ns - self._listed_ns > _LIST_EVERY_NS:
+                    self._listed_ns = now_ns
+                    self._list_threads()
+                for thread in self._used_ns:
+                    # Where it has ended, what it had used stays counted.
+                    with contextlib.suppress(OSError):
+                        self._used_ns[thread] = time.clock_gettime_ns((~thread << 3) | _OF_A_THREAD)
+                used_ns = sum(self._used_ns.values())
             except OSError as error:  # no /proc, or another kernel: the rest is recorded
                 self._journal.define(kind="missing", sentence=f"processor time unknown: {error}")
                 self._noted_ns = 2**63
             else:
-                self._note(time.process_time_ns(), used_ns, now_ns)
+                whole_ns = time.process_time_ns()
+                before_whole_ns, before_part_ns = self._told_ns
+                self._told_ns = whole_ns, used_ns
+                self._journal.note(
+                    Note.PROCESSOR, whole_ns - before_whole_ns, now_ns, used_ns - before_part_ns
+                )
 
-    def _note(self, whole_ns: int, part_ns: int, now_ns: int) -> None:
-        before_whole_ns, before_part_ns = self._told_ns
-        self._told_ns = whole_ns, part_ns
-        self._journal.note(
-            Note.PROCESSOR, whole_ns - before_whole_ns, now_ns, part_ns - before_part_ns
-        )
-
-    def _communication_ns(self, now_ns: int) -> int:
-        if now_ns - self._listed_ns > _LIST_EVERY_NS:
-            self._listed_ns = now_ns
-            self._list()
-        for thread in self._used_ns:
-            with contextlib.suppress(OSError):  # it has ended: what it had used stays counted
-                self._used_ns[thread] = time.clock_gettime_ns((~thread << 3) | _OF_A_THREAD)
-        return sum(self._used_ns.values())
-
-    def _list(self) -> None:
+    def _list_threads(self) -> None:
         for thread in map(int, os.listdir("/proc/self/task")):
             with contextlib.suppress(OSError):  # it has just ended
-                if self._communicates(thread):
+                if thread not in self._is_communicating:
+                    with open(f"/proc/self/task/{thread}/comm") as name:
+                        self._is_communicating[thread] = name.read().startswith(COMMUNICATING)
+                if self._is_communicating[thread]:
                     self._used_ns.setdefault(thread, 0)
-
-    def _communicates(self, thread: int) -> bool:
-        if thread not in self._is_communicating:
-            with open(f"/proc/self/task/{thread}/comm") as name:
-                self._is_communicating[thread] = name.read().startswith(COMMUNICATING)
-        return self._is_communicating[thread]
 
 
 class BeforeForward:

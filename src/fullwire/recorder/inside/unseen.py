@@ -37,7 +37,9 @@ class Unseen:
         now_ns = time.monotonic_ns()
         if self._journal.is_open and now_ns - self._looked_ns > _EVERY_NS:
             self._looked_ns = now_ns
-            self._last = self._look()
+            groups = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
+            named = [(group.group_name, group) for group in groups]
+            self._last = {name: (_counted(group), self.seen[name]) for name, group in named}
             if self._first is None:
                 self._first, self._steps = self._last, 0
 
@@ -47,11 +49,6 @@ class Unseen:
         if self._steps and count >= self._steps:
             sentence = f"{count} collectives were issued by C++ and not seen"
             self._journal.define(kind="missing", sentence=sentence)
-
-    def _look(self) -> _Look:
-        groups = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
-        named = [(each.group_name, each) for each in groups]
-        return {name: (_counted(group), self.seen[name]) for name, group in named}
 
 
 def _past_us(look: _Look) -> Counter[str]:

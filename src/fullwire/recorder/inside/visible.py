@@ -29,15 +29,15 @@ def watch_reducer(journal: Journal, methods: Iterable[str]) -> None:
 
     @functools.wraps(build)
     def reducer(*args: Any, **kwargs: Any) -> Any:
-        arguments = [_visible(each, journal) for each in args]
+        arguments = [_visible(argument, journal) for argument in args]
         built = build(*arguments, **kwargs)
-        groups[built] = [each for each in arguments if isinstance(each, VisibleGroup)]
+        groups[built] = [argument for argument in arguments if isinstance(argument, VisibleGroup)]
         return built
 
     @functools.wraps(broadcast)
     def broadcast_coalesced(group: Any, *args: Any, **kwargs: Any) -> Any:
-        given = (each for visible in groups.values() for each in visible)
-        seen = next((each for each in given if each.true is group), group)
+        visible = (stand_in for stand_ins in groups.values() for stand_in in stand_ins)
+        seen = next((stand_in for stand_in in visible if stand_in.true is group), group)
         return broadcast(seen, *args, **kwargs)
 
     dist.Reducer, dist._broadcast_coalesced = reducer, broadcast_coalesced
@@ -158,7 +158,7 @@ def _after(first: Callable[[], None], then: Callable[..., Any]) -> Callable[...,
 def _replace(name: str, ours: Callable[..., Any]) -> None:
     """Put a function in the place of one of torch's, wherever that has been imported to."""
     true = getattr(torch._C._distributed_c10d, name)
-    of_torch = [each for key, each in sys.modules.items() if key.partition(".")[0] == "torch"]
+    of_torch = [module for key, module in sys.modules.items() if key.partition(".")[0] == "torch"]
     for module in of_torch:
         if vars(module).get(name) is true:
             setattr(module, name, ours)

@@ -72,24 +72,21 @@ def _close(journal: Journal, clock: Clock) -> None:
     clock.close()
     journal.write()
     if journal.is_open and journal.noted:
+        # Time the shortest hook on a journal that is thrown away.
+        scratch = Journal("")
+        parameter = torch.zeros(1)
+        hook = hook_of(scratch, 0)
+        began_ns = time.thread_time_ns()
+        for _ in range(_CALIBRATION):
+            hook(parameter)
+        note_ns = (time.thread_time_ns() - began_ns) / _CALIBRATION
         journal.define(
             kind="cost",
             notes=journal.noted,
-            note_ns=_note_cost_ns(),  # some notes are part of the next as well
+            note_ns=note_ns,  # some notes are part of the next as well
             spent_ns=journal.spent_ns,
         )
     journal.close()
-
-
-def _note_cost_ns() -> float:
-    """Time the shortest hook on a journal that is thrown away."""
-    scratch = Journal("")
-    parameter = torch.zeros(1)
-    hook = hook_of(scratch, 0)
-    began_ns = time.thread_time_ns()
-    for _ in range(_CALIBRATION):
-        hook(parameter)
-    return (time.thread_time_ns() - began_ns) / _CALIBRATION
 
 
 def _watch_steps(

@@ -1,9 +1,8 @@
 """All-reduce by our transport and by others, in turns: `fullwire bench transport`.
 
 description   who takes part and what they are asked for, and what came of it
-rank          one rank of it, in a lab and under torchrun alike
-torch_turns   those that torch.distributed runs
-mpi_turns     OpenMPI beside the rank: mpi_program under mpirun, mpi_agent to start it on hosts
+rank          one rank of it, in a lab and under torchrun alike, with all that torch runs
+mpi_turns     OpenMPI beside the rank: mpi_program is what mpirun runs
 iperf         what iperf3 moves both ways, for comparison
 
 outcome = contest_in_lab(Contest(rate_bps=10e9, against=("gloo",)), workers=2)
@@ -37,7 +36,14 @@ def contest_in_lab(
     """Hold a contest between hosts of a lab that is made for it."""
     check_workers(workers)
     check_torch()
-    _check_memory(contest, workers)
+    needed = workers * (_RANK_BYTES + _BUFFERS * max(contest.sizes_bytes))
+    available = available_bytes()
+    if needed > available:
+        raise UsageError(
+            f"bench transport: {workers} workers with {show_bytes(max(contest.sizes_bytes))} need "
+            f"some {show_bytes(needed)} of memory, and {show_bytes(available)} are available here: "
+            "name smaller --sizes"
+        )
     description = describe(workers=workers, rate=[f"{contest.rate_bps}bps"])
     with tempfile.TemporaryDirectory(prefix="fullwire-") as place, Lab(description) as lab:
         introduce(lab)
@@ -59,15 +65,4 @@ def check_torch() -> None:
         raise UsageError(
             "bench transport: expected PyTorch in the environment of fullwire, there is none: "
             "pip install torch"
-        )
-
-
-def _check_memory(contest: Contest, workers: int) -> None:
-    needed = workers * (_RANK_BYTES + _BUFFERS * max(contest.sizes_bytes))
-    available = available_bytes()
-    if needed > available:
-        raise UsageError(
-            f"bench transport: {workers} workers with {show_bytes(max(contest.sizes_bytes))} need "
-            f"some {show_bytes(needed)} of memory, and {show_bytes(available)} are available here: "
-            "name smaller --sizes"
         )

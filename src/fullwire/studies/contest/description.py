@@ -107,9 +107,9 @@ class Outcome:
 
     def of(self, who: int, size_bytes: int) -> Sequence[Turn]:
         """Return one's turns with one size, in order; none if it did not take part."""
-        for each in self.measured:
-            if (each.who, each.size_bytes) == (who, size_bytes):
-                return each.turns
+        for result in self.measured:
+            if (result.who, result.size_bytes) == (who, size_bytes):
+                return result.turns
         return ()
 
     def pairs(self) -> Iterator[tuple[int, str, Sequence[Turn], Sequence[Turn]]]:

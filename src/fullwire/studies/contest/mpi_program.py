@@ -2,9 +2,12 @@
 
 python mpi_program.py: connects to the socket that the environment names, and for each line "BYTES
 REPEATS" that comes reduces so many times in a row and answers with a line of JSON; without repeats
-it checks one sum. While nothing is
-asked it waits in the kernel, where MPI itself would spin. OpenMPI is called through its library:
-there is nothing to compile, and no header is needed.
+it checks one sum. While nothing is asked it waits in the kernel, where MPI itself would spin.
+OpenMPI is called through its library: there is nothing to compile, and no header is needed.
+
+python mpi_program.py HOST COMMAND... is what mpirun takes for ssh: it leaves the command in the
+store. The rank on that host, which waits there for it, starts it (`mpi_turns.py`). So MPI reaches
+the hosts that the job runs on, and needs no logins between them.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 LIBRARY = "libmpi.so.40"  # OpenMPI 4 and 5
+PORT_VARIABLE = "FULLWIRE_MPI_STORE_PORT"
 BYTES_A_VALUE = 4
 SOCKET_VARIABLE = "FULLWIRE_MPI_SOCKET"
 _Values: TypeAlias = NDArray[np.float32]
@@ -104,5 +109,21 @@ def _turn(mpi: _Mpi, values: _Values, repeats: int) -> dict[str, float]:
     }
 
 
+def hand_over(host: str, command: Sequence[str]) -> None:
+    """Leave a command in the store, for the rank on that host."""
+    from torch.distributed import TCPStore  # loaded here: the program itself needs no torch
+
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ[PORT_VARIABLE]))
+    store.set(key(host), " ".join(command))
+
+
+def key(host: str) -> str:
+    """Return where a host finds its command."""
+    return f"fullwire/mpi/{host}"
+
+
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        hand_over(sys.argv[1], sys.argv[2:])
+    else:
+        main()

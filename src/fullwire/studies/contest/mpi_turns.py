@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from fullwire.studies.contest import mpi_agent, mpi_program
+from fullwire.studies.contest import mpi_program
 from fullwire.studies.contest.description import Turn
 
 _START_S = 30.0
@@ -98,10 +98,10 @@ class MpiTurns:
             wait_for_workers=False,
             timeout=timedelta(seconds=_START_S),
         )
-        environment[mpi_agent.PORT_VARIABLE] = str(self._store.port)
+        environment[mpi_program.PORT_VARIABLE] = str(self._store.port)
         if dist.get_rank() == 0:
             return self._popen(_mpirun(hosts), environment)
-        command = self._store.get(mpi_agent.key(hosts[dist.get_rank()])).decode()
+        command = self._store.get(mpi_program.key(hosts[dist.get_rank()])).decode()
         return self._popen(["sh", "-c", command], environment)
 
     def _popen(
@@ -125,8 +125,8 @@ class MpiTurns:
 
     def _said(self, what: str) -> str:
         self._output.seek(0)
-        said = " ".join(self._output.read(_CAUGHT).decode(errors="replace").split())
-        return f"OpenMPI: {what}; it said: {said or 'nothing'}"
+        output = " ".join(self._output.read(_CAUGHT).decode(errors="replace").split())
+        return f"OpenMPI: {what}; it said: {output or 'nothing'}"
 
 
 def _agreed_port() -> int:
@@ -140,7 +140,7 @@ def _agreed_port() -> int:
 
 
 def _mpirun(hosts: Sequence[str]) -> list[str]:
-    agent = f"{sys.executable} {mpi_agent.__file__}"
+    agent = f"{sys.executable} {mpi_program.__file__}"
     return [
         "mpirun",
         "--allow-run-as-root",

@@ -10,7 +10,8 @@ import os
 import socket
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
 from typing import Protocol, TypeVar
@@ -34,7 +35,6 @@ from fullwire.studies.contest.description import (
 )
 from fullwire.studies.contest.iperf import STREAMS, iperf_is_missing, moved_between
 from fullwire.studies.contest.mpi_turns import MpiFailed, MpiTurns, mpi_is_missing
-from fullwire.studies.contest.torch_turns import TorchTurns
 from fullwire.transport.keys import ENCRYPT_VARIABLE, KEY_VARIABLE
 from fullwire.units import show_bytes
 
@@ -85,9 +85,9 @@ class _Held:
             self._notes.extend(cipher_speed())
         takers = self._takers()
         measured = [
-            each
+            result
             for size_bytes in self._contest.sizes_bytes
-            for each in self._measured(takers, size_bytes)
+            for result in self._measured(takers, size_bytes)
         ]
         for taker in takers.values():
             taker.close()
@@ -113,8 +113,8 @@ class _Held:
         moved = []
         for streams in STREAMS:
             _show(f"iperf3 measures the line, streams: {streams}")
-            found = moved_between(0, elsewhere[0], os.environ["MASTER_ADDR"], streams)
-            rate_bps = _from_all(found)[elsewhere[0]]
+            result = moved_between(0, elsewhere[0], os.environ["MASTER_ADDR"], streams)
+            rate_bps = _from_all(result)[elsewhere[0]]
             if isinstance(rate_bps, float):
                 moved.append(Moved(streams, rate_bps))
             else:
@@ -159,22 +159,34 @@ class _Held:
         repeats = self._contest.repeats(size_bytes, self._workers)
         for taker in takers.values():
             taker.check(size_bytes)
-        turns: dict[int, list[Turn]] = {who: [] for who in takers}
+        order = list(takers)
+        turns: dict[int, list[Turn]] = {who: [] for who in order}
         for number in range(self._contest.rounds):
             _show(f"{show_bytes(size_bytes)}: round {number + 1} of {self._contest.rounds}")
-            for who in _rotated(list(takers), number):
+            begins = number % len(order)
+            for who in order[begins:] + order[:begins]:
                 turns[who].append(takers[who].turn(size_bytes, repeats))
         return [
-            Measured(who=who, size_bytes=size_bytes, turns=_over_ranks(mine))
+            Measured(
+                who=who,
+                size_bytes=size_bytes,
+                turns=tuple(
+                    Turn(
+                        max(turn.time_s for turn in by_rank),
+                        statistics.fmean(turn.cpu_s for turn in by_rank),
+                    )
+                    for by_rank in zip(*_from_all(list(mine)), strict=True)
+                ),
+            )
             for who, mine in turns.items()
         ]
 
     def _lacks(self, missing: str | None) -> bool:
         """Hear from every rank what is missing there, if anything is, and note the first."""
-        said = next(filter(None, _from_all(missing)), None)
-        if said:
-            self._notes.append(said)
-        return said is not None
+        reason = next(filter(None, _from_all(missing)), None)
+        if reason:
+            self._notes.append(reason)
+        return reason is not None
 
 
 @contextlib.contextmanager
@@ -192,14 +204,6 @@ def _protected(encrypts: bool) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _over_ranks(mine: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Take the slowest rank's time of each turn, and the average rank's processor time."""
-    return tuple(
-        Turn(max(turn.time_s for turn in each), statistics.fmean(turn.cpu_s for turn in each))
-        for each in zip(*_from_all(list(mine)), strict=True)
-    )
-
-
 def _from_all(mine: Each) -> list[Each]:
     """Return what every rank gives, on every rank."""
     given: list[Each] = [mine] * dist.get_world_size()
@@ -207,16 +211,54 @@ def _from_all(mine: Each) -> list[Each]:
     return given
 
 
-def _rotated(order: list[int], number: int) -> list[int]:
-    begins = number % len(order)
-    return order[begins:] + order[:begins]
-
-
 def _show(line: str) -> None:
     """Say on a terminal how far it is; rank 0 says it for all."""
     if dist.get_rank() == 0 and sys.stderr.isatty():
         sys.stderr.write(f"{_ERASE}fullwire: {line}\r" if line else _ERASE)
         sys.stderr.flush()
+
+
+class TorchTurns:
+    """All-reduces by one backend."""
+
+    def __init__(self, backend: str, buffer: torch.Tensor) -> None:
+        self._backend = backend
+        self._buffer = buffer
+        self._group = dist.new_group(backend=backend)
+
+    @property
+    def streams(self) -> int:
+        """Return how many connections there are between two ranks, as far as anybody knows."""
+        return getattr(self._group, "streams", 1)
+
+    def check(self, size_bytes: int) -> None:
+        """Let one sum be right, which also opens every connection."""
+        values = self._buffer[: size_bytes // BYTES_A_VALUE]
+        values.fill_(dist.get_rank() + 1)
+        dist.all_reduce(values, group=self._group)
+        ranks = dist.get_world_size()
+        wrong = int((values != ranks * (ranks + 1) / 2).sum())
+        values.zero_()
+        if wrong:
+            raise RuntimeError(
+                f"{self._backend}: {wrong} of {len(values)} sums of {size_bytes} bytes are wrong"
+            )
+
+    def turn(self, size_bytes: int, repeats: int) -> Turn:
+        """Reduce so many times in a row, which all ranks begin together."""
+        values = self._buffer[: size_bytes // BYTES_A_VALUE]
+        dist.all_reduce(self._buffer[:1], group=self._group)
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        for _ in range(repeats):
+            dist.all_reduce(values, group=self._group)
+        return Turn(
+            (time.perf_counter() - began_s) / repeats,
+            (time.process_time() - began_cpu_s) / repeats,
+        )
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group(self._group)
 
 
 def main() -> None:

@@ -42,11 +42,6 @@ def contest_lines(outcome: Outcome) -> Iterator[str]:
         streams = "1 stream" if moved.streams == 1 else f"{moved.streams} streams"
         yield f"iperf3 both ways at once, {streams}: {show_rate(moved.rate_bps)} each way"
     yield ""
-    yield from _table(outcome)
-    yield from outcome.notes
-
-
-def _table(outcome: Outcome) -> Iterator[str]:
     yield (
         f"{'size':>9}  {'':<5}{OURS:>10}{'theirs':>10}  {'faster (95 % sure)':<24}"
         f"{'bus bandwidth':>22}{'of the limit':>15}{'CPU s per GB':>14}"
@@ -63,6 +58,7 @@ def _table(outcome: Outcome) -> Iterator[str]:
             f"{f'{our.limit_share:.1%} / {their.limit_share:.1%}':>15}"
             f"{cpu if size_bytes >= _LEAST_BYTES_FOR_CPU else '-':>14}"
         )
+    yield from outcome.notes
 
 
 def contest_object(outcome: Outcome) -> dict[str, Any]:
@@ -73,7 +69,9 @@ def contest_object(outcome: Outcome) -> dict[str, Any]:
         "limit_bps": outcome.contest.limit_bps,
         "rounds": outcome.contest.rounds,
         "processors": os.cpu_count(),
-        "iperf3": [{"streams": each.streams, "bus_bps": each.rate_bps} for each in outcome.moved],
+        "iperf3": [
+            {"streams": moved.streams, "bus_bps": moved.rate_bps} for moved in outcome.moved
+        ],
         "rows": [_row(outcome, *pair) for pair in outcome.pairs()],
         "notes": list(outcome.notes),
     }
@@ -134,7 +132,17 @@ def plot_contest(outcome: Outcome, path: Path) -> None:
     """Draw bus bandwidth and time against size."""
     import altair as alt
 
-    rows = list(_points(outcome))
+    names, rows = (OURS, *outcome.contest.against), []
+    for measured in outcome.measured:
+        side = _side(outcome, measured.size_bytes, measured.turns)
+        rows.append(
+            {
+                "who": names[measured.who],
+                "bytes": measured.size_bytes,
+                "bus_gbps": side.bus_bps * 1e-9,
+                "time_us": side.time_s.value * 1e6,
+            }
+        )
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X(
             "bytes:Q",
@@ -145,7 +153,9 @@ def plot_contest(outcome: Outcome, path: Path) -> None:
         color=alt.Color("who:N", title=None, sort=None, scale=alt.Scale(range=COLOURS)),
     )
     bandwidth = base.encode(y=alt.Y("bus_gbps:Q", title="bus bandwidth (Gbps)"))
-    limit = _limit(outcome)
+    limit_gbps = outcome.contest.limit_bps * 1e-9
+    rule = alt.Chart(alt.Data(values=[{"limit": limit_gbps}])).mark_rule(strokeDash=[5, 4])
+    limit = rule.encode(y="limit:Q")
     time = base.encode(
         y=alt.Y("time_us:Q", title="time (us)", scale=alt.Scale(type="log", nice=False, padding=14))
     )
@@ -158,26 +168,6 @@ def plot_contest(outcome: Outcome, path: Path) -> None:
     save(titled(panels, title, lines), path)
 
 
-def _points(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    names = (OURS, *outcome.contest.against)
-    for each in outcome.measured:
-        side = _side(outcome, each.size_bytes, each.turns)
-        yield {
-            "who": names[each.who],
-            "bytes": each.size_bytes,
-            "bus_gbps": side.bus_bps * 1e-9,
-            "time_us": side.time_s.value * 1e6,
-        }
-
-
 def _lined(chart: alt.Chart) -> alt.Chart:
     lines = chart.mark_line(strokeWidth=2.5) + chart.mark_point(size=45, filled=True, opacity=1)
     return lines.properties(width=380, height=290)
-
-
-def _limit(outcome: Outcome) -> alt.Chart:
-    import altair as alt
-
-    limit_gbps = outcome.contest.limit_bps * 1e-9
-    rule = alt.Chart(alt.Data(values=[{"limit": limit_gbps}])).mark_rule(strokeDash=[5, 4])
-    return rule.encode(y="limit:Q")

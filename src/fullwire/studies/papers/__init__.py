@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,42 +54,33 @@ def study(
     _make(place)
     chosen = planned(quick) if trials is None else trials
     runs, failed = _played(chosen, place, say)
-    found = []
+    results = []
     for trial in chosen:
         if trial.name in runs:
             try:
-                found.append(measured(trial, runs[trial.name]))
+                results.append(measured(trial, runs[trial.name]))
             except FullwireError as error:  # it ended well, and yet cannot be read
                 failed.append((trial, str(error)))
-    return _concluded(place, found, runs, failed)
-
-
-def _concluded(
-    place: Path,
-    found: list[Measured],
-    runs: Mapping[str, Run],
-    failed: list[tuple[Trial, str]],
-) -> Study:
-    predicted = predictions(found, runs)
+    predicted = predictions(results, runs)
     modelled = modelled_rows()
-    shares = (shares_of_measured(found), shares_of_modelled(modelled))
-    explained = tuple(each for each in shares if each is not None)
+    shares = (shares_of_measured(results), shares_of_modelled(modelled))
+    explained = tuple(share for share in shares if share is not None)
     return Study(
         directory=place,
-        measured=tuple(found),
+        measured=tuple(results),
         predicted=tuple(predicted),
         explained=explained,
         figures=(
-            drawn.scaling(found, predicted),
-            drawn.computation(found),
-            drawn.utilization(found),
-            drawn.compression(found),
-            drawn.sent_bytes(found),
-            drawn.ring(found),
-            drawn.iteration(found, modelled),
+            drawn.scaling(results, predicted),
+            drawn.computation(results),
+            drawn.utilization(results),
+            drawn.compression(results),
+            drawn.sent_bytes(results),
+            drawn.ring(results),
+            drawn.iteration(results, modelled),
             drawn.explained(explained),
         ),
-        claims=claims(Findings(found=found, predicted=predicted, explained=explained)),
+        claims=claims(Findings(measured=results, predicted=predicted, explained=explained)),
         failed=tuple(failed),
     )
 
@@ -145,14 +136,14 @@ def expected_s(trial: Trial) -> float:
         return start_s + trial.steps * _REAL_STEP_S
     step_s = 0.2
     if trial.workers > 1:
-        found = whatif(
+        answer = whatif(
             trial.model,
             workers=trial.workers,
             bandwidth=trial.rate,
             transport=FULL,
             compression=trial.compression,
         )
-        step_s = float(found["step_s"][0])
+        step_s = float(answer["step_s"][0])
     return start_s + (trial.steps + 2) * step_s * trial.dilation
 
 

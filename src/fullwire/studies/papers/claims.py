@@ -56,27 +56,29 @@ class Claim:
 class Findings:
     """All that claims are judged by."""
 
-    found: Sequence[Measured]
+    measured: Sequence[Measured]
     predicted: Sequence[Predicted]
     explained: Sequence[Explained]
 
     def undilated(self, kind: str) -> list[Measured]:
         """Return the trials of this kind at the machine's own speed, with all their bytes."""
         return [
-            each
-            for each in self.found
-            if each.trial.kind == kind
-            and each.trial.dilation == 1
-            and each.trial.compression == 1
-            and not each.trial.half
+            result
+            for result in self.measured
+            if result.trial.kind == kind
+            and result.trial.dilation == 1
+            and result.trial.compression == 1
+            and not result.trial.half
         ]
 
     def dilated(self) -> list[Measured]:
         """Return the trials of several workers that stand for faster processors, uncompressed."""
         return [
-            each
-            for each in self.found
-            if each.trial.dilation > 1 and each.trial.workers > 1 and each.trial.compression == 1
+            result
+            for result in self.measured
+            if result.trial.dilation > 1
+            and result.trial.workers > 1
+            and result.trial.compression == 1
         ]
 
 
@@ -88,24 +90,25 @@ def claims(findings: Findings) -> tuple[Claim, ...]:
 def _below_linear(findings: Findings) -> Claim:
     text = "training scales far below linear"
     pairs = [
-        (each, baseline.step_s / each.step_s)
-        for each in findings.undilated("emulated")
-        if each.trial.workers > 1 and (baseline := alone(each.trial, findings.found)) is not None
+        (result, baseline.step_s / result.step_s)
+        for result in findings.undilated("emulated")
+        if result.trial.workers > 1
+        and (baseline := alone(result.trial, findings.measured)) is not None
     ]
     if not pairs:
         return _unknown("below_linear", Z, text, "no trial of several workers with its T1")
-    most = max(each.trial.workers for each, _ in pairs)
-    at_most = [(each, factor) for each, factor in pairs if each.trial.workers == most]
+    most = max(result.trial.workers for result, _ in pairs)
+    at_most = [(result, factor) for result, factor in pairs if result.trial.workers == most]
     best = max(factor for _, factor in at_most)
     faster = [
-        (each, baseline.step_s / each.step_s)
-        for each in findings.dilated()
-        if each.trial.workers == most
-        and each.trial.buckets == "ddp"
-        and (baseline := alone(each.trial, findings.found)) is not None
+        (result, baseline.step_s / result.step_s)
+        for result in findings.dilated()
+        if result.trial.workers == most
+        and result.trial.buckets == "ddp"
+        and (baseline := alone(result.trial, findings.measured)) is not None
     ]
-    said = "; ".join(map(_from_to, filter(None, (at_most, faster))))
-    is_near = [each for each, factor in faster if factor >= WELL_BELOW]
+    words = "; ".join(map(_from_to, filter(None, (at_most, faster))))
+    is_near = [result for result, factor in faster if factor >= WELL_BELOW]
     holds: Holds = "no" if best >= WELL_BELOW else "in part" if is_near else "yes"
     why = f"{most} workers share one machine; the paper has 64 GPUs"
     if holds == "in part":
@@ -116,7 +119,7 @@ def _below_linear(findings: Findings) -> Claim:
         key="below_linear",
         paper=Z,
         claim=text,
-        measured=f"scaling factor {said}",
+        measured=f"scaling factor {words}",
         holds=holds,
         why=why,
         basis="measured",
@@ -127,23 +130,24 @@ def _from_to(pairs: Sequence[tuple[Measured, float]]) -> str:
     """Say the least factor and the largest, each with its trial."""
     ordered = sorted(pairs, key=lambda pair: pair[1])
     ends = ordered[:1] if len(ordered) == 1 else [ordered[0], ordered[-1]]
-    return " to ".join(f"{factor:.2f} ({_where(each.trial)})" for each, factor in ends)
+    return " to ".join(f"{factor:.2f} ({_where(result.trial)})" for result, factor in ends)
 
 
 def _computation_steady(findings: Findings) -> Claim:
     text = "computation time does not change with the number of workers"
     pairs = [
-        (each, each.compute_s / baseline.compute_s - 1)
-        for each in findings.undilated("real")
-        if each.trial.workers > 1 and (baseline := alone(each.trial, findings.found)) is not None
+        (result, result.compute_s / baseline.compute_s - 1)
+        for result in findings.undilated("real")
+        if result.trial.workers > 1
+        and (baseline := alone(result.trial, findings.measured)) is not None
     ]
     if not pairs:
         return _unknown("computation", Z, text, "no real trial of several workers with its T1")
     own = [pair for pair in pairs if pair[0].trial.workers <= pair[0].processors]
     crowded = [pair for pair in pairs if pair[0].trial.workers > pair[0].processors]
-    said = "; ".join(
-        f"{each.trial.workers} x {show_rate(each.trial.rate_bps)} {change:+.0%}"
-        for each, change in sorted(pairs, key=lambda pair: pair[0].trial.workers)
+    words = "; ".join(
+        f"{result.trial.workers} x {show_rate(result.trial.rate_bps)} {change:+.0%}"
+        for result, change in sorted(pairs, key=lambda pair: pair[0].trial.workers)
     )
     alright = [abs(change) <= STEADY for _, change in own]
     holds: Holds = "no"
@@ -159,7 +163,7 @@ def _computation_steady(findings: Findings) -> Claim:
         key="computation",
         paper=Z,
         claim=text,
-        measured=f"real {pairs[0][0].trial.model} against one worker: {said}",
+        measured=f"real {pairs[0][0].trial.model} against one worker: {words}",
         holds=holds,
         why=why,
         basis="measured",
@@ -169,28 +173,30 @@ def _computation_steady(findings: Findings) -> Claim:
 def _links_idle(findings: Findings) -> Claim:
     text = "transport leaves fast links idle"
     chosen = [
-        each
-        for each in findings.undilated("emulated")
-        if each.trial.workers > 1 and each.trial.buckets == "ddp"
+        result
+        for result in findings.undilated("emulated")
+        if result.trial.workers > 1 and result.trial.buckets == "ddp"
     ]
-    if len({each.trial.rate_bps for each in chosen}) < 2:
+    if len({result.trial.rate_bps for result in chosen}) < 2:
         return _unknown("links_idle", Z, text, "links of one rate only")
-    fast = max(chosen, key=lambda each: (each.trial.rate_bps, each.busy_utilization))
-    slow = min(chosen, key=lambda each: (each.trial.rate_bps, -each.busy_utilization))
-    said = (
+    fast = max(chosen, key=lambda result: (result.trial.rate_bps, result.busy_utilization))
+    slow = min(chosen, key=lambda result: (result.trial.rate_bps, -result.busy_utilization))
+    words = (
         f"while communicating {slow.busy_utilization:.0%} of {slow.trial.rate} and "
         f"{fast.busy_utilization:.0%} of {fast.trial.rate} at best (whole steps: "
         f"{slow.network_utilization:.0%} and {fast.network_utilization:.0%})"
     )
-    faster = [each for each in findings.dilated() if each.trial.rate_bps > fast.trial.rate_bps]
+    faster = [
+        result for result in findings.dilated() if result.trial.rate_bps > fast.trial.rate_bps
+    ]
     if faster:
-        fastest = max(faster, key=lambda each: (each.trial.rate_bps, each.busy_utilization))
-        said += f"; {fastest.busy_utilization:.0%} with {_where(fastest.trial)}"
+        fastest = max(faster, key=lambda result: (result.trial.rate_bps, result.busy_utilization))
+        words += f"; {fastest.busy_utilization:.0%} with {_where(fastest.trial)}"
     return _judged(
         "links_idle",
         Z,
         text,
-        said,
+        words,
         slow.busy_utilization >= FULL and fast.busy_utilization < IDLE,
         "the slow link is not full either"
         if slow.busy_utilization < FULL
@@ -203,11 +209,11 @@ def _links_idle(findings: Findings) -> Claim:
 
 def _processors_free(findings: Findings) -> Claim:
     text = "the CPU is not the bottleneck"
-    chosen = [each for each in findings.undilated("emulated") if each.trial.workers > 1]
+    chosen = [result for result in findings.undilated("emulated") if result.trial.workers > 1]
     if not chosen:
         return _unknown("processors", Z, text, "no undilated trial of several workers")
-    busiest = max(chosen, key=lambda each: each.processor_utilization)
-    said = (
+    busiest = max(chosen, key=lambda result: result.processor_utilization)
+    words = (
         f"{busiest.processor_utilization:.0%} of {busiest.processors} processors at most "
         f"({_where(busiest.trial)}; from {busiest.processors_from})"
     )
@@ -215,7 +221,7 @@ def _processors_free(findings: Findings) -> Claim:
         "processors",
         Z,
         text,
-        said,
+        words,
         busiest.processor_utilization < NOT_BUSY,
         f"{busiest.trial.workers} workers' sending, receiving and adding share "
         f"{busiest.processors} processors, which also are all network cards",
@@ -226,7 +232,7 @@ def _no_compression(findings: Findings) -> Claim:
     text = "with full utilization 100 Gbps needs no compression"
     table = whatif(list(V100S), workers=PAPER_WORKERS, bandwidth="100Gbps", buckets="paper")
     factors = dict(zip(table["run"].tolist(), table["scaling_factor"].tolist(), strict=True))
-    said = f"{PAPER_WORKERS} workers, predicted: " + ", ".join(
+    words = f"{PAPER_WORKERS} workers, predicted: " + ", ".join(
         f"{name.partition('@')[0]} {factor:.3f}" for name, factor in factors.items()
     )
     lab = _lab_factor(findings, 100e9)
@@ -234,7 +240,7 @@ def _no_compression(findings: Findings) -> Claim:
         "no_compression",
         Z,
         text,
-        said + (f"; {lab}" if lab else ""),
+        words + (f"; {lab}" if lab else ""),
         min(factors.values()) >= WANTED,
         f"below {WANTED}",
         condition="modelled V100 profiles; what Gloo leaves idle is not in the prediction",
@@ -245,18 +251,18 @@ def _no_compression(findings: Findings) -> Claim:
 def _lab_factor(findings: Findings, rate_bps: float) -> str:
     """Say what emulated trials on such links came to, the largest of them."""
     chosen = [
-        (each, baseline)
-        for each in findings.found
-        if each.trial.kind == "emulated"
-        and each.trial.rate_bps == rate_bps
-        and each.trial.workers > 1
-        and each.trial.compression == 1
-        and (baseline := alone(each.trial, findings.found)) is not None
+        (result, baseline)
+        for result in findings.measured
+        if result.trial.kind == "emulated"
+        and result.trial.rate_bps == rate_bps
+        and result.trial.workers > 1
+        and result.trial.compression == 1
+        and (baseline := alone(result.trial, findings.measured)) is not None
     ]
     if not chosen:
         return ""
-    each, baseline = max(chosen, key=lambda pair: pair[0].trial.workers)
-    return f"measured {baseline.step_s / each.step_s:.3f} ({_where(each.trial)})"
+    result, baseline = max(chosen, key=lambda pair: pair[0].trial.workers)
+    return f"measured {baseline.step_s / result.step_s:.3f} ({_where(result.trial)})"
 
 
 def _little_compression(findings: Findings) -> Claim:
@@ -271,7 +277,7 @@ def _little_compression(findings: Findings) -> Claim:
     )
     assert table.targets is not None
     needed = {row.run: row.compression for row in table.targets.least_compression}
-    said = f"{PAPER_WORKERS} workers to {WANTED}, predicted: " + ", ".join(
+    words = f"{PAPER_WORKERS} workers to {WANTED}, predicted: " + ", ".join(
         f"{name.partition('@')[0]} {'never' if value is None else f'{value:.2g}x'}"
         for name, value in needed.items()
     )
@@ -284,7 +290,7 @@ def _little_compression(findings: Findings) -> Claim:
         "little_compression",
         Z,
         text,
-        said + (f"; {lab}" if lab else ""),
+        words + (f"; {lab}" if lab else ""),
         all(is_so),
         "not so for each of them",
         condition="codecs that cost nothing",
@@ -295,66 +301,62 @@ def _little_compression(findings: Findings) -> Claim:
 def _lab_compression(findings: Findings) -> str:
     """Say what compression brought in the lab."""
     chosen = [
-        (each.trial.compression, baseline.step_s / each.step_s)
-        for each in findings.found
-        if each.trial.rate_bps == 10e9
-        and each.trial.dilation > 1
-        and each.trial.workers == 4
-        and each.trial.model == "resnet50@v100"
-        and (baseline := alone(each.trial, findings.found)) is not None
+        (result.trial.compression, baseline.step_s / result.step_s)
+        for result in findings.measured
+        if result.trial.rate_bps == 10e9
+        and result.trial.dilation > 1
+        and result.trial.workers == 4
+        and result.trial.model == "resnet50@v100"
+        and (baseline := alone(result.trial, findings.measured)) is not None
     ]
     if not any(ratio > 1 for ratio, _ in chosen):
         return ""
-    shown = ", ".join(f"{ratio}x {factor:.2f}" for ratio, factor in sorted(dict(chosen).items()))
-    return f"measured with 4 workers, resnet50, dilated: {shown}"
+    factors = ", ".join(f"{ratio}x {factor:.2f}" for ratio, factor in sorted(dict(chosen).items()))
+    return f"measured with 4 workers, resnet50, dilated: {factors}"
 
 
 def _half(findings: Findings) -> Claim:
     text = "a real float16 hook gains what is predicted, casts included"
     rows = [
-        (full, half, each)
-        for half in findings.found
+        (full, half, prediction)
+        for half in findings.measured
         if half.trial.half
         for full in findings.undilated("real")
-        if _same_but_half(half.trial, full.trial)
-        for each in findings.predicted
-        if each.trial == half.trial and each.error is not None
+        if dataclasses.replace(half.trial, half=False, steps=full.trial.steps) == full.trial
+        for prediction in findings.predicted
+        if prediction.trial == half.trial and prediction.error is not None
     ]
     if not rows:
         return _unknown("half", OURS, text, "no pair of real trials with and without float16")
-    said = "; ".join(
+    words = "; ".join(
         f"{half.trial.rate}: {show_time(full.step_s)} to {show_time(half.step_s)}, predicted "
-        f"{show_time(each.transport_s or 0.0)} ({each.error:+.0%})"
-        for full, half, each in rows
+        f"{show_time(prediction.transport_s or 0.0)} ({prediction.error:+.0%})"
+        for full, half, prediction in rows
     )
     return _judged(
         "half",
         OURS,
         text,
-        f"real {rows[0][0].trial.model}, 2 workers, at {said}",
-        all(abs(each.error or 0.0) <= GAP for *_, each in rows),
+        f"real {rows[0][0].trial.model}, 2 workers, at {words}",
+        all(abs(prediction.error or 0.0) <= GAP for *_, prediction in rows),
         f"off by more than {GAP:.0%}",
         condition="casts share the processors with computation and transport",
     )
 
 
-def _same_but_half(half: Trial, full: Trial) -> bool:
-    return dataclasses.replace(half, half=False, steps=full.steps) == full
-
-
 def _as_full_when_slow(findings: Findings) -> Claim:
     text = "slow links behave as full utilization predicts, fast ones do not"
     chosen = [
-        each
-        for each in findings.predicted
-        if each.trial.kind == "emulated" and each.trial.dilation == 1
+        prediction
+        for prediction in findings.predicted
+        if prediction.trial.kind == "emulated" and prediction.trial.dilation == 1
     ]
-    if len({each.trial.rate_bps for each in chosen}) < 2:
+    if len({prediction.trial.rate_bps for prediction in chosen}) < 2:
         return _unknown("as_full_when_slow", Z, text, "links of one rate only")
-    slow = min(chosen, key=lambda each: (each.trial.rate_bps, each.trial.workers))
-    fast = max(chosen, key=lambda each: (each.trial.rate_bps, each.trial.workers))
-    off = [each.measured_s / each.full_s - 1 for each in (slow, fast)]
-    said = (
+    slow = min(chosen, key=lambda prediction: (prediction.trial.rate_bps, prediction.trial.workers))
+    fast = max(chosen, key=lambda prediction: (prediction.trial.rate_bps, prediction.trial.workers))
+    off = [prediction.measured_s / prediction.full_s - 1 for prediction in (slow, fast)]
+    words = (
         f"steps take {off[0]:+.0%} against the prediction with {_where(slow.trial)} and "
         f"{off[1]:+.0%} with {_where(fast.trial)}"
     )
@@ -362,7 +364,7 @@ def _as_full_when_slow(findings: Findings) -> Claim:
         "as_full_when_slow",
         Z,
         text,
-        said,
+        words,
         abs(off[0]) <= AS_PREDICTED and off[1] >= GAP,
         "the slow link is off too" if abs(off[0]) > AS_PREDICTED else "the fast one is not",
         condition="this machine's transport, undilated",
@@ -371,13 +373,17 @@ def _as_full_when_slow(findings: Findings) -> Claim:
 
 def _foretold(findings: Findings) -> Claim:
     text = "with the measured transport, steps never shown are predicted"
-    rows = [(each, each.error) for each in findings.predicted if each.error is not None]
+    rows = [
+        (prediction, prediction.error)
+        for prediction in findings.predicted
+        if prediction.error is not None
+    ]
     errors = np.array([abs(error) for _, error in rows if error is not None])
     if not len(errors):
         return _unknown("foretold", OURS, text, "no trial but the one that was shown")
     worst = max(rows, key=lambda pair: abs(pair[1] or 0.0))[0]
-    holds = sum(each.holds for each, _ in rows)
-    said = (
+    holds = sum(prediction.holds for prediction, _ in rows)
+    counted = (
         f"{len(errors)} trials: median error {np.median(errors):.1%}, worst {errors.max():.1%} "
         f"({worst.trial.name}); the interval holds {holds} of {len(errors)}"
     )
@@ -395,7 +401,7 @@ def _foretold(findings: Findings) -> Claim:
         key="foretold",
         paper=OURS,
         claim=text,
-        measured=said,
+        measured=counted,
         basis="measured",
         holds="yes" if not short else "in part" if is_useful else "no",
         why="; ".join([*short, "one shown trial for each kind and dilation"]),
@@ -405,27 +411,27 @@ def _foretold(findings: Findings) -> Claim:
 def _bytes(findings: Findings) -> Claim:
     text = "bytes per iteration are 2(N-1)/N times the model's size"
     by_workers: dict[int, list[Measured]] = {}
-    for each in findings.found:
-        if each.trial.workers > 1:
-            by_workers.setdefault(each.trial.workers, []).append(each)
+    for result in findings.measured:
+        if result.trial.workers > 1:
+            by_workers.setdefault(result.trial.workers, []).append(result)
     slopes = {
         workers: _slope(rows)
         for workers, rows in sorted(by_workers.items())
-        if len({round(each.gradient_bytes) for each in rows}) > 1
+        if len({round(result.gradient_bytes) for result in rows}) > 1
     }
     if not slopes:
         return _unknown("bytes", F, text, "models of one size only")
-    sizes = [each.gradient_bytes for rows in by_workers.values() for each in rows]
-    said = f"gradients of {show_bytes(min(sizes))} to {show_bytes(max(sizes))}: " + "; ".join(
+    sizes = [result.gradient_bytes for rows in by_workers.values() for result in rows]
+    words = f"gradients of {show_bytes(min(sizes))} to {show_bytes(max(sizes))}: " + "; ".join(
         f"N={workers} slope {slope:.4f} (ring {2 * (workers - 1) / workers:.4f})"
         for workers, slope in slopes.items()
     )
-    if any(each.sent_from != "NIC counters" for each in findings.found):
+    if any(result.sent_from != "NIC counters" for result in findings.measured):
         return Claim(
             key="bytes",
             paper=F,
             claim=text,
-            measured=said,
+            measured=words,
             holds="not measured",
             basis="measured",
             why="without NIC counters the factor is the ring's by definition: wait for samples",
@@ -436,8 +442,8 @@ def _bytes(findings: Findings) -> Claim:
         "bytes",
         F,
         text,
-        said,
-        all(-SLOPE <= each <= HEADERS + SLOPE for each in over),
+        words,
+        all(-SLOPE <= excess <= HEADERS + SLOPE for excess in over),
         f"off by {worst:+.1%}",
         condition=f"NIC counters, {worst:+.2%} at most; they hold headers, from next to nothing "
         f"(one for each packet of up to 64 kB that the kernel hands over) to {HEADERS:.1%}",
@@ -445,26 +451,35 @@ def _bytes(findings: Findings) -> Claim:
 
 
 def _slope(rows: Sequence[Measured]) -> float:
-    sizes = np.array([each.gradient_bytes for each in rows])
-    sent = np.array([each.sent_bytes for each in rows])
+    sizes = np.array([result.gradient_bytes for result in rows])
+    sent = np.array([result.sent_bytes for result in rows])
     matrix = np.column_stack([sizes, np.ones(len(sizes))])
     return float(np.linalg.lstsq(matrix, sent, rcond=None)[0][0])
 
 
 def _ring(findings: Findings) -> Claim:
     text = "servers form a ring in the order of hosts in the launch command"
-    seen = [each for each in findings.found if each.sends_to is not None and each.trial.workers > 2]
+    seen = [
+        result
+        for result in findings.measured
+        if result.sends_to is not None and result.trial.workers > 2
+    ]
     if not seen:
         why = "no samples of connections in these runs: waits for packets"
         return _unknown("ring", F, text, why)
-    rings = [each for each in seen if _is_launch_ring(each.sends_to or ())]
-    most = max(seen, key=lambda each: each.trial.workers)
+    rings = [result for result in seen if _is_launch_ring(result.sends_to or ())]
+    most = max(seen, key=lambda result: result.trial.workers)
+    # Follow what host 0 sends from host to host.
+    sends_to = most.sends_to or ()
+    way = [0]
+    while len(way) <= len(sends_to) and (to := sends_to[way[-1]]) != NOBODY:
+        way.append(to)
+    way_round = " -> ".join(map(str, way))
     return _judged(
         "ring",
         F,
         text,
-        f"{len(rings)} of {len(seen)} trials; {_where(most.trial)}: "
-        f"{_shown_ring(most.sends_to or ())}",
+        f"{len(rings)} of {len(seen)} trials; {_where(most.trial)}: {way_round}",
         len(rings) == len(seen),
         "some send otherwise",
         condition="Gloo goes around against the order of ranks; host i is rank i here",
@@ -478,38 +493,29 @@ def _is_launch_ring(sends_to: Sequence[int]) -> bool:
     return ways in ({1}, {count - 1})
 
 
-def _shown_ring(sends_to: Sequence[int]) -> str:
-    """Follow what host 0 sends from host to host."""
-    way = [0]
-    while len(way) <= len(sends_to) and (to := sends_to[way[-1]]) != NOBODY:
-        way.append(to)
-    return " -> ".join(map(str, way))
-
-
 def _not_size_alone(findings: Findings) -> Claim:
     text = "iteration time does not follow from model size alone"
-    rows = [each for each in findings.explained if "model size" in each.alone]
+    rows = [shares for shares in findings.explained if "model size" in shares.alone]
     if not rows:
         return _unknown("not_size_alone", F, text, "too few sizes to tell")
-    said = "; ".join(
-        f"{each.basis} ({each.count}): R2 of size alone {each.alone['model size']:.2f}, of all "
-        f"{each.together:.2f}"
-        for each in rows
+    basis: Basis = "measured and modelled"
+    if len(rows) == 1:
+        basis = "measured" if rows[0].basis.startswith("measured") else "modelled"
+    words = "; ".join(
+        f"{shares.basis} ({shares.count}): R2 of size alone {shares.alone['model size']:.2f}, "
+        f"of all {shares.together:.2f}"
+        for shares in rows
     )
     return _judged(
         "not_size_alone",
         F,
         text,
-        said,
-        all(each.alone["model size"] < MOST_OF_IT for each in rows),
+        words,
+        all(shares.alone["model size"] < MOST_OF_IT for shares in rows),
         f"size alone explains {MOST_OF_IT:.0%} or more",
         condition="device, batch and bandwidth vary too",
-        basis="measured and modelled" if len(rows) > 1 else _basis(rows[0]),
+        basis=basis,
     )
-
-
-def _basis(each: Explained) -> Basis:
-    return "measured" if each.basis.startswith("measured") else "modelled"
 
 
 def _where(trial: Trial) -> str:
@@ -528,7 +534,7 @@ def _judged(
     condition: str = "",
     basis: Basis = "measured",
 ) -> Claim:
-    why = condition if holds else "; ".join(each for each in (why_not, condition) if each)
+    why = condition if holds else "; ".join(reason for reason in (why_not, condition) if reason)
     return Claim(
         key=key,
         paper=paper,

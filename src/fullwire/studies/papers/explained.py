@@ -7,7 +7,7 @@ apart: only the modelled ones vary the device, and only the real ones the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,21 +35,21 @@ class Explained:
     together: float
 
 
-def shares_of_measured(found: Sequence[Measured]) -> Explained | None:
+def shares_of_measured(results: Sequence[Measured]) -> Explained | None:
     """Explain the real trials of two workers, in which size, batch and bandwidth vary."""
     chosen = [
-        each
-        for each in found
-        if each.trial.kind == "real" and each.trial.workers == 2 and not each.trial.half
+        result
+        for result in results
+        if result.trial.kind == "real" and result.trial.workers == 2 and not result.trial.half
     ]
     return shares(
         "measured: real trials of 2 workers",
         {
-            "model size": _logs([each.gradient_bytes for each in chosen])[:, None],
-            "batch size": _logs([each.trial.batch for each in chosen])[:, None],
-            "bandwidth": _logs([each.trial.rate_bps for each in chosen])[:, None],
+            "model size": _logs([result.gradient_bytes for result in chosen])[:, None],
+            "batch size": _logs([result.trial.batch for result in chosen])[:, None],
+            "bandwidth": _logs([result.trial.rate_bps for result in chosen])[:, None],
         },
-        _logs([each.step_s for each in chosen]),
+        _logs([result.step_s for result in chosen]),
     )
 
 
@@ -75,7 +75,7 @@ def modelled_rows() -> list[dict[str, Any]]:
 def shares_of_modelled(rows: Sequence[Mapping[str, Any]]) -> Explained | None:
     """Explain modelled steps, in which size, device and bandwidth vary."""
     devices = sorted({str(row["device"]) for row in rows})
-    indicators = [[float(row["device"] == each) for each in devices[1:]] for row in rows]
+    indicators = [[float(row["device"] == device) for device in devices[1:]] for row in rows]
     return shares(
         f"modelled: {MODELLED_WORKERS} workers, full utilization",
         {
@@ -90,9 +90,11 @@ def shares_of_modelled(rows: Sequence[Mapping[str, Any]]) -> Explained | None:
 def shares(basis: str, columns: Columns, wanted: NDArray[np.float64]) -> Explained | None:
     """Explain some values by columns; None where there are too few values to say anything."""
     usable = {
-        name: each for name, each in columns.items() if len(each) and np.ptp(each, axis=0).any()
+        name: column
+        for name, column in columns.items()
+        if len(column) and np.ptp(column, axis=0).any()
     }
-    width = 1 + sum(each.shape[1] for each in usable.values())
+    width = 1 + sum(column.shape[1] for column in usable.values())
     if not usable or len(wanted) < width + FEWEST_SPARE:
         return None
     together = _explained(list(usable.values()), wanted)
@@ -100,17 +102,15 @@ def shares(basis: str, columns: Columns, wanted: NDArray[np.float64]) -> Explain
         basis=basis,
         count=len(wanted),
         together=together,
-        alone={name: _explained([each], wanted) for name, each in usable.items()},
-        only_it=dict(_only(usable, wanted, together)),
+        alone={name: _explained([column], wanted) for name, column in usable.items()},
+        only_it={
+            name: max(0.0, together - _explained(_without(name, usable), wanted)) for name in usable
+        },
     )
 
 
-def _only(
-    columns: Columns, wanted: NDArray[np.float64], together: float
-) -> Iterator[tuple[str, float]]:
-    for name in columns:
-        others = [each for other, each in columns.items() if other != name]
-        yield name, max(0.0, together - _explained(others, wanted))
+def _without(name: str, columns: Columns) -> list[NDArray[np.float64]]:
+    return [column for other, column in columns.items() if other != name]
 
 
 def _explained(columns: Sequence[NDArray[np.float64]], wanted: NDArray[np.float64]) -> float:

@@ -38,16 +38,16 @@ class Figure:
     rows: tuple[Row, ...]
 
 
-def alone(trial: Trial, found: Sequence[Measured]) -> Measured | None:
+def alone(trial: Trial, results: Sequence[Measured]) -> Measured | None:
     """Return the trial of one worker that does the same work, with the same dilation if there."""
     same = [
-        each
-        for each in found
-        if each.trial.workers == 1
-        and (each.trial.kind, each.trial.model, each.trial.batch)
+        result
+        for result in results
+        if result.trial.workers == 1
+        and (result.trial.kind, result.trial.model, result.trial.batch)
         == (trial.kind, trial.model, trial.batch)
     ]
-    return min(same, key=lambda each: each.trial.dilation != trial.dilation, default=None)
+    return min(same, key=lambda result: result.trial.dilation != trial.dilation, default=None)
 
 
 def setting(trial: Trial) -> str:
@@ -59,32 +59,32 @@ def setting(trial: Trial) -> str:
     return f"emulated V100, processors {trial.dilation}x as fast"
 
 
-def scaling(found: Sequence[Measured], predicted: Sequence[Predicted]) -> Figure:
+def scaling(results: Sequence[Measured], predicted: Sequence[Predicted]) -> Figure:
     """Scaling factor against workers and bandwidth: measured, and predicted in two ways."""
     return Figure(
         name="scaling",
         title="Scaling factor: predicted and measured",
         note="T1 is the run of one worker; full utilization leaves room for headers (1448/1514)",
-        rows=tuple(_scaling_rows(found, predicted)),
+        rows=tuple(_scaling_rows(results, predicted)),
     )
 
 
-def _scaling_rows(found: Sequence[Measured], predicted: Sequence[Predicted]) -> Iterator[Row]:
-    for each in predicted:
-        baseline = alone(each.trial, found)
-        if baseline is None or _is_compressed(each.trial) or each.trial.kind == "real":
+def _scaling_rows(results: Sequence[Measured], predicted: Sequence[Predicted]) -> Iterator[Row]:
+    for prediction in predicted:
+        baseline = alone(prediction.trial, results)
+        if baseline is None or _is_compressed(prediction.trial) or prediction.trial.kind == "real":
             continue
         for kind, step_s in (
-            ("measured", each.measured_s),
-            ("predicted, measured transport", each.transport_s),
-            ("predicted, full utilization", each.full_s),
+            ("measured", prediction.measured_s),
+            ("predicted, measured transport", prediction.transport_s),
+            ("predicted, full utilization", prediction.full_s),
         ):
             if step_s is not None:
                 yield {
-                    "model": each.trial.model,
-                    "setting": setting(each.trial),
-                    "workers": each.trial.workers,
-                    "rate_bps": each.trial.rate_bps,
+                    "model": prediction.trial.model,
+                    "setting": setting(prediction.trial),
+                    "workers": prediction.trial.workers,
+                    "rate_bps": prediction.trial.rate_bps,
                     "kind": kind,
                     "step_s": step_s,
                     "scaling_factor": baseline.step_s / step_s,
@@ -95,19 +95,20 @@ def _is_compressed(trial: Trial) -> bool:
     return trial.compression > 1 or trial.half or trial.buckets != "ddp"
 
 
-def computation(found: Sequence[Measured]) -> Figure:
+def computation(results: Sequence[Measured]) -> Figure:
     """Computation time against workers, over that of one worker."""
     rows = [
         {
-            "model": each.trial.model,
-            "setting": setting(each.trial),
-            "workers": each.trial.workers,
-            "rate_bps": each.trial.rate_bps,
-            "compute_s": each.compute_s,
-            "over_one_worker": each.compute_s / baseline.compute_s,
+            "model": result.trial.model,
+            "setting": setting(result.trial),
+            "workers": result.trial.workers,
+            "rate_bps": result.trial.rate_bps,
+            "compute_s": result.compute_s,
+            "over_one_worker": result.compute_s / baseline.compute_s,
         }
-        for each in found
-        if not _is_compressed(each.trial) and (baseline := alone(each.trial, found)) is not None
+        for result in results
+        if not _is_compressed(result.trial)
+        and (baseline := alone(result.trial, results)) is not None
     ]
     return Figure(
         name="computation",
@@ -117,45 +118,45 @@ def computation(found: Sequence[Measured]) -> Figure:
     )
 
 
-def utilization(found: Sequence[Measured]) -> Figure:
+def utilization(results: Sequence[Measured]) -> Figure:
     """Use of the network and of the processors against bandwidth."""
     rows = [
         {
-            "model": each.trial.model,
-            "setting": setting(each.trial),
-            "workers": each.trial.workers,
-            "rate_bps": each.trial.rate_bps,
-            "network_whole_step": each.network_utilization,
-            "network_while_communicating": each.busy_utilization,
-            "processors": each.processor_utilization,
-            "bytes_from": each.sent_from,
-            "processors_from": each.processors_from,
+            "model": result.trial.model,
+            "setting": setting(result.trial),
+            "workers": result.trial.workers,
+            "rate_bps": result.trial.rate_bps,
+            "network_whole_step": result.network_utilization,
+            "network_while_communicating": result.busy_utilization,
+            "processors": result.processor_utilization,
+            "bytes_from": result.sent_from,
+            "processors_from": result.processors_from,
         }
-        for each in found
-        if each.trial.workers > 1 and not _is_compressed(each.trial)
+        for result in results
+        if result.trial.workers > 1 and not _is_compressed(result.trial)
     ]
     return Figure(
         name="utilization",
         title="How much of the links and processors was in use",
-        note=_sources(found),
+        note=_sources(results),
         rows=tuple(rows),
     )
 
 
-def _sources(found: Sequence[Measured]) -> str:
-    sent = " and ".join(sorted({each.sent_from for each in found}))
-    used = " and ".join(sorted({each.processors_from for each in found}))
+def _sources(results: Sequence[Measured]) -> str:
+    sent = " and ".join(sorted({result.sent_from for result in results}))
+    used = " and ".join(sorted({result.processors_from for result in results}))
     return f"bytes from {sent}; processors from {used}"
 
 
-def compression(found: Sequence[Measured]) -> Figure:
+def compression(results: Sequence[Measured]) -> Figure:
     """Scaling factor against compression ratio at 10 and 100 Gbps."""
     return Figure(
         name="compression",
         title="Scaling factor against compression ratio",
         note=f"lines: predicted at full utilization; points: measured; 4 workers {BUCKETS}, "
         f"{PAPER_WORKERS} the paper's buckets; codecs that cost nothing",
-        rows=(*_predicted_compression(), *_measured_compression(found)),
+        rows=(*_predicted_compression(), *_measured_compression(results)),
     )
 
 
@@ -182,57 +183,60 @@ def _predicted_compression() -> Iterator[Row]:
             }
 
 
-def _measured_compression(found: Sequence[Measured]) -> Iterator[Row]:
-    for each in found:
-        baseline, is_drawn = alone(each.trial, found), each.trial.rate_bps in COMPRESSED_AT_BPS
+def _measured_compression(results: Sequence[Measured]) -> Iterator[Row]:
+    for result in results:
+        baseline, is_drawn = (
+            alone(result.trial, results),
+            result.trial.rate_bps in COMPRESSED_AT_BPS,
+        )
         if (
             is_drawn
-            and each.trial.dilation > 1
+            and result.trial.dilation > 1
             and baseline is not None
-            and each.trial.workers == 4
+            and result.trial.workers == 4
         ):
             yield {
-                "model": each.trial.model,
-                "workers": each.trial.workers,
-                "rate_bps": each.trial.rate_bps,
-                "compression": float(each.trial.compression),
+                "model": result.trial.model,
+                "workers": result.trial.workers,
+                "rate_bps": result.trial.rate_bps,
+                "compression": float(result.trial.compression),
                 "kind": "measured",
-                "scaling_factor": baseline.step_s / each.step_s,
-                "buckets": each.trial.buckets,
+                "scaling_factor": baseline.step_s / result.step_s,
+                "buckets": result.trial.buckets,
             }
 
 
-def sent_bytes(found: Sequence[Measured]) -> Figure:
+def sent_bytes(results: Sequence[Measured]) -> Figure:
     """Bytes that leave a host in an iteration, against the gradients' size."""
     rows = [
         {
-            "model": each.trial.model,
-            "kind": each.trial.kind,
-            "workers": each.trial.workers,
-            "gradient_bytes": each.gradient_bytes,
-            "sent_bytes": each.sent_bytes,
-            "ratio": each.sent_bytes / each.gradient_bytes,
-            "ring": 2 * (each.trial.workers - 1) / each.trial.workers,
-            "from": each.sent_from,
+            "model": result.trial.model,
+            "kind": result.trial.kind,
+            "workers": result.trial.workers,
+            "gradient_bytes": result.gradient_bytes,
+            "sent_bytes": result.sent_bytes,
+            "ratio": result.sent_bytes / result.gradient_bytes,
+            "ring": 2 * (result.trial.workers - 1) / result.trial.workers,
+            "from": result.sent_from,
         }
-        for each in found
-        if each.trial.workers > 1
+        for result in results
+        if result.trial.workers > 1
     ]
     return Figure(
         name="bytes",
         title="Bytes that each host sends in an iteration",
-        note=f"{_sources(found).partition(';')[0]}; lines: 2(N-1)/N times the gradients",
+        note=f"{_sources(results).partition(';')[0]}; lines: 2(N-1)/N times the gradients",
         rows=tuple(rows),
     )
 
 
-def ring(found: Sequence[Measured]) -> Figure:
+def ring(results: Sequence[Measured]) -> Figure:
     """To whom each host sends, in the order of the launch."""
     rows = [
-        {"trial": each.trial.name, "workers": each.trial.workers, "host": host, "sends_to": to}
-        for each in found
-        if each.sends_to is not None and each.trial.workers > 2
-        for host, to in enumerate(each.sends_to)
+        {"trial": result.trial.name, "workers": result.trial.workers, "host": host, "sends_to": to}
+        for result in results
+        if result.sends_to is not None and result.trial.workers > 2
+        for host, to in enumerate(result.sends_to)
         if to != NOBODY
     ]
     note = (
@@ -243,21 +247,21 @@ def ring(found: Sequence[Measured]) -> Figure:
     return Figure(name="ring", title="To which host each one sends", note=note, rows=tuple(rows))
 
 
-def iteration(found: Sequence[Measured], modelled: Sequence[Row]) -> Figure:
+def iteration(results: Sequence[Measured], modelled: Sequence[Row]) -> Figure:
     """Iteration time against model size, for devices, batches and links."""
     rows = [
         {
             "basis": "measured",
-            "model": each.trial.model,
-            "device": setting(each.trial),
-            "batch": each.trial.batch,
-            "workers": each.trial.workers,
-            "rate_bps": each.trial.rate_bps,
-            "gradient_bytes": each.gradient_bytes,
-            "step_s": each.step_s,
+            "model": result.trial.model,
+            "device": setting(result.trial),
+            "batch": result.trial.batch,
+            "workers": result.trial.workers,
+            "rate_bps": result.trial.rate_bps,
+            "gradient_bytes": result.gradient_bytes,
+            "step_s": result.step_s,
         }
-        for each in found
-        if each.trial.workers == 2 and not _is_compressed(each.trial)
+        for result in results
+        if result.trial.workers == 2 and not _is_compressed(result.trial)
     ]
     return Figure(
         name="iteration",
@@ -271,15 +275,15 @@ def explained(shares: Sequence[Explained]) -> Figure:
     """How much of the iteration time each condition explains."""
     rows = [
         {
-            "basis": each.basis,
-            "trials": each.count,
+            "basis": shares_of.basis,
+            "trials": shares_of.count,
             "condition": name,
             "alone": alone_share,
-            "only_it": each.only_it[name],
-            "all_together": each.together,
+            "only_it": shares_of.only_it[name],
+            "all_together": shares_of.together,
         }
-        for each in shares
-        for name, alone_share in each.alone.items()
+        for shares_of in shares
+        for name, alone_share in shares_of.alone.items()
     ]
     return Figure(
         name="explained",

@@ -58,11 +58,13 @@ def measured(trial: Trial, run: Run) -> Measured:
     """Take a trial's figures from its run."""
     step = typical_step(run)
     assert step.measured_ns is not None  # every recorded step has a length
-    found = account(run, dict.fromkeys(range(trial.workers), trial.rate_bps))
-    steps = found.steps[found.is_typical]
+    accounted = account(run, dict.fromkeys(range(trial.workers), trial.rate_bps))
+    steps = accounted.steps[accounted.is_typical]
     rows = run.collectives.rows(np.isin(run.collectives.step, steps))
     rank_steps = trial.workers * len(steps)
-    window = _window(run, int(steps.min()))
+    first = int(steps.min())
+    marks = run.spans.rows((run.spans.name == "step") & (run.spans.step >= first))
+    window = _Window(int(marks.start_ns.min()), int(marks.end_ns.max()), len(np.unique(marks.step)))
     gradient_bytes = float(rows.bytes.sum()) / rank_steps
     sent = _sent_bytes(run, window)
     factors = [bus_factor(op, trial.workers) for op in rows.op.tolist()]
@@ -72,7 +74,7 @@ def measured(trial: Trial, run: Run) -> Measured:
         trial=trial,
         step_s=step_s,
         deviation=step.deviation,
-        compute_s=found.parts_s[Part.COMPUTE.key],
+        compute_s=accounted.parts_s[Part.COMPUTE.key],
         communication_s=_communication_s(run, steps, trial.workers),
         gradient_bytes=gradient_bytes,
         sent_bytes=float(rows.bytes @ np.array(factors)) / rank_steps if sent is None else sent,
@@ -91,11 +93,6 @@ class _Window:
     start_ns: int
     end_ns: int
     steps: int
-
-
-def _window(run: Run, first: int) -> _Window:
-    marks = run.spans.rows((run.spans.name == "step") & (run.spans.step >= first))
-    return _Window(int(marks.start_ns.min()), int(marks.end_ns.max()), len(np.unique(marks.step)))
 
 
 def _communication_s(run: Run, steps: np.ndarray, workers: int) -> float:
@@ -151,33 +148,24 @@ def _sends_to(run: Run) -> tuple[int, ...] | None:
     names = (run.facts.hosts or "").split(",")
     if not len(run.sockets) or len(names) < 2:
         return None
-    address_of = _addresses(run)
-    found = []
+    # The host of each address that connections leave from.
+    pairs = zip(run.sockets.host.tolist(), run.sockets.flow.tolist(), strict=True)
+    address_of = {_address(flow.partition(">")[0]): host for host, flow in dict.fromkeys(pairs)}
+    receivers = []
     for name in names:
         sent: dict[str, int] = {}
-        for flow, total in _totals(run, name).items():
+        rows = run.sockets.rows(run.sockets.host == name)
+        for flow in set(rows.flow.tolist()):
             remote = _address(flow.partition(">")[2])
-            sent[remote] = sent.get(remote, 0) + total
-        most = max(sent, key=lambda each: sent[each], default="")
+            gained = int(np.ptp(rows.bytes_acked[rows.flow == flow]))
+            sent[remote] = sent.get(remote, 0) + gained
+        most = max(sent, key=lambda address: sent[address], default="")
         is_nearly_all = sent.get(most, 0) >= NEARLY_ALL * sum(sent.values()) > 0
         to = address_of.get(most, "") if is_nearly_all else ""
-        found.append(names.index(to) if to in names else NOBODY)
-    return tuple(found)
-
-
-def _addresses(run: Run) -> dict[str, str]:
-    """Return the host of each address that connections leave from."""
-    pairs = zip(run.sockets.host.tolist(), run.sockets.flow.tolist(), strict=True)
-    return {_address(flow.partition(">")[0]): host for host, flow in dict.fromkeys(pairs)}
+        receivers.append(names.index(to) if to in names else NOBODY)
+    return tuple(receivers)
 
 
 def _address(end: str) -> str:
     """Return the address of one end of a connection, without its port."""
     return end.strip().rpartition(":")[0].strip("[]").removeprefix("::ffff:")
-
-
-def _totals(run: Run, host: str) -> dict[str, int]:
-    rows = run.sockets.rows(run.sockets.host == host)
-    return {
-        flow: int(np.ptp(rows.bytes_acked[rows.flow == flow])) for flow in set(rows.flow.tolist())
-    }

@@ -88,12 +88,12 @@ def _panels(
     """
     import altair as alt
 
-    shown = list(dict.fromkeys(row[column] for row in rows))
+    values = list(dict.fromkeys(row[column] for row in rows))
     panels = [
-        chart.transform_filter(alt.FieldEqualPredicate(field=column, equal=each)).properties(
-            width=_WIDTH, height=_HEIGHT, title=alt.Title(each, fontSize=12, fontWeight="normal")
+        chart.transform_filter(alt.FieldEqualPredicate(field=column, equal=value)).properties(
+            width=_WIDTH, height=_HEIGHT, title=alt.Title(value, fontSize=12, fontWeight="normal")
         )
-        for each in shown
+        for value in values
     ]
     together = alt.concat(*panels, columns=columns)
     if not alike:

@@ -120,7 +120,9 @@ def main(arguments: Sequence[str]) -> int:
 def _job(trial: Trial) -> Iterator[tuple[list[str], Known]]:
     """Give the command of every host, and what is known of it."""
     if trial.kind == "real":
-        yield _small_job(trial)
+        words = [str(trial.width), str(trial.batch), str(trial.steps), *["half"] * trial.half]
+        facts = Facts(model=trial.model, device="a processor", batch=f"{trial.batch} digits")
+        yield [sys.executable, str(_JOB), *words], Known(source=trial.name, facts=facts)
         return
     with _profile(trial) as workload:
         job = emulated_job(
@@ -129,12 +131,6 @@ def _job(trial: Trial) -> Iterator[tuple[list[str], Known]]:
         check_possible(job.emulation, trial.workers)
         with trainer_command(job.emulation) as command:
             yield command, dataclasses.replace(job.known, source=trial.name)
-
-
-def _small_job(trial: Trial) -> tuple[list[str], Known]:
-    words = [str(trial.width), str(trial.batch), str(trial.steps), *["half"] * trial.half]
-    facts = Facts(model=trial.model, device="a processor", batch=f"{trial.batch} digits")
-    return [sys.executable, str(_JOB), *words], Known(source=trial.name, facts=facts)
 
 
 @contextmanager

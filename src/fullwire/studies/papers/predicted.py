@@ -47,15 +47,17 @@ class Predicted:
         return self.low_s <= self.measured_s <= self.high_s
 
 
-def predictions(found: Sequence[Measured], runs: Mapping[str, Run]) -> list[Predicted]:
+def predictions(results: Sequence[Measured], runs: Mapping[str, Run]) -> list[Predicted]:
     """Predict every trial of several workers whose computation is known from another."""
-    shown = {_group(each.trial): each.trial for each in reversed(found) if _may_be_shown(each)}
+    shown_of = {
+        _group(result.trial): result.trial for result in reversed(results) if _may_be_shown(result)
+    }
     return [
-        _predicted(each, shown[_group(each.trial)], runs)
-        for each in found
-        if each.trial.workers > 1
-        and _group(each.trial) in shown
-        and _is_known(each.trial, shown[_group(each.trial)])
+        _predicted(result, shown_of[_group(result.trial)], runs)
+        for result in results
+        if result.trial.workers > 1
+        and _group(result.trial) in shown_of
+        and _is_known(result.trial, shown_of[_group(result.trial)])
     ]
 
 
@@ -63,33 +65,33 @@ def _group(trial: Trial) -> tuple[str, int]:
     return trial.kind, trial.dilation
 
 
-def _may_be_shown(each: Measured) -> bool:
+def _may_be_shown(result: Measured) -> bool:
     """The first trial of two workers that sends all its bytes, in the order of the plan."""
-    trial = each.trial
+    trial = result.trial
     return trial.workers == 2 and trial.compression == 1 and not trial.half
 
 
-def _is_known(trial: Trial, shown: Trial) -> bool:
+def _is_known(trial: Trial, base: Trial) -> bool:
     """An emulated trial's computation is its profile; a real one's that of the same job."""
     if trial.kind == "emulated":
         return True
-    return (trial.model, trial.batch, trial.workers) == (shown.model, shown.batch, shown.workers)
+    return (trial.model, trial.batch, trial.workers) == (base.model, base.batch, base.workers)
 
 
-def _predicted(each: Measured, shown: Trial, runs: Mapping[str, Run]) -> Predicted:
-    trial = each.trial
-    base = runs[shown.name]
-    subject = base if trial.model == shown.model else read(trial.model)
+def _predicted(result: Measured, base_trial: Trial, runs: Mapping[str, Run]) -> Predicted:
+    trial = result.trial
+    base = runs[base_trial.name]
+    subject = base if trial.model == base_trial.model else read(trial.model)
     full = _asked(subject, trial, FULL)
     foretold = _with_transport(subject, trial, base, runs[trial.name])
     return Predicted(
         trial=trial,
-        measured_s=each.step_s,
+        measured_s=result.step_s,
         full_s=float(full["step_s"][0]),
         transport_s=None if foretold is None else foretold[0],
         low_s=None if foretold is None else foretold[1],
         high_s=None if foretold is None else foretold[2],
-        was_shown=trial == shown,
+        was_shown=trial == base_trial,
     )
 
 
@@ -101,11 +103,11 @@ def _with_transport(
         held = verify(base, truth)
         return None if held is None else (held.predicted_s, held.low_s, held.high_s)
     try:
-        found = _asked(subject, trial, "measured", base)
+        answer = _asked(subject, trial, "measured", base)
     except FullwireError:
         return None
-    [low_s], [high_s] = found.interval_s
-    return float(found["step_s"][0]), float(low_s), float(high_s)
+    [low_s], [high_s] = answer.interval_s
+    return float(answer["step_s"][0]), float(low_s), float(high_s)
 
 
 def _asked(subject: Run, trial: Trial, transport: str, base: Run | None = None) -> WhatIf:

@@ -26,7 +26,7 @@ def write_study(result: Study) -> list[Path]:
     place = result.directory
     try:
         written = [
-            _csv([asdict(each) for each in result.claims], place / "claims.csv"),
+            _csv([asdict(claim) for claim in result.claims], place / "claims.csv"),
             _csv(list(_trial_rows(result)), place / "trials.csv"),
             _csv(list(_prediction_rows(result)), place / "predictions.csv"),
         ]
@@ -53,34 +53,39 @@ def _csv(rows: Sequence[Row], path: Path) -> Path:
 
 
 def _trial_rows(result: Study) -> Iterator[dict[str, Any]]:
-    for each in result.measured:
-        row = asdict(each)
+    for measured in result.measured:
+        row = asdict(measured)
         trial = row.pop("trial")
         ring = row.pop("sends_to")
         yield {
-            "trial": each.trial.name,
+            "trial": measured.trial.name,
             **trial,
             **row,
-            "network_utilization": each.network_utilization,
-            "busy_utilization": each.busy_utilization,
+            "network_utilization": measured.network_utilization,
+            "busy_utilization": measured.busy_utilization,
             "sends_to": "" if ring is None else " ".join(map(str, ring)),
         }
 
 
 def _prediction_rows(result: Study) -> Iterator[dict[str, Any]]:
-    for each in result.predicted:
-        row = asdict(each)
+    for predicted in result.predicted:
+        row = asdict(predicted)
         row.pop("trial")
-        yield {"trial": each.trial.name, **row, "error": each.error, "holds": each.holds}
+        yield {
+            "trial": predicted.trial.name,
+            **row,
+            "error": predicted.error,
+            "holds": predicted.holds,
+        }
 
 
 def study_object(result: Study, written: Sequence[Path]) -> dict[str, Any]:
     """Return a study as JSON takes it."""
     return {
-        "claims": [asdict(each) for each in result.claims],
+        "claims": [asdict(claim) for claim in result.claims],
         "trials": list(_trial_rows(result)),
         "predictions": list(_prediction_rows(result)),
-        "explained": [asdict(each) for each in result.explained],
+        "explained": [asdict(explained) for explained in result.explained],
         "failed": [{"trial": trial.name, "problem": problem} for trial, problem in result.failed],
         "files": [str(path) for path in written],
     }
@@ -89,12 +94,12 @@ def study_object(result: Study, written: Sequence[Path]) -> dict[str, Any]:
 def print_study(result: Study, written: Sequence[Path]) -> None:
     """Print the claims, what failed, and where the figures are."""
     paper = ""
-    for each in result.claims:
-        if each.paper != paper:
-            paper = each.paper
+    for claim in result.claims:
+        if claim.paper != paper:
+            paper = claim.paper
             say(paper)
-        say(f"  {_MARKS.get(each.holds, each.holds).ljust(15)} {each.claim}")
-        for words in (each.measured, each.why):
+        say(f"  {_MARKS.get(claim.holds, claim.holds).ljust(15)} {claim.claim}")
+        for words in (claim.measured, claim.why):
             for line in textwrap.wrap(words, _WIDTH - 18) if words != "-" else ():
                 say(f"{'':18}{line}")
     say("")

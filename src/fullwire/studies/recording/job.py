@@ -1,6 +1,6 @@
 """The job of `overhead.py`: a model of 40 layers under DDP, one thread a rank, on request.
 
-python overhead_job.py RANKS WIDTH: starts the ranks; for each line on standard input they train the
+python job.py RANKS WIDTH: starts the ranks; for each line on standard input they train the
 model, whose layers are so wide, in two ways by turns, and rank 0 prints what the turns took, pair
 by pair. The line says what is otherwise about the other way (`DIFFERENCES`). With 512, steps take
 some 85 ms on two quiet cores.
@@ -144,7 +144,12 @@ class _Recorder:
             inspect.unwrap(dist.Reducer),
         ]
         self._replaced = [
-            (owner, name, value, inspect.unwrap(value, stop=lambda each: not _is_ours(each)))
+            (
+                owner,
+                name,
+                value,
+                inspect.unwrap(value, stop=lambda function: not _is_ours(function)),
+            )
             for owner in owners
             for name, value in list(vars(owner).items())
             if _is_ours(value)
@@ -158,7 +163,7 @@ class _Recorder:
         ]
 
         samples = Path(os.environ[_DIRECTORY_VARIABLE]).glob("*.samples")
-        self._samplers = [int(each.name.split("-")[-2]) for each in samples]  # HOST-PROCESS-TIME
+        self._samplers = [int(path.name.split("-")[-2]) for path in samples]  # HOST-PROCESS-TIME
 
     def put_in(self, parts: Collection[str]) -> None:
         """Let some parts of the recorder see what happens from now on."""
@@ -222,18 +227,15 @@ class _Way:
             dist.barrier()  # after the recorder is in place, which takes rank 0 longest
             began_s, began_cpu_s = time.perf_counter(), time.process_time()
             for _ in range(STEPS):
-                self._step()
+                self._optimizer.zero_grad()
+                self._model(self._data).square().mean().backward()
+                self._optimizer.step()
+                if "longer" in self._parts:
+                    until_s = time.perf_counter() + LONGER_S
+                    while time.perf_counter() < until_s:
+                        pass
             wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         return {"wall_s": wall_s, "cpu_s": cpu_s}
-
-    def _step(self) -> None:
-        self._optimizer.zero_grad()
-        self._model(self._data).square().mean().backward()
-        self._optimizer.step()
-        if "longer" in self._parts:
-            until_s = time.perf_counter() + LONGER_S
-            while time.perf_counter() < until_s:
-                pass
 
     @contextmanager
     def _seen(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """What does recording cost? Step time with the recorder over without, on this machine.
 
 One model trains in the same processes in two ways by turns of some steps. One way is recorded; for
-the other the recorder is taken out of torch, not merely silent (`overhead_job.py`). A slow moment
+the other the recorder is taken out of torch, not merely silent (`job.py`). A slow moment
 of a shared machine so falls on both, and two processes that do the same may differ by a percent
 for as long as they live. A pair is two turns that follow each other, its ratio what the one took
 over what the other took. Beside them stands a control, of which neither way is recorded: its ratio
@@ -28,7 +28,7 @@ from fullwire.studies.recording.job import STEPS
 RANKS = 2
 WIDTH = 512  # of the job's layers
 FEWEST_PAIRS = 5
-_JOB = Path(__file__).with_name("overhead_job.py")
+JOB = Path(__file__).with_name("job.py")
 
 Difference: TypeAlias = Literal["record", "control", "hooks", "sampler", "longer"]
 _Pair: TypeAlias = dict[Literal["plain", "other"], dict[Literal["wall_s", "cpu_s"], float]]
@@ -64,11 +64,11 @@ def measure_overhead(
             "bench recorder: expected PyTorch in the environment of fullwire, there is none: "
             "pip install torch"
         )
-    taken: dict[Difference, list[Pair]] = {each: [] for each in differences}
+    taken: dict[Difference, list[Pair]] = {difference: [] for difference in differences}
     with _recorded_job() as job:
         while len(taken[differences[-1]]) < pairs:
-            for each in differences:
-                taken[each] += map(_pair, _asked(job, each))
+            for difference in differences:
+                taken[difference] += map(_pair, _asked(job, difference))
             tell(min(pairs, len(taken[differences[-1]])))
         load = os.getloadavg()[0]
     return Overhead(pairs=taken, load=load)
@@ -96,7 +96,7 @@ def _recorded_job() -> Iterator[subprocess.Popen[str]]:
                 f"{directory}/x.run",
                 "--",
                 sys.executable,
-                str(_JOB),
+                str(JOB),
                 str(RANKS),
                 str(WIDTH),
             ],
@@ -119,7 +119,7 @@ def _asked(job: subprocess.Popen[str], difference: Difference) -> list[_Pair]:
         job.stdin.flush()
         pairs: list[_Pair] = json.loads(job.stdout.readline())
     except (BrokenPipeError, json.JSONDecodeError):
-        _, said = job.communicate()
-        last = (said.strip().splitlines() or ["it said nothing"])[-1]
+        _, errors = job.communicate()
+        last = (errors.strip().splitlines() or ["it said nothing"])[-1]
         raise FullwireError(f"bench recorder: the job ended before its time: {last}") from None
     return pairs

@@ -28,7 +28,11 @@ def overhead_lines(result: Overhead) -> Iterator[str]:
         f"{show_time(_step_s(recorded))} a step without the recorder"
     )
     for difference, pairs in result.pairs.items():
-        yield f"{_WORDS[difference]}: {_shown(_ratio(pairs))}"
+        ratio = _ratio(pairs)
+        yield (
+            f"{_WORDS[difference]}: {ratio.value:.4f} "
+            f"(95 % sure between {ratio.low:.4f} and {ratio.high:.4f})"
+        )
     cpu, of_control = _cpu_s(recorded), _cpu_s(control)
     yield (
         f"processor time of recording a step, per rank: {cpu.value * 1e6:.0f} us "
@@ -67,10 +71,6 @@ def _ratio(pairs: Sequence[Pair]) -> Centre:
 
 def _cpu_s(pairs: Sequence[Pair]) -> Centre:
     return centre_of([pair.cpu_s for pair in pairs])
-
-
-def _shown(ratio: Centre) -> str:
-    return f"{ratio.value:.4f} (95 % sure between {ratio.low:.4f} and {ratio.high:.4f})"
 
 
 def _named(name: str, centre: Centre) -> dict[str, Any]:
