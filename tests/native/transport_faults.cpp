@@ -120,6 +120,12 @@ int __wrap_poll(pollfd* all, nfds_t count, int wait_ms) {
     errno = ENOMEM;
     return -1;
 }
+ssize_t __real_recv(int, void*, size_t, int);
+ssize_t __wrap_recv(int from, void* bytes, size_t count, int flags) {
+    if (!fails("receive")) return __real_recv(from, bytes, count, flags);
+    errno = ENOMEM;
+    return -1;
+}
 ssize_t __real_write(int, const void*, size_t);
 ssize_t __wrap_write(int to, const void* bytes, size_t count) {
     if (!fails("write")) return __real_write(to, bytes, count);
