@@ -382,8 +382,8 @@ def places() -> Iterator[Case]:
     for percent in (0.1, 1, 5):
         yield place(
             f"{percent} % of packets missed",
-            lambda seen, share=percent / 100: everywhere(w.lossy(seen, share)),
-        )  # type: ignore[misc]
+            lambda seen, share=percent / 100: everywhere(w.lossy(seen, share)),  # type: ignore[misc]
+        )
     yield place("each packet twice", lambda seen: everywhere(w.twice(seen)))
     yield place("each packet twice, 50 us later", lambda seen: everywhere(w.twice(seen, 50_000)))
     sent = partial(w.packets, plain().on(w.Network(hosts=4)).sent)
