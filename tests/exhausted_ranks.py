@@ -107,10 +107,11 @@ def begun_anew(rank: int, size: int, store: Any, timeout: timedelta) -> float:
     """Find the words of an attempt that failed, in the store that is used again."""
     from fullwire.transport.rendezvous import leave_word
 
-    inner = dist.PrefixStore("0/", dist.PrefixStore("default_pg", store))
     if rank == 0:
-        inner.set("number", "00" * 32)
-        leave_word(inner, 1, "rank 1: out of memory")
+        for before in ("default_pg//cpu/", "default_pg//cpu", "0//cpu/", "0//cpu"):
+            inner = dist.PrefixStore(before, store)  # one of which torch gives to a group
+            inner.set("number", "00" * 32)
+            leave_word(inner, 1, "rank 1: out of memory")
         store.set("prepared", "")
     store.wait(["prepared"])
     joined(rank, size, store, timeout)
