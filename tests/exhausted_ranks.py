@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import threading
@@ -31,28 +32,32 @@ def _told(work: Callable[[], Any]) -> str:
 
 
 def without_descriptors(
-    rank: int, size: int, store: Any, timeout: timedelta
+    free: int, rank: int, size: int, store: Any, timeout: timedelta
 ) -> tuple[str, float, float]:
-    """Start a group where one rank can open no socket more."""
+    """Start a group where one rank has so few descriptors left."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
     if rank == LACKING:
-        store.set("before", "all modules are loaded")  # and the store is connected
-        import fullwire.transport.group  # noqa: F401
-
-        used = len(os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, limits[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(free):
+            os.close(taken.pop())
     began_s, began_wall_s = time.process_time(), time.monotonic()
     said = _told(lambda: joined(rank, size, store, timeout))
-    used_s = time.process_time() - began_s
+    used_s, wall_s = time.process_time() - began_s, time.monotonic() - began_wall_s
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    return said, used_s, time.monotonic() - began_wall_s
+    for each in taken:
+        os.close(each)
+    return said, used_s, wall_s
 
 
 def without_threads(rank: int, size: int, store: Any, timeout: timedelta) -> str:
     """Ask for a Future where no thread can be started, and wait for it."""
     joined(rank, size, store, timeout)
     if rank == LACKING:
-        threading.Thread.start = _no_thread  # type: ignore[method-assign]
+        setattr(threading.Thread, "start", _no_thread)  # noqa: B010  # mypy allows no other way
 
     def asked() -> None:
         works = [dist.all_reduce(torch.ones(100_000), async_op=True) for _ in range(50)]
@@ -102,10 +107,11 @@ def begun_anew(rank: int, size: int, store: Any, timeout: timedelta) -> float:
     """Find the words of an attempt that failed, in the store that is used again."""
     from fullwire.transport.rendezvous import leave_word
 
-    inner = dist.PrefixStore("0/", dist.PrefixStore("default_pg", store))
     if rank == 0:
-        inner.set("number", "00" * 32)
-        leave_word(inner, 1, "rank 1: out of memory")
+        for before in ("default_pg//cpu/", "default_pg//cpu", "0//cpu/", "0//cpu"):
+            inner = dist.PrefixStore(before, store)  # one of which torch gives to a group
+            inner.set("number", "00" * 32)
+            leave_word(inner, 1, "rank 1: out of memory")
         store.set("prepared", "")
     store.wait(["prepared"])
     joined(rank, size, store, timeout)

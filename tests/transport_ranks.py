@@ -569,7 +569,7 @@ def beleaguered(rank: int, size: int, store: Any, timeout: timedelta) -> tuple[i
     if rank == VICTIM:
         while not _seen(store):
             time.sleep(0.01)
-        host, port, _ = bytes(store.get(_seen(store))).decode().split(" ")
+        host, port, *_ = bytes(store.get(_seen(store))).decode().split(" ")
         knock_at(host, int(port))
     joined(rank, size, store, timeout)
     group = dist.group.WORLD
@@ -591,15 +591,15 @@ def _seen(store: Any) -> str:
 def knock_at(host: str, port: int) -> None:
     silent = socket.create_connection((host, port))
     socket.create_connection((host, port)).close()
-    for said in (b"GET / HTTP/1.0\r\n\r\n" * 20, b"FWT1" + bytes(40), b"\x16\x03\x01" * 100):
+    for said in (b"GET / HTTP/1.0\r\n\r\n" * 20, b"FWT3" + bytes(72), b"\x16\x03\x01" * 100):
         with socket.create_connection((host, port)) as knocking:
             knocking.sendall(said)
             knocking.settimeout(5)
             with contextlib.suppress(ConnectionResetError):
                 assert knocking.recv(100) == b""
     impostor = socket.create_connection((host, port))
-    impostor.sendall(b"FWT1" + (1).to_bytes(4, "big") + bytes(4) + bytes(32))
-    assert len(impostor.recv(64)) == 64  # it is greeted, and cannot answer
+    impostor.sendall(b"FWT3" + (1).to_bytes(4, "big") + bytes(4) + bytes(64))
+    assert len(impostor.recv(96)) == 96  # it is greeted, and cannot answer
     impostor.sendall(bytes(32))
     assert impostor.recv(1) == b""
     SILENT.append(silent)

@@ -26,7 +26,7 @@ from tests.native_programs import NATIVE
 from validation.arguments import parser
 
 KINDS = ("memory", "thread", "descriptor", "send", "receive", "poll", "write", "option")
-WRAPPED = ("pthread_create", "eventfd", "sendmsg", "recvmsg", "poll", "write", "setsockopt")
+WRAPPED = ("pthread_create", "eventfd", "sendmsg", "recvmsg", "recv", "poll", "write", "setsockopt")
 _LONGEST_S = 600
 _MANNERS: tuple[tuple[str, ...], ...] = (
     (),

@@ -41,8 +41,9 @@ def test_encrypted_groups_end_so_too(faults: Path) -> None:
     assert (counts.wrong, counts.hangs, counts.aborts) == (0, 0, 0), counts.said
 
 
-def test_without_descriptors_every_rank_is_told_whose_they_were_and_nobody_spins() -> None:
-    for said, processor_s, wall_s in in_processes(ranks.without_descriptors, 3):
+@pytest.mark.parametrize("free", [0, 1, 3])  # for a listener, for a selector, for who connects
+def test_without_descriptors_every_rank_is_told_whose_they_were_and_nobody_spins(free: int) -> None:
+    for said, processor_s, wall_s in in_processes(partial(ranks.without_descriptors, free), 3):
         assert "rank 1: too many open files" in said
         assert processor_s < 2
         assert wall_s < 20  # and not at the end of the time-out

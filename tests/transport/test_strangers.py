@@ -486,12 +486,12 @@ class Line:
         return tasks[1].problem or "", given[1]
 
     def close(self) -> None:
-        for each in self.engines:
-            each.close()
-        for each in self._threads:
-            each.join(10)
-        for each in self._here:
-            each.close()
+        for engine in self.engines:
+            engine.close()
+        for thread in self._threads:
+            thread.join(10)
+        for end in self._here:
+            end.close()
 
 
 def flipped(at: int) -> Callable[[list[bytes]], list[bytes]]:

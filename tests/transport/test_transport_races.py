@@ -13,6 +13,7 @@ import pytest
 
 from tests import native_programs
 from tests.native_programs import NATIVE
+from validation import exhaustion
 
 SOURCES = [
     *NATIVE.glob("transport/*.cpp"),
@@ -29,3 +30,20 @@ def test_no_thread_touches_memory_that_is_not_its_own(
     native_programs.build(program, SOURCES, optimized, f"-fsanitize={sanitizer}")
     done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ with its sanitizers")
+@pytest.mark.parametrize(("sanitizer", "optimized"), [("thread", "-O1"), ("address", "-O1")])
+def test_what_runs_out_or_is_encrypted_leaves_no_memory_wrong(
+    tmp_path: Path, sanitizer: str, optimized: str
+) -> None:
+    program = exhaustion.build(tmp_path, optimized, f"-fsanitize={sanitizer}")
+    for kind, first, manner in [
+        ("memory", 10**6, ["encrypted"]),  # no call has that number: nothing fails
+        ("memory", 60, ["encrypted"]),
+        ("memory", 120, ["for-good"]),
+        ("send", 5, []),
+        ("thread", 1, []),
+    ]:
+        counts = exhaustion.rounds(program, kind, first, 3, manner)
+        assert (counts.wrong, counts.hangs, counts.aborts) == (0, 0, 0), counts.said

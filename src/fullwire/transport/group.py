@@ -70,6 +70,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     tells_times = True  # a recorder need not ask for Futures
     supports_splitting = False
     supports_coalescing = False
+    _engine: Any = None  # until the ranks have met
+    _completer: Any = None
 
     def __init__(self, options: Any) -> None:
         rank, size = options.group_rank, options.group_size
@@ -85,8 +87,6 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         self._of_one_number: deque[Work] = deque(maxlen=_REMEMBERED)
         self._holding = threading.Lock()
         self._process = os.getpid()
-        self._engine: Any = None
-        self._completer: Any = None
         try:
             self._start(options.store, checks)
         except BaseException as error:  # nobody will have the group, so nobody could leave it
@@ -95,10 +95,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
                 if problem:
                     self._engine.give_up(problem)
                 self.shutdown()
-            if problem and type(error) is not TransportError:
+            if problem and (type(error) is not TransportError or str(error) != problem):
                 raise TransportError(problem) from error
-            if problem and str(error) != problem:
-                raise TransportError(problem) from None
             raise
         self._algorithms: dict[int, str] = {}
 

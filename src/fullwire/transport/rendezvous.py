@@ -52,6 +52,7 @@ _MOST_PENDING = 64
 _RETRY_S = 0.02
 _LOOK_UP_S = 0.5  # so often a rank that waits looks whether those it waits for have failed
 _FAILED = "failed"
+_LONGEST_WAIT_FOR_NUMBER_S = 20.0  # of rank 0, which may begin later
 _LACKS = {
     errno.EMFILE: "too many open files",
     errno.ENFILE: "too many open files",
@@ -175,6 +176,9 @@ def lack(error: BaseException) -> str:
 def leave_word(store: Any, rank: int, problem: str) -> None:
     """Tell in the store why this rank does not come."""
     with contextlib.suppress(_NotYet, RuntimeError, OSError):  # the store may be what is gone
+        until = time.monotonic() + _LONGEST_WAIT_FOR_NUMBER_S
+        while not store.check(["number"]) and time.monotonic() < until:
+            time.sleep(_RETRY_S)
         store.set(f"rank {rank}", f"{_FAILED} {_attempt(store)} {problem}")
 
 

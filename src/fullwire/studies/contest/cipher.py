@@ -1,4 +1,4 @@
-"""What one processor encrypts on its own: the rate beside which an encrypted transport stands."""
+"""What a processor encrypts in a second of its own: beside it an encrypted transport stands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from fullwire.units import show_rate
 
 _RECORD_BYTES = 256 << 10  # the transport's largest
-_SPEED = ["speed", "-elapsed", "-seconds", "1", "-evp", "aes-256-gcm", "-bytes", str(_RECORD_BYTES)]
+_SPEED = ["speed", "-seconds", "1", "-evp", "aes-256-gcm", "-bytes", str(_RECORD_BYTES)]
 
 
 def cipher_speed() -> list[str]:
