@@ -51,7 +51,10 @@ def study(
 ) -> Study:
     """Play what is not in the directory yet, and hold the papers' claims against all of it."""
     place = Path(directory)
-    _make(place)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{place}: expected a directory for the study: {error.strerror}") from None
     chosen = planned(quick) if trials is None else trials
     runs, failed = _played(chosen, place, say)
     results = []
@@ -145,10 +148,3 @@ def expected_s(trial: Trial) -> float:
         )
         step_s = float(answer["step_s"][0])
     return start_s + (trial.steps + 2) * step_s * trial.dilation
-
-
-def _make(place: Path) -> None:
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{place}: expected a directory for the study: {error.strerror}") from None

@@ -61,18 +61,11 @@ def setting(trial: Trial) -> str:
 
 def scaling(results: Sequence[Measured], predicted: Sequence[Predicted]) -> Figure:
     """Scaling factor against workers and bandwidth: measured, and predicted in two ways."""
-    return Figure(
-        name="scaling",
-        title="Scaling factor: predicted and measured",
-        note="T1 is the run of one worker; full utilization leaves room for headers (1448/1514)",
-        rows=tuple(_scaling_rows(results, predicted)),
-    )
-
-
-def _scaling_rows(results: Sequence[Measured], predicted: Sequence[Predicted]) -> Iterator[Row]:
+    rows = []
     for prediction in predicted:
-        baseline = alone(prediction.trial, results)
-        if baseline is None or _is_compressed(prediction.trial) or prediction.trial.kind == "real":
+        trial = prediction.trial
+        baseline = alone(trial, results)
+        if baseline is None or _is_compressed(trial) or trial.kind == "real":
             continue
         for kind, step_s in (
             ("measured", prediction.measured_s),
@@ -80,15 +73,23 @@ def _scaling_rows(results: Sequence[Measured], predicted: Sequence[Predicted]) -
             ("predicted, full utilization", prediction.full_s),
         ):
             if step_s is not None:
-                yield {
-                    "model": prediction.trial.model,
-                    "setting": setting(prediction.trial),
-                    "workers": prediction.trial.workers,
-                    "rate_bps": prediction.trial.rate_bps,
-                    "kind": kind,
-                    "step_s": step_s,
-                    "scaling_factor": baseline.step_s / step_s,
-                }
+                rows.append(
+                    {
+                        "model": trial.model,
+                        "setting": setting(trial),
+                        "workers": trial.workers,
+                        "rate_bps": trial.rate_bps,
+                        "kind": kind,
+                        "step_s": step_s,
+                        "scaling_factor": baseline.step_s / step_s,
+                    }
+                )
+    return Figure(
+        name="scaling",
+        title="Scaling factor: predicted and measured",
+        note="T1 is the run of one worker; full utilization leaves room for headers (1448/1514)",
+        rows=tuple(rows),
+    )
 
 
 def _is_compressed(trial: Trial) -> bool:

@@ -93,12 +93,11 @@ def play(trial: Trial, directory: Path, expected_s: float) -> str | None:
             ).returncode
         except subprocess.TimeoutExpired:
             return f"did not end within {patience_s:.0f} s ({log})"
-    return f"{_last_line(log)} ({log})" if status or finished(trial, directory) is None else None
-
-
-def _last_line(log: Path) -> str:
+    if status == 0 and finished(trial, directory) is not None:
+        return None
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("fullwire: ") if lines else "said nothing"
+    last_line = lines[-1].removeprefix("fullwire: ") if lines else "said nothing"
+    return f"{last_line} ({log})"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -49,33 +49,27 @@ class Predicted:
 
 def predictions(results: Sequence[Measured], runs: Mapping[str, Run]) -> list[Predicted]:
     """Predict every trial of several workers whose computation is known from another."""
-    shown_of = {
-        _group(result.trial): result.trial for result in reversed(results) if _may_be_shown(result)
-    }
-    return [
-        _predicted(result, shown_of[_group(result.trial)], runs)
-        for result in results
-        if result.trial.workers > 1
-        and _group(result.trial) in shown_of
-        and _is_known(result.trial, shown_of[_group(result.trial)])
-    ]
-
-
-def _group(trial: Trial) -> tuple[str, int]:
-    return trial.kind, trial.dilation
-
-
-def _may_be_shown(result: Measured) -> bool:
-    """The first trial of two workers that sends all its bytes, in the order of the plan."""
-    trial = result.trial
-    return trial.workers == 2 and trial.compression == 1 and not trial.half
-
-
-def _is_known(trial: Trial, base: Trial) -> bool:
-    """An emulated trial's computation is its profile; a real one's that of the same job."""
-    if trial.kind == "emulated":
-        return True
-    return (trial.model, trial.batch, trial.workers) == (base.model, base.batch, base.workers)
+    # Shown is the first trial of two workers that sends all its bytes, in the order of the plan.
+    shown_of: dict[tuple[str, int], Trial] = {}
+    for result in results:
+        trial = result.trial
+        if trial.workers == 2 and trial.compression == 1 and not trial.half:
+            shown_of.setdefault((trial.kind, trial.dilation), trial)
+    predicted = []
+    for result in results:
+        trial = result.trial
+        base = shown_of.get((trial.kind, trial.dilation))
+        if trial.workers < 2 or base is None:
+            continue
+        # An emulated trial's computation is its profile; a real one's that of the same job.
+        is_same_job = (trial.model, trial.batch, trial.workers) == (
+            base.model,
+            base.batch,
+            base.workers,
+        )
+        if trial.kind == "emulated" or is_same_job:
+            predicted.append(_predicted(result, base, runs))
+    return predicted
 
 
 def _predicted(result: Measured, base_trial: Trial, runs: Mapping[str, Run]) -> Predicted:
