@@ -87,7 +87,10 @@ def test_a_turn_is_one_large_reduction_or_many_small_ones() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--workers", "2", "--against", "nccl"], "against: expected gloo or mpi, got 'nccl'"),
+        (
+            ["--workers", "2", "--against", "nccl"],
+            "against: expected gloo or mpi or plain, got 'nccl'",
+        ),
         (["--workers", "2", "--against", "gloo,gloo"], "against: expected each peer once"),
         (["--workers", "2", "--sizes", "4B,6B"], "sizes: expected multiples of 4 bytes"),
         (["--workers", "2", "--sizes", "4"], "sizes: expected a size with its unit"),

@@ -6,6 +6,7 @@ import contextlib
 import io
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -14,7 +15,8 @@ from fullwire.errors import FullwireError
 from fullwire.report.as_data import run_object
 from fullwire.report.chrome import write_chrome
 from fullwire.report.terminal import print_run
-from fullwire.run.run import Run
+from fullwire.run.facts import named
+from fullwire.run.run import Collectives, Provenance, Run
 from tests.strategies import cases, odd_jobs, runs
 
 any_runs = odd_jobs() | runs()
@@ -44,3 +46,22 @@ def test_an_absurd_run_gives_an_answer_or_a_sentence(
 ) -> None:
     with contextlib.suppress(FullwireError):
         ask(run)
+
+
+def test_a_name_that_ends_in_nul_is_the_name_of_a_collective_like_any_other() -> None:
+    names = {"op": "all\0", "group": "world\0", "dtype": "float32"}
+    only_communication = Collectives(
+        **{name: np.array([text, text], object) for name, text in names.items()},
+        **dict.fromkeys(("step", "sequence"), np.zeros(2, np.int64)),
+        rank=np.arange(2),
+        bytes=np.array([8, 8]),
+        issue_ns=np.array([0, 0]),
+        start_ns=np.array([0, 0]),
+        end_ns=np.array([5_000_000, 5_000_000]),
+    )
+    job = Run(
+        provenance=Provenance(origin="imported", source="a test"),
+        facts=named({"workers": 2}),
+        collectives=only_communication,
+    )
+    assert "took 5" in fw.explain(job).verdict.sentence

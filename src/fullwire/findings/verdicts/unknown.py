@@ -150,7 +150,9 @@ def _communication_only(
     run: Run, short: Evidence | None, missing: tuple[Finding, ...]
 ) -> CommunicationOnly:
     table = run.collectives
-    first = int(np.argmax(table.bytes))
+    largest_at = int(np.argmax(table.bytes))
+    # A slice of one row, because numpy drops a NUL at the end of a lone name.
+    first = slice(largest_at, largest_at + 1)
     is_alike = (table.op == table.op[first]) & (table.group == table.group[first])
     largest = table.rows(is_alike & (table.bytes == table.bytes[first]))
     started_ns = np.maximum(largest.start_ns, largest.issue_ns)  # before, it waited for ranks
