@@ -21,6 +21,7 @@ from docs.making.validation import table
 
 PACKAGE = Path(fullwire.__file__).parent
 NATIVE = Path(__file__).resolve().parents[2] / "native"
+REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 
 # What a variable of the environment does; the page is refused where the code reads another one.
 VARIABLES: Mapping[str, str] = {
@@ -28,6 +29,10 @@ VARIABLES: Mapping[str, str] = {
     "it, the one that reaches the job's store.",
     "FULLWIRE_STREAMS": "Transport: how many connections two ranks have (1 to 8), the same on "
     "every rank. Without it, chosen by rate, round trip, window and processors.",
+    "FULLWIRE_KEY_FILE": "Transport: a file with the key of the group, for its owner alone. "
+    "Every rank has the same.",
+    "FULLWIRE_KEY": "Transport: the key itself, where a file is not at hand.",
+    "FULLWIRE_ENCRYPT": "Transport: with 1, every record between ranks is encrypted. Needs a key.",
     "FULLWIRE_CHECKSUM": "Transport: with 1, the bytes that a rank sends carry CRC32C checksums.",
 }
 OF_ITS_OWN = {  # set by one part of Fullwire for another one
@@ -270,28 +275,22 @@ def _type(value: Any) -> str:
 
 
 def verdicts() -> str:
-    """Describe the verdicts, the parts of the account and the thresholds."""
+    """Describe the parts of the account and the thresholds, below the kinds of verdict."""
     from fullwire.findings import blame, case
-    from fullwire.findings.verdicts import drawn_parts, verdict_kinds
+    from fullwire.findings.verdicts import drawn_parts
 
-    kinds = [
-        [f"`{kind.key}`", kind.label, first_line(inspect.getmodule(kind.says))]
-        for kind in verdict_kinds().values()
-    ]
     rules = (blame.__doc__ or "").partition("\n\n")[2]
     return "\n\n".join(
         [
-            "# Verdicts",
-            "`explain` gives one verdict. [The account](../explanation/account.md) tells how its "
-            "parts are measured.",
-            "## Kinds",
-            table(["kind", "shown as", "meaning"], kinds),
+            (REFERENCE / "verdicts.md").read_text().rstrip(),
             "## Parts of the account",
+            "[The account](../explanation/account.md) tells how its parts are measured.",
             table(
                 ["part", "shown as"],
                 [[f"`{part}`", kind.label] for part, kind in drawn_parts().items()],
             ),
-            *(["## Rules", f"```text\n{rules.strip()}\n```"] if rules.strip() else []),
+            "## Rules",
+            f"```text\n{rules.strip()}\n```",
             "## Thresholds",
             table(
                 ["threshold", "value", "meaning"],
@@ -299,11 +298,6 @@ def verdicts() -> str:
             ),
         ]
     )
-
-
-def first_line(module: Any) -> str:
-    """Return the first sentence of a module's docstring."""
-    return (module.__doc__ or "").strip().partition("\n")[0]
 
 
 def _constants(module: Any) -> Iterator[tuple[str, str, str]]:

@@ -44,6 +44,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         **{name: moved(source, name) for name, source in OUTSIDE.items()},
     }
     for name, content in made.items():
+        if written := files.get_file_from_path(name):  # a page that the code completes
+            files.remove(written)
         files.append(File.generated(config, name, content=content))
     return files
 
