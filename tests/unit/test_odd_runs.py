@@ -49,11 +49,14 @@ def test_an_absurd_run_gives_an_answer_or_a_sentence(
 
 
 def test_a_name_that_ends_in_nul_is_the_name_of_a_collective_like_any_other() -> None:
-    names = {"op": "all\0", "group": "world\0", "dtype": "float32"}
+    none = np.zeros(2, np.int64)
     only_communication = Collectives(
-        **{name: np.array([text, text], object) for name, text in names.items()},
-        **dict.fromkeys(("step", "sequence"), np.zeros(2, np.int64)),
         rank=np.arange(2),
+        step=none,
+        sequence=none,
+        group=np.array(["world\0"] * 2, object),
+        op=np.array(["all\0"] * 2, object),
+        dtype=np.array(["float32"] * 2, object),
         bytes=np.array([8, 8]),
         issue_ns=np.array([0, 0]),
         start_ns=np.array([0, 0]),
