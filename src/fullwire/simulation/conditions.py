@@ -3,7 +3,7 @@
 The terminal, charts, sentences and the command line read this table, in the order in which people
 state conditions. A `Change` makes another step of the recorded one. It brings its option, its
 column and its effect, so that a new one needs no other code. The other conditions are axes of the
-engine (`sweep.py`).
+engine (`grid.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fullwire.units import ratio, show_rate, show_time
 
 if TYPE_CHECKING:
-    from fullwire.simulation.sweep import Predictions, Subject
+    from fullwire.simulation.grid import Predictions, Subject
 
 Changes: TypeAlias = Mapping[str, tuple[Any, ...]]  # by axis, the values that were asked for
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.simulation.calibrate import Calibration, in_another_run, in_another_step
-from fullwire.simulation.sweep import Grid, Predictions, Subject, shaped, sweep, with_residue
+from fullwire.simulation.grid import Grid, Predictions, Subject, shaped
+from fullwire.simulation.sweep import sweep, with_residue
 from fullwire.simulation.transport import MeasuredTransport
 
 _WIDTH = 2.0  # standard deviations

@@ -6,13 +6,14 @@ import numpy as np
 
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Lane, Provenance, Run, Spans
+from fullwire.simulation.grid import Grid, Subject
+from fullwire.simulation.messages import Messages, messages_of
 from fullwire.simulation.scenario import Scenario
 from fullwire.simulation.schedule import (
     Timeline,
     fifo_timeline,
     priority_timeline,
 )
-from fullwire.simulation.sweep import Grid, Messages, Subject, messages_of
 from fullwire.simulation.typical import Step
 
 _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook")

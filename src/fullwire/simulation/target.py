@@ -17,15 +17,9 @@ from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.simulation.buckets import BucketPolicy
+from fullwire.simulation.grid import Grid, Subject, synchronising
+from fullwire.simulation.messages import Messages, messages_of, scaling_factor
 from fullwire.simulation.stragglers import Jitter
-from fullwire.simulation.sweep import (
-    Grid,
-    Messages,
-    Subject,
-    messages_of,
-    scaling_factor,
-    synchronising,
-)
 from fullwire.simulation.transport import Transport
 
 LEAST_BPS, MOST_BPS = 1.0, 1e18
