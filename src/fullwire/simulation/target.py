@@ -7,7 +7,7 @@ halving an interval; what is returned reaches the target when it is asked again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -74,9 +74,9 @@ def targets(subjects: Sequence[Subject], grid: Grid, wanted: float, crew: Crew =
     )
     bandwidths: list[Reached] = []
     ratios: list[Reached] = []
-    for found in crew.each(partial(_reached, subjects, grid, wanted), scenes):
-        bandwidths += found[0]
-        ratios += found[1]
+    for those in crew.each(partial(_reached, subjects, grid, wanted), scenes):
+        bandwidths += those[0]
+        ratios += those[1]
     return Targets(
         scaling_factor=wanted, least_bandwidth=tuple(bandwidths), least_compression=tuple(ratios)
     )
@@ -95,20 +95,13 @@ def _reached(
     names = (subject.name, str(policy), algorithm, latency_s)
     bandwidths: list[Reached] = []
     ratios: list[Reached] = []
-    for search in _searches(messages, grid, wanted, names):
+    for transport, (_, (accumulate, local_steps, scatter)) in itertools.product(
+        grid.transports, synchronising(grid)
+    ):
+        search = _Search(messages, grid, transport, accumulate, local_steps, scatter, wanted, names)
         bandwidths += search.bandwidths()
         ratios += search.ratios()
     return bandwidths, ratios
-
-
-def _searches(
-    messages: Messages, grid: Grid, wanted: float, names: tuple[str, str, str, float]
-) -> Iterator[_Search]:
-    for transport in grid.transports:
-        for _, (accumulate, local_steps, scatter) in synchronising(grid):
-            yield _Search(
-                messages, grid, transport, accumulate, local_steps, scatter, wanted, names
-            )
 
 
 @dataclass(frozen=True, slots=True)
