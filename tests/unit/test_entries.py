@@ -14,7 +14,7 @@ from fullwire.compression.codec import CODECS
 from fullwire.importers import FORMATS
 from fullwire.registry import keys_in
 from fullwire.simulation.conditions import CHANGES, CONDITIONS
-from fullwire.simulation.sweep import AXES
+from fullwire.simulation.grid import AXES
 from fullwire.workloads import RECIPES
 
 ROOT = Path(__file__).parents[2]

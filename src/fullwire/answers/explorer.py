@@ -15,9 +15,10 @@ from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import PAYLOAD_SHARE, Calibration
 from fullwire.simulation.forecast import Forecaster
+from fullwire.simulation.grid import Grid, Subject
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.subject import as_recorded
-from fullwire.simulation.sweep import Grid, Subject, sweep
+from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
 
 _DECADES = 4

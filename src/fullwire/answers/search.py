@@ -16,7 +16,7 @@ import numpy as np
 
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
-from fullwire.simulation.sweep import Predictions
+from fullwire.simulation.grid import Predictions
 
 NEAR = 0.01
 

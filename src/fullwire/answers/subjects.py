@@ -12,8 +12,9 @@ from fullwire.files import name_of
 from fullwire.importers.nccl_tests import read_table
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import Calibration, calibrated
+from fullwire.simulation.grid import Subject
 from fullwire.simulation.subject import plain_subject
-from fullwire.simulation.sweep import Subject, with_residue
+from fullwire.simulation.sweep import with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
 from fullwire.units import shown
 from fullwire.workloads import MOST_SAMPLES

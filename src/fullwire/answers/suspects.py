@@ -26,8 +26,9 @@ from fullwire.clusters.cluster import (
 )
 from fullwire.collectives.tuning import AUTO
 from fullwire.findings.suspicions import WORTH_BLAMING, Suspect, Suspicion
+from fullwire.simulation.grid import Grid, Subject, tried
 from fullwire.simulation.on_links import OnLinks
-from fullwire.simulation.sweep import Grid, Subject, sweep, tried
+from fullwire.simulation.sweep import sweep
 from fullwire.units import show_rate
 
 NICS_AND_SPINE = "NICs and the spine's uplinks together"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -44,6 +45,47 @@ Cpus: TypeAlias = Annotated[
 ]
 Latency: TypeAlias = Annotated[str, typer.Option(help="Added one way: 1ms (needs netem)")]
 Loss: TypeAlias = Annotated[str, typer.Option(help="Share of frames dropped: 0.1% (needs netem)")]
+Command: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What each runs")
+]
+Workload: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUN",
+        help="Instead of a command: train as this workload or run does, on emulated accelerators "
+        "that wait as long and send as much",
+    ),
+]
+Steps: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, help="With --workload: how many steps  [default: 10]")
+]
+Dilate: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIMES",
+        help="With --workload: compute and links this many times slower, so that this machine "
+        "keeps up; what is said and written is undilated",
+    ),
+]
+Buckets: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="With --workload: ddp or ddp:50MiB; if not given, as recorded, else ddp"),
+]
+Backend: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="With --workload: what sends, gloo or fullwire  [default: gloo]"),
+]
+Faults: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TIME slow|cut|restore|kill|pause HOST [RATE]",
+        help="A fault, counted from the job's start: 5s slow 2 100Mbps",
+    ),
+]
+Output: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="X.run", help="Record the job, and write this run"),
+]
 
 
 class _CommandWithFaults(TyperCommand):
@@ -51,23 +93,19 @@ class _CommandWithFaults(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Join the words of each fault into one before the options are read."""
-        return super().parse_args(ctx, _with_joined_faults(args))
+        from fullwire.lab.faults import words_of
 
-
-def _with_joined_faults(args: Sequence[str]) -> list[str]:
-    from fullwire.lab.faults import words_of
-
-    joined: list[str] = []
-    left = list(args)
-    while left and left[0] != "--":
-        word = left.pop(0)
-        joined.append(word)
-        if word == "--at" and left and " " not in left[0]:  # a quoted one is whole already
-            most = left[: words_of(left[1]) if len(left) > 1 else 1]
-            words = list(takewhile(lambda each: not each.startswith("--"), most))
-            joined.append(" ".join(words))
-            del left[: len(words)]
-    return joined + left
+        joined: list[str] = []
+        left = list(args)
+        while left and left[0] != "--":
+            word = left.pop(0)
+            joined.append(word)
+            if word == "--at" and left and " " not in left[0]:  # a quoted one is whole already
+                most = left[: words_of(left[1]) if len(left) > 1 else 1]
+                words = list(takewhile(lambda word: not word.startswith("--"), most))
+                joined.append(" ".join(words))
+                del left[: len(words)]
+        return super().parse_args(ctx, joined + left)
 
 
 @app.command("run", cls=_CommandWithFaults)
@@ -76,52 +114,19 @@ def run(
     rate: Rate = None,
     cluster: ClusterOption = None,
     nodes: Nodes = None,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What each runs")
-    ] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="Instead of a command: train as this workload or run does, on emulated "
-            "accelerators that wait as long and send as much",
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="With --workload: how many steps  [default: 10]")
-    ] = None,
-    dilate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIMES",
-            help="With --workload: compute and links this many times slower, so that this machine "
-            "keeps up; what is said and written is undilated",
-        ),
-    ] = None,
-    buckets: Annotated[
-        str | None,
-        typer.Option(help="With --workload: ddp or ddp:50MiB; if not given, as recorded, else ddp"),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(help="With --workload: what sends, gloo or fullwire  [default: gloo]"),
-    ] = None,
+    command: Command = None,
+    workload: Workload = None,
+    steps: Steps = None,
+    dilate: Dilate = None,
+    buckets: Buckets = None,
+    backend: Backend = None,
     latency: Latency = "0s",
     loss: Loss = "0%",
     mtu: Mtu = 1500,
     congestion: Congestion = None,
     cpus: Cpus = None,
-    at: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TIME slow|cut|restore|kill|pause HOST [RATE]",
-            help="A fault, counted from the job's start: 5s slow 2 100Mbps",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="X.run", help="Record the job, and write this run"),
-    ] = None,
+    at: Faults = None,
+    output: Output = None,
     packets: Packets = False,
     force: Force = False,
 ) -> None:
@@ -155,7 +160,12 @@ def run(
     faults = parse_faults(at or (), description)
     with signals_end_it(), _what_to_run(command, job, description) as words:
         if output is None:
-            status = _run(description, words, faults)
+            from fullwire.lab.lab import Lab
+            from fullwire.lab.session import run_job
+
+            with Lab(description) as lab:
+                _introduce(lab)
+                status = run_job(lab, words, faults, say=_say)
         else:
             status = _record(description, words, output, faults, packets, force, job)
     raise typer.Exit(status)
@@ -196,7 +206,8 @@ def _what_to_run(
 ) -> Iterator[Sequence[str]]:
     if job is None:
         assert command
-        _check_command(command)
+        if which(command[0]) is None:
+            raise UsageError(f"{command[0]}: no such command, or not one that may be run")
         yield command
         return
     from fullwire.lab.emulated import check_possible, trainer_command
@@ -206,15 +217,6 @@ def _what_to_run(
         _say(f"warning: {warning}")
     with trainer_command(job.emulation) as words:
         yield words
-
-
-def _run(description: LabDescription, command: Sequence[str], faults: Sequence[Fault]) -> int:
-    from fullwire.lab.lab import Lab
-    from fullwire.lab.session import run_job
-
-    with Lab(description) as lab:
-        _introduce(lab)
-        return run_job(lab, command, faults, say=_say)
 
 
 def _record(
@@ -282,13 +284,6 @@ def shell(
         _say(f"this is host {host}, {lab.addresses[host]}; exit leaves the lab")
         status = run_shell(lab, host)
     raise typer.Exit(status)
-
-
-def _check_command(command: Sequence[str]) -> None:
-    import shutil
-
-    if shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]}: no such command, or not one that may be run")
 
 
 def _introduce(lab: Lab) -> None:

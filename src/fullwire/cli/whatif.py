@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -25,99 +25,119 @@ from fullwire.registry import keys_in
 
 if TYPE_CHECKING:
     from fullwire.answers.whatif import WhatIf
-    from fullwire.run.run import Run
 
 Text = str | None
 _CODECS = ",".join(keys_in("fullwire.compression.codecs"))
 
 
+Runs: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN...", help="Runs, or built-in workloads such as vgg16@v100."),
+]
+Bandwidth: TypeAlias = Annotated[Text, typer.Option(help="Line rates: 10Gbps,25Gbps")]
+Workers: TypeAlias = Annotated[Text, typer.Option(help="Cluster sizes: 8,64")]
+Compression: TypeAlias = Annotated[
+    Text,
+    typer.Option(help=f"Ratios of a compressor that costs nothing, or codecs: 1,4,{_CODECS}"),
+]
+Codec: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RATIO,ENCODE_RATE,DECODE_RATE,sum|gather",
+        help="A compressor with its cost: 4,20GB/s,20GB/s,sum. Can be given several times.",
+    ),
+]
+Transport: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="full, full:SHARE of the line rate that carries payload, measured: as the "
+        "collectives of the runs show, or a file that nccl-tests printed"
+    ),
+]
+Calibrate: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RUN", help="More runs of the same cluster, for --transport measured"),
+]
+Buckets: TypeAlias = Annotated[
+    Text,
+    typer.Option(
+        help="ddp, ddp:50MiB, paper, none, 25MiB/5ms or horovod:64MiB/5ms; "
+        "if not given, as recorded, else ddp"
+    ),
+]
+Algorithm: TypeAlias = Annotated[
+    Text,
+    typer.Option(
+        help=f"{ALGORITHMS} the quickest for each message; if not given, as recorded, else "
+        "ring, or a ring for each NIC of a cluster"
+    ),
+]
+Latency: TypeAlias = Annotated[Text, typer.Option(help="From one worker to another: 5us")]
+Nodes: TypeAlias = Annotated[Text, typer.Option(help="Nodes of the cluster: 2,16")]
+Accumulate: TypeAlias = Annotated[
+    str, typer.Option(help="Gradients of so many passes are added up, then sent: 1,4")
+]
+LocalSteps: TypeAlias = Annotated[
+    str, typer.Option(help="Workers average parameters after so many steps of their own: 1,16")
+]
+Jitter: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="How ranks scatter, for whose slowest all wait: lognormal:5%, exponential:5%, "
+        "measured: as the run's own do, none, or recorded: the waiting that the run shows"
+    ),
+]
+Batch: TypeAlias = Annotated[
+    Text, typer.Option(help="Samples of each worker, for built-in workloads: 32,64")
+]
+Lane: TypeAlias = Annotated[
+    str,
+    typer.Option(help="fifo, or priority: the next forward's first need is sent first"),
+]
+Target: TypeAlias = Annotated[
+    Text, typer.Option(help="Find the least bandwidth and compression for this scaling: 0.95")
+]
+Best: TypeAlias = Annotated[
+    int | None,
+    typer.Option(min=1, help="Show the best so many, and what their conditions are worth"),
+]
+Plot: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE.png|svg|html", help="Draw the scaling factors.")
+]
+Output: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="X.run", help="Write the one simulated step as a run."),
+]
+Format: TypeAlias = Annotated[str, typer.Option("--format", help="table, csv or json")]
+
+
 @with_changes
 def whatif(
-    runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN...", help="Runs, or built-in workloads such as vgg16@v100."),
-    ],
-    bandwidth: Annotated[Text, typer.Option(help="Line rates: 10Gbps,25Gbps")] = None,
-    workers: Annotated[Text, typer.Option(help="Cluster sizes: 8,64")] = None,
-    compression: Annotated[
-        Text,
-        typer.Option(help=f"Ratios of a compressor that costs nothing, or codecs: 1,4,{_CODECS}"),
-    ] = None,
-    codec: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RATIO,ENCODE_RATE,DECODE_RATE,sum|gather",
-            help="A compressor with its cost: 4,20GB/s,20GB/s,sum. Can be given several times.",
-        ),
-    ] = None,
-    transport: Annotated[
-        str,
-        typer.Option(
-            help="full, full:SHARE of the line rate that carries payload, measured: as the "
-            "collectives of the runs show, or a file that nccl-tests printed"
-        ),
-    ] = "full",
-    calibrate: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RUN", help="More runs of the same cluster, for --transport measured"),
-    ] = None,
-    buckets: Annotated[
-        Text,
-        typer.Option(
-            help="ddp, ddp:50MiB, paper, none, 25MiB/5ms or horovod:64MiB/5ms; "
-            "if not given, as recorded, else ddp"
-        ),
-    ] = None,
-    algorithm: Annotated[
-        Text,
-        typer.Option(
-            help=f"{ALGORITHMS} the quickest for each message; if not given, as recorded, else "
-            "ring, or a ring for each NIC of a cluster"
-        ),
-    ] = None,
-    latency: Annotated[Text, typer.Option(help="From one worker to another: 5us")] = None,
+    runs: Runs,
+    bandwidth: Bandwidth = None,
+    workers: Workers = None,
+    compression: Compression = None,
+    codec: Codec = None,
+    transport: Transport = "full",
+    calibrate: Calibrate = None,
+    buckets: Buckets = None,
+    algorithm: Algorithm = None,
+    latency: Latency = None,
     cluster: ClusterOption = None,
-    nodes: Annotated[Text, typer.Option(help="Nodes of the cluster: 2,16")] = None,
+    nodes: Nodes = None,
     placement: Placement = "packed",
-    accumulate: Annotated[
-        str, typer.Option(help="Gradients of so many passes are added up, then sent: 1,4")
-    ] = "1",
-    local_steps: Annotated[
-        str, typer.Option(help="Workers average parameters after so many steps of their own: 1,16")
-    ] = "1",
-    jitter: Annotated[
-        str,
-        typer.Option(
-            help="How ranks scatter, for whose slowest all wait: lognormal:5%, exponential:5%, "
-            "measured: as the run's own do, none, or recorded: the waiting that the run shows"
-        ),
-    ] = "recorded",
-    batch: Annotated[
-        Text, typer.Option(help="Samples of each worker, for built-in workloads: 32,64")
-    ] = None,
-    lane: Annotated[
-        str,
-        typer.Option(help="fifo, or priority: the next forward's first need is sent first"),
-    ] = "fifo",
-    target: Annotated[
-        Text, typer.Option(help="Find the least bandwidth and compression for this scaling: 0.95")
-    ] = None,
-    best: Annotated[
-        int | None,
-        typer.Option(min=1, help="Show the best so many, and what their conditions are worth"),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png|svg|html", help="Draw the scaling factors.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="X.run", help="Write the one simulated step as a run."
-        ),
-    ] = None,
+    accumulate: Accumulate = "1",
+    local_steps: LocalSteps = "1",
+    jitter: Jitter = "recorded",
+    batch: Batch = None,
+    lane: Lane = "fifo",
+    target: Target = None,
+    best: Best = None,
+    plot: Plot = None,
+    output: Output = None,
     on: On = "here",
     force: Force = False,
-    format_: Annotated[str, typer.Option("--format", help="table, csv or json")] = "table",
+    format_: Format = "table",
     json: Json = False,
     **more: Text,
 ) -> None:
@@ -129,7 +149,13 @@ def whatif(
     """
     from fullwire.answers import whatif as answers
 
-    _check_output(plot, "json" if json else format_)
+    format_ = "json" if json else format_
+    if format_ not in ("table", "csv", "json"):
+        raise UsageError(f"--format: expected table, csv or json, got {format_!r}")
+    if plot is not None:
+        from fullwire.report.charts import check_plot_path, plot_whatif
+
+        check_plot_path(plot)
     conditions: dict[str, Any] = {
         "bandwidth": bandwidth,
         "workers": workers,
@@ -149,8 +175,15 @@ def whatif(
     if output is not None:
         if len(runs) != 1:
             raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
-        _refuse_unsynchronised(accumulate, local_steps)
-        _write(answers.replay(runs[0], lane=lane, **conditions), output, force)
+        if (accumulate, local_steps) != ("1", "1"):
+            raise UsageError(
+                "-o: one simulated step has its collectives; expected no --accumulate, "
+                "no --local-steps"
+            )
+        from fullwire.run.store import write
+
+        played = answers.replay(runs[0], lane=lane, **conditions)
+        _tell(f"written: {write(played, output, replace=force)}")
     with progress("predicted") as told, signals_end_it():
         result = answers.whatif(
             runs,
@@ -164,27 +197,9 @@ def whatif(
             **conditions,
         )
     if plot is not None:
-        from fullwire.report.charts import plot_whatif
-
         plot_whatif(result, plot)
         _tell(f"drawn: {plot}")
-    _show(result, "json" if json else format_, best)
-
-
-def _check_output(plot: Path | None, format_: str) -> None:
-    if format_ not in ("table", "csv", "json"):
-        raise UsageError(f"--format: expected table, csv or json, got {format_!r}")
-    if plot is not None:
-        from fullwire.report.charts import check_plot_path
-
-        check_plot_path(plot)
-
-
-def _refuse_unsynchronised(accumulate: str, local_steps: str) -> None:
-    if (accumulate, local_steps) != ("1", "1"):
-        raise UsageError(
-            "-o: one simulated step has its collectives; expected no --accumulate, no --local-steps"
-        )
+    _show(result, format_, best)
 
 
 def _show(result: WhatIf, format_: str, best: int | None) -> None:
@@ -200,12 +215,6 @@ def _show(result: WhatIf, format_: str, best: int | None) -> None:
             if lines:
                 terminal.print_sentences(lines)
         terminal.print_whatif(result, best)
-
-
-def _write(run: Run, output: Path, force: bool) -> None:
-    from fullwire.run.store import write
-
-    _tell(f"written: {write(run, output, replace=force)}")
 
 
 def _tell(line: str) -> None:

@@ -174,8 +174,20 @@ class Cluster:
                 f"inside: expected what joins the {self.devices_per_node} devices of a node"
             )
         self._check_nics()
-        self._check_network()
-        self._check_other_hosts()
+        network = self.network
+        if isinstance(network, Torus) and network.rows * network.columns != self.nodes:
+            raise UsageError(
+                f"network: {network.rows} rows x {network.columns} columns are "
+                f"{network.rows * network.columns} nodes, expected {self.nodes}"
+            )
+        seen: set[int] = set()
+        for other in self.other_hosts:
+            if not 0 <= other.node < self.nodes or other.node in seen:
+                raise UsageError(
+                    f"hosts.node: expected a node from 0 to {self.nodes - 1}, each once, "
+                    f"got {other.node}"
+                )
+            seen.add(other.node)
 
     def _check_nics(self) -> None:
         devices, nics = self.devices_per_node, self.nics_per_node
@@ -198,29 +210,14 @@ class Cluster:
                 "name each device's in nics.of_device"
             )
         given = self.nics.of_device
-        if given and (len(given) != devices or not all(0 <= each < nics for each in given)):
+        if given and (len(given) != devices or not all(0 <= nic < nics for nic in given)):
+            shortened = ", ".join(map(str, given[:8]))
+            if len(given) > 8:
+                shortened += f", ... ({len(given)} values)"
             raise UsageError(
                 f"nics.of_device: expected a NIC from 0 to {nics - 1} for each of {devices} "
-                f"devices, got {_shortened(given)}"
+                f"devices, got {shortened}"
             )
-
-    def _check_network(self) -> None:
-        network = self.network
-        if isinstance(network, Torus) and network.rows * network.columns != self.nodes:
-            raise UsageError(
-                f"network: {network.rows} rows x {network.columns} columns are "
-                f"{network.rows * network.columns} nodes, expected {self.nodes}"
-            )
-
-    def _check_other_hosts(self) -> None:
-        seen: set[int] = set()
-        for other in self.other_hosts:
-            if not 0 <= other.node < self.nodes or other.node in seen:
-                raise UsageError(
-                    f"hosts.node: expected a node from 0 to {self.nodes - 1}, each once, "
-                    f"got {other.node}"
-                )
-            seen.add(other.node)
 
     @property
     def devices(self) -> int:
@@ -317,7 +314,13 @@ class Cluster:
             of_node[other.node] = other.nic_rate_bps
         rate_bps = np.repeat(of_node, self.nics_per_node)
         if isinstance(self.network, Torus):
-            rate_bps = _cable_rates_bps(of_node, self.network)
+            # Towards each side of each node: a cable is as fast as its slower end.
+            here = of_node.reshape(self.network.rows, self.network.columns)
+            ends = [
+                np.roll(here, shift, axis) for shift, axis in ((-1, 1), (1, 1), (-1, 0), (1, 0))
+            ]
+            cables_bps = [np.minimum(here, there) for there in ends]
+            rate_bps = np.stack(cables_bps, axis=-1).reshape(-1)
         return rate_bps * self.nics.payload_share
 
     @cached_property
@@ -412,7 +415,7 @@ class LinkNames(Sequence[str]):
     def __getitem__(self, link: slice) -> Sequence[str]: ...
     def __getitem__(self, link: int | slice) -> str | Sequence[str]:
         if isinstance(link, slice):
-            return [self[each] for each in range(*link.indices(len(self)))]
+            return [self[place] for place in range(*link.indices(len(self)))]
         if not 0 <= link < len(self):
             raise IndexError(f"link: expected 0 to {len(self) - 1}, got {link}")
         cluster, blocks = self._cluster, self._cluster.link_blocks
@@ -453,7 +456,7 @@ def with_nodes(cluster: Cluster, nodes: int) -> Cluster:
             f"{cluster.network.columns}, expected {cluster.nodes}, "
             f"got {nodes}: change rows and columns in its description"
         )
-    others = tuple(each for each in cluster.other_hosts if each.node < nodes)
+    others = tuple(host for host in cluster.other_hosts if host.node < nodes)
     return replace(cluster, nodes=nodes, other_hosts=others)
 
 
@@ -511,13 +514,6 @@ def one_switch(
     )
 
 
-def _cable_rates_bps(of_node: Floats, torus: Torus) -> Floats:
-    """Return the rate towards each side of each node: a cable is as fast as its slower end."""
-    here = of_node.reshape(torus.rows, torus.columns)
-    ends = [np.roll(here, shift, axis) for shift, axis in ((-1, 1), (1, 1), (-1, 0), (1, 0))]
-    return np.stack([np.minimum(here, there) for there in ends], axis=-1).reshape(-1)
-
-
 def _check_link(where: str, rate_bps: float, latency_s: float, payload_share: float) -> None:
     _check_above_zero(f"{where}.rate", rate_bps, "a rate in bit/s")
     _check_latency(where, latency_s)
@@ -542,8 +538,3 @@ def _check_above_zero(what: str, value: float, expected: str) -> None:
 def _check_count(what: str, value: int) -> None:
     if value < 1:
         raise UsageError(f"{what}: expected at least 1, got {value}")
-
-
-def _shortened(values: Sequence[int]) -> str:
-    shown = ", ".join(map(str, values[:8]))
-    return f"{shown}, ... ({len(values)} values)" if len(values) > 8 else shown

@@ -47,7 +47,8 @@ def _switched_routes(cluster: Cluster, source: Ints, target: Ints) -> Routes:
     from_node, source_place = np.divmod(source, cluster.devices_per_node)
     to_node, target_place = np.divmod(target, cluster.devices_per_node)
     own_nic, in_nic = cluster.nic_of_device[source_place], cluster.nic_of_device[target_place]
-    out_nic = in_nic if _is_by_rail(cluster) else own_nic
+    is_by_rail = isinstance(cluster.network, LeafSpine) and cluster.network.by_rail
+    out_nic = in_nic if is_by_rail else own_nic
     leaves = from_node != to_node
     stays = ~leaves & (source != target)
     hands_over = leaves & (out_nic != own_nic)
@@ -67,7 +68,11 @@ def _switched_routes(cluster: Cluster, source: Ints, target: Ints) -> Routes:
     if inside is not None:
         over_lanes = leaves & (inside.kind == "pcie")
         at_relay = hands_over & (inside.kind == "switch")
-        relay = from_node * cluster.devices_per_node + _first_devices(cluster)[out_nic]
+        # Of each NIC of a node the first device that uses it; 0 where none does.
+        first_device = np.zeros(nics, np.int64)
+        used, places = np.unique(cluster.nic_of_device, return_index=True)
+        first_device[used] = places
+        relay = from_node * cluster.devices_per_node + first_device[out_nic]
         columns = [
             (stays | over_lanes | at_relay, blocks[0] + source),
             (at_relay, blocks[1] + relay),
@@ -76,18 +81,6 @@ def _switched_routes(cluster: Cluster, source: Ints, target: Ints) -> Routes:
         ]
         latency_s += (stays | hands_over) * inside.latency_s
     return _joined(columns, latency_s)
-
-
-def _is_by_rail(cluster: Cluster) -> bool:
-    return isinstance(cluster.network, LeafSpine) and cluster.network.by_rail
-
-
-def _first_devices(cluster: Cluster) -> Ints:
-    """Return, for each NIC of a node, the first device that uses it; 0 where none does."""
-    first = np.zeros(cluster.nics_per_node, np.int64)
-    used, places = np.unique(cluster.nic_of_device, return_index=True)
-    first[used] = places
-    return first
 
 
 def _through_spine(

@@ -54,7 +54,11 @@ def by_first_devices(between: States) -> States:
         passed = [for_all_devices(transfers, layout.per_node) for transfers in stages]
         if layout.per_node > 1:
             [within] = statement(op, "tree").states(op, Layout(nodes=layout.per_node)).parts
-            passed += [_in_every_node(transfers, layout) for transfers in within]
+            node = np.arange(layout.nodes)[:, None] * layout.per_node
+            passed += [
+                stage(node + transfers.source, node + transfers.target, reduces=transfers.reduces)
+                for transfers in within
+            ]
         whole = tuple(replace(transfers, block_count=1) for transfers in passed)
         return Stated(1, (whole,), switches=inner.switches * layout.per_node)
 
@@ -109,11 +113,6 @@ def _by_each(transfers: Stage, devices: int, share: int) -> Stage:
         shift=transfers.shift,
         window=transfers.window,
     )
-
-
-def _in_every_node(transfers: Stage, layout: Layout) -> Stage:
-    node = np.arange(layout.nodes)[:, None] * layout.per_node
-    return stage(node + transfers.source, node + transfers.target, reduces=transfers.reduces)
 
 
 def _places(layout: Layout, inner: Stated) -> NDArray[Any]:

@@ -157,23 +157,28 @@ def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> L
         startup_s=cluster.startup_s,
         nic_rate_bps=cluster.nics.rate_bps,
     )
-    if is_pipelined or not _go_side_by_side(plan.stages):
+    rounds = [[stage.rounds for stage in part] for part in plan.stages]
+    if is_pipelined or any(of_part != rounds[0] for of_part in rounds):  # not side by side
         return replace(
             known,
             rounds=(_at_full_utilization(where, links),),
-            hops=_longest(where),
+            hops=max(map(sum, rounds)),
             adds=_adds_at_once(where),
             is_near=is_pipelined,
         )
     steps = list(_steps(where))
-    is_exact = all(_is_alike(where, links, each) for each in steps) and all(
+    is_exact = all(_is_alike(where, links, step) for step in steps) and all(
         map(_follows_itself, plan.stages)
     )
     return replace(
         known,
-        rounds=tuple(_cost(where, links, each) for each in steps),
-        hops=sum(each.times for each in steps),
-        adds=tuple(_adds_in_turn(where)),
+        rounds=tuple(_cost(where, links, step) for step in steps),
+        hops=sum(step.times for step in steps),
+        adds=tuple(  # round after round; parts add side by side
+            (stage.rounds, stage.block_count / plan.message_blocks)
+            for stage in plan.stages[0]
+            if stage.reduces
+        ),
         is_exact=is_exact,
         is_near=is_exact or _stays_in_step(where, cluster, len(steps)),
     )
@@ -188,11 +193,6 @@ def _stays_in_step(where: Placed, cluster: Cluster, steps: int) -> bool:
     if plan.op in ("alltoall", "broadcast") or plan.algorithm == "parameter-server":
         return False
     return not cluster.other_hosts or steps == 1
-
-
-def _go_side_by_side(parts: tuple[Part, ...]) -> bool:
-    rounds = [[stage.rounds for stage in part] for part in parts]
-    return all(each == rounds[0] for each in rounds)
 
 
 def _follows_itself(part: Part) -> bool:
@@ -273,7 +273,21 @@ def _steps(where: Placed) -> Iterator[_Step]:
     """Go through a plan step by step, those in a row that are alike together."""
     parts, last = where.plan.stages, None
     for number in range(len(parts[0])):
-        step = _step(where, number)
+        stages = [part[number] for part in parts]
+        loads = tuple(
+            _Load(
+                connections[number].astype(np.int64),
+                np.full(len(stage), stage.block_count / where.plan.message_blocks),
+            )
+            for stage, connections in zip(stages, where.transfers, strict=True)
+        )
+        connection, which = np.unique(
+            np.concatenate([load.connection for load in loads]), return_inverse=True
+        )
+        share = np.bincount(which, np.concatenate([load.share for load in loads]))
+        together = _Load(connection, share.astype(np.float64))
+        are_apart = len(which) == len(connection)
+        step = _Step(stages[0].rounds, together, (together,) if are_apart else loads)
         if last is not None and step.continues(last):
             last = replace(last, times=last.times + step.times)
             continue
@@ -284,30 +298,24 @@ def _steps(where: Placed) -> Iterator[_Step]:
         yield last
 
 
-def _step(where: Placed, number: int) -> _Step:
-    stages = [part[number] for part in where.plan.stages]
-    loads = tuple(
-        _Load(
-            part[number].astype(np.int64),
-            np.full(len(stage), stage.block_count / where.plan.message_blocks),
-        )
-        for stage, part in zip(stages, where.transfers, strict=True)
-    )
-    connection, which = np.unique(
-        np.concatenate([each.connection for each in loads]), return_inverse=True
-    )
-    share = np.bincount(which, np.concatenate([each.share for each in loads])).astype(np.float64)
-    together = _Load(connection, share)
-    are_apart = len(which) == len(connection)
-    return _Step(stages[0].rounds, together, (together,) if are_apart else loads)
-
-
 def _cost(where: Placed, links: _Links, step: _Step) -> RoundsCost:
     latency_s = where.routes.latency_s[step.load.connection]
     kind, bound = links.busiest(_on_links(where, links, step.load))
     paces = [Pace((float(step.times),), *bound, float(latency_s.max()))]
     if step.times > 1:
-        paces.append(_around(where, links, step))
+        # The pace of a block on its way around: over every transfer's slowest link in turn.
+        slowest = np.concatenate([_slowest(where, links, load) for load in step.beside])
+        around_s = np.concatenate([where.routes.latency_s[load.connection] for load in step.beside])
+        kinds, of_kind = np.unique(slowest, axis=0, return_inverse=True)
+        weight = step.times * np.bincount(of_kind.reshape(-1)) / len(slowest)
+        paces.append(
+            Pace(
+                tuple(weight.tolist()),
+                tuple(kinds[:, 0].tolist()),
+                tuple(kinds[:, 1].tolist()),
+                step.times * float(around_s.mean()),
+            )
+        )
     return RoundsCost(tuple(paces), kind)
 
 
@@ -335,31 +343,15 @@ def _crossed(where: Placed, connection: Ints) -> tuple[Ints, Ints]:
     return where.routes.link[np.arange(len(which)) + (begin[connection] - first)[which]], which
 
 
-def _around(where: Placed, links: _Links, step: _Step) -> Pace:
-    """Return the pace of a block on its way around: over every transfer's slowest link in turn."""
-    slowest = np.concatenate([_slowest(where, links, each) for each in step.beside])
-    latency_s = np.concatenate([where.routes.latency_s[each.connection] for each in step.beside])
-    kinds, kind = np.unique(slowest, axis=0, return_inverse=True)
-    weight = step.times * np.bincount(kind.reshape(-1)) / len(slowest)
-    return Pace(
-        tuple(weight.tolist()),
-        tuple(kinds[:, 0].tolist()),
-        tuple(kinds[:, 1].tolist()),
-        step.times * float(latency_s.mean()),
-    )
-
-
 def _is_alike(where: Placed, links: _Links, step: _Step) -> bool:
     """Say whether all transfers carry as much, as fast, at the rate that the NICs have."""
     slowest = _slowest(where, links, step.load)
     slowest_s = np.maximum(slowest[:, 0], slowest[:, 1] / links.nic_rate_bps)
+    latency_s = where.routes.latency_s[step.load.connection]
     return step.beside[0] is step.load and all(
-        map(_are_equal, (step.load.share, slowest_s, where.routes.latency_s[step.load.connection]))
+        bool(np.ptp(values) <= 1e-12 * values.max())
+        for values in (step.load.share, slowest_s, latency_s)
     )
-
-
-def _are_equal(values: Floats) -> bool:
-    return bool(np.ptp(values) <= 1e-12 * values.max())
 
 
 def _at_full_utilization(where: Placed, links: _Links) -> RoundsCost:
@@ -374,17 +366,6 @@ def _at_full_utilization(where: Placed, links: _Links) -> RoundsCost:
     ]
     kind, bound = links.busiest(load)
     return RoundsCost((Pace((1.0,), *bound, max(in_a_row_s)),), kind)
-
-
-def _longest(where: Placed) -> int:
-    return max(sum(stage.rounds for stage in part) for part in where.plan.stages)
-
-
-def _adds_in_turn(where: Placed) -> Iterator[tuple[int, float]]:
-    """Go through what is added round after round; parts add side by side."""
-    for stage in where.plan.stages[0]:
-        if stage.reduces:
-            yield stage.rounds, stage.block_count / where.plan.message_blocks
 
 
 def _adds_at_once(where: Placed) -> tuple[tuple[int, float], ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fullwire.clusters.cluster import SPINE, Cluster, Floats, Ints, LeafSpine, Mask
+from fullwire.clusters.cluster import SPINE, Cluster, Floats, Ints, LeafSpine
 from fullwire.clusters.routes import Routes, routes
 from fullwire.collectives.plan import layout_of
 from fullwire.collectives.stages import Int32, Plan
@@ -57,13 +57,15 @@ def placed(plan: Plan, cluster: Cluster, order: ArrayLike | None = None) -> Plac
             f"{len(known):,} pairs, at most {MOST_CONNECTIONS:,} can be followed over their links"
         )
     source, target = np.divmod(known, plan.seats)
-    each = iter(np.split(numbers.astype(np.int32), np.cumsum([len(key) for key in keys])[:-1]))
+    connections = iter(
+        np.split(numbers.astype(np.int32), np.cumsum([len(key) for key in keys])[:-1])
+    )
     return Placed(
         plan=plan,
         source=source.astype(np.int32),
         target=target.astype(np.int32),
         routes=_routes(plan, cluster, devices, source, target),
-        transfers=tuple(tuple(next(each) for _ in part) for part in plan.stages),
+        transfers=tuple(tuple(next(connections) for _ in part) for part in plan.stages),
     )
 
 
@@ -98,23 +100,18 @@ def _routes(plan: Plan, cluster: Cluster, devices: Ints, source: Ints, target: I
         np.where((height == 0) | climbs, from_device, switches.beyond(to_device)),
         np.where((height == 0) | ~climbs, to_device, switches.beyond(from_device)),
     )
-    taken = _pieces(whole, cluster.link_kind[whole.link] == SPINE, height, climbs)
-    which = np.repeat(np.arange(len(whole)), np.diff(whole.begin))
+    # Of a route past a switch, the links that lead to it or from it: a half, spine or not.
+    length = np.diff(whole.begin)
+    which = np.repeat(np.arange(len(whole)), length)
+    is_first_half = 2 * (np.arange(len(which)) - whole.begin[which]) < length[which]
+    is_half = is_first_half == climbs[which]
+    is_spine = cluster.link_kind[whole.link] == SPINE
+    taken = (height[which] == 0) | (is_half & (is_spine == (height[which] == 2)))
     begin = np.zeros(len(whole) + 1, np.int64)
     np.cumsum(np.bincount(which[taken], minlength=len(whole)), out=begin[1:])
     spine_s = cluster.network.latency_s if isinstance(cluster.network, LeafSpine) else 0.0
     latency_s = np.choose(height, [whole.latency_s, cluster.nics.latency_s / 2, spine_s / 2])
     return Routes(begin=begin, link=whole.link[taken], latency_s=latency_s)
-
-
-def _pieces(whole: Routes, is_spine: Mask, height: Ints, climbs: Mask) -> Mask:
-    """Say which links of routes past a switch lead to it or from it: a half, spine or not."""
-    length = np.diff(whole.begin)
-    which = np.repeat(np.arange(len(whole)), length)
-    place = np.arange(len(which)) - whole.begin[which]
-    is_first_half = 2 * place < length[which]
-    is_half = is_first_half == climbs[which]
-    return np.asarray((height[which] == 0) | (is_half & (is_spine == (height[which] == 2))))
 
 
 class _Switches:

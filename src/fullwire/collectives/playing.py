@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fullwire.clusters.cluster import LINK_KINDS, MOST_DEVICES, Cluster, Floats, Ints
-from fullwire.collectives.alike import Alike, folded, unfolded
 from fullwire.collectives.closed_form import exact_s
 from fullwire.collectives.cost import AddTimes, bus_factor
 from fullwire.collectives.link_cost import cost_of
@@ -70,6 +69,94 @@ class TunedTime(CollectiveTime):
     tuning: Tuning
 
 
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Alike:
+    """Connections of which each stands for all that are alike, and the transfers that they make."""
+
+    seats: int
+    bytes_per_s: Floats
+    source: Int32
+    target: Int32
+    latency_s: Floats
+    stands_for: Ints
+    crossings_begin: Ints
+    link: Int32
+    weight: Int32
+    transfers: tuple[tuple[Int32, ...], ...]
+
+
+def unfolded(where: Placed, cluster: Cluster) -> Alike:
+    """Let every connection stand for itself."""
+    routes = where.routes
+    return Alike(
+        seats=where.plan.seats,
+        bytes_per_s=cluster.link_rate_bps / 8,
+        source=where.source,
+        target=where.target,
+        latency_s=routes.latency_s,
+        stands_for=np.ones(len(where), np.int64),
+        crossings_begin=routes.begin,
+        link=routes.link,
+        weight=np.ones_like(routes.link),
+        transfers=where.transfers,
+    )
+
+
+def folded(where: Placed, cluster: Cluster) -> Alike:
+    """Let one connection stand for all that are alike."""
+    from fullwire import _native  # loaded only where events are asked for
+
+    # A connection's role is its latency, and the sum of a random number for each stage that it
+    # transfers in: two roles with one sum are as likely as two random 64-bit numbers being equal.
+    routes = where.routes
+    draw = np.random.Generator(np.random.PCG64(8)).integers
+    sums = np.zeros(len(where), np.uint64)
+    for part in where.transfers:
+        for stage in part:
+            np.add.at(sums, stage, draw(0, 2**64, dtype=np.uint64))
+    _, latency = np.unique(routes.latency_s, return_inverse=True)
+    _, in_stages = np.unique(sums, return_inverse=True)
+    both = latency * (in_stages.max(initial=0) + 1) + in_stages
+    _, role = np.unique(both, return_inverse=True)
+    used, link = np.unique(routes.link, return_inverse=True)
+    rates_bps, rate = np.unique(cluster.link_rate_bps[used], return_inverse=True)
+    seat_class, class_of, link_class = _native.fold(
+        where.plan.seats,
+        where.source,
+        where.target,
+        routes.begin,
+        link.astype(np.int32),
+        role.astype(np.int32),
+        rate.astype(np.int32),
+    )
+    _, first = np.unique(class_of, return_index=True)
+    members = np.bincount(link_class)
+    # How many connections of a class meet on one link of another.
+    pairs = np.repeat(class_of.astype(np.int64), np.diff(routes.begin)) * len(members)
+    met, times = np.unique(pairs + link_class[link], return_counts=True)
+    classes, links = np.divmod(met, max(len(members), 1))
+    begin = np.zeros(len(first) + 1, np.int64)
+    np.cumsum(np.bincount(classes, minlength=len(first)), out=begin[1:])
+    link_rate_bps = np.empty(len(members))
+    link_rate_bps[link_class] = rates_bps[rate]
+    is_first = np.zeros(len(where), bool)
+    is_first[first] = True
+    return Alike(
+        seats=int(seat_class.max(initial=-1)) + 1,
+        bytes_per_s=link_rate_bps / 8,
+        source=seat_class[where.source[first]],
+        target=seat_class[where.target[first]],
+        latency_s=routes.latency_s[first],
+        stands_for=np.bincount(class_of),
+        crossings_begin=begin,
+        link=links.astype(np.int32),
+        weight=(times // members[links]).astype(np.int32),
+        transfers=tuple(
+            tuple(class_of[stage[is_first[stage]]] for stage in part) for part in where.transfers
+        ),
+    )
+
+
 def collective_time(
     op: str,
     algorithm: str,
@@ -114,7 +201,11 @@ def collective_time(
     if level == "closed" and around_a_switch and statement(op, algorithm).costs is not None:
         time_s = exact_s(op, algorithm, wires, size_bytes, adds, chunks=chunks, serial=serial)
         return _taking(known, time_s)
-    _refuse_beyond_links(cluster)
+    if cluster.devices > MOST_DEVICES:
+        raise UsageError(
+            f"{cluster.devices:,} workers are too many to play one by one, at most "
+            f"{MOST_DEVICES:,}: ask with --level closed"
+        )
     where = placed(plan_on(op, algorithm, cluster, workers, servers), cluster, order)
     if level == "closed":
         time_s = _closed_s(where, cluster, size_bytes, adds, chunks, serial)
@@ -122,8 +213,8 @@ def collective_time(
     alike = folded(where, cluster) if folds else unfolded(where, cluster)
     time_s, transfers, played = _play(alike, where, size_bytes, adds, chunks, serial, told)
     time_s += cluster.startup_s if transfers else 0.0
-    found = replace(_taking(known, time_s), transfers=transfers, played=played)
-    return _with_busiest(found, where, cluster)
+    timed = replace(_taking(known, time_s), transfers=transfers, played=played)
+    return _with_busiest(timed, where, cluster)
 
 
 def _taking(known: CollectiveTime, time_s: float) -> CollectiveTime:
@@ -133,31 +224,23 @@ def _taking(known: CollectiveTime, time_s: float) -> CollectiveTime:
     return replace(known, time_s=time_s, bus_bandwidth_bps=bus_bps)
 
 
-def _refuse_beyond_links(cluster: Cluster) -> None:
-    if cluster.devices > MOST_DEVICES:
-        raise UsageError(
-            f"{cluster.devices:,} workers are too many to play one by one, at most "
-            f"{MOST_DEVICES:,}: ask with --level closed"
-        )
-
-
 def quickest_time(
     names: Sequence[str], timed: Callable[[str], CollectiveTime], tuning: Tuning
 ) -> TunedTime:
     """Time a collective by each of these algorithms, and take the quickest."""
-    found: list[CollectiveTime] = []
+    times: list[CollectiveTime] = []
     left_out: dict[str, str] = {}
-    for each in names:
+    for name in names:
         try:
-            found.append(timed(each))
+            times.append(timed(name))
         except UsageError as error:
-            left_out[each] = str(error)
-    if not found:
+            left_out[name] = str(error)
+    if not times:
         raise UsageError(f"no algorithm could be timed: {next(iter(left_out.values()))}")
-    best = min(found, key=lambda each: each.time_s)  # of equals the first
+    best = min(times, key=lambda known: known.time_s)  # of equals the first
     return TunedTime(
-        **{each.name: getattr(best, each.name) for each in fields(best)},
-        times_s={each.algorithm: each.time_s for each in found},
+        **{column.name: getattr(best, column.name) for column in fields(best)},
+        times_s={known.algorithm: known.time_s for known in times},
         left_out=left_out,
         tuning=tuning,
     )
@@ -170,7 +253,7 @@ def played_times_s(
     alike = folded(where, cluster)
     if _counted(alike, where)[1] > most_played:
         return None
-    played = [_play(alike, where, each, AddTimes(), 1, False, None) for each in sizes_bytes]
+    played = [_play(alike, where, size, AddTimes(), 1, False, None) for size in sizes_bytes]
     return np.array([time_s for time_s, _, _ in played])
 
 
@@ -219,7 +302,15 @@ def _play(
 
     plan = where.plan
     _, played = _counted(alike, where)
-    _refuse_endless(plan.op, alike, played, chunks, serial)
+    kept = sum(len(stage) for part in alike.transfers for stage in part)
+    kept += alike.seats * len(alike.transfers)
+    at_once = kept * (1 if serial else chunks)
+    if played * chunks > MOST_PLAYED or at_once > MOST_AT_ONCE:
+        raise UsageError(
+            f"{plan.op}: {played * chunks:,} transfers that are not alike are too many to play one "
+            f"by one (at most {MOST_PLAYED:,}, and {MOST_AT_ONCE:,} places of chunks at once, here "
+            f"{at_once:,}): ask with fewer chunks, another algorithm, or --level closed"
+        )
     whole = chunks * plan.transfer_count()
     block_bytes = size_bytes / chunks / plan.message_blocks
     time_s, transfers = _native.play(
@@ -262,18 +353,6 @@ def _counted(alike: Alike, where: Placed) -> tuple[int, int]:
         for stage, transfers in zip(stages, kept, strict=True)
     ]
     return sum(rows for rows, _ in pairs), sum(rows * rounds for rows, rounds in pairs)
-
-
-def _refuse_endless(op: str, alike: Alike, played: int, chunks: int, serial: bool) -> None:
-    kept = sum(len(stage) for part in alike.transfers for stage in part)
-    kept += alike.seats * len(alike.transfers)
-    at_once = kept * (1 if serial else chunks)
-    if played * chunks > MOST_PLAYED or at_once > MOST_AT_ONCE:
-        raise UsageError(
-            f"{op}: {played * chunks:,} transfers that are not alike are too many to play one by "
-            f"one (at most {MOST_PLAYED:,}, and {MOST_AT_ONCE:,} places of chunks at once, here "
-            f"{at_once:,}): ask with fewer chunks, another algorithm, or --level closed"
-        )
 
 
 def check_conditions(chunks: int, chunk_order: str, level: str) -> None:

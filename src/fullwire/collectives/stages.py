@@ -171,19 +171,15 @@ def execute(stated: Plan, vectors: NDArray[Any]) -> NDArray[Any]:
     """Carry a plan out on one vector per rank and return what each rank holds at the end."""
     held = np.zeros((stated.seats, vectors.shape[1]), vectors.dtype)
     held[: stated.workers] = vectors
-    spans = _spans(stated, vectors.shape[1])
+    # Where in a vector each block of the plan lies.
+    edges = np.arange(stated.blocks + 1) * vectors.shape[1] // stated.blocks
+    places = range(stated.blocks) if stated.places is None else stated.places
+    spans = [slice(edges[place], edges[place + 1]) for place in places]
     for part in stated.stages:
         for stage in part:
             for number in range(stage.rounds):
                 _execute_round(stage, stage.first_blocks(number), spans, held)
     return held[: stated.workers]
-
-
-def _spans(stated: Plan, size: int) -> list[slice]:
-    """Return where in a vector each block of the plan lies."""
-    edges = np.arange(stated.blocks + 1) * size // stated.blocks
-    places = range(stated.blocks) if stated.places is None else stated.places
-    return [slice(edges[place], edges[place + 1]) for place in places]
 
 
 def _execute_round(
@@ -206,9 +202,19 @@ def _spelt_out(part: Part) -> Transfers:
     pieces: list[tuple[Int32, ...]] = []
     for stage in part:
         for number in range(stage.rounds):
-            pieces.append(_columns(stage, first_round + number, number))
+            size = len(stage)
+            pieces.append(
+                (
+                    np.full(size, first_round + number, np.int32),
+                    stage.source,
+                    stage.target,
+                    stage.first_blocks(number),
+                    np.full(size, stage.block_count, np.int32),
+                    np.full(size, stage.reduces, np.int32),
+                )
+            )
         first_round += stage.rounds
-    columns = [np.concatenate(each) for each in zip(*pieces, strict=True)]
+    columns = [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
     return Transfers(
         round=columns[0],
         source=columns[1],
@@ -216,16 +222,4 @@ def _spelt_out(part: Part) -> Transfers:
         first_block=columns[3],
         block_count=columns[4],
         reduces=columns[5].astype(bool),
-    )
-
-
-def _columns(stage: Stage, round_number: int, number: int) -> tuple[Int32, ...]:
-    size = len(stage)
-    return (
-        np.full(size, round_number, np.int32),
-        stage.source,
-        stage.target,
-        stage.first_blocks(number),
-        np.full(size, stage.block_count, np.int32),
-        np.full(size, stage.reduces, np.int32),
     )

@@ -10,8 +10,8 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.memory import memory_finding
 from fullwire.findings.others import about_others
 from fullwire.run.run import Run
+from fullwire.simulation.grid import Grid, Subject, tried
 from fullwire.simulation.on_links import OnLinks
-from fullwire.simulation.sweep import Grid, Subject, tried
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import mean_step_s
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world

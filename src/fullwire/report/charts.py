@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import altair as alt
 
     from fullwire.answers.whatif import WhatIf
-    from fullwire.simulation.sweep import Predictions
+    from fullwire.simulation.grid import Predictions
 
 ENDINGS = (".png", ".svg", ".html")
 CURVE_POINTS = 120  # between the first and the last value of the horizontal axis

@@ -151,16 +151,11 @@ def bucket_policy(text: str) -> BucketPolicy:
         cap = size_bytes(size, "bucket size")
         return DdpBuckets(cap_bytes=cap, first_cap_bytes=cap)
     if kind in ("", "horovod") and time:
-        cap, limit_ns = size_bytes(size, "bucket size"), _limit_ns(time)
+        cap, limit_ns = size_bytes(size, "bucket size"), round(seconds(time, "bucket time") * 1e9)
+        if limit_ns < 1:
+            raise UsageError(f"bucket time: expected at least 1ns, got {time!r}")
         return WaitOrSize(cap, limit_ns) if kind == "" else HorovodTicks(cap, limit_ns)
     raise UsageError(f"buckets: expected {_EXPECTED}, got {text!r}")
-
-
-def _limit_ns(text: str) -> int:
-    limit_ns = round(seconds(text, "bucket time") * 1e9)
-    if limit_ns < 1:
-        raise UsageError(f"bucket time: expected at least 1ns, got {text!r}")
-    return limit_ns
 
 
 def _closed_after(

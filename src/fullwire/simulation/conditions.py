@@ -3,7 +3,7 @@
 The terminal, charts, sentences and the command line read this table, in the order in which people
 state conditions. A `Change` makes another step of the recorded one. It brings its option, its
 column and its effect, so that a new one needs no other code. The other conditions are axes of the
-engine (`sweep.py`).
+engine (`grid.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fullwire.units import ratio, show_rate, show_time
 
 if TYPE_CHECKING:
-    from fullwire.simulation.sweep import Predictions, Subject
+    from fullwire.simulation.grid import Predictions, Subject
 
 Changes: TypeAlias = Mapping[str, tuple[Any, ...]]  # by axis, the values that were asked for
 
@@ -173,26 +173,25 @@ _TABLE = (
         apply=_at_speed,
     ),
 )
-CONDITIONS: Mapping[str, Condition] = {each.axis: each for each in _TABLE}
-CHANGES: Mapping[str, Change] = {each.option: each for each in _TABLE if isinstance(each, Change)}
+CONDITIONS: Mapping[str, Condition] = {condition.axis: condition for condition in _TABLE}
+CHANGES: Mapping[str, Change] = {
+    change.option: change for change in _TABLE if isinstance(change, Change)
+}
 
 
 def changed(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:
     """Return each subject once for every combination of changes; the last changes fastest."""
-    found = []
-    for subject in subjects:
-        for values in itertools.product(*changes.values()):
-            found.append(_changed(subject, dict(zip(changes, values, strict=True))))
-    return found
-
-
-def _changed(subject: Subject, values: Mapping[str, Any]) -> Subject:
-    """Apply changes; the measured length belongs to the recorded step and goes."""
-    for change in CHANGES.values():
-        if change.axis in values:
-            subject = change.apply(subject, values[change.axis])
-            subject = replace(subject, step=replace(subject.step, measured_ns=None), recorded=None)
-    return subject
+    changed_subjects = []
+    for subject, values in itertools.product(subjects, itertools.product(*changes.values())):
+        wanted = dict(zip(changes, values, strict=True))
+        for change in CHANGES.values():
+            if change.axis in wanted:
+                subject = change.apply(subject, wanted[change.axis])
+                # The measured length belongs to the recorded step and goes.
+                step = replace(subject.step, measured_ns=None)
+                subject = replace(subject, step=step, recorded=None)
+        changed_subjects.append(subject)
+    return changed_subjects
 
 
 def with_names(subjects: Sequence[Subject], changes: Changes) -> list[Subject]:

@@ -21,9 +21,10 @@ from fullwire.simulation.calibrate import (
     filling,
     unhindered,
 )
+from fullwire.simulation.grid import Grid, Residue, Subject
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.subject import as_recorded, plain_subject
-from fullwire.simulation.sweep import Grid, Residue, Subject, sweep, with_residue
+from fullwire.simulation.sweep import sweep, with_residue
 from fullwire.simulation.transport import FullTransport, full_transport
 from fullwire.simulation.typical import Step
 

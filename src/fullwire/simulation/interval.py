@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.simulation.calibrate import Calibration, in_another_run, in_another_step
-from fullwire.simulation.sweep import Grid, Predictions, Subject, shaped, sweep, with_residue
+from fullwire.simulation.grid import Grid, Predictions, Subject, shaped
+from fullwire.simulation.sweep import sweep, with_residue
 from fullwire.simulation.transport import MeasuredTransport
 
 _WIDTH = 2.0  # standard deviations
@@ -38,7 +38,10 @@ def interval_s(
     crew: Crew = ALONE,
 ) -> tuple[Floats, Floats]:
     """Return the least and the largest step time to be expected, for every row."""
-    is_known = _has_evidence(subjects, grid)
+    repeated = np.array([subject.step.count >= _ENOUGH_STEPS for subject in subjects])
+    measured = np.array([isinstance(way, MeasuredTransport) for way in grid.transports])
+    has_evidence = repeated[:, None] | measured[None, :]
+    is_known = has_evidence.reshape(shaped(run=len(subjects), transport=len(grid.transports)))
     if not is_known.any():
         nothing = np.broadcast_to(np.nan, len(predictions))
         return nothing, nothing
@@ -70,13 +73,6 @@ def _alone_s(subjects: Sequence[Subject], calibration: Calibration | None) -> Fl
     return np.array(own_s).reshape(shaped(run=len(subjects)))
 
 
-def _has_evidence(subjects: Sequence[Subject], grid: Grid) -> NDArray[np.bool_]:
-    repeated = np.array([each.step.count >= _ENOUGH_STEPS for each in subjects])
-    measured = np.array([isinstance(each, MeasuredTransport) for each in grid.transports])
-    both: NDArray[np.bool_] = repeated[:, None] | measured[None, :]
-    return both.reshape(shaped(run=len(subjects), transport=len(grid.transports)))
-
-
 def _shares_of_median(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:
     """Return how far below and above the measured step its median may be, as shares of it."""
     shares = []
@@ -94,19 +90,17 @@ def _of_the_median(
     subjects: Sequence[Subject], grid: Grid, step_s: Floats, calibration: Calibration, crew: Crew
 ) -> tuple[Floats, Floats]:
     """Return how much shorter and longer the step is, were the measured one at its bounds."""
-    at_bounds_s = [
-        _with(transport, [_at_bound(each, which) for each in subjects], grid, crew)
-        for which, transport in enumerate(calibration.between)
-    ]
+    at_bounds_s = []
+    for which, transport in enumerate(calibration.between):
+        those = []
+        for subject in subjects:
+            step = subject.step
+            if step.measured_between_ns is not None and step.measured_ns is not None:
+                step = replace(step, measured_ns=step.measured_between_ns[which])
+            those.append(replace(subject, step=step))
+        at_bounds_s.append(_with(transport, those, grid, crew))
     low_s, high_s = np.minimum(*at_bounds_s), np.maximum(*at_bounds_s)
     return np.maximum(step_s - low_s, 0.0), np.maximum(high_s - step_s, 0.0)
-
-
-def _at_bound(subject: Subject, which: int) -> Subject:
-    bounds_ns = subject.step.measured_between_ns
-    if bounds_ns is None or subject.step.measured_ns is None:  # nobody measured this step
-        return subject
-    return replace(subject, step=replace(subject.step, measured_ns=bounds_ns[which]))
 
 
 def _of_the_transport(

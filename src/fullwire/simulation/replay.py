@@ -6,13 +6,14 @@ import numpy as np
 
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives, Gradients, Lane, Provenance, Run, Spans
+from fullwire.simulation.grid import Grid, Subject
+from fullwire.simulation.messages import Messages, messages_of
 from fullwire.simulation.scenario import Scenario
 from fullwire.simulation.schedule import (
     Timeline,
     fifo_timeline,
     priority_timeline,
 )
-from fullwire.simulation.sweep import Grid, Messages, Subject, messages_of
 from fullwire.simulation.typical import Step
 
 _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook")
@@ -23,18 +24,47 @@ def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:
 
     All ranks do the same, so the first stands for them all; times are rounded to nanoseconds.
     """
-    grid = _grid_of(scenario)
+    grid = Grid(
+        workers=(scenario.workers,),
+        bandwidth_bps=(scenario.rate_bps,),
+        compressors=(scenario.compressor,),
+        transports=(scenario.transport,),
+        buckets=(scenario.buckets,),
+        algorithms=(scenario.algorithm,),
+        latency_s=(scenario.latency_s,),
+        jitters=(scenario.jitter,),
+        lane=scenario.lane,
+        cluster=scenario.cluster,
+        is_scattered=scenario.is_scattered,
+    )
     messages = messages_of(subject, scenario.buckets, scenario.algorithm, scenario.latency_s, grid)
     timeline, overhead_s = _played(messages, scenario)
     is_alone = scenario.workers == 1
     step = subject.step
+    first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
     return Run(
         provenance=Provenance(
             origin="simulated", source=run.provenance.source, basis=run.provenance.basis
         ),
-        facts=_facts(run, scenario),
+        facts=run.facts.only(_KEPT_FACTS)
+        | Facts(
+            workers=scenario.workers,
+            line_rate_bps=scenario.rate_bps,
+            latency_s=scenario.latency_s,
+            transport=str(scenario.transport),
+            buckets=str(scenario.buckets),
+            algorithm=scenario.algorithm,
+            compression=str(scenario.compressor),
+            lane=scenario.lane,
+        ),
         spans=_spans(step, step.step_ns + _whole_ns(overhead_s), None if is_alone else timeline),
-        gradients=_gradients(step),
+        gradients=Gradients(
+            rank=first,
+            step=first,
+            order=np.arange(len(step.bytes)),
+            bytes=step.bytes,
+            ready_ns=step.forward_ns + step.ready_ns,
+        ),
         collectives=Collectives.empty() if is_alone else _collectives(step, messages, timeline),
     )
 
@@ -53,35 +83,6 @@ def _played(messages: Messages, scenario: Scenario) -> tuple[Timeline, float]:
         exposed, slice(None), scenario.transport, 1, 1, scenario.jitter
     )
     return timeline, float(overhead_s[0, 0, 0])
-
-
-def _grid_of(scenario: Scenario) -> Grid:
-    return Grid(
-        workers=(scenario.workers,),
-        bandwidth_bps=(scenario.rate_bps,),
-        compressors=(scenario.compressor,),
-        transports=(scenario.transport,),
-        buckets=(scenario.buckets,),
-        algorithms=(scenario.algorithm,),
-        latency_s=(scenario.latency_s,),
-        jitters=(scenario.jitter,),
-        lane=scenario.lane,
-        cluster=scenario.cluster,
-        is_scattered=scenario.is_scattered,
-    )
-
-
-def _facts(run: Run, scenario: Scenario) -> Facts:
-    return run.facts.only(_KEPT_FACTS) | Facts(
-        workers=scenario.workers,
-        line_rate_bps=scenario.rate_bps,
-        latency_s=scenario.latency_s,
-        transport=str(scenario.transport),
-        buckets=str(scenario.buckets),
-        algorithm=scenario.algorithm,
-        compression=str(scenario.compressor),
-        lane=scenario.lane,
-    )
 
 
 def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:
@@ -115,17 +116,6 @@ def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
     if timeline is None:
         return [], []
     return [float(each) for each in timeline.start_s], [float(each) for each in timeline.end_s]
-
-
-def _gradients(step: Step) -> Gradients:
-    none = np.zeros(len(step.bytes), np.int64)
-    return Gradients(
-        rank=none,
-        step=none,
-        order=np.arange(len(step.bytes)),
-        bytes=step.bytes,
-        ready_ns=step.forward_ns + step.ready_ns,
-    )
 
 
 def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collectives:

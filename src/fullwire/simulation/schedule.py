@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fullwire.collectives.cost import Floats
 from fullwire.simulation.buckets import BucketPolicy, Buckets
@@ -39,25 +38,20 @@ def grouped(step: Step, policy: BucketPolicy) -> Buckets:
 
     Those that are summed by hand are sent as they were.
     """
-    if step.others.are_gradients:
-        return _by_hand(step)
+    if step.others.are_gradients:  # which share the gradients in their order
+        count = len(step.others.bytes)
+        ends = np.arange(1, count + 1) * len(step.bytes) // count
+        issue_ns = np.minimum(step.others.issue_ns, step.backward_ns).astype(np.int64)
+        return Buckets(
+            np.diff(ends, prepend=0),
+            np.array(step.others.bytes, np.int64),
+            np.maximum.accumulate(issue_ns),
+        )
     buckets = policy.group(step.ready_ns, step.bytes)
     if step.sent_share == 1:
         return buckets
     sent_bytes = np.ceil(buckets.bytes * step.sent_share).astype(np.int64)
     return replace(buckets, bytes=sent_bytes)
-
-
-def _by_hand(step: Step) -> Buckets:
-    """Return messages as the script sends them, which share the gradients in their order."""
-    count = len(step.others.bytes)
-    ends = np.arange(1, count + 1) * len(step.bytes) // count
-    issue_ns = np.minimum(step.others.issue_ns, step.backward_ns).astype(np.int64)
-    return Buckets(
-        np.diff(ends, prepend=0),
-        np.array(step.others.bytes, np.int64),
-        np.maximum.accumulate(issue_ns),
-    )
 
 
 def fifo_end_and_busy_s(
@@ -99,7 +93,7 @@ def priority_timeline(ready_s: Sequence[float], cost_s: Sequence[Floats]) -> Tim
         next_ready_s = np.where(waits, ready_column, np.inf).min(axis=0)
         now_s = np.maximum(lane_free_s, next_ready_s)
         can_leave = waits & (ready_column <= now_s)
-        chosen = _last_true(can_leave)
+        chosen = (len(can_leave) - 1 - np.argmax(can_leave[::-1], axis=0))[None]  # the last made
         np.put_along_axis(start, chosen, now_s[None], axis=0)
         np.put_along_axis(waits, chosen, np.False_, axis=0)
         lane_free_s = now_s + np.take_along_axis(cost, chosen, axis=0)[0]
@@ -122,9 +116,3 @@ def priority_overhead_s(step: Step, buckets: Buckets, timeline: Timeline) -> Flo
     for part_s, end_s in zip(share[::-1] * rest_s, timeline.end_s[::-1], strict=True):
         now_s = np.maximum(now_s, end_s) + part_s
     return np.maximum(now_s - (backward_s + rest_s), 0.0)
-
-
-def _last_true(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Return, for each point, the last row that is true, shaped for take_along_axis."""
-    last: NDArray[np.intp] = len(mask) - 1 - np.argmax(mask[::-1], axis=0)
-    return last[None]

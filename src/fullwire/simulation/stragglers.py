@@ -72,16 +72,16 @@ class Spread:
 
     def late_s(self, step: Step, workers: Sequence[int], steps: int) -> Floats:
         """Return what a step waits, by workers."""
-        return step.step_ns * 1e-9 * self._lateness(tuple(workers), steps)
-
-    def _lateness(self, workers: tuple[int, ...], steps: int) -> Floats:
         if self.deviation == 0:
-            return np.zeros(len(workers))
-        if steps > 1:
-            return _of_sums(*_lattice(self.shape, self.deviation, _cells(steps)), steps, workers)
-        if self.shape == "exponential":
-            return self.deviation * np.array([_harmonic(each) - 1 for each in workers])
-        return _of_lognormal(self.deviation, workers)
+            lateness = np.zeros(len(workers))
+        elif steps > 1:
+            lattice = _lattice(self.shape, self.deviation, _cells(steps))
+            lateness = _of_sums(*lattice, steps, tuple(workers))
+        elif self.shape == "exponential":
+            lateness = self.deviation * np.array([_harmonic(count) - 1 for count in workers])
+        else:
+            lateness = _of_lognormal(self.deviation, tuple(workers))
+        return step.step_ns * 1e-9 * lateness
 
     def __str__(self) -> str:
         return f"{self.shape}:{100 * self.deviation:.12g}%"
@@ -139,11 +139,11 @@ def _of_lognormal(deviation: float, workers: tuple[int, ...]) -> Floats:
     size = np.exp(sigma * normal - sigma**2 / 2) - 1
     counts = np.array(workers, np.float64)
     step = normal[1] - normal[0]
-    found = [
+    largest = [
         step * float(np.sum(size * count * density * np.exp((count - 1) * log_below)))
         for count in counts
     ]
-    return _of_many(np.array(found), workers)
+    return _of_many(np.array(largest), workers)
 
 
 @cache
@@ -159,7 +159,7 @@ def _normal() -> tuple[Floats, Floats, Floats]:
 def _harmonic(count: int) -> float:
     if count > 1000:
         return math.log(count) + 0.5772156649015329 + 1 / (2 * count) - 1 / (12 * count**2)
-    return math.fsum(1 / each for each in range(1, count + 1))
+    return math.fsum(1 / number for number in range(1, count + 1))
 
 
 def _cells(steps: int) -> int:

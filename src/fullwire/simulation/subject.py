@@ -10,7 +10,7 @@ from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import line_rate_bps
-from fullwire.simulation.sweep import Grid, Subject
+from fullwire.simulation.grid import Grid, Subject
 from fullwire.simulation.typical import typical_step
 
 _RESTS_ON = ("spans", "collectives", "gradients")  # tables

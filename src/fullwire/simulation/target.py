@@ -7,7 +7,7 @@ halving an interval; what is returned reaches the target when it is asked again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,15 +17,9 @@ from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
 from fullwire.simulation.buckets import BucketPolicy
+from fullwire.simulation.grid import Grid, Subject, synchronising
+from fullwire.simulation.messages import Messages, messages_of, scaling_factor
 from fullwire.simulation.stragglers import Jitter
-from fullwire.simulation.sweep import (
-    Grid,
-    Messages,
-    Subject,
-    messages_of,
-    scaling_factor,
-    synchronising,
-)
 from fullwire.simulation.transport import Transport
 
 LEAST_BPS, MOST_BPS = 1.0, 1e18
@@ -80,9 +74,9 @@ def targets(subjects: Sequence[Subject], grid: Grid, wanted: float, crew: Crew =
     )
     bandwidths: list[Reached] = []
     ratios: list[Reached] = []
-    for found in crew.each(partial(_reached, subjects, grid, wanted), scenes):
-        bandwidths += found[0]
-        ratios += found[1]
+    for those in crew.each(partial(_reached, subjects, grid, wanted), scenes):
+        bandwidths += those[0]
+        ratios += those[1]
     return Targets(
         scaling_factor=wanted, least_bandwidth=tuple(bandwidths), least_compression=tuple(ratios)
     )
@@ -101,20 +95,13 @@ def _reached(
     names = (subject.name, str(policy), algorithm, latency_s)
     bandwidths: list[Reached] = []
     ratios: list[Reached] = []
-    for search in _searches(messages, grid, wanted, names):
+    for transport, (_, (accumulate, local_steps, scatter)) in itertools.product(
+        grid.transports, synchronising(grid)
+    ):
+        search = _Search(messages, grid, transport, accumulate, local_steps, scatter, wanted, names)
         bandwidths += search.bandwidths()
         ratios += search.ratios()
     return bandwidths, ratios
-
-
-def _searches(
-    messages: Messages, grid: Grid, wanted: float, names: tuple[str, str, str, float]
-) -> Iterator[_Search]:
-    for transport in grid.transports:
-        for _, (accumulate, local_steps, scatter) in synchronising(grid):
-            yield _Search(
-                messages, grid, transport, accumulate, local_steps, scatter, wanted, names
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,10 +80,6 @@ class Others:
         )
 
 
-def _nothing() -> Floats:
-    return np.zeros(0)
-
-
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Step:
     """A worker's step as it would be if it had nobody to wait for."""
@@ -104,7 +100,9 @@ class Step:
     measured_between_ns: tuple[int, int] | None = None  # as sure as so many steps are of it
     count: int = 1  # of the steps that it stands for
     deviation: float = 0.0  # of them from it, as a share of it
-    spread: Floats = field(default_factory=_nothing)  # what each rank took in each step, alone
+    spread: Floats = field(
+        default_factory=lambda: np.zeros(0)
+    )  # what each rank took in each step, alone
 
     def with_joined(self, places: Sequence[int]) -> Step:
         """Return the step with some of its collectives joined, and not called for one by one."""
@@ -131,11 +129,14 @@ def typical_step(run: Run) -> Step:
     forward_ns = _median(begin_ns - origin_ns)
     backward_ns = _median(table.computed_ns.max(axis=0) - begin_ns)
     alone_ns = table.computed_ns - table.start_ns + tail_ns - others.exposed_ns - sent.amidst_ns
-    step_ns = _median(_lower_medians(alone_ns))
+    # Of the ranks in each step the lower median: another one may be late in each.
+    step_ns = _median(np.sort(alone_ns, axis=0)[(len(alone_ns) - 1) // 2])
     tail_alone_ns = _median(tail_ns.mean(axis=0)) - others.exposed_ns - sent.amidst_ns
     together_ns = forward_ns + backward_ns + tail_alone_ns
     measured_ns = (table.end_ns - table.start_ns).mean(axis=0)
     usual_ns = median_of(measured_ns.tolist())
+    middle_ns = np.median(measured_ns)
+    deviation = 1.4826 * np.median(np.abs(measured_ns - middle_ns)) / max(middle_ns, 1.0)
     step = Step(
         step_ns=step_ns,
         forward_ns=forward_ns,
@@ -152,7 +153,7 @@ def typical_step(run: Run) -> Step:
         measured_ns=round(usual_ns.value),
         measured_between_ns=(round(usual_ns.low), round(usual_ns.high)),
         count=len(table.numbers),
-        deviation=_deviation(measured_ns),
+        deviation=float(deviation),  # a standard deviation
         spread=alone_ns.reshape(-1).astype(np.float64),
     )
     return _on_processors_of_its_own(step, ranks_per_processor(run))
@@ -191,7 +192,10 @@ class _Steps:
 
 def _table_of_steps(run: Run) -> _Steps:
     marks = _spans_named(run, "host", "step")
-    backwards = _backwards(run)
+    # A backward pass is one span, or a mark over its kernels.
+    is_mark = (run.spans.lane == "host") & (run.spans.name == "backward")
+    has_marks = is_mark.any()
+    backwards = run.spans.rows(is_mark) if has_marks else _spans_named(run, "compute", "backward")
     gradients = run.gradients
     ranks, numbers = _shared_steps(run, marks, backwards)
     _check_possible(run, ranks, numbers)
@@ -216,7 +220,8 @@ def _table_of_steps(run: Run) -> _Steps:
 def _shared_steps(run: Run, marks: Spans, backwards: Spans) -> tuple[Whole, Whole]:
     """Find the steps that every rank has whole: marked, one backward pass, the usual gradients."""
     counts = [_counted(table) for table in (marks, backwards, run.gradients)]
-    usual = _most_common(counts[2].values())
+    sizes, times = np.unique(np.fromiter(counts[2].values(), np.int64), return_counts=True)
+    usual = int(sizes[np.argmax(times)]) if len(sizes) else 0
     whole = [
         key
         for key, count in counts[0].items()
@@ -250,11 +255,6 @@ def _counted(table: Spans | Gradients) -> dict[tuple[int, int], int]:
     ):
         counts[rank, step] = counts.get((rank, step), 0) + count
     return dict(sorted(counts.items()))
-
-
-def _most_common(counts: Any) -> int:
-    found, times = np.unique(np.fromiter(counts, np.int64), return_counts=True)
-    return int(found[np.argmax(times)]) if len(found) else 0
 
 
 def _is_in(table: Spans | Gradients, ranks: Whole, numbers: Whole) -> NDArray[np.bool_]:
@@ -343,24 +343,25 @@ def _by_hook(run: Run, sent: _Sent, buckets: Collectives, table: _Steps) -> _Sen
     rank = table.ranks[0]
     work = run.spans.rows((run.spans.name == "codec") & (run.spans.rank == rank))
     mine = buckets.rows(buckets.rank == rank)
-    packing_ns = [
-        _packing_ns(work.rows(work.step == number), mine.rows(mine.step == number), computed_ns)
-        for number, computed_ns in zip(
-            _in_the_middle(table.numbers), _in_the_middle(table.computed_ns[0]), strict=True
+    packing_ns = []
+    for number, computed_ns in zip(
+        _in_the_middle(table.numbers), _in_the_middle(table.computed_ns[0]), strict=True
+    ):
+        packed, sent_then = work.rows(work.step == number), mine.rows(mine.step == number)
+        start_ns, end_ns = packed.start_ns, packed.end_ns
+        sending = (sent_then.issue_ns, sent_then.end_ns)
+        # In the backward pass, and after it beside no bucket.
+        amidst_end_ns = np.where(packed.lane == "host", np.minimum(end_ns, computed_ns), start_ns)
+        late = np.maximum(start_ns, computed_ns), np.maximum(end_ns, computed_ns)
+        packing_ns.append(
+            (
+                _covered_ns(np.minimum(start_ns, amidst_end_ns), amidst_end_ns),
+                _covered_ns(*_both(late, sending)) - _covered_ns(*sending),
+            )
         )
-    ]
     amidst_ns, late_ns = _medians(np.array(packing_ns)).tolist()
     share = min(float(buckets.bytes.sum()) / whole, 1.0)
     return replace(sent, share=share, amidst_ns=amidst_ns, packed_late_ns=late_ns)
-
-
-def _packing_ns(work: Spans, buckets: Collectives, computed_ns: int) -> tuple[int, int]:
-    """Return how long a hook packed in the backward pass, and after it beside no bucket."""
-    start_ns, end_ns, sending = work.start_ns, work.end_ns, (buckets.issue_ns, buckets.end_ns)
-    end_amidst_ns = np.where(work.lane == "host", np.minimum(end_ns, computed_ns), start_ns)
-    amidst = np.minimum(start_ns, end_amidst_ns), end_amidst_ns
-    late = np.maximum(start_ns, computed_ns), np.maximum(end_ns, computed_ns)
-    return _covered_ns(*amidst), _covered_ns(*_both(late, sending)) - _covered_ns(*sending)
 
 
 def _in_the_middle(of_steps: Whole) -> list[int]:
@@ -400,7 +401,10 @@ def _others(
     if not len(rows):
         return Others()
     spans = run.spans.rows(run.spans.rank == rank)
-    middle = _usual_place(rows, table.numbers)
+    # The middle one of the steps that have as many rows as is usual.
+    counts = np.bincount(np.searchsorted(table.numbers, rows.step), minlength=len(table.numbers))
+    alike = np.flatnonzero(counts == np.sort(counts)[(len(counts) - 1) // 2])
+    middle = int(alike[len(alike) // 2])
     usual = rows.rows(rows.step == table.numbers[middle])
     place = np.searchsorted(table.ranks, rank), middle
     length_ns = (table.end_ns - table.start_ns)[place[0]]
@@ -419,7 +423,9 @@ def _others(
     # Of a step what is its own varies little, and what is exposed as much as the step does.
     exposed_ns = max(_median(length_ns) - _median(np.array(own)), 0)
     within_ns = np.clip(usual.issue_ns, table.backward_ns[place], table.computed_ns[place])
-    sum_gradients = run.facts.buckets is None and _sum_gradients(usual, table)
+    is_sum = (usual.op == "allreduce") | (usual.op == "reducescatter")
+    sums_all = bool(usual.bytes[is_sum].sum() >= table.bytes.sum())
+    sum_gradients = run.facts.buckets is None and sums_all
     by_hand = set(usual.op.tolist()) == {"allreduce"} and set(among) == {_workers(run)}
     return Others(
         op=tuple(sent_as(op, backend) for op in usual.op.tolist()),
@@ -433,13 +439,6 @@ def _others(
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
     )
-
-
-def _usual_place(rows: Collectives, numbers: Whole) -> int:
-    """Return the place of the middle one of the steps that have as many rows as is usual."""
-    counts = np.bincount(np.searchsorted(numbers, rows.step), minlength=len(numbers))
-    alike = np.flatnonzero(counts == np.sort(counts)[(len(counts) - 1) // 2])
-    return int(alike[len(alike) // 2])
 
 
 def _exposed_ns(rows: Collectives, spans: Spans, buckets: Collectives) -> int:
@@ -490,12 +489,6 @@ def _both(first: tuple[Whole, Whole], second: tuple[Whole, Whole]) -> tuple[Whol
     return np.append(first[0], second[0]), np.append(first[1], second[1])
 
 
-def _sum_gradients(rows: Collectives, table: _Steps) -> bool:
-    """Say whether collectives sum as many bytes as there are gradients."""
-    is_sum = (rows.op == "allreduce") | (rows.op == "reducescatter")
-    return bool(rows.bytes[is_sum].sum() >= table.bytes.sum())
-
-
 def _covered_ns(start_ns: Whole, end_ns: Whole) -> int:
     """Return the length of the union of intervals."""
     order = np.argsort(start_ns, kind="stable")
@@ -515,24 +508,6 @@ def _median(values: NDArray[Any]) -> int:
 def _medians(values: NDArray[Any]) -> Whole:
     middle: Whole = np.round(np.median(values, axis=0)).astype(np.int64)
     return middle
-
-
-def _lower_medians(by_rank: Whole) -> Whole:
-    """Return the lower median of the ranks in each step: another one may be late in each."""
-    middle: Whole = np.sort(by_rank, axis=0)[(len(by_rank) - 1) // 2]
-    return middle
-
-
-def _deviation(lengths_ns: NDArray[Any]) -> float:
-    """Say how far a step lies from the usual one, as a share of it: a standard deviation."""
-    usual = np.median(lengths_ns)
-    return float(1.4826 * np.median(np.abs(lengths_ns - usual)) / max(usual, 1.0))
-
-
-def _backwards(run: Run) -> Spans:
-    """Return the backward passes: one span each, or a mark over the kernels of each."""
-    is_mark = (run.spans.lane == "host") & (run.spans.name == "backward")
-    return run.spans.rows(is_mark) if is_mark.any() else _spans_named(run, "compute", "backward")
 
 
 def _spans_named(run: Run, lane: str, name: str) -> Spans:
@@ -555,22 +530,17 @@ def _refuse(run: Run, problem: str) -> NoReturn:
 
 def _check_possible(run: Run, ranks: Whole, numbers: Whole) -> None:
     """Refuse times that run backwards and gradients without bytes: no answer could rest on them."""
-    for table, is_bad in ((run.spans, _bad_spans(run.spans)), (run.gradients, _bad(run.gradients))):
+    spans, gradients = run.spans, run.gradients
+    # Not by magnitude: that of the smallest whole number is itself.
+    too_far = (spans.start_ns < -MOST_NS) | (spans.end_ns > MOST_NS)
+    bad_spans = (spans.end_ns < spans.start_ns) | too_far
+    is_size = (gradients.bytes > 0) & (gradients.bytes <= MOST_BYTES)
+    too_far = (gradients.ready_ns < -MOST_NS) | (gradients.ready_ns > MOST_NS)
+    bad_gradients = ~is_size | too_far
+    for table, is_bad in ((spans, bad_spans), (gradients, bad_gradients)):
         rows = np.flatnonzero(is_bad)
         rows = rows[_is_in(table.rows(rows), ranks, numbers)]
         if len(rows):
             step, rank = table.step[rows[0]], table.rank[rows[0]]
             place = f"{run.provenance.source}, step {step} of rank {rank}"
             raise DamagedInput(place, "times or gradient sizes that cannot be")
-
-
-def _bad_spans(spans: Spans) -> NDArray[np.bool_]:
-    # Not by magnitude: that of the smallest whole number is itself.
-    too_far = (spans.start_ns < -MOST_NS) | (spans.end_ns > MOST_NS)
-    return np.asarray((spans.end_ns < spans.start_ns) | too_far)
-
-
-def _bad(gradients: Gradients) -> NDArray[np.bool_]:
-    is_size = (gradients.bytes > 0) & (gradients.bytes <= MOST_BYTES)
-    too_far = (gradients.ready_ns < -MOST_NS) | (gradients.ready_ns > MOST_NS)
-    return np.asarray(~is_size | too_far)

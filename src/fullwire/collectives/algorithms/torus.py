@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.clusters.cluster import Cluster
 from fullwire.collectives.lifting import by_every_device
 from fullwire.collectives.registry import Algorithm, Statement, register
 from fullwire.collectives.rings import phases
@@ -59,10 +58,6 @@ def _lines_then_across(
     return along, across
 
 
-def _is_whole_torus(_op: str, cluster: Cluster, workers: int) -> bool:
-    return cluster.is_torus and workers == cluster.devices
-
-
 register(
     Algorithm(
         name="torus",
@@ -72,6 +67,6 @@ register(
             ("allreduce", "reducescatter", "allgather"),
             Statement(states=by_every_device(_four_ways)),
         ),
-        fits=_is_whole_torus,
+        fits=lambda _op, cluster, workers: cluster.is_torus and workers == cluster.devices,
     )
 )

@@ -42,27 +42,17 @@ def _binary_tree(workers: int) -> list[int]:
 
 def _up_and_down(parents: list[int], rank_of: NDArray[np.int64], block: int) -> Part:
     """Add up from the leaves to the root, then hand the sum down again."""
-    heights, depths = _heights(parents), _depths(parents)
+    heights, depths = np.zeros(len(parents), np.int32), np.zeros(len(parents), np.int32)
+    for node in sorted(range(1, len(parents)), key=lambda node: node & -node):
+        heights[parents[node]] = max(heights[parents[node]], heights[node] + 1)
+    for node in sorted(range(1, len(parents)), key=lambda node: -(node & -node)):
+        depths[node] = depths[parents[node]] + 1
     children = np.arange(1, len(parents))
     child_rank = rank_of[children]
     parent_rank = rank_of[np.array(parents)[children]]
     up = _by_round(heights[children], child_rank, parent_rank, block, reduces=True)
     down = _by_round(depths[children], parent_rank, child_rank, block, reduces=False)
     return (*up, *down)
-
-
-def _heights(parents: list[int]) -> Int32:
-    heights = np.zeros(len(parents), np.int32)
-    for node in sorted(range(1, len(parents)), key=lambda node: node & -node):
-        heights[parents[node]] = max(heights[parents[node]], heights[node] + 1)
-    return heights
-
-
-def _depths(parents: list[int]) -> Int32:
-    depths = np.zeros(len(parents), np.int32)
-    for node in sorted(range(1, len(parents)), key=lambda node: -(node & -node)):
-        depths[node] = depths[parents[node]] + 1
-    return depths
 
 
 def _by_round(

@@ -1,0 +1,205 @@
+"""What a sweep is asked and what it answers: runs, a grid of conditions, a table of predictions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullwire.clusters.cluster import Cluster, one_switch, with_workers
+from fullwire.collectives.cost import AddTimes, Floats
+from fullwire.collectives.registry import of_one_switch, open_to
+from fullwire.compression.compressor import Compressor
+from fullwire.errors import UsageError
+from fullwire.simulation.buckets import BucketPolicy
+from fullwire.simulation.scenario import Order, Scenario
+from fullwire.simulation.stragglers import AsRecorded, Jitter
+from fullwire.simulation.transport import FullTransport, Transport
+from fullwire.simulation.typical import Step
+
+MOST_APART = 10_000  # passes between two synchronisations
+AXES = (
+    "run",
+    "buckets",
+    "algorithm",
+    "transport",
+    "latency_s",
+    "accumulate",
+    "local_steps",
+    "jitter",
+    "workers",
+    "bandwidth_bps",
+    "codec",
+)
+AXES_GIVEN = (
+    "workers",
+    "bandwidth_bps",
+    "compressors",
+    "transports",
+    "buckets",
+    "algorithms",
+    "latency_s",
+    "accumulate",
+    "local_steps",
+    "jitters",
+)
+MEASURES = ("step_s", "communication_s", "overhead_s", "scaling_factor", "network_utilization")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Every combination of these conditions.
+
+    On a described cluster workers are its first devices, the bandwidth is that of its NICs, and the
+    latency theirs. One that is no more than workers around a switch needs no description.
+    """
+
+    workers: tuple[int, ...]
+    bandwidth_bps: tuple[float, ...]
+    compressors: tuple[Compressor, ...] = (Compressor(ratio=1),)
+    transports: tuple[Transport, ...] = (FullTransport(),)
+    buckets: tuple[BucketPolicy, ...]
+    algorithms: tuple[str, ...] = ("ring",)
+    latency_s: tuple[float, ...] = (0.0,)
+    accumulate: tuple[int, ...] = (1,)  # gradients of so many passes are added up, then sent
+    local_steps: tuple[int, ...] = (1,)  # so many of a worker's own, then parameters are averaged
+    jitters: tuple[Jitter, ...] = (AsRecorded(),)
+    lane: Order = "fifo"
+    cluster: Cluster | None = None
+    is_scattered: bool = False
+
+    def __post_init__(self) -> None:
+        for name in AXES_GIVEN:
+            if not getattr(self, name):
+                raise UsageError(f"{name.removesuffix('_bps')}: expected at least one value")
+        for pick in (min, max):  # these are valid only if all between them are
+            one_switch(
+                workers=pick(self.workers),
+                rate_bps=pick(self.bandwidth_bps),
+                latency_s=pick(self.latency_s),
+            )
+        for algorithm, transport in itertools.product(self.algorithms, self.transports):
+            Scenario(
+                workers=1,
+                rate_bps=1,
+                algorithm=algorithm,
+                lane=self.lane,
+                transport=transport,
+                cluster=self.cluster,
+            )
+        if (most := max(self.accumulate) * max(self.local_steps)) > MOST_APART:
+            raise UsageError(
+                f"synchronising once in {most:,} passes: expected at most {MOST_APART:,}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Residue:
+    """What a replay as recorded lacks of the measured step, and the overhead that it had there.
+
+    Nobody knows what took it. It is taken for communication's: with less of that it shrinks in
+    proportion, with more it stays as it was.
+    """
+
+    time_s: float = 0.0
+    at_overhead_s: float = 0.0
+
+    def beside(self, overhead_s: Floats) -> Floats:
+        """Return what to add to these overheads."""
+        if self.at_overhead_s <= 0:
+            return np.full(overhead_s.shape, self.time_s)
+        return self.time_s * np.minimum(overhead_s / self.at_overhead_s, 1.0)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Subject:
+    """A run as the sweep sees it: its name, its typical step, and what adding costs there."""
+
+    name: str
+    step: Step
+    adds: AddTimes
+    recorded: Grid | None = None  # the one point at which the step was measured, if it is known
+    residue: Residue = Residue()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Predictions:
+    """A table with a row for every combination of its axes, the last axis changing fastest."""
+
+    axes: Mapping[str, tuple[Any, ...]]
+    measures: Mapping[str, NDArray[np.float64]]  # each shaped like the axes
+
+    def __len__(self) -> int:
+        return int(np.prod([len(values) for values in self.axes.values()]))
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return a column."""
+        if name in self.measures:
+            return np.broadcast_to(self.measures[name], self._shape()).reshape(-1)
+        if name == "compression":
+            return self._along("codec", [codec.ratio for codec in self.axes["codec"]])
+        if name == "codec":
+            labels = [None if codec.is_free else codec.label for codec in self.axes["codec"]]
+            return self._along("codec", labels)
+        if name in ("transport", "buckets", "jitter"):
+            return self._along(name, [str(value) for value in self.axes[name]])
+        if name not in self.axes:
+            raise KeyError(f"no column {name!r}: there are {', '.join(self.names())}")
+        return self._along(name, list(self.axes[name]))
+
+    def names(self) -> tuple[str, ...]:
+        """Name the columns in the order in which they are shown."""
+        axes = [axis for axis in self.axes if axis != "codec"]
+        return (
+            *axes,
+            "compression",
+            "codec",
+            "step_s",
+            "baseline_step_s",
+            "backward_s",
+            *MEASURES[1:],
+        )
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return all columns by name, as a data frame takes them."""
+        return {name: self[name] for name in self.names()}
+
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(len(values) for values in self.axes.values())
+
+    def _along(self, axis: str, values: Sequence[Any]) -> NDArray[Any]:
+        position = list(self.axes).index(axis)
+        column = np.array(values, object if isinstance(values[0], str | None) else None)
+        shape = [1] * len(self.axes)
+        shape[position] = len(values)
+        return np.broadcast_to(column.reshape(shape), self._shape()).reshape(-1)
+
+
+def tried(grid: Grid) -> tuple[str, ...]:
+    """List what "auto" chooses from: algorithms that all of a grid's workers can use."""
+    usual = of_one_switch("allreduce")
+    if grid.cluster is None or grid.cluster.is_flat:
+        return usual
+    if not all(isinstance(transport, FullTransport) for transport in grid.transports):
+        return usual  # what another transport takes for the others nobody knows
+    fits = [
+        open_to("allreduce", with_workers(grid.cluster, workers), workers)
+        for workers in grid.workers
+    ]
+    return tuple(name for name in fits[0] if all(name in others for others in fits))
+
+
+def shaped(**lengths: int) -> tuple[int, ...]:
+    """Return the shape of what varies along these axes only."""
+    return tuple(lengths.get(axis, 1) for axis in AXES)
+
+
+def synchronising(grid: Grid) -> Iterator[tuple[tuple[int, ...], tuple[int, int, Jitter]]]:
+    """Go through how often workers synchronise and how they scatter, with the place of each."""
+    axes = (grid.accumulate, grid.local_steps, grid.jitters)
+    places = itertools.product(*(range(len(axis)) for axis in axes))
+    return zip(places, itertools.product(*axes), strict=True)

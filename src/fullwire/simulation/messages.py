@@ -1,0 +1,381 @@
+"""The messages of a step: what they take on a lane, and what of that a step loses.
+
+A message costs `wire / rate + fixed`, so a step on one lane is a short chain of sums and maxima.
+Points of a grid are arrays: cluster sizes on the first axis, rates on the second, compressors on
+the last.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fullwire.collectives.closed_form import gradient_cost, recorded_as, recorded_cost
+from fullwire.collectives.cost import Floats
+from fullwire.collectives.tuning import AUTO
+from fullwire.compression.compressor import Combining, Compressor
+from fullwire.errors import UsageError
+from fullwire.simulation.buckets import BucketPolicy, Buckets
+from fullwire.simulation.grid import Grid, Subject, tried
+from fullwire.simulation.on_links import OnLinks, Routed, routed_s
+from fullwire.simulation.scenario import Order
+from fullwire.simulation.schedule import (
+    fifo_end_and_busy_s,
+    fifo_overhead_s,
+    grouped,
+    priority_overhead_s,
+    priority_timeline,
+)
+from fullwire.simulation.stragglers import Jitter
+from fullwire.simulation.transport import FullTransport, MeasuredTransport, Transport
+from fullwire.simulation.typical import Step
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Way:
+    """What one algorithm makes of the messages.
+
+    `wire_bits`, `fixed_s` and `sent_bits` have a row per message, then an axis for workers and one
+    for compressors, as `hops` has. Wires are not yet divided by the compression ratio. `work` is
+    what a byte on the wire takes of processors, for each compressor. On a described cluster
+    `routed` says for these two axes what the links take; latencies are in that, not in `fixed_s`.
+    """
+
+    wire_bits: Floats
+    work: Floats
+    hops: Floats
+    fixed_s: Floats
+    sent_bits: Floats
+    routed: tuple[tuple[Routed, ...], ...] = ()
+
+    def only(self, column: slice) -> _Way:
+        return _Way(
+            wire_bits=self.wire_bits[:, :, column],
+            work=self.work[column],
+            hops=self.hops[:, column],
+            fixed_s=self.fixed_s[:, :, column],
+            sent_bits=self.sent_bits[:, :, column],
+            routed=tuple(row[column] for row in self.routed),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """What a step's communication exposes, how long it is on the lane, and what it works."""
+
+    by_buckets_s: Floats
+    by_others_s: Floats
+    busy_s: Floats
+    work_s: Floats
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Messages:
+    """The messages of a step among several cluster sizes, for several compressors.
+
+    Of several ways to send a message each takes the one that is quickest for it.
+    """
+
+    subject: Subject
+    buckets: Buckets
+    lane: Order
+    workers: tuple[int, ...]
+    ways: tuple[_Way, ...]
+    others: tuple[_Other, ...]
+
+    def only(self, column: slice) -> Messages:
+        """Return the same messages for some of the compressors."""
+        return replace(self, ways=tuple(way.only(column) for way in self.ways))
+
+    def cost_s(
+        self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
+    ) -> Iterator[Floats]:
+        """Go through the messages' times.
+
+        `chosen` cluster sizes are on the first axis of the points, compressors on the last.
+        """
+        for times_s in self._times_s(chosen, rate_bps, transport, ratio):
+            yield functools.reduce(np.minimum, times_s)
+
+    def sent_bits(
+        self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
+    ) -> Floats:
+        """Return what the busiest link sends of the whole step."""
+        if len(self.ways) == 1:
+            return running_sum(self.ways[0].sent_bits[:, chosen, None, :]) / ratio
+        total: Floats = np.zeros(())
+        for number, times_s in enumerate(self._times_s(chosen, rate_bps, transport, ratio)):
+            quickest = np.argmin(np.stack(times_s), axis=0)
+            sent = [way.sent_bits[number, chosen, None, :] for way in self.ways]
+            total = total + np.choose(quickest, np.broadcast_arrays(*sent))
+        return total / ratio
+
+    def exposed(
+        self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
+    ) -> Exposed:
+        """Return what the communication of a step that synchronises exposes."""
+        cost_s = self.cost_s(chosen, rate_bps, transport, ratio)
+        ready_s = [ready_ns * 1e-9 for ready_ns in self.buckets.ready_ns.tolist()]
+        if self.lane == "fifo":
+            end_s, busy_s = fifo_end_and_busy_s(ready_s, cost_s)
+            by_buckets_s = fifo_overhead_s(self.subject.step, end_s)
+        else:
+            costs = list(cost_s)
+            timeline = priority_timeline(ready_s, costs)
+            by_buckets_s = priority_overhead_s(self.subject.step, self.buckets, timeline)
+            busy_s = running_sum(costs)
+        if self.subject.step.others.sum_gradients:  # so there are no buckets to wait for
+            by_buckets_s = np.zeros_like(by_buckets_s)
+        by_others_s = self._exposed_others_s(chosen, rate_bps, transport)
+        work_s = running_sum(self._work_s(chosen, transport, ratio))
+        return Exposed(by_buckets_s, by_others_s, busy_s, work_s)
+
+    def overhead_s(
+        self,
+        exposed: Exposed,
+        chosen: slice,
+        transport: Transport,
+        accumulate: int,
+        local_steps: int,
+        jitter: Jitter,
+    ) -> Floats:
+        """Return what a step loses, on average over those until the next that synchronises.
+
+        Local steps end in averages of parameters, which nothing hides, since all are there at once.
+        Collectives that are no buckets are there in every step, unless they sum gradients.
+        """
+        overhead_s = exposed.by_buckets_s if local_steps == 1 else exposed.busy_s
+        overhead_s = overhead_s + exposed.by_others_s
+        overhead_s = overhead_s + self.subject.step.packing_ns * 1e-9
+        apart = accumulate * local_steps
+        if apart > 1:
+            overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
+        workers = self.workers[chosen]
+        if isinstance(transport, MeasuredTransport):
+            work_s = exposed.work_s / apart
+            overhead_s = self._with_shared_processors(overhead_s, work_s, workers, transport)
+        if not isinstance(transport, FullTransport):
+            overhead_s = overhead_s + self.subject.residue.beside(overhead_s)
+        late_s = jitter.late_s(self.subject.step, workers, apart)
+        overhead_s = np.maximum(overhead_s + late_s[:, None, None], 0.0)
+        overhead_s[np.array(workers) == 1] = 0.0  # nobody to talk to: no messages
+        return overhead_s
+
+    def _with_shared_processors(
+        self,
+        overhead_s: Floats,
+        work_s: Floats,
+        workers: Sequence[int],
+        transport: MeasuredTransport,
+    ) -> Floats:
+        """Return the overhead where ranks compute on processors that they share.
+
+        Computation takes no less than its work for all ranks, and neither does the step with what
+        the transport works: what one hides behind the other waits for the same processors.
+        """
+        own_s, alone_s = self.subject.step.processor_ns * 1e-9, self.subject.step.step_ns * 1e-9
+        longer_s = np.maximum(own_s * transport.crowd(workers) - alone_s, 0.0)
+        overhead_s = overhead_s + longer_s[:, None, None]
+        ranks = transport.ranks_per_processor(workers)[:, None, None]
+        all_s = own_s * ranks + work_s * np.minimum(ranks, 1.0)
+        return np.maximum(overhead_s, all_s - alone_s)
+
+    def _work_s(self, chosen: slice, transport: Transport, ratio: Floats) -> Iterator[Floats]:
+        """Go through what messages take of the processors, each in the way with the least."""
+        if not isinstance(transport, MeasuredTransport):
+            return
+        crowd = self._crowd(chosen, transport)
+        for number in range(0 if self.subject.step.others.sum_gradients else len(self.buckets)):
+            yield functools.reduce(
+                np.minimum,
+                [
+                    transport.work_s(
+                        way.wire_bits[number, chosen, None, :] * way.work / (8 * ratio),
+                        way.hops[chosen, None, :],
+                        crowd,
+                    )
+                    for way in self.ways
+                ],
+            )
+        for other in self.others:
+            wire_bits, hops = other.wire_bits[chosen, None, None], other.hops[chosen, None, None]
+            yield other.count * transport.work_s(wire_bits / 8, hops, crowd)
+
+    def _times_s(
+        self, chosen: slice, rate_bps: Floats, transport: Transport, ratio: Floats
+    ) -> Iterator[tuple[Floats, ...]]:
+        """Go through the messages, with the times that the ways to send it take."""
+        per_bit = 1 / (rate_bps * transport.share)
+        per_bit_before_packing = per_bit / ratio
+        crowd = self._crowd(chosen, transport)
+
+        def time_s(way: _Way, number: int) -> Floats:
+            wire_bits = way.wire_bits[number, chosen, None, :]
+            hops, fixed_s = way.hops[chosen, None, :], way.fixed_s[number, chosen, None, :]
+            if way.routed:
+                size = float(self.buckets.bytes[number]) / ratio
+                line_s = routed_s(way.routed[chosen], size, per_bit)
+            else:
+                line_s = wire_bits * per_bit_before_packing
+            worked_bytes = wire_bits * way.work / (8 * ratio)
+            return transport.message_s(line_s, worked_bytes, hops, crowd) + fixed_s
+
+        for number in range(len(self.buckets)):
+            yield tuple(time_s(way, number) for way in self.ways)
+
+    def _exposed_others_s(self, chosen: slice, rate_bps: Floats, transport: Transport) -> Floats:
+        """Return how long collectives that are no buckets are exposed.
+
+        As large a share as was recorded, but no more hides behind computation than did there.
+        """
+        crowd = self._crowd(chosen, transport)
+        total_s: Floats = np.zeros(())
+        for other in self.others:
+            wire_bits, hops = other.wire_bits[chosen, None, None], other.hops[chosen, None, None]
+            line_s = wire_bits / (rate_bps * transport.share) + hops * other.latency_s
+            if other.routed:
+                per_bit = 1 / (rate_bps * transport.share)
+                line_s = routed_s(other.routed[chosen], np.ones((1, 1, 1)), per_bit)
+            message_s = transport.message_s(line_s, wire_bits / 8, hops, crowd)
+            total_s = total_s + other.count * message_s
+        others = self.subject.step.others
+        hidden_s = max(others.total_ns - others.exposed_ns, 0) * 1e-9
+        share = others.exposed_ns / max(others.total_ns, 1)
+        return np.maximum(share * total_s, total_s - hidden_s)
+
+    def _crowd(self, chosen: slice, transport: Transport) -> Floats:
+        return transport.crowd(self.workers[chosen])[:, None, None]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Other:
+    """Equal collectives of a step that are no buckets, by workers."""
+
+    wire_bits: Floats
+    hops: Floats
+    latency_s: float
+    count: int
+    routed: tuple[tuple[Routed, ...], ...] = ()
+
+
+def messages_of(
+    subject: Subject,
+    policy: BucketPolicy,
+    algorithm: str,
+    latency_s: float,
+    grid: Grid,
+    sizes: slice = slice(None),
+) -> Messages:
+    """Work out the messages of a step for the cluster sizes, or some, and compressors of a grid."""
+    buckets = grouped(subject.step, policy)
+    on_links = OnLinks.of(grid.cluster, latency_s, is_scattered=grid.is_scattered)
+    ways = tried(grid) if algorithm == AUTO else (algorithm,)
+    workers, compressors = grid.workers[sizes], grid.compressors
+    shards = subject.step.shards
+    if shards > 1 and on_links is not None:
+        raise UsageError(
+            f"{subject.name}: its gradients are summed in groups of one in {shards} ranks, and on "
+            "a described cluster only sums over all ranks are predicted"
+        )
+    among = [-(-count // shards) for count in workers]  # that hold the same part of the model
+    return Messages(
+        subject=subject,
+        buckets=buckets,
+        lane=grid.lane,
+        workers=workers,
+        ways=tuple(
+            _way(subject, buckets, name, latency_s, among, compressors, on_links) for name in ways
+        ),
+        others=tuple(_others(subject, latency_s, workers, on_links)),
+    )
+
+
+def _way(
+    subject: Subject,
+    buckets: Buckets,
+    algorithm: str,
+    latency_s: float,
+    sizes: Sequence[int],
+    compressors: Sequence[Compressor],
+    on_links: OnLinks | None,
+) -> _Way:
+    """Work out what one algorithm makes of the messages."""
+    shape = (len(buckets), len(sizes), len(compressors))
+    wire_bits, fixed_s, sent_bits = np.empty(shape), np.empty(shape), np.empty(shape)
+    hops = np.empty(shape[1:])
+    hop_s = latency_s if on_links is None else 0.0  # what links take holds their latencies
+    kinds = {codec.combining for codec in compressors}
+    routed: list[dict[Combining, Routed]] = []
+    for row, workers in enumerate(sizes):
+        if on_links is None:
+            by_kind = {
+                kind: gradient_cost(kind, algorithm, workers, buckets.bytes, subject.adds)
+                for kind in kinds
+            }
+        else:
+            routed.append({kind: on_links.gradients(kind, algorithm, workers) for kind in kinds})
+            by_kind = {
+                kind: links.as_cost(buckets.bytes, subject.adds)
+                for kind, links in routed[-1].items()
+            }
+        for column, compressor in enumerate(compressors):
+            whole = by_kind[compressor.combining]
+            packing = 0.0 if workers == 1 else compressor.codec_s_per_byte(workers)
+            wire_bits[:, row, column] = 8 * whole.wire_bytes
+            hops[row, column] = whole.hops
+            sent_bits[:, row, column] = 8 * whole.sent_bytes
+            fixed_s[:, row, column] = whole.hops * hop_s + whole.add_s + packing * buckets.bytes
+    work = np.array([codec.work_per_byte for codec in compressors])
+    by_codec = tuple(tuple(row[codec.combining] for codec in compressors) for row in routed)
+    if on_links is not None:  # what the busiest link of the network carries
+        carried = [[kind.network_bits_per_byte for kind in row] for row in by_codec]
+        sent_bits = np.array(carried)[None] * buckets.bytes[:, None, None].astype(np.float64)
+    return _Way(
+        wire_bits=wire_bits,
+        work=work,
+        hops=hops,
+        fixed_s=fixed_s,
+        sent_bits=sent_bits,
+        routed=by_codec,
+    )
+
+
+def _others(
+    subject: Subject, latency_s: float, workers: Sequence[int], on_links: OnLinks | None
+) -> Iterator[_Other]:
+    """Work out the step's collectives that are no buckets, equal ones together."""
+    others = subject.step.others
+    if others.are_gradients:  # they are the messages
+        return
+    kinds = Counter(zip(others.op, others.bytes, others.members, strict=True))
+    for (op, size, members), count in kinds.items():
+        costs = [recorded_cost(op, members or each, size, subject.adds) for each in workers]
+        yield _Other(
+            wire_bits=np.array([8 * float(each.wire_bytes) for each in costs]),
+            hops=np.array([float(each.hops) for each in costs]),
+            latency_s=latency_s,
+            count=count,
+            routed=()
+            if on_links is None
+            else tuple(
+                (Routed(on_links.cost(*recorded_as(op), each), float(size)),) for each in workers
+            ),
+        )
+
+
+def scaling_factor(step: Step, overhead_s: Floats) -> Floats:
+    """Return T1 / Tn."""
+    baseline_s = step.step_ns * 1e-9
+    return baseline_s / (baseline_s + overhead_s)
+
+
+def running_sum(terms: Iterable[Floats]) -> Floats:
+    """Add up in order, so that the digits do not depend on how many points stand beside."""
+    total: Floats = np.zeros(())
+    for term in terms:
+        total = total + term
+    return total
