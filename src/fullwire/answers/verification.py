@@ -106,6 +106,10 @@ def verify(
     if predictor.calibration is not None:
         unsure = held_against(predictor.calibration, [after, *after_again])
         predictor = replace(predictor, calibration=unsure)
+    on_machines = after.facts.machines
+    if on_machines and "workers" in dict(changes.values()):  # where they are is known
+        ranks = -(-(after.facts.workers or 1) // on_machines)
+        predictor = replace(predictor, subject=replace(predictor.subject, ranks_per_host=ranks))
     axes: dict[str, Any] = dict(changes.values())
     full_s = predictor.ask(**axes, transports=(predictor.full(),)).step_s if becomes_ours else None
     found = (predictor.filling() if becomes_ours else predictor).ask(**axes)

@@ -145,6 +145,7 @@ class Subject:
     adds: AddTimes
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
     residue: Residue = Residue()
+    ranks_per_host: int | None = None  # on the processors of one; None for as many as it had
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -335,9 +336,10 @@ class Messages:
         the transport works: what one hides behind the other waits for the same processors.
         """
         own_s, alone_s = self.subject.step.processor_ns * 1e-9, self.subject.step.step_ns * 1e-9
-        longer_s = np.maximum(own_s * transport.crowd(workers) - alone_s, 0.0)
+        per_host = self.subject.ranks_per_host
+        longer_s = np.maximum(own_s * transport.crowd(workers, per_host) - alone_s, 0.0)
         overhead_s = overhead_s + longer_s[:, None, None]
-        ranks = transport.ranks_per_processor(workers)[:, None, None]
+        ranks = transport.ranks_per_processor(workers, per_host)[:, None, None]
         all_s = own_s * ranks + work_s * np.minimum(ranks, 1.0)
         return np.maximum(overhead_s, all_s - alone_s)
 
@@ -407,7 +409,8 @@ class Messages:
             yield each.count * transport.message_s(line_s, wire_bits / 8, hops, crowd)
 
     def _crowd(self, chosen: slice, transport: Transport) -> Floats:
-        return transport.crowd(self.workers[chosen])[:, None, None]
+        crowd = transport.crowd(self.workers[chosen], self.subject.ranks_per_host)
+        return crowd[:, None, None]
 
     def _by_buckets_and_busy_s(self, cost_s: Iterable[Floats]) -> tuple[Floats, Floats]:
         ready_s = [ready_ns * 1e-9 for ready_ns in self.buckets.ready_ns.tolist()]
