@@ -177,7 +177,8 @@ def message_s(
     """Return the time of one all-reduce; of more ranks than it is among, others are there too."""
     ring = cost("allreduce", "ring", workers, float(size), AddTimes())
     line_s = 8 * ring.wire_bytes / (rate_bps * transport.share)
-    crowd = transport.crowd([crowd_of or workers])
+    ranks = crowd_of or workers
+    crowd = transport.crowd([ranks], ranks if transport.machines == 1 else None)
     return float(transport.message_s(line_s, ring.wire_bytes, np.array(float(ring.hops)), crowd)[0])
 
 

@@ -83,6 +83,7 @@ def held(job: Job, shown: Run, truth: Run) -> tuple[float, bool, str]:
     found = fw.whatif(
         subject,
         workers=job.workers,
+        ranks_per_host=job.workers,  # all on this machine, as the lab has them
         bandwidth=job.rate,
         buckets=job.buckets,
         transport="measured",

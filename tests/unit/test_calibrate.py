@@ -41,9 +41,11 @@ def a_forecaster(run: Run) -> Forecaster:
 
 
 def predicted_s(shown: Run, truth: Run) -> float:
+    is_other = truth.facts.workers != shown.facts.workers
     table = fw.whatif(
         shown,
         workers=truth.facts.workers,
+        ranks_per_host=truth.facts.workers if is_other else None,  # all are on one machine
         bandwidth=truth.facts.line_rate_bps,
         buckets=truth.facts.buckets,
         transport="measured",
@@ -109,8 +111,14 @@ def test_where_a_faster_line_changes_little_the_answer_says_so() -> None:
 def test_a_second_run_of_the_cluster_narrows_the_interval() -> None:
     slow = a_trained_job(a_transport())
     fast = a_trained_job(a_transport(), rate_bps=100 * GBPS)
-    alone = fw.whatif(slow, workers=4, bandwidth="40Gbps", transport="measured")
-    both = fw.whatif(slow, workers=4, bandwidth="40Gbps", transport="measured", calibrate=[fast])
+    asked: dict[str, Any] = {
+        "workers": 4,
+        "ranks_per_host": 4,
+        "bandwidth": "40Gbps",
+        "transport": "measured",
+    }
+    alone = fw.whatif(slow, **asked)
+    both = fw.whatif(slow, **asked, calibrate=[fast])
     widths = [high[0] - low[0] for low, high in (alone.interval_s, both.interval_s)]
     assert widths[1] < 0.7 * widths[0]
     truth = measured_s(a_trained_job(a_transport(), workers=4, rate_bps=40 * GBPS))
@@ -177,8 +185,33 @@ def test_no_step_is_expected_shorter_than_a_worker_alone_takes() -> None:
 def test_ranks_on_one_machine_share_its_processors_and_elsewhere_they_do_not() -> None:
     here = a_transport()
     apart = dataclasses.replace(here, machines=2)
-    assert here.crowd([1, 2, 3, 8]).tolist() == [1, 1, 1.5, 4]
-    assert apart.crowd([1, 2, 3, 8]).tolist() == [1, 1, 1, 1]
+    ranks = [1, 2, 3, 8]
+    assert [*map(float, (here.crowd([each], each)[0] for each in ranks))] == [1, 1, 1.5, 4]
+    assert apart.crowd(ranks).tolist() == [1, 1, 1, 1]
+
+
+def test_more_workers_are_more_hosts_like_the_recorded_one() -> None:
+    here = dataclasses.replace(a_transport(), workers=3)
+    assert here.crowd([1, 2, 3, 8]).tolist() == [1, 1, 1.5, 1.5]
+    assert here.crowd([2, 16], 4).tolist() == [1, 2]
+    run = a_trained_job(a_transport(), facts=computing(0.065))
+    asked: dict[str, Any] = {"workers": "2,16", "bandwidth": "100Tbps", "transport": "measured"}
+    as_recorded, crowded = fw.whatif(run, **asked), fw.whatif(run, **asked, ranks_per_host=16)
+    assert crowded["step_s"][0] == as_recorded["step_s"][0]
+    assert crowded["step_s"][1] > 2 * as_recorded["step_s"][1]
+    assert crowded["ranks_per_host"].tolist() == [16, 16]
+    said = (
+        "measured: more workers are taken for more hosts like the recorded one, each with 2 ranks "
+        "on 2 processors; --ranks-per-host says otherwise."
+    )
+    assert said in as_recorded.warnings
+    assert said not in crowded.warnings
+
+
+@pytest.mark.parametrize("ranks", ["0", "-1", "1.5", "many", "", 0, True, "9" * 5000])
+def test_what_is_no_number_of_ranks_is_refused(ranks: object) -> None:
+    with pytest.raises(UsageError, match="ranks per host: expected a whole number from 1 to"):
+        fw.whatif("vgg16@v100", workers=8, bandwidth="1Gbps", ranks_per_host=ranks)
 
 
 def computing(own_s: float, communicating_s: float = 0.03) -> dict[str, FactValue]:
@@ -190,7 +223,12 @@ def computing(own_s: float, communicating_s: float = 0.03) -> dict[str, FactValu
 def test_ranks_that_compute_throughout_take_each_others_processors() -> None:
     shown = a_trained_job(a_transport(), facts=computing(0.065))
     sleeping = a_trained_job(a_transport(), facts=computing(0.01))
-    asked: dict[str, Any] = {"workers": [2, 3, 4], "bandwidth": "100Tbps", "transport": "measured"}
+    asked: dict[str, Any] = {
+        "workers": [2, 3, 4],
+        "ranks_per_host": 4,
+        "bandwidth": "100Tbps",
+        "transport": "measured",
+    }
     alone_s = typical_step(shown).step_ns * 1e-9
     assert alone_s == pytest.approx(0.065)
     steps_s, others_s = (fw.whatif(run, **asked)["step_s"] for run in (shown, sleeping))

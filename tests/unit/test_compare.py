@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ import pytest
 import fullwire as fw
 from fullwire.answers.changed import changed
 from fullwire.answers.opening import Opened
+from fullwire.answers.verification import verify
 from fullwire.errors import UsageError
 from fullwire.run.gaps import Gap, gaps_of
-from fullwire.run.run import Run
+from fullwire.run.run import Run, Spans
+from fullwire.words import sentences
 from tests.builders import a_run, steps_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
@@ -62,6 +65,67 @@ def test_another_number_of_workers_is_other_work_in_a_step() -> None:
     found = fw.compare(two, four)
     assert found.workers == (2, 4)
     assert found.work_ratio == pytest.approx(2 / found.ratio)
+
+
+def accumulated(passes: int) -> Run:
+    """Let each step of a job add up the gradients of more passes, 134 ms each, before its own."""
+    run, usual_ms, earlier_ms = a_trained_job(), 146.0, 134.0 * (passes - 1)
+
+    def later(table: Any) -> Any:
+        columns = table.columns()
+        off_ns = np.round((table.step + 1) * earlier_ms * 1e6).astype(np.int64)
+        for name in (name for name in columns if name.endswith("_ns")):
+            columns[name] = columns[name] + off_ns
+        return type(table)(**columns)
+
+    spans = later(run.spans)
+    is_step = spans.name == "step"
+    start_ns = np.where(is_step, spans.start_ns - round(earlier_ms * 1e6), spans.start_ns)
+    marks = spans.rows(is_step)
+    begin_ns = np.round(marks.step * (usual_ms + earlier_ms) * 1e6).astype(np.int64)
+    earlier = [
+        Spans(
+            rank=marks.rank,
+            step=marks.step,
+            lane=np.full(len(marks), "compute", object),
+            name=np.full(len(marks), name, object),
+            start_ns=begin_ns + round((134 * number + begin) * 1e6),
+            end_ns=begin_ns + round((134 * number + end) * 1e6),
+        )
+        for number in range(passes - 1)
+        for name, begin, end in (("earlier forward", 0, 38), ("earlier backward", 38, 134))
+    ]
+    return dataclasses.replace(
+        run,
+        spans=Spans.joined([dataclasses.replace(spans, start_ns=start_ns), *earlier]),
+        collectives=later(run.collectives),
+        gradients=later(run.gradients),
+    )
+
+
+def test_steps_of_other_work_are_compared_by_the_pass() -> None:
+    one, four = accumulated(1), accumulated(4)
+    found = fw.compare(one, four)
+    assert found.passes == (1, 4)
+    assert found.before_s == pytest.approx(0.146)
+    assert found.after_s == pytest.approx(0.137)
+    assert found.ratio == pytest.approx(0.137 / 0.146)
+    said = " ".join(sentences(found.findings))
+    assert "Passes are 6.2% shorter" in said
+    assert "A step has 4 passes in place of 1: times are those of one pass." in said
+    assert fw.compare(four, four).passes is None
+    parts = changed([Opened(one)], [Opened(four)])
+    assert parts is not None
+    assert sum(parts.after.values()) == pytest.approx(0.137)
+
+
+def test_the_advice_to_accumulate_is_held_against_what_it_did() -> None:
+    found = verify(accumulated(1), accumulated(4))
+    assert found is not None
+    assert found.changes == ("gradients summed over 4 passes",)
+    assert found.measured_s == pytest.approx(0.137)
+    assert found.predicted_s == pytest.approx(0.137, rel=0.03)
+    assert verify(accumulated(2), accumulated(4)) is None
 
 
 def test_what_is_missing_is_said_with_the_answer() -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
 
 import fullwire as fw
 from fullwire.answers.verdict import Verdict, judged
 from fullwire.findings.case import Case
+from fullwire.run.facts import FactValue
+from fullwire.run.run import Hosts
 from fullwire.timeline.account import Part, account
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
 
@@ -36,7 +42,7 @@ def test_contention_is_the_verdict_where_it_is_the_largest_loss() -> None:
 def test_contention_is_named_beside_a_larger_loss() -> None:
     found = judged_with(0.2)
     assert found.kind == "host"
-    assert "is lost to computation that the job itself slows down" in found.sentence
+    assert "is lost to ranks and communication that share processors" in found.sentence
 
 
 def test_no_contention_is_told_of_a_job_that_shows_none() -> None:
@@ -49,3 +55,81 @@ def test_a_step_of_computation_alone_names_no_part_that_it_does_not_have() -> No
     found = fw.explain(a_job(both, both))
     assert found.verdict.kind == "scales"
     assert found.verdict.reasons == ("all of the step is computation",)
+
+
+# ---- ranks that share a host ---------------------------------------------------------------------
+
+ON_ONE_HOST: dict[str, FactValue] = {
+    "hosts": "vm,vm",
+    "backend": "gloo",
+    "machines": 1,
+    "processors": 2,
+}
+BLAMED = ("network", "line rate", "bandwidth", "links", "transport")
+
+
+def on_one_host(**facts: Any) -> fw.Run:
+    """Make a job of two ranks whose sums nothing hides, 40 of 100 ms."""
+    both = Rank(
+        length=100, spans=[("compute", "backward", 0, 60)], collectives=[(50_000_000, 60, 100)]
+    )
+    return a_job(both, both, facts=ON_ONE_HOST | facts)
+
+
+@pytest.mark.parametrize("bandwidth", [None, "10Gbps"])
+@pytest.mark.parametrize("known", [{}, {"line_rate_bps": 1e10}])
+def test_ranks_that_share_a_host_lose_nothing_to_a_line(
+    bandwidth: str | None, known: dict[str, float]
+) -> None:
+    found = fw.explain(on_one_host(**known), bandwidth=bandwidth)
+    assert found.verdict.kind == "contention"
+    assert found.account["contention"] == pytest.approx(0.04)
+    assert found.account["line_rate"] == found.account["transport"] == 0
+    assert found.account["unexplained"] == 0
+    assert not [word for word in BLAMED if word in found.verdict.sentence]
+    assert found.scaling_factor == pytest.approx(0.6)
+    assert found.break_even is None
+    assert not [fix for fix in found.fixes if fix.kind in ("link", "transport")]
+
+
+def test_a_rate_that_is_given_for_ranks_of_one_host_is_said_to_be_of_no_use() -> None:
+    found = fw.explain(on_one_host(), bandwidth="10Gbps")
+    assert any("the given 10 Gbps says nothing here" in each for each in found.warnings)
+    assert not any("--bandwidth gives it" in each for each in fw.explain(on_one_host()).warnings)
+
+
+def test_the_verdict_says_that_the_processors_are_taken() -> None:
+    run = on_one_host()
+    times_ns = np.arange(0, 500_000_000, 10_000_000)
+    hosts = Hosts(
+        host=np.full(len(times_ns), "vm", object),
+        device=np.full(len(times_ns), "cpu0", object),
+        time_ns=times_ns,
+        utilization=np.ones(len(times_ns)),
+        memory_bytes=np.zeros(len(times_ns), np.int64),
+    )
+    taken = fw.explain(dataclasses.replace(run, hosts=hosts)).verdict.sentence
+    assert "The processors are taken: 100% used." in taken
+    assert "is not recorded" in fw.explain(run).verdict.sentence
+
+
+def test_a_group_within_a_host_uses_no_line_and_one_across_hosts_does() -> None:
+    facts: dict[str, FactValue] = {"hosts": "a,a,b,b", "backend": "gloo", "line_rate_bps": 1e10}
+    both = Rank(
+        length=100, spans=[("compute", "backward", 0, 60)], collectives=[(50_000_000, 60, 100)]
+    )
+    job = a_job(both, both, both, both, facts=facts)
+    across = fw.explain(job)
+    assert across.account["contention"] == 0
+    assert across.account["line_rate"] > 0
+    group = np.array(["ab"[rank // 2] for rank in job.collectives.rank], object)
+    pairs = dataclasses.replace(job.collectives, group=group)
+    within = fw.explain(dataclasses.replace(job, collectives=pairs))
+    assert within.account["contention"] == pytest.approx(0.04)
+    assert within.account["line_rate"] == within.account["transport"] == 0
+
+
+def test_devices_of_one_host_have_links_between_them() -> None:
+    found = fw.explain(on_one_host(backend="nccl", line_rate_bps=1e12))
+    assert found.account["contention"] == 0
+    assert found.account["line_rate"] > 0

@@ -16,11 +16,12 @@ from fullwire.errors import FullwireError
 from fullwire.findings.case import RESTS_ON
 from fullwire.run.gaps import reasons
 from fullwire.timeline.account import account
+from fullwire.timeline.passes import passes_of_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """The parts of the mean step before and after, in seconds."""
+    """The parts of the mean step before and after, in seconds; of a pass, where those differ."""
 
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -31,11 +32,21 @@ def changed(before: Sequence[Opened], after: Sequence[Opened]) -> Changed | None
     if any(reasons(each.run.gaps, RESTS_ON) for each in (*before, *after)):
         return None
     try:
-        return Changed(before=_mean_account(before), after=_mean_account(after))
+        is_of_pass = len({passes_of_step(each.run) for each in (*before, *after)} - {None}) > 1
+        return Changed(
+            before=_mean_account(before, of_pass=is_of_pass),
+            after=_mean_account(after, of_pass=is_of_pass),
+        )
     except FullwireError:  # steps alone can be compared, but have no account
         return None
 
 
-def _mean_account(side: Sequence[Opened]) -> dict[str, float]:
+def _mean_account(side: Sequence[Opened], *, of_pass: bool) -> dict[str, float]:
     accounts = [account(each.run, line_rates(each.run), each.parts()).parts_s for each in side]
-    return {part: float(np.mean([each[part] for each in accounts])) for part in accounts[0]}
+    passes = [(passes_of_step(each.run) or 1) if of_pass else 1 for each in side]
+    return {
+        part: float(
+            np.mean([each[part] / count for each, count in zip(accounts, passes, strict=True)])
+        )
+        for part in accounts[0]
+    }

@@ -7,6 +7,9 @@ as an hour. So medians of recordings are believed to differ as those of one reco
 Steps that scatter by themselves make these differ less the more there are; what lasts does not.
 Several recordings of a side show it themselves. Both estimate one variance, and the interval of the
 ratio is Student's.
+
+A step that adds up the gradients of more passes is more work. Where the runs differ in that, all
+times are those of one pass.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
 from fullwire.findings.comparisons import (
     SMALL,
+    OtherPasses,
     WorkInTheSameTime,
     about_means,
     about_recordings,
@@ -33,6 +37,7 @@ from fullwire.findings.finding import Finding
 from fullwire.run.facts import REGISTRY
 from fullwire.run.run import Run
 from fullwire.timeline.account import typical_steps
+from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.transfers import world
 from fullwire.units import show_bytes
 from fullwire.words import sentences
@@ -68,7 +73,8 @@ class Recording:
 class Comparison:
     """Median steps, their ratio after/before, and whether the difference is more than noise.
 
-    Of several recordings of a side, times are the geometric mean of their medians.
+    Where steps of the runs have other numbers of passes, all times are those of one pass. Of
+    several recordings of a side, times are the geometric mean of their medians.
     """
 
     before_s: float
@@ -83,6 +89,7 @@ class Comparison:
     is_significant: bool | None
     differing_facts: tuple[tuple[str, str, str], ...]
     workers: tuple[int, int]
+    passes: tuple[int, int] | None  # of a step, where they differ: then times are of one pass
     edge_bytes: tuple[float, float] | None  # of an iteration, where both runs have packets
     recordings_for_small: int | None  # of each side, to tell SMALL from noise; None if too many
     notes: tuple[Finding, ...]  # what to know about it
@@ -95,7 +102,12 @@ class Comparison:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Return the answer: the change, then what another size or other bytes are worth."""
-        found: list[Finding] = [change_of_steps(self.ratio, self.low, self.high)]
+        of_passes = self.passes is not None
+        found: list[Finding] = [
+            change_of_steps(self.ratio, self.low, self.high, of_passes=of_passes)
+        ]
+        if self.passes is not None:
+            found.append(OtherPasses(before=self.passes[0], after=self.passes[1]))
         before, after = self.workers
         if before != after:
             found.append(
@@ -134,7 +146,13 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
     [first, *others], [second, *_] = sides
     for each in (*others, *sides[1]):
         refuse_other_work(first, each)
+    passes = _other_passes(sides)
     lengths_s = [[step_lengths_s(run) for run in side] for side in sides]
+    if passes is not None:
+        lengths_s = [
+            [lengths / (passes_of_step(run) or 1) for lengths, run in zip(each, side, strict=True)]
+            for each, side in zip(lengths_s, sides, strict=True)
+        ]
     found = [tuple(_recording(each) for each in side) for side in lengths_s]
     before_s, after_s = (geometric_mean(each.step_s for each in side) for side in found)
     ratio, noise = after_s / before_s, _noise(lengths_s)
@@ -153,6 +171,7 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
         is_significant=None if low is None or high is None else not low <= 1 <= high,
         differing_facts=_differing_facts(first, second),
         workers=(world(first), world(second)),
+        passes=passes,
         edge_bytes=_edge_bytes(first, second),
         recordings_for_small=None if noise is None else _recordings_for_small(noise),
         notes=(
@@ -160,6 +179,14 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
             *about_means(lengths_s, ratio),
         ),
     )
+
+
+def _other_passes(sides: Sequence[Sequence[Run]]) -> tuple[int, int] | None:
+    """Return the passes of a step on each side, where runs are known to differ in them."""
+    known = [[passes_of_step(run) or 0 for run in side] for side in sides]
+    if 0 in known[0] + known[1] or len({*known[0], *known[1]}) == 1:
+        return None
+    return known[0][0], known[1][0]
 
 
 def _recordings(side: Run | Sequence[Run]) -> tuple[Run, ...]:

@@ -22,12 +22,14 @@ from fullwire.findings.notes import (
     NoFixesPredicted,
     NothingToPredictFrom,
     about_baseline,
+    about_host,
     about_median,
     about_rate,
     notes,
 )
 from fullwire.findings.scaling import MedianWithFullLinks, ScalingFactor, WithFullLinks
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
+from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.timeline.account import Account, Part, account, nothing
@@ -161,6 +163,11 @@ def explain(
             *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
             *about_baseline(found, given_s),
             *about_median(found, predictor, helpful),
+            *about_host(
+                job,
+                None if bandwidth is None else rate(bandwidth),
+                is_estimated=baseline is None,
+            ),
             *about_rate(job, predictor, full),
             *why_not,
         ),
@@ -222,7 +229,12 @@ def _forecaster(
 
 
 def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, float]:
-    """Return the line rate of each rank's link: as the run knows it, or as it was given."""
+    """Return the line rate of each rank's link: as the run knows it, or as it was given.
+
+    Ranks that share a host have no line between them, whatever was given.
+    """
+    if shares_one_host(run):
+        return {}
     known = run.facts.line_rate_bps
     given = None if bandwidth is None else rate(bandwidth)
     if known is not None:

@@ -53,7 +53,7 @@ class Explorer:
     recorded_workers: int | None
     recorded_bps: float | None
     measured_s: float | None  # with these workers at this rate
-    shares_processors: bool  # more workers would be on the same machine
+    shares_processors: bool  # which machines of more workers do as well
 
 
 def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:

@@ -15,6 +15,7 @@ from fullwire.findings.comparisons import (
     ChangedBuckets,
     ChangedHook,
     ChangedLinks,
+    ChangedPasses,
     ChangedWorkers,
     Verified,
 )
@@ -26,6 +27,7 @@ from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import held_against
 from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.typical import typical_step
+from fullwire.timeline.passes import passes_of_step
 from fullwire.words import sentences
 
 
@@ -82,6 +84,11 @@ def verify(
         return None  # what the first run's hook did cannot be undone
     if before.facts.dilation != after.facts.dilation:
         return None  # its processors were other ones
+    passes = passes_of_step(before), passes_of_step(after)
+    is_other_work = None not in passes and passes[0] != passes[1]
+    if is_other_work and passes[0] != 1:
+        return None  # what one of its passes takes was not seen
+    passes_after = (passes[1] or 1) if is_other_work else 1  # predictions are of one pass
     backends = tuple(run.facts.backend for run in (before, after) if run.facts.backend is not None)
     becomes_ours = backends == ("gloo", FILLS_THE_LINE)
     if len(set(backends)) > 1 and not becomes_ours:
@@ -90,6 +97,8 @@ def verify(
         predictor = forecaster(before, calibrate=before_again)
         measured_ns = [typical_step(each).measured_ns for each in (after, *after_again)]
         changes = dict(_changes(before, after))
+        if is_other_work:
+            changes[ChangedPasses(passes=passes_after)] = ("accumulate", (passes_after,))
     except FullwireError:
         return None  # one of them has no step that could be predicted
     if predictor is None or None in measured_ns or not (changes or becomes_ours):
@@ -97,6 +106,10 @@ def verify(
     if predictor.calibration is not None:
         unsure = held_against(predictor.calibration, [after, *after_again])
         predictor = replace(predictor, calibration=unsure)
+    on_machines = after.facts.machines
+    if on_machines and "workers" in dict(changes.values()):  # where they are is known
+        ranks = -(-(after.facts.workers or 1) // on_machines)
+        predictor = replace(predictor, subject=replace(predictor.subject, ranks_per_host=ranks))
     axes: dict[str, Any] = dict(changes.values())
     full_s = predictor.ask(**axes, transports=(predictor.full(),)).step_s if becomes_ours else None
     found = (predictor.filling() if becomes_ours else predictor).ask(**axes)
@@ -106,7 +119,7 @@ def verify(
         low_s=found.low_s,
         high_s=found.high_s,
         full_s=full_s,
-        measured_s=float(np.mean(np.array(measured_ns, np.float64))) * 1e-9,
+        measured_s=float(np.mean(np.array(measured_ns, np.float64))) * 1e-9 / passes_after,
     )
 
 

@@ -259,7 +259,9 @@ def _predicted(
         targets=reaching,
         basis={name: run.provenance.basis for name, run in many},
         lane=grid.lane,
-        notes=tuple(prediction_notes(many, whole, grid)),
+        notes=tuple(
+            prediction_notes(many, whole, grid, ranks_are_placed="ranks_per_host" in changes)
+        ),
         tuning=tuple(itertools.islice(_tuning(subjects[0], grid), MOST_TUNED)),
         subjects=tuple(subjects),
         grid=grid,

@@ -41,8 +41,9 @@ class LongerOrShorter(Finding):
 class TooFewToTell(Finding):
     """Nothing tells the change from noise."""
 
-    template = "Steps are {change}; too few steps to tell this from noise."
+    template = "{of_passes:Passes|Steps} are {change}; too few steps to tell this from noise."
 
+    of_passes: bool
     change: Finding
 
 
@@ -61,10 +62,11 @@ class NoDifference(Finding):
     """The change is within noise."""
 
     template = (
-        "No difference beyond noise: steps are {change} ({interval}); less than {unseen:.1%} would "
-        "not show."
+        "No difference beyond noise: {of_passes:passes|steps} are {change} ({interval}); less than "
+        "{unseen:.1%} would not show."
     )
 
+    of_passes: bool
     change: Finding
     interval: RatioInterval
     unseen: float
@@ -74,23 +76,39 @@ class NoDifference(Finding):
 class MoreThanNoise(Finding):
     """The change is beyond noise."""
 
-    template = "Steps are {change}, more than noise ({interval})."
+    template = "{of_passes:Passes|Steps} are {change}, more than noise ({interval})."
 
+    of_passes: bool
     change: Finding
     interval: RatioInterval
 
 
-def change_of_steps(ratio: float, low: float | None, high: float | None) -> Finding:
+def change_of_steps(
+    ratio: float, low: float | None, high: float | None, *, of_passes: bool = False
+) -> Finding:
     """Say whether the second run is better, and whether that is more than noise."""
     change: Finding = LongerOrShorter(share=abs(ratio - 1), is_shorter=ratio < 1)
     if abs(ratio - 1) < _NOT_SHOWN:
         change = AsLongAsBefore()
     if low is None or high is None:
-        return TooFewToTell(change=change)
+        return TooFewToTell(of_passes=of_passes, change=change)
     interval = RatioInterval(low=low, high=high)
     if low <= 1 <= high:
-        return NoDifference(change=change, interval=interval, unseen=high / ratio - 1)
-    return MoreThanNoise(change=change, interval=interval)
+        unseen = high / ratio - 1
+        return NoDifference(of_passes=of_passes, change=change, interval=interval, unseen=unseen)
+    return MoreThanNoise(of_passes=of_passes, change=change, interval=interval)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherPasses(Finding):
+    """A step of one run is more work than of the other, so single passes are compared."""
+
+    template = (
+        "A step has {after} {after:pass|passes} in place of {before}: times are those of one pass."
+    )
+
+    before: int
+    after: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +193,15 @@ class ChangedHook(Finding):
     template = "{hook}"
 
     hook: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedPasses(Finding):
+    """Gradients of several passes are added up before they are sent."""
+
+    template = "gradients summed over {passes} passes"
+
+    passes: int
 
 
 @dataclass(frozen=True, kw_only=True)

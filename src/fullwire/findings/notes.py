@@ -12,6 +12,7 @@ from fullwire.findings.case import NOTABLE, Case, communicates, computes
 from fullwire.findings.finding import Finding
 from fullwire.findings.others import about_others
 from fullwire.fixes import Fixes
+from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
@@ -210,6 +211,25 @@ class LineRateUnknown(Finding):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RanksSlowEachOther(Finding):
+    """Ranks share processors, and how much slower they compute for it is not told."""
+
+    template = (
+        "All ranks share one host. How much their computation slows down for it is not told here: "
+        "T1 may be shorter. A run of one worker (--baseline) tells it."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenRateIsUnused(Finding):
+    """A line rate was given for ranks that have no line between them."""
+
+    template = "No line is between ranks of one host: the given {rate_bps:rate} says nothing here."
+
+    rate_bps: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class LateEnds(Finding):
     """Collectives whose end nobody saw."""
 
@@ -353,7 +373,7 @@ def _ranks_left_out(run: Run, found: Account) -> Iterator[Finding]:
 def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Finding]:
     found, parts, facts = case.account, case.account.parts_s, case.run.facts
     told_s = sum(parts[part.key] for part in _TRANSFER) - found.untold_s
-    if not rate_bps and told_s > 0:
+    if not rate_bps and told_s > 0 and not shares_one_host(case.run):
         yield LineRateUnknown()
     late_ends = facts.late_ends
     if late_ends:
@@ -372,6 +392,16 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Find
         )
         because = ClocksBecause.UNNAMED_GROUPS if is_unnamed else ClocksBecause.DISAGREE
         yield EndsBeforeIssue(by_s=found.clock_error_ns * 1e-9, because=because)
+
+
+def about_host(run: Run, given_bps: float | None, *, is_estimated: bool) -> Iterator[Finding]:
+    """Say what cannot be told of ranks that share a host, and what a given rate is good for."""
+    if not shares_one_host(run):
+        return
+    if is_estimated:
+        yield RanksSlowEachOther()
+    if given_bps is not None:
+        yield GivenRateIsUnused(rate_bps=given_bps)
 
 
 def about_baseline(found: Account, given_s: float | None) -> Iterator[Finding]:

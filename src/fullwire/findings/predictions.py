@@ -117,6 +117,21 @@ class BeyondTheLine(Finding):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoreHostsAlike(Finding):
+    """Where the ranks of a larger job are taken to be."""
+
+    template = (
+        "measured: more workers are taken for more hosts like the recorded {hosts:one|ones}, each "
+        "with {ranks:g} {ranks:rank|ranks} on {processors} {processors:processor|processors}; "
+        "--ranks-per-host says otherwise."
+    )
+
+    hosts: int
+    ranks: float
+    processors: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RanksDriftApart(Finding):
     """No closed form is near, and the cluster is too large to be played."""
 
@@ -152,9 +167,13 @@ class TreeAtItsBest(Finding):
 
 
 def prediction_notes(
-    named: Sequence[tuple[str, Run]], subjects: Sequence[Subject], grid: Grid
+    named: Sequence[tuple[str, Run]],
+    subjects: Sequence[Subject],
+    grid: Grid,
+    *,
+    ranks_are_placed: bool = False,
 ) -> Iterator[Finding]:
-    """Go through what there is to know about predictions."""
+    """Go through what there is to know; ranks are placed where it was said how many a host has."""
     yield from _modelled(named)
     yield from _too_large(named)
     for (name, run), subject in zip(named, subjects, strict=True):
@@ -162,6 +181,7 @@ def prediction_notes(
     for compressor in grid.compressors:
         if compressor.caveat:
             yield CodecCost(codec=compressor.name, caveat=compressor.caveat)
+    yield from _more_hosts(grid, ranks_are_placed=ranks_are_placed)
     yield from _beyond_the_line(grid)
     yield from _drifting(grid)
     if {"tree", AUTO} & set(grid.algorithms) and max(grid.workers) > 2:
@@ -181,6 +201,16 @@ def _of_run(name: str, run: Run, subject: Subject, grid: Grid) -> Iterator[Findi
     yield from (NamedRunIsPartial(run=name, what=each) for each in run.missing)
     if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):
         yield OthersMayBeLater(run=name)
+
+
+def _more_hosts(grid: Grid, *, ranks_are_placed: bool) -> Iterator[Finding]:
+    for transport in (each for each in grid.transports if isinstance(each, MeasuredTransport)):
+        if max(grid.workers) > transport.workers and not ranks_are_placed:
+            yield MoreHostsAlike(
+                hosts=transport.machines,
+                ranks=transport.workers / transport.machines,
+                processors=transport.processors,
+            )
 
 
 def _beyond_the_line(grid: Grid) -> Iterator[Finding]:

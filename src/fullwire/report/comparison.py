@@ -34,9 +34,10 @@ def print_comparison(
         [name, f"{each.steps:,}", show_time(each.step_s)]
         for name, each in zip((*before, *after), recordings, strict=True)
     ]
-    print_table(["run", "steps", "median step"], rows, texts={"run"})
+    of_what = "step" if result.passes is None else "pass"
+    print_table(["run", "steps", f"median {of_what}"], rows, texts={"run"})
     if parts is not None:
-        headings = ["of the mean step", "before", "after", "change"]
+        headings = [f"of the mean {of_what}", "before", "after", "change"]
         print_table(headings, _changed_rows(parts), texts={headings[0]})
     if result.differing_facts:
         print_table(

@@ -1,8 +1,14 @@
-"""Which host each rank was on, and how fast the line of each host is, as far as a run says."""
+"""Which host each rank was on, and how fast the line of each host is, as far as a run says.
+
+Ranks that share a host have no line between them: what their sums take is work of its processors,
+where the backend does it there. (NCCL's devices have links inside a host as well.)
+"""
 
 from __future__ import annotations
 
 from fullwire.run.run import Run
+
+_SUMS_ON_PROCESSORS = ("gloo", "fullwire", "mpi")
 
 
 def host_of_rank(run: Run) -> dict[int, str]:
@@ -18,3 +24,15 @@ def host_line_rates_bps(run: Run) -> dict[str, float]:
         return {}
     own = {int(rank): rate_bps for rank, rate_bps in run.facts.other_line_rates_bps or ()}
     return {host: own.get(rank, common) for rank, host in host_of_rank(run).items()}
+
+
+def shares_one_host(run: Run) -> bool:
+    """Say whether all ranks of the job are on the processors of one host."""
+    workers, hosts = run.facts.workers or 0, host_of_rank(run)
+    is_known = workers > 1 and len(hosts) == workers
+    return is_known and sums_on_processors(run) and len(set(hosts.values())) == 1
+
+
+def sums_on_processors(run: Run) -> bool:
+    """Say whether processors do the work of the job's collectives, as its backend tells."""
+    return run.facts.backend in _SUMS_ON_PROCESSORS

@@ -499,7 +499,8 @@ class _Fit:
 def _predicted_s(transport: MeasuredTransport, seen: Observation) -> float:
     wire_bytes, hops = np.array(seen.wire_bytes), np.array(seen.hops)
     line_s = 8 * wire_bytes / (seen.rate_bps * transport.share)
-    crowd = transport.crowd([seen.workers])
+    # Each run of a lab had all its ranks on the one machine, however many these were.
+    crowd = transport.crowd([seen.workers], seen.workers if transport.machines == 1 else None)
     return float(transport.message_s(line_s, wire_bytes, hops, crowd).sum())
 
 

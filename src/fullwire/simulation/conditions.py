@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fullwire.units import ratio, show_rate, show_time
+from fullwire.errors import UsageError
+from fullwire.units import ratio, show_rate, show_time, shown
 
 if TYPE_CHECKING:
     from fullwire.simulation.grid import Predictions, Subject
@@ -76,6 +77,21 @@ def _at_speed(subject: Subject, speed: float) -> Subject:
             ),
         ),
     )
+
+
+def _on_hosts(subject: Subject, ranks_per_host: int) -> Subject:
+    """Return the subject with so many ranks on the processors of each host."""
+    return replace(subject, ranks_per_host=ranks_per_host)
+
+
+def _ranks(value: Any) -> int:
+    """Read how many ranks a host has."""
+    text = str(value).strip()
+    if not (text.isascii() and text.isdigit() and int(text[:12]) >= 1 and len(text) <= 12):
+        raise UsageError(
+            f"ranks per host: expected a whole number from 1 to {10**12 - 1:,}, got {shown(value)}"
+        )
+    return int(text)
 
 
 _TABLE = (
@@ -171,6 +187,20 @@ _TABLE = (
         help="What a worker does alone, so many times as fast: 1,1.5,2",
         read=lambda value: ratio(value, "compute speed"),
         apply=_at_speed,
+    ),
+    Change(
+        axis="ranks_per_host",
+        heading="ranks per host",
+        title="ranks on each host",
+        show=_number,
+        words="{} ranks on each host",
+        across=6,
+        scale=1,
+        option="ranks_per_host",
+        help="Ranks that share the processors of a host, for --transport measured: 1,2,8 "
+        "[default: as recorded]",
+        read=_ranks,
+        apply=_on_hosts,
     ),
 )
 CONDITIONS: Mapping[str, Condition] = {condition.axis: condition for condition in _TABLE}

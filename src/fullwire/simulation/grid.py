@@ -124,6 +124,7 @@ class Subject:
     adds: AddTimes
     recorded: Grid | None = None  # the one point at which the step was measured, if it is known
     residue: Residue = Residue()
+    ranks_per_host: int | None = None  # on the processors of one; None for as many as it had
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

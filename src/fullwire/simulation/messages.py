@@ -178,9 +178,10 @@ class Messages:
         the transport works: what one hides behind the other waits for the same processors.
         """
         own_s, alone_s = self.subject.step.processor_ns * 1e-9, self.subject.step.step_ns * 1e-9
-        longer_s = np.maximum(own_s * transport.crowd(workers) - alone_s, 0.0)
+        per_host = self.subject.ranks_per_host
+        longer_s = np.maximum(own_s * transport.crowd(workers, per_host) - alone_s, 0.0)
         overhead_s = overhead_s + longer_s[:, None, None]
-        ranks = transport.ranks_per_processor(workers)[:, None, None]
+        ranks = transport.ranks_per_processor(workers, per_host)[:, None, None]
         all_s = own_s * ranks + work_s * np.minimum(ranks, 1.0)
         return np.maximum(overhead_s, all_s - alone_s)
 
@@ -248,7 +249,8 @@ class Messages:
         return np.maximum(share * total_s, total_s - hidden_s)
 
     def _crowd(self, chosen: slice, transport: Transport) -> Floats:
-        return transport.crowd(self.workers[chosen])[:, None, None]
+        crowd = transport.crowd(self.workers[chosen], self.subject.ranks_per_host)
+        return crowd[:, None, None]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -49,8 +49,9 @@ class FullTransport:
         del sent_bytes, hops, crowd
         return line_s
 
-    def crowd(self, workers: Sequence[int]) -> Floats:
+    def crowd(self, workers: Sequence[int], ranks_per_host: int | None = None) -> Floats:
         """Return how many ranks share a processor: it does not matter here."""
+        del ranks_per_host
         return np.ones(len(workers))
 
 
@@ -84,22 +85,29 @@ class MeasuredTransport:
             sent_bytes * self.processor_s_per_byte * crowd + hops * self.processor_s_per_hop
         )
 
-    def line_limits_up_to_bps(self, workers: int) -> float:
+    def line_limits_up_to_bps(self, workers: int, ranks_per_host: int | None = None) -> float:
         """Return the line rate from which on processors are busier than the line."""
-        [crowd] = self.crowd([workers])
+        [crowd] = self.crowd([workers], ranks_per_host)
         return float(8 / (self.share * self.processor_s_per_byte * crowd))
 
-    def crowd(self, workers: Sequence[int]) -> Floats:
-        """Return how many ranks share a processor, one at the least.
+    def crowd(self, workers: Sequence[int], ranks_per_host: int | None = None) -> Floats:
+        """Return how many ranks share a processor, one at the least."""
+        return np.maximum(self.ranks_per_processor(workers, ranks_per_host), 1.0)
 
-        All ranks on one machine, as in a lab, stay there however many they are; where there were
-        several machines, each keeps the ranks that it had.
+    def ranks_per_processor(
+        self, workers: Sequence[int], ranks_per_host: int | None = None
+    ) -> Floats:
+        """Return how many ranks there are for each processor, which may be less than one.
+
+        More workers are more hosts like the recorded ones, each with the ranks that it had, or with
+        so many. The hosts of a lab share a machine, and count as one.
         """
-        return np.maximum(self.ranks_per_processor(workers), 1.0)
-
-    def ranks_per_processor(self, workers: Sequence[int]) -> Floats:
-        """Return how many ranks there are for each processor, which may be less than one."""
-        on_one = [each if self.machines == 1 else self.workers / self.machines for each in workers]
+        if ranks_per_host is not None:
+            on_one = [min(each, ranks_per_host) for each in workers]
+        elif self.machines == 1:
+            on_one = [min(each, self.workers) for each in workers]
+        else:
+            return np.full(len(workers), self.workers / self.machines / self.processors)
         return np.array(on_one) / self.processors
 
 
@@ -128,8 +136,9 @@ class TableTransport:
         beyond_s = time_s[-1] * np.asarray(sent_bytes) / max(sent[-1], 1.0)
         return np.asarray(np.maximum(line_s, np.maximum(within_s, beyond_s)))
 
-    def crowd(self, workers: Sequence[int]) -> Floats:
+    def crowd(self, workers: Sequence[int], ranks_per_host: int | None = None) -> Floats:
         """Return how many ranks share a processor: it does not matter here."""
+        del ranks_per_host
         return np.ones(len(workers))
 
 

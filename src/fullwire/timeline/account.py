@@ -9,6 +9,7 @@ exposed communication, waiting is known as such; a stretch of transfers is share
                 beyond the floor
     codec       packing and unpacking, where a simulation says what that costs
     transport   what is left
+    contention  what is left between ranks of one host: no line is there, and processors do the work
 
 and the exposed part of the stretch is shared likewise. For the job the parts are means over ranks
 and steps, with one rule: `straggler` is waiting, plus what a rank spends beyond the lower median of
@@ -52,7 +53,7 @@ class Part(IntEnum):
     """The parts of an account, in the order in which they are shown."""
 
     COMPUTE = 0
-    CONTENTION = 1  # of computation, what the job itself costs it: 0 as long as nothing tells it
+    CONTENTION = 1  # what the job's own sums and ranks take of its processors, as far as told
     LINE_RATE = 2
     LATENCY = 3
     TRANSPORT = 4
@@ -431,7 +432,9 @@ class Latency:
         if self.source != "small collectives":
             return stated_ns
         length_ns = (periods.end_ns - periods.start_ns).astype(np.float64)
-        return np.where(_has_only_small(periods, self.up_to_bytes), length_ns, stated_ns)
+        # Between ranks of one host, what is beyond it is others' turn on the processors.
+        is_latency = _has_only_small(periods, self.up_to_bytes) & ~periods.is_in_host
+        return np.where(is_latency, length_ns, stated_ns)
 
 
 def _latency(run: Run, ranks: Sequence[_Told]) -> Latency:
@@ -491,7 +494,8 @@ def _by_step(told: _Told, steps: Whole, latency: Latency) -> Whole:
         exposed_ns = np.minimum((told.exposed_ns * share[period]).astype(np.int64), rest_ns)
         np.add.at(parts[:, part], step, exposed_ns)
         rest_ns = rest_ns - exposed_ns
-    rest = np.where(is_known[period], Part.TRANSPORT, Part.UNEXPLAINED)
+    rest = np.where(is_known, Part.TRANSPORT, Part.UNEXPLAINED)
+    rest = np.where(periods.is_in_host, Part.CONTENTION, rest)[period]
     np.add.at(parts, (step, rest), rest_ns)
     return told.in_order(steps, parts)
 

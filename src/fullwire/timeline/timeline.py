@@ -83,6 +83,7 @@ class Periods:
     start_ns: Whole
     end_ns: Whole
     floor_ns: NDArray[np.float64]
+    is_in_host: NDArray[np.bool_]  # all of them between ranks of one host
     codec_ns: NDArray[np.float64]
     hops: NDArray[np.float64]
     largest_bytes: Whole
@@ -113,6 +114,7 @@ class Periods:
             start_ns=start[first],
             end_ns=reached[last],
             floor_ns=summed(transfers.floor_ns),
+            is_in_host=summed(transfers.is_in_host) == np.bincount(number, minlength=len(first)),
             codec_ns=summed(transfers.codec_ns),
             hops=summed(transfers.hops),
             largest_bytes=largest,

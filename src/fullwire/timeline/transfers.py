@@ -25,6 +25,7 @@ from fullwire.collectives.closed_form import gradient_cost, observed_cost, sent_
 from fullwire.collectives.cost import AddTimes, Cost, Floats
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.errors import UsageError
+from fullwire.run.placement import host_of_rank, shares_one_host, sums_on_processors
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Run, Text, Whole
 from fullwire.units import ratio, shown
 
@@ -40,6 +41,7 @@ class Transfers:
     ready_ns: Whole  # the latest issue on any rank, within this rank's own issue and end
     is_known: NDArray[np.bool_]  # every rank's issue is there
     floor_ns: Floats  # on the wire at line rate; not a number where no rate is known
+    is_in_host: NDArray[np.bool_]  # between ranks of one host: no line, but its processors
     codec_ns: Floats  # packing and unpacking, for runs that state a compressor's speed
     hops: Whole  # messages that wait for each other
     caused_ns: Floats  # what the other ranks together waited for this one
@@ -65,12 +67,16 @@ def transfers_of(run: Run, rate_bps: Mapping[int, float]) -> Transfers:
     np.minimum.at(slowest, group.codes, rates[np.searchsorted(recorded, table.rank)])
     slowest_bps = slowest[group.codes]
     floor_ns = 8e9 * cost.wire_bytes / np.maximum(slowest_bps, 1e-3)
+    is_in_host = _are_in_one_host(run, group)[group.codes]
     has_size = table.dtype != SIZE_UNKNOWN
     ready_ns = np.clip(latest_ns, table.issue_ns, table.end_ns)
     return Transfers(
         ready_ns=ready_ns,
         is_known=is_known,
-        floor_ns=np.where((slowest_bps > 0) & has_size, floor_ns, np.nan),
+        floor_ns=np.where(
+            is_in_host, 0.0, np.where((slowest_bps > 0) & has_size, floor_ns, np.nan)
+        ),
+        is_in_host=is_in_host,
         codec_ns=codec_ns,
         # Of unknown size, it is no small collective that shows what a message costs.
         hops=np.where(has_size, np.asarray(cost.hops, np.int64), 0),
@@ -233,6 +239,24 @@ def stated_compressor(run: Run) -> Compressor | None:
     if not text:
         return None
     return parse_codec(text) if "," in text else Compressor(ratio=ratio(text, "compression"))
+
+
+def _are_in_one_host(run: Run, group: Coded) -> NDArray[np.bool_]:
+    """Say of each group whether its ranks are on one host, and sum on its processors."""
+    count, hosts = len(group.names), host_of_rank(run)
+    if shares_one_host(run):
+        return np.ones(count, bool)
+    recorded = recorded_ranks(run)
+    is_everyone_known = set(hosts) >= set(recorded.tolist()) and len(recorded) == world(run)
+    if not sums_on_processors(run) or not is_everyone_known:
+        return np.zeros(count, bool)
+    pairs = np.unique(group.codes * len(recorded) + np.searchsorted(recorded, run.collectives.rank))
+    ranks_of: list[list[int]] = [[] for _ in range(count)]
+    for pair in pairs.tolist():
+        ranks_of[pair // len(recorded)].append(int(recorded[pair % len(recorded)]))
+    return np.array(
+        [len(ranks) > 1 and len({hosts[rank] for rank in ranks}) == 1 for ranks in ranks_of], bool
+    )
 
 
 def _clock_error_ns(run: Run, latest_ns: Whole, is_known: NDArray[np.bool_]) -> int:

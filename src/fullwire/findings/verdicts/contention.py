@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fullwire.findings.case import Case
+from fullwire.findings.evidence.samples import CpuBusiest
 from fullwire.findings.finding import Amount, Finding
 from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
+from fullwire.run.placement import shares_one_host
 from fullwire.timeline.account import Part
 
 
@@ -22,8 +24,57 @@ class ComputationIsCrowded(Finding):
     lost: Amount
 
 
+@dataclass(frozen=True, kw_only=True)
+class RanksShareProcessors(Finding):
+    """What the sums of ranks on one host cost, beyond what computation hides."""
+
+    template = (
+        "The ranks share the processors of one host: {lost} ({lost.share:.1%}) goes to their sums "
+        "and to waiting for a processor meanwhile. {taken}"
+    )
+
+    lost: Amount
+    taken: Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorsAreTaken(Finding):
+    """No processor has time left."""
+
+    template = "The processors are taken: {share:.0%} used."
+
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorsAreFree(Finding):
+    """Processors have time left, so more threads would find some."""
+
+    template = "The busiest processor was {share:.0%} used, so more threads would find room."
+
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorsNotSampled(Finding):
+    """Nothing says how much of the processors was used."""
+
+    template = "How much of the processors was used is not recorded."
+
+
 def _says(case: Case) -> Finding:
-    return ComputationIsCrowded(lost=case.of_step(case.account.parts_s[Part.CONTENTION.key]))
+    lost = case.of_step(case.account.parts_s[Part.CONTENTION.key])
+    if not shares_one_host(case.run):
+        return ComputationIsCrowded(lost=lost)
+    return RanksShareProcessors(lost=lost, taken=_taken(case))
+
+
+def _taken(case: Case) -> Finding:
+    busiest = next((each for each in case.evidence if isinstance(each, CpuBusiest)), None)
+    if busiest is None:
+        return ProcessorsNotSampled()
+    kind = ProcessorsAreTaken if busiest.is_saturated else ProcessorsAreFree
+    return kind(share=busiest.value)
 
 
 register(
@@ -34,6 +85,6 @@ register(
         says=_says,
         label="contention",
         colour=Colour("#c96f9b", "#d98bb2"),
-        lost_to="computation that the job itself slows down",
+        lost_to="ranks and communication that share processors",
     )
 )

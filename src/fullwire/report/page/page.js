@@ -372,7 +372,7 @@
     const notes = [
       "Every point is a prediction of this job’s own step; the shaded band is its interval.",
       isUneven(run.explanation) ? "It starts from the median step, the account is of the mean one." : "",
-      grid.shares_processors ? "This job’s workers share one machine; with the measured transport more workers share its processors too." : "",
+      grid.shares_processors ? "This job’s workers share one machine; with the measured transport more workers are more machines like it, each with as many ranks." : "",
       grid.recorded ? "" : "The run shows no transport of several workers on links of a known rate, so lines are taken as filled, and there is no point as recorded.",
     ];
     return part("What if", notes.filter(Boolean).join(" "), el("div", { class: "bench" }, controls, el("figure", null, readout, frame)));
