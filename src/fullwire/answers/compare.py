@@ -18,6 +18,7 @@ from statistics import NormalDist, geometric_mean
 
 import numpy as np
 
+from fullwire.answers.believable import check_steps
 from fullwire.collectives.cost import Floats
 from fullwire.errors import UsageError
 from fullwire.findings.comparisons import (
@@ -241,6 +242,7 @@ def step_lengths_s(run: Run) -> Floats:
     lengths_s = longest_ns[typical_steps(longest_ns)] * 1e-9
     if not np.median(lengths_s):
         raise UsageError(f"{run.provenance.source}: its steps take no time, so none is to compare")
+    check_steps(run.provenance.source, step=lengths_s)
     return np.asarray(lengths_s, np.float64)
 
 
