@@ -129,7 +129,9 @@ def whatif(
     """
     from fullwire.answers import whatif as answers
 
-    _check_output(plot, "json" if json else format_)
+    if json and format_ == "csv":
+        raise UsageError("--json: expected it or --format csv, got both")
+    _check_output(plot, format_, force)
     conditions: dict[str, Any] = {
         "bandwidth": bandwidth,
         "workers": workers,
@@ -171,13 +173,13 @@ def whatif(
     _show(result, "json" if json else format_, best)
 
 
-def _check_output(plot: Path | None, format_: str) -> None:
+def _check_output(plot: Path | None, format_: str, force: bool) -> None:
     if format_ not in ("table", "csv", "json"):
         raise UsageError(f"--format: expected table, csv or json, got {format_!r}")
     if plot is not None:
         from fullwire.report.charts import check_plot_path
 
-        check_plot_path(plot)
+        check_plot_path(plot, replace=force)
 
 
 def _refuse_unsynchronised(accumulate: str, local_steps: str) -> None:
