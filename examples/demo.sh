@@ -42,10 +42,10 @@ show explain demo/fullwire.run
 printf '\n5. Predict what is not here: 64 V100 at 10 and 100 Gbps, if transport filled the wire.\n'
 show whatif vgg16@v100 resnet50@v100 resnet101@v100 --workers 64 --bandwidth 10Gbps,100Gbps \
   --compression 1,2,5,10 --buckets paper --target 0.95 \
-  --plot demo/scaling-by-compression.png
+  --plot demo/scaling-by-compression.png --force
 
 printf '\n6. And the same as a page that opens anywhere, offline.\n'
-show report demo/gloo.run demo/fullwire.run -o demo/report.html
+show report demo/gloo.run demo/fullwire.run -o demo/report.html --force
 
 printf '\nThe page: demo/report.html. The figure: demo/scaling-by-compression.png. The runs: '
 echo demo/*.run

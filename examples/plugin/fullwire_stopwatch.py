@@ -3,6 +3,7 @@
 import numpy as np
 
 from fullwire.importers import CERTAIN, UNLIKE, Format
+from fullwire.run.facts import Facts
 from fullwire.run.run import Provenance, Run, Spans
 
 
@@ -13,7 +14,7 @@ def read(files, options):
     times = {"start_ns": np.concatenate([[0], end_ns[:-1]]), "end_ns": end_ns}
     spans = Spans(rank=0 * steps, step=steps, lane=text[0], name=text[1], **times)
     source = Provenance(origin="imported", source=str(files[0]))
-    return Run(provenance=source, facts={"workers": 1}, spans=spans)
+    return Run(provenance=source, facts=Facts(workers=1), spans=spans)
 
 
 FORMAT = Format(

@@ -131,7 +131,7 @@ def test_an_export_that_is_cut_is_partial(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path, cli: Cli) -> None:
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="there is no directory"):
         fullwire.export(a_run(), tmp_path / "no such place" / "x.json")
     done = cli("export", tmp_path / "nothing.run")
     assert (done.returncode, done.stdout) == (2, "")

@@ -14,9 +14,10 @@ import fullwire as fw
 from fullwire.answers.changed import changed
 from fullwire.answers.opening import Opened
 from fullwire.answers.verification import verify
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.gaps import Gap, gaps_of
 from fullwire.run.run import Run, Spans
+from fullwire.run.store import write
 from fullwire.words import sentences
 from tests.builders import a_run, steps_run
 from tests.conftest import Cli
@@ -302,3 +303,31 @@ def test_what_watching_cost_is_no_difference_between_jobs() -> None:
         for cost in (0.1, 0.2)
     )
     assert fw.compare(one, other).differing_facts == ()
+
+
+def test_one_recording_given_several_times_is_no_evidence_of_noise() -> None:
+    run, other = a_trained_job(), a_trained_job(late_ms=30.0)
+    with pytest.raises(UsageError, match="recordings 1 and 3 after are one and the same"):
+        fw.compare(run, [other, run, other])
+    assert fw.compare(run, run).ratio == 1.0  # which is a question of its own
+
+
+def test_times_that_explain_refuses_are_not_compared() -> None:
+    run = a_trained_job()
+    long = dataclasses.replace(
+        run.spans, end_ns=np.where(run.spans.name == "step", 2**62, run.spans.end_ns)
+    )
+    twice = dataclasses.replace(run.spans, step=np.zeros(len(run.spans), np.int64))
+    for spans in (long, twice):
+        for question in (fw.explain, lambda odd: fw.compare(run, odd)):
+            with pytest.raises(DamagedInput):
+                question(dataclasses.replace(run, spans=spans))
+
+
+def test_a_damaged_run_is_named_with_its_damage(cli: Cli, tmp_path: Path) -> None:
+    write(a_trained_job(), tmp_path / "a.run")
+    write(a_trained_job(late_ms=30.0), tmp_path / "b.run")
+    (tmp_path / "b.run" / "spans.parquet").write_bytes(b"damaged")
+    done = cli("compare", tmp_path / "a.run", tmp_path / "b.run")
+    assert done.returncode == 3
+    assert f"{tmp_path / 'b.run'}: it has no steps left to compare; missing: spans" in done.stderr

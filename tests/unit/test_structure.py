@@ -21,6 +21,7 @@ LEVELS = {
     "units": 1,
     "packed": 2,
     "files": 3,
+    "outputs": 3,
     "crew": 4,
     "run": 4,
     "clusters": 5,

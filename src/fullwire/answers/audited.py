@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from fullwire.answers.believable import check_shares, check_steps, check_times
 from fullwire.findings.audit import audit
 from fullwire.findings.finding import Finding
 from fullwire.findings.traffic import traffic_findings
@@ -32,5 +33,19 @@ class AuditedTraffic(Traffic):
 def audited(traffic: Traffic) -> AuditedTraffic:
     """Audit what packets say, of each training by itself."""
     known = {each.name: getattr(traffic, each.name) for each in fields(traffic)}
+    _check(traffic)
     known["groups"] = tuple(audited(group) for group in traffic.groups)
     return AuditedTraffic(**known, findings=tuple(audit(traffic)))
+
+
+def _check(traffic: Traffic) -> None:
+    """Refuse what no packets can say: whatever their times were, an iteration takes some."""
+    source = traffic.detail.run.provenance.source
+    check_shares(source, busy_share=traffic.busy_fractions)
+    check_shares(source, packets_sent_again=[edge.sent_again for edge in traffic.edges])
+    check_times(source, round_trip=[edge.rtt_least_s or 0.0 for edge in traffic.edges])
+    check_times(source, burst=[edge.burst_s for edge in traffic.edges])
+    if traffic.iterations is not None:
+        check_steps(source, period=traffic.iterations.period_s)
+        check_times(source, communication=traffic.iterations.communicating_s)
+        check_shares(source, confidence=traffic.iterations.confidence)

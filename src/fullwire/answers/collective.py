@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fullwire.answers.believable import check_shares, check_times
 from fullwire.answers.conditions import (
     OneOrMany,
     count,
@@ -88,6 +89,8 @@ def collective(
             told=progress,
             **how,
         )
+        check_times(f"{op} {name}", time=found.time_s)
+        check_shares(f"{op} {name}", busiest_link_share=found.busiest_share)
         return found if cluster is not None else replace(found, cluster=None)
 
     if algorithm != AUTO:

@@ -21,8 +21,9 @@ from statistics import NormalDist, geometric_mean
 
 import numpy as np
 
+from fullwire.answers.believable import check_steps
 from fullwire.collectives.cost import Floats
-from fullwire.errors import UsageError
+from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.comparisons import (
     SMALL,
     OtherPasses,
@@ -35,9 +36,11 @@ from fullwire.findings.comparisons import (
 )
 from fullwire.findings.finding import Finding
 from fullwire.run.facts import REGISTRY
+from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
 from fullwire.timeline.account import typical_steps
 from fullwire.timeline.passes import passes_of_step
+from fullwire.timeline.timeline import check_times, steps_of
 from fullwire.timeline.transfers import world
 from fullwire.units import show_bytes
 from fullwire.words import sentences
@@ -144,6 +147,8 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
     """Compare the steps of two runs of the same work, or of several recordings of each."""
     sides = _recordings(before), _recordings(after)
     [first, *others], [second, *_] = sides
+    for side, which in zip(sides, ("before", "after"), strict=True):
+        _refuse_twice_the_same(side, which)
     for each in (*others, *sides[1]):
         refuse_other_work(first, each)
     passes = _other_passes(sides)
@@ -260,15 +265,41 @@ def _edge_bytes(before: Run, after: Run) -> tuple[float, float] | None:
 def step_lengths_s(run: Run) -> Floats:
     """Return the length of each step of the job, in order of time, without warm-up."""
     rows = np.flatnonzero((run.spans.lane == "host") & (run.spans.name == "step"))
-    if not len(rows):
-        raise UsageError(f"{run.provenance.source}: it has no steps to compare")
+    refuse_without_steps(run, run.provenance.source)
+    marks = run.spans.rows(rows)
+    check_times(run, "steps", marks.start_ns, marks.end_ns)
+    for rank in np.unique(marks.rank).tolist():
+        steps_of(run, rank, marks.rows(marks.rank == rank))
     numbers, place = np.unique(run.spans.step[rows], return_inverse=True)
     longest_ns = np.zeros(len(numbers), np.int64)
     np.maximum.at(longest_ns, place, run.spans.end_ns[rows] - run.spans.start_ns[rows])
     lengths_s = longest_ns[typical_steps(longest_ns)] * 1e-9
     if not np.median(lengths_s):
         raise UsageError(f"{run.provenance.source}: its steps take no time, so none is to compare")
+    check_steps(run.provenance.source, step=lengths_s)
     return np.asarray(lengths_s, np.float64)
+
+
+def refuse_without_steps(run: Run, name: str) -> None:
+    """Refuse a run that has no steps: as damaged where what held them cannot be read."""
+    if ((run.spans.lane == "host") & (run.spans.name == "step")).any():
+        return
+    if damage := reasons(run.gaps, {"spans"}):
+        raise DamagedInput(name, f"it has no steps left to compare; missing: {damage[0]}")
+    raise UsageError(f"{name}: it has no steps to compare")
+
+
+def _refuse_twice_the_same(side: Sequence[Run], which: str) -> None:
+    """Refuse recordings that are one: they would show less noise than there is."""
+    seen: dict[bytes, int] = {}
+    for number, run in enumerate(side, 1):
+        marks = (run.spans.lane == "host") & (run.spans.name == "step")
+        times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
+        if (first := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
+            raise UsageError(
+                f"compare: recordings {first} and {number} {which} are one and the same: expected "
+                "each once, since a copy tells nothing about noise"
+            )
 
 
 def _student(share: float, freedom: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fullwire.answers.believable import check_scaling, check_steps, check_times
 from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
@@ -145,36 +146,52 @@ def explain(
     full = None if predictor is None else _at_full_utilization(given_s, predictor)
     link, gain = _faster_link(helpful)
     case = replace(case, faster_link=link, gain=gain)
-    return Explanation(
-        verdict=judged(case),
-        step_s=found.step_s,
-        baseline_step_s=baseline_s,
-        is_estimated=baseline is None,
-        scaling_factor=baseline_s / found.step_s if is_told and baseline_s else None,
-        account=parts,
-        compute_inflation_s=inflation_s,
-        ranks=found.breakdowns,
-        evidence=evidence,
-        break_even=None if predictor is None else break_even(predictor, THRESHOLD),
-        fixes=() if helpful is None else _against(given_s, helpful),
-        fixes_from_s=None if helpful is None else helpful.from_s,
-        full=full,
-        notes=(
-            *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
-            *about_baseline(found, given_s),
-            *about_median(found, predictor, helpful),
-            *about_host(
-                job,
-                None if bandwidth is None else rate(bandwidth),
-                is_estimated=baseline is None,
+    return _believed(
+        job,
+        Explanation(
+            verdict=judged(case),
+            step_s=found.step_s,
+            baseline_step_s=baseline_s,
+            is_estimated=baseline is None,
+            scaling_factor=baseline_s / found.step_s if is_told and baseline_s else None,
+            account=parts,
+            compute_inflation_s=inflation_s,
+            ranks=found.breakdowns,
+            evidence=evidence,
+            break_even=None if predictor is None else break_even(predictor, THRESHOLD),
+            fixes=() if helpful is None else _against(given_s, helpful),
+            fixes_from_s=None if helpful is None else helpful.from_s,
+            full=full,
+            notes=(
+                *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
+                *about_baseline(found, given_s),
+                *about_median(found, predictor, helpful),
+                *about_host(
+                    job,
+                    None if bandwidth is None else rate(bandwidth),
+                    is_estimated=baseline is None,
+                ),
+                *about_rate(job, predictor, full),
+                *why_not,
             ),
-            *about_rate(job, predictor, full),
-            *why_not,
+            detail=found,
+            line_rates_bps=rate_bps,
+            predictor=predictor,
         ),
-        detail=found,
-        line_rates_bps=rate_bps,
-        predictor=predictor,
     )
+
+
+def _believed(run: Run, found: Explanation) -> Explanation:
+    """Return an explanation in which every number can be; `_forecaster` looked at predictions."""
+    source, workers = run.provenance.source, world(run)
+    check_times(source, step=found.step_s, baseline=found.baseline_step_s)
+    check_times(source, **dict(found.account))
+    check_scaling(source, workers, found.scaling_factor)
+    predicted = [fix.forecast for fix in found.fixes] + ([found.full] if found.full else [])
+    check_steps(source, predicted_step=[each.step_s for each in predicted])
+    check_times(source, low_end=[each.low_s for each in predicted])
+    check_scaling(source, workers, [each.scaling_factor for each in predicted])
+    return found
 
 
 def _is_to_account(run: Run) -> bool:
@@ -223,9 +240,24 @@ def _forecaster(
     if world(case.run) > 1 and computes(case) and not communicates(case):
         return None, (NothingToPredictFrom(),)
     try:
-        return forecaster(case.run, min(rate_bps.values(), default=None), calibrate), ()
+        found = forecaster(case.run, min(rate_bps.values(), default=None), calibrate)
+        if found is not None:
+            _check(found, case.run)
     except (UsageError, DamagedInput) as error:
         return None, (NoFixesPredicted(why=str(error)),)
+    return found, ()
+
+
+def _check(found: Forecaster, run: Run) -> None:
+    """Refuse to predict from a step that cannot be: its account may be true all the same."""
+    now = found.ask()
+    check_steps(
+        run.provenance.source,
+        median_step=found.measured_s,
+        step_of_one_worker=found.alone_s,
+        predicted_step=now.step_s,
+    )
+    check_scaling(run.provenance.source, world(run), now.scaling_factor)
 
 
 def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, float]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.answers.believable import check_scaling, check_shares, check_steps, check_times
 from fullwire.answers.conditions import (
     OneOrMany,
     asked_changes,
@@ -250,6 +251,7 @@ def _predicted(
     subjects = changed(whole, changes)
     predictions = sweep(subjects, grid, progress, those)
     around_s = interval_s(subjects, grid, predictions, found.calibration, those)
+    _check(predictions, around_s)
     reaching = None
     if wanted is not None:
         reaching = targets(with_names(subjects, changes), grid, wanted, those)
@@ -268,6 +270,27 @@ def _predicted(
         changes=changes,
         suspicions=suspicions(subjects[:: len(subjects) // len(whole)], grid),
     )
+
+
+def _check(predictions: Predictions, interval_s: tuple[Floats, Floats]) -> None:
+    """Refuse predictions that cannot be, by the name of the run that they come from."""
+    names = predictions["run"]
+    for name in dict.fromkeys(names.tolist()):
+        here = names == name
+        check_steps(
+            name,
+            step=predictions["step_s"][here],
+            step_of_one_worker=predictions["baseline_step_s"][here],
+        )
+        check_times(
+            name,
+            communication=predictions["communication_s"][here],
+            low_end=interval_s[0][here],
+            high_end=interval_s[1][here],
+        )
+        workers = predictions["workers"][here]
+        check_scaling(name, workers, predictions["scaling_factor"][here])
+        check_shares(name, network_utilization=predictions["network_utilization"][here])
 
 
 def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fullwire.cli.leaving import signals_end_it
-from fullwire.cli.options import Json, print_json
+from fullwire.cli.options import Force, Json, print_json
 from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def transport(
     plot: Annotated[
         Path | None, typer.Option(help="Draw bandwidth and time against size: x.png, .svg, .html")
     ] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Reduce with our transport and with others in turns, in a lab or as a rank of torchrun.
@@ -86,7 +87,7 @@ def transport(
 
     contest = _contest(rate, against, sizes, rounds, encrypt)
     if plot is not None:
-        check_plot_path(plot)
+        check_plot_path(plot, replace=force)
     is_rank = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
     outcome = _ranked(contest, workers) if is_rank else _in_lab(contest, workers)
     if outcome is None:  # another rank says it

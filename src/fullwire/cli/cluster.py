@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fullwire.cli.options import Json, print_json
+from fullwire.cli.options import Force, Json, print_json
 
 app = typer.Typer(
     help="Look at described clusters: files of yours, and those built in.",
@@ -22,6 +22,7 @@ def show(
     nodes: Annotated[int | None, typer.Option(min=1, help="As many nodes as these")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png|svg|html", help="Draw it.")] = None,
     toml: Annotated[bool, typer.Option("--toml", help="Print it as a file to start from.")] = False,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Draw a cluster and list its links.
@@ -33,6 +34,10 @@ def show(
     from fullwire.report.as_data import cluster_object
     from fullwire.report.cluster import print_cluster
 
+    if plot is not None:
+        from fullwire.report.charts import check_plot_path
+
+        check_plot_path(plot, replace=force)
     fabric = described(cluster, nodes)
     if plot is not None:
         from fullwire.report.cluster_picture import plot_cluster

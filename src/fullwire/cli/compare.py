@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -40,6 +41,7 @@ def compare(
     """
     from fullwire.answers.changed import changed
     from fullwire.answers.compare import compare as answer
+    from fullwire.answers.compare import refuse_without_steps
     from fullwire.answers.opening import opened
     from fullwire.answers.verification import verify
     from fullwire.report.as_data import comparison_object, verification_object
@@ -47,6 +49,8 @@ def compare(
 
     before, after = _sides(runs, context.meta.get(_AFTER))
     sides = [[opened(each) for each in side] for side in (before, after)]
+    for name, each in zip(runs, itertools.chain(*sides), strict=True):
+        refuse_without_steps(each.run, name)
     first, second = ([each.run for each in side] for side in sides)
     result, parts = answer(first, second), changed(*sides)
     verification = verify(first[0], second[0], before_again=first[1:], after_again=second[1:])

@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from fullwire.cli.options import Force
+from fullwire.units import visible
+
 
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN")],
@@ -18,6 +21,7 @@ def export(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="[default: standard output]"),
     ] = None,
+    force: Force = False,
 ) -> None:
     """Write a run as a Chrome trace: a process for each rank, lanes as threads.
 
@@ -26,7 +30,9 @@ def export(
     from fullwire.report import chrome
 
     if output is None:
-        chrome.write_chrome(run, sys.stdout.buffer)
-        return
-    chrome.export(run, output)
-    sys.stderr.write(f"written: {output}\n")
+        missing = chrome.write_chrome(run, sys.stdout.buffer)
+    else:
+        missing = chrome.export(run, output, replace=force)
+        sys.stderr.write(f"written: {output}\n")
+    for gap in missing:
+        sys.stderr.write(f"missing: {visible(gap)}\n")

@@ -40,7 +40,7 @@ def flows(
     if plot is not None:
         from fullwire.report.charts import check_plot_path
 
-        check_plot_path(plot)
+        check_plot_path(plot, replace=force)
     result, run = flows_and_run(*captures, hosts=hosts, gradient=gradient)
     # Not before captures have been read: loading this takes a while.
     from fullwire.report.traffic import print_traffic, traffic_object

@@ -12,7 +12,7 @@ import typer
 from fullwire.simulation.conditions import CHANGES
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace a run that exists.")]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
 ClusterOption: TypeAlias = Annotated[
     str | None,
     typer.Option("--cluster", metavar="FILE|NAME", help="A described cluster: dgx-h100, ours.toml"),

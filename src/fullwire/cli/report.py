@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fullwire.cli.options import Force
+
 
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...")],
@@ -23,6 +25,7 @@ def report(
         list[str] | None,
         typer.Option(metavar="RUN", help="More runs of the same cluster, for what is predicted"),
     ] = None,
+    force: Force = False,
 ) -> None:
     """Write what explain says as one offline HTML page, with timelines and an explorer.
 
@@ -31,5 +34,12 @@ def report(
     """
     from fullwire.report.page import write_page
 
-    write_page(runs, output, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate or ())
+    write_page(
+        runs,
+        output,
+        baseline=baseline,
+        bandwidth=bandwidth,
+        calibrate=calibrate or (),
+        replace=force,
+    )
     sys.stderr.write(f"written: {output}\n")

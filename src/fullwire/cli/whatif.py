@@ -149,13 +149,14 @@ def whatif(
     """
     from fullwire.answers import whatif as answers
 
-    format_ = "json" if json else format_
+    if json and format_ == "csv":
+        raise UsageError("--json: expected it or --format csv, got both")
     if format_ not in ("table", "csv", "json"):
         raise UsageError(f"--format: expected table, csv or json, got {format_!r}")
     if plot is not None:
         from fullwire.report.charts import check_plot_path, plot_whatif
 
-        check_plot_path(plot)
+        check_plot_path(plot, replace=force)
     conditions: dict[str, Any] = {
         "bandwidth": bandwidth,
         "workers": workers,
@@ -199,7 +200,7 @@ def whatif(
     if plot is not None:
         plot_whatif(result, plot)
         _tell(f"drawn: {plot}")
-    _show(result, format_, best)
+    _show(result, "json" if json else format_, best)
 
 
 def _show(result: WhatIf, format_: str, best: int | None) -> None:

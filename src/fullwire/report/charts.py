@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
+from fullwire.outputs import refuse_existing, written
 from fullwire.simulation.conditions import CONDITIONS
 
 if TYPE_CHECKING:
@@ -24,12 +25,11 @@ COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#2e8b57", "#6c5b9e", "#8c6d46", "#4
 MOST_VARYING = 4  # across, by colour, in columns and in rows
 
 
-def check_plot_path(path: Path) -> None:
+def check_plot_path(path: Path, *, replace: bool = True) -> None:
     """Refuse a picture that cannot be written, before the work and not after it."""
     if path.suffix.lower() not in ENDINGS:
         raise UsageError(f"--plot: expected a file ending in {', '.join(ENDINGS)}, got {path}")
-    if not path.parent.is_dir():
-        raise UsageError(f"--plot: there is no directory {path.parent}")
+    refuse_existing(path, replace, "--plot")
 
 
 def plot_whatif(result: WhatIf, path: Path) -> None:
@@ -224,15 +224,11 @@ def _caption(result: WhatIf, varying: set[str]) -> str:
 def save(chart: alt.Chart, path: Path) -> None:
     """Write a picture in the format that its name ends in."""
     ending = path.suffix.lower()
-    try:
+    with written(path) as beside:
         if ending == ".html":
-            path.write_text(_page(chart), encoding="utf-8")
-        elif ending == ".png":
-            chart.save(str(path), ppi=180)
+            beside.write_text(_page(chart), encoding="utf-8")
         else:
-            chart.save(str(path))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+            chart.save(str(beside), format=ending[1:], **({"ppi": 180} if ending == ".png" else {}))
 
 
 def _page(chart: alt.Chart) -> str:

@@ -8,7 +8,6 @@ the same run of it (`importers/chrome.py`), but for samples and packets, which a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -16,8 +15,8 @@ from typing import Any, BinaryIO, TypeAlias
 import msgspec
 import numpy as np
 
-from fullwire.errors import UsageError
 from fullwire.importers import read
+from fullwire.outputs import refuse_existing, written
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Collectives, Gradients, Run, Spans, Table, Whole
 from fullwire.run.store import is_run, read_rows, read_run
@@ -29,22 +28,19 @@ _ENCODER = msgspec.json.Encoder()
 _Event: TypeAlias = "dict[str, object]"
 
 
-def export(run: Run | str | Path, output: str | Path) -> None:
-    """Write a run as a Chrome trace, for Perfetto; the file is there when it is whole."""
+def export(run: Run | str | Path, output: str | Path, *, replace: bool = False) -> tuple[str, ...]:
+    """Write a run as a Chrome trace, for Perfetto, and return what is missing from it.
+
+    The file is there when it is whole; one that exists is replaced only if `replace` is given.
+    """
     place = Path(output)
-    building = place.with_name(f".{place.name}.writing-{os.getpid()}")
-    try:
-        with building.open("wb") as file:
-            write_chrome(run, file)
-        building.replace(place)
-    except OSError as error:
-        raise UsageError(f"{place}: cannot be written: {error.strerror or error}") from None
-    finally:
-        building.unlink(missing_ok=True)
+    refuse_existing(place, replace)
+    with written(place) as beside, beside.open("wb") as file:
+        return write_chrome(run, file)
 
 
-def write_chrome(run: Run | str | Path, file: BinaryIO) -> None:
-    """Write a run as a Chrome trace into an open file."""
+def write_chrome(run: Run | str | Path, file: BinaryIO) -> tuple[str, ...]:
+    """Write a run as a Chrome trace into an open file, and return what is missing from it."""
     place = None if isinstance(run, Run) or not is_run(Path(run)) else Path(run)
     described = read_run(place, only=()) if place else run if isinstance(run, Run) else read(run)
     gaps = list(described.gaps)
@@ -53,14 +49,16 @@ def write_chrome(run: Run | str | Path, file: BinaryIO) -> None:
     for event in _events(described, place, gaps):
         file.write(gap + _ENCODER.encode(event))
         gap = b",\n"
+    missing = tuple(gap.reason for gap in gaps)
     about = {
         "provenance": {
             name: getattr(described.provenance, name) for name in ("origin", "source", "basis")
         },
         "facts": described.facts.known(),
-        "missing": [gap.reason for gap in gaps],
+        "missing": missing,
     }
     file.write(b'\n], "otherData": ' + _ENCODER.encode(about) + b"}\n")
+    return missing
 
 
 def _events(run: Run, place: Path | None, gaps: list[Gap]) -> Iterator[_Event]:

@@ -56,7 +56,8 @@ def interval_s(
         sooner_s, later_s = _of_the_median(subjects, grid, step_s, calibration, crew)
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
     alone_s = _alone_s(subjects, calibration) * (1 - _WIDTH * _FROM_RUN_TO_RUN)
-    low_s = np.maximum(step_s - half_s - sooner_s, alone_s)
+    # An interval of a step that scatters a lot may be wider than the step: no time is below 0.
+    low_s = np.maximum(np.maximum(step_s - half_s - sooner_s, alone_s), 0.0)
     return low_s.reshape(-1), (step_s + half_s + later_s).reshape(-1)
 
 

@@ -158,7 +158,7 @@ def timelines(
     collectives = run.collectives
     marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
     marks_by = _rows_by_rank(marks.rank)
-    _check_times(run, "collectives", collectives.issue_ns, collectives.end_ns)
+    check_times(run, "collectives", collectives.issue_ns, collectives.end_ns)
     size = collectives.bytes
     if (size < 0).any() or (size > MOST_BYTES).any():
         row = int(np.argmax((size < 0) | (size > MOST_BYTES)))
@@ -168,7 +168,7 @@ def timelines(
     collectives_by = _rows_by_rank(collectives.rank)
     waiting = deque((recorded_ranks(run) if ranks is None else ranks).tolist())
     for spans in [run.spans] if parts is None else parts:
-        _check_times(run, "spans", spans.start_ns, spans.end_ns)
+        check_times(run, "spans", spans.start_ns, spans.end_ns)
         span_kinds, spans_by = kinds_of(spans), _rows_by_rank(spans.rank)
         last = spans.rank.max(initial=-1)
         while waiting and waiting[0] <= last:
@@ -208,7 +208,7 @@ def kinds_of(spans: Spans) -> NDArray[np.int8]:
     return table[lanes.codes, names.codes]
 
 
-def _check_times(run: Run, table: str, start_ns: Whole, end_ns: Whole) -> None:
+def check_times(run: Run, table: str, start_ns: Whole, end_ns: Whole) -> None:
     """Refuse times that run backwards or cannot be: no account could rest on them."""
     # Not by magnitude: that of the smallest whole number is itself.
     is_wrong = (end_ns < start_ns) | (start_ns < -MOST_NS) | (end_ns > MOST_NS)
@@ -240,7 +240,7 @@ def _timeline(
     collectives: NDArray[np.intp],
     transfers: Transfers,
 ) -> Timeline:
-    start_ns, end_ns, number = _steps(run, rank, marks)
+    start_ns, end_ns, number = steps_of(run, rank, marks)
     intervals = [(spans.start_ns[kinds == kind], spans.end_ns[kinds == kind]) for kind in Kind]
     intervals[Kind.STEP] = (start_ns, end_ns)
     periods = Periods.of(run, collectives, transfers)
@@ -296,7 +296,7 @@ def _timeline(
     )
 
 
-def _steps(run: Run, rank: int, marks: Spans) -> tuple[Whole, Whole, Whole]:
+def steps_of(run: Run, rank: int, marks: Spans) -> tuple[Whole, Whole, Whole]:
     """Return the steps of a rank in order of time; two at once, or of one number, are refused."""
     marks = marks.rows(np.argsort(marks.start_ns, kind="stable"))
     start_ns, end_ns, number = marks.start_ns, marks.end_ns, marks.step

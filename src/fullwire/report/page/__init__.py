@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import os
 import re
 from collections.abc import Sequence
 from importlib.resources import files
@@ -23,6 +22,7 @@ import msgspec
 from fullwire.answers.opening import RunLike
 from fullwire.errors import UsageError
 from fullwire.findings.verdicts import drawn_parts
+from fullwire.outputs import refuse_existing, written
 from fullwire.report.page.contents import contents
 
 MOST_RUNS = 6
@@ -35,29 +35,29 @@ def write_page(
     baseline: RunLike | None = None,
     bandwidth: str | float | None = None,
     calibrate: Sequence[RunLike] = (),
+    replace: bool = False,
 ) -> Path:
     """Explain runs on a page, each in a section and the later ones compared with the first.
 
+    A file that exists is replaced only if `replace` is given.
     `baseline`, `bandwidth` and `calibrate` are those of `explain`, for all of the runs.
     """
     place = Path(path)
-    check_page_path(place)
     many = [runs] if isinstance(runs, RunLike) else list(runs)
     if not 1 <= len(many) <= MOST_RUNS:
         raise UsageError(f"report: expected one run to {MOST_RUNS} on a page, got {len(many)}")
+    check_page_path(place, replace)
     shown = contents(many, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
-    _write(place, page(shown))
+    with written(place) as beside:
+        beside.write_text(page(shown), encoding="utf-8")
     return place
 
 
-def check_page_path(path: Path) -> None:
+def check_page_path(path: Path, replace: bool) -> None:
     """Refuse a page that cannot be written, before the work and not after it."""
     if path.suffix.lower() != ".html":
         raise UsageError(f"report: expected a file ending in .html, got {path}")
-    if not path.parent.is_dir():
-        raise UsageError(f"report: there is no directory {path.parent}")
-    if path.is_dir():
-        raise UsageError(f"report: expected a file, and {path} is a directory")
+    refuse_existing(path, replace, "report")
 
 
 def page(shown: dict[str, Any]) -> str:
@@ -92,14 +92,3 @@ def _file(name: str) -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _write(path: Path, text: str) -> None:
-    """Write beside the place and rename: whoever reads the page meanwhile sees all of one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None

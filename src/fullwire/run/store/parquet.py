@@ -26,8 +26,7 @@ def read_piece(path: Path, kind: type[AnyTable], crc32: int | None, most_rows: i
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if strange := planted(path, path.parent):  # a pipe would be waited for
-        raise ValueError(strange)
+    refuse_planted(path)
     if crc32 is not None and crc32 != file_crc32(path):
         raise ValueError("it is not as it was written")
     # Arrow's own file: its threads may be at work when the process ends, where Python's are gone.
@@ -44,6 +43,7 @@ def batches(path: Path, kind: type[Table], crc32: int | None) -> Iterator[Table]
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    refuse_planted(path)
     if crc32 is not None and crc32 != file_crc32(path):
         raise ValueError("it is not as it was written")
     with pa.OSFile(os.fsencode(path)) as file:
@@ -51,6 +51,12 @@ def batches(path: Path, kind: type[Table], crc32: int | None) -> Iterator[Table]
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=_columns_in(parquet, kind)):
             yield _to_table(pa.Table.from_batches([batch]), kind)
     pa.default_memory_pool().release_unused()  # else it keeps what many files took
+
+
+def refuse_planted(path: Path) -> None:
+    """Refuse what is no file of ours, before it is opened: a pipe would be waited for."""
+    if strange := planted(path, path.parent):
+        raise ValueError(strange)
 
 
 def _columns_in(parquet: Any, kind: type[Table]) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fullwire.errors import UsageError
+from fullwire.files import planted
 from fullwire.run.gaps import Gap
 from fullwire.run.run import TABLE_NAMES, TABLES, AnyTable, Run, Spans, Table
 from fullwire.run.store.description import DESCRIPTION, Described
@@ -147,6 +148,8 @@ def _ranks_in(path: Path) -> tuple[int, int]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if strange := planted(path, path.parent):  # a pipe would be waited for
+        raise OSError(strange)
     with pa.OSFile(os.fsencode(path)) as file:
         parquet = pq.ParquetFile(file)
         column = parquet.schema_arrow.get_field_index("rank")
