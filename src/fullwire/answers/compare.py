@@ -135,7 +135,10 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
     for each in (*others, *sides[1]):
         refuse_other_work(first, each)
     lengths_s = [[step_lengths_s(run) for run in side] for side in sides]
-    found = [tuple(_recording(each) for each in side) for side in lengths_s]
+    found = [
+        tuple(Recording(steps=len(each), step_s=float(np.median(each))) for each in side)
+        for side in lengths_s
+    ]
     before_s, after_s = (geometric_mean(each.step_s for each in side) for side in found)
     ratio, noise = after_s / before_s, _noise(lengths_s)
     off = None if noise is None else noise.off([1 / len(side) for side in lengths_s])
@@ -164,10 +167,6 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
 
 def _recordings(side: Run | Sequence[Run]) -> tuple[Run, ...]:
     return (side,) if isinstance(side, Run) else tuple(side)
-
-
-def _recording(lengths_s: Floats) -> Recording:
-    return Recording(steps=len(lengths_s), step_s=float(np.median(lengths_s)))
 
 
 @dataclass(frozen=True, slots=True)

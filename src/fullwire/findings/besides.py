@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fullwire.findings.case import NOTABLE, Case, is_transfer_alone
 from fullwire.findings.finding import Finding
@@ -13,7 +12,6 @@ from fullwire.timeline.steadiness import few_steps
 from fullwire.timeline.transfers import recorded_ranks, world
 
 
-@dataclass(frozen=True, kw_only=True)
 class InFewSteps(Finding):
     """Few of the steps have most of what the verdict is about."""
 
@@ -29,7 +27,6 @@ class InFewSteps(Finding):
     usual_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class AnotherLoss(Finding):
     """What else reaches the threshold: without it, the job would only wait for that."""
 
@@ -41,7 +38,6 @@ class AnotherLoss(Finding):
     to: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class AnotherIsLate(Finding):
     """Late ranks cost the threshold too."""
 
@@ -54,7 +50,6 @@ class AnotherIsLate(Finding):
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RanksWaitBesides(Finding):
     """Ranks wait for late ones, where the verdict is unknown."""
 
@@ -69,7 +64,6 @@ class RanksWaitBesides(Finding):
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExposedOfSomeRanks(Finding):
     """More communication is exposed, with ranks that are not in the run."""
 
@@ -83,7 +77,6 @@ class ExposedOfSomeRanks(Finding):
     workers: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class WaitingOrTransfer(Finding):
     """The exposed communication that was named is with ranks that are not in the run."""
 
@@ -93,7 +86,6 @@ class WaitingOrTransfer(Finding):
     workers: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExposedBesides(Finding):
     """More communication is exposed, and nothing explains it."""
 

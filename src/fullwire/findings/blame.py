@@ -16,7 +16,6 @@ It is the largest part of the step other than computation, if it reaches the thr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fullwire.findings.case import (
     THRESHOLD,
@@ -93,7 +92,6 @@ def _why_untold(case: Case) -> Iterator[Finding]:
             yield CameLast(ranks=late.ranks, share=late.share)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LargestPart(Finding):
     """The largest part, and whether it is large enough to be the verdict."""
 
@@ -108,14 +106,12 @@ class LargestPart(Finding):
     limit: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class NothingIsLost(Finding):
     """No part other than computation takes any time."""
 
     template = "all of the step is computation"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComputesLonger(Finding):
     """Computation takes longer than in the baseline's step."""
 
@@ -124,7 +120,6 @@ class ComputesLonger(Finding):
     longer_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class PartIsLess(Finding):
     """The largest part other than computation is smaller than what computation takes longer."""
 
@@ -134,7 +129,6 @@ class PartIsLess(Finding):
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClocksDisagreeByMore(Finding):
     """The ranks' clocks do not tell a part as small as that."""
 
@@ -143,21 +137,18 @@ class ClocksDisagreeByMore(Finding):
     error_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class OneWorker(Finding):
     """The job had one worker."""
 
     template = "there was one worker, and so nothing to scale or wait for"
 
 
-@dataclass(frozen=True, kw_only=True)
 class NothingLasts(Finding):
     """The run holds no times."""
 
     template = "nothing in the run lasts: it tells what happened, but not when"
 
 
-@dataclass(frozen=True, kw_only=True)
 class RowsLost(Finding):
     """A table that an account rests on cannot all be read."""
 
@@ -166,14 +157,12 @@ class RowsLost(Finding):
     table: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoStepToJudgeBy(Finding):
     """A measured trace in which no step is marked."""
 
     template = "no marked step to judge by"
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsToJudgeBy(Finding):
     """The steps are too few to tell what a step usually is."""
 
@@ -186,7 +175,6 @@ class StepsToJudgeBy(Finding):
     left_out: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoCommunication(Finding):
     """Several workers, and nothing between them was recorded."""
 
@@ -196,14 +184,12 @@ class NoCommunication(Finding):
     is_whole_trace: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoComputation(Finding):
     """No computation was recorded."""
 
     template = "no computation is in the run, so communication cannot be told hidden from exposed"
 
 
-@dataclass(frozen=True, kw_only=True)
 class CameLast(Finding):
     """The ranks that most of the waiting was for."""
 

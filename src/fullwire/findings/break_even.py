@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fullwire.findings.finding import Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class LineTakesOver(Finding):
     """The rate up to which the line is slower than the transport."""
 
@@ -19,7 +16,6 @@ class LineTakesOver(Finding):
     rate_bps: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class WouldCost(Finding):
     """A slower link, or more workers, would make communication cost the threshold."""
 
@@ -38,7 +34,6 @@ class WouldCost(Finding):
         return bool(self.below_bps and self.workers)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NeverCosts(Finding):
     """Neither would."""
 
@@ -50,7 +45,6 @@ class NeverCosts(Finding):
     threshold: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class CostsLessAbove(Finding):
     """A faster link, or fewer workers, would make communication cost less than the threshold."""
 
@@ -65,7 +59,6 @@ class CostsLessAbove(Finding):
     takes_over: LineTakesOver | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class WaitingAloneCosts(Finding):
     """Late ranks alone cost the threshold."""
 
@@ -78,7 +71,6 @@ class WaitingAloneCosts(Finding):
     takes_over: LineTakesOver | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoLinkIsEnough(Finding):
     """No link is fast enough."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from fullwire.collectives.tuning import AUTO
 from fullwire.findings.finding import Finding
@@ -20,7 +19,6 @@ from fullwire.workloads import workload
 NOTABLE = 0.01  # of the step: a median that differs from the mean by less is not said
 
 
-@dataclass(frozen=True, kw_only=True)
 class Modelled(Finding):
     """Runs whose times come from a model of a device."""
 
@@ -34,7 +32,6 @@ class Modelled(Finding):
     efficiency: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class EstimatedFromSeveral(Finding):
     """T1 comes from a job of several workers."""
 
@@ -43,7 +40,6 @@ class EstimatedFromSeveral(Finding):
     run: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class MedianIsReplayed(Finding):
     """The step that is replayed is not the one that explain accounts for."""
 
@@ -57,7 +53,6 @@ class MedianIsReplayed(Finding):
     mean_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class OfRun(Finding):
     """Something that is said of one run among several."""
 
@@ -67,7 +62,6 @@ class OfRun(Finding):
     what: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class SummedInGroups(Finding):
     """Gradients are summed by groups of ranks, which grow with the workers."""
 
@@ -80,7 +74,6 @@ class SummedInGroups(Finding):
     shards: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class NamedRunIsPartial(Finding):
     """Something of a run is missing."""
 
@@ -90,7 +83,6 @@ class NamedRunIsPartial(Finding):
     what: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class OthersMayBeLater(Finding):
     """Ranks that were not recorded may be later than those that were."""
 
@@ -102,7 +94,6 @@ class OthersMayBeLater(Finding):
     run: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class BeyondTheLine(Finding):
     """From some line rate on, a measured transport has no more use for it."""
 
@@ -116,7 +107,6 @@ class BeyondTheLine(Finding):
     rate_bps: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class RanksDriftApart(Finding):
     """No closed form is near, and the cluster is too large to be played."""
 
@@ -131,7 +121,6 @@ class RanksDriftApart(Finding):
     cluster: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class CodecCost(Finding):
     """The cost of a codec is not known, or not from a measurement here."""
 
@@ -141,7 +130,6 @@ class CodecCost(Finding):
     caveat: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class TreeAtItsBest(Finding):
     """A double tree's closed form is its best."""
 
@@ -162,7 +150,11 @@ def prediction_notes(
     for compressor in grid.compressors:
         if compressor.caveat:
             yield CodecCost(codec=compressor.name, caveat=compressor.caveat)
-    yield from _beyond_the_line(grid)
+    for transport in (each for each in grid.transports if isinstance(each, MeasuredTransport)):
+        limits_bps = {each: transport.line_limits_up_to_bps(each) for each in grid.workers}
+        workers = min(limits_bps, key=lambda each: (limits_bps[each], each))
+        if max(grid.bandwidth_bps) > limits_bps[workers]:
+            yield BeyondTheLine(workers=workers, rate_bps=limits_bps[workers])
     yield from _drifting(grid)
     if {"tree", AUTO} & set(grid.algorithms) and max(grid.workers) > 2:
         yield TreeAtItsBest()
@@ -181,14 +173,6 @@ def _of_run(name: str, run: Run, subject: Subject, grid: Grid) -> Iterator[Findi
     yield from (NamedRunIsPartial(run=name, what=each) for each in run.missing)
     if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):
         yield OthersMayBeLater(run=name)
-
-
-def _beyond_the_line(grid: Grid) -> Iterator[Finding]:
-    for transport in (each for each in grid.transports if isinstance(each, MeasuredTransport)):
-        limits_bps = {each: transport.line_limits_up_to_bps(each) for each in grid.workers}
-        workers = min(limits_bps, key=lambda each: (limits_bps[each], each))
-        if max(grid.bandwidth_bps) > limits_bps[workers]:
-            yield BeyondTheLine(workers=workers, rate_bps=limits_bps[workers])
 
 
 def _drifting(grid: Grid) -> Iterator[Finding]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fullwire.findings.finding import Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScalingFactor(Finding):
     """The scaling factor, T1, and the step that was measured."""
 
@@ -25,7 +22,6 @@ class ScalingFactor(Finding):
     longer_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class WithFullLinks(Finding):
     """The scaling factor, were links used to the full."""
 
@@ -34,7 +30,6 @@ class WithFullLinks(Finding):
     factor: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class MedianWithFullLinks(Finding):
     """The same, where predictions start from another step than the mean one."""
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from fullwire.findings.finding import Finding
 from fullwire.simulation.target import LEAST_BPS, Reached, Targets
 
 
-@dataclass(frozen=True, kw_only=True)
 class Label(Finding):
     """The conditions of a case: those that differ from another's."""
 
@@ -32,7 +30,6 @@ class Label(Finding):
     jitter: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LatencyOf(Finding):
     """A latency, also one of 0."""
 
@@ -41,7 +38,6 @@ class LatencyOf(Finding):
     latency_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class TargetNeeds(Finding):
     """What one case needs to reach the scaling factor."""
 
@@ -52,14 +48,12 @@ class TargetNeeds(Finding):
     needs: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoCompression(Finding):
     """It is reached as it is."""
 
     template = "no compression"
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompressionOf(Finding):
     """The least ratio."""
 
@@ -68,7 +62,6 @@ class CompressionOf(Finding):
     ratio: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoreThanAnyCompression(Finding):
     """No ratio reaches it."""
 
@@ -77,7 +70,6 @@ class MoreThanAnyCompression(Finding):
     best: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class AtRate(Finding):
     """What is needed at a line rate."""
 
@@ -87,7 +79,6 @@ class AtRate(Finding):
     rate_bps: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class BandwidthOf(Finding):
     """The least line rate."""
 
@@ -97,7 +88,6 @@ class BandwidthOf(Finding):
     how: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class NextToNoBandwidth(Finding):
     """Any line reaches it."""
 
@@ -106,7 +96,6 @@ class NextToNoBandwidth(Finding):
     how: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoreThanAnyBandwidth(Finding):
     """No line reaches it."""
 
@@ -116,7 +105,6 @@ class MoreThanAnyBandwidth(Finding):
     best: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class WithCodec(Finding):
     """A compressor with its cost."""
 
@@ -125,14 +113,12 @@ class WithCodec(Finding):
     codec: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class WithoutCompression(Finding):
     """Gradients as they are."""
 
     template = "without compression"
 
 
-@dataclass(frozen=True, kw_only=True)
 class WithCompression(Finding):
     """A ratio that costs nothing."""
 
@@ -141,7 +127,6 @@ class WithCompression(Finding):
     ratio: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class AlikeForAllRuns(Finding):
     """All runs need the same."""
 
@@ -152,7 +137,6 @@ class AlikeForAllRuns(Finding):
     needed: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class FromLeastToMost(Finding):
     """The runs that need least and most."""
 
@@ -176,7 +160,10 @@ def target_findings(targets: Targets, varying: Collection[str]) -> Iterator[Find
     ratios = _by_label(targets.least_compression, varying)
     rates = _by_label(targets.least_bandwidth, varying)
     for label in rates:
-        needs = [_at_rate(case) for case in ratios.get(label, [])]
+        needs: list[Finding] = [
+            AtRate(needed=_needed(case), rate_bps=case.bandwidth_bps or 0.0)
+            for case in ratios.get(label, [])
+        ]
         needs += [_bandwidth(case) for case in _worth_saying(rates[label])]
         shown = _label(rates[label][0], varying)
         yield TargetNeeds(label=shown, scaling_factor=targets.scaling_factor, needs=tuple(needs))
@@ -217,10 +204,6 @@ def _worth_saying(rates: list[Reached]) -> list[Reached]:
     """Keep codecs and the least compression; the ratios between are in the JSON."""
     free = [case for case in rates if case.codec is None]
     return free[:1] + [case for case in rates if case.codec is not None]
-
-
-def _at_rate(case: Reached) -> Finding:
-    return AtRate(needed=_needed(case), rate_bps=case.bandwidth_bps or 0.0)
 
 
 def _needed(case: Reached) -> Finding:

@@ -74,7 +74,11 @@ def _places(result: Traffic) -> dict[int, _Place]:
     order += [host for host in range(len(result.hosts)) if host not in order]
     turn = 2 * pi / max(len(order), 1)
     around = {host: (sin(n * turn), cos(n * turn)) for n, host in enumerate(order)}
-    return {host: _Place(x, y, x * 1.15, y * 1.18, _align(x)) for host, (x, y) in around.items()}
+    places = {}
+    for host, (x, y) in around.items():  # its name stays outside of the circle
+        align = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
+        places[host] = _Place(x, y, x * 1.15, y * 1.18, align)
+    return places
 
 
 def _in_generations(order: list[int], sent: Real) -> dict[int, _Place]:
@@ -207,11 +211,6 @@ def _pattern_title(result: Traffic, sizes: Real) -> str:
         return f"{kind}: over each edge, {of_what}"
     least, most = show_bytes(float(sizes.min())), show_bytes(float(sizes.max()))
     return f"{kind}: {least} to {most} over an edge, {of_what}"
-
-
-def _align(x: float) -> Literal["left", "center", "right"]:
-    """Return how the name of a host at this place stays outside of the circle."""
-    return "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
 
 
 def _small(text: str) -> alt.Title:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fullwire.findings.finding import Finding
 from fullwire.run.run import Run
 
 
-@dataclass(frozen=True, kw_only=True)
 class InterfacesCounted(Finding):
     """What interfaces counted, and how far captures are from it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +13,6 @@ _SLOW = 1.5  # times the usual period: an iteration that took long
 _MOSTLY = 0.5  # of that time
 
 
-@dataclass(frozen=True, kw_only=True)
 class LongIterations(Finding):
     """Iterations that took long, and how much of that nothing was sent."""
 

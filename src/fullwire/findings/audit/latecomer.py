@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +14,6 @@ _LEAST_WAIT = 0.1  # of the period: less is nobody's fault
 _MOSTLY = 0.5  # of the waiting is for one host
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComesLast(Finding):
     """One host comes late to most collectives."""
 

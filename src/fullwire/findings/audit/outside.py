@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from fullwire.packets.iterations import Iterations
 _MOST_EDGES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
 class StartUpBroadcast(Finding):
     """What start-up sent over edges."""
 
@@ -30,7 +28,6 @@ class StartUpBroadcast(Finding):
     has_more: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotOfIterations(Finding):
     """How much of the payload is of no iteration."""
 
@@ -44,7 +41,6 @@ class NotOfIterations(Finding):
     rest_bytes: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllToOneHost(Finding):
     """Everything that was captured went to or from one host: others may talk as well."""
 

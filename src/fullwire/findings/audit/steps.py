@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from fullwire.run.run import Run
 _COUNTED = "the recorder counted {steps} steps{usual_s:? of {usual_s:time}}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsUnseen(Finding):
     """Packets show no iterations."""
 
@@ -25,7 +23,6 @@ class StepsUnseen(Finding):
     usual_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsAgree(Finding):
     """Packets show as many."""
 
@@ -35,7 +32,6 @@ class StepsAgree(Finding):
     usual_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsDiffer(Finding):
     """Packets show another number."""
 

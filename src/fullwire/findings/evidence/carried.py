@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from fullwire.findings.finding import Evidence
 from fullwire.run.run import Run
@@ -15,7 +14,6 @@ _TOLD = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransportUtilization(Evidence):
     """How collectives spent their time, and how much of the line they used."""
 
@@ -26,7 +24,6 @@ class TransportUtilization(Evidence):
     added_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransportTime(Evidence):
     """How collectives spent their time, where no line rate tells how full the line was."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from fullwire.findings.finding import Evidence
 from fullwire.run.run import Run
@@ -18,7 +17,6 @@ from fullwire.timeline.utilization import (
 _LOOKED = "{is_exposed:while communication was exposed|over whole steps}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class LinkUtilization(Evidence):
     """How much of the links was used."""
 
@@ -27,7 +25,6 @@ class LinkUtilization(Evidence):
     is_exposed: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class SendBufferLimited(Evidence):
     """How long sockets were held back by their send buffers."""
 
@@ -37,7 +34,6 @@ class SendBufferLimited(Evidence):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReceiveWindowLimited(Evidence):
     """How long sockets waited for the receiver's window."""
 
@@ -47,7 +43,6 @@ class ReceiveWindowLimited(Evidence):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class SocketIdle(Evidence):
     """How long sockets had nothing to send."""
 
@@ -56,7 +51,6 @@ class SocketIdle(Evidence):
     is_exposed: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class Retransmits(Evidence):
     """How many segments were sent again."""
 
@@ -65,7 +59,6 @@ class Retransmits(Evidence):
     is_exposed: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class CpuBusiest(Evidence):
     """How much of the busiest processor was used."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +10,6 @@ from fullwire.findings.finding import Evidence, Finding
 from fullwire.run.run import SIZE_UNKNOWN, Run
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScheduledOp(Finding):
     """The collectives of one operation that a rank has."""
 
@@ -23,7 +21,6 @@ class ScheduledOp(Finding):
     has_unknown: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class Schedule(Evidence):
     """The collectives that a rank has."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +27,6 @@ from fullwire.units import shown
 _EXPOSED = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotTold(Finding):
     """The run holds no times, or not all that was written of them."""
 
@@ -38,7 +36,6 @@ class NotTold(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class AloneInTheJob(Finding):
     """One worker has no part of a network."""
 
@@ -51,7 +48,6 @@ class AloneInTheJob(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransfersAlone(Finding):
     """Every rank had come, so it is the network; which part of it is open."""
 
@@ -65,7 +61,6 @@ class TransfersAlone(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class NothingCommunicated(Finding):
     """Several workers computed in steps without communication."""
 
@@ -80,7 +75,6 @@ class NothingCommunicated(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CannotTell(Finding):
     """Nothing is exposed, and nothing else decides."""
 
@@ -93,7 +87,6 @@ class CannotTell(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CommunicationOnly(Finding):
     """No computation was recorded, so no communication is known to hold up a job."""
 
@@ -110,7 +103,6 @@ class CommunicationOnly(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExposedForSomeReason(Finding):
     """Communication is exposed, and why is open."""
 
@@ -206,28 +198,24 @@ def _longest_unnamed(run: Run) -> str | None:
     return shown(max(lasted_ns, key=lasted_ns.__getitem__)) if lasted_ns else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class TimesMissing(Finding):
     """When things happened."""
 
     template = "times: profiler traces of the job, or a recording"
 
 
-@dataclass(frozen=True, kw_only=True)
 class RestOfTheRun(Finding):
     """The rows that were written and cannot be read."""
 
     template = "the run as it was written; what can be read of it is shown without a verdict"
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepMarks(Finding):
     """Where steps begin and end."""
 
     template = "marks of where each step begins and ends"
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoreSteps(Finding):
     """More steps than were recorded."""
 
@@ -236,14 +224,12 @@ class MoreSteps(Finding):
     fewest: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeveralWorkers(Finding):
     """A job with something to communicate."""
 
     template = "a run of several workers"
 
 
-@dataclass(frozen=True, kw_only=True)
 class BetterClocks(Finding):
     """Clocks that tell the largest part."""
 
@@ -252,21 +238,18 @@ class BetterClocks(Finding):
     to_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComputationMissing(Finding):
     """When ranks computed."""
 
     template = "computation, which a recording of the job has, or a profiler's trace of it"
 
 
-@dataclass(frozen=True, kw_only=True)
 class CollectivesMissing(Finding):
     """When ranks communicated."""
 
     template = "the collectives"
 
 
-@dataclass(frozen=True, kw_only=True)
 class OtherRanks(Finding):
     """The ranks that are not in the run."""
 
@@ -276,7 +259,6 @@ class OtherRanks(Finding):
     workers: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class EveryPart(Finding):
     """Which collective each rank's communication belongs to."""
 
@@ -285,14 +267,12 @@ class EveryPart(Finding):
     unnamed: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LineRateMissing(Finding):
     """The rate of the links."""
 
     template = "the line rate of the links: --bandwidth"
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoreThanThisRun(Finding):
     """Nothing that could be named would settle it."""
 

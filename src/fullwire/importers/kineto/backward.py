@@ -42,7 +42,12 @@ def on_device(
     step, begin_ns = launched.step[mine], trace.work["start_ns"][mine]
     extent = _extent(steps, step, begin_ns, begin_ns + trace.work["duration_ns"][mine])
     launches = _extent(steps, step, launched.time_ns[mine], launched.time_ns[mine])
-    ready_ns = _ended_before(trace, launched, computes, issued_ns)
+    # When the computation that was launched before each moment had ended.
+    rows = np.flatnonzero(computes & (launched.time_ns != ABSENT))
+    rows = rows[np.argsort(launched.time_ns[rows], kind="stable")]
+    end_ns = np.maximum.accumulate((trace.work["start_ns"] + trace.work["duration_ns"])[rows])
+    place = np.searchsorted(launched.time_ns[rows], issued_ns, side="right")
+    ready_ns = np.append([ABSENT], end_ns)[place]
     ready_ns = np.minimum(np.maximum(ready_ns, issued_ns), found.issue_ns)
     return _tables(steps, extent, launches, found, issued_ns, ready_ns)
 
@@ -63,17 +68,6 @@ def _extent(steps: Steps, step: Whole, start_ns: Whole, end_ns: Whole) -> tuple[
     np.minimum.at(first, step, start_ns)
     np.maximum.at(last, step, end_ns)
     return first, last
-
-
-def _ended_before(
-    trace: Trace, launched: Launched, computes: NDArray[np.bool_], issued_ns: Whole
-) -> Whole:
-    """Return when the computation that was launched before each moment had ended."""
-    rows = np.flatnonzero(computes & (launched.time_ns != ABSENT))
-    rows = rows[np.argsort(launched.time_ns[rows], kind="stable")]
-    end_ns = np.maximum.accumulate((trace.work["start_ns"] + trace.work["duration_ns"])[rows])
-    place = np.searchsorted(launched.time_ns[rows], issued_ns, side="right")
-    return np.append([ABSENT], end_ns)[place]
 
 
 def _tables(

@@ -190,7 +190,7 @@ def _device_tables(
     computes = is_kernel & (kinds != Known.COMMUNICATES)
     marks = _marked(steps, *on_device(trace, steps, by_launch.step, computes))
     window = (int(work["start_ns"].min()), int(end_ns.max()))
-    named = _only(found, is_named)
+    named = Found(**{name: getattr(found, name)[is_named] for name in Found.__slots__})
     passes, gradients = backward.on_device(
         trace, steps, by_launch, computes, named, by_launch.time_ns[sending[is_named]]
     )
@@ -276,10 +276,6 @@ def _span_names(trace: Trace) -> Text:
         f"{name} (kernel)" if name in _MEANT else name[:_LONGEST_NAME] for name in trace.names
     ]
     return names
-
-
-def _only(found: Found, chosen: NDArray[np.bool_]) -> Found:
-    return Found(**{name: getattr(found, name)[chosen] for name in Found.__slots__})
 
 
 def _long_unknown(trace: Trace, kinds: NDArray[np.int8]) -> Mapping[str, float]:
