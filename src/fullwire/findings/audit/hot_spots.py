@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.edges import Edges
 
@@ -50,3 +51,11 @@ def hot_spots(edges: Edges) -> Iterator[HotSpot]:
                 elsewhere=float(elsewhere),
                 senders=int(senders.max()) if is_crowded else None,
             )
+
+
+LINE = Line(
+    key="hot-spots",
+    place=5,
+    of=lambda traffic: hot_spots(traffic.detail.edges),
+    is_of_one_training=True,
+)

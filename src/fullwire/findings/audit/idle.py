@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.iterations import Iterations
 
@@ -49,3 +50,11 @@ def idle_network(iterations: Iterations | None) -> Iterator[Finding]:
         idle=idle,
         is_idle=idle > _MOSTLY,
     )
+
+
+LINE = Line(
+    key="idle",
+    place=6,
+    of=lambda traffic: idle_network(traffic.iterations),
+    is_of_one_training=True,
+)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.iterations import Iterations
 from fullwire.packets.messages import SeenCollectives
@@ -50,3 +51,13 @@ def latecomer(
     if by_host[worst] < _MOSTLY * waited_s.sum() or each_s < _LEAST_WAIT * iterations.period_s:
         return
     yield ComesLast(host=hosts[worst], share=float(np.mean(last == worst)), waited_s=each_s)
+
+
+LINE = Line(
+    key="latecomer",
+    place=4,
+    of=lambda traffic: latecomer(
+        traffic.detail.edges.hosts, traffic.iterations, traffic.collectives
+    ),
+    is_of_one_training=True,
+)

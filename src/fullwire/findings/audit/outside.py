@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.edges import Edges
 from fullwire.packets.expected import LARGE, Expected
+from fullwire.packets.flows import Traffic
 from fullwire.packets.iterations import Iterations
 
 _MOST_EDGES = 8
@@ -83,3 +85,12 @@ def half_seen(edges: Edges) -> Iterator[Finding]:
     for host, name in enumerate(edges.hosts):
         if len(edges.hosts) > 2 and touched[host] == payload.sum():
             yield AllToOneHost(host=name)
+
+
+def _outside(traffic: Traffic) -> Iterator[Finding]:
+    edges = traffic.detail.edges
+    yield from outside(edges, traffic.iterations, traffic.detail.expected)
+    yield from half_seen(edges)
+
+
+LINE = Line(key="outside", place=2, of=_outside)

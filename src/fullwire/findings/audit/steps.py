@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.iterations import Iterations
 from fullwire.packets.wire_steps import FROM_PACKETS
@@ -63,3 +64,11 @@ def steps_against(run: Run, iterations: Iterations | None) -> Iterator[Finding]:
         yield StepsAgree(steps=len(steps), usual_s=usual_s)
     else:
         yield StepsDiffer(steps=len(steps), usual_s=usual_s, iterations=iterations.count)
+
+
+LINE = Line(
+    key="steps",
+    place=7,
+    of=lambda traffic: steps_against(traffic.detail.run, traffic.iterations),
+    is_of_one_training=True,
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.expected import AGREES, RINGS, Expected
 from fullwire.packets.pattern import Pattern
@@ -178,3 +179,10 @@ def _cause(share: float) -> Finding:
     if abs(share - round(share)) < 2 * AGREES * share:
         return SeveralTimes(times=round(share))
     return MoreThanTheModel(share=share)
+
+
+LINE = Line(
+    key="theory",
+    place=1,
+    of=lambda traffic: against_theory(traffic.pattern, traffic.detail.expected),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.edges import Edges
 from fullwire.run.run import Run
@@ -113,3 +114,8 @@ def on_the_wire(run: Run, edges: Edges) -> Iterator[Finding]:
         yield Strangers(bytes=int(edges.strangers_bytes))
     if run.facts.capture_clocks is not None:
         yield CaptureClocks(offsets=str(run.facts.capture_clocks))
+
+
+LINE = Line(
+    key="wire", place=3, of=lambda traffic: on_the_wire(traffic.detail.run, traffic.detail.edges)
+)

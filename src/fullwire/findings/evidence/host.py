@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fullwire.findings.case import NOTABLE
+from fullwire.findings.evidence import Source
 from fullwire.findings.finding import Evidence, Finding
 from fullwire.run.run import Run
 from fullwire.timeline.account import Account
@@ -157,3 +158,10 @@ def copies_evidence(account: Account) -> Iterator[Evidence]:
     has_devices = any(each.compute_s for each in account.breakdowns)
     if has_devices and account.copies_s > NOTABLE * account.step_s:
         yield DeviceCopies(value=account.copies_s / account.step_s, copies_s=account.copies_s)
+
+
+SOURCE = Source(
+    key="host",
+    place=3,
+    of=lambda run, account, rate_bps: (*copies_evidence(account), *host_evidence(run, account)),
+)

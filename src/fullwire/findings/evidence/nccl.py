@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from fullwire.findings.evidence import Source
 from fullwire.findings.finding import Evidence, Finding
 from fullwire.run.run import Run
 from fullwire.timeline.transfers import world
@@ -361,3 +362,6 @@ def _said(run: Run) -> str:
 def _settings(run: Run) -> dict[str, str]:
     pairs = (each.partition("=") for each in (run.facts.nccl_settings or "").split(", "))
     return {name: value.strip() for name, _, value in pairs if name}
+
+
+SOURCE = Source(key="nccl", place=1, of=lambda run, account, rate_bps: nccl_evidence(run))

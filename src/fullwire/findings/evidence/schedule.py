@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fullwire.findings.evidence import Source
 from fullwire.findings.finding import Evidence, Finding
 from fullwire.run.run import SIZE_UNKNOWN, Run
 
@@ -45,3 +46,10 @@ def schedule_evidence(run: Run) -> Iterator[Evidence]:
         )
     if ops:
         yield Schedule(value=len(table) / ranks, ops=tuple(ops))
+
+
+SOURCE = Source(
+    key="schedule",
+    place=4,
+    of=lambda run, account, rate_bps: () if account.step_s else schedule_evidence(run),
+)

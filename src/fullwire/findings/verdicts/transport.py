@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fullwire.findings.case import FILLED, NOTABLE, Case, exposed_transfer_s
-from fullwire.findings.evidence.held_back import what_held_transport
 from fullwire.findings.evidence.samples import LinkUtilization, links_of
 from fullwire.findings.finding import Amount, Finding
+from fullwire.findings.held_back import what_held_transport
 from fullwire.findings.verdicts import Blame, Colour, VerdictKind, register
 from fullwire.findings.verdicts.overlap import is_limited_by_line, is_used_too_late
 from fullwire.fixes import Fix

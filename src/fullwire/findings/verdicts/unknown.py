@@ -15,8 +15,8 @@ from fullwire.findings.case import (
     is_alone,
     is_transfer_alone,
 )
-from fullwire.findings.evidence.held_back import set_up_short
 from fullwire.findings.finding import Amount, Evidence, Finding
+from fullwire.findings.held_back import set_up_short
 from fullwire.findings.verdicts import UNTOLD, Colour, VerdictKind, blames, register
 from fullwire.run.run import Run
 from fullwire.timeline.account import Part
@@ -119,7 +119,7 @@ class ExposedForSomeReason(Finding):
 def _says(case: Case) -> Finding:
     parts = case.account.parts_s
     exposed_s = sum(parts[part.key] for part in _EXPOSED)
-    missing = tuple(missing_evidence(case)) or (MoreThanThisRun(),)
+    missing = tuple(_missing(case)) or (MoreThanThisRun(),)
     short = set_up_short(case.evidence)
     if not case.step_s or case.lost:
         return NotTold(falls_short=short, missing=missing)
@@ -158,7 +158,7 @@ def _communication_only(
 # ---- what would settle it ------------------------------------------------------------------------
 
 
-def missing_evidence(case: Case) -> Iterator[Finding]:
+def _missing(case: Case) -> Iterator[Finding]:
     """Name what would settle it."""
     run, account = case.run, case.account
     if not case.step_s:
@@ -285,6 +285,7 @@ register(
         part=Part.UNEXPLAINED.key,
         rule=blames(UNTOLD),
         says=_says,
+        lacks=_missing,
         label="unexplained",
         colour=Colour("#7d7468", "#8d867c"),
         within="communication that nothing hides",
