@@ -14,7 +14,7 @@ import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
-from fullwire.findings.evidence.carried import carried_evidence
+from fullwire.findings.evidence.samples import carried_evidence
 from fullwire.run.facts import FactValue
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Carried, Collectives, Hosts, Links, Run, Sockets, Spans

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullwire.collectives.cost import Floats
-from fullwire.findings.break_even import turning
 from fullwire.findings.finding import Finding
+from fullwire.findings.scaling import turning
 from fullwire.simulation.forecast import Forecaster
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport

@@ -158,7 +158,10 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
             [lengths / (passes_of_step(run) or 1) for lengths, run in zip(each, side, strict=True)]
             for each, side in zip(lengths_s, sides, strict=True)
         ]
-    found = [tuple(_recording(each) for each in side) for side in lengths_s]
+    found = [
+        tuple(Recording(steps=len(each), step_s=float(np.median(each))) for each in side)
+        for side in lengths_s
+    ]
     before_s, after_s = (geometric_mean(each.step_s for each in side) for side in found)
     ratio, noise = after_s / before_s, _noise(lengths_s)
     off = None if noise is None else noise.off([1 / len(side) for side in lengths_s])
@@ -196,10 +199,6 @@ def _other_passes(sides: Sequence[Sequence[Run]]) -> tuple[int, int] | None:
 
 def _recordings(side: Run | Sequence[Run]) -> tuple[Run, ...]:
     return (side,) if isinstance(side, Run) else tuple(side)
-
-
-def _recording(lengths_s: Floats) -> Recording:
-    return Recording(steps=len(lengths_s), step_s=float(np.median(lengths_s)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,11 @@ def compressors(
     named = () if compression is None else several(compression, partial(_compressor, on_gpu=on_gpu))
     if compression is not None and not named:
         raise UsageError("compression: expected at least one value")
-    costly = () if codec is None else tuple(_codec(each) for each in _many_codecs(codec))
+    is_one = codec is None or isinstance(codec, str | Compressor)
+    codecs = [] if codec is None else [codec] if is_one else _each(codec)
+    costly = tuple(
+        asked if isinstance(asked, Compressor) else parse_codec(str(asked)) for asked in codecs
+    )
     return named + costly or (Compressor(ratio=1),)
 
 
@@ -110,14 +114,6 @@ def _compressor(value: Any, *, on_gpu: bool) -> Compressor:
             )
         return CODECS[value].compressor(on_gpu=on_gpu)
     return Compressor(ratio=ratio(value, "compression"))
-
-
-def _codec(value: Any) -> Compressor:
-    return value if isinstance(value, Compressor) else parse_codec(str(value))
-
-
-def _many_codecs(given: OneOrMany) -> Iterable[Any]:
-    return [given] if isinstance(given, str | Compressor) else _each(given)
 
 
 def _each(given: OneOrMany) -> Iterable[Any]:

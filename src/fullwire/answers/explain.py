@@ -13,11 +13,8 @@ from fullwire.answers.opening import RunLike, opened
 from fullwire.answers.verdict import Verdict, judged
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.case import NOTABLE, THRESHOLD, Case, communicates, computes, enough_steps
-from fullwire.findings.evidence.carried import carried_evidence
-from fullwire.findings.evidence.host import copies_evidence, host_evidence
+from fullwire.findings.evidence import evidence
 from fullwire.findings.evidence.nccl import nccl_evidence
-from fullwire.findings.evidence.samples import sample_evidence
-from fullwire.findings.evidence.schedule import schedule_evidence
 from fullwire.findings.finding import Evidence, Finding
 from fullwire.findings.notes import (
     NoFixesPredicted,
@@ -129,17 +126,8 @@ def explain(
     parts = found.parts_s
     baseline_s, inflation_s = _baseline(job, found, baseline)
     given_s = None if baseline is None else baseline_s
-    evidence = (
-        *nccl_evidence(job),
-        *sample_evidence(job, found.lines, rate_bps),
-        *carried_evidence(job, rate_bps),
-        *copies_evidence(found),
-        *host_evidence(job, found),
-        *(() if found.step_s else schedule_evidence(job)),
-    )
-    case = Case(
-        run=job, account=found, inflation_s=inflation_s, evidence=evidence, rate_bps=rate_bps
-    )
+    told = evidence(job, found, rate_bps)
+    case = Case(run=job, account=found, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps)
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
     predictor, why_not = _forecaster(case, rate_bps, [opened(each).run for each in calibrate])
     helpful = _helpful(case, predictor)
@@ -157,7 +145,7 @@ def explain(
             account=parts,
             compute_inflation_s=inflation_s,
             ranks=found.breakdowns,
-            evidence=evidence,
+            evidence=told,
             break_even=None if predictor is None else break_even(predictor, THRESHOLD),
             fixes=() if helpful is None else _against(given_s, helpful),
             fixes_from_s=None if helpful is None else helpful.from_s,

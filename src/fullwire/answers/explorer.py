@@ -67,7 +67,11 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
         base,
         workers=tuple(sorted({*_WORKERS, *(base.workers if is_recorded else ())})),
         bandwidth_bps=_rates_bps(base.bandwidth_bps[0]),
-        compressors=tuple(_compressor(packing, each) for packing in _PACKINGS for each in _RATIOS),
+        compressors=tuple(
+            Compressor(ratio=1) if each == 1 else dataclasses.replace(packing, ratio=each)
+            for packing in _PACKINGS
+            for each in _RATIOS
+        ),
     )
     found = sweep([subject], grid)
     low_s, high_s = interval_s([subject], grid, found, calibration)
@@ -88,10 +92,6 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
         measured_s=None if job is None else job.measured_s,
         shares_processors=any(each.machines == 1 for each in measured),
     )
-
-
-def _compressor(packing: Compressor, ratio: float) -> Compressor:
-    return Compressor(ratio=1) if ratio == 1 else dataclasses.replace(packing, ratio=ratio)
 
 
 def _as_asked(job: Forecaster) -> tuple[Subject, Grid, Calibration | None]:

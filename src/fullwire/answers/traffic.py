@@ -61,7 +61,12 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
         raise UsageError("flows: expected packet captures, or a run made of them")
     if len(captures) == 1:
         if not isinstance(captures[0], str | os.PathLike):
-            return _given_run(captures[0])
+            from fullwire.run.run import Run
+            from fullwire.units import shown
+
+            if not isinstance(captures[0], Run):
+                raise UsageError(f"flows: expected a path or a run, got {shown(captures[0])}")
+            return captures[0]
         place = path_of(captures[0], "flows")
         if place.is_dir():
             from fullwire.run.store import is_run, read_run
@@ -80,12 +85,3 @@ def _captures(places: Sequence[Path]) -> list[Path]:
     if not found:
         raise DamagedInput(places[0], "neither a run nor a folder of packet captures")
     return found
-
-
-def _given_run(given: object) -> Run:
-    from fullwire.run.run import Run
-    from fullwire.units import shown
-
-    if not isinstance(given, Run):
-        raise UsageError(f"flows: expected a path or a run, got {shown(given)}")
-    return given

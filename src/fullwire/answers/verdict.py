@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fullwire.findings.besides import besides
-from fullwire.findings.blame import kind_of
+from fullwire.findings.blame import besides, kind_of
 from fullwire.findings.case import THRESHOLD, Case
 from fullwire.findings.finding import Finding
-from fullwire.findings.verdicts.unknown import missing_evidence
 from fullwire.words import sentences
 
 
@@ -46,5 +44,5 @@ def judged(case: Case) -> Verdict:
         threshold=THRESHOLD,
         findings=(kind.says(case), *besides(case, kind)),
         why=why,
-        needed=tuple(missing_evidence(case)) if kind.key == "unknown" else (),
+        needed=tuple(kind.lacks(case)),
     )

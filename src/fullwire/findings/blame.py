@@ -1,4 +1,4 @@
-"""Which part of the account is to blame, and so which kind of verdict holds.
+"""Which part of the account is to blame, so which verdict holds, and what stands beside it.
 
 It is the largest part of the step other than computation, if it reaches the threshold.
 
@@ -16,15 +16,16 @@ It is the largest part of the step other than computation, if it reaches the thr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fullwire.findings.case import (
+    NOTABLE,
     THRESHOLD,
     Case,
     communicates,
     computes,
     enough_steps,
     is_alone,
+    is_transfer_alone,
 )
 from fullwire.findings.finding import Finding
 from fullwire.findings.verdicts import (
@@ -36,7 +37,8 @@ from fullwire.findings.verdicts import (
     verdict_kinds,
 )
 from fullwire.timeline.account import Part, late_ranks
-from fullwire.timeline.transfers import world
+from fullwire.timeline.steadiness import few_steps
+from fullwire.timeline.transfers import recorded_ranks, world
 
 
 def kind_of(case: Case) -> tuple[VerdictKind, tuple[Finding, ...]]:
@@ -93,7 +95,6 @@ def _why_untold(case: Case) -> Iterator[Finding]:
             yield CameLast(ranks=late.ranks, share=late.share)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LargestPart(Finding):
     """The largest part, and whether it is large enough to be the verdict."""
 
@@ -108,14 +109,12 @@ class LargestPart(Finding):
     limit: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class NothingIsLost(Finding):
     """No part other than computation takes any time."""
 
     template = "all of the step is computation"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComputesLonger(Finding):
     """Computation takes longer than in the baseline's step."""
 
@@ -124,7 +123,6 @@ class ComputesLonger(Finding):
     longer_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class PartIsLess(Finding):
     """The largest part other than computation is smaller than what computation takes longer."""
 
@@ -134,7 +132,6 @@ class PartIsLess(Finding):
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClocksDisagreeByMore(Finding):
     """The ranks' clocks do not tell a part as small as that."""
 
@@ -143,21 +140,18 @@ class ClocksDisagreeByMore(Finding):
     error_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class OneWorker(Finding):
     """The job had one worker."""
 
     template = "there was one worker, and so nothing to scale or wait for"
 
 
-@dataclass(frozen=True, kw_only=True)
 class NothingLasts(Finding):
     """The run holds no times."""
 
     template = "nothing in the run lasts: it tells what happened, but not when"
 
 
-@dataclass(frozen=True, kw_only=True)
 class RowsLost(Finding):
     """A table that an account rests on cannot all be read."""
 
@@ -166,14 +160,12 @@ class RowsLost(Finding):
     table: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoStepToJudgeBy(Finding):
     """A measured trace in which no step is marked."""
 
     template = "no marked step to judge by"
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsToJudgeBy(Finding):
     """The steps are too few to tell what a step usually is."""
 
@@ -186,7 +178,6 @@ class StepsToJudgeBy(Finding):
     left_out: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoCommunication(Finding):
     """Several workers, and nothing between them was recorded."""
 
@@ -196,14 +187,12 @@ class NoCommunication(Finding):
     is_whole_trace: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoComputation(Finding):
     """No computation was recorded."""
 
     template = "no computation is in the run, so communication cannot be told hidden from exposed"
 
 
-@dataclass(frozen=True, kw_only=True)
 class CameLast(Finding):
     """The ranks that most of the waiting was for."""
 
@@ -211,3 +200,158 @@ class CameLast(Finding):
 
     ranks: tuple[int, ...]
     share: float
+
+
+class InFewSteps(Finding):
+    """Few of the steps have most of what the verdict is about."""
+
+    template = (
+        "Of this loss {share:.0%} is in {few} of {of} steps, which {few:takes|take} "
+        "{long_s:time}; the others take {usual_s:time}."
+    )
+
+    share: float
+    few: int
+    of: int
+    long_s: float
+    usual_s: float
+
+
+class AnotherLoss(Finding):
+    """What else reaches the threshold: without it, the job would only wait for that."""
+
+    template = "Another {lost_s:time} ({share:.1%}) is lost to {to}."
+
+    lost_s: float
+    share: float
+    part: str
+    to: str
+
+
+class AnotherIsLate(Finding):
+    """Late ranks cost the threshold too."""
+
+    template = (
+        "Another {lost_s:time} ({share:.1%}) is lost to waiting, most of it for {ranks:ranks}."
+    )
+
+    lost_s: float
+    share: float
+    ranks: tuple[int, ...]
+
+
+class RanksWaitBesides(Finding):
+    """Ranks wait for late ones, where the verdict is unknown."""
+
+    template = (
+        "Ranks wait for each other for {lost_s:time} besides ({share:.1%}), {of_waiting:.0%} of it "
+        "for {ranks:ranks}."
+    )
+
+    lost_s: float
+    share: float
+    of_waiting: float
+    ranks: tuple[int, ...]
+
+
+class ExposedOfSomeRanks(Finding):
+    """More communication is exposed, with ranks that are not in the run."""
+
+    template = (
+        "Communication is exposed for another {share:.1%}; whether that is waiting or transfer, "
+        "{recorded} of {workers} ranks cannot tell."
+    )
+
+    share: float
+    recorded: int
+    workers: int
+
+
+class WaitingOrTransfer(Finding):
+    """The exposed communication that was named is with ranks that are not in the run."""
+
+    template = "Whether that is waiting or transfer, {recorded} of {workers} ranks cannot tell."
+
+    recorded: int
+    workers: int
+
+
+class ExposedBesides(Finding):
+    """More communication is exposed, and nothing explains it."""
+
+    template = (
+        "Communication is exposed for {exposed_s:time} besides ({share:.1%}), and this run cannot "
+        "tell why."
+    )
+
+    exposed_s: float
+    share: float
+
+
+def besides(case: Case, kind: VerdictKind) -> Iterator[Finding]:
+    """Go through what stands beside a verdict."""
+    yield from _in_few_steps(case, kind)
+    yield from _another(case, kind)
+    if kind.key == "unknown":
+        yield from _waiting(case)
+    else:
+        yield from _exposed(case, kind)
+
+
+def _in_few_steps(case: Case, kind: VerdictKind) -> Iterator[Finding]:
+    part = next((part for part in Part if part.key == kind.part), None)
+    if part is None or kind.key == "unknown":
+        return
+    rare = few_steps(case.account, part)
+    if rare is not None:
+        yield InFewSteps(
+            share=rare.share,
+            few=rare.few,
+            of=rare.of,
+            long_s=rare.long_s,
+            usual_s=rare.usual_s.value,
+        )
+
+
+def _another(case: Case, kind: VerdictKind) -> Iterator[Finding]:
+    if kind.key in ("unknown", "scales"):
+        return
+    others = {
+        part: case.account.parts_s[part]
+        for part, drawn in drawn_parts().items()
+        if drawn.lost_to and drawn != kind and not (kind.is_transfer and drawn.is_transfer)
+    }
+    part = max(others, key=others.__getitem__)
+    if not case.reaches_threshold(others[part]):
+        return
+    late = late_ranks(case.account) if part == Part.STRAGGLER.key else None
+    lost_s, share = others[part], case.share(others[part])
+    if late is not None:
+        yield AnotherIsLate(lost_s=lost_s, share=share, ranks=late.ranks)
+    else:
+        yield AnotherLoss(lost_s=lost_s, share=share, part=part, to=drawn_parts()[part].lost_to)
+
+
+def _waiting(case: Case) -> Iterator[Finding]:
+    late, waited_s = late_ranks(case.account), case.account.parts_s[Part.STRAGGLER.key]
+    if late is not None and case.reaches_threshold(waited_s):
+        yield RanksWaitBesides(
+            lost_s=waited_s,
+            share=case.share(waited_s),
+            of_waiting=late.share,
+            ranks=late.ranks,
+        )
+
+
+def _exposed(case: Case, kind: VerdictKind) -> Iterator[Finding]:
+    """Say what communication is exposed that nothing explains, where the verdict is another."""
+    exposed_s = case.account.parts_s[Part.UNEXPLAINED.key]
+    here, of, share = len(recorded_ranks(case.run)), world(case.run), case.share(exposed_s)
+    if exposed_s < NOTABLE * case.step_s:
+        return
+    if here < of and kind.key == "scales" and case.largest()[0] == Part.UNEXPLAINED.key:
+        yield WaitingOrTransfer(recorded=here, workers=of)
+    elif here < of:
+        yield ExposedOfSomeRanks(share=share, recorded=here, workers=of)
+    elif case.reaches_threshold(exposed_s) and not is_transfer_alone(case):
+        yield ExposedBesides(exposed_s=exposed_s, share=share)

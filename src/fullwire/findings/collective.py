@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from fullwire.collectives.playing import CollectiveTime, TunedTime
 from fullwire.collectives.tuning import Range
 from fullwire.findings.finding import Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class InClosedForm(Finding):
     """A formula gave the time."""
 
     template = "in closed form"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Played(Finding):
     """Every transfer was played."""
 
@@ -26,7 +23,6 @@ class Played(Finding):
     transfers: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlayedForAlike(Finding):
     """Some transfers stood for all that are alike."""
 
@@ -36,7 +32,6 @@ class PlayedForAlike(Finding):
     played: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class CollectiveAsked(Finding):
     """The collective that was timed, and where."""
 
@@ -57,7 +52,6 @@ class CollectiveAsked(Finding):
     chunk_order: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class CollectiveTook(Finding):
     """Its time, its bus bandwidth, and how they were found."""
 
@@ -68,7 +62,6 @@ class CollectiveTook(Finding):
     found: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class BusiestLinks(Finding):
     """The link that needs longest for what it carries."""
 
@@ -79,7 +72,6 @@ class BusiestLinks(Finding):
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class AlgorithmTook(Finding):
     """The time of another algorithm."""
 
@@ -89,7 +81,6 @@ class AlgorithmTook(Finding):
     time_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class Quickest(Finding):
     """The algorithm that was taken, and what the others took."""
 
@@ -100,7 +91,6 @@ class Quickest(Finding):
     others: tuple[AlgorithmTook, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class AlgorithmLeftOut(Finding):
     """Why an algorithm could not be timed."""
 
@@ -110,7 +100,6 @@ class AlgorithmLeftOut(Finding):
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ForEverySize(Finding):
     """One algorithm is the cheapest for every size."""
 
@@ -119,7 +108,6 @@ class ForEverySize(Finding):
     algorithm: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class UpTo(Finding):
     """The sizes up to which an algorithm is the cheapest."""
 
@@ -129,7 +117,6 @@ class UpTo(Finding):
     to_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Beyond(Finding):
     """The algorithm of all larger sizes."""
 
@@ -139,7 +126,6 @@ class Beyond(Finding):
     algorithm: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByFormulas(Finding):
     """Which algorithm the formulas choose for which sizes."""
 
@@ -148,14 +134,12 @@ class ByFormulas(Finding):
     choices: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoLatencyGiven(Finding):
     """Without a latency the number of messages costs nothing."""
 
     template = "Without a latency (--latency) nothing speaks for fewer messages in a row."
 
 
-@dataclass(frozen=True, kw_only=True)
 class TunerTakes(Finding):
     """What "auto" takes on one cluster."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import geometric_mean
 
 from fullwire.collectives.cost import Floats
@@ -20,14 +19,12 @@ _MUCH = 0.05  # more bytes, or longer steps, by as much are worth a sentence
 # ---- the answer ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class AsLongAsBefore(Finding):
     """A change too small to print."""
 
     template = "as long as before"
 
 
-@dataclass(frozen=True, kw_only=True)
 class LongerOrShorter(Finding):
     """By how much steps changed."""
 
@@ -37,7 +34,6 @@ class LongerOrShorter(Finding):
     is_shorter: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class TooFewToTell(Finding):
     """Nothing tells the change from noise."""
 
@@ -47,7 +43,6 @@ class TooFewToTell(Finding):
     change: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class RatioInterval(Finding):
     """Where the ratio of the steps lies."""
 
@@ -57,7 +52,6 @@ class RatioInterval(Finding):
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoDifference(Finding):
     """The change is within noise."""
 
@@ -72,7 +66,6 @@ class NoDifference(Finding):
     unseen: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoreThanNoise(Finding):
     """The change is beyond noise."""
 
@@ -99,7 +92,6 @@ def change_of_steps(
     return MoreThanNoise(of_passes=of_passes, change=change, interval=interval)
 
 
-@dataclass(frozen=True, kw_only=True)
 class OtherPasses(Finding):
     """A step of one run is more work than of the other, so single passes are compared."""
 
@@ -111,7 +103,6 @@ class OtherPasses(Finding):
     after: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkInTheSameTime(Finding):
     """What another number of workers is worth: each of them does as much in a step."""
 
@@ -126,7 +117,6 @@ class WorkInTheSameTime(Finding):
     perfect: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class BytesAndTime(Finding):
     """Whether the length of iterations follows their bytes, as packets show them."""
 
@@ -159,7 +149,6 @@ def bytes_and_time(edge_bytes: tuple[float, float], ratio: float) -> BytesAndTim
 # ---- what was foretold ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChangedLinks(Finding):
     """Another line rate."""
 
@@ -168,7 +157,6 @@ class ChangedLinks(Finding):
     rate_bps: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChangedWorkers(Finding):
     """Another number of workers."""
 
@@ -177,7 +165,6 @@ class ChangedWorkers(Finding):
     workers: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChangedBuckets(Finding):
     """Another bucket policy."""
 
@@ -186,7 +173,6 @@ class ChangedBuckets(Finding):
     buckets: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChangedHook(Finding):
     """Another communication hook."""
 
@@ -195,7 +181,6 @@ class ChangedHook(Finding):
     hook: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChangedPasses(Finding):
     """Gradients of several passes are added up before they are sent."""
 
@@ -204,7 +189,6 @@ class ChangedPasses(Finding):
     passes: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChangedBackend(Finding):
     """Another backend."""
 
@@ -213,7 +197,6 @@ class ChangedBackend(Finding):
     backend: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Verified(Finding):
     """What was predicted for the second run, and what was measured."""
 
@@ -236,7 +219,6 @@ class Verified(Finding):
 # ---- what to know --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class Side(Finding):
     """One of the runs; of several recordings of a side, which."""
 
@@ -246,7 +228,6 @@ class Side(Finding):
     recording: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class SideIsPartial(Finding):
     """Something of a run is missing."""
 
@@ -256,7 +237,6 @@ class SideIsPartial(Finding):
     what: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SideWarned(Finding):
     """What the recorder or the lab warned of."""
 
@@ -266,7 +246,6 @@ class SideWarned(Finding):
     what: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SideLacksRanks(Finding):
     """Ranks that were not recorded."""
 
@@ -277,7 +256,6 @@ class SideLacksRanks(Finding):
     workers: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecordingsDiffer(Finding):
     """Recordings of one side are of different jobs."""
 
@@ -287,14 +265,12 @@ class RecordingsDiffer(Finding):
     facts: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DilationDiffers(Finding):
     """Two emulations with different clocks."""
 
     template = "The runs differ in dilation, and so in how fast their processors count as."
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeansChangedOtherwise(Finding):
     """Means changed otherwise than medians, which a few long steps do not move."""
 
@@ -308,7 +284,6 @@ class MeansChangedOtherwise(Finding):
     change: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class OneRecordingEach(Finding):
     """More recordings tell more."""
 
@@ -320,14 +295,12 @@ class OneRecordingEach(Finding):
     more: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeveralTellMore(Finding):
     """Several recordings of each side."""
 
     template = "Several, made in turns, tell more"
 
 
-@dataclass(frozen=True, kw_only=True)
 class SoManyWouldShow(Finding):
     """How many recordings would show a small change."""
 
@@ -337,7 +310,6 @@ class SoManyWouldShow(Finding):
     small: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoreRecordings(Finding):
     """More recordings would show a small change."""
 
@@ -353,22 +325,18 @@ def comparison_notes(
     for side, facts, is_first in zip(sides, differing, (True, False), strict=True):
         for number, run in enumerate(side, 1):
             named = Side(is_first=is_first, recording=number if len(side) > 1 else None)
-            yield from _of_one(run, named)
+            yield from (SideIsPartial(side=named, what=each) for each in run.missing)
+            if run.facts.warnings is not None:
+                yield SideWarned(side=named, what=str(run.facts.warnings))
+            here = len(recorded_ranks(run))
+            if here < world(run) and not stands_for_all(run):
+                yield SideLacksRanks(side=named, here=here, workers=world(run))
         if facts:
             whole = Side(is_first=is_first, recording=None)
             yield RecordingsDiffer(side=whole, facts=tuple(facts))
     [before, *_], [after, *_] = sides
     if (before.facts.dilation or 1.0) != (after.facts.dilation or 1.0):
         yield DilationDiffers()
-
-
-def _of_one(run: Run, side: Side) -> Iterator[Finding]:
-    yield from (SideIsPartial(side=side, what=each) for each in run.missing)
-    if run.facts.warnings is not None:
-        yield SideWarned(side=side, what=str(run.facts.warnings))
-    here = len(recorded_ranks(run))
-    if here < world(run) and not stands_for_all(run):
-        yield SideLacksRanks(side=side, here=here, workers=world(run))
 
 
 def about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator[Finding]:

@@ -7,21 +7,36 @@ fields stand by name (`words/` fills them in). The class's docstring says what i
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import MISSING, FrozenInstanceError, asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # only checkers read it, and Python 3.10 has none
+
+    def dataclass_transform(**_):
+        """Leave the class as it is."""
+        return lambda cls: cls
+
 
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 _KINDS: dict[str, type[Finding]] = {}
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Finding:
-    """One thing that was found out. Each kind of it is a frozen dataclass with a template."""
+    """One thing that was found out. Each kind of it is a frozen dataclass with a template.
+
+    A subclass needs no decorator. What `dataclass` would write and compile for each of several
+    hundred kinds, at every start, stands here once for all of them.
+    """
 
     key: ClassVar[str]  # the class's name, in small letters, unless it says another
     template: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
         if "template" not in cls.__dict__:
             return  # what several kinds have in common
         if "key" not in cls.__dict__:
@@ -30,12 +45,41 @@ class Finding:
             raise ValueError(f"{cls.key}: {_KINDS[cls.key]} and {cls} have the same key")
         _KINDS[cls.key] = cls
 
+    def __init__(self, **given: Any) -> None:
+        """Take the fields by name; those with a default may be left out."""
+        own = self.__dict__
+        for field in fields(self):  # type: ignore[arg-type]  # every kind is one
+            own[field.name] = given.pop(field.name, field.default)
+            if own[field.name] is MISSING:
+                raise TypeError(f"{type(self).__name__}: {field.name} is missing")
+        if given:
+            raise TypeError(f"{type(self).__name__} has no {', '.join(given)}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse: what was found stays as it is."""
+        raise FrozenInstanceError(f"cannot assign to {name}")
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse, as above."""
+        raise FrozenInstanceError(f"cannot delete {name}")
+
+    def __eq__(self, other: object) -> bool:
+        """Say whether two findings are of one kind and have the same fields."""
+        return self.__dict__ == other.__dict__ if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        """Return what is the same for equal findings."""
+        return hash(tuple(self.__dict__.values()))
+
+    def __repr__(self) -> str:
+        """Return the kind with its fields."""
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.__dict__.items())})"
+
     def as_data(self) -> dict[str, Any]:
         """Return the key and the fields, as JSON takes them."""
         return {"key": self.key, **asdict(self)}  # type: ignore[call-overload]  # every kind is one
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evidence(Finding):
     """One figure that speaks for or against a verdict."""
 
@@ -47,7 +91,6 @@ def kinds() -> dict[str, type[Finding]]:
     return dict(_KINDS)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Length(Finding):
     """The step that an account is of, or all of the trace where no step is marked."""
 
@@ -57,7 +100,6 @@ class Length(Finding):
     is_whole_trace: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class Amount(Finding):
     """A time of every step."""
 

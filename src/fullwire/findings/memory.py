@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fullwire.findings.finding import Finding
 from fullwire.workloads import Workload, workload
 from fullwire.workloads.devices import DEVICES
 
 
-@dataclass(frozen=True, kw_only=True)
 class Needs(Finding):
     """What a workload takes of a device's memory."""
 
@@ -29,7 +27,6 @@ class Needs(Finding):
     batch: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkloadFits(Finding):
     """It fits, and so would larger batches."""
 
@@ -45,7 +42,6 @@ class WorkloadFits(Finding):
     largest_batch: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkloadDoesNotFit(Finding):
     """It does not fit, and what would."""
 
@@ -60,7 +56,6 @@ class WorkloadDoesNotFit(Finding):
     instead: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SmallerBatch(Finding):
     """A smaller batch would fit."""
 
@@ -69,7 +64,6 @@ class SmallerBatch(Finding):
     largest: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoBatchFits(Finding):
     """Even without activations it is too large."""
 
@@ -78,7 +72,6 @@ class NoBatchFits(Finding):
     state_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class FitsWhenSharded(Finding):
     """The state on many devices would fit."""
 
@@ -90,7 +83,6 @@ class FitsWhenSharded(Finding):
     shards: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShardingIsNotEnough(Finding):
     """One sample's activations are too large already."""
 
@@ -101,7 +93,6 @@ class ShardingIsNotEnough(Finding):
     sample_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class FitsOn(Finding):
     """Larger devices."""
 

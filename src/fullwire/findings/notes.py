@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -29,21 +28,18 @@ _TRANSFER = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
 # ---- the run -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class RestsOnModel(Finding):
     """Times come from a model of a device."""
 
     template = "This rests on modelled times, not on measured ones."
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoComputationHere(Finding):
     """T1 is estimated without any computation."""
 
     template = "No computation is in this run: T1 is the time without traffic, and may be longer."
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunIsPartial(Finding):
     """Something of the run is missing."""
 
@@ -52,7 +48,6 @@ class RunIsPartial(Finding):
     what: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class WarnedWhereRecorded(Finding):
     """What the recorder or the lab warned of."""
 
@@ -61,7 +56,6 @@ class WarnedWhereRecorded(Finding):
     what: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class RemarkedWhereRead(Finding):
     """What the importer remarked."""
 
@@ -70,14 +64,12 @@ class RemarkedWhereRead(Finding):
     what: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class BaselineIsEstimated(Finding):
     """T1 comes from the run itself."""
 
     template = "T1 is estimated from this run's computation, input and host; --baseline gives it."
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoSamples(Finding):
     """A measured run without samples of links, sockets or processors."""
 
@@ -86,7 +78,6 @@ class NoSamples(Finding):
     tables: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoFixesPredicted(Finding):
     """Why no fix is predicted."""
 
@@ -95,7 +86,6 @@ class NoFixesPredicted(Finding):
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NothingToPredictFrom(Finding):
     """No fix is predicted for workers that do not communicate."""
 
@@ -105,14 +95,12 @@ class NothingToPredictFrom(Finding):
 # ---- the steps -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoStepMarked(Finding):
     """The account is of the whole trace."""
 
     template = "No step is marked: the whole trace is taken for one."
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsLeftOut(Finding):
     """Steps that no mean is over."""
 
@@ -126,7 +114,6 @@ class StepsLeftOut(Finding):
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChangedMidway(Finding):
     """The second half of the steps takes longer or shorter than the first."""
 
@@ -140,7 +127,6 @@ class ChangedMidway(Finding):
     part: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class TimeBetweenSteps(Finding):
     """Time in no step, as evaluation or a checkpoint may take."""
 
@@ -152,7 +138,6 @@ class TimeBetweenSteps(Finding):
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeanIsNotMedian(Finding):
     """The step that is accounted for is not the one that is predicted from."""
 
@@ -166,7 +151,6 @@ class MeanIsNotMedian(Finding):
     is_fixed_from_mean: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class BaselineIsLonger(Finding):
     """One worker cannot be slower than several at the same work."""
 
@@ -181,7 +165,6 @@ class BaselineIsLonger(Finding):
 # ---- ranks and transfers -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class RanksLeftOut(Finding):
     """Ranks that share no step with the others."""
 
@@ -193,7 +176,6 @@ class RanksLeftOut(Finding):
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RanksMissing(Finding):
     """Ranks that were not recorded."""
 
@@ -203,14 +185,12 @@ class RanksMissing(Finding):
     workers: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class LineRateUnknown(Finding):
     """Nothing says how fast the links are."""
 
     template = "The line rate is unknown, so transfers are unexplained: --bandwidth gives it."
 
 
-@dataclass(frozen=True, kw_only=True)
 class RanksSlowEachOther(Finding):
     """Ranks share processors, and how much slower they compute for it is not told."""
 
@@ -220,7 +200,6 @@ class RanksSlowEachOther(Finding):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class GivenRateIsUnused(Finding):
     """A line rate was given for ranks that have no line between them."""
 
@@ -229,7 +208,6 @@ class GivenRateIsUnused(Finding):
     rate_bps: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class LateEnds(Finding):
     """Collectives whose end nobody saw."""
 
@@ -238,14 +216,12 @@ class LateEnds(Finding):
     count: object
 
 
-@dataclass(frozen=True, kw_only=True)
 class LatencyUnknown(Finding):
     """Nothing says what a message costs."""
 
     template = "Latency counts as 0: there are no small collectives, and no fact says what it is."
 
 
-@dataclass(frozen=True, kw_only=True)
 class FasterThanTheLine(Finding):
     """Collectives were faster than the line rate allows."""
 
@@ -257,7 +233,6 @@ class FasterThanTheLine(Finding):
     times: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class RateCannotBe(Finding):
     """A line rate that was given is too low for the step that was measured."""
 
@@ -270,7 +245,6 @@ class RateCannotBe(Finding):
     step_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClocksUncertain(Finding):
     """The recording knows its clocks only so well."""
 
@@ -291,7 +265,6 @@ class ClocksBecause(Enum):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class EndsBeforeIssue(Finding):
     """Collectives end before their last rank issued them, which cannot be."""
 
@@ -320,7 +293,13 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         yield RemarkedWhereRead(what=str(run.facts.remarks))
     if not found.step_s:
         return
-    yield from _steps_left_out(found)
+    if found.is_whole_trace:
+        yield NoStepMarked()
+    left_out = int((~found.is_typical).sum())
+    if left_out:
+        all_ns = found.parts_ns.sum(axis=(0, 2))
+        share = float(all_ns[~found.is_typical].sum() / all_ns.sum())
+        yield StepsLeftOut(left_out=left_out, steps=len(found.steps), share=share)
     change = changed_midway(found)
     if change is not None:
         part = change.part.key.replace("_", " ")
@@ -335,16 +314,6 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         if missing and run.provenance.origin == "measured":
             yield NoSamples(tables=missing)
         yield from about_others(run)
-
-
-def _steps_left_out(found: Account) -> Iterator[Finding]:
-    if found.is_whole_trace:
-        yield NoStepMarked()
-    left_out = int((~found.is_typical).sum())
-    if left_out:
-        all_ns = found.parts_ns.sum(axis=(0, 2))
-        share = float(all_ns[~found.is_typical].sum() / all_ns.sum())
-        yield StepsLeftOut(left_out=left_out, steps=len(found.steps), share=share)
 
 
 def _between_steps(run: Run) -> Iterator[Finding]:

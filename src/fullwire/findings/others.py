@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fullwire.findings.finding import Finding
 from fullwire.run.run import Run
@@ -12,7 +11,6 @@ from fullwire.simulation.calibrate import share_of_others
 _MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
 
 
-@dataclass(frozen=True, kw_only=True)
 class OtherWork(Finding):
     """Other programs used the processors on which a run was recorded."""
 

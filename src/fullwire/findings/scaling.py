@@ -1,13 +1,10 @@
-"""What a step loses to having several workers, and what links used to the full would leave."""
+"""What a step loses to having several workers, and where that would turn."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from fullwire.findings.finding import Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScalingFactor(Finding):
     """The scaling factor, T1, and the step that was measured."""
 
@@ -25,7 +22,6 @@ class ScalingFactor(Finding):
     longer_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class WithFullLinks(Finding):
     """The scaling factor, were links used to the full."""
 
@@ -34,7 +30,6 @@ class WithFullLinks(Finding):
     factor: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class MedianWithFullLinks(Finding):
     """The same, where predictions start from another step than the mean one."""
 
@@ -45,3 +40,107 @@ class MedianWithFullLinks(Finding):
 
     factor: float
     now: float
+
+
+class LineTakesOver(Finding):
+    """The rate up to which the line is slower than the transport."""
+
+    template = (
+        " Up to {rate_bps:rate} the line is what limits this transport; above, the work of sending "
+        "and receiving does."
+    )
+
+    rate_bps: float
+
+
+class WouldCost(Finding):
+    """A slower link, or more workers, would make communication cost the threshold."""
+
+    template = (
+        "Communication would cost {threshold:.0%} of the step {below_bps:?below {below_bps:rate}}"
+        "{is_either:? or }{workers:?with {workers:,} workers or more}."
+    )
+
+    threshold: float
+    below_bps: float | None
+    workers: int | None
+
+    @property
+    def is_either(self) -> bool:
+        """Say whether both would."""
+        return bool(self.below_bps and self.workers)
+
+
+class NeverCosts(Finding):
+    """Neither would."""
+
+    template = (
+        "Neither a slower link nor more workers would make communication cost {threshold:.0%} of "
+        "the step."
+    )
+
+    threshold: float
+
+
+class CostsLessAbove(Finding):
+    """A faster link, or fewer workers, would make communication cost less than the threshold."""
+
+    template = (
+        "Communication would cost less than {threshold:.0%} of the step above {rate_bps:rate}"
+        "{fewer:?, or with fewer than {fewer:,} workers}.{takes_over}"
+    )
+
+    threshold: float
+    rate_bps: float
+    fewer: int | None
+    takes_over: LineTakesOver | None
+
+
+class WaitingAloneCosts(Finding):
+    """Late ranks alone cost the threshold."""
+
+    template = (
+        "However fast the links, waiting for late ranks alone costs more than {threshold:.0%} of "
+        "the step.{takes_over}"
+    )
+
+    threshold: float
+    takes_over: LineTakesOver | None
+
+
+class NoLinkIsEnough(Finding):
+    """No link is fast enough."""
+
+    template = (
+        "No link is fast enough for communication to cost less than {threshold:.0%} of the step"
+        "{fewer:?; it does with fewer than {fewer:,} workers}.{takes_over}"
+    )
+
+    threshold: float
+    fewer: int | None
+    takes_over: LineTakesOver | None
+
+
+def turning(
+    *,
+    is_limited: bool,
+    is_waiting: bool,
+    rate_bps: float | None,
+    workers: int | None,
+    line_bps: float | None,
+    threshold: float,
+) -> Finding:
+    """Choose what there is to say of where the verdict turns."""
+    if not is_limited:
+        if not rate_bps and not workers:
+            return NeverCosts(threshold=threshold)
+        return WouldCost(threshold=threshold, below_bps=rate_bps, workers=workers)
+    fewer = workers if workers and workers > 2 else None
+    takes_over = None if line_bps is None else LineTakesOver(rate_bps=line_bps)
+    if rate_bps:
+        return CostsLessAbove(
+            threshold=threshold, rate_bps=rate_bps, fewer=fewer, takes_over=takes_over
+        )
+    if is_waiting:
+        return WaitingAloneCosts(threshold=threshold, takes_over=takes_over)
+    return NoLinkIsEnough(threshold=threshold, fewer=fewer, takes_over=takes_over)

@@ -54,7 +54,6 @@ _WHERE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoLinkHoldsBack(Finding):
     """No kind of link would shorten the step noticeably."""
 
@@ -67,7 +66,6 @@ class NoLinkHoldsBack(Finding):
     job: Suspicion
 
 
-@dataclass(frozen=True, kw_only=True)
 class LinksHoldBack(Finding):
     """The kind of link that costs most, and how far the spine is to blame."""
 
@@ -83,7 +81,6 @@ class LinksHoldBack(Finding):
     spine: Finding | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class NamedLinks(Finding):
     """A kind of link."""
 
@@ -92,7 +89,6 @@ class NamedLinks(Finding):
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SpineUplinks(Finding):
     """The uplinks of a spine."""
 
@@ -101,7 +97,6 @@ class SpineUplinks(Finding):
     oversubscription: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class SpineDoesNot(Finding):
     """A wide spine would change next to nothing."""
 
@@ -113,7 +108,6 @@ class SpineDoesNot(Finding):
     change: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SpineAlone(Finding):
     """What a wide spine alone would give."""
 

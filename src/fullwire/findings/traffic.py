@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fullwire.findings.finding import Finding
 from fullwire.packets.flows import Traffic
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingsInTurn(Finding):
     """Trainings one after the other."""
 
@@ -22,7 +20,6 @@ class TrainingsInTurn(Finding):
     hosts: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class HostsInGroups(Finding):
     """Trainings beside each other."""
 
@@ -35,7 +32,6 @@ class HostsInGroups(Finding):
     groups: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Training(Finding):
     """A training by its hosts."""
 
@@ -44,7 +40,6 @@ class Training(Finding):
     hosts: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingAt(Finding):
     """A training by when it was."""
 
@@ -54,7 +49,6 @@ class TrainingAt(Finding):
     end_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class OfTraining(Finding):
     """The training that what follows is of."""
 
@@ -63,7 +57,6 @@ class OfTraining(Finding):
     training: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class HostsInPattern(Finding):
     """How many hosts there are, and the shape of what they send."""
 
@@ -73,14 +66,12 @@ class HostsInPattern(Finding):
     shape: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoPattern(Finding):
     """No pattern fits."""
 
     template = "in no pattern that is known"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ParameterServer(Finding):
     """Workers send to servers."""
 
@@ -89,7 +80,6 @@ class ParameterServer(Finding):
     servers: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Hierarchy(Finding):
     """Groups sum first within, then between."""
 
@@ -98,7 +88,6 @@ class Hierarchy(Finding):
     groups: tuple[Training, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DoubleTree(Finding):
     """Two trees, each with a half of the bytes."""
 
@@ -108,7 +97,6 @@ class DoubleTree(Finding):
     second: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tree(Finding):
     """One tree."""
 
@@ -117,7 +105,6 @@ class Tree(Finding):
     root: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeveralRings(Finding):
     """Rings beside each other."""
 
@@ -127,7 +114,6 @@ class SeveralRings(Finding):
     rings: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ring(Finding):
     """One ring."""
 
@@ -137,14 +123,12 @@ class Ring(Finding):
     hosts: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllToAll(Finding):
     """Everyone sends to everyone."""
 
     template = "everyone with everyone alike (all-to-all)"
 
 
-@dataclass(frozen=True, kw_only=True)
 class InPattern(Finding):
     """Any other pattern, by its name."""
 
@@ -153,14 +137,12 @@ class InPattern(Finding):
     kind: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoIterations(Finding):
     """Nothing repeats."""
 
     template = "No iterations were found: nothing repeats with the same bytes after silence."
 
 
-@dataclass(frozen=True, kw_only=True)
 class IterationsFound(Finding):
     """What repeats, how often and how long."""
 
@@ -175,7 +157,6 @@ class IterationsFound(Finding):
     confidence: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class BytesPerEdge(Finding):
     """What an edge carries in an iteration, and what gradient that is."""
 
@@ -185,7 +166,6 @@ class BytesPerEdge(Finding):
     gradient: Finding | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class GatheredAndReduced(Finding):
     """Parameters are sharded."""
 
@@ -198,7 +178,6 @@ class GatheredAndReduced(Finding):
     gradient_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class GradientIs(Finding):
     """The gradient, as a library's own headers tell it."""
 
@@ -208,7 +187,6 @@ class GradientIs(Finding):
     ranks: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class GradientIfOneSum(Finding):
     """The gradient, if an iteration is one all-reduce."""
 
@@ -217,7 +195,6 @@ class GradientIfOneSum(Finding):
     gradient: GradientIs
 
 
-@dataclass(frozen=True, kw_only=True)
 class GradientIfSharded(Finding):
     """The gradient in either case that bytes leave open."""
 
@@ -230,7 +207,6 @@ class GradientIfSharded(Finding):
     if_sharded_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class SlowLinkFound(Finding):
     """The host whose sending keeps the others waiting."""
 
@@ -245,21 +221,18 @@ class SlowLinkFound(Finding):
     most: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoLinkToCallSlow(Finding):
     """Nothing repeats that a link could be slow for."""
 
     template = "Without iterations no link can be called slow."
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoSlowLinkOfTwo(Finding):
     """Two hosts show little of their links."""
 
     template = "No slow link, as far as two hosts can show one."
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoSlowLink(Finding):
     """All links are as fast."""
 

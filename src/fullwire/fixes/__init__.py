@@ -16,11 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fullwire.fixes.fix import Fix, FixKind, Risk, fix_kinds
-from fullwire.fixes.long_steps import no_long_steps
 from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
+from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
-from fullwire.timeline.steadiness import few_steps
+from fullwire.timeline.steadiness import FewSteps, few_steps
 
 __all__ = ["Fix", "FixKind", "Fixes", "Risk", "fix_kinds", "fixes", "fixes_by_account"]
 
@@ -51,7 +50,7 @@ def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
         for fix in kind.predict(run, job, account)
     ]
     if rare is not None:
-        considered.append(no_long_steps(job, account, part, rare))
+        considered.append(_no_long_steps(job, account, part, rare))
     useful = [fix for fix in considered if fix.step_s < (1 - LEAST_GAIN) * from_s]
     found = sorted(useful, key=lambda fix: _order(fix, from_s))
     return Fixes(tuple(found), from_s, job.alone_s)
@@ -95,3 +94,35 @@ def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:
         scaling_factor=fix.scaling_factor * fix.step_s / step_s,
     )
     return replace(fix, forecast=longer)
+
+
+_REPEATS = 0.02  # within this a job repeats that is begun anew, where nothing holds it up
+_SENT_BY_FEW = "what only they send: less often, or joined into one (torch.cat)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLongSteps(Fix):
+    """Steps that all take as long as the usual ones."""
+
+    template = "the {few} long of {of} steps as short as the others"
+
+    few: int
+    of: int
+
+
+def _no_long_steps(job: Forecaster, account: Account, part: Part, rare: FewSteps) -> Fix:
+    """Try steps that all take as long as the usual ones."""
+    usual, kind = rare.usual_s, fix_kinds().get(part.key)
+    setting = kind.in_few_steps(account) if kind and kind.in_few_steps else _SENT_BY_FEW
+    return NoLongSteps(
+        kind=part.key,
+        few=rare.few,
+        of=rare.of,
+        how=setting,
+        forecast=Forecast(
+            step_s=usual.value,
+            scaling_factor=min(job.alone_s / usual.value, 1.0),
+            low_s=usual.low * (1 - _REPEATS),
+            high_s=usual.high * (1 + _REPEATS),
+        ),
+    )

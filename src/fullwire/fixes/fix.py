@@ -66,6 +66,7 @@ class FixKind:
     label: str
     predict: Callable[[Run, Forecaster, Account], Iterator[Fix]]
     by_account: Callable[[Account], Iterator[Fix]] | None = None  # without any prediction
+    in_few_steps: Callable[[Account], str] | None = None  # its setting, where few steps are long
 
 
 _KINDS: dict[str, FixKind] = {}

@@ -12,7 +12,7 @@ from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.ahead import has_loader, usual_ahead_s
 
-ELSEWHERE = "logs, checkpoints, metrics: less often, or in another process"
+_ELSEWHERE = "logs, checkpoints, metrics: less often, or in another process"
 _READS = f"batches that the script reads by itself: {LOADER}"
 
 
@@ -39,7 +39,7 @@ def _by_account(account: Account) -> Iterator[Fix]:
 
 
 def _setting(account: Account) -> str:
-    return ELSEWHERE if has_loader(account) else _READS
+    return _ELSEWHERE if has_loader(account) else _READS
 
 
 register(
@@ -49,5 +49,6 @@ register(
         label="host work elsewhere",
         predict=_predict,
         by_account=_by_account,
+        in_few_steps=lambda account: _ELSEWHERE,
     )
 )

@@ -45,5 +45,6 @@ register(
         label="data loaded ahead",
         predict=_predict,
         by_account=_by_account,
+        in_few_steps=lambda account: LOADER,
     )
 )

@@ -40,7 +40,7 @@ class LateRanksInTime(Fix):
     ranks: tuple[int, ...]
 
 
-def setting_for_late_ranks(account: Account, late: Late | None) -> str:
+def _setting(account: Account, late: Late | None) -> str:
     """Say where to look: at what the late ranks spend most beyond the usual on."""
     if late is None:
         return _EVENLY
@@ -62,7 +62,7 @@ def _by_account(account: Account) -> Iterator[Fix]:
 
 def _fix(account: Account, found: Forecast) -> Fix:
     late = late_ranks(account)
-    setting = setting_for_late_ranks(account, late)
+    setting = _setting(account, late)
     if late is None:
         return NoneIsLate(how=setting, forecast=found)
     return LateRanksInTime(ranks=late.ranks, how=setting, forecast=found)
@@ -75,5 +75,6 @@ register(
         label="no late rank",
         predict=_predict,
         by_account=_by_account,
+        in_few_steps=lambda account: _setting(account, late_ranks(account)),
     )
 )

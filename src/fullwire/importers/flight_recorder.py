@@ -21,7 +21,7 @@ import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,16 @@ def _dump(path: Path) -> _Dump:
             value, unfinished, problem = _from_json(path, file.read())
     whole: dict[Any, Any] = value if isinstance(value, dict) else {"entries": value}
     if problem:
-        whole = _put_together(unfinished)
+        # Find in what a reader held when its file ended what belongs to a dump.
+        values = list(unfinished)
+        entries = [each for each in values if _is_entry(each)]
+        for each in values:
+            if isinstance(each, list):
+                entries += [inner for inner in each if _is_entry(inner)]
+        config = next(
+            (after for key, after in itertools.pairwise(values) if key == "pg_config"), {}
+        )
+        whole = {"entries": entries, "pg_config": config}
         problem = f"{problem}; what came before is read"
     return _of_values(path, whole, [problem] if problem else [])
 
@@ -218,17 +227,6 @@ def _whole_entries(text: str) -> Iterator[object]:
         yield entry
         while place < len(text) and text[place] in ", \t\r\n":
             place += 1
-
-
-def _put_together(unfinished: Iterable[object]) -> dict[Any, Any]:
-    """Find in what a reader held when its file ended what belongs to a dump."""
-    values = list(unfinished)
-    entries = [each for each in values if _is_entry(each)]
-    for each in values:
-        if isinstance(each, list):
-            entries += [inner for inner in each if _is_entry(inner)]
-    config = next((after for key, after in itertools.pairwise(values) if key == "pg_config"), {})
-    return {"entries": entries, "pg_config": config}
 
 
 def _is_entry(value: object) -> bool:

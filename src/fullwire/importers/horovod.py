@@ -179,29 +179,23 @@ class _Book:
             return
         time_ns = round(event.ts * 1000)
         if event.ph == "B" and len(tensor.stack) < _DEEPEST:
-            self._begin(tensor, event.name, time_ns)
+            if not tensor.stack and event.name.startswith("NEGOTIATE_"):
+                tensor.negotiated_ns, tensor.ready_ns = time_ns, {}
+            elif tensor.stack and tensor.sent_ns < 0 and _SENDS.match(event.name):
+                tensor.sent_ns = time_ns
+            tensor.stack.append((event.name, time_ns))
         elif event.ph == "X" and tensor.stack and _is_rank(event.name):
             tensor.ready_ns.setdefault(int(event.name), time_ns)
         elif event.ph == "E" and tensor.stack:
-            self._end(tensor, time_ns, event.args)
+            name, begin_ns = tensor.stack.pop()
+            if time_ns < begin_ns:
+                self.odd += 1
+            elif tensor.stack:
+                self.phases.add((_storable(name), begin_ns, time_ns))
+            elif name in _OPS:
+                self._finish(tensor, name, begin_ns, time_ns, event.args)
         else:
             self.odd += 1
-
-    def _begin(self, tensor: _Tensor, name: str, time_ns: int) -> None:
-        if not tensor.stack and name.startswith("NEGOTIATE_"):
-            tensor.negotiated_ns, tensor.ready_ns = time_ns, {}
-        elif tensor.stack and tensor.sent_ns < 0 and _SENDS.match(name):
-            tensor.sent_ns = time_ns
-        tensor.stack.append((name, time_ns))
-
-    def _end(self, tensor: _Tensor, time_ns: int, args: _Args) -> None:
-        name, begin_ns = tensor.stack.pop()
-        if time_ns < begin_ns:
-            self.odd += 1
-        elif tensor.stack:
-            self.phases.add((_storable(name), begin_ns, time_ns))
-        elif name in _OPS:
-            self._finish(tensor, name, begin_ns, time_ns, args)
 
     def _finish(self, tensor: _Tensor, name: str, begin_ns: int, end_ns: int, args: _Args) -> None:
         op = _OPS[name]

@@ -271,7 +271,9 @@ class _Log:
             "nccl_paths": _counted(self._paths),
             "nccl_said": _counted(self._said),
             "nccl_uneven_links": self._uneven_links(),
-            "nccl_rings": _rings(largest.rings),
+            "nccl_rings": _counted(
+                Counter(order[:_LONGEST_WORDS] for order in largest.rings.values())
+            ),
             "nccl_trees": largest.trees,
             "nccl_channels": largest.channels,
             "workers": largest.ranks,
@@ -326,11 +328,6 @@ def _listed(counter: Mapping[str, int]) -> str:
 
 def _counted(counter: Counter[str]) -> str:
     return ", ".join(f"{count:,} x {name}" for name, count in counter.most_common(_SHOWN))
-
-
-def _rings(rings: Mapping[int, str]) -> str:
-    """Return the orders in which rings go through the ranks, with how many go so."""
-    return _counted(Counter(order[:_LONGEST_WORDS] for order in rings.values()))
 
 
 FORMAT = Format(

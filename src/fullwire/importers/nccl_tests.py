@@ -164,7 +164,11 @@ class _Reading:
             self._has_root |= words[4:5] != [] and words[4].isdigit()
             self._broken += not _keep(self._rows, self._row, self._columns)
             self._row = words
-        elif self._row and len(self._row) < len(self._columns) + 8 and _are_numbers(words):
+        elif (
+            self._row
+            and len(self._row) < len(self._columns) + 8
+            and all(each == "N/A" or _number(each) is not None for each in words)
+        ):
             self._row += words
 
     def tables(self, path: Path) -> Iterator[Table]:
@@ -255,13 +259,9 @@ def _columns(line: str) -> list[str]:
 def _begins_row(words: list[str]) -> bool:
     return (
         len(words) >= 3
-        and all(each.isascii() and each.isdigit() and len(each) <= 16 for each in words[:2])
+        and all(word.isascii() and word.isdigit() and len(word) <= 16 for word in words[:2])
         and words[2][:1].isalpha()
     )
-
-
-def _are_numbers(words: list[str]) -> bool:
-    return all(each == "N/A" or _number(each) is not None for each in words)
 
 
 def _number(text: str) -> float | None:

@@ -148,7 +148,14 @@ def _read_gradients(path: Path, lines: Iterator[_Line], declared: int) -> _Log:
     waits_us, sizes = np.empty(declared), np.empty(declared, np.int64)
     count, has_end = 0, True
     for line in itertools.islice(lines, declared):
-        waits_us[count], sizes[count] = _gradient(path, line)
+        wait_us, size = _two_numbers(path, line, "microseconds,bytes")
+        if wait_us > _LONGEST_WAIT_US:
+            raise DamagedInput(path, f"a wait of {wait_us:g} us is over an hour", line=line.number)
+        if not (size.is_integer() and 0 < size <= _LARGEST_GRADIENT):
+            raise DamagedInput(
+                path, f"expected whole bytes above 0, got {size:g}", line=line.number
+            )
+        waits_us[count], sizes[count] = wait_us, size
         count, has_end = count + 1, line.has_end
     if count < declared:
         raise DamagedInput(
@@ -157,15 +164,6 @@ def _read_gradients(path: Path, lines: Iterator[_Line], declared: int) -> _Log:
             line=4 + count,
         )
     return _Log(waits_us, sizes, has_end)
-
-
-def _gradient(path: Path, line: _Line) -> tuple[float, float]:
-    wait_us, size = _two_numbers(path, line, "microseconds,bytes")
-    if wait_us > _LONGEST_WAIT_US:
-        raise DamagedInput(path, f"a wait of {wait_us:g} us is over an hour", line=line.number)
-    if not (size.is_integer() and 0 < size <= _LARGEST_GRADIENT):
-        raise DamagedInput(path, f"expected whole bytes above 0, got {size:g}", line=line.number)
-    return wait_us, size
 
 
 def _lines(path: Path) -> Iterator[_Line]:

@@ -12,7 +12,6 @@ from fullwire.clusters.cluster import Cluster, link_classes
 from fullwire.words import sentence, sentences, setting
 
 if TYPE_CHECKING:
-    from fullwire.answers.break_even import BreakEven
     from fullwire.answers.compare import Comparison
     from fullwire.answers.explain import Explanation
     from fullwire.answers.search import Best
@@ -86,20 +85,18 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
             for each in result.evidence
         ],
         "full_utilization": None if result.full is None else _forecast_object(asdict(result.full)),
-        "break_even": None if turns is None else _break_even_object(turns),
+        "break_even": None
+        if turns is None
+        else {
+            "bandwidth_bps": turns.bandwidth_bps,
+            "workers": turns.workers,
+            "line_takes_over_bps": turns.line_takes_over_bps,
+            "is_limited": turns.is_limited,
+            "sentence": turns.sentence,
+        },
         "fixes": [_fix_object(each) for each in result.fixes],
         "fixes_from_s": result.fixes_from_s,
         "warnings": list(result.warnings),
-    }
-
-
-def _break_even_object(turns: BreakEven) -> dict[str, Any]:
-    return {
-        "bandwidth_bps": turns.bandwidth_bps,
-        "workers": turns.workers,
-        "line_takes_over_bps": turns.line_takes_over_bps,
-        "is_limited": turns.is_limited,
-        "sentence": turns.sentence,
     }
 
 

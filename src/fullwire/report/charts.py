@@ -62,7 +62,14 @@ def _scaling_chart(result: WhatIf) -> alt.Chart:
     if facets:
         places = zip(("column", "row"), facets, strict=False)
         chart = chart.facet(**{place: _panels(result, axis) for place, axis in places})
-    return _styled(chart, result, set(axes))
+    varying = set(axes)
+    modelled = [name for name, basis in result.basis.items() if basis == "modelled"]
+    lines = [_caption(result, varying), f"modelled: {', '.join(modelled)}" if modelled else ""]
+    return titled(
+        chart,
+        "Scaling factor" if "run" in varying else f"Scaling factor of {result['run'][0]}",
+        [line for line in lines if line],
+    )
 
 
 def _varying(result: WhatIf) -> dict[str, Sequence[Any]]:
@@ -174,12 +181,6 @@ def _target_rule(chart: alt.Chart, wanted: float) -> alt.Chart:
     return chart.mark_rule(strokeDash=[5, 4], color=_INK, opacity=0.6).encode(y=alt.datum(wanted))
 
 
-def _styled(chart: alt.Chart, result: WhatIf, varying: set[str]) -> alt.Chart:
-    modelled = [name for name, basis in result.basis.items() if basis == "modelled"]
-    lines = [_caption(result, varying), f"modelled: {', '.join(modelled)}" if modelled else ""]
-    return titled(chart, _headline(result, varying), [line for line in lines if line])
-
-
 def titled(chart: alt.Chart, title: str, lines: Sequence[str]) -> alt.Chart:
     """Give a chart its title, the lines below it, and the look that all our pictures have."""
     import altair as alt
@@ -204,10 +205,6 @@ def titled(chart: alt.Chart, title: str, lines: Sequence[str]) -> alt.Chart:
         .configure_header(labelFontSize=12, labelColor=_INK, titleFontSize=12)
         .configure_view(stroke=None)
     )
-
-
-def _headline(result: WhatIf, varying: set[str]) -> str:
-    return "Scaling factor" if "run" in varying else f"Scaling factor of {result['run'][0]}"
 
 
 def _caption(result: WhatIf, varying: set[str]) -> str:

@@ -38,7 +38,9 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
     names = [*varying, "step_s", "scaling_factor", "network_utilization"]
     columns = {name: table[name][shown].tolist() for name in names}
     rows = [[_cell(name, columns[name][number]) for name in names] for number in range(len(shown))]
-    headings = [_heading(name) for name in names]
+    headings = [
+        _MEASURES[name] if name in _MEASURES else CONDITIONS[name].heading for name in names
+    ]
     if result.has_intervals:
         place = len(varying) + 1  # beside the step
         headings.insert(place, "interval")
@@ -201,10 +203,6 @@ def _conditions(fixed: Mapping[str, object]) -> str:
         if axis in fixed and fixed[axis] != condition.usual
     ]
     return ", ".join(said)
-
-
-def _heading(name: str) -> str:
-    return _MEASURES[name] if name in _MEASURES else CONDITIONS[name].heading
 
 
 def _cell(name: str, value: Any) -> str:

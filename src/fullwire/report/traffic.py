@@ -158,7 +158,7 @@ def traffic_object(result: AuditedTraffic) -> dict[str, Any]:
         "slow_link": None
         if slow is None
         else {"host": slow.host, "busy_fraction": slow.busy_fraction},
-        "edges": [_edge_object(each) for each in result.edges],
+        "edges": [{name: getattr(each, name) for name in each.__slots__} for each in result.edges],
         "iteration": _iteration_object(usual_iteration(result)),
         "audit": list(result.audit),
         "warnings": list(result.warnings),
@@ -172,10 +172,6 @@ def _pattern_object(result: AuditedTraffic) -> dict[str, Any]:
     if result.pattern.parts:
         pattern["parts"] = [[result.hosts[each] for each in part] for part in result.pattern.parts]
     return pattern
-
-
-def _edge_object(edge: Any) -> dict[str, Any]:
-    return {name: getattr(edge, name) for name in edge.__slots__}
 
 
 def _iteration_object(usual: UsualIteration | None) -> dict[str, Any] | None:

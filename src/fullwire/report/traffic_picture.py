@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import atan2, cos, degrees, pi, sin
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -56,6 +56,9 @@ def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
     save(titled(chart, first, wrap(" ".join(others), 150)), path)
 
 
+_Align: TypeAlias = Literal["left", "center", "right"]
+
+
 class _Place(NamedTuple):
     """Where a host is drawn, and its name beside it."""
 
@@ -63,7 +66,7 @@ class _Place(NamedTuple):
     y: float
     name_x: float
     name_y: float
-    align: Literal["left", "center", "right"]
+    align: _Align
 
 
 def _places(result: Traffic) -> dict[int, _Place]:
@@ -74,7 +77,11 @@ def _places(result: Traffic) -> dict[int, _Place]:
     order += [host for host in range(len(result.hosts)) if host not in order]
     turn = 2 * pi / max(len(order), 1)
     around = {host: (sin(n * turn), cos(n * turn)) for n, host in enumerate(order)}
-    return {host: _Place(x, y, x * 1.15, y * 1.18, _align(x)) for host, (x, y) in around.items()}
+    places = {}
+    for host, (x, y) in around.items():  # its name stays outside of the circle
+        align: _Align = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
+        places[host] = _Place(x, y, x * 1.15, y * 1.18, align)
+    return places
 
 
 def _in_generations(order: list[int], sent: Real) -> dict[int, _Place]:
@@ -207,11 +214,6 @@ def _pattern_title(result: Traffic, sizes: Real) -> str:
         return f"{kind}: over each edge, {of_what}"
     least, most = show_bytes(float(sizes.min())), show_bytes(float(sizes.max()))
     return f"{kind}: {least} to {most} over an edge, {of_what}"
-
-
-def _align(x: float) -> Literal["left", "center", "right"]:
-    """Return how the name of a host at this place stays outside of the circle."""
-    return "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
 
 
 def _small(text: str) -> alt.Title:

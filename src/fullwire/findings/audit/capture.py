@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.run.run import Run
 
 
-@dataclass(frozen=True, kw_only=True)
 class InterfacesCounted(Finding):
     """What interfaces counted, and how far captures are from it."""
 
@@ -62,3 +61,6 @@ def _counted_bytes(run: Run) -> int:
             first.setdefault((host, interface), both_ways)
             last[host, interface] = both_ways
     return sum(last.values()) - sum(first.values())
+
+
+LINE = Line(key="capture", place=8, of=lambda traffic: capture_audit(traffic.detail.run))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.edges import Edges
 
@@ -15,7 +15,6 @@ _MUCH_LOSSIER = 4  # than elsewhere: a hot spot
 _CROWDED = 0.2  # of the time that a host receives, from several at once: incast
 
 
-@dataclass(frozen=True, kw_only=True)
 class HotSpot(Finding):
     """The way to a host loses more packets than others."""
 
@@ -39,18 +38,24 @@ def hot_spots(edges: Edges) -> Iterator[HotSpot]:
             packets.sum() - packets[:, target].sum(), 1
         )
         if lost > _LOSSY and lost > _MUCH_LOSSIER * elsewhere:
-            crowd, share = _crowd(edges, target)
+            # How many send to a host at once at most, and how often several do.
+            rows = (edges.target == target) & (
+                edges.payload_bytes > edges.payload_bytes.max() / 100
+            )
+            pairs = np.unique(edges.slot[rows] * len(edges.hosts) + edges.source[rows])
+            _, senders = np.unique(pairs // len(edges.hosts), return_counts=True)
+            is_crowded = len(senders) and np.mean(senders > 1) > _CROWDED
             yield HotSpot(
                 host=host,
                 lost=float(lost),
                 elsewhere=float(elsewhere),
-                senders=crowd if share > _CROWDED else None,
+                senders=int(senders.max()) if is_crowded else None,
             )
 
 
-def _crowd(edges: Edges, target: int) -> tuple[int, float]:
-    """Return how many send to a host at once at most, and how often several do."""
-    rows = (edges.target == target) & (edges.payload_bytes > edges.payload_bytes.max() / 100)
-    pairs = np.unique(edges.slot[rows] * len(edges.hosts) + edges.source[rows])
-    _, senders = np.unique(pairs // len(edges.hosts), return_counts=True)
-    return int(senders.max(initial=0)), float(np.mean(senders > 1)) if len(senders) else 0.0
+LINE = Line(
+    key="hot-spots",
+    place=5,
+    of=lambda traffic: hot_spots(traffic.detail.edges),
+    is_of_one_training=True,
+)

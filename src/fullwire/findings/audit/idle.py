@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.iterations import Iterations
 
@@ -14,7 +14,6 @@ _SLOW = 1.5  # times the usual period: an iteration that took long
 _MOSTLY = 0.5  # of that time
 
 
-@dataclass(frozen=True, kw_only=True)
 class LongIterations(Finding):
     """Iterations that took long, and how much of that nothing was sent."""
 
@@ -51,3 +50,11 @@ def idle_network(iterations: Iterations | None) -> Iterator[Finding]:
         idle=idle,
         is_idle=idle > _MOSTLY,
     )
+
+
+LINE = Line(
+    key="idle",
+    place=6,
+    of=lambda traffic: idle_network(traffic.iterations),
+    is_of_one_training=True,
+)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.iterations import Iterations
 from fullwire.packets.messages import SeenCollectives
@@ -15,7 +15,6 @@ _LEAST_WAIT = 0.1  # of the period: less is nobody's fault
 _MOSTLY = 0.5  # of the waiting is for one host
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComesLast(Finding):
     """One host comes late to most collectives."""
 
@@ -52,3 +51,13 @@ def latecomer(
     if by_host[worst] < _MOSTLY * waited_s.sum() or each_s < _LEAST_WAIT * iterations.period_s:
         return
     yield ComesLast(host=hosts[worst], share=float(np.mean(last == worst)), waited_s=each_s)
+
+
+LINE = Line(
+    key="latecomer",
+    place=4,
+    of=lambda traffic: latecomer(
+        traffic.detail.edges.hosts, traffic.iterations, traffic.collectives
+    ),
+    is_of_one_training=True,
+)

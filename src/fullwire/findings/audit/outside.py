@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.edges import Edges
 from fullwire.packets.expected import LARGE, Expected
+from fullwire.packets.flows import Traffic
 from fullwire.packets.iterations import Iterations
 
 _MOST_EDGES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
 class StartUpBroadcast(Finding):
     """What start-up sent over edges."""
 
@@ -30,7 +30,6 @@ class StartUpBroadcast(Finding):
     has_more: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotOfIterations(Finding):
     """How much of the payload is of no iteration."""
 
@@ -44,7 +43,6 @@ class NotOfIterations(Finding):
     rest_bytes: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllToOneHost(Finding):
     """Everything that was captured went to or from one host: others may talk as well."""
 
@@ -87,3 +85,12 @@ def half_seen(edges: Edges) -> Iterator[Finding]:
     for host, name in enumerate(edges.hosts):
         if len(edges.hosts) > 2 and touched[host] == payload.sum():
             yield AllToOneHost(host=name)
+
+
+def _outside(traffic: Traffic) -> Iterator[Finding]:
+    edges = traffic.detail.edges
+    yield from outside(edges, traffic.iterations, traffic.detail.expected)
+    yield from half_seen(edges)
+
+
+LINE = Line(key="outside", place=2, of=_outside)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.iterations import Iterations
 from fullwire.packets.wire_steps import FROM_PACKETS
@@ -15,7 +15,6 @@ from fullwire.run.run import Run
 _COUNTED = "the recorder counted {steps} steps{usual_s:? of {usual_s:time}}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsUnseen(Finding):
     """Packets show no iterations."""
 
@@ -25,7 +24,6 @@ class StepsUnseen(Finding):
     usual_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsAgree(Finding):
     """Packets show as many."""
 
@@ -35,7 +33,6 @@ class StepsAgree(Finding):
     usual_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsDiffer(Finding):
     """Packets show another number."""
 
@@ -67,3 +64,11 @@ def steps_against(run: Run, iterations: Iterations | None) -> Iterator[Finding]:
         yield StepsAgree(steps=len(steps), usual_s=usual_s)
     else:
         yield StepsDiffer(steps=len(steps), usual_s=usual_s, iterations=iterations.count)
+
+
+LINE = Line(
+    key="steps",
+    place=7,
+    of=lambda traffic: steps_against(traffic.detail.run, traffic.iterations),
+    is_of_one_training=True,
+)

@@ -7,14 +7,13 @@ however many of the ranks a host has: so bytes tell ranks, where the model's siz
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.expected import AGREES, RINGS, Expected
 from fullwire.packets.pattern import Pattern
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sharded(Finding):
     """Parameters are gathered as well as gradients reduced."""
 
@@ -27,7 +26,6 @@ class Sharded(Finding):
     gradient_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class RanksByBytes(Finding):
     """Bytes tell that hosts have several ranks."""
 
@@ -38,7 +36,6 @@ class RanksByBytes(Finding):
     hosts: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class RanksNotSeen(Finding):
     """Nothing tells how many ranks a host has, and what the gradient would be."""
 
@@ -55,7 +52,6 @@ class RanksNotSeen(Finding):
 _SOURCE = "{is_given:the gradient given|what start-up broadcast}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class EdgesAgree(Finding):
     """The bytes of an edge are those of a ring's all-reduce."""
 
@@ -71,7 +67,6 @@ class EdgesAgree(Finding):
     error: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class GradientAgrees(Finding):
     """The gradient is as large as the model."""
 
@@ -82,7 +77,6 @@ class GradientAgrees(Finding):
     error: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class GradientDiffers(Finding):
     """An iteration moves another amount than the model has, and why it may."""
 
@@ -93,7 +87,6 @@ class GradientDiffers(Finding):
     model_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class FewerBits(Finding):
     """Gradients are sent with fewer bits each."""
 
@@ -103,7 +96,6 @@ class FewerBits(Finding):
     bits: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class LessThanTheModel(Finding):
     """Gradients are compressed, or some are not sent."""
 
@@ -116,7 +108,6 @@ class LessThanTheModel(Finding):
     times: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeveralTimes(Finding):
     """The model is moved a whole number of times."""
 
@@ -128,7 +119,6 @@ class SeveralTimes(Finding):
     times: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoreThanTheModel(Finding):
     """More is moved, in no whole number."""
 
@@ -189,3 +179,10 @@ def _cause(share: float) -> Finding:
     if abs(share - round(share)) < 2 * AGREES * share:
         return SeveralTimes(times=round(share))
     return MoreThanTheModel(share=share)
+
+
+LINE = Line(
+    key="theory",
+    place=1,
+    of=lambda traffic: against_theory(traffic.pattern, traffic.detail.expected),
+)

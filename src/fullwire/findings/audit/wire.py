@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.edges import Edges
 from fullwire.run.run import Run
 
 
-@dataclass(frozen=True, kw_only=True)
 class Overhead(Finding):
     """What payload took on the wire."""
 
@@ -24,28 +23,24 @@ class Overhead(Finding):
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class Counted(Finding):
     """Bytes that the capture counted, and why they stand out."""
 
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Retransmitted(Counted):
     """Sent again."""
 
     template = "{bytes:bytes} were sent again (retransmission)"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reordered(Counted):
     """Late, and not sent again."""
 
     template = "{bytes:bytes} came out of order, soon enough not to be retransmission"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Lost(Counted):
     """Never acknowledged."""
 
@@ -54,7 +49,6 @@ class Lost(Counted):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Missed(Counted):
     """Acknowledged, and not in the capture."""
 
@@ -63,14 +57,12 @@ class Missed(Counted):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mirrored(Counted):
     """Twice in the capture, once on the wire."""
 
     template = "{bytes:bytes} on the wire are in the capture again, mirrored twice: counted once"
 
 
-@dataclass(frozen=True, kw_only=True)
 class SupposedPackets(Finding):
     """Packets whose size on the wire nothing tells."""
 
@@ -82,7 +74,6 @@ class SupposedPackets(Finding):
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Strangers(Finding):
     """Traffic of other hosts."""
 
@@ -91,7 +82,6 @@ class Strangers(Finding):
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class CaptureClocks(Finding):
     """How far the clocks of captures are apart."""
 
@@ -124,3 +114,8 @@ def on_the_wire(run: Run, edges: Edges) -> Iterator[Finding]:
         yield Strangers(bytes=int(edges.strangers_bytes))
     if run.facts.capture_clocks is not None:
         yield CaptureClocks(offsets=str(run.facts.capture_clocks))
+
+
+LINE = Line(
+    key="wire", place=3, of=lambda traffic: on_the_wire(traffic.detail.run, traffic.detail.edges)
+)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fullwire.findings.case import NOTABLE
+from fullwire.findings.evidence import Source
 from fullwire.findings.finding import Evidence, Finding
 from fullwire.run.run import Run
 from fullwire.timeline.account import Account
@@ -21,7 +21,6 @@ WORKS, WAITS = 0.7, 0.3  # of that time on a processor: from the one on it works
 _READ = 1e5  # bytes a step: what is less was no batch
 
 
-@dataclass(frozen=True, kw_only=True)
 class HostGaps(Evidence):
     """Many gaps between computations: a program that gives a device little at a time."""
 
@@ -34,21 +33,18 @@ class HostGaps(Evidence):
     count: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class BesideTheLoader(Finding):
     """What a script may do there that waits for a DataLoader elsewhere."""
 
     template = "beside what it waits for its DataLoader: logs, checkpoints, copies to the device"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReadsItself(Finding):
     """What a script may do there that has no DataLoader."""
 
     template = "where a script that reads its own batches does so"
 
 
-@dataclass(frozen=True, kw_only=True)
 class HostAhead(Evidence):
     """How much of a step is the host's before anything is computed."""
 
@@ -59,7 +55,6 @@ class HostAhead(Evidence):
     does: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class OnRank(Finding):
     """The rank that it is said of."""
 
@@ -68,28 +63,24 @@ class OnRank(Finding):
     rank: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class ItWorks(Finding):
     """The thread was on a processor for most of that time."""
 
     template = "it works, as at decoding, which other processes could do ahead"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ItWaits(Finding):
     """The thread was hardly on a processor."""
 
     template = "it waits, as for a disk, a server, a queue or a sleep"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ItDoesBoth(Finding):
     """The thread was on a processor for some of that time."""
 
     template = "it works and waits by turns"
 
 
-@dataclass(frozen=True, kw_only=True)
 class HostAheadProcessor(Evidence):
     """What the program's thread did meanwhile."""
 
@@ -102,7 +93,6 @@ class HostAheadProcessor(Evidence):
     does: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeviceCopies(Evidence):
     """What of the host's part is no idle device, but one that copies."""
 
@@ -168,3 +158,10 @@ def copies_evidence(account: Account) -> Iterator[Evidence]:
     has_devices = any(each.compute_s for each in account.breakdowns)
     if has_devices and account.copies_s > NOTABLE * account.step_s:
         yield DeviceCopies(value=account.copies_s / account.step_s, copies_s=account.copies_s)
+
+
+SOURCE = Source(
+    key="host",
+    place=3,
+    of=lambda run, account, rate_bps: (*copies_evidence(account), *host_evidence(run, account)),
+)

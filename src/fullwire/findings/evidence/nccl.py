@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from fullwire.findings.evidence import Source
 from fullwire.findings.finding import Evidence, Finding
 from fullwire.run.run import Run
 from fullwire.timeline.transfers import world
@@ -28,7 +28,6 @@ def nccl_evidence(run: Run) -> tuple[Evidence, ...]:
 # ---- the network ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class NcclNetwork(Evidence):
     """The network that NCCL chose, which is none of sockets."""
 
@@ -37,7 +36,6 @@ class NcclNetwork(Evidence):
     networks: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SomeBySockets(Finding):
     """Ranks chose different networks."""
 
@@ -46,7 +44,6 @@ class SomeBySockets(Finding):
     networks: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SocketsBesideRdma(Finding):
     """Sockets on a host that shows signs of RDMA, and why it is not used."""
 
@@ -55,7 +52,6 @@ class SocketsBesideRdma(Finding):
     signs: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class NcclSocketFallback(Evidence):
     """NCCL uses sockets where something faster is there."""
 
@@ -64,7 +60,6 @@ class NcclSocketFallback(Evidence):
     what: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class NcclSockets(Evidence):
     """NCCL uses sockets, and nothing shows that something faster is there."""
 
@@ -94,7 +89,6 @@ def _of_network(run: Run) -> Iterator[Evidence]:
         yield NcclSockets(value=1.0, interfaces=interfaces, reasons=reasons)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FoundAdapters(Finding):
     """NCCL saw RDMA adapters."""
 
@@ -103,7 +97,6 @@ class FoundAdapters(Finding):
     adapters: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class InterfaceOfRdma(Finding):
     """The sockets go over an adapter that has RDMA."""
 
@@ -113,7 +106,6 @@ class InterfaceOfRdma(Finding):
     is_slingshot: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class LibfabricChoseTcp(Finding):
     """libfabric is made for RDMA, and went by TCP."""
 
@@ -133,21 +125,18 @@ def _signs_of_rdma(run: Run) -> Iterator[Finding]:
         yield LibfabricChoseTcp()
 
 
-@dataclass(frozen=True, kw_only=True)
 class RdmaTurnedOff(Finding):
     """A setting turns RDMA off."""
 
     template = "NCCL_IB_DISABLE turns RDMA off"
 
 
-@dataclass(frozen=True, kw_only=True)
 class SocketsAskedFor(Finding):
     """A setting asks for sockets."""
 
     template = "NCCL_NET asks for sockets"
 
 
-@dataclass(frozen=True, kw_only=True)
 class PluginUnused(Finding):
     """A network plugin was there, and sockets are used."""
 
@@ -156,14 +145,12 @@ class PluginUnused(Finding):
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoVerbs(Finding):
     """The library that opens adapters is missing."""
 
     template = "libibverbs could not be opened"
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoAdapter(Finding):
     """NCCL says that there is none."""
 
@@ -188,7 +175,6 @@ def _reasons(run: Run) -> Iterator[Finding]:
 # ---- channels ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class NcclRingsLeaveNvlink(Evidence):
     """Rings go another way than the widest one."""
 
@@ -202,7 +188,6 @@ class NcclRingsLeaveNvlink(Evidence):
     widest_gb_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class FewerThanUsual(Finding):
     """Rings that leave more of the widest path unused than they use."""
 
@@ -219,7 +204,6 @@ class FewerThanUsual(Finding):
     because: Finding | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LimitedBySetting(Finding):
     """A setting allows no more channels."""
 
@@ -229,7 +213,6 @@ class LimitedBySetting(Finding):
     settings: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class NcclFewChannels(Evidence):
     """NCCL uses fewer channels than it could."""
 
@@ -238,7 +221,6 @@ class NcclFewChannels(Evidence):
     what: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class NcclChannels(Evidence):
     """How many channels NCCL uses."""
 
@@ -275,7 +257,6 @@ def _of_channels(run: Run) -> Iterator[Evidence]:
         yield NcclChannels(value=channels, is_usual_known=bool(layout))
 
 
-@dataclass(frozen=True, kw_only=True)
 class SlowerOneWay(Finding):
     """A link that is slower in one direction than in the other."""
 
@@ -284,7 +265,6 @@ class SlowerOneWay(Finding):
     link: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SettingLimits(Finding):
     """Settings that allow no more channels."""
 
@@ -293,7 +273,6 @@ class SettingLimits(Finding):
     settings: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TopologyFromFile(Finding):
     """NCCL believed a file."""
 
@@ -315,7 +294,6 @@ def _because(run: Run, limits: tuple[str, ...]) -> Finding | None:
 # ---- paths and versions --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class NcclWithoutGdr(Evidence):
     """What is sent goes through the host's memory first."""
 
@@ -327,7 +305,6 @@ class NcclWithoutGdr(Evidence):
     is_disabled: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class NcclSharedMemory(Evidence):
     """Devices of a host do not reach each other directly."""
 
@@ -340,7 +317,6 @@ class NcclSharedMemory(Evidence):
     paths: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NcclVersions(Evidence):
     """Ranks have different versions of NCCL."""
 
@@ -386,3 +362,6 @@ def _said(run: Run) -> str:
 def _settings(run: Run) -> dict[str, str]:
     pairs = (each.partition("=") for each in (run.facts.nccl_settings or "").split(", "))
     return {name: value.strip() for name, _, value in pairs if name}
+
+
+SOURCE = Source(key="nccl", place=1, of=lambda run, account, rate_bps: nccl_evidence(run))

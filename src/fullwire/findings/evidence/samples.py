@@ -1,12 +1,13 @@
-"""What links, sockets and processors say of the time when communication was exposed."""
+"""What samples tell of links, sockets and processors, and what a transport tells of itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from fullwire.findings.evidence import Source
 from fullwire.findings.finding import Evidence
 from fullwire.run.run import Run
+from fullwire.timeline.carried import carried
 from fullwire.timeline.timeline import Timeline
 from fullwire.timeline.utilization import (
     SATURATED,
@@ -18,7 +19,6 @@ from fullwire.timeline.utilization import (
 _LOOKED = "{is_exposed:while communication was exposed|over whole steps}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class LinkUtilization(Evidence):
     """How much of the links was used."""
 
@@ -27,7 +27,6 @@ class LinkUtilization(Evidence):
     is_exposed: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class SendBufferLimited(Evidence):
     """How long sockets were held back by their send buffers."""
 
@@ -37,7 +36,6 @@ class SendBufferLimited(Evidence):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReceiveWindowLimited(Evidence):
     """How long sockets waited for the receiver's window."""
 
@@ -47,7 +45,6 @@ class ReceiveWindowLimited(Evidence):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class SocketIdle(Evidence):
     """How long sockets had nothing to send."""
 
@@ -56,7 +53,6 @@ class SocketIdle(Evidence):
     is_exposed: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class Retransmits(Evidence):
     """How many segments were sent again."""
 
@@ -65,7 +61,6 @@ class Retransmits(Evidence):
     is_exposed: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class CpuBusiest(Evidence):
     """How much of the busiest processor was used."""
 
@@ -113,3 +108,51 @@ def sample_evidence(
 def links_of(evidence: Sequence[Evidence]) -> LinkUtilization | None:
     """Return what links' own counters say, where there are any."""
     return next((each for each in evidence if isinstance(each, LinkUtilization)), None)
+
+
+_TOLD = (
+    "The transport itself tells: in a step a rank waited {waited_s:time} for the first bytes of "
+    "others and transferred for {moved_s:time}, {added_s:time} of it adding"
+)
+
+
+class TransportUtilization(Evidence):
+    """How collectives spent their time, and how much of the line they used."""
+
+    template = f"{_TOLD}; meanwhile it used {{value:.0%}} of the line rate."
+
+    waited_s: float
+    moved_s: float
+    added_s: float
+
+
+class TransportTime(Evidence):
+    """How collectives spent their time, where no line rate tells how full the line was."""
+
+    template = f"{_TOLD}."
+
+    waited_s: float
+    moved_s: float
+    added_s: float
+
+
+def carried_evidence(run: Run, rate_bps: Mapping[int, float]) -> Iterator[Evidence]:
+    """Say how a rank's steps spent the time of their collectives, and how full its link was."""
+    found = carried(run, rate_bps)
+    if found is None:
+        return
+    times = {"waited_s": found.waited_s, "moved_s": found.moved_s, "added_s": found.added_s}
+    if found.used is None:
+        yield TransportTime(value=found.moved_s, **times)
+    else:
+        yield TransportUtilization(value=found.used, **times)
+
+
+SOURCE = Source(
+    key="samples",
+    place=2,
+    of=lambda run, account, rate_bps: (
+        *sample_evidence(run, account.lines, rate_bps),
+        *carried_evidence(run, rate_bps),
+    ),
+)

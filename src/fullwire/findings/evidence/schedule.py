@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from fullwire.findings.evidence import Source
 from fullwire.findings.finding import Evidence, Finding
 from fullwire.run.run import SIZE_UNKNOWN, Run
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScheduledOp(Finding):
     """The collectives of one operation that a rank has."""
 
@@ -23,7 +22,6 @@ class ScheduledOp(Finding):
     has_unknown: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class Schedule(Evidence):
     """The collectives that a rank has."""
 
@@ -48,3 +46,10 @@ def schedule_evidence(run: Run) -> Iterator[Evidence]:
         )
     if ops:
         yield Schedule(value=len(table) / ranks, ops=tuple(ops))
+
+
+SOURCE = Source(
+    key="schedule",
+    place=4,
+    of=lambda run, account, rate_bps: () if account.step_s else schedule_evidence(run),
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
@@ -47,12 +47,13 @@ class Colour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictKind:
-    """One kind of verdict. The first four fields are what it is, the others how it is shown."""
+    """One kind of verdict. The first five fields are what it is, the others how it is shown."""
 
     key: str
     part: str  # of the account, which it speaks of; none where it speaks of the whole step
     rule: Rule  # returns the reasons, where it is the verdict
     says: Callable[[Case], Finding]  # what was found, for the verdict's sentence
+    lacks: Callable[[Case], Iterator[Finding]] = lambda case: iter(())  # what would settle it
     label: str = ""  # of its part, where that is drawn
     heading: str = ""  # of its part among one rank's, where the label would mislead
     colour: Colour | None = None  # of its part

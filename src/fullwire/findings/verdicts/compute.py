@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Finding
 from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
 from fullwire.timeline.account import Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComputationIsInflated(Finding):
     """How much longer computation takes than in the baseline's step."""
 

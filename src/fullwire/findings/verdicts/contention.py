@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fullwire.findings.case import Case
 from fullwire.findings.evidence.samples import CpuBusiest
 from fullwire.findings.finding import Amount, Finding
@@ -12,7 +10,6 @@ from fullwire.run.placement import shares_one_host
 from fullwire.timeline.account import Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComputationIsCrowded(Finding):
     """What the job's own communication, and its other ranks on a host, cost computation."""
 
@@ -24,7 +21,6 @@ class ComputationIsCrowded(Finding):
     lost: Amount
 
 
-@dataclass(frozen=True, kw_only=True)
 class RanksShareProcessors(Finding):
     """What the sums of ranks on one host cost, beyond what computation hides."""
 
@@ -37,7 +33,6 @@ class RanksShareProcessors(Finding):
     taken: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProcessorsAreTaken(Finding):
     """No processor has time left."""
 
@@ -46,7 +41,6 @@ class ProcessorsAreTaken(Finding):
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProcessorsAreFree(Finding):
     """Processors have time left, so more threads would find some."""
 
@@ -55,7 +49,6 @@ class ProcessorsAreFree(Finding):
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProcessorsNotSampled(Finding):
     """Nothing says how much of the processors was used."""
 

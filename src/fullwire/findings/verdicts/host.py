@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fullwire.findings.case import Case
 from fullwire.findings.evidence.host import HostGaps, before_computing, gaps
 from fullwire.findings.finding import Amount, Finding
@@ -12,7 +10,6 @@ from fullwire.timeline.account import Part
 from fullwire.timeline.ahead import usual_ahead_s, usual_gaps
 
 
-@dataclass(frozen=True, kw_only=True)
 class HostIsBusy(Finding):
     """How long the host keeps devices idle, where in the step, and whether it is surely that."""
 
@@ -26,7 +23,6 @@ class HostIsBusy(Finding):
     where: Finding | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class MostlyGaps(Finding):
     """Most of it lies between computations."""
 
@@ -35,7 +31,6 @@ class MostlyGaps(Finding):
     gaps: HostGaps
 
 
-@dataclass(frozen=True, kw_only=True)
 class MostlyAhead(Finding):
     """Most of it lies before anything is computed."""
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Amount, Finding
 from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
 from fullwire.timeline.account import Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataIsLate(Finding):
     """How long ranks wait for data, and whether much else may be the network's."""
 

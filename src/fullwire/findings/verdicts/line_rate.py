@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fullwire.findings.case import FILLED, Case, exposed_transfer_s
 from fullwire.findings.evidence.samples import LinkUtilization, links_of
 from fullwire.findings.finding import Amount, Finding
@@ -12,7 +10,6 @@ from fullwire.findings.verdicts.overlap import is_limited_by_line, is_used_too_l
 from fullwire.timeline.account import Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class SlowLinks(Finding):
     """The few links that hold all others up."""
 
@@ -25,7 +22,6 @@ class SlowLinks(Finding):
     fastest_bps: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class BandwidthIsShort(Finding):
     """A line that is full, or nearly."""
 
@@ -39,7 +35,6 @@ class BandwidthIsShort(Finding):
     links: LinkUtilization | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class BandwidthIsMostOfIt(Finding):
     """A line that is not full, for which less is lost than the bytes take."""
 

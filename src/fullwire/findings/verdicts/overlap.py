@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fullwire.findings.case import (
     FILLED,
     LATE,
@@ -16,7 +14,6 @@ from fullwire.findings.verdicts import Blame, VerdictKind, register
 from fullwire.timeline.account import Account, Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class UsedTooLate(Finding):
     """Transfers that computation could have hidden, and how much of that there is."""
 
@@ -29,7 +26,6 @@ class UsedTooLate(Finding):
     free_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class WouldFit(Finding):
     """The computation that had no communication beside it."""
 

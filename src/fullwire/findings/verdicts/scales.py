@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fullwire.findings.case import MUCH_IN_ALL, Case
 from fullwire.findings.finding import Amount, Finding, Length
 from fullwire.findings.verdicts import NOTHING, VerdictKind, blames, drawn_parts, register
 from fullwire.timeline.account import Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllIsComputation(Finding):
     """Nothing is lost at all."""
 
@@ -22,7 +19,6 @@ class AllIsComputation(Finding):
     whole: Length
 
 
-@dataclass(frozen=True, kw_only=True)
 class LittleIsLost(Finding):
     """Little is lost, and in parts that are each below the threshold."""
 
@@ -36,7 +32,6 @@ class LittleIsLost(Finding):
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class MuchIsLostInAll(Finding):
     """Each part is below the threshold, but together they are much."""
 

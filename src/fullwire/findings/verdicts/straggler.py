@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -21,7 +20,6 @@ class Excess(Enum):
     HOST = "the host's work between"
 
 
-@dataclass(frozen=True, kw_only=True)
 class LateInTurns(Finding):
     """No few ranks cause most of the waiting."""
 
@@ -33,7 +31,6 @@ class LateInTurns(Finding):
     lost: Amount
 
 
-@dataclass(frozen=True, kw_only=True)
 class LateRanks(Finding):
     """The few ranks that cause most of the waiting."""
 
@@ -49,7 +46,6 @@ class LateRanks(Finding):
     spends: SpendsMore | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class SpendsMore(Finding):
     """What late ranks spend more time on than the others."""
 

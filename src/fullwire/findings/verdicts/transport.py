@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from fullwire.findings.case import FILLED, NOTABLE, Case, exposed_transfer_s
-from fullwire.findings.evidence.held_back import what_held_transport
 from fullwire.findings.evidence.samples import LinkUtilization, links_of
 from fullwire.findings.finding import Amount, Finding
+from fullwire.findings.held_back import what_held_transport
 from fullwire.findings.verdicts import Blame, Colour, VerdictKind, register
 from fullwire.findings.verdicts.overlap import is_limited_by_line, is_used_too_late
 from fullwire.fixes import Fix
@@ -17,7 +15,6 @@ from fullwire.fixes.joining import MANY, MUCH_BYTES
 from fullwire.timeline.account import Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class LineIsNotFilled(Finding):
     """What is lost beside a line that the transport does not fill."""
 
@@ -36,7 +33,6 @@ class LineIsNotFilled(Finding):
     faster: FasterLine | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Unfilled(Finding):
     """How much of the line was used, and what of the loss is the messages' own cost."""
 
@@ -49,7 +45,6 @@ class Unfilled(Finding):
     messages_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ManySmall(Finding):
     """What is sent is many and small, which no transport fills a line with."""
 
@@ -59,7 +54,6 @@ class ManySmall(Finding):
     usual_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class FasterLine(Finding):
     """A faster line would help all the same: some transports leave a share of any idle."""
 
@@ -69,7 +63,6 @@ class FasterLine(Finding):
     gain: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class LineWasNotFull(Finding):
     """Exposed transfers used too little of the line for it to limit them."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,8 +15,8 @@ from fullwire.findings.case import (
     is_alone,
     is_transfer_alone,
 )
-from fullwire.findings.evidence.held_back import set_up_short
 from fullwire.findings.finding import Amount, Evidence, Finding
+from fullwire.findings.held_back import set_up_short
 from fullwire.findings.verdicts import UNTOLD, Colour, VerdictKind, blames, register
 from fullwire.run.run import Run
 from fullwire.timeline.account import Part
@@ -28,7 +27,6 @@ from fullwire.units import shown
 _EXPOSED = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotTold(Finding):
     """The run holds no times, or not all that was written of them."""
 
@@ -38,7 +36,6 @@ class NotTold(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class AloneInTheJob(Finding):
     """One worker has no part of a network."""
 
@@ -51,7 +48,6 @@ class AloneInTheJob(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransfersAlone(Finding):
     """Every rank had come, so it is the network; which part of it is open."""
 
@@ -65,7 +61,6 @@ class TransfersAlone(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class NothingCommunicated(Finding):
     """Several workers computed in steps without communication."""
 
@@ -80,7 +75,6 @@ class NothingCommunicated(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CannotTell(Finding):
     """Nothing is exposed, and nothing else decides."""
 
@@ -93,7 +87,6 @@ class CannotTell(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CommunicationOnly(Finding):
     """No computation was recorded, so no communication is known to hold up a job."""
 
@@ -110,7 +103,6 @@ class CommunicationOnly(Finding):
     missing: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExposedForSomeReason(Finding):
     """Communication is exposed, and why is open."""
 
@@ -127,7 +119,7 @@ class ExposedForSomeReason(Finding):
 def _says(case: Case) -> Finding:
     parts = case.account.parts_s
     exposed_s = sum(parts[part.key] for part in _EXPOSED)
-    missing = tuple(missing_evidence(case)) or (MoreThanThisRun(),)
+    missing = tuple(_missing(case)) or (MoreThanThisRun(),)
     short = set_up_short(case.evidence)
     if not case.step_s or case.lost:
         return NotTold(falls_short=short, missing=missing)
@@ -168,7 +160,7 @@ def _communication_only(
 # ---- what would settle it ------------------------------------------------------------------------
 
 
-def missing_evidence(case: Case) -> Iterator[Finding]:
+def _missing(case: Case) -> Iterator[Finding]:
     """Name what would settle it."""
     run, account = case.run, case.account
     if not case.step_s:
@@ -208,28 +200,24 @@ def _longest_unnamed(run: Run) -> str | None:
     return shown(max(lasted_ns, key=lasted_ns.__getitem__)) if lasted_ns else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class TimesMissing(Finding):
     """When things happened."""
 
     template = "times: profiler traces of the job, or a recording"
 
 
-@dataclass(frozen=True, kw_only=True)
 class RestOfTheRun(Finding):
     """The rows that were written and cannot be read."""
 
     template = "the run as it was written; what can be read of it is shown without a verdict"
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepMarks(Finding):
     """Where steps begin and end."""
 
     template = "marks of where each step begins and ends"
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoreSteps(Finding):
     """More steps than were recorded."""
 
@@ -238,14 +226,12 @@ class MoreSteps(Finding):
     fewest: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeveralWorkers(Finding):
     """A job with something to communicate."""
 
     template = "a run of several workers"
 
 
-@dataclass(frozen=True, kw_only=True)
 class BetterClocks(Finding):
     """Clocks that tell the largest part."""
 
@@ -254,21 +240,18 @@ class BetterClocks(Finding):
     to_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComputationMissing(Finding):
     """When ranks computed."""
 
     template = "computation, which a recording of the job has, or a profiler's trace of it"
 
 
-@dataclass(frozen=True, kw_only=True)
 class CollectivesMissing(Finding):
     """When ranks communicated."""
 
     template = "the collectives"
 
 
-@dataclass(frozen=True, kw_only=True)
 class OtherRanks(Finding):
     """The ranks that are not in the run."""
 
@@ -278,7 +261,6 @@ class OtherRanks(Finding):
     workers: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class EveryPart(Finding):
     """Which collective each rank's communication belongs to."""
 
@@ -287,14 +269,12 @@ class EveryPart(Finding):
     unnamed: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LineRateMissing(Finding):
     """The rate of the links."""
 
     template = "the line rate of the links: --bandwidth"
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoreThanThisRun(Finding):
     """Nothing that could be named would settle it."""
 
@@ -307,6 +287,7 @@ register(
         part=Part.UNEXPLAINED.key,
         rule=blames(UNTOLD),
         says=_says,
+        lacks=_missing,
         label="unexplained",
         colour=Colour("#7d7468", "#8d867c"),
         within="communication that nothing hides",

@@ -24,7 +24,7 @@ from fullwire.importers.kineto.collectives import numbered
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
-from fullwire.run.facts import Facts, Pairs
+from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans, Whole
 from fullwire.units import show_ranks, show_time, shown
@@ -300,25 +300,20 @@ def _facts(ranks: Mapping[int, Outline], clocks: Clocks) -> Facts:
     has_gradients = any(each.has_gradients for each in ranks.values())
     hosts = [each.host for each in ranks.values()]
     all_known = all(hosts) and list(ranks) == list(range(len(ranks)))
+    scatter_s = tuple((rank, clocks.scatter_ns[rank] * 1e-9) for rank in sorted(clocks.scatter_ns))
     return Facts(
         workers=_world(ranks),
         buckets="none" if has_gradients else None,
         backend=_listed(each.backend for each in ranks.values()),
         device=_listed(each.device for each in ranks.values()),
         hosts=",".join(host.replace(",", ".") for host in hosts) if all_known else None,
-        clock_scatter_s=_scatter_s(clocks) if len(ranks) > 1 else None,
+        clock_scatter_s=scatter_s if len(ranks) > 1 else None,
         remarks="; ".join([*_about_ranks(ranks), *_about_clocks(ranks, clocks)]) or None,
     )
 
 
 def _listed(told: Iterable[str]) -> str | None:
     return ", ".join(sorted({*filter(None, told)})[:8]) or None
-
-
-def _scatter_s(clocks: Clocks) -> Pairs:
-    return tuple(
-        (rank, scatter_ns * 1e-9) for rank, scatter_ns in sorted(clocks.scatter_ns.items())
-    )
 
 
 def _usual_world(outlines: Sequence[Outline]) -> int | None:

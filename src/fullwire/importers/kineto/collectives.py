@@ -60,7 +60,8 @@ def of_kernels(
         work["duration_ns"][rows],
     )
     order = np.argsort(rows, kind="stable")
-    return _chosen(found, order), (found.op != "")[order]
+    ordered = Found(**{name: getattr(found, name)[order] for name in Found.__slots__})
+    return ordered, (found.op != "")[order]
 
 
 def of_marks(trace: Trace, steps: Steps) -> Found:
@@ -148,10 +149,6 @@ def is_inside_a_mark(trace: Trace, launched: Launched, rows: NDArray[np.intp]) -
     """Say which kernels were launched by a collective, as a library or the arguments mark it."""
     is_chosen = _is_of_a_library(trace) | _tells_an_operation(trace)
     return np.asarray(_marks_around(trace, launched, rows, is_chosen) >= 0)
-
-
-def _chosen(found: Found, order: NDArray[np.intp]) -> Found:
-    return Found(**{name: getattr(found, name)[order] for name in Found.__slots__})
 
 
 def _tells_an_operation(trace: Trace) -> NDArray[np.bool_]:

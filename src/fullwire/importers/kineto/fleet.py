@@ -149,12 +149,9 @@ def _crew(
             raise UsageError("--processes is for work that is done here, not on Ray")
         return crew(on, shared=[*filter(Path.exists, paths), writer.scratch])
     if processes is None:
-        processes = 1 if _bytes_of(files) < _WORTH_A_POOL_BYTES else _usable_processors()
+        is_small = _bytes_of(files) < _WORTH_A_POOL_BYTES
+        processes = 1 if is_small else min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     return crew(processes=min(processes, max(len(files), 1)))
-
-
-def _usable_processors() -> int:
-    return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
 
 
 def _bytes_of(files: Iterable[Path]) -> int:

@@ -22,11 +22,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fullwire.importers.kineto import backward
 from fullwire.importers.kineto import collectives as found_collectives
 from fullwire.importers.kineto.collectives import Found
 from fullwire.importers.kineto.recognise import Known, kinds_of
-from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, Trace
+from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, Trace, last_around
 from fullwire.importers.kineto.steps import Launched, Steps, found_steps, launched, on_device
 from fullwire.run.run import SIZE_UNKNOWN, Gradients, Spans, Text, Whole
 
@@ -81,7 +80,7 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
         tables = _device_tables(trace, steps, by_launch, kinds)
     else:
         found = found_collectives.of_marks(trace, steps)
-        passes, gradients = backward.on_processor(trace, steps, found)
+        passes, gradients = _passes_on_processor(trace, steps, found)
         spans = Spans.joined([_processor_spans(trace, steps), passes])
         tables = Tables(spans=spans, gradients=gradients, found=found)
     return _outline(
@@ -190,8 +189,8 @@ def _device_tables(
     computes = is_kernel & (kinds != Known.COMMUNICATES)
     marks = _marked(steps, *on_device(trace, steps, by_launch.step, computes))
     window = (int(work["start_ns"].min()), int(end_ns.max()))
-    named = _only(found, is_named)
-    passes, gradients = backward.on_device(
+    named = Found(**{name: getattr(found, name)[is_named] for name in Found.__slots__})
+    passes, gradients = _passes_on_device(
         trace, steps, by_launch, computes, named, by_launch.time_ns[sending[is_named]]
     )
     spans = Spans.joined([spans, marks, passes, _loading(trace, steps, window)])
@@ -278,10 +277,6 @@ def _span_names(trace: Trace) -> Text:
     return names
 
 
-def _only(found: Found, chosen: NDArray[np.bool_]) -> Found:
-    return Found(**{name: getattr(found, name)[chosen] for name in Found.__slots__})
-
-
 def _long_unknown(trace: Trace, kinds: NDArray[np.int8]) -> Mapping[str, float]:
     work = trace.work
     rows = np.flatnonzero((kinds == Known.NOTHING) & (work["kind"] == 0))
@@ -308,3 +303,99 @@ def _remarks(trace: Trace, by_launch: Launched) -> Iterator[str]:
     devices = set(work["device"].tolist())
     if len(devices) > 1:
         yield f"it used {len(devices)} devices, which are taken for one"
+
+
+_HANDED_OVER_NS = 5_000_000  # after the last operator, at the latest: the last bucket leaves last
+
+
+def _passes_on_device(
+    trace: Trace,
+    steps: Steps,
+    launched: Launched,
+    computes: NDArray[np.bool_],
+    found: Found,
+    issued_ns: Whole,
+) -> tuple[Spans, Gradients]:
+    """Find each step's backward pass and the buckets that leave it, which a what-if replays.
+
+    Autograd's operators launch the pass: it lasts from the first kernel that they launched to the
+    end of the last. An all-reduce that was launched meanwhile carries a bucket, ready when the
+    kernels launched before it had ended; `issued_ns` is when each collective was launched.
+    """
+    operators = trace.operators
+    is_backward = operators["is_backward"] == 1
+    around = last_around(
+        operators["start_ns"],
+        operators["end_ns"],
+        operators["thread"],
+        is_backward,
+        launched.time_ns,
+        launched.thread,
+    )
+    mine = computes & (around >= 0) & (launched.step >= 0)
+    step, begin_ns = launched.step[mine], trace.work["start_ns"][mine]
+    extent = _extent(steps, step, begin_ns, begin_ns + trace.work["duration_ns"][mine])
+    launches = _extent(steps, step, launched.time_ns[mine], launched.time_ns[mine])
+    # When the computation that was launched before each moment had ended.
+    rows = np.flatnonzero(computes & (launched.time_ns != ABSENT))
+    rows = rows[np.argsort(launched.time_ns[rows], kind="stable")]
+    end_ns = np.maximum.accumulate((trace.work["start_ns"] + trace.work["duration_ns"])[rows])
+    place = np.searchsorted(launched.time_ns[rows], issued_ns, side="right")
+    ready_ns = np.append([ABSENT], end_ns)[place]
+    ready_ns = np.minimum(np.maximum(ready_ns, issued_ns), found.issue_ns)
+    return _tables(steps, extent, launches, found, issued_ns, ready_ns)
+
+
+def _passes_on_processor(trace: Trace, steps: Steps, found: Found) -> tuple[Spans, Gradients]:
+    """Find each step's backward pass among operators: a bucket is ready when it is issued."""
+    operators = trace.operators
+    step = steps.of(operators["start_ns"])
+    mine = (operators["is_backward"] == 1) & (step >= 0)
+    extent = _extent(steps, step[mine], operators["start_ns"][mine], operators["end_ns"][mine])
+    return _tables(steps, extent, extent, found, found.issue_ns, found.issue_ns)
+
+
+def _extent(steps: Steps, step: Whole, start_ns: Whole, end_ns: Whole) -> tuple[Whole, Whole]:
+    """Return by step the first start and the last end; the end is before the start in none."""
+    first = np.full(len(steps.number), -ABSENT - 1)
+    last = np.full(len(steps.number), ABSENT)
+    np.minimum.at(first, step, start_ns)
+    np.maximum.at(last, step, end_ns)
+    return first, last
+
+
+def _tables(
+    steps: Steps,
+    extent: tuple[Whole, Whole],
+    launches: tuple[Whole, Whole],
+    found: Found,
+    issued_ns: Whole,
+    ready_ns: Whole,
+) -> tuple[Spans, Gradients]:
+    start_ns, end_ns = extent
+    kept = end_ns > start_ns
+    count = int(kept.sum())
+    marks = Spans(
+        rank=np.zeros(count, np.int64),
+        step=steps.number[kept],
+        lane=np.full(count, "host", object),
+        name=np.full(count, "backward", object),
+        start_ns=start_ns[kept],
+        end_ns=end_ns[kept],
+    )
+    place = np.searchsorted(steps.number, found.step)
+    place = np.minimum(place, max(len(steps.number) - 1, 0))
+    is_bucket = np.zeros(len(found.step), bool)
+    if len(steps.number):
+        is_bucket = (found.op == "allreduce") & (found.bytes > 0) & (found.step >= 0)
+        is_bucket &= (issued_ns >= launches[0][place]) & kept[place]
+        is_bucket &= issued_ns <= np.minimum(launches[1], 2**62)[place] + _HANDED_OVER_NS
+    rows = np.flatnonzero(is_bucket)
+    rows = rows[np.lexsort((ready_ns[rows], found.step[rows]))]
+    return marks, Gradients(
+        rank=np.zeros(len(rows), np.int64),
+        step=found.step[rows],
+        order=np.arange(len(rows)) - np.searchsorted(found.step[rows], found.step[rows]),
+        bytes=found.bytes[rows],
+        ready_ns=ready_ns[rows],
+    )

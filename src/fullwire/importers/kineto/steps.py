@@ -58,7 +58,8 @@ class Launched:
 
 def found_steps(trace: Trace) -> Steps:
     """Find the steps of a trace."""
-    marks = _profiler_marks(trace)
+    numbers = np.array([_step_number(name) for name in trace.names], np.int64)
+    marks = _marks(trace, numbers[trace.marks["name"]])
     is_numbered = bool(len(marks))
     if not is_numbered:
         marks = _between_optimizers(trace)
@@ -127,11 +128,6 @@ def _on_busiest_stream(trace: Trace, computes: NDArray[np.bool_]) -> NDArray[np.
         return computes
     busy_ns = np.bincount(lane, np.where(computes, trace.work["duration_ns"], 0), len(lanes))
     return np.asarray(computes & (lane == np.argmax(busy_ns)))
-
-
-def _profiler_marks(trace: Trace) -> Whole:
-    numbers = np.array([_step_number(name) for name in trace.names], np.int64)
-    return _marks(trace, numbers[trace.marks["name"]])
 
 
 def _step_number(name: str) -> int:

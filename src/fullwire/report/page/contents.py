@@ -27,7 +27,7 @@ from fullwire.report.explanation import blamed, part_labels
 from fullwire.report.terminal import fact_rows
 from fullwire.run.run import Run
 from fullwire.simulation.transport import FullTransport, Transport
-from fullwire.timeline.lanes import Bars, Drawing, RankLanes, drawing, lanes_of
+from fullwire.timeline.lanes import Bars, Drawing, drawing, lanes_of
 from fullwire.timeline.timeline import Doing
 from fullwire.timeline.transfers import world
 from fullwire.timeline.usage import UsageOverTime, usage_over_time
@@ -51,7 +51,11 @@ def contents(
     calibrate: Sequence[RunLike] = (),
 ) -> dict[str, Any]:
     """Return all that a page of these runs shows."""
-    asked = [(_called(each), opened(each)) for each in runs]
+    asked = []
+    for given in runs:
+        run = opened(given)
+        name = name_of(given) if isinstance(given, str | Path) else run.run.provenance.source
+        asked.append((_name(name), run))
     found = [
         explain(job, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
         for _, job in asked
@@ -70,10 +74,6 @@ def contents(
             _section(name, job, result) for (name, job), result in zip(asked, found, strict=True)
         ],
     }
-
-
-def _called(run: RunLike) -> str:
-    return _name(name_of(run) if isinstance(run, str | Path) else opened(run).run.provenance.source)
 
 
 def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
@@ -164,7 +164,19 @@ def _timeline(found: Drawing) -> dict[str, Any]:
             "number": step.number,
             "word": step.word,
             "length_ns": step.length_ns,
-            "ranks": [_rank_lanes(rank, names) for rank in step.ranks],
+            "ranks": [
+                {
+                    "rank": rank.rank,
+                    "span": [rank.start_ns, rank.end_ns],
+                    "doing": [
+                        rank.doing_start_ns.tolist(),
+                        rank.doing_end_ns.tolist(),
+                        rank.doing.tolist(),
+                    ],
+                    "lanes": {lane: _bars(bars, names) for lane, bars in rank.lanes.items()},
+                }
+                for rank in step.ranks
+            ],
         }
         for step in found.steps
     ]
@@ -175,15 +187,6 @@ def _timeline(found: Drawing) -> dict[str, Any]:
         "ranks_left_out": found.ranks_left_out,
         "steps_left_out": found.steps_left_out,
         "joined": found.joined,
-    }
-
-
-def _rank_lanes(found: RankLanes, names: dict[str, int]) -> dict[str, Any]:
-    return {
-        "rank": found.rank,
-        "span": [found.start_ns, found.end_ns],
-        "doing": [found.doing_start_ns.tolist(), found.doing_end_ns.tolist(), found.doing.tolist()],
-        "lanes": {lane: _bars(bars, names) for lane, bars in found.lanes.items()},
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fullwire.findings.evidence.nccl import FALLS_SHORT
 from fullwire.findings.evidence.samples import (
@@ -16,28 +15,24 @@ from fullwire.findings.finding import Evidence, Finding
 from fullwire.timeline.utilization import LIMITED, SATURATED
 
 
-@dataclass(frozen=True, kw_only=True)
 class BySendBuffers(Finding):
     """Sockets had more to send than their buffers took."""
 
     template = "the transport was limited by its send buffers"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByReceiveWindow(Finding):
     """Receivers took less than was sent."""
 
     template = "the transport was limited by the receiver's window"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByProcessor(Finding):
     """A processor had no time left."""
 
     template = "a processor was saturated"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByIdleSockets(Finding):
     """Sockets waited for the program."""
 
