@@ -170,6 +170,10 @@ def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> L
     is_exact = all(_is_alike(where, links, step) for step in steps) and all(
         map(_follows_itself, plan.stages)
     )
+    # Some ways are longer than others: where each step goes ways of its own, ranks do not go from
+    # step to step at about the same times.
+    goes_own_ways = plan.op in ("alltoall", "broadcast") or plan.algorithm == "parameter-server"
+    stays_in_step = not goes_own_ways and (not cluster.other_hosts or len(steps) == 1)
     return replace(
         known,
         rounds=tuple(_cost(where, links, step) for step in steps),
@@ -180,19 +184,8 @@ def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> L
             if stage.reduces
         ),
         is_exact=is_exact,
-        is_near=is_exact or _stays_in_step(where, cluster, len(steps)),
+        is_near=is_exact or stays_in_step,
     )
-
-
-def _stays_in_step(where: Placed, cluster: Cluster, steps: int) -> bool:
-    """Say whether all ranks go from step to step at about the same times.
-
-    Some ways are longer than others: where each step goes ways of its own, they do not.
-    """
-    plan = where.plan
-    if plan.op in ("alltoall", "broadcast") or plan.algorithm == "parameter-server":
-        return False
-    return not cluster.other_hosts or steps == 1
 
 
 def _follows_itself(part: Part) -> bool:
