@@ -196,11 +196,11 @@ class _Table:
 
     def choice(self, key: str, among: Sequence[Choice]) -> Choice:
         """Return one of several words."""
-        words = " or ".join(f'"{each}"' for each in among)
+        words = " or ".join(f'"{word}"' for word in among)
         value = self._value(key, None, words)
-        for each in among:
-            if value == each:
-                return each
+        for word in among:
+            if value == word:
+                return word
         raise UsageError(f"{self._what(key)}: expected {words}, got {shown(value)}")
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -216,7 +216,7 @@ class _Table:
         value = self.held.get(key, [])
         if not isinstance(value, list):
             raise UsageError(f"{self._what(key)}: expected a list, like [0, 1], got {shown(value)}")
-        return tuple(self._within(key, each, least=0) for each in value)
+        return tuple(self._within(key, number, least=0) for number in value)
 
     def _within(self, key: str, value: object, least: int) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST:
@@ -337,7 +337,7 @@ _TIMES = ((0, "s"), (-3, "ms"), (-6, "us"), (-9, "ns"))
 def _printed(number: float, units: Sequence[tuple[int, str]]) -> str:
     """Print a quantity with all its digits, in the largest unit of which there is at least one."""
     exact = Decimal(repr(float(number)))
-    power, unit = next((each for each in units if exact >= Decimal(10) ** each[0]), units[-1])
+    power, unit = next((unit for unit in units if exact >= Decimal(10) ** unit[0]), units[-1])
     return f"{_plain(exact.scaleb(-power))}{unit}"
 
 
@@ -349,4 +349,6 @@ def _plain(exact: Decimal) -> str:
 def _quoted(text: str) -> str:
     """Print a TOML string that no terminal obeys; JSON's escapes are TOML's."""
     escaped = json.dumps(text, ensure_ascii=False)
-    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in escaped)
+    return "".join(
+        letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in escaped
+    )

@@ -162,7 +162,7 @@ def _own_signals() -> Iterator[None]:
 def _crew(ray: Any, shared: Sequence[Path]) -> OnRay:
     _refuse_unfit(ray, _nodes(ray), shared)
     nodes = _nodes(ray)  # that are there still
-    return OnRay(ray, int(sum(each["Resources"]["CPU"] for each in nodes)) or 1)
+    return OnRay(ray, int(sum(node["Resources"]["CPU"] for node in nodes)) or 1)
 
 
 def _nodes(ray: Any) -> list[dict[str, Any]]:
@@ -238,9 +238,9 @@ def _refuse_unfit(ray: Any, nodes: Sequence[dict[str, Any]], shared: Sequence[Pa
     question = ray.remote(num_cpus=0)(_question())
     asked = [
         question.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False)
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote(os.getcwd(), [str(path) for path in shared])
-        for each in nodes
+        for node in nodes
     ]
     for node, answer in zip(nodes, asked, strict=True):
         name = f"the Ray node {node['NodeManagerHostname']}"
@@ -263,7 +263,7 @@ def _refuse_unfit(ray: Any, nodes: Sequence[dict[str, Any]], shared: Sequence[Pa
 def _is_lost(ray: Any, node: dict[str, Any]) -> bool:
     """Wait for Ray to find out whether a node is lost that could not be asked."""
     deadline_s = time.monotonic() + _LOST_S
-    while any(each["Alive"] and each["NodeID"] == node["NodeID"] for each in ray.nodes()):
+    while any(seen["Alive"] and seen["NodeID"] == node["NodeID"] for seen in ray.nodes()):
         if time.monotonic() > deadline_s:
             return False
         time.sleep(0.1)

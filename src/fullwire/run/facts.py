@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from fullwire.errors import UsageError
 from fullwire.units import shown
@@ -280,7 +280,7 @@ REGISTRY: Mapping[str, Fact] = MappingProxyType(
 NO_FACTS = Facts()
 
 
-def _checked(fact: Fact, value: Any) -> Any:
+def _checked(fact: Fact, value: Any) -> FactValue:
     if fact.kind is float and type(value) is int and abs(value) < _INT64:
         value = float(value)
     if type(value) is not fact.kind:
@@ -299,9 +299,10 @@ def _checked(fact: Fact, value: Any) -> Any:
                 f"fact {fact.name!r}: expected text that a file can hold, got {problem}"
             ) from None
         return value
-    if value not in fact.measure:
-        raise UsageError(f"fact {fact.name!r}: expected {fact.measure}, got {shown(value)}")
-    return value
+    number = cast("int | float", value)
+    if number not in fact.measure:
+        raise UsageError(f"fact {fact.name!r}: expected {fact.measure}, got {shown(number)}")
+    return number
 
 
 def _checked_pairs(fact: Fact, pairs: tuple[Any, ...]) -> Pairs:

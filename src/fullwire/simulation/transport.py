@@ -99,7 +99,9 @@ class MeasuredTransport:
 
     def ranks_per_processor(self, workers: Sequence[int]) -> Floats:
         """Return how many ranks there are for each processor, which may be less than one."""
-        on_one = [each if self.machines == 1 else self.workers / self.machines for each in workers]
+        on_one = [
+            count if self.machines == 1 else self.workers / self.machines for count in workers
+        ]
         return np.array(on_one) / self.processors
 
 
