@@ -84,7 +84,7 @@ def _options(
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
     """Return the command that is asked for, alone, or else all: to build them takes a while."""
-    asked = [each for each in app.registered_commands if each.name in arguments[:1]]
+    asked = [command for command in app.registered_commands if command.name in arguments[:1]]
     if not asked:
         return app
     alone = copy(app)

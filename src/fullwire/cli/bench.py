@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,20 +37,16 @@ def recorder(
     from fullwire.studies.recording.overhead import measure_overhead
     from fullwire.studies.recording.view import overhead_lines, overhead_object
 
-    result = measure_overhead(pairs, tell=_tell(pairs))
+    def tell(done: int) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"\r{done} of {pairs} pairs" + "\n" * (done == pairs), err=True, nl=False)
+
+    result = measure_overhead(pairs, tell=tell)
     if json:
         print_json(overhead_object(result))
     else:
         for line in overhead_lines(result):
             typer.echo(line)
-
-
-def _tell(pairs: int) -> Callable[[int], None]:
-    def tell(done: int) -> None:
-        if sys.stderr.isatty():
-            typer.echo(f"\r{done} of {pairs} pairs" + "\n" * (done == pairs), err=True, nl=False)
-
-    return tell
 
 
 @app.command("transport")
@@ -83,9 +78,19 @@ def transport(
     torchrun --nnodes 2 ... --no-python fullwire bench transport --rate 25Gbps --against gloo
     """
     from fullwire.report.charts import check_plot_path
+    from fullwire.studies.contest.description import PLAIN, USUAL_SIZES, Contest
     from fullwire.studies.contest.view import contest_lines, contest_object, plot_contest
+    from fullwire.units import bits_per_second, size_bytes
 
-    contest = _contest(rate, against, sizes, rounds, encrypt)
+    contest = Contest(
+        rate_bps=bits_per_second(rate),
+        against=tuple((against or (PLAIN if encrypt else "gloo")).split(",")),
+        encrypts=encrypt,
+        sizes_bytes=USUAL_SIZES
+        if sizes is None
+        else tuple(size_bytes(size, "sizes") for size in sizes.split(",")),
+        rounds=rounds,
+    )
     if plot is not None:
         check_plot_path(plot, replace=force)
     is_rank = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
@@ -99,26 +104,6 @@ def transport(
     else:
         for line in contest_lines(outcome):
             typer.echo(line)
-
-
-def _contest(
-    rate: str, against: str | None, sizes: str | None, rounds: int, encrypt: bool
-) -> Contest:
-    from fullwire.studies.contest.description import PLAIN, USUAL_SIZES, Contest
-    from fullwire.units import bits_per_second, size_bytes
-
-    asked = (
-        USUAL_SIZES
-        if sizes is None
-        else tuple(size_bytes(each, "sizes") for each in sizes.split(","))
-    )
-    return Contest(
-        rate_bps=bits_per_second(rate),
-        against=tuple((against or (PLAIN if encrypt else "gloo")).split(",")),
-        encrypts=encrypt,
-        sizes_bytes=asked,
-        rounds=rounds,
-    )
 
 
 def _ranked(contest: Contest, workers: int | None) -> Outcome | None:
@@ -136,16 +121,15 @@ def _ranked(contest: Contest, workers: int | None) -> Outcome | None:
 
 
 def _in_lab(contest: Contest, workers: int | None) -> Outcome:
+    from fullwire.lab.session import summary
     from fullwire.studies.contest import contest_in_lab
 
     if workers is None:
         raise UsageError("workers: expected how many hosts the lab is to have, like --workers 2")
+
+    def introduce(lab: Lab) -> None:
+        for sentence in (summary(lab), *(f"warning: {warning}" for warning in lab.warnings)):
+            typer.echo(f"fullwire: {sentence}", err=True)
+
     with signals_end_it():
-        return contest_in_lab(contest, workers, _introduce)
-
-
-def _introduce(lab: Lab) -> None:
-    from fullwire.lab.session import summary
-
-    for sentence in (summary(lab), *(f"warning: {warning}" for warning in lab.warnings)):
-        typer.echo(f"fullwire: {sentence}", err=True)
+        return contest_in_lab(contest, workers, introduce)

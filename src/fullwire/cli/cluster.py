@@ -62,6 +62,6 @@ def list_(json: Json = False) -> None:
 
     fabrics = [described(name) for name in names()]
     if json:
-        print_json({"clusters": [cluster_object(each) for each in fabrics]})
+        print_json({"clusters": [cluster_object(fabric) for fabric in fabrics]})
     else:
         print_clusters(fabrics)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -57,6 +56,13 @@ def import_(
     fullwire import vgg16.bk.log --step-time 194.5ms --reduce-cost cuda_vec_add.log -o vgg16.run
     """
     from fullwire.importers import import_run
+    from fullwire.run.store import read_run
+
+    def show_progress(done: int, of: int) -> None:
+        if sys.stderr.isatty() and of > 1:
+            end = "\n" if done == of else ""
+            sys.stderr.write(f"\rread: {done:,} of {of:,} traces{end}")
+            sys.stderr.flush()
 
     with signals_end_it():
         place = import_run(
@@ -69,31 +75,13 @@ def import_(
             processes=processes,
             on=on,
             replace=force,
-            told=_progress(),
+            told=show_progress,
         )
-    for line in _written(place):
-        typer.echo(visible(line), err=True)
-
-
-def _written(place: Path) -> Iterator[str]:
-    """Say what was written, and what it lacks."""
-    from fullwire.run.store import read_run
-
-    yield f"written: {place}"
+    typer.echo(visible(f"written: {place}"), err=True)
     missing = read_run(place, only=()).missing
-    for sentence in missing[:_MOST_SAID]:
-        yield f"note: PARTIAL: {sentence}"
+    lines = [f"note: PARTIAL: {sentence}" for sentence in missing[:_MOST_SAID]]
     if len(missing) > _MOST_SAID:
-        yield f"note: PARTIAL: {len(missing) - _MOST_SAID:,} more, which `fullwire show` names"
-
-
-def _progress() -> Callable[[int, int], None]:
-    """Say how far reading has come, on one line, where somebody may be looking."""
-
-    def told(done: int, of: int) -> None:
-        if sys.stderr.isatty() and of > 1:
-            end = "\n" if done == of else ""
-            sys.stderr.write(f"\rread: {done:,} of {of:,} traces{end}")
-            sys.stderr.flush()
-
-    return told
+        more = len(missing) - _MOST_SAID
+        lines.append(f"note: PARTIAL: {more:,} more, which `fullwire show` names")
+    for line in lines:
+        typer.echo(visible(line), err=True)

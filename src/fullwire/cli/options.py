@@ -43,9 +43,9 @@ def with_changes(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each condition that changes the recorded step."""
     signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
     own = [
-        each.replace(annotation=hints[each.name])
-        for each in signature.parameters.values()
-        if each.kind is not each.VAR_KEYWORD
+        parameter.replace(annotation=hints[parameter.name])
+        for parameter in signature.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
     ]
     more = [
         inspect.Parameter(
@@ -58,7 +58,9 @@ def with_changes(command: Callable[..., None]) -> Callable[..., None]:
     ]
     whole = signature.replace(parameters=[*own, *more])
     command.__signature__ = whole  # type: ignore[attr-defined]  # typer makes options of it
-    command.__annotations__ = {name: each.annotation for name, each in whole.parameters.items()}
+    command.__annotations__ = {
+        name: parameter.annotation for name, parameter in whole.parameters.items()
+    }
     return command
 
 

@@ -29,8 +29,12 @@ def study(
     from fullwire.studies.papers import study as answer
     from fullwire.studies.papers.view import print_study, study_object, write_study
 
+    def say(sentence: str) -> None:
+        sys.stderr.write(f"fullwire: {sentence}\n")
+        sys.stderr.flush()
+
     with signals_end_it():
-        result = answer(output, quick=quick, say=_say)
+        result = answer(output, quick=quick, say=say)
     written = write_study(result)
     if json:
         print_json(study_object(result, written))
@@ -38,8 +42,3 @@ def study(
         print_study(result, written)
     if not result.measured:
         raise typer.Exit(1)
-
-
-def _say(sentence: str) -> None:
-    sys.stderr.write(f"fullwire: {sentence}\n")
-    sys.stderr.flush()

@@ -174,17 +174,8 @@ def whatif(
         **more,
     }
     if output is not None:
-        if len(runs) != 1:
-            raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
-        if (accumulate, local_steps) != ("1", "1"):
-            raise UsageError(
-                "-o: one simulated step has its collectives; expected no --accumulate, "
-                "no --local-steps"
-            )
-        from fullwire.run.store import write
-
-        played = answers.replay(runs[0], lane=lane, **conditions)
-        _tell(f"written: {write(played, output, replace=force)}")
+        together = (accumulate, local_steps) == ("1", "1")
+        _replay(runs, output, together, force, lane=lane, **conditions)
     with progress("predicted") as told, signals_end_it():
         result = answers.whatif(
             runs,
@@ -201,6 +192,20 @@ def whatif(
         plot_whatif(result, plot)
         _tell(f"drawn: {plot}")
     _show(result, "json" if json else format_, best)
+
+
+def _replay(runs: list[str], output: Path, together: bool, force: bool, **conditions: Any) -> None:
+    """Write the one step as a run; in it workers synchronise."""
+    from fullwire.answers.whatif import replay
+    from fullwire.run.store import write
+
+    if len(runs) != 1:
+        raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
+    if not together:
+        raise UsageError(
+            "-o: one simulated step has its collectives; expected no --accumulate, no --local-steps"
+        )
+    _tell(f"written: {write(replay(runs[0], **conditions), output, replace=force)}")
 
 
 def _show(result: WhatIf, format_: str, best: int | None) -> None:

@@ -27,7 +27,7 @@ def workloads(
     from fullwire.workloads import names, workload
 
     asked = [name] if name else names()
-    loads = [workload(each if batch is None else f"{each}:{batch}") for each in asked]
+    loads = [workload(name if batch is None else f"{name}:{batch}") for name in asked]
     if json:
         objects = [workload_object(load, with_gradients=name is not None) for load in loads]
         print_json({"workloads": objects})

@@ -36,11 +36,11 @@ def _read(given: str | Path) -> Cluster:
     elif not path.exists():
         raise UsageError(f"cluster: expected a file or {_known(str(given))}, got {shown(given)}")
     with opened(path) as file:
-        found = file.read(MOST_BYTES + 1)
-    if len(found) > MOST_BYTES:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
         raise UsageError(f"{path}: expected a cluster in at most {MOST_BYTES:,} bytes")
     try:
-        text = found.decode("utf-8-sig")  # some editors put a mark before it
+        text = content.decode("utf-8-sig")  # some editors put a mark before it
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: expected text in UTF-8, byte {error.start} is none") from None
     return described(text, built_in or str(path))

@@ -299,20 +299,10 @@ class Cluster:
         rate_bps = np.empty(self.link_count)
         if self.inside is not None:
             rate_bps[: self.link_blocks[2]] = self.inside.rate_bps * self.inside.payload_share
-        rate_bps[self.link_blocks[2] : self.link_blocks[4]] = np.tile(
-            self._nic_rates_bps(), self._nic_ends
-        )
-        if self.leaves:
-            rate_bps[self.link_blocks[4] :] = self.uplink_rate_bps * self.nics.payload_share
-        if self.pods:
-            rate_bps[self.link_blocks[6] :] = self.core_rate_bps * self.nics.payload_share
-        return rate_bps
-
-    def _nic_rates_bps(self) -> Floats:
         of_node = np.full(self.nodes, self.nics.rate_bps)
         for other in self.other_hosts:
             of_node[other.node] = other.nic_rate_bps
-        rate_bps = np.repeat(of_node, self.nics_per_node)
+        nics_bps = np.repeat(of_node, self.nics_per_node)
         if isinstance(self.network, Torus):
             # Towards each side of each node: a cable is as fast as its slower end.
             here = of_node.reshape(self.network.rows, self.network.columns)
@@ -320,8 +310,15 @@ class Cluster:
                 np.roll(here, shift, axis) for shift, axis in ((-1, 1), (1, 1), (-1, 0), (1, 0))
             ]
             cables_bps = [np.minimum(here, there) for there in ends]
-            rate_bps = np.stack(cables_bps, axis=-1).reshape(-1)
-        return rate_bps * self.nics.payload_share
+            nics_bps = np.stack(cables_bps, axis=-1).reshape(-1)
+        rate_bps[self.link_blocks[2] : self.link_blocks[4]] = np.tile(
+            nics_bps * self.nics.payload_share, self._nic_ends
+        )
+        if self.leaves:
+            rate_bps[self.link_blocks[4] :] = self.uplink_rate_bps * self.nics.payload_share
+        if self.pods:
+            rate_bps[self.link_blocks[6] :] = self.core_rate_bps * self.nics.payload_share
+        return rate_bps
 
     @cached_property
     def link_kind(self) -> NDArray[np.int8]:

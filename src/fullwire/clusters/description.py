@@ -120,7 +120,10 @@ def _cluster(top: _Table) -> Cluster:
         inside=None if inside is None else _inside(inside),
         nics=_nics(nics, default=4 if isinstance(kept, Torus) else 1),
         network=kept,
-        other_hosts=tuple(_other_host(each) for each in top.tables("hosts")),
+        other_hosts=tuple(
+            OtherHost(node=host.whole("node"), nic_rate_bps=host.rate("nic_rate"))
+            for host in top.tables("hosts", ("node", "nic_rate"))
+        ),
     )
 
 
@@ -164,11 +167,6 @@ def _network(table: _Table | None) -> Network:
     )
 
 
-def _other_host(table: _Table) -> OtherHost:
-    table.check_keys(("node", "nic_rate"))
-    return OtherHost(node=table.whole("node"), nic_rate_bps=table.rate("nic_rate"))
-
-
 @dataclass(frozen=True, slots=True)
 class _Table:
     """A table of the file, whose complaints name the table and the key."""
@@ -198,11 +196,11 @@ class _Table:
 
     def choice(self, key: str, among: Sequence[Choice]) -> Choice:
         """Return one of several words."""
-        words = " or ".join(f'"{each}"' for each in among)
+        words = " or ".join(f'"{word}"' for word in among)
         value = self._value(key, None, words)
-        for each in among:
-            if value == each:
-                return each
+        for word in among:
+            if value == word:
+                return word
         raise UsageError(f"{self._what(key)}: expected {words}, got {shown(value)}")
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -218,7 +216,7 @@ class _Table:
         value = self.held.get(key, [])
         if not isinstance(value, list):
             raise UsageError(f"{self._what(key)}: expected a list, like [0, 1], got {shown(value)}")
-        return tuple(self._within(key, each, least=0) for each in value)
+        return tuple(self._within(key, number, least=0) for number in value)
 
     def _within(self, key: str, value: object, least: int) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST:
@@ -270,13 +268,13 @@ class _Table:
             raise UsageError(f"{self._what(key)}: expected a table [{key}], got {shown(value)}")
         return _Table(value, self._what(key))
 
-    def tables(self, key: str) -> Iterator[_Table]:
+    def tables(self, key: str, known: Sequence[str]) -> Iterator[_Table]:
         """Go through the tables of a list, which is written as [[key]]."""
         values = self.held.get(key, [])
-        if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
+        if not isinstance(values, list) or not all(isinstance(table, dict) for table in values):
             raise UsageError(f"{self._what(key)}: expected tables [[{key}]], got {shown(values)}")
-        for number, each in enumerate(values, 1):
-            yield _Table(each, f"{self._what(key)}[{number}]")
+        for number, table in enumerate(values, 1):
+            yield _Table(table, f"{self._what(key)}[{number}]", known)
 
     def _value(self, key: str, default: object, expected: str) -> object:
         value = self.held.get(key, default)
@@ -302,7 +300,18 @@ def as_toml(cluster: Cluster) -> str:
     lines += ["", "[nics]", f"per_node = {cluster.nics_per_node}", *_link_lines(cluster.nics)]
     if cluster.nics.of_device:
         lines.append(f"of_device = {list(cluster.nics.of_device)}")
-    lines += ["", "[network]", *_network_lines(cluster.network)]
+    network = cluster.network
+    lines += ["", "[network]", f'kind = "{network.kind}"']
+    if isinstance(network, Torus):
+        lines += [f"rows = {network.rows}", f"columns = {network.columns}"]
+    if isinstance(network, LeafSpine):
+        lines.append(f"nodes_per_leaf = {network.nodes_per_leaf}")
+        lines.append(f'oversubscription = "{_ratio(network.oversubscription)}"')
+        if network.latency_s:
+            lines.append(f'latency = "{_printed(network.latency_s, _TIMES)}"')
+        if network.leaves_per_pod is not None:
+            lines.append(f"leaves_per_pod = {network.leaves_per_pod}")
+            lines.append(f'core_oversubscription = "{_ratio(network.core_oversubscription)}"')
     for host in cluster.other_hosts:
         rate = _printed(host.nic_rate_bps, _RATES)
         lines += ["", "[[hosts]]", f"node = {host.node}", f'nic_rate = "{rate}"']
@@ -317,20 +326,6 @@ def _link_lines(link: Inside | Nics) -> Iterator[str]:
         yield f"payload_share = {float(link.payload_share)!r}"
 
 
-def _network_lines(network: Network) -> Iterator[str]:
-    yield f'kind = "{network.kind}"'
-    if isinstance(network, Torus):
-        yield from (f"rows = {network.rows}", f"columns = {network.columns}")
-    if isinstance(network, LeafSpine):
-        yield f"nodes_per_leaf = {network.nodes_per_leaf}"
-        yield f'oversubscription = "{_ratio(network.oversubscription)}"'
-        if network.latency_s:
-            yield f'latency = "{_printed(network.latency_s, _TIMES)}"'
-        if network.leaves_per_pod is not None:
-            yield f"leaves_per_pod = {network.leaves_per_pod}"
-            yield f'core_oversubscription = "{_ratio(network.core_oversubscription)}"'
-
-
 def _ratio(value: float) -> str:
     return f"{_plain(Decimal(repr(value)))}:1"
 
@@ -342,7 +337,7 @@ _TIMES = ((0, "s"), (-3, "ms"), (-6, "us"), (-9, "ns"))
 def _printed(number: float, units: Sequence[tuple[int, str]]) -> str:
     """Print a quantity with all its digits, in the largest unit of which there is at least one."""
     exact = Decimal(repr(float(number)))
-    power, unit = next((each for each in units if exact >= Decimal(10) ** each[0]), units[-1])
+    power, unit = next((unit for unit in units if exact >= Decimal(10) ** unit[0]), units[-1])
     return f"{_plain(exact.scaleb(-power))}{unit}"
 
 
@@ -354,4 +349,6 @@ def _plain(exact: Decimal) -> str:
 def _quoted(text: str) -> str:
     """Print a TOML string that no terminal obeys; JSON's escapes are TOML's."""
     escaped = json.dumps(text, ensure_ascii=False)
-    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in escaped)
+    return "".join(
+        letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in escaped
+    )

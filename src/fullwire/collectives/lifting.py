@@ -7,10 +7,8 @@ device speaks for all. A broadcast is passed on by the first devices of nodes.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fullwire.collectives.registry import States, statement
 from fullwire.collectives.rings import phases
@@ -39,7 +37,13 @@ def by_every_device(between: States) -> States:
             gather = around_nodes(layout, share, number * own, own, lead=0, reduces=False)
             lifted = tuple(_by_each(transfers, devices, share) for transfers in stages)
             parts.append(phases(op, (scatter,), lifted, (gather,)))
-        places = None if op == "allreduce" else _places(layout, inner)
+        places = None
+        if op != "allreduce":  # rank r begins or ends with the r-th piece of the message
+            pieces = max(inner.blocks // layout.nodes, 1)
+            of_node = np.arange(inner.blocks) if inner.places is None else inner.places
+            node, piece = np.divmod(of_node, pieces)
+            device = np.arange(devices)[:, None]
+            places = ((node * devices + device) * pieces + piece).reshape(-1)
         return Stated(share * devices, tuple(parts), places, inner.switches * devices)
 
     return states
@@ -113,12 +117,3 @@ def _by_each(transfers: Stage, devices: int, share: int) -> Stage:
         shift=transfers.shift,
         window=transfers.window,
     )
-
-
-def _places(layout: Layout, inner: Stated) -> NDArray[Any]:
-    """Return the place of every block: rank r begins or ends with the r-th piece of the message."""
-    pieces = max(inner.blocks // layout.nodes, 1)
-    of_node = np.arange(inner.blocks) if inner.places is None else inner.places
-    node, piece = np.divmod(of_node, pieces)
-    device = np.arange(layout.per_node)[:, None]
-    return np.asarray(((node * layout.per_node + device) * pieces + piece).reshape(-1))

@@ -109,14 +109,14 @@ class LinkCost:
     @property
     def network_bits_per_byte(self) -> float:
         """Return what the busiest link of the network carries, as bits at the NICs' rate."""
-        first = [each.paces[0] for each in self.rounds]
-        return sum(float(np.dot(each.weight, each.bits_per_byte)) for each in first)
+        first = [cost.paces[0] for cost in self.rounds]
+        return sum(float(np.dot(pace.weight, pace.bits_per_byte)) for pace in first)
 
     def time_s(self, size_bytes: ArrayLike, per_bit: ArrayLike) -> Floats:
         """Return the time for messages of these sizes, at so many seconds a bit."""
         total: Floats = np.zeros(())
-        for each in self.rounds:
-            total = total + each.time_s(size_bytes, per_bit)
+        for cost in self.rounds:
+            total = total + cost.time_s(size_bytes, per_bit)
         if self.played:
             wire_s, times = np.array(self.played).T
             here_s = np.maximum(8 * np.multiply(size_bytes, per_bit), wire_s[0])
@@ -126,9 +126,9 @@ class LinkCost:
     def busiest(self, size_bytes: float, per_bit: float) -> str | None:
         """Name the kind of link that takes most of the time; None among one worker."""
         time_s: dict[str, float] = {}
-        for each in self.rounds:
-            here_s = float(each.time_s(size_bytes, per_bit))
-            time_s[each.busiest] = time_s.get(each.busiest, 0.0) + here_s
+        for cost in self.rounds:
+            here_s = float(cost.time_s(size_bytes, per_bit))
+            time_s[cost.busiest] = time_s.get(cost.busiest, 0.0) + here_s
         return max(time_s, key=lambda kind: time_s[kind], default=None)
 
 
@@ -170,6 +170,10 @@ def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> L
     is_exact = all(_is_alike(where, links, step) for step in steps) and all(
         map(_follows_itself, plan.stages)
     )
+    # Some ways are longer than others: where each step goes ways of its own, ranks do not go from
+    # step to step at about the same times.
+    goes_own_ways = plan.op in ("alltoall", "broadcast") or plan.algorithm == "parameter-server"
+    stays_in_step = not goes_own_ways and (not cluster.other_hosts or len(steps) == 1)
     return replace(
         known,
         rounds=tuple(_cost(where, links, step) for step in steps),
@@ -180,19 +184,8 @@ def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> L
             if stage.reduces
         ),
         is_exact=is_exact,
-        is_near=is_exact or _stays_in_step(where, cluster, len(steps)),
+        is_near=is_exact or stays_in_step,
     )
-
-
-def _stays_in_step(where: Placed, cluster: Cluster, steps: int) -> bool:
-    """Say whether all ranks go from step to step at about the same times.
-
-    Some ways are longer than others: where each step goes ways of its own, they do not.
-    """
-    plan = where.plan
-    if plan.op in ("alltoall", "broadcast") or plan.algorithm == "parameter-server":
-        return False
-    return not cluster.other_hosts or steps == 1
 
 
 def _follows_itself(part: Part) -> bool:
@@ -329,8 +322,8 @@ def _slowest(where: Placed, links: _Links, load: _Load) -> Floats:
     link, which = _crossed(where, load.connection)
     carried = _on_links(where, links, load)
     slowest = np.zeros((len(load.connection), 2))
-    for column, each in enumerate((links.own, links.of_nics)):
-        np.maximum.at(slowest[:, column], which, (carried * each)[link])
+    for column, per_byte in enumerate((links.own, links.of_nics)):
+        np.maximum.at(slowest[:, column], which, (carried * per_byte)[link])
     return slowest
 
 

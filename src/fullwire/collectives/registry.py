@@ -105,7 +105,7 @@ def known(op: str) -> Mapping[str, Algorithm]:
     for module in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):
         import_module(module.name)
     of_op = [algorithm for (of, _), algorithm in _REGISTERED.items() if of == op]
-    return {each.name: each for each in sorted(of_op, key=lambda each: (each.place, each.name))}
+    return {way.name: way for way in sorted(of_op, key=lambda way: (way.place, way.name))}
 
 
 def names(op: str) -> tuple[str, ...]:
@@ -115,13 +115,13 @@ def names(op: str) -> tuple[str, ...]:
 
 def with_formula(op: str) -> tuple[str, ...]:
     """List the algorithms whose cost around one switch is a formula, the usual one first."""
-    return tuple(name for name, each in known(op).items() if each.ops[op].costs is not None)
+    return tuple(name for name, way in known(op).items() if way.ops[op].costs is not None)
 
 
 def fitting(op: str, cluster: Cluster, workers: int | None = None) -> tuple[str, ...]:
     """List the algorithms that the first so many devices can carry out, the usual one first."""
     among = cluster.devices if workers is None else workers
-    return tuple(name for name, each in known(op).items() if each.fits(op, cluster, among))
+    return tuple(name for name, way in known(op).items() if way.fits(op, cluster, among))
 
 
 def of_one_switch(op: str) -> tuple[str, ...]:

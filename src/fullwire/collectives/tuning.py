@@ -57,14 +57,14 @@ def around_a_switch(op: str, cluster: Cluster, adds: AddTimes) -> Times:
 
     def times_s(sizes: Floats) -> Mapping[str, Floats]:
         costs = {name: cost(op, name, cluster.devices, sizes, adds) for name in names}
-        return {name: each.time_s(nics.rate_bps, nics.latency_s) for name, each in costs.items()}
+        return {name: cost.time_s(nics.rate_bps, nics.latency_s) for name, cost in costs.items()}
 
     return times_s
 
 
 def over_links(costs: Mapping[str, LinkCost], adds: AddTimes) -> Times:
     """Return what a collective takes by each algorithm, as these costs on a cluster say."""
-    return lambda sizes: {name: each.whole_s(sizes, adds) for name, each in costs.items()}
+    return lambda sizes: {name: cost.whole_s(sizes, adds) for name, cost in costs.items()}
 
 
 def tuned(times_s: Times) -> Tuning:
@@ -77,7 +77,7 @@ def choices(times_s: Times, sizes: Sequence[int]) -> Iterator[Choice]:
     """Choose for each of these sizes."""
     times = times_s(np.array(sizes, np.float64))
     for place, size in enumerate(sizes):
-        here = {name: float(each[place]) for name, each in times.items()}
+        here = {name: float(times_s[place]) for name, times_s in times.items()}
         best = min(here, key=lambda name: here[name])  # of equals the first
         yield Choice(size, best, here[best], here)
 

@@ -54,11 +54,25 @@ _STARTED_HERE = {
 def on_ray(on: str, shared: Sequence[Path]) -> Iterator[OnRay]:
     """Join the cluster, or start one on this machine, and leave it again."""
     address = _address(on)
-    ray = _imported(_QUIET | (_STARTED_HERE if address is None else {}))
+    for name, value in (_QUIET | (_STARTED_HERE if address is None else {})).items():
+        os.environ.setdefault(name, value)  # read when Ray is loaded, and by what it starts
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(f"on: Ray is not here ({error}): pip install 'fullwire[ray]'") from None
     if ray.is_initialized():  # by whoever called us, in this process: theirs to leave
         yield _crew(ray, shared)
         return
-    with _started(ray) if address is None else _joined(ray, address):
+    if (
+        address is not None and address != "auto"
+    ):  # for "auto" Ray looks for one that this machine is in
+        # Where nobody listens Ray would try for minutes, and say so in between.
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
+        except (OSError, ValueError, OverflowError) as error:
+            raise UsageError(f"on: no Ray cluster at {address}: {_one_line(error)}") from None
+    with _started(ray) if address is None else _connected(ray, address=address):
         yield _crew(ray, shared)
 
 
@@ -71,16 +85,6 @@ def _address(on: str) -> str | None:
         )
     address = os.environ.get("RAY_ADDRESS", "") if on == "ray" else on
     return None if address in ("", "local") else address
-
-
-def _imported(settings: dict[str, str]) -> Any:
-    for name, value in settings.items():  # read when Ray is loaded, and by what it starts
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError as error:
-        raise UsageError(f"on: Ray is not here ({error}): pip install 'fullwire[ray]'") from None
-    return ray
 
 
 @contextmanager
@@ -107,23 +111,6 @@ def _started(ray: Any) -> Iterator[None]:
             yield
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-@contextmanager
-def _joined(ray: Any, address: str) -> Iterator[None]:
-    if address != "auto":  # Ray looks for one that this machine is a node of
-        _refuse_silent(address)
-    with _connected(ray, address=address):
-        yield
-
-
-def _refuse_silent(address: str) -> None:
-    """Refuse an address where nobody listens: Ray would try for minutes, and say so in between."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise UsageError(f"on: no Ray cluster at {address}: {_one_line(error)}") from None
 
 
 @contextmanager
@@ -175,11 +162,11 @@ def _own_signals() -> Iterator[None]:
 def _crew(ray: Any, shared: Sequence[Path]) -> OnRay:
     _refuse_unfit(ray, _nodes(ray), shared)
     nodes = _nodes(ray)  # that are there still
-    return OnRay(ray, int(sum(each["Resources"]["CPU"] for each in nodes)) or 1)
+    return OnRay(ray, int(sum(node["Resources"]["CPU"] for node in nodes)) or 1)
 
 
 def _nodes(ray: Any) -> list[dict[str, Any]]:
-    nodes = [each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     if not nodes:
         raise UsageError("on: the Ray cluster has no processors")
     return nodes
@@ -197,29 +184,27 @@ class OnRay:
         ray = self._ray
         work = ray.remote(num_cpus=1, max_retries=_RETRIES)(_done)
         whole = ray.put((os.getcwd(), function))  # each node gets it once
-        lots = iter(_lots(tasks, self._processors))
+        # Tasks in a row go together, since each lot has to be asked for.
+        count = max(1, len(tasks) // (_LOTS_EACH * self._processors))
+        lots = (tasks[first : first + count] for first in range(0, len(tasks), count))
         asked = deque(
             work.remote(whole, lot) for lot in itertools.islice(lots, _AHEAD * self._processors)
         )
         while asked:
-            results = self._got(asked.popleft())
+            try:
+                results = ray.get(asked.popleft())
+            except ray.exceptions.RayTaskError:
+                raise  # a bug of ours, with the place where it happened
+            except ray.exceptions.RayError as error:
+                raise UsageError(
+                    f"on: work was given up after {1 + _RETRIES} attempts, each of which lost its "
+                    f"process or its node, as happens where memory is short: {_one_line(error)}"
+                ) from None
             asked.extend(work.remote(whole, lot) for lot in itertools.islice(lots, 1))
             for result in results:
                 if isinstance(result, _Raised):
                     raise result.error
                 yield result
-
-    def _got(self, asked: Any) -> Any:
-        ray = self._ray
-        try:
-            return ray.get(asked)
-        except ray.exceptions.RayTaskError:
-            raise  # a bug of ours, with the place where it happened
-        except ray.exceptions.RayError as error:
-            raise UsageError(
-                f"on: work was given up after {1 + _RETRIES} attempts, each of which lost its "
-                f"process or its node, as happens where memory is short: {_one_line(error)}"
-            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,33 +214,21 @@ class _Raised:
     error: Exception
 
 
-def _lots(tasks: Sequence[Task], processors: int) -> Iterator[Sequence[Task]]:
-    """Put tasks in a row together, since each lot has to be asked for."""
-    count = max(1, len(tasks) // (_LOTS_EACH * processors))
-    for first in range(0, len(tasks), count):
-        yield tasks[first : first + count]
-
-
 def _done(
     whole: tuple[str, Callable[[Task], Result]], lot: Sequence[Task]
 ) -> list[Result | _Raised]:
     """Do tasks in a row up to one that cannot be done."""
     where, function = whole
-    _go(where)
-    found: list[Result | _Raised] = []
+    with contextlib.suppress(OSError):
+        os.chdir(where)  # people type paths from where the command stands, if that is here too
+    results: list[Result | _Raised] = []
     for task in lot:
         try:
-            found.append(function(task))
+            results.append(function(task))
         except (FullwireError, OSError, MemoryError) as error:
-            found.append(_Raised(error))
+            results.append(_Raised(error))
             break
-    return found
-
-
-def _go(where: str) -> None:
-    """Stand where the command stands, if that is here too: people type paths from there."""
-    with contextlib.suppress(OSError):
-        os.chdir(where)
+    return results
 
 
 def _refuse_unfit(ray: Any, nodes: Sequence[dict[str, Any]], shared: Sequence[Path]) -> None:
@@ -265,9 +238,9 @@ def _refuse_unfit(ray: Any, nodes: Sequence[dict[str, Any]], shared: Sequence[Pa
     question = ray.remote(num_cpus=0)(_question())
     asked = [
         question.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False)
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote(os.getcwd(), [str(path) for path in shared])
-        for each in nodes
+        for node in nodes
     ]
     for node, answer in zip(nodes, asked, strict=True):
         name = f"the Ray node {node['NodeManagerHostname']}"
@@ -290,7 +263,7 @@ def _refuse_unfit(ray: Any, nodes: Sequence[dict[str, Any]], shared: Sequence[Pa
 def _is_lost(ray: Any, node: dict[str, Any]) -> bool:
     """Wait for Ray to find out whether a node is lost that could not be asked."""
     deadline_s = time.monotonic() + _LOST_S
-    while any(each["Alive"] and each["NodeID"] == node["NodeID"] for each in ray.nodes()):
+    while any(seen["Alive"] and seen["NodeID"] == node["NodeID"] for seen in ray.nodes()):
         if time.monotonic() > deadline_s:
             return False
         time.sleep(0.1)

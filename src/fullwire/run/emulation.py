@@ -11,8 +11,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from fullwire.run.facts import REGISTRY, FactValue, named
-from fullwire.run.run import AnyTable, Run
+from fullwire.run.facts import REGISTRY, named
+from fullwire.run.run import Run
 
 BACKENDS = ("gloo", "fullwire")  # those that send what is in a processor's memory
 BYTES_A_VALUE = 4  # gradients are sent as float32
@@ -47,25 +47,20 @@ class Emulation:
 
 def undilated(run: Run, dilation: float) -> Run:
     """Return the run in the accelerators' own time: its times divided, its rates multiplied."""
-    tables = {name: _undilated_table(table, dilation) for name, table in run.tables()}
-    known = run.facts.known().items()
-    facts = named({name: _undilated_fact(name, value, dilation) for name, value in known})
-    changed: dict[str, Any] = {**tables, "facts": facts}
-    return dataclasses.replace(run, **changed)
-
-
-def _undilated_table(table: AnyTable, dilation: float) -> AnyTable:
-    columns = table.columns()
-    for name, column in columns.items():
-        if name.endswith("_ns"):
-            columns[name] = (column / dilation).round().astype(column.dtype)
-        elif name.endswith("_bps"):
-            columns[name] = column * dilation
-    return type(table)(**columns)
-
-
-def _undilated_fact(name: str, value: FactValue, dilation: float) -> FactValue:
-    factor = {"s": 1 / dilation, "bit/s": dilation}.get(REGISTRY[name].measure.unit, 1.0)
-    if isinstance(value, tuple):
-        return tuple((first, second * factor) for first, second in value)
-    return value * factor if isinstance(value, float) else value
+    changed: dict[str, Any] = {}
+    for table_name, table in run.tables():
+        columns = table.columns()
+        for name, column in columns.items():
+            if name.endswith("_ns"):
+                columns[name] = (column / dilation).round().astype(column.dtype)
+            elif name.endswith("_bps"):
+                columns[name] = column * dilation
+        changed[table_name] = type(table)(**columns)
+    facts = run.facts.known()
+    for name, value in facts.items():
+        factor = {"s": 1 / dilation, "bit/s": dilation}.get(REGISTRY[name].measure.unit, 1.0)
+        if isinstance(value, tuple):
+            facts[name] = tuple((first, second * factor) for first, second in value)
+        elif isinstance(value, float):
+            facts[name] = value * factor
+    return dataclasses.replace(run, facts=named(facts), **changed)

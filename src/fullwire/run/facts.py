@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from fullwire.errors import UsageError
 from fullwire.units import shown
@@ -59,8 +59,7 @@ _PROCESSORS = Measure(most=1e6)
 _FACTOR = Measure(least=1e-9, most=1e9)
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(NamedTuple):
     """What the declaration of a fact says, besides its name and type."""
 
     meaning: str
@@ -271,15 +270,13 @@ _KINDS: Mapping[str, type] = {
 }
 
 
-def _registered() -> Iterator[Fact]:
-    for field in dataclasses.fields(Facts):
-        told: Declared = field.metadata["fact"]
+REGISTRY: Mapping[str, Fact] = MappingProxyType(
+    {
         # Annotations are text here (from __future__ import annotations).
-        kind = _KINDS[str(field.type)]
-        yield Fact(field.name, kind, told.meaning, told.measure, told.must_match, told.each)
-
-
-REGISTRY: Mapping[str, Fact] = MappingProxyType({fact.name: fact for fact in _registered()})
+        field.name: Fact(field.name, _KINDS[str(field.type)], *field.metadata["fact"])
+        for field in dataclasses.fields(Facts)
+    }
+)
 NO_FACTS = Facts()
 
 
@@ -294,26 +291,18 @@ def _checked(fact: Fact, value: Any) -> FactValue:
     if isinstance(value, tuple):
         return _checked_pairs(fact, value)
     if isinstance(value, str):
-        return _checked_text(fact, value)
-    return _checked_number(fact, value)
-
-
-def _checked_number(fact: Fact, value: Any) -> int | float:
-    number: int | float = value  # its type was checked
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            problem = shown(error.object[error.start])
+            raise UsageError(
+                f"fact {fact.name!r}: expected text that a file can hold, got {problem}"
+            ) from None
+        return value
+    number = cast("int | float", value)
     if number not in fact.measure:
         raise UsageError(f"fact {fact.name!r}: expected {fact.measure}, got {shown(number)}")
     return number
-
-
-def _checked_text(fact: Fact, value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        problem = shown(error.object[error.start])
-        raise UsageError(
-            f"fact {fact.name!r}: expected text that a file can hold, got {problem}"
-        ) from None
-    return value
 
 
 def _checked_pairs(fact: Fact, pairs: tuple[Any, ...]) -> Pairs:

@@ -81,33 +81,32 @@ class Table:
     INTERVALS: ClassVar[tuple[tuple[str, str], ...]] = ()  # columns, the second never before
 
     def __post_init__(self) -> None:
-        self._fill()
+        for name, column in self.columns().items():
+            if isinstance(column, _Default):  # nobody gave it
+                filled = np.full(len(self), column.value, self.column_types()[name])
+                object.__setattr__(self, name, filled)
         for name, kind in self.column_kinds().items():
             place = f"{type(self).__name__}.{name}"
             array = _read_only(place, getattr(self, name), kind.dtype)
-            _refuse_less(place, array, kind)
+            if kind.least is not None and len(array):
+                least, most = array.min(), array.max()  # nan where one of them is
+                if not (least >= kind.least and most < np.inf):
+                    raise UsageError(
+                        f"{place}: expected {kind.least:g} or more {kind.unit}".rstrip()
+                        + f", got {least if not least >= kind.least else most}"
+                    )
             object.__setattr__(self, name, array)
         lengths = {name: len(column) for name, column in self.columns().items()}
         if len(set(lengths.values())) > 1:
             raise UsageError(f"{type(self).__name__}: columns differ in length: {lengths}")
         for begin, end in self.INTERVALS:
-            self._refuse_backwards(begin, end)
-
-    def _fill(self) -> None:
-        """Give every row its value in the columns that were not given."""
-        for name, value in self.columns().items():
-            if isinstance(value, _Default):
-                filled = np.full(len(self), value.value, self.column_types()[name])
-                object.__setattr__(self, name, filled)
-
-    def _refuse_backwards(self, begin: str, end: str) -> None:
-        wrong = np.flatnonzero(getattr(self, end) < getattr(self, begin))
-        if len(wrong):
-            row = int(wrong[0])
-            raise UsageError(
-                f"{type(self).__name__}.{end}: expected {begin} {getattr(self, begin)[row]} "
-                f"or later, got {getattr(self, end)[row]} in row {row}"
-            )
+            wrong = np.flatnonzero(getattr(self, end) < getattr(self, begin))
+            if len(wrong):
+                row = int(wrong[0])
+                raise UsageError(
+                    f"{type(self).__name__}.{end}: expected {begin} {getattr(self, begin)[row]} "
+                    f"or later, got {getattr(self, end)[row]} in row {row}"
+                )
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
@@ -141,7 +140,7 @@ class Table:
         columns = [part.columns() for part in parts]
         return cls(
             **{
-                name: np.concatenate([each[name] for each in columns])
+                name: np.concatenate([part[name] for part in columns])
                 for name in cls.column_types()
             }
         )
@@ -435,37 +434,16 @@ class Run:
         return ((name, getattr(self, name)) for name in TABLES)
 
 
-def _declared_tables() -> Iterator[tuple[str, type[Table]]]:
-    for each in fields(Run):
-        kind = getattr(each.default_factory, "__self__", None)
-        if isinstance(kind, type) and issubclass(kind, Table):
-            yield each.name, kind
-
-
-TABLES: Mapping[str, type[Table]] = dict(_declared_tables())
+TABLES: Mapping[str, type[Table]] = {
+    declared.name: kind
+    for declared in fields(Run)
+    if isinstance(kind := getattr(declared.default_factory, "__self__", None), type)
+    and issubclass(kind, Table)
+}
 TABLE_NAMES: Mapping[type[Table], str] = {kind: name for name, kind in TABLES.items()}
 
 
 def _read_only(place: str, column: Any, kind: type[np.generic]) -> NDArray[Any]:
-    array = _of_kind(place, _one_dimension(place, column, kind), kind)
-    # A view, so that the caller's own array stays as writable as it was.
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def _refuse_less(place: str, array: NDArray[Any], kind: ColumnKind) -> None:
-    if kind.least is None or not len(array):
-        return
-    least, most = array.min(), array.max()  # nan where one of them is
-    if not (least >= kind.least and most < np.inf):
-        raise UsageError(
-            f"{place}: expected {kind.least:g} or more {kind.unit}".rstrip()
-            + f", got {least if not least >= kind.least else most}"
-        )
-
-
-def _one_dimension(place: str, column: Any, kind: type[np.generic]) -> NDArray[Any]:
     is_list_of_text = kind is np.object_ and not isinstance(column, np.ndarray)
     try:  # as objects, because numpy alone would turn the numbers among texts into text
         array = np.asarray(column, np.object_ if is_list_of_text else None)
@@ -473,19 +451,17 @@ def _one_dimension(place: str, column: Any, kind: type[np.generic]) -> NDArray[A
         raise UsageError(f"{place}: expected a column, got rows of several lengths") from None
     if array.ndim != 1:
         raise UsageError(f"{place}: expected one dimension, got {array.ndim}")
-    return array
-
-
-def _of_kind(place: str, array: NDArray[Any], kind: type[np.generic]) -> NDArray[Any]:
-    if not array.size:
-        return array.astype(kind)
-    if array.dtype.kind not in _TAKEN[kind]:
-        raise UsageError(f"{place}: expected {_CALLED[kind]}, got a column of {array.dtype}")
-    if kind is np.int64 and array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
-        raise UsageError(f"{place}: expected whole numbers below 2^63, got {array.max()}")
-    if kind is np.object_:
-        _refuse_other_than_text(place, array.tolist())
-    return array.astype(kind, copy=False)
+    if array.size:
+        if array.dtype.kind not in _TAKEN[kind]:
+            raise UsageError(f"{place}: expected {_CALLED[kind]}, got a column of {array.dtype}")
+        if kind is np.int64 and array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
+            raise UsageError(f"{place}: expected whole numbers below 2^63, got {array.max()}")
+        if kind is np.object_:
+            _refuse_other_than_text(place, array.tolist())
+    # A view, so that the caller's own array stays as writable as it was.
+    view = array.astype(kind, copy=False).view()
+    view.flags.writeable = False
+    return view
 
 
 _TAKEN: Mapping[type[np.generic], str] = {np.int64: "iu", np.float64: "fiu", np.object_: "OU"}

@@ -63,10 +63,11 @@ def interval_s(
 
 def _alone_s(subjects: Sequence[Subject], calibration: Calibration | None) -> Floats:
     """Return what a worker's own step takes at the least, which is no less than its work."""
-    own_s = [each.step.step_ns * 1e-9 for each in subjects]
+    own_s = [subject.step.step_ns * 1e-9 for subject in subjects]
     if calibration is not None:
-        longer_s = [in_another_step(each.step, calibration).step_ns * 1e-9 for each in subjects]
-        work_s = [each.step.processor_ns * 1e-9 for each in subjects]
+        others = [in_another_step(subject.step, calibration) for subject in subjects]
+        longer_s = [step.step_ns * 1e-9 for step in others]
+        work_s = [subject.step.processor_ns * 1e-9 for subject in subjects]
         own_s = [
             max(own - _WIDTH * (longer - own), min(own, work))
             for own, longer, work in zip(own_s, longer_s, work_s, strict=True)
@@ -77,7 +78,7 @@ def _alone_s(subjects: Sequence[Subject], calibration: Calibration | None) -> Fl
 def _shares_of_median(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:
     """Return how far below and above the measured step its median may be, as shares of it."""
     shares = []
-    for step in (each.step for each in subjects):
+    for step in (subject.step for subject in subjects):
         usual_ns, bounds_ns = step.measured_ns, step.measured_between_ns
         if not usual_ns or bounds_ns is None:
             shares.append((0.0, 0.0))
@@ -110,22 +111,22 @@ def _of_the_transport(
     """Return the variance that comes from the transport: of its directions, the worse sign each."""
     variance = np.zeros(step_s.shape)
     for one, other in zip(calibration.variants[::2], calibration.variants[1::2], strict=True):
-        away_s = [np.abs(_with(each, subjects, grid, crew) - step_s) for each in (one, other)]
+        away_s = [np.abs(_with(variant, subjects, grid, crew) - step_s) for variant in (one, other)]
         variance += np.square(np.maximum(*away_s))
     return variance
 
 
 def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew) -> Floats:
     """Return the variance that comes from how fast gradients are packed and unpacked."""
-    if all(each.is_free for each in grid.compressors):
+    if all(codec.is_free for codec in grid.compressors):
         return np.zeros_like(step_s)
     slower = [
         replace(
-            each,
-            encode_bps=each.encode_bps / _CODEC_SLOWER,
-            decode_bps=each.decode_bps / _CODEC_SLOWER,
+            codec,
+            encode_bps=codec.encode_bps / _CODEC_SLOWER,
+            decode_bps=codec.decode_bps / _CODEC_SLOWER,
         )
-        for each in grid.compressors
+        for codec in grid.compressors
     ]
     those_s = sweep(subjects, replace(grid, compressors=tuple(slower)), crew=crew)
     return np.square(those_s.measures["step_s"] - step_s)
@@ -137,7 +138,9 @@ def _of_another_run(
     """Return the variance of the run that is predicted, whatever was measured in this one."""
     variance = np.zeros(step_s.shape)
     slower_line, slower_work = in_another_run(calibration)
-    busier = [replace(each, step=in_another_step(each.step, calibration)) for each in subjects]
+    busier = [
+        replace(subject, step=in_another_step(subject.step, calibration)) for subject in subjects
+    ]
     for transport, those in ((slower_line, subjects), (slower_work, busier)):
         those_s = sweep(those, _on(transport, grid), crew=crew).measures["step_s"]
         variance += np.square(those_s - step_s)
@@ -147,12 +150,12 @@ def _of_another_run(
 def _with(
     transport: MeasuredTransport, subjects: Sequence[Subject], grid: Grid, crew: Crew
 ) -> Floats:
-    others = [with_residue(each, transport) for each in subjects]
+    others = [with_residue(subject, transport) for subject in subjects]
     return sweep(others, _on(transport, grid), crew=crew).measures["step_s"]
 
 
 def _on(transport: MeasuredTransport, grid: Grid) -> Grid:
     transports = tuple(
-        transport if isinstance(each, MeasuredTransport) else each for each in grid.transports
+        transport if isinstance(other, MeasuredTransport) else other for other in grid.transports
     )
     return replace(grid, transports=transports)

@@ -355,16 +355,16 @@ def _others(
         return
     kinds = Counter(zip(others.op, others.bytes, others.members, strict=True))
     for (op, size, members), count in kinds.items():
-        costs = [recorded_cost(op, members or each, size, subject.adds) for each in workers]
+        costs = [recorded_cost(op, members or among, size, subject.adds) for among in workers]
         yield _Other(
-            wire_bits=np.array([8 * float(each.wire_bytes) for each in costs]),
-            hops=np.array([float(each.hops) for each in costs]),
+            wire_bits=np.array([8 * float(cost.wire_bytes) for cost in costs]),
+            hops=np.array([float(cost.hops) for cost in costs]),
             latency_s=latency_s,
             count=count,
             routed=()
             if on_links is None
             else tuple(
-                (Routed(on_links.cost(*recorded_as(op), each), float(size)),) for each in workers
+                (Routed(on_links.cost(*recorded_as(op), among), float(size)),) for among in workers
             ),
         )
 

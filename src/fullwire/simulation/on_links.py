@@ -53,10 +53,10 @@ def routed_s(routed: Sequence[Sequence[Routed]], size: Floats, per_bit: Floats) 
     size, per_bit = np.broadcast_to(size, shape), np.broadcast_to(per_bit, shape)
     time_s = np.empty(shape)
     for row, of_compressors in enumerate(routed):
-        for each in {id(each): each for each in of_compressors}.values():  # usually one for all
-            columns = [number for number, other in enumerate(of_compressors) if other is each]
+        for kind in {id(kind): kind for kind in of_compressors}.values():  # usually one for all
+            columns = [number for number, other in enumerate(of_compressors) if other is kind]
             here = (row, slice(None), slice(None) if len(of_compressors) == 1 else columns)
-            time_s[here] = each.cost.time_s(each.times * size[here], per_bit[here])
+            time_s[here] = kind.cost.time_s(kind.times * size[here], per_bit[here])
     return time_s
 
 

@@ -77,7 +77,7 @@ def _played(messages: Messages, scenario: Scenario) -> tuple[Timeline, float]:
     cost_s = messages.cost_s(slice(None), rate_bps, scenario.transport, ratio)
     ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
     on_lane = fifo_timeline if scenario.lane == "fifo" else priority_timeline
-    timeline = on_lane(ready_s, [each[0, 0, 0] for each in cost_s])
+    timeline = on_lane(ready_s, [message_s[0, 0, 0] for message_s in cost_s])
     exposed = messages.exposed(slice(None), rate_bps, scenario.transport, ratio)
     overhead_s = messages.overhead_s(
         exposed, slice(None), scenario.transport, 1, 1, scenario.jitter
@@ -115,7 +115,7 @@ def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:
 def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
     if timeline is None:
         return [], []
-    return [float(each) for each in timeline.start_s], [float(each) for each in timeline.end_s]
+    return [*map(float, timeline.start_s)], [*map(float, timeline.end_s)]
 
 
 def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collectives:
@@ -131,8 +131,8 @@ def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collecti
         dtype=_all("float32", count),
         bytes=buckets.bytes,
         issue_ns=step.forward_ns + buckets.ready_ns,
-        start_ns=step.forward_ns + np.array([_whole_ns(each) for each in starts]),
-        end_ns=step.forward_ns + np.array([_whole_ns(each) for each in ends]),
+        start_ns=step.forward_ns + np.array([_whole_ns(start_s) for start_s in starts]),
+        end_ns=step.forward_ns + np.array([_whole_ns(end_s) for end_s in ends]),
     )
 
 

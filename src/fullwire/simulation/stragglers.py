@@ -150,8 +150,8 @@ def _of_lognormal(deviation: float, workers: tuple[int, ...]) -> Floats:
 def _normal() -> tuple[Floats, Floats, Floats]:
     """Return points of the standard normal, its density there, the logarithm of what is below."""
     points = np.arange(-12 * 256, 16 * 256 + 1) / 256
-    below = [0.5 * math.erfc(-each / math.sqrt(2)) for each in points.tolist() if each < 0]
-    above = [0.5 * math.erfc(each / math.sqrt(2)) for each in points.tolist() if each >= 0]
+    below = [0.5 * math.erfc(-point / math.sqrt(2)) for point in points.tolist() if point < 0]
+    above = [0.5 * math.erfc(point / math.sqrt(2)) for point in points.tolist() if point >= 0]
     density = np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
     return points, density, np.concatenate([np.log(below), np.log1p(-np.array(above))])
 
@@ -177,7 +177,7 @@ def _lattice(shape: str, deviation: float, cells: int) -> tuple[float, Floats]:
         sigma = math.sqrt(math.log1p(deviation**2))
         edges = np.linspace(math.exp(-8 * sigma), math.exp(8 * sigma), cells + 1)
         below = np.array(
-            [0.5 * math.erfc(-each / math.sqrt(2)) for each in (np.log(edges) / sigma).tolist()]
+            [0.5 * math.erfc(-point / math.sqrt(2)) for point in (np.log(edges) / sigma).tolist()]
         )
     return float(edges[1] - edges[0]), np.diff(below)
 
@@ -212,7 +212,7 @@ def _expected_largest(values: Floats, upper: Floats, workers: Sequence[int]) -> 
     rises = np.diff(values)
     # the last value, less what lies below it: sums of small terms, not differences of large ones
     return np.array(
-        [values[-1] - float(np.sum(np.exp(each * log_upper[:-1]) * rises)) for each in workers]
+        [values[-1] - float(np.sum(np.exp(count * log_upper[:-1]) * rises)) for count in workers]
     )
 
 

@@ -118,7 +118,7 @@ class _Search:
     names: tuple[str, str, str, float]
 
     def bandwidths(self) -> list[Reached]:
-        ratio = np.array([each.ratio for each in self.grid.compressors])[None, None, :]
+        ratio = np.array([codec.ratio for codec in self.grid.compressors])[None, None, :]
         shape = (len(self.grid.workers), 1, ratio.size)
         least = _least(
             lambda rate: self._factor(rate, ratio), shape, LEAST_BPS, MOST_BPS, self.wanted
@@ -138,7 +138,7 @@ class _Search:
 
     def ratios(self) -> list[Reached]:
         """Find the least ratio of the paper's free compressor."""
-        column = next((i for i, each in enumerate(self.grid.compressors) if each.is_free), None)
+        column = next((i for i, codec in enumerate(self.grid.compressors) if codec.is_free), None)
         if column is None:
             return []
         free = slice(column, column + 1)

@@ -103,9 +103,9 @@ class MeasuredTransport:
         so many. The hosts of a lab share a machine, and count as one.
         """
         if ranks_per_host is not None:
-            on_one = [min(each, ranks_per_host) for each in workers]
+            on_one = [min(count, ranks_per_host) for count in workers]
         elif self.machines == 1:
-            on_one = [min(each, self.workers) for each in workers]
+            on_one = [min(count, self.workers) for count in workers]
         else:
             return np.full(len(workers), self.workers / self.machines / self.processors)
         return np.array(on_one) / self.processors

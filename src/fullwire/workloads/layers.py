@@ -195,4 +195,4 @@ def cross_entropy(name: str, rows: int, classes: int) -> Layer:
 def bias_and_weight(name: str, biases: int, weights: int) -> tuple[Parameter, ...]:
     """Name a layer's tensors, those that it has."""
     both = (Parameter(f"{name}.bias", biases), Parameter(f"{name}.weight", weights))
-    return tuple(each for each in both if each.size)
+    return tuple(tensor for tensor in both if tensor.size)

@@ -69,7 +69,7 @@ def memory(
     """Add up what a training needs."""
     width = device.activation_bytes
     copied = 0 if width == FP32_BYTES else width
-    kept = sum(width * each.kept_values + each.kept_bytes for each in layers)
+    kept = sum(width * layer.kept_values + layer.kept_bytes for layer in layers)
     return Memory(
         weights=parameters * (FP32_BYTES + copied),
         gradients=parameters * FP32_BYTES,

@@ -42,14 +42,14 @@ def _doubling(workers: int) -> Iterator[Stage]:
         distance *= 2
 
 
-def _reduce_scatter(op: str, layout: Layout) -> Stated:
-    _refuse_uneven(op, layout.workers)
-    return Stated(layout.workers, (tuple(_halving(layout.workers)),))
-
-
-def _all_gather(op: str, layout: Layout) -> Stated:
-    _refuse_uneven(op, layout.workers)
-    return Stated(layout.workers, (tuple(_doubling(layout.workers)),))
+def _one_way(op: str, layout: Layout) -> Stated:
+    workers = layout.workers
+    if workers != power_of_two_within(workers):
+        raise UsageError(
+            f"{op} by halving-doubling: expected a power of two of workers, got {workers}"
+        )
+    exchanges = _halving if op == "reducescatter" else _doubling
+    return Stated(workers, (tuple(exchanges(workers)),))
 
 
 def _all_reduce(_op: str, layout: Layout) -> Stated:
@@ -61,13 +61,6 @@ def _all_reduce(_op: str, layout: Layout) -> Stated:
         stages.insert(0, stage(extra, extra - core, block_count=core, reduces=True))
         stages.append(stage(extra - core, extra, block_count=core, reduces=False))
     return Stated(core, (tuple(stages),))
-
-
-def _refuse_uneven(op: str, workers: int) -> None:
-    if workers != power_of_two_within(workers):
-        raise UsageError(
-            f"{op} by halving-doubling: expected a power of two of workers, got {workers}"
-        )
 
 
 def _all_reduce_cost(workers: int, size: Floats, adds: AddTimes) -> Cost:
@@ -108,8 +101,8 @@ register(
             )
             for op, states, costs in (
                 ("allreduce", _all_reduce, _all_reduce_cost),
-                ("reducescatter", _reduce_scatter, _reduce_scatter_cost),
-                ("allgather", _all_gather, _all_gather_cost),
+                ("reducescatter", _one_way, _reduce_scatter_cost),
+                ("allgather", _one_way, _all_gather_cost),
             )
         },
         fits=even_unless_all_reduce,

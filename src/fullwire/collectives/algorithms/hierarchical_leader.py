@@ -14,7 +14,7 @@ def _leaders(op: str, layout: Layout) -> Stated:
     share, devices = inner.blocks, layout.per_node
     node = np.repeat(np.arange(layout.nodes), devices - 1) * devices
     device = np.tile(np.arange(1, devices), layout.nodes)
-    spoken = (for_all_devices(each, devices) for part in inner.parts for each in part)
+    spoken = (for_all_devices(stated, devices) for part in inner.parts for stated in part)
     stages = (
         around_nodes(layout, share, 0, share, lead=1, reduces=True),
         stage(node + device, node, device * share, block_count=share, reduces=False),

@@ -28,7 +28,18 @@ def bert(*, layers: int, width: int, length: int) -> Iterator[Layer]:
     yield fp32_add("bert.embeddings.add2", length * width)
     yield layer_norm("bert.embeddings.LayerNorm", length, width)
     for index in range(layers):
-        yield from _bert_layer(f"bert.encoder.layer.{index}", length, width)
+        name = f"bert.encoder.layer.{index}"
+        for projection in ("query", "key", "value"):
+            yield linear(f"{name}.attention.self.{projection}", length, width, width)
+        yield attention(f"{name}.attention.self", length, width, keys_per_query=length)
+        yield linear(f"{name}.attention.output.dense", length, width, width)
+        yield fp32_add(f"{name}.attention.output.add", length * width)
+        yield layer_norm(f"{name}.attention.output.LayerNorm", length, width)
+        yield linear(f"{name}.intermediate.dense", length, width, 4 * width)
+        yield activation(f"{name}.intermediate.gelu", length * 4 * width, in_place=False)
+        yield linear(f"{name}.output.dense", length, 4 * width, width)
+        yield fp32_add(f"{name}.output.add", length * width)
+        yield layer_norm(f"{name}.output.LayerNorm", length, width)
     yield linear("bert.pooler.dense", 1, width, width)
     yield linear("cls.predictions.transform.dense", length, width, width)
     yield activation("cls.predictions.transform.gelu", length * width, in_place=False)
@@ -38,20 +49,6 @@ def bert(*, layers: int, width: int, length: int) -> Iterator[Layer]:
     yield decoder._replace(parameters=(Parameter("cls.predictions.bias", vocabulary),))
     yield linear("cls.seq_relationship", 1, width, 2)
     yield cross_entropy("loss", length, vocabulary)
-
-
-def _bert_layer(name: str, tokens: int, width: int) -> Iterator[Layer]:
-    for projection in ("query", "key", "value"):
-        yield linear(f"{name}.attention.self.{projection}", tokens, width, width)
-    yield attention(f"{name}.attention.self", tokens, width, keys_per_query=tokens)
-    yield linear(f"{name}.attention.output.dense", tokens, width, width)
-    yield fp32_add(f"{name}.attention.output.add", tokens * width)
-    yield layer_norm(f"{name}.attention.output.LayerNorm", tokens, width)
-    yield linear(f"{name}.intermediate.dense", tokens, width, 4 * width)
-    yield activation(f"{name}.intermediate.gelu", tokens * 4 * width, in_place=False)
-    yield linear(f"{name}.output.dense", tokens, 4 * width, width)
-    yield fp32_add(f"{name}.output.add", tokens * width)
-    yield layer_norm(f"{name}.output.LayerNorm", tokens, width)
 
 
 MODEL = sequences(

@@ -29,34 +29,27 @@ def densenet(depths: tuple[int, ...]) -> Iterator[Layer]:
     for block, depth in enumerate(depths, 1):
         for layer in range(1, depth + 1):
             name = f"features.denseblock{block}.denselayer{layer}"
-            yield from _dense_layer(name, channels, side)
+            yield joined(f"{name}.cat", channels * side**2)
+            yield batch_norm(f"{name}.norm1", channels, side)
+            yield activation(f"{name}.relu1", channels * side**2)
+            yield conv(f"{name}.conv1", channels, 128, side, 1)
+            yield batch_norm(f"{name}.norm2", 128, side)
+            yield activation(f"{name}.relu2", 128 * side**2)
+            yield conv(f"{name}.conv2", 128, 32, side, 3)
             channels += 32
         yield joined(f"features.denseblock{block}.cat", channels * side**2)
         if block < len(depths):
-            yield from _transition(f"features.transition{block}", channels, side)
+            name = f"features.transition{block}"
+            yield batch_norm(f"{name}.norm", channels, side)
+            yield activation(f"{name}.relu", channels * side**2)
+            yield conv(f"{name}.conv", channels, channels // 2, side, 1)
+            yield average_pool(f"{name}.pool", channels // 2, side, side // 2, shares_input=False)
             channels, side = channels // 2, side // 2
     yield batch_norm("features.norm5", channels, side)
     yield activation("relu", channels * side**2)
     yield average_pool("avgpool", channels, side, 1)
     yield linear("classifier", 1, channels, CLASSES)
     yield cross_entropy("loss", 1, CLASSES)
-
-
-def _dense_layer(name: str, inputs: int, side: int) -> Iterator[Layer]:
-    yield joined(f"{name}.cat", inputs * side**2)
-    yield batch_norm(f"{name}.norm1", inputs, side)
-    yield activation(f"{name}.relu1", inputs * side**2)
-    yield conv(f"{name}.conv1", inputs, 128, side, 1)
-    yield batch_norm(f"{name}.norm2", 128, side)
-    yield activation(f"{name}.relu2", 128 * side**2)
-    yield conv(f"{name}.conv2", 128, 32, side, 3)
-
-
-def _transition(name: str, inputs: int, side: int) -> Iterator[Layer]:
-    yield batch_norm(f"{name}.norm", inputs, side)
-    yield activation(f"{name}.relu", inputs * side**2)
-    yield conv(f"{name}.conv", inputs, inputs // 2, side, 1)
-    yield average_pool(f"{name}.pool", inputs // 2, side, side // 2, shares_input=False)
 
 
 MODEL = images("densenet121", "DenseNet-121 (torchvision)", lambda: densenet((6, 12, 24, 16)))

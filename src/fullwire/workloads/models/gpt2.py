@@ -24,25 +24,22 @@ def gpt2(*, layers: int, width: int, length: int) -> Iterator[Layer]:
     yield embedding("transformer.wpe", length, length, width)
     yield fp32_add("transformer.add", length * width)
     for index in range(layers):
-        yield from _gpt2_block(f"transformer.h.{index}", length, width)
+        name = f"transformer.h.{index}"
+        yield layer_norm(f"{name}.ln_1", length, width)
+        yield linear(f"{name}.attn.c_attn", length, width, 3 * width)
+        # causal: a token looks at those before it, half of the sequence on average
+        yield attention(f"{name}.attn", length, width, keys_per_query=length // 2)
+        yield linear(f"{name}.attn.c_proj", length, width, width)
+        yield fp32_add(f"{name}.attn.add", length * width)
+        yield layer_norm(f"{name}.ln_2", length, width)
+        yield linear(f"{name}.mlp.c_fc", length, width, 4 * width)
+        yield activation(f"{name}.mlp.gelu", length * 4 * width, in_place=False)
+        yield linear(f"{name}.mlp.c_proj", length, 4 * width, width)
+        yield fp32_add(f"{name}.mlp.add", length * width)
     yield layer_norm("transformer.ln_f", length, width)
     # the head's weight is wte's, ready only with it
     yield linear("lm_head", length, width, vocabulary)._replace(parameters=())
     yield cross_entropy("loss", length, vocabulary)
-
-
-def _gpt2_block(name: str, tokens: int, width: int) -> Iterator[Layer]:
-    yield layer_norm(f"{name}.ln_1", tokens, width)
-    yield linear(f"{name}.attn.c_attn", tokens, width, 3 * width)
-    # causal: a token looks at those before it, half of the sequence on average
-    yield attention(f"{name}.attn", tokens, width, keys_per_query=tokens // 2)
-    yield linear(f"{name}.attn.c_proj", tokens, width, width)
-    yield fp32_add(f"{name}.attn.add", tokens * width)
-    yield layer_norm(f"{name}.ln_2", tokens, width)
-    yield linear(f"{name}.mlp.c_fc", tokens, width, 4 * width)
-    yield activation(f"{name}.mlp.gelu", tokens * 4 * width, in_place=False)
-    yield linear(f"{name}.mlp.c_proj", tokens, 4 * width, width)
-    yield fp32_add(f"{name}.mlp.add", tokens * width)
 
 
 MODEL = (

@@ -34,7 +34,11 @@ def inception(*, with_auxiliary: bool) -> Iterator[Layer]:
     for name, middle in (("6b", 128), ("6c", 160), ("6d", 160), ("6e", 192)):
         yield from _inception_c(f"Mixed_{name}", middle)
     if with_auxiliary:
-        yield from _auxiliary("AuxLogits")
+        yield average_pool("AuxLogits.pool", 768, 17, 5)
+        yield from _basic("AuxLogits.conv0", 768, 128, 5, 1)
+        yield from _basic("AuxLogits.conv1", 128, 768, 1, 5, input_side=5)
+        yield linear("AuxLogits.fc", 1, 768, CLASSES)
+        yield cross_entropy("AuxLogits.loss", 1, CLASSES)
     yield from _inception_d("Mixed_7a", 768)
     yield from _inception_e("Mixed_7b", 1280)
     yield from _inception_e("Mixed_7c", 2048)
@@ -108,14 +112,6 @@ def _inception_c(name: str, middle: int) -> Iterator[Layer]:
     yield average_pool(f"{name}.pool", inputs, side, side)
     yield from _basic(f"{name}.branch_pool", inputs, 192, side, 1)
     yield _branches(name, 4 * 192, side)
-
-
-def _auxiliary(name: str) -> Iterator[Layer]:
-    yield average_pool(f"{name}.pool", 768, 17, 5)
-    yield from _basic(f"{name}.conv0", 768, 128, 5, 1)
-    yield from _basic(f"{name}.conv1", 128, 768, 1, 5, input_side=5)
-    yield linear(f"{name}.fc", 1, 768, CLASSES)
-    yield cross_entropy(f"{name}.loss", 1, CLASSES)
 
 
 def _inception_d(name: str, inputs: int) -> Iterator[Layer]:

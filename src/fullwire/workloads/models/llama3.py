@@ -25,31 +25,30 @@ def llama3(
     vocabulary = 128256
     yield embedding("model.embed_tokens", length, vocabulary, width)
     for index in range(layers):
-        yield from _llama_block(f"model.layers.{index}", length, width, inner, shared_heads)
+        name = f"model.layers.{index}"
+        narrow = width // shared_heads
+        yield layer_norm(f"{name}.input_layernorm", length, width, shifts=False)
+        for projection, outputs in (("q_proj", width), ("k_proj", narrow), ("v_proj", narrow)):
+            yield linear(f"{name}.self_attn.{projection}", length, width, outputs, bias=False)
+        yield rotation(f"{name}.self_attn.rotary_emb", length * (width + narrow))
+        yield attention(
+            f"{name}.self_attn",
+            length,
+            width,
+            keys_per_query=length // 2,
+            shared_heads=shared_heads,
+        )
+        yield linear(f"{name}.self_attn.o_proj", length, width, width, bias=False)
+        yield fp32_add(f"{name}.self_attn.add", length * width)
+        yield layer_norm(f"{name}.post_attention_layernorm", length, width, shifts=False)
+        for projection in ("gate_proj", "up_proj"):
+            yield linear(f"{name}.mlp.{projection}", length, width, inner, bias=False)
+        yield gate(f"{name}.mlp.act_fn", length * inner)
+        yield linear(f"{name}.mlp.down_proj", length, inner, width, bias=False)
+        yield fp32_add(f"{name}.mlp.add", length * width)
     yield layer_norm("model.norm", length, width, shifts=False)
     yield linear("lm_head", length, width, vocabulary, bias=False)
     yield cross_entropy("loss", length, vocabulary)
-
-
-def _llama_block(
-    name: str, tokens: int, width: int, inner: int, shared_heads: int
-) -> Iterator[Layer]:
-    narrow = width // shared_heads
-    yield layer_norm(f"{name}.input_layernorm", tokens, width, shifts=False)
-    for projection, outputs in (("q_proj", width), ("k_proj", narrow), ("v_proj", narrow)):
-        yield linear(f"{name}.self_attn.{projection}", tokens, width, outputs, bias=False)
-    yield rotation(f"{name}.self_attn.rotary_emb", tokens * (width + narrow))
-    yield attention(
-        f"{name}.self_attn", tokens, width, keys_per_query=tokens // 2, shared_heads=shared_heads
-    )
-    yield linear(f"{name}.self_attn.o_proj", tokens, width, width, bias=False)
-    yield fp32_add(f"{name}.self_attn.add", tokens * width)
-    yield layer_norm(f"{name}.post_attention_layernorm", tokens, width, shifts=False)
-    for projection in ("gate_proj", "up_proj"):
-        yield linear(f"{name}.mlp.{projection}", tokens, width, inner, bias=False)
-    yield gate(f"{name}.mlp.act_fn", tokens * inner)
-    yield linear(f"{name}.mlp.down_proj", tokens, inner, width, bias=False)
-    yield fp32_add(f"{name}.mlp.add", tokens * width)
 
 
 MODEL = sequences(

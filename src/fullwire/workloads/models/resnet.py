@@ -31,30 +31,33 @@ def resnet(depths: tuple[int, ...]) -> Iterator[Layer]:
         for block in range(depth):
             stride = 2 if stage > 0 and block == 0 else 1
             side //= stride
-            yield from _bottleneck(f"layer{stage + 1}.{block}", channels, width, side, stride)
-            channels = 4 * width
+            name = f"layer{stage + 1}.{block}"
+            outputs = 4 * width
+            yield conv(f"{name}.conv1", channels, width, side * stride, 1)
+            yield batch_norm(f"{name}.bn1", width, side * stride)
+            yield activation(f"{name}.relu1", width * (side * stride) ** 2)
+            yield conv(f"{name}.conv2", width, width, side, 3, stride=stride)
+            yield batch_norm(f"{name}.bn2", width, side)
+            yield activation(f"{name}.relu2", width * side**2)
+            yield conv(f"{name}.conv3", width, outputs, side, 1)
+            yield batch_norm(f"{name}.bn3", outputs, side)
+            if channels != outputs:  # runs after bn3, so its gradients come before those of bn3
+                yield conv(
+                    f"{name}.downsample.0",
+                    channels,
+                    outputs,
+                    side,
+                    1,
+                    stride=stride,
+                    shares_input=True,
+                )
+                yield batch_norm(f"{name}.downsample.1", outputs, side)
+            yield add(f"{name}.add", outputs * side**2)
+            yield activation(f"{name}.relu3", outputs * side**2)
+            channels = outputs
     yield average_pool("avgpool", channels, side, 1)
     yield linear("fc", 1, channels, CLASSES)
     yield cross_entropy("loss", 1, CLASSES)
-
-
-def _bottleneck(name: str, inputs: int, width: int, side: int, stride: int) -> Iterator[Layer]:
-    outputs = 4 * width
-    yield conv(f"{name}.conv1", inputs, width, side * stride, 1)
-    yield batch_norm(f"{name}.bn1", width, side * stride)
-    yield activation(f"{name}.relu1", width * (side * stride) ** 2)
-    yield conv(f"{name}.conv2", width, width, side, 3, stride=stride)
-    yield batch_norm(f"{name}.bn2", width, side)
-    yield activation(f"{name}.relu2", width * side**2)
-    yield conv(f"{name}.conv3", width, outputs, side, 1)
-    yield batch_norm(f"{name}.bn3", outputs, side)
-    if inputs != outputs:  # runs after bn3, so its gradients come before those of bn3
-        yield conv(
-            f"{name}.downsample.0", inputs, outputs, side, 1, stride=stride, shares_input=True
-        )
-        yield batch_norm(f"{name}.downsample.1", outputs, side)
-    yield add(f"{name}.add", outputs * side**2)
-    yield activation(f"{name}.relu3", outputs * side**2)
 
 
 MODEL = (
