@@ -6,12 +6,12 @@ import importlib
 import pkgutil
 import string
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from fullwire.findings.finding import Finding, kinds
+from fullwire.findings.finding import Finding, Length, kinds
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
 from fullwire.fixes import Fix, fix_kinds
 from fullwire.timeline.account import Part
@@ -89,3 +89,17 @@ def test_every_kind_is_documented(page: str) -> None:
     text = (DOCS / f"{page}.md").read_text()
     for key in known:
         assert f"| `{key}` |" in text, key
+
+
+def test_a_finding_is_a_frozen_dataclass_of_its_fields() -> None:
+    length = Length(step_s=0.5, is_whole_trace=False)
+    assert length == Length(is_whole_trace=False, step_s=0.5)
+    assert hash(length) == hash(replace(length))
+    assert length != replace(length, step_s=0.25)
+    assert repr(length) == "Length(step_s=0.5, is_whole_trace=False)"
+    with pytest.raises(FrozenInstanceError, match="step_s"):
+        length.step_s = 1.0  # type: ignore[misc]
+    with pytest.raises(TypeError, match="is_whole_trace is missing"):
+        Length(step_s=0.5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="Length has no steps"):
+        Length(step_s=0.5, is_whole_trace=False, steps=3)  # type: ignore[call-arg]

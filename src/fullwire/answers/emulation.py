@@ -41,7 +41,12 @@ def emulated_job(
         raise UsageError(f"backend: expected {' or '.join(BACKENDS)}, got {shown(backend)}")
     run = read(workload)
     step = typical_step(run)
-    _check_sizes(workload, step)
+    odd = [size for size in step.bytes.tolist() if size % BYTES_A_VALUE]
+    if odd:
+        raise UsageError(
+            f"{workload}: emulated gradients are float32, so their sizes are multiples of "
+            f"{BYTES_A_VALUE} bytes; one of this run's has {odd[0]:,}"
+        )
     dilation = 1.0 if dilate is None else ratio(dilate, "dilate")
     if dilation < 1:
         raise UsageError(f"dilate: expected 1 or more, since time is stretched, got {dilate}")
@@ -72,15 +77,6 @@ def _left_out(step: Step) -> Iterator[str]:
         yield (
             f"{count} other collective{'s' if count > 1 else ''} of each recorded step ({kinds}) "
             f"{'are' if count > 1 else 'is'} left out: emulated accelerators send gradients only"
-        )
-
-
-def _check_sizes(workload: str, step: Step) -> None:
-    odd = [size for size in step.bytes.tolist() if size % BYTES_A_VALUE]
-    if odd:
-        raise UsageError(
-            f"{workload}: emulated gradients are float32, so their sizes are multiples of "
-            f"{BYTES_A_VALUE} bytes; one of this run's has {odd[0]:,}"
         )
 
 

@@ -77,7 +77,9 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
     low_s, high_s = interval_s([subject], grid, found, calibration)
     points = (grid.transports, grid.workers, grid.bandwidth_bps, _PACKINGS, _RATIOS)
     shape = tuple(len(axis) for axis in points)
-    measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
+    measured = [
+        transport for transport in grid.transports if isinstance(transport, MeasuredTransport)
+    ]
     return Explorer(
         transports=grid.transports,
         workers=grid.workers,

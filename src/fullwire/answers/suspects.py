@@ -78,11 +78,11 @@ def _suspicion(subject: Subject, point: Grid) -> Suspicion:
     size, per_bit = float(subject.step.bytes.sum()), 1 / rate_bps
     names = tried(point) if point.algorithms[0] == AUTO else point.algorithms
     where = OnLinks(fabric, point.is_scattered)
-    costs = [where.cost("allreduce", each, workers) for each in names]
+    costs = [where.cost("allreduce", name, workers) for name in names]
     cost = min(costs, key=lambda each: float(each.time_s(size, per_bit)))
     step_s = float(found["step_s"][0])
     suspects = tuple(_asked(subject, each) for each in _wider(point, has_spine=has_spine))
-    if has_spine and all(each.step_s >= (1 - WORTH_BLAMING) * step_s for each in suspects):
+    if has_spine and all(suspect.step_s >= (1 - WORTH_BLAMING) * step_s for suspect in suspects):
         suspects += (_asked(subject, (NICS_AND_SPINE, "both twice as fast", _faster(point))),)
     suspects += (_asked(subject, (LATENCIES, "none", _without_latency(point))),)
     return Suspicion(

@@ -75,7 +75,7 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
                 return read_run(place)
     from fullwire.packets.pcap import read_captures
 
-    return read_captures(_captures([path_of(each, "flows") for each in captures]))
+    return read_captures(_captures([path_of(capture, "flows") for capture in captures]))
 
 
 def _captures(places: Sequence[Path]) -> list[Path]:

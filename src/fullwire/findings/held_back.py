@@ -49,7 +49,7 @@ _HELD: tuple[tuple[type[Evidence], float, Finding], ...] = (
 
 def set_up_short(evidence: Sequence[Evidence]) -> Evidence | None:
     """Return what falls short in how communication was set up, whatever that costs."""
-    return next((each for each in evidence if isinstance(each, FALLS_SHORT)), None)
+    return next((figure for figure in evidence if isinstance(figure, FALLS_SHORT)), None)
 
 
 def what_held_transport(evidence: Sequence[Evidence]) -> Finding | None:
@@ -58,6 +58,6 @@ def what_held_transport(evidence: Sequence[Evidence]) -> Finding | None:
     if short is not None:
         return short
     for kind, least, held in _HELD:
-        if any(isinstance(each, kind) and each.value >= least for each in evidence):
+        if any(isinstance(figure, kind) and figure.value >= least for figure in evidence):
             return held
     return None

@@ -305,7 +305,12 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         part = change.part.key.replace("_", " ")
         yield ChangedMidway(before_s=change.before_s, after_s=change.after_s, part=part)
     yield from _between_steps(run)
-    yield from _ranks_left_out(run, found)
+    without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(found.ranks)))
+    if without:
+        yield RanksLeftOut(count=len(without), ranks=without)
+    recorded = len(recorded_ranks(run))
+    if recorded < world(run) and not stands_for_all(run):
+        yield RanksMissing(recorded=recorded, workers=world(run))
     if is_estimated and world(run) > 1:
         yield BaselineIsEstimated()
     if len(run.collectives) and world(run) > 1:
@@ -328,15 +333,6 @@ def _between_steps(run: Run) -> Iterator[Finding]:
     between = 1 - int((marks.end_ns - marks.start_ns).sum()) / max(whole_ns, 1)
     if len(marks) and between > BETWEEN:
         yield TimeBetweenSteps(share=between)
-
-
-def _ranks_left_out(run: Run, found: Account) -> Iterator[Finding]:
-    without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(found.ranks)))
-    if without:
-        yield RanksLeftOut(count=len(without), ranks=without)
-    recorded = len(recorded_ranks(run))
-    if recorded < world(run) and not stands_for_all(run):
-        yield RanksMissing(recorded=recorded, workers=world(run))
 
 
 def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Finding]:

@@ -191,7 +191,7 @@ def _of_run(name: str, run: Run, subject: Subject, grid: Grid) -> Iterator[Findi
     median_ns, mean_s = subject.step.measured_ns, mean_step_s(run)
     if median_ns and mean_s is not None and abs(mean_s / (median_ns * 1e-9) - 1) > NOTABLE:
         yield MedianIsReplayed(run=name, median_s=median_ns * 1e-9, mean_s=mean_s)
-    if any(isinstance(each, MeasuredTransport) for each in grid.transports):
+    if any(isinstance(transport, MeasuredTransport) for transport in grid.transports):
         yield from (OfRun(run=name, what=each) for each in about_others(run))
     if subject.step.shards > 1:
         yield SummedInGroups(run=name, shards=subject.step.shards)

@@ -45,7 +45,7 @@ class Suspicion:
 
     def of(self, links: str) -> Suspect | None:
         """Return what was found out about one kind of link."""
-        return next((each for each in self.suspects if each.links == links), None)
+        return next((suspect for suspect in self.suspects if suspect.links == links), None)
 
 
 _WHERE = (

@@ -42,7 +42,7 @@ def given(
     formats: Mapping[str, Format], where: str, paths: Sequence[str | Path], format: str | None
 ) -> Given:
     """Say what the paths are, which hold it, and what they hold besides."""
-    places = [path_of(each, where) for each in paths]
+    places = [path_of(path, where) for path in paths]
     found = [[format] if format else kinds_of(formats, place) for place in places]
     kinds = [each[0] for each in found]
     kind = next((each for each in kinds if not _is_companion(formats, each)), kinds[0])
@@ -75,7 +75,7 @@ def files_of(format: Format, places: Sequence[Path]) -> list[Path]:
     if not files:
         raise DamagedInput(places[0], f"a folder without {format.label}")
     if not format.is_of_many and len(files) != 1:
-        named = ", ".join(name_of(each.name) for each in files[:_MOST_NAMED])
+        named = ", ".join(name_of(file.name) for file in files[:_MOST_NAMED])
         more = ", ..." if len(files) > _MOST_NAMED else ""
         raise UsageError(
             f"{places[0]}: one file makes a run of a {format.key}, and here are {len(files)}: "
@@ -181,7 +181,7 @@ def _why_not(formats: Mapping[str, Format], path: Path) -> str:
     beginning = beginning_of(path, MOST_SNIFFED_BYTES)
     if named := unread(path, beginning):
         return named
-    likeness = {each.label: each.looks_like(beginning).lacks for each in formats.values()}
+    likeness = {format_.label: format_.looks_like(beginning).lacks for format_ in formats.values()}
     near = near_miss({label: lacks for label, lacks in likeness.items() if lacks})
     known = f"none of the formats that are read: a run, {_in_words(formats.values())}"
     return f"{near}: {known}" if near else known
@@ -225,7 +225,7 @@ def _by_beginning(formats: Mapping[str, Format], beginning: bytes) -> str:
 
 
 def _in_words(formats: Iterable[Format]) -> str:
-    *labels, last = (each.label for each in formats)
+    *labels, last = (format_.label for format_ in formats)
     return f"{', '.join(labels)}, or {last}"
 
 

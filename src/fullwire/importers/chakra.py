@@ -164,10 +164,10 @@ def _run(paths: Sequence[Path], traces: Mapping[int, _Trace], missing: list[str]
         missing.append(f"{len(traces)} of {least}{world} ranks are here")
     starts = [
         *(
-            each.start_ns
+            collective.start_ns
             for trace in traces.values()
-            for each in trace.collectives
-            if each.duration_ns
+            for collective in trace.collectives
+            if collective.duration_ns
         ),
         *(start_ns for trace in traces.values() for _, start_ns, _ in trace.computations),
     ]
@@ -187,7 +187,11 @@ def _run(paths: Sequence[Path], traces: Mapping[int, _Trace], missing: list[str]
 
 def _facts(world: int, traces: Mapping[int, _Trace]) -> Facts:
     collectives = sum(len(trace.collectives) for trace in traces.values())
-    timed = sum(bool(each.duration_ns) for trace in traces.values() for each in trace.collectives)
+    timed = sum(
+        bool(collective.duration_ns)
+        for trace in traces.values()
+        for collective in trace.collectives
+    )
     remarks = []
     if timed < collectives:
         remarks.append(
@@ -207,7 +211,7 @@ def _table(rank: int, trace: _Trace, zero_ns: int) -> Collectives:
         sequence.append(counted[each.group, each.op])
         counted[each.group, each.op] += 1
     start_ns = np.array(
-        [each.start_ns - zero_ns if each.duration_ns else 0 for each in rows], np.int64
+        [row.start_ns - zero_ns if row.duration_ns else 0 for row in rows], np.int64
     )
     return Collectives(
         rank=np.full(len(rows), rank),
@@ -255,7 +259,7 @@ def _traced(path: Path) -> _Trace:
     trace.collectives = trace.collectives or trace.calls
     if not trace.has_starts:  # lengths without beginnings tell nothing of what runs beside what
         trace.computations.clear()
-        trace.collectives = [replace(each, duration_ns=0) for each in trace.collectives]
+        trace.collectives = [replace(collective, duration_ns=0) for collective in trace.collectives]
     return trace
 
 
@@ -278,10 +282,15 @@ def _take(trace: _Trace, node: _Node) -> None:
         if isinstance(size_of_group, int) and 0 < size_of_group <= _MOST_RANK:
             trace.world = max(trace.world, size_of_group)
         into = trace.calls if node.name.startswith(_CALL) else trace.collectives
+        told = node.attributes.get("pg_name", node.attributes.get("comm_group", ""))
+        group = f"group {told}" if told != "" else "default_pg"
+        sender, receiver = node.attributes.get("comm_src"), node.attributes.get("comm_dst")
+        if node.type != _COLLECTIVE and sender is not None and receiver is not None:
+            group += f" {sender}>{receiver}"
         into.append(
             _Collective(
                 op=_op(node),
-                group=_group(node),
+                group=_storable(group),
                 dtype=dtype,
                 bytes=size,
                 start_ns=start_us * 1000,
@@ -298,15 +307,6 @@ def _op(node: _Node) -> str:
         return _OPS[told]
     named = str(node.attributes.get("collective_name", "")) or str(told or "") or node.name
     return op_of(named.removesuffix("_")) or _storable(named) or "unknown"
-
-
-def _group(node: _Node) -> str:
-    told = node.attributes.get("pg_name", node.attributes.get("comm_group", ""))
-    group = f"group {told}" if told != "" else "default_pg"
-    sender, receiver = node.attributes.get("comm_src"), node.attributes.get("comm_dst")
-    if node.type != _COLLECTIVE and sender is not None and receiver is not None:
-        group += f" {sender}>{receiver}"
-    return _storable(group)
 
 
 def _size(node: _Node) -> tuple[int, str]:

@@ -112,7 +112,7 @@ def read_flight_recorder(paths: Sequence[Path]) -> Run:
 
 
 def _run(paths: Sequence[Path], dumps: Mapping[int, _Dump], missing: list[str]) -> Run:
-    rows = [(rank, each) for rank, dump in dumps.items() for each in dump.entries]
+    rows = [(rank, entry) for rank, dump in dumps.items() for entry in dump.entries]
     world = max(max(dumps) + 1, *(dump.world for dump in dumps.values()))
     if len(dumps) < world:
         missing.append(f"{len(dumps)} of {world} ranks are here")
@@ -147,7 +147,7 @@ def _run(paths: Sequence[Path], dumps: Mapping[int, _Dump], missing: list[str]) 
 
 def _remarks(entries: Sequence[_Entry], dumps: Mapping[int, _Dump]) -> Iterator[str]:
     yield "collectives stand where the program asked for them"
-    timed = sum(each.duration_ns > 0 for each in entries)
+    timed = sum(entry.duration_ns > 0 for entry in entries)
     if timed < len(entries):
         yield (
             f"how long {len(entries) - timed:,} of {len(entries):,} took is not in the dumps "
@@ -163,8 +163,8 @@ def _behind(dumps: Mapping[int, _Dump]) -> Iterator[str]:
     """Name the ranks that never asked for a group's last collective, which others wait for."""
     last: dict[str, dict[int, int]] = defaultdict(dict)
     for rank, dump in dumps.items():
-        for each in dump.entries:
-            last[each.group][rank] = max(each.sequence, last[each.group].get(rank, 0))
+        for entry in dump.entries:
+            last[entry.group][rank] = max(entry.sequence, last[entry.group].get(rank, 0))
     behind = [
         f"rank {rank} asked for {sequence:,} collectives of {group}, others for {most:,}"
         for group, by_rank in last.items()

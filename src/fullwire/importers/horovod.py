@@ -131,7 +131,7 @@ def read_horovod(path: Path) -> Run:
             path, missing[0].partition(": ")[2] if missing else "no collective is in this timeline"
         )
     ranks = sorted({rank for each in book.collectives for rank in each.ready_ns} | {0})
-    alone = sum(len(each.ready_ns) < len(ranks) for each in book.collectives)
+    alone = sum(len(collective.ready_ns) < len(ranks) for collective in book.collectives)
     if len(ranks) == 1:
         missing.append("the timeline tells of rank 0 alone: when others were ready is not in it")
     elif alone:
@@ -321,7 +321,11 @@ def _steps(collectives: list[_Collective]) -> Whole:
 
 
 def _table(collectives: list[_Collective], steps: Whole) -> Collectives:
-    rows = [(each, rank, ns) for each in collectives for rank, ns in sorted(each.ready_ns.items())]
+    rows = [
+        (collective, rank, ns)
+        for collective in collectives
+        for rank, ns in sorted(collective.ready_ns.items())
+    ]
     begins = np.array([each.begin_ns for each, _, _ in rows], np.int64)
     # What begins in one step may be ready on others before: it is of the step of its beginning.
     return Collectives(

@@ -262,6 +262,12 @@ class _Log:
             if each.ranks or each.channels:
                 self._finish(replace(each, rings=dict(each.rings)))
         largest = self._largest
+        # Name pairs of devices whose link has less in one direction than in the other.
+        uneven = [
+            f"{one} to {other} {gb_s:g} GB/s, back {back:g} GB/s"
+            for (one, other), gb_s in self._links.items()
+            if (back := self._links.get((other, one), gb_s)) > gb_s
+        ]
         facts = {
             "nccl_version": _listed(self._versions),
             "nccl_network": self._network_used(),
@@ -270,7 +276,7 @@ class _Log:
             "nccl_settings": _listed(self._settings),
             "nccl_paths": _counted(self._paths),
             "nccl_said": _counted(self._said),
-            "nccl_uneven_links": self._uneven_links(),
+            "nccl_uneven_links": "; ".join(uneven[:_SHOWN]),
             "nccl_rings": _counted(
                 Counter(order[:_LONGEST_WORDS] for order in largest.rings.values())
             ),
@@ -298,15 +304,6 @@ class _Log:
         if used:
             return _listed(used)
         return "IB" if self._adapters else "Socket" if self._interfaces else ""
-
-    def _uneven_links(self) -> str:
-        """Name pairs of devices whose link has less in one direction than in the other."""
-        uneven = [
-            f"{one} to {other} {gb_s:g} GB/s, back {back:g} GB/s"
-            for (one, other), gb_s in self._links.items()
-            if (back := self._links.get((other, one), gb_s)) > gb_s
-        ]
-        return "; ".join(uneven[:_SHOWN])
 
 
 def _count(counter: Counter[str], name: str) -> None:

@@ -167,7 +167,7 @@ class _Reading:
         elif (
             self._row
             and len(self._row) < len(self._columns) + 8
-            and all(each == "N/A" or _number(each) is not None for each in words)
+            and all(word == "N/A" or _number(word) is not None for word in words)
         ):
             self._row += words
 
@@ -194,7 +194,7 @@ class _Reading:
                 workers=workers,
                 device=", ".join(devices[:8]),
                 rows=tuple(self._rows),
-                problems=tuple(f"{name_of(path)}: {each}" for each in problems),
+                problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
             )
 
 
@@ -225,7 +225,7 @@ def read_nccl_tests(paths: Sequence[Path]) -> Run:
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths))),
         facts=facts,
-        gaps=gaps_of([*(each for table in tables for each in table.problems), *problems]),
+        gaps=gaps_of([*(problem for table in tables for problem in table.problems), *problems]),
         collectives=Collectives.joined(parts),
     )
 
@@ -276,7 +276,7 @@ def _keep(rows: list[Row], words: list[str], columns: list[str]) -> bool:
     # Where nothing is reduced, some versions leave the operation's column empty.
     has_redop = "redop" in columns and words[3:4] != [] and words[3][:1].isalpha()
     first = 3 + has_redop + ("root" in columns)
-    numbers = [_number(each) for each in words[first : first + 7]]
+    numbers = [_number(word) for word in words[first : first + 7]]
     if len(numbers) < 3 or None in numbers[:3] or len(rows) >= _MOST_ROWS or size > _MOST_BYTES:
         return False
     time_us, algorithm, bus = (each or 0.0 for each in numbers[:3])

@@ -79,10 +79,10 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         "baseline_is_estimated": result.is_estimated,
         "account": dict(result.account),
         "compute_inflation_s": result.compute_inflation_s,
-        "ranks": [asdict(each) for each in result.ranks],
+        "ranks": [asdict(rank) for rank in result.ranks],
         "evidence": [
-            {"name": each.key, "value": each.value, "sentence": sentence(each)}
-            for each in result.evidence
+            {"name": figure.key, "value": figure.value, "sentence": sentence(figure)}
+            for figure in result.evidence
         ],
         "full_utilization": None if result.full is None else _forecast_object(asdict(result.full)),
         "break_even": None
@@ -94,7 +94,7 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
             "is_limited": turns.is_limited,
             "sentence": turns.sentence,
         },
-        "fixes": [_fix_object(each) for each in result.fixes],
+        "fixes": [_fix_object(fix) for fix in result.fixes],
         "fixes_from_s": result.fixes_from_s,
         "warnings": list(result.warnings),
     }

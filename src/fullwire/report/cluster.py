@@ -42,13 +42,13 @@ def print_clusters(fabrics: Sequence[Cluster]) -> None:
     """Print the built-in clusters, a line each."""
     rows = [
         [
-            each.name,
-            f"{each.devices_per_node}",
-            "" if each.inside is None else show_rate(each.inside.rate_bps),
-            f"{each.nics_per_node} x {show_rate(each.nics.rate_bps)}",
-            network_words(each.network),
+            fabric.name,
+            f"{fabric.devices_per_node}",
+            "" if fabric.inside is None else show_rate(fabric.inside.rate_bps),
+            f"{fabric.nics_per_node} x {show_rate(fabric.nics.rate_bps)}",
+            network_words(fabric.network),
         ]
-        for each in fabrics
+        for fabric in fabrics
     ]
     heads = ["cluster", "devices a node", "in the node", "NICs a node", "network"]
     print_table(heads, rows, texts={"cluster", "network"})
@@ -127,7 +127,7 @@ def _leaves(fabric: Cluster) -> Iterator[str]:
     width = _CELL * len(cells)
     yield from _spines(fabric, width)
     uplink = show_rate(fabric.uplink_rate_bps)
-    yield _row("uplinks", [_or_gap(each, "┃") for each in cells])
+    yield _row("uplinks", [_or_gap(cell, "┃") for cell in cells])
     narrow = " ◀" if network.oversubscription > 1 else ""
     over = f"{network.oversubscription:g}:1"
     yield _row(over, [_or_gap(each, uplink) for each in cells]) + narrow
@@ -177,7 +177,7 @@ def _one_switch(fabric: Cluster) -> Iterator[str]:
     by_rail = isinstance(fabric.network, LeafSpine) and fabric.network.by_rail and rails > 1
     title = f" {rails} switches, one for each rail " if by_rail else " switch "
     yield _row("", ["╔" + title.center(width - 2, "═") + "╗"], width)
-    yield _row("NICs", [_or_gap(each, _strands(fabric.nics_per_node)) for each in cells])
+    yield _row("NICs", [_or_gap(cell, _strands(fabric.nics_per_node)) for cell in cells])
     rate = f"{fabric.nics_per_node} x {show_rate(fabric.nics.rate_bps)}"
     yield _row("", [_or_gap(each, rate) for each in cells])
     yield _row("nodes", [_or_gap(each, f"node{each}") for each in cells])

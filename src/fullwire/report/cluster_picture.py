@@ -87,7 +87,7 @@ class _Sheet:
         import altair as alt
 
         lowest = max(each["y2"] for each in self.boxes)
-        height = max([lowest, *(each["y"] + 8 for each in self.words)]) + 4
+        height = max([lowest, *(word["y"] + 8 for word in self.words)]) + 4
         across = {"axis": None, "scale": alt.Scale(domain=[0, _WIDE], nice=False)}
         down = {"axis": None, "scale": alt.Scale(domain=[height, 0], nice=False)}
         boxes = (

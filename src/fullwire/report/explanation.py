@@ -33,8 +33,8 @@ def print_explanation(result: Explanation) -> None:
             say(sentence(result.scaling))
     for reason in result.verdict.reasons:
         say(f"  because {reason}")
-    for each in result.evidence:
-        say(f"  {sentence(each)}")
+    for figure in result.evidence:
+        say(f"  {sentence(figure)}")
     if result.break_even is not None:
         say(f"  {result.break_even.sentence}")
     say("")

@@ -32,7 +32,14 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
     """Print what-if predictions: all in their order, or the best with what they rest on."""
     table = result.predictions
     varying, fixed = _split_axes(result)
-    say(_conditions(fixed))
+    # The conditions that do not vary, but for those that everyone assumes.
+    say(
+        ", ".join(
+            condition.worded(fixed[axis])
+            for axis, condition in CONDITIONS.items()
+            if axis in fixed and fixed[axis] != condition.usual
+        )
+    )
     chosen = () if best is None else result.best(best)
     shown = [each.row for each in chosen] or list(range(min(len(table), MOST_ROWS)))
     names = [*varying, "step_s", "scaling_factor", "network_utilization"]
@@ -191,18 +198,8 @@ def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, object]]:
 def _columns_of(axis: str, values: Sequence[object]) -> list[str]:
     if axis != "codec":
         return [axis]
-    costly = [each for each in values if not each.is_free]  # type: ignore[attr-defined]
+    costly = [value for value in values if not value.is_free]  # type: ignore[attr-defined]
     return ["compression", "codec"] if costly else ["compression"]
-
-
-def _conditions(fixed: Mapping[str, object]) -> str:
-    """State the conditions that do not vary, but for those that everyone assumes."""
-    said = [
-        condition.worded(fixed[axis])
-        for axis, condition in CONDITIONS.items()
-        if axis in fixed and fixed[axis] != condition.usual
-    ]
-    return ", ".join(said)
 
 
 def _cell(name: str, value: Any) -> str:

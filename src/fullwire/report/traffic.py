@@ -35,7 +35,7 @@ def print_traffic(result: AuditedTraffic) -> None:
     for line in result.audit:
         _say_under(line, width)
     _print_audits(result, width)
-    print_notes(f"PARTIAL: {each}" for each in result.warnings)
+    print_notes(f"PARTIAL: {warning}" for warning in result.warnings)
 
 
 def _trainings(result: AuditedTraffic) -> Iterator[AuditedTraffic]:
@@ -83,17 +83,17 @@ def _print_edges(result: AuditedTraffic) -> None:
     busy = dict(zip(result.hosts, result.busy_fractions.tolist(), strict=True))
     rows = [
         [
-            f"{each.source} -> {each.target}",
-            str(each.connections),
-            f"{busy[each.source]:.0%}",
-            time(each.rtt_least_s),
-            time(each.rtt_median_s),
-            time(each.rtt_long_s),
-            f"{each.bursts}",
-            show_bytes(each.burst_bytes),
-            f"{each.sent_again:.2%}",
+            f"{edge.source} -> {edge.target}",
+            str(edge.connections),
+            f"{busy[edge.source]:.0%}",
+            time(edge.rtt_least_s),
+            time(edge.rtt_median_s),
+            time(edge.rtt_long_s),
+            f"{edge.bursts}",
+            show_bytes(edge.burst_bytes),
+            f"{edge.sent_again:.2%}",
         ]
-        for each in result.edges[:_MOST_EDGES]
+        for edge in result.edges[:_MOST_EDGES]
     ]
     headings = [
         "edge",
@@ -113,14 +113,14 @@ def _print_iteration(usual: UsualIteration, result: AuditedTraffic) -> None:
     say(f"iteration {usual.number}, as its collectives:")
     rows = [
         [
-            each.op,
-            str(each.sequence),
-            "" if each.bytes is None else show_bytes(each.bytes),
-            f"{each.data_s * 1e3:.2f}",
-            f"{each.end_s * 1e3:.2f}",
-            _last(each, result),
+            collective.op,
+            str(collective.sequence),
+            "" if collective.bytes is None else show_bytes(collective.bytes),
+            f"{collective.data_s * 1e3:.2f}",
+            f"{collective.end_s * 1e3:.2f}",
+            _last(collective, result),
         ]
-        for each in usual.collectives[:_MOST_COLLECTIVES]
+        for collective in usual.collectives[:_MOST_COLLECTIVES]
     ]
     headings = ["collective", "number", "bytes", "data from (ms)", "to", "last to come"]
     print_table(headings, rows, texts={"collective", "last to come"})
@@ -158,7 +158,7 @@ def traffic_object(result: AuditedTraffic) -> dict[str, Any]:
         "slow_link": None
         if slow is None
         else {"host": slow.host, "busy_fraction": slow.busy_fraction},
-        "edges": [{name: getattr(each, name) for name in each.__slots__} for each in result.edges],
+        "edges": [{name: getattr(edge, name) for name in edge.__slots__} for edge in result.edges],
         "iteration": _iteration_object(usual_iteration(result)),
         "audit": list(result.audit),
         "warnings": list(result.warnings),
@@ -178,6 +178,7 @@ def _iteration_object(usual: UsualIteration | None) -> dict[str, Any] | None:
     if usual is None:
         return None
     collectives = [
-        {name: getattr(each, name) for name in each.__slots__} for each in usual.collectives
+        {name: getattr(collective, name) for name in collective.__slots__}
+        for collective in usual.collectives
     ]
     return {"number": usual.number, "collectives": collectives}

@@ -32,6 +32,7 @@ _ALIKE = 0.02  # edges that differ by less are said to carry the same
 _MOST_SAID = 12  # edges that carry different amounts, each with its own
 _WIDE, _SIDE = 720, 300
 _LONGEST_TITLE = 90
+_Align: TypeAlias = Literal["left", "center", "right"]  # of a host's name
 _MANY = 8  # hosts: with more, dots and arrows are smaller
 
 
@@ -307,7 +308,7 @@ def _over_time(run: Run, result: Traffic) -> alt.VConcatChart:
 
     begin, end = _window_ns(run, result)
     panels = list(_rates(run, result, begin, end))
-    most = max((each["rate"] for _, _, values in panels for each in values), default=1.0)
+    most = max((value["rate"] for _, _, values in panels for value in values), default=1.0)
     bands = list(_bands(result, begin, end))
     height = max(26, min(70, 420 // max(len(panels), 1)))
     charts = []
@@ -408,10 +409,10 @@ def _lanes(usual: UsualIteration) -> list[int]:
     """Return a lane for each collective, such that none hides another at the same time."""
     until_s: list[float] = []
     lanes = []
-    for each in usual.collectives:
-        free = [lane for lane, end_s in enumerate(until_s) if end_s <= each.data_s]
+    for collective in usual.collectives:
+        free = [lane for lane, end_s in enumerate(until_s) if end_s <= collective.data_s]
         lane = free[0] if free else len(until_s)
-        until_s[lane : lane + 1] = [each.end_s]
+        until_s[lane : lane + 1] = [collective.end_s]
         lanes.append(lane)
     return lanes
 

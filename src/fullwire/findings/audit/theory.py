@@ -142,7 +142,12 @@ def against_theory(pattern: Pattern, expected: Expected) -> Iterator[Finding]:
         yield RanksByBytes(pattern=pattern.kind, ranks=expected.ranks, hosts=hosts)
     if model is None:
         if pattern.kind in RINGS and expected.ranks is None:
-            yield _if_more_ranks(expected.edge_bytes, hosts, pattern)
+            way, more = 1 if pattern.kind == "ring" else 2, 4 * hosts
+            yield RanksNotSeen(
+                ranks=more,
+                gradient_bytes=way * expected.edge_bytes * more / (2 * (more - 1)),
+                least_bytes=way * expected.edge_bytes / 2,
+            )
         return
     error, is_given = gradient / model - 1, expected.model_is_told
     if abs(error) >= AGREES:
@@ -158,15 +163,6 @@ def against_theory(pattern: Pattern, expected: Expected) -> Iterator[Finding]:
         )
     else:
         yield GradientAgrees(is_given=is_given, model_bytes=model, error=max(abs(error), 1e-5))
-
-
-def _if_more_ranks(edge_bytes: float, hosts: int, pattern: Pattern) -> Finding:
-    way, more = 1 if pattern.kind == "ring" else 2, 4 * hosts
-    return RanksNotSeen(
-        ranks=more,
-        gradient_bytes=way * edge_bytes * more / (2 * (more - 1)),
-        least_bytes=way * edge_bytes / 2,
-    )
 
 
 def _cause(share: float) -> Finding:

@@ -107,7 +107,7 @@ def sample_evidence(
 
 def links_of(evidence: Sequence[Evidence]) -> LinkUtilization | None:
     """Return what links' own counters say, where there are any."""
-    return next((each for each in evidence if isinstance(each, LinkUtilization)), None)
+    return next((figure for figure in evidence if isinstance(figure, LinkUtilization)), None)
 
 
 _TOLD = (

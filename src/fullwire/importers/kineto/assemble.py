@@ -77,19 +77,15 @@ class Job:
             why = f"it is of a job of {outline.world} ranks, others are of one of {world}"
             if other:
                 self._leave_out(outline, why)
+                continue
+            rank = self._rank_of(outline)
+            if rank is None:
+                self._leave_out(outline, "it does not say which rank it is of, as others do")
+            elif rank in self.ranks:
+                place = name_of(self.ranks[rank].path)
+                self._leave_out(outline, f"rank {rank} is in {place} already")
             else:
-                self._take(number, outline)
-
-    def _take(self, number: int, outline: Outline) -> None:
-        """Take a trace as that of a rank, if there is none of it."""
-        rank = self._rank_of(outline)
-        if rank is None:
-            self._leave_out(outline, "it does not say which rank it is of, as others do")
-        elif rank in self.ranks:
-            place = name_of(self.ranks[rank].path)
-            self._leave_out(outline, f"rank {rank} is in {place} already")
-        else:
-            self.ranks[rank], self.traces[rank] = outline, number
+                self.ranks[rank], self.traces[rank] = outline, number
 
     def _leave_out(self, outline: Outline, why: str) -> None:
         self.missing.append(f"{name_of(outline.path)}: {why}, so it is left out")
@@ -131,7 +127,7 @@ class Job:
         for each in self.ranks.values():
             for name, of in each.members.items():
                 members.setdefault(name, set()).update(of)
-        wrong = frozenset(name for each in self.ranks.values() for name in each.miscounted)
+        wrong = frozenset(name for rank in self.ranks.values() for name in rank.miscounted)
         return Naming(
             own_numbers=frozenset(members) - wrong,
             ambiguous=frozenset(name for name, of in members.items() if len(of - {""}) > 1),
@@ -319,15 +315,15 @@ def _listed(told: Iterable[str]) -> str | None:
 def _usual_world(outlines: Sequence[Outline]) -> int | None:
     """Return of how many ranks the job is that most ranks' traces tell of, or else the largest."""
     ranks: dict[int, set[int | None]] = {}
-    for each in outlines:
-        if each.world is not None:
-            ranks.setdefault(each.world, set()).add(each.rank)
+    for outline in outlines:
+        if outline.world is not None:
+            ranks.setdefault(outline.world, set()).add(outline.rank)
     return max(ranks, key=lambda world: (len(ranks[world]), world), default=None)
 
 
 def _world(ranks: Mapping[int, Outline]) -> int:
     """Return how many ranks the job had, or at least had: one that communicates has two."""
-    told = [each.world for each in ranks.values() if each.world]
+    told = [rank.world for rank in ranks.values() if rank.world]
     groups = [each.largest_group for each in ranks.values()]
     communicates = any(each.is_distributed or each.collectives for each in ranks.values())
     least = 2 if communicates and not told else 1
@@ -338,12 +334,12 @@ def _absent_ranks(ranks: Mapping[int, Outline]) -> Iterator[str]:
     world = _world(ranks)
     if len(ranks) < world:
         yield f"{len(ranks)} of {world} ranks are here"
-    if not any(each.world for each in ranks.values()):
+    if not any(rank.world for rank in ranks.values()):
         yield f"no trace says how many ranks the job had; it had at least {world}"
 
 
 def _absent_sizes(ranks: Iterable[Outline]) -> Iterator[str]:
-    counts = [(each.collectives, each.without_size) for each in ranks]
+    counts = [(rank.collectives, rank.without_size) for rank in ranks]
     total, unknown = (sum(column) for column in zip(*counts, strict=True))
     if unknown:
         yield f"of {unknown:,} of {total:,} collectives the size is not told"

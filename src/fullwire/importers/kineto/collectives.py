@@ -50,11 +50,15 @@ def of_kernels(
         note = np.where((note < 0) & (other >= 0), _at(trace.marks["note"], other), note)
     ops = _texts([op_of(name) for name in trace.names])
     mark_ops = np.where(mark >= 0, ops[_at(trace.marks["name"], mark)], "")
+    # Groups without a name are called after their streams, in the order of these. Their own numbers
+    # need not be the same on every rank; which is used first depends on where a trace begins.
+    streams = list(zip(work["device"][rows].tolist(), work["stream"][rows].tolist(), strict=True))
+    number = {stream: place for place, stream in enumerate(sorted(set(streams)))}
     found = _found(
         trace,
         note,
         [mark_ops, ops[work["name"][rows]]],
-        _unnamed_groups(trace, rows),
+        _texts([f"stream {number[stream]}" for stream in streams]),
         steps.numbered(launched.step[rows]),
         work["start_ns"][rows],
         work["duration_ns"][rows],
@@ -121,7 +125,9 @@ def with_launches_in_turn(trace: Trace) -> Trace:
     of their launches; so if as many launches of collectives led nowhere, those are theirs.
     """
     work, launches, marks = trace.work, trace.launches, trace.marks
-    lost = np.flatnonzero((work["correlation"] <= 0) & _is_named_communication(trace))
+    is_known = kinds_of(trace.names, None) == Known.COMMUNICATES
+    is_communication = (work["kind"] == 0) & is_known[work["name"]]
+    lost = np.flatnonzero((work["correlation"] <= 0) & is_communication)
     lanes = set(zip(work["device"][lost].tolist(), work["stream"][lost].tolist(), strict=True))
     if len(lanes) != 1:
         return trace
@@ -164,11 +170,6 @@ def _is_of_a_library(trace: Trace) -> NDArray[np.bool_]:
     return np.asarray(np.array(is_library)[trace.marks["name"]])
 
 
-def _is_named_communication(trace: Trace) -> NDArray[np.bool_]:
-    is_known = kinds_of(trace.names, None) == Known.COMMUNICATES
-    return np.asarray((trace.work["kind"] == 0) & is_known[trace.work["name"]])
-
-
 def _at(column: Whole, row: Whole) -> Whole:
     """Return the column at these rows; 0 for rows below 0."""
     if not len(column):
@@ -189,19 +190,6 @@ def _marks_around(
         launched.time_ns[rows],
         launched.thread[rows],
     )
-
-
-def _unnamed_groups(trace: Trace, rows: NDArray[np.intp]) -> Text:
-    """Call groups that the trace does not name after their streams, in the order of these.
-
-    Their own numbers need not be the same on every rank; which is used first depends on where a
-    trace begins.
-    """
-    lane = list(
-        zip(trace.work["device"][rows].tolist(), trace.work["stream"][rows].tolist(), strict=True)
-    )
-    number = {each: place for place, each in enumerate(sorted(set(lane)))}
-    return _texts([f"stream {number[each]}" for each in lane])
 
 
 def _found(

@@ -100,7 +100,7 @@ def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
 
 def _why_no_fixes(result: Explanation) -> tuple[Finding, ...]:
     kinds = (NoFixesPredicted, NothingToPredictFrom)
-    return tuple(each for each in result.notes if isinstance(each, kinds))
+    return tuple(note for note in result.notes if isinstance(note, kinds))
 
 
 def _subtitle(run: Run) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _comparisons(asked: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
 def _compared(result: Comparison) -> dict[str, Any]:
     return {
         "sentence": " ".join(sentences(result.findings)),
-        "warnings": [_sentence(each) for each in result.warnings],
+        "warnings": [_sentence(warning) for warning in result.warnings],
         "before_s": result.before_s,
         "after_s": result.after_s,
         "differs": [[_name(cell) for cell in row] for row in result.differing_facts],
@@ -237,10 +237,10 @@ def _explorer_object(found: Explorer) -> dict[str, Any]:
     """Return steps as four digits, the last axis changing fastest, and intervals as per mille."""
     has_interval = bool(np.isfinite(found.half_s).any())
     return {
-        "transports": [_transport(each) for each in found.transports],
+        "transports": [_transport(transport) for transport in found.transports],
         "workers": list(found.workers),
         "bandwidth_bps": list(found.bandwidth_bps),
-        "packings": [_packing(each) for each in found.packings],
+        "packings": [_packing(packing) for packing in found.packings],
         "ratios": list(found.ratios),
         "baseline_s": found.baseline_s,
         "step_us": _rounded(found.step_s * 1e6),
