@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from fullwire.report.terminal import fact_rows
-from fullwire.run.facts import Facts
+from fullwire.run.facts import REGISTRY, Facts
+from tests.builders import steps_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
 
@@ -136,6 +137,13 @@ def test_a_simulated_step_is_written_shown_and_compared(cli: Cli, tmp_path: Path
     assert shown["tables"]["gradients"] == 161
     done = cli("compare", tmp_path / "slow.run", tmp_path / "fast.run")
     assert "too few steps to tell this from noise" in done.stdout
+
+
+def test_what_each_rank_has_is_shown_in_its_unit() -> None:
+    for fact in (each for each in REGISTRY.values() if each.unit.startswith("(rank,")):
+        [[_, shown, _]] = fact_rows(steps_run([1.0], facts={fact.name: ((0.0, 2.0), (1.0, 1.0))}))
+        unit = fact.unit.removeprefix("(rank, ").removesuffix(")").replace("bit/s", "bps")
+        assert shown == f"rank 0: 2 {unit}, rank 1: 1 {unit}", fact.name
 
 
 def test_facts_are_shown_with_few_digits_and_of_few_ranks_one_by_one() -> None:

@@ -245,7 +245,8 @@ def _points_cell(points: Sequence[tuple[float, float]], unit: str) -> str:
     """Print what each rank has; of many ranks, or of what is no rank's, only how many."""
     if not unit.startswith("(rank,") or len(points) > _RANKS_SAID:
         return f"{len(points)} points {unit}"
-    show = show_rate if "bit/s" in unit else show_time
+    shows = {"bit/s": show_rate, "s": show_time, "B": lambda amount: show_bytes(round(amount))}
+    show = shows[unit.removeprefix("(rank, ").removesuffix(")")]
     return ", ".join(f"rank {rank:g}: {show(amount)}" for rank, amount in points)
 
 
