@@ -457,6 +457,9 @@ def test_where_ranks_wait_for_each_other_no_link_is_blamed_for_it() -> None:
     late = break_even(a_forecaster(trained_by_hand(late_ms=60)), 0.10)
     assert late.is_limited
     assert late.sentence.startswith("However fast the links, waiting for late ranks alone costs")
+    # An account that knows of little waiting, 1.6 %, is not contradicted.
+    little = break_even(a_forecaster(trained_by_hand(late_ms=60)), 0.10, waited=0.016)
+    assert little.sentence.startswith("No link is fast enough")
     on_time = break_even(a_forecaster(trained_by_hand()), 0.10)
     assert "waiting" not in on_time.sentence
 
