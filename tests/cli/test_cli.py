@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import fullwire as fw
 from fullwire.report.terminal import fact_rows
 from fullwire.run.facts import REGISTRY, Facts
 from tests.builders import steps_run
@@ -250,3 +251,15 @@ def test_output_is_the_same_to_the_byte_in_every_process_idle_or_loaded(cli: Cli
 
 def test_the_version_is_printed(cli: Cli) -> None:
     assert cli("--version").stdout.startswith("fullwire 0.")
+
+
+def test_a_line_rate_completes_a_run_under_both_of_its_names(cli: Cli, tmp_path: Path) -> None:
+    job = a_trained_job()
+    job = dataclasses.replace(job, facts=job.facts.without(["line_rate_bps"]))
+    place = fw.write(job, tmp_path / "job.run")
+    asked = [
+        cli("explain", place, name, "1Gbps", "--json") for name in ("--line-rate", "--bandwidth")
+    ]
+    assert asked[0].returncode == 0, asked[0].stderr
+    assert asked[0].stdout == asked[1].stdout
+    assert json.loads(asked[0].stdout)["account"]["line_rate"] > 0
