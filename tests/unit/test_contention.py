@@ -11,6 +11,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.verdict import Verdict, judged
 from fullwire.findings.case import Case
+from fullwire.run.facts import FactValue
 from fullwire.run.run import Hosts
 from fullwire.timeline.account import Part, account
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
@@ -58,7 +59,12 @@ def test_a_step_of_computation_alone_names_no_part_that_it_does_not_have() -> No
 
 # ---- ranks that share a host ---------------------------------------------------------------------
 
-ON_ONE_HOST = {"hosts": "vm,vm", "backend": "gloo", "machines": 1, "processors": 2}
+ON_ONE_HOST: dict[str, FactValue] = {
+    "hosts": "vm,vm",
+    "backend": "gloo",
+    "machines": 1,
+    "processors": 2,
+}
 BLAMED = ("network", "line rate", "bandwidth", "links", "transport")
 
 
@@ -109,7 +115,7 @@ def test_the_verdict_says_that_the_processors_are_taken() -> None:
 
 
 def test_a_group_within_a_host_uses_no_line_and_one_across_hosts_does() -> None:
-    facts = {"hosts": "a,a,b,b", "backend": "gloo", "line_rate_bps": 1e10}
+    facts: dict[str, FactValue] = {"hosts": "a,a,b,b", "backend": "gloo", "line_rate_bps": 1e10}
     both = Rank(
         length=100, spans=[("compute", "backward", 0, 60)], collectives=[(50_000_000, 60, 100)]
     )

@@ -10,7 +10,7 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.verdicts import VerdictKind, drawn_parts
 from fullwire.timeline.account import Part, late_ranks
 from fullwire.timeline.steadiness import few_steps
-from fullwire.timeline.transfers import recorded_ranks, world
+from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +94,19 @@ class WaitingOrTransfer(Finding):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OthersNotSeen(Finding):
+    """A verdict that rests on some of the ranks."""
+
+    template = (
+        "This is what {recorded} of {workers} ranks {recorded:shows|show}; whether others are "
+        "slower, or wait for this, is not in the run."
+    )
+
+    recorded: int
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExposedBesides(Finding):
     """More communication is exposed, and nothing explains it."""
 
@@ -166,6 +179,8 @@ def _exposed(case: Case, kind: VerdictKind) -> Iterator[Finding]:
     exposed_s = case.account.parts_s[Part.UNEXPLAINED.key]
     here, of, share = len(recorded_ranks(case.run)), world(case.run), case.share(exposed_s)
     if exposed_s < NOTABLE * case.step_s:
+        if here < of and not stands_for_all(case.run):
+            yield OthersNotSeen(recorded=here, workers=of)
         return
     if here < of and kind.key == "scales" and case.largest()[0] == Part.UNEXPLAINED.key:
         yield WaitingOrTransfer(recorded=here, workers=of)
