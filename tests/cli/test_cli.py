@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import fullwire as fw
 from fullwire.report.terminal import fact_rows
-from fullwire.run.facts import Facts
+from fullwire.run.facts import REGISTRY, Facts
+from tests.builders import steps_run
 from tests.conftest import Cli
 from tests.jobs_by_hand import a_trained_job
 
@@ -138,6 +140,13 @@ def test_a_simulated_step_is_written_shown_and_compared(cli: Cli, tmp_path: Path
     assert "too few steps to tell this from noise" in done.stdout
 
 
+def test_what_each_rank_has_is_shown_in_its_unit() -> None:
+    for fact in (each for each in REGISTRY.values() if each.unit.startswith("(rank,")):
+        [[_, shown, _]] = fact_rows(steps_run([1.0], facts={fact.name: ((0.0, 2.0), (1.0, 1.0))}))
+        unit = fact.unit.removeprefix("(rank, ").removesuffix(")").replace("bit/s", "bps")
+        assert shown == f"rank 0: 2 {unit}, rank 1: 1 {unit}", fact.name
+
+
 def test_facts_are_shown_with_few_digits_and_of_few_ranks_one_by_one() -> None:
     facts = Facts(
         delivered_out_bps=((0.0, 478e6), (1.0, 95.6e6)),
@@ -242,3 +251,15 @@ def test_output_is_the_same_to_the_byte_in_every_process_idle_or_loaded(cli: Cli
 
 def test_the_version_is_printed(cli: Cli) -> None:
     assert cli("--version").stdout.startswith("fullwire 0.")
+
+
+def test_a_line_rate_completes_a_run_under_both_of_its_names(cli: Cli, tmp_path: Path) -> None:
+    job = a_trained_job()
+    job = dataclasses.replace(job, facts=job.facts.without(["line_rate_bps"]))
+    place = fw.write(job, tmp_path / "job.run")
+    asked = [
+        cli("explain", place, name, "1Gbps", "--json") for name in ("--line-rate", "--bandwidth")
+    ]
+    assert asked[0].returncode == 0, asked[0].stderr
+    assert asked[0].stdout == asked[1].stdout
+    assert json.loads(asked[0].stdout)["account"]["line_rate"] > 0

@@ -356,6 +356,19 @@ def test_without_evidence_a_measured_transport_is_refused(without: str) -> None:
         fw.whatif(run, workers=4, bandwidth="10Gbps", transport="measured")
 
 
+def test_a_run_without_a_transport_is_refused_by_its_name_and_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    run = a_trained_job(a_transport())
+    unknown = dataclasses.replace(run, facts=run.facts.without(["line_rate_bps"]))
+    place = fw.write(unknown, tmp_path / "job.run")
+    with pytest.raises(UsageError, match=r"job\.run: the line rate of its links is not known"):
+        fw.whatif(str(place), workers=4, bandwidth="10Gbps", transport="measured")
+    here = dataclasses.replace(run, facts=run.facts | Facts(hosts="vm,vm", backend="gloo"))
+    with pytest.raises(UsageError, match="its ranks share one host, and use no link"):
+        fw.whatif(here, workers=4, bandwidth="10Gbps", transport="measured")
+
+
 # What one would do about it
 
 
@@ -457,6 +470,9 @@ def test_where_ranks_wait_for_each_other_no_link_is_blamed_for_it() -> None:
     late = break_even(a_forecaster(trained_by_hand(late_ms=60)), 0.10)
     assert late.is_limited
     assert late.sentence.startswith("However fast the links, waiting for late ranks alone costs")
+    # An account that knows of little waiting, 1.6 %, is not contradicted.
+    little = break_even(a_forecaster(trained_by_hand(late_ms=60)), 0.10, waited=0.016)
+    assert little.sentence.startswith("No link is fast enough")
     on_time = break_even(a_forecaster(trained_by_hand()), 0.10)
     assert "waiting" not in on_time.sentence
 

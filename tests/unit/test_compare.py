@@ -231,6 +231,14 @@ def test_long_steps_that_changed_are_said_though_the_median_did_not() -> None:
     assert not any("Mean" in each for each in fw.compare(before, before).warnings)
 
 
+def test_a_large_change_within_the_noise_is_not_called_no_difference() -> None:
+    rough = (20 + 400 * np.random.default_rng(3).random(40)).cumsum().tolist()
+    found = fw.compare(steps_run(rough), steps_run([1.5 * each for each in rough]))
+    assert found.is_significant is False
+    [said] = sentences(found.findings)
+    assert said.startswith("Whether anything changed is not told: steps are 50.0% longer, but")
+
+
 def test_what_would_not_show_is_said(cli: Cli, tmp_path: Path) -> None:
     place = fw.write(steps_run(noisy(100, 1)), tmp_path / "one.run")
     done = cli("compare", place, place)

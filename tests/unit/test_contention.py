@@ -96,6 +96,7 @@ def test_a_rate_that_is_given_for_ranks_of_one_host_is_said_to_be_of_no_use() ->
     found = fw.explain(on_one_host(), bandwidth="10Gbps")
     assert any("the given 10 Gbps says nothing here" in each for each in found.warnings)
     assert not any("--bandwidth gives it" in each for each in fw.explain(on_one_host()).warnings)
+    assert any("hosts of their own" in each for each in found.warnings)
 
 
 def test_the_verdict_says_that_the_processors_are_taken() -> None:

@@ -627,3 +627,11 @@ def test_time_in_which_several_streams_transfer_counts_once() -> None:
     assert said.key == "transport_utilization"
     assert said.value == pytest.approx(1.0)
     assert "transferred for 20 ms" in sentence(said)
+
+
+def test_a_verdict_on_one_of_several_ranks_says_what_that_cannot_show() -> None:
+    alone = Rank(length=100, spans=[("compute", "backward", 40, 100)], collectives=[(8, 50, 60)])
+    some, every = fw.explain(a_job(alone, workers=4)), fw.explain(a_job(alone, alone))
+    assert some.verdict.kind == every.verdict.kind == "host"
+    assert "what 1 of 4 ranks shows; whether others are slower" in some.verdict.sentence
+    assert "ranks shows" not in every.verdict.sentence

@@ -29,6 +29,7 @@ from fullwire.collectives.tuning import (
     ranges,
     tuned,
 )
+from fullwire.errors import UsageError
 from fullwire.findings.collective import by_size
 from fullwire.words import sentence
 from tests.builders import a_run
@@ -323,3 +324,16 @@ def test_the_command_shows_the_best_and_writes_all(cli: Cli) -> None:
     assert found["best"][0]["instead"][0].keys() == {"condition", "value", "instead", "change"}
     refused = cli(*asked[:-1], "0")
     assert refused.returncode == 2
+
+
+@pytest.mark.parametrize("op", ["allreduce", "allgather", "reducescatter"])
+def test_auto_refuses_nodes_that_are_not_full(
+    op: str,
+) -> None:
+    asked: dict[str, Any] = {"bytes": "1MiB", "cluster": "dgx-a100", "algorithm": "auto"}
+    with pytest.raises(UsageError, match="multiple of the 8 devices of a node of dgx-a100, got 12"):
+        fw.collective(op, workers=12, **asked)
+    for workers in (4, 8, 16):
+        assert fw.collective(op, workers=workers, **asked).time_s > 0
+    assert fw.collective(op, workers=12, **asked | {"algorithm": "ring"}).time_s > 0
+    assert fw.collective(op, workers=12, **asked | {"cluster": "p3dn"}).time_s > 0  # with one NIC

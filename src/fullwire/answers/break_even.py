@@ -37,8 +37,11 @@ class BreakEven:
         return sentence(self.finding)
 
 
-def break_even(job: Forecaster, threshold: float) -> BreakEven:
-    """Find where the share of the step that communication costs crosses the threshold."""
+def break_even(job: Forecaster, threshold: float, waited: float | None = None) -> BreakEven:
+    """Find where the share of the step that communication costs crosses the threshold.
+
+    `waited` is the share of a step that ranks waited for late ones, as an account has it.
+    """
     rates_bps = np.geomspace(job.rate_bps / _FAR, job.rate_bps * _FAR, _POINTS)
     by_rate = _lost(job, bandwidth_bps=tuple(rates_bps.tolist()))
     [now] = _lost(job)
@@ -49,6 +52,7 @@ def break_even(job: Forecaster, threshold: float) -> BreakEven:
     line_bps = _line_takes_over_bps(job)
     step = job.subject.step
     is_waiting = step.waiting_ns >= threshold * (step.step_ns + step.waiting_ns)
+    is_waiting &= waited is None or waited >= threshold  # else it is scatter that nobody waited for
     finding = turning(
         is_limited=is_limited,
         is_waiting=is_waiting,

@@ -146,7 +146,9 @@ def explain(
             compute_inflation_s=inflation_s,
             ranks=found.breakdowns,
             evidence=told,
-            break_even=None if predictor is None else break_even(predictor, THRESHOLD),
+            break_even=None
+            if predictor is None
+            else break_even(predictor, THRESHOLD, case.share(parts[Part.STRAGGLER.key])),
             fixes=() if helpful is None else _against(given_s, helpful),
             fixes_from_s=None if helpful is None else helpful.from_s,
             full=full,

@@ -10,8 +10,9 @@ from fullwire.answers.opening import Opened, RunLike, opened
 from fullwire.errors import UsageError
 from fullwire.files import name_of
 from fullwire.importers.nccl_tests import read_table
+from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
-from fullwire.simulation.calibrate import Calibration, calibrated
+from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
 from fullwire.simulation.grid import Subject
 from fullwire.simulation.subject import plain_subject
 from fullwire.simulation.sweep import with_residue
@@ -56,8 +57,14 @@ def with_batches(
 class Transports:
     """What people call transports; a measured one is fitted when somebody asks for it."""
 
-    def __init__(self, runs: Sequence[Run], calibrate: RunLike | Sequence[RunLike]) -> None:
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        calibrate: RunLike | Sequence[RunLike],
+        names: tuple[str, ...] = (),
+    ) -> None:
         self._runs = [*runs, *(run for _, run in named(calibrate))] if calibrate else list(runs)
+        self._names = names or tuple(run.provenance.source for run in runs)
         self.calibration: Calibration | None = None
 
     def named(self, text: str) -> Transport:
@@ -65,8 +72,35 @@ class Transports:
         if text != "measured":
             return _timed(Path(text)) if Path(text).is_file() else full_transport(text)
         if self.calibration is None:
+            self._refuse_silent_runs()
             self.calibration = calibrated(self._runs)
         return self.calibration.transport
+
+    def _refuse_silent_runs(self) -> None:
+        """Refuse runs of which none shows a transport, and say of each why it does not."""
+        why = [_shows_no_transport(run) for run in self._runs]
+        if None in why:
+            return
+        said = "; ".join(
+            f"{name}: {reason}" for name, reason in zip(self._names, why, strict=False)
+        )
+        raise UsageError(
+            f"{said}. So nothing is known about the transport: name a run on links of a known rate "
+            "with --calibrate, or ask for --transport full"
+        )
+
+
+def _shows_no_transport(run: Run) -> str | None:
+    """Say why a run does not show its transport; None where it may."""
+    if (run.facts.workers or 1) < 2:
+        return "it had one worker"
+    if shares_one_host(run):
+        return "its ranks share one host, and use no link"
+    if line_rate_bps(run) is None:
+        return "the line rate of its links is not known"
+    if not len(run.collectives):
+        return "it has no collectives"
+    return None
 
 
 def _timed(path: Path) -> TableTransport:

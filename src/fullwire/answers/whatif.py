@@ -211,7 +211,7 @@ def whatif(
     changes = asked_changes("whatif", more)
     many = named(with_batches(runs, batch))
     only = [run for _, run in many]
-    found = Transports(only, calibrate)
+    found = Transports(only, calibrate, tuple(name for name, _ in many))
     grid = _grid(
         only,
         found,

@@ -135,11 +135,24 @@ def open_to(op: str, cluster: Cluster, workers: int | None = None) -> tuple[str,
     Around one switch they are those with a formula, if there are any: the others are the same
     there, or take longer.
     """
+    _refuse_half_filled_nodes(op, cluster, cluster.devices if workers is None else workers)
     candidates = [
         name for name in fitting(op, cluster, workers) if not known(op)[name].by_name_only
     ]
     of_switch = [name for name in candidates if name in of_one_switch(op)]
     return tuple(of_switch if cluster.is_flat and of_switch else candidates)
+
+
+def _refuse_half_filled_nodes(op: str, cluster: Cluster, workers: int) -> None:
+    """Refuse a choice without what uses all NICs of a node: the rest may be ten times off."""
+    of_node = cluster.devices_per_node
+    uses_all_nics = usual_algorithm(op, cluster) == "multi-ring"
+    if uses_all_nics and workers > of_node and workers % of_node:
+        raise UsageError(
+            f"auto: expected up to {of_node} workers, or a multiple of the {of_node} devices of a "
+            f"node of {cluster.name}, got {workers}: only algorithms over full nodes use all NICs; "
+            "one that does without is taken by its name"
+        )
 
 
 def statement(op: str, algorithm: str) -> Statement:

@@ -38,7 +38,7 @@ from fullwire.findings.verdicts import (
 )
 from fullwire.timeline.account import Part, late_ranks
 from fullwire.timeline.steadiness import few_steps
-from fullwire.timeline.transfers import recorded_ranks, world
+from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 
 
 def kind_of(case: Case) -> tuple[VerdictKind, tuple[Finding, ...]]:
@@ -276,6 +276,18 @@ class WaitingOrTransfer(Finding):
     workers: int
 
 
+class OthersNotSeen(Finding):
+    """A verdict that rests on some of the ranks."""
+
+    template = (
+        "This is what {recorded} of {workers} ranks {recorded:shows|show}; whether others are "
+        "slower, or wait for this, is not in the run."
+    )
+
+    recorded: int
+    workers: int
+
+
 class ExposedBesides(Finding):
     """More communication is exposed, and nothing explains it."""
 
@@ -348,6 +360,8 @@ def _exposed(case: Case, kind: VerdictKind) -> Iterator[Finding]:
     exposed_s = case.account.parts_s[Part.UNEXPLAINED.key]
     here, of, share = len(recorded_ranks(case.run)), world(case.run), case.share(exposed_s)
     if exposed_s < NOTABLE * case.step_s:
+        if here < of and not stands_for_all(case.run):
+            yield OthersNotSeen(recorded=here, workers=of)
         return
     if here < of and kind.key == "scales" and case.largest()[0] == Part.UNEXPLAINED.key:
         yield WaitingOrTransfer(recorded=here, workers=of)

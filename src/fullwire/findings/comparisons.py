@@ -66,6 +66,20 @@ class NoDifference(Finding):
     unseen: float
 
 
+class NoiseMayBeAll(Finding):
+    """The change is large, and noise may be as large."""
+
+    template = (
+        "Whether anything changed is not told: {of_passes:passes|steps} are {change}, but these "
+        "recordings scatter as much ({interval}); less than {unseen:.1%} would not show."
+    )
+
+    of_passes: bool
+    change: Finding
+    interval: RatioInterval
+    unseen: float
+
+
 class MoreThanNoise(Finding):
     """The change is beyond noise."""
 
@@ -88,7 +102,8 @@ def change_of_steps(
     interval = RatioInterval(low=low, high=high)
     if low <= 1 <= high:
         unseen = high / ratio - 1
-        return NoDifference(of_passes=of_passes, change=change, interval=interval, unseen=unseen)
+        kind = NoDifference if abs(ratio - 1) < SMALL else NoiseMayBeAll
+        return kind(of_passes=of_passes, change=change, interval=interval, unseen=unseen)
     return MoreThanNoise(of_passes=of_passes, change=change, interval=interval)
 
 

@@ -200,6 +200,15 @@ class RanksSlowEachOther(Finding):
     )
 
 
+class SeveralHostsWouldGive(Finding):
+    """How to ask for the same ranks on hosts of their own."""
+
+    template = (
+        "What hosts of their own would give: whatif --bandwidth RATE, at full utilization, or with "
+        "--transport measured --calibrate OTHER.run --ranks-per-host 1."
+    )
+
+
 class GivenRateIsUnused(Finding):
     """A line rate was given for ranks that have no line between them."""
 
@@ -365,6 +374,7 @@ def about_host(run: Run, given_bps: float | None, *, is_estimated: bool) -> Iter
         return
     if is_estimated:
         yield RanksSlowEachOther()
+    yield SeveralHostsWouldGive()
     if given_bps is not None:
         yield GivenRateIsUnused(rate_bps=given_bps)
 

@@ -7,7 +7,7 @@ rather than sent to the terminal.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +240,9 @@ def _points_cell(points: Sequence[tuple[float, float]], unit: str) -> str:
     """Print what each rank has; of many ranks, or of what is no rank's, only how many."""
     if not unit.startswith("(rank,") or len(points) > _RANKS_SAID:
         return f"{len(points)} points {unit}"
-    show = show_rate if "bit/s" in unit else show_time
+    shows: Mapping[str, Callable[[float], str]]
+    shows = {"bit/s": show_rate, "s": show_time, "B": show_bytes}
+    show = shows[unit.removeprefix("(rank, ").removesuffix(")")]
     return ", ".join(f"rank {rank:g}: {show(amount)}" for rank, amount in points)
 
 

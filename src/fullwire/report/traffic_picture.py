@@ -57,9 +57,6 @@ def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
     save(titled(chart, first, wrap(" ".join(others), 150)), path)
 
 
-_Align: TypeAlias = Literal["left", "center", "right"]
-
-
 class _Place(NamedTuple):
     """Where a host is drawn, and its name beside it."""
 
