@@ -627,3 +627,13 @@ def test_time_in_which_several_streams_transfer_counts_once() -> None:
     assert said.key == "transport_utilization"
     assert said.value == pytest.approx(1.0)
     assert "transferred for 20 ms" in sentence(said)
+
+
+def test_links_that_are_as_good_as_full_are_not_said_to_scale_worse() -> None:
+    found = fw.explain(a_trained_job())
+    assert found.full is not None
+    worse = dataclasses.replace(found, full=dataclasses.replace(found.full, scaling_factor=0.1))
+    assert worse.scaling_factor is not None
+    said = sentence(worse.scaling)
+    assert "Were its links used to the full" not in said
+    assert "Links used to the full would not raise it." in said

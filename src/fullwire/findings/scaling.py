@@ -35,6 +35,13 @@ class WithFullLinks(Finding):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoMoreWithFullLinks(Finding):
+    """The links are as good as full: the prediction would be no better than what was measured."""
+
+    template = " Links used to the full would not raise it."
+
+
+@dataclass(frozen=True, kw_only=True)
 class MedianWithFullLinks(Finding):
     """The same, where predictions start from another step than the mean one."""
 
