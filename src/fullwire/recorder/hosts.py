@@ -66,7 +66,8 @@ def what_is_not_sampled(
     there = {each.host for each in samples}
     machines = {_host(each): machine_of(each) for each in journals}
     sentences = [
-        f"host {host}: its links, connections and processors were not sampled"
+        f"host {host}: its links, connections and processors were not sampled: no sampler began "
+        "there (was it killed, or the job over before?)"
         for host in machines
         if host not in there
     ]

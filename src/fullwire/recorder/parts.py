@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fullwire.errors import UsageError
+from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.journals import files_in
 from fullwire.run.facts import Facts
 
@@ -70,7 +70,9 @@ def begin(directory: Path, command: Sequence[str], environment: Mapping[str, str
     place = directory / f"{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns()}{SUFFIX}"
     _write(
         place,
-        Part(job=job, host=socket.gethostname(), command=shlex.join(command), exit_status=None),
+        Part(
+            job=job, host=socket.gethostname(), command=without_secrets(command), exit_status=None
+        ),
     )
     return place
 

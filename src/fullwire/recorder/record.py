@@ -18,6 +18,7 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.recorder import parts
 from fullwire.recorder.assemble import Known, assemble
 from fullwire.recorder.captured import put_captures
+from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside.journal import SUFFIX as JOURNALS
 from fullwire.recorder.journals import Header
 from fullwire.recorder.launch import (
@@ -28,6 +29,7 @@ from fullwire.recorder.launch import (
     wait_for_captures,
     wait_for_samplers,
 )
+from fullwire.recorder.living import follow, note_maker, refuse_live
 from fullwire.recorder.progress import live_line
 from fullwire.recorder.sampler import SUFFIX as SAMPLES
 from fullwire.run.facts import Facts
@@ -68,7 +70,7 @@ def record(
         environment = recorded_environment(directory, os.environ)
         return run_to_its_end(sampled_command(directory, command, packets=packets), environment)
 
-    return keep(play, output, Known(source=shlex.join(command)), replace=replace)
+    return keep(play, output, Known(source=without_secrets(command)), replace=replace)
 
 
 def keep(
@@ -90,6 +92,7 @@ def keep(
     try:
         with live_line(directory):
             status = play(directory)
+            known = _followed(directory, known)
     except UsageError:  # it never began
         shutil.rmtree(directory)
         raise
@@ -109,7 +112,7 @@ def keep(
         raise _after_the_job(f"{error}; {left}", status or UsageError.exit_status) from None
     except KeyboardInterrupt:
         raise _after_the_job(f"interrupted before a run was made; {left}", _INTERRUPTED) from None
-    shutil.rmtree(directory)
+    _remove(directory)
     return Recording(path=path, exit_status=status)
 
 
@@ -124,6 +127,7 @@ def record_part(command: Sequence[str], output: str | Path, *, packets: bool = F
     if packets:
         check_capturing()
     directory = directory_of(place)
+    refuse_live(directory)
     sampled = sampled_command(directory, command, packets=packets)
     note = parts.begin(directory, command, os.environ)
     status = run_to_its_end(sampled, recorded_environment(directory, os.environ))
@@ -192,6 +196,28 @@ def directory_of(run: Path) -> Path:
     return run.with_name(f"{run.name}.recording")
 
 
+def _followed(directory: Path, known: Known) -> Known:
+    """Wait for processes that outlive the command; samplers ended with it, which is noted."""
+    longer_s = follow(directory)
+    if not longer_s:
+        return known
+    return dataclasses.replace(
+        known,
+        missing=(
+            *known.missing,
+            f"the command ended {longer_s:.1f} s before its processes: links, connections and "
+            "processors were sampled until then",
+        ),
+    )
+
+
+def _remove(directory: Path) -> None:
+    """Remove what became a run; a sampler that is late finds no place to begin a file in."""
+    leaving = directory.with_name(f".{directory.name}.removing-{os.urandom(4).hex()}")
+    directory.rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
 def _has_lost_its_job(header: Header) -> bool:
     """Say whether a sampler is of this host and about to end."""
     return _is_of_this_host(header) and not _lives(header["watched"])
@@ -220,6 +246,7 @@ def _begin(directory: Path, known: Known) -> None:
     try:
         directory.mkdir(parents=True)
     except FileExistsError:
+        refuse_live(directory)
         raise UsageError(
             f"{directory} is left of a recording that was interrupted: make a run of it with "
             f"`fullwire join {directory} -o NAME.run`, or remove it; several tasks of one job "
@@ -228,6 +255,7 @@ def _begin(directory: Path, known: Known) -> None:
     except OSError as error:
         raise UsageError(f"{directory}: cannot be made: {error.strerror}") from None
     try:
+        note_maker(directory)
         (directory / _KNOWN).write_bytes(msgspec.json.encode(known))
     except OSError as error:
         shutil.rmtree(directory)
