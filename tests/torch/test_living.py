@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -128,5 +129,5 @@ def test_nobody_else_foresees_the_sampler_s_name(tmp_path: Path) -> None:
     with sampler._the_only_one(os.getpid(), str(tmp_path), "sampler", lambda: None) as is_ours:
         assert is_ours
         names = Path("/proc/net/unix").read_text()
-        other = sampler.hashlib.sha256(str(tmp_path).encode()).hexdigest()
+        other = hashlib.sha256(str(tmp_path).encode()).hexdigest()
         assert other not in names

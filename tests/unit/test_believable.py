@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def test_each_check_lets_through_what_can_be_and_refuses_what_cannot() -> None:
     check_steps("a run", step=1e-9)
     check_shares("a run", use=[0.0, 1.0], unknown=None)
     check_scaling("a run", [1, 8], [1.0, 8.0])
-    for refused in (
+    refusals: tuple[Callable[[], None], ...] = (
         lambda: check_times("a run", time=-1e-9),
         lambda: check_times("a run", time=np.inf),
         lambda: check_steps("a run", step=0.0),
@@ -69,6 +70,7 @@ def test_each_check_lets_through_what_can_be_and_refuses_what_cannot() -> None:
         lambda: check_shares("a run", network_use=1.2),
         lambda: check_scaling("a run", 4, 6.1),
         lambda: check_scaling("a run", 4, -0.01),
-    ):
+    )
+    for refused in refusals:
         with pytest.raises(DamagedInput, match=r"^a run: its times cannot all be true: the "):
             refused()

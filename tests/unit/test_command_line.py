@@ -17,7 +17,7 @@ from fullwire.recorder.record import record
     [
         (["env", "WANDB_API_KEY=abc", "python", "t.py"], "env 'WANDB_API_KEY=***' python t.py"),
         (["python", "t.py", "--api-key", "abc"], "python t.py --api-key ***"),
-        (["python", "t.py", "--hfToken=abc"], "python t.py '--hfToken=***'"),
+        (["python", "--hfToken=abc", "t.py"], "python '--hfToken=***' t.py"),
         (["sh", "-c", "AWS_SECRET='a b' python t.py --password x"], None),
         (["git", "clone", "https://me:abc@host/x"], "git clone 'https://me:***@host/x'"),
         (

@@ -634,6 +634,7 @@ def test_links_that_are_as_good_as_full_are_not_said_to_scale_worse() -> None:
     assert found.full is not None
     worse = dataclasses.replace(found, full=dataclasses.replace(found.full, scaling_factor=0.1))
     assert worse.scaling_factor is not None
+    assert worse.scaling is not None
     said = sentence(worse.scaling)
     assert "Were its links used to the full" not in said
     assert "Links used to the full would not raise it." in said

@@ -12,8 +12,10 @@ _SECRET_WORDS = {
     *("credential", "credentials"),
 }
 _VALUE = r"""("[^"]*"|'[^']*'|[^\s;&|"']+)"""
-_ASSIGNED = re.compile(rf"([\w.-]+)=({_VALUE})")  # WANDB_API_KEY=x, --api-key=x
-_FOLLOWED = re.compile(rf"(?<!\S)(--?[\w.-]+)\s+({_VALUE})")  # --api-key x, in one argument of sh
+_ASSIGNED = re.compile(rf"(?P<before>[\w.-]+=){_VALUE}")  # WANDB_API_KEY=x, --api-key=x
+_FOLLOWED = re.compile(
+    rf"(?P<before>(?<!\S)--?[\w.-]+\s+){_VALUE}"
+)  # --api-key x, in one argument of sh
 _IN_ADDRESS = re.compile(r"(\w://[^\s/:@]*:)[^\s/@]+@")  # https://user:x@host
 
 
@@ -23,17 +25,16 @@ def without_secrets(command: Sequence[str]) -> str:
     for argument in command:
         is_value = is_next_secret and not argument.startswith("-")
         shown.append(_MASK if is_value else _masked(argument))
-        is_next_secret = argument.startswith("-") and _is_secret(argument)
+        is_option = argument.startswith("-") and "=" not in argument
+        is_next_secret = is_option and _is_secret(argument)
     return shlex.join(shown).replace(f"'{_MASK}'", _MASK)
 
 
 def _masked(text: str) -> str:
-    for pattern, gap in ((_ASSIGNED, "="), (_FOLLOWED, " ")):
-        text = pattern.sub(
-            lambda found, gap=gap: f"{found[1]}{gap}{_MASK}" if _is_secret(found[1]) else found[0],
-            text,
-        )
-    return _IN_ADDRESS.sub(rf"\1{_MASK}@", text)
+    def masked(found: re.Match[str]) -> str:
+        return f"{found['before']}{_MASK}" if _is_secret(found["before"]) else found[0]
+
+    return _IN_ADDRESS.sub(rf"\1{_MASK}@", _FOLLOWED.sub(masked, _ASSIGNED.sub(masked, text)))
 
 
 def _is_secret(name: str) -> bool:
