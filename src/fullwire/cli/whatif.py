@@ -22,6 +22,7 @@ from fullwire.cli.options import (
 from fullwire.cli.progress import progress
 from fullwire.errors import UsageError
 from fullwire.registry import keys_in
+from fullwire.units import visible
 
 if TYPE_CHECKING:
     from fullwire.answers.whatif import WhatIf
@@ -131,6 +132,10 @@ def whatif(
 
     if json and format_ == "csv":
         raise UsageError("--json: expected it or --format csv, got both")
+    if calibrate and "measured" not in transport.split(","):
+        raise UsageError(
+            f"--calibrate: expected --transport measured with it, got --transport {transport}"
+        )
     _check_output(plot, format_, force)
     conditions: dict[str, Any] = {
         "bandwidth": bandwidth,
@@ -211,4 +216,4 @@ def _write(run: Run, output: Path, force: bool) -> None:
 
 
 def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{visible(line)}\n")
