@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -9,8 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from fullwire.run.store import write
 from tests.conftest import Cli
+from tests.jobs_by_hand import a_trained_job
 
+COLLECTIVE = (
+    "collective",
+    "allreduce",
+    "--bytes",
+    "1MiB",
+    "--workers",
+    "4",
+    "--bandwidth",
+    "1Gbps",
+)
 FULLWIRE = f"{sys.executable} -m fullwire.cli"
 
 
@@ -84,3 +98,50 @@ def test_a_terminal_without_these_letters_gets_them_escaped(cli: Cli) -> None:
     done = cli("workloads", env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
     assert r"\u2500" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("whatif", "vgg16@v100", "--calibrate", "x.run"), "expected --transport measured with it"),
+        ((*COLLECTIVE, "--servers", "0"), "servers: expected a whole number from 1"),
+        (
+            (*COLLECTIVE, "--servers", "2", "--algorithm", "ring"),
+            "expected algorithm param",
+        ),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    cli: Cli, arguments: tuple[str, ...], message: str
+) -> None:
+    done = cli(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_ctrl_c_that_a_library_turns_into_another_error_leaves_without_a_word(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "typer.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n    raise ImportError('numpy.core failed') from None\n"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import fullwire.cli as c; c.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_json_holds_nothing_that_a_terminal_obeys(cli: Cli, tmp_path: Path) -> None:
+    run = a_trained_job()
+    odd = dataclasses.replace(run.provenance, source="a\u202eb\x9bc")
+    write(dataclasses.replace(run, provenance=odd), tmp_path / "x.run")
+    done = cli("show", tmp_path / "x.run", "--json")
+    assert done.stdout.removesuffix("\n").isprintable()
+    assert json.loads(done.stdout)["source"] == odd.source
+
+
+def test_where_something_was_written_is_said_without_escapes(cli: Cli, tmp_path: Path) -> None:
+    write(a_trained_job(), tmp_path / "x.run")
+    done = cli("export", "x.run", "-o", "\x1b[2J.json", cwd=tmp_path)
+    assert done.stderr == "written: \\x1b[2J.json\n"

@@ -20,6 +20,7 @@ from fullwire.lab.faults import Fault, parse_faults
 from fullwire.lab.lab import Lab
 from fullwire.lab.messages import LinkRate
 from fullwire.lab.session import run_job
+from tests.conftest import Cli
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 UNKNOWN = 65533  # a user without a name or a home, as containers have them
@@ -606,3 +607,10 @@ def test_an_ordinary_user_gets_the_same_and_stays_who_they_are() -> None:
     assert done.returncode == 0, done.stderr.decode()
     assert sorted(done.stdout.split()) == [b"65533", b"65533", b"host0", b"host1"]
     assert machine_networks() == before
+
+
+@needs_namespaces
+def test_a_fault_that_is_weeks_away_hinders_nothing(cli: Cli) -> None:
+    lab = ("lab", "run", "--workers", "2", "--rate", "1Gbps", "--at", "600h cut 1")
+    done = cli(*lab, "--", "true")
+    assert done.returncode == 0, done.stderr

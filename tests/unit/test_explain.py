@@ -635,3 +635,14 @@ def test_a_verdict_on_one_of_several_ranks_says_what_that_cannot_show() -> None:
     assert some.verdict.kind == every.verdict.kind == "host"
     assert "what 1 of 4 ranks shows; whether others are slower" in some.verdict.sentence
     assert "ranks shows" not in every.verdict.sentence
+
+
+def test_links_that_are_as_good_as_full_are_not_said_to_scale_worse() -> None:
+    found = fw.explain(a_trained_job())
+    assert found.full is not None
+    worse = dataclasses.replace(found, full=dataclasses.replace(found.full, scaling_factor=0.1))
+    assert worse.scaling_factor is not None
+    assert worse.scaling is not None
+    said = sentence(worse.scaling)
+    assert "Were its links used to the full" not in said
+    assert "Links used to the full would not raise it." in said

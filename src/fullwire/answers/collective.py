@@ -29,6 +29,8 @@ from fullwire.importers.netx import read_reduce_cost
 from fullwire.simulation.on_links import believed_cost
 from fullwire.units import size_bytes
 
+_SERVED = "parameter-server"
+
 
 def collective(
     op: str,
@@ -60,6 +62,11 @@ def collective(
     op = op.lower().replace("-", "").replace("_", "")
     adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
     size = size_bytes(bytes, "bytes")
+    servers = count(servers, "servers")
+    if servers > 1 and algorithm not in (AUTO, _SERVED):
+        raise UsageError(
+            f"servers: expected algorithm {_SERVED}, which has some, got {algorithm or 'none'}"
+        )
     among = None if workers is None else worker_count(workers)
     order = None if order is None else device_order(order)
     how: dict[str, Any] = {

@@ -25,7 +25,12 @@ from fullwire.findings.notes import (
     about_rate,
     notes,
 )
-from fullwire.findings.scaling import MedianWithFullLinks, ScalingFactor, WithFullLinks
+from fullwire.findings.scaling import (
+    MedianWithFullLinks,
+    NoMoreWithFullLinks,
+    ScalingFactor,
+    WithFullLinks,
+)
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
@@ -103,6 +108,9 @@ class Explanation:
         if self.full is None:
             return None
         factor, median_s = self.full.scaling_factor, self.other_median_s
+        now = self.scaling_factor if median_s is None else self.predicted_from_s / median_s
+        if now is not None and factor <= now:
+            return NoMoreWithFullLinks()
         if median_s is None:
             return WithFullLinks(factor=factor)
         return MedianWithFullLinks(factor=factor, now=self.predicted_from_s / median_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from fullwire.lab.lab import Lab
 from fullwire.lab.messages import LinkRate
 from fullwire.lab.session import Say, run_job
 from fullwire.recorder.assemble import Known
+from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.launch import recorded_environment, sampled_command
 from fullwire.recorder.record import Recording, keep
 from fullwire.recorder.sampler import SOCKET_VARIABLE
@@ -57,7 +57,7 @@ def record_in_lab(
                 packet_socket=SOCKET_VARIABLE if packets else None,
             )
 
-        job = known or Known(source=shlex.join(command))
+        job = known or Known(source=without_secrets(command))
         whole = dataclasses.replace(job, facts=job.facts | lab_facts(lab, faults))
         return keep(play, output, whole, replace=replace)
 

@@ -6,6 +6,7 @@ import atexit
 import gc
 import io
 import os
+import signal
 import sys
 from typing import NoReturn, TextIO
 
@@ -23,10 +24,22 @@ def main() -> None:
     # not be looked through every few hundred, nor once more at the end.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     atexit.register(gc.freeze)
+    is_asked: list[int] = []
+
+    def leave(number: int, _: object) -> NoReturn:
+        is_asked.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
     try:
         _run_or_refuse()
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception:
+        if not is_asked:
+            raise
+        sys.exit(130)  # what was being loaded made another error of it, as numpy does
 
 
 def _run_or_refuse() -> None:
@@ -63,8 +76,11 @@ def _run(arguments: list[str]) -> None:
 
     from fullwire.cli.app import app_for
 
+    _open_closed_streams()
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process is
+    if sys.stdout is None and arguments[:1] == ["record"]:  # it is the job's, which may not want it
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         _stop("standard output is closed", 2)
     if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot encode is escaped, as on stderr
@@ -73,6 +89,15 @@ def _run(arguments: list[str]) -> None:
     with command.make_context("fullwire", arguments) as context:
         command.invoke(context)
     sys.stdout.flush()
+
+
+def _open_closed_streams() -> None:
+    """Let nothing that we open take the place of a standard stream that was closed."""
+    for standard in (0, 1, 2):
+        try:
+            os.fstat(standard)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), standard)  # it may be that very number
 
 
 def _abandon(stream: TextIO) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fullwire.cli.options import Force, Json, print_json
+from fullwire.units import visible
 
 app = typer.Typer(
     help="Look at described clusters: files of yours, and those built in.",
@@ -43,7 +44,7 @@ def show(
         from fullwire.report.cluster_picture import plot_cluster
 
         plot_cluster(fabric, plot)
-        typer.echo(f"drawn: {plot}", err=True)
+        typer.echo(visible(f"drawn: {plot}"), err=True)
     if json:
         print_json(cluster_object(fabric))
     elif toml:

@@ -33,6 +33,6 @@ def export(
         missing = chrome.write_chrome(run, sys.stdout.buffer)
     else:
         missing = chrome.export(run, output, replace=force)
-        sys.stderr.write(f"written: {output}\n")
+        sys.stderr.write(visible(f"written: {output}") + "\n")
     for gap in missing:
         sys.stderr.write(f"missing: {visible(gap)}\n")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fullwire.cli.options import Force, Json, print_json
+from fullwire.units import visible
 
 
 def flows(
@@ -56,4 +57,4 @@ def flows(
     if output is not None:
         from fullwire.run.store import write
 
-        sys.stderr.write(f"written: {write(run, output, replace=force)}\n")
+        sys.stderr.write(visible(f"written: {write(run, output, replace=force)}") + "\n")

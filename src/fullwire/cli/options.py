@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, get_type_hints
@@ -68,4 +69,15 @@ def print_json(shown: Any) -> None:
     """Print one JSON object; numbers keep all their digits."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(shown).decode() + "\n")
+    sys.stdout.write(_escaped(msgspec.json.encode(shown).decode()) + "\n")
+
+
+def _escaped(encoded: str) -> str:
+    """Escape, in the way of JSON, what a terminal would obey or not show, such as U+202E."""
+    if encoded.isprintable():
+        return encoded
+    return "".join(each if each.isprintable() else _in_ascii(each) for each in encoded)
+
+
+def _in_ascii(character: str) -> str:
+    return json.dumps(character)[1:-1]

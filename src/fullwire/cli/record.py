@@ -9,6 +9,7 @@ import typer
 
 from fullwire.cli.options import Force, Packets
 from fullwire.errors import UsageError
+from fullwire.units import visible
 
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="X.run", help="The run to write")]
 
@@ -38,7 +39,7 @@ def record(
         raise typer.Exit(record_part(command, output, packets=packets))
     recording = run_and_keep(command, output, packets=packets, replace=force)
     for line in recording_lines(recording.path):
-        typer.echo(line, err=True)  # standard output belongs to the job
+        typer.echo(visible(line), err=True)  # standard output belongs to the job
     raise typer.Exit(recording.exit_status)
 
 
@@ -56,4 +57,4 @@ def join(
 
     recording = joined(directories, output, replace=force)
     for line in recording_lines(recording.path):
-        typer.echo(line, err=True)
+        typer.echo(visible(line), err=True)

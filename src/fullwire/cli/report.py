@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fullwire.cli.options import Force
+from fullwire.units import visible
 
 
 def report(
@@ -42,4 +43,4 @@ def report(
         calibrate=calibrate or (),
         replace=force,
     )
-    sys.stderr.write(f"written: {output}\n")
+    sys.stderr.write(visible(f"written: {output}") + "\n")

@@ -22,6 +22,7 @@ from fullwire.cli.options import (
 from fullwire.cli.progress import progress
 from fullwire.errors import UsageError
 from fullwire.registry import keys_in
+from fullwire.units import visible
 
 if TYPE_CHECKING:
     from fullwire.answers.whatif import WhatIf
@@ -151,6 +152,10 @@ def whatif(
 
     if json and format_ == "csv":
         raise UsageError("--json: expected it or --format csv, got both")
+    if calibrate and "measured" not in transport.split(","):
+        raise UsageError(
+            f"--calibrate: expected --transport measured with it, got --transport {transport}"
+        )
     if format_ not in ("table", "csv", "json"):
         raise UsageError(f"--format: expected table, csv or json, got {format_!r}")
     if plot is not None:
@@ -224,4 +229,4 @@ def _show(result: WhatIf, format_: str, best: int | None) -> None:
 
 
 def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{visible(line)}\n")

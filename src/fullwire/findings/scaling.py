@@ -30,6 +30,12 @@ class WithFullLinks(Finding):
     factor: float
 
 
+class NoMoreWithFullLinks(Finding):
+    """The links are as good as full: the prediction would be no better than what was measured."""
+
+    template = " Links used to the full would not raise it."
+
+
 class MedianWithFullLinks(Finding):
     """The same, where predictions start from another step than the mean one."""
 

@@ -16,6 +16,7 @@ from fullwire.units import show_rate, show_time
 MASTER_PORT = 29500  # torch's own default; the network is the lab's alone, so it is free
 GRACE_S = 10.0  # for the other ranks, once one has failed
 _LAST_WORDS_S = 0.5  # for an end that is on its way to us
+_LONGEST_WAIT_S = 3600.0  # at once: the kernel counts milliseconds, in 31 bits
 _POLITE_S = 3.0  # between asking a job to end and ending it
 
 Say = Callable[[str], None]
@@ -163,7 +164,9 @@ class _Job:
         moments_s = [self._began_s + self._after_s(fault) for fault in self._to_come[:1]]
         if self._ends_at_s is not None:
             moments_s.append(self._ends_at_s)
-        return max(0.0, min(moments_s) - time.monotonic()) if moments_s else None
+        if not moments_s:
+            return None
+        return min(max(0.0, min(moments_s) - time.monotonic()), _LONGEST_WAIT_S)
 
     def _note_end(self, rank: int, status: int) -> None:
         self._running.remove(rank)

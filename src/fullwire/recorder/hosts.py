@@ -82,7 +82,8 @@ def what_is_not_sampled(
     there = {sampler.host for sampler in samples}
     machines = {_host(journal): machine_of(journal) for journal in journals}
     sentences = [
-        f"host {host}: its links, connections and processors were not sampled"
+        f"host {host}: its links, connections and processors were not sampled: no sampler began "
+        "there (was it killed, or the job over before?)"
         for host in machines
         if host not in there
     ]

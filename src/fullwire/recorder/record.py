@@ -33,6 +33,7 @@ import numpy as np
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.recorder.assemble import Known, assemble
 from fullwire.recorder.captured import put_captures
+from fullwire.recorder.command_line import without_secrets
 from fullwire.recorder.inside.journal import BLOCK, HEADER_BYTES, NOTES, Note
 from fullwire.recorder.inside.journal import SUFFIX as JOURNALS
 from fullwire.recorder.journals import Header, blocks_in, files_in, unpacked
@@ -44,6 +45,7 @@ from fullwire.recorder.launch import (
     wait_for_captures,
     wait_for_samplers,
 )
+from fullwire.recorder.living import follow, note_maker, refuse_live
 from fullwire.recorder.sampler import SUFFIX as SAMPLES
 from fullwire.run.facts import Facts
 from fullwire.run.run import Run
@@ -98,7 +100,7 @@ def record(
         environment = recorded_environment(directory, os.environ)
         return run_to_its_end(sampled_command(directory, command, packets=packets), environment)
 
-    return keep(play, output, Known(source=shlex.join(command)), replace=replace)
+    return keep(play, output, Known(source=without_secrets(command)), replace=replace)
 
 
 def keep(
@@ -120,6 +122,7 @@ def keep(
     try:
         with live_line(directory):
             status = play(directory)
+            known = _followed(directory, known)
     except UsageError:  # it never began
         shutil.rmtree(directory)
         raise
@@ -139,7 +142,7 @@ def keep(
         raise _after_the_job(f"{error}; {left}", status or UsageError.exit_status) from None
     except KeyboardInterrupt:
         raise _after_the_job(f"interrupted before a run was made; {left}", _INTERRUPTED) from None
-    shutil.rmtree(directory)
+    _remove(directory)
     return Recording(path=path, exit_status=status)
 
 
@@ -154,6 +157,7 @@ def record_part(command: Sequence[str], output: str | Path, *, packets: bool = F
     if packets:
         check_capturing()
     directory = directory_of(place)
+    refuse_live(directory)
     sampled = sampled_command(directory, command, packets=packets)
     note = begin_part(directory, command, os.environ)
     status = run_to_its_end(sampled, recorded_environment(directory, os.environ))
@@ -219,6 +223,28 @@ def directory_of(run: Path) -> Path:
     return run.with_name(f"{run.name}.recording")
 
 
+def _followed(directory: Path, known: Known) -> Known:
+    """Wait for processes that outlive the command; samplers ended with it, which is noted."""
+    longer_s = follow(directory)
+    if not longer_s:
+        return known
+    return dataclasses.replace(
+        known,
+        missing=(
+            *known.missing,
+            f"the command ended {longer_s:.1f} s before its processes: links, connections and "
+            "processors were sampled until then",
+        ),
+    )
+
+
+def _remove(directory: Path) -> None:
+    """Remove what became a run; a sampler that is late finds no place to begin a file in."""
+    leaving = directory.with_name(f".{directory.name}.removing-{os.urandom(4).hex()}")
+    directory.rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
 def _has_lost_its_job(header: Header) -> bool:
     """Say whether a sampler is of this host and about to end."""
     if not _is_of_this_host(header):
@@ -244,6 +270,7 @@ def _begin(directory: Path, known: Known) -> None:
     try:
         directory.mkdir(parents=True)
     except FileExistsError:
+        refuse_live(directory)
         raise UsageError(
             f"{directory} is left of a recording that was interrupted: make a run of it with "
             f"`fullwire join {directory} -o NAME.run`, or remove it; several tasks of one job "
@@ -252,6 +279,7 @@ def _begin(directory: Path, known: Known) -> None:
     except OSError as error:
         raise UsageError(f"{directory}: cannot be made: {error.strerror}") from None
     try:
+        note_maker(directory)
         (directory / _KNOWN).write_bytes(msgspec.json.encode(known))
     except OSError as error:
         shutil.rmtree(directory)
@@ -295,7 +323,9 @@ def begin_part(directory: Path, command: Sequence[str], environment: Mapping[str
     place = directory / f"{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns()}{PART_SUFFIX}"
     _write_note(
         place,
-        Part(job=job, host=socket.gethostname(), command=shlex.join(command), exit_status=None),
+        Part(
+            job=job, host=socket.gethostname(), command=without_secrets(command), exit_status=None
+        ),
     )
     return place
 

@@ -33,6 +33,7 @@ _HEADER_BYTES = 512  # this and the three states as in inside/journal.py
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed"
 _DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"  # as in inside/__init__.py
 _ENTERED = "entered"  # likewise
+_SECRET = "secret"
 _STAND_BY_S = 0.1
 _NOT_STARTED = 127  # as a shell says that a command could not be started
 _READY = b"ready"
@@ -94,9 +95,11 @@ def _the_only_one(
     """Wait until no other process does this on this host, or there is nothing to do it for.
 
     Who holds a certain name does it. Names without a file are the network namespace's own, vanish
-    with their holder, and need no locks, which file systems of clusters often lack.
+    with their holder, and need no locks, which file systems of clusters often lack. Anybody may
+    hold a name, so it is made of a secret that only this user reads: nobody else foresees it.
     """
-    name = f"\0fullwire-{role}-{hashlib.sha256(directory.encode()).hexdigest()}"
+    known = f"{directory}\n{_secret(directory)}"
+    name = f"\0fullwire-{role}-{hashlib.sha256(known.encode()).hexdigest()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
         while _runs(watched):
             with contextlib.suppress(OSError):
@@ -106,6 +109,20 @@ def _the_only_one(
             on_stand_by()
             time.sleep(_STAND_BY_S)
         yield False
+
+
+def _secret(directory: str) -> str:
+    """Return what all samplers of a recording know, and nobody but their user does."""
+    path = os.path.join(directory, _SECRET)
+    beside = f"{path}-{socket.gethostname()}-{os.getpid()}"
+    with contextlib.suppress(OSError):  # another one has just made it
+        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.write(file, os.urandom(16).hex().encode())
+        os.close(file)
+        os.link(beside, path)  # whole, and only if there is none
+    with contextlib.suppress(OSError):
+        os.unlink(beside)
+    return _content(path)
 
 
 def _runs(process: int) -> bool:

@@ -38,5 +38,7 @@ def _arm_the_recorder() -> None:
     module.arm()
 
 
-_run_the_one_behind()
-_arm_the_recorder()
+try:
+    _run_the_one_behind()
+finally:  # what it raises is Python's to print, as it would be without us
+    _arm_the_recorder()

@@ -24,6 +24,8 @@ from fullwire.units import shown
 
 PIECE_ROWS = 60_000  # of all tables together, where a run is written part by part: some 3 MB
 _SCRATCH = "scratch"
+_LONGEST_NAME = 255  # bytes that a file system takes; what we add to a name needs some of them
+_RANDOM_BYTES = 4
 
 
 def write(run: Run, path: str | Path, *, replace: bool = False) -> Path:
@@ -47,7 +49,9 @@ class RunWriter:
     def __init__(self, path: str | Path, *, replace: bool = False) -> None:
         self._place = new_place(path)
         self._replace = replace
-        self._building = self._place.with_name(f".{self._place.name}.writing-{os.urandom(4).hex()}")
+        self._building = self._place.with_name(
+            f".{self._place.name}.writing-{os.urandom(_RANDOM_BYTES).hex()}"
+        )
         self._waiting: dict[str, list[Table]] = {name: [] for name in TABLES}
         self._rows = dict.fromkeys(TABLES, 0)
         self._pieces = 0
@@ -175,6 +179,12 @@ def new_place(path: str | Path) -> Path:
     place = Path(path)
     if place.name in ("", ".."):
         raise UsageError(f"write: expected the name of a new run, got {shown(str(path))}")
+    longest = _LONGEST_NAME - len(".recording") - len("..writing-") - 2 * _RANDOM_BYTES
+    if (length := len(os.fsencode(place.name))) > longest:
+        raise UsageError(
+            f"write: the name of a run may be {longest} bytes long, got one of {length}: "
+            f"{shown(place.name)}"
+        )
     return place
 
 

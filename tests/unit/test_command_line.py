@@ -1,0 +1,45 @@
+"""What a run keeps of the command that it was recorded with."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from fullwire.recorder.command_line import without_secrets
+from fullwire.recorder.record import record
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        (["env", "WANDB_API_KEY=abc", "python", "t.py"], "env 'WANDB_API_KEY=***' python t.py"),
+        (["python", "t.py", "--api-key", "abc"], "python t.py --api-key ***"),
+        (["python", "--hfToken=abc", "t.py"], "python '--hfToken=***' t.py"),
+        (["sh", "-c", "AWS_SECRET='a b' python t.py --password x"], None),
+        (["git", "clone", "https://me:abc@host/x"], "git clone 'https://me:***@host/x'"),
+        (
+            ["python", "--tokenizer", "gpt2", "--max_tokens=5"],
+            "python --tokenizer gpt2 --max_tokens=5",
+        ),
+        (["python", "t.py", "--token", "--lr", "0.1"], "python t.py --token --lr 0.1"),
+    ],
+)
+def test_values_of_what_is_named_a_secret_are_masked(command: list[str], kept: str | None) -> None:
+    expected = kept or "sh -c 'AWS_SECRET=*** python t.py --password ***'"
+    assert without_secrets(command) == expected
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o022, 0o002])
+def test_a_run_has_the_mode_that_the_umask_says_and_no_secret(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        record(["env", "MY_TOKEN=hidden", "true"], tmp_path / "job.run")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "job.run", *(tmp_path / "job.run").rglob("*")):
+        most = 0o777 if path.is_dir() else 0o666
+        assert stat.S_IMODE(path.stat().st_mode) == most & ~mask
+    assert "hidden" not in (tmp_path / "job.run" / "run.json").read_text()
