@@ -93,7 +93,7 @@ def rounds(program: Path, kind: str, first: int, count: int, manner: Sequence[st
     return Counts(int(found[1]), told=int(found[2]), unnamed=int(found[3]))
 
 
-def main(wanted: int) -> Counts:
+def all_kinds(wanted: int) -> Counts:
     """Share the rounds among all kinds of calls and manners of failing."""
     total, began = Counts(), time.monotonic()
     with TemporaryDirectory() as place:
@@ -113,8 +113,13 @@ def main(wanted: int) -> Counts:
     return total
 
 
-if __name__ == "__main__":
-    arguments = parser(__doc__)
-    arguments.add_argument("--rounds", type=int, default=1000)
-    result = main(arguments.parse_args().rounds)
+def main() -> None:
+    """Play the rounds, and fail where a rank hung, aborted or had a wrong result."""
+    taken = parser(__doc__)
+    taken.add_argument("--rounds", type=int, default=1000)
+    result = all_kinds(taken.parse_args().rounds)
     sys.exit(bool(result.hangs or result.aborts or result.wrong))
+
+
+if __name__ == "__main__":
+    main()
