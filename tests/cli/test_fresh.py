@@ -48,10 +48,19 @@ def machine(tmp_path: Path) -> Path:
 def fresh(home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [home / "work/checkout/.ci/fresh", sys.executable, "-c", LOOKS],
-        env={**os.environ, "HOME": str(home), "PYTHON": sys.executable, "CI": "true",
-             "PIP_CERT": str(home / "certificates.pem"), **environment},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={
+            **os.environ,
+            "HOME": str(home),
+            "PYTHON": sys.executable,
+            "CI": "true",
+            "PIP_CERT": str(home / "certificates.pem"),
+            **environment,
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_what_is_left_over_is_hidden_and_what_a_build_needs_is_not(machine: Path) -> None:
@@ -63,8 +72,11 @@ def test_what_is_left_over_is_hidden_and_what_a_build_needs_is_not(machine: Path
     seen: dict[str, Any] = json.loads(done.stdout)
     assert seen["home"] == [".config", "certificates.pem", "wheels", "work"]
     assert seen["shm"] == []
-    below_tmp = {Path(path).resolve().parts[2] for path in (machine, sys.prefix)
-                 if Path(path).resolve().is_relative_to("/tmp")}  # fmt: skip
+    below_tmp = {
+        Path(path).resolve().parts[2]
+        for path in (machine, sys.prefix)
+        if Path(path).resolve().is_relative_to("/tmp")
+    }
     assert set(seen["tmp"]) <= below_tmp
     assert seen["here"] == [".ci", "build"]
     assert seen["shared"] == "42"

@@ -703,10 +703,14 @@ def test_an_optimizer_is_not_what_its_closures_compute(tmp_path: Path) -> None:
     spans = run.spans.rows(run.spans.lane == "compute")
     told = list(zip(spans.name, spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True))
     assert told == [
-        ("optimizer", 50, 100), ("earlier forward", 100, 200), ("earlier backward", 200, 400),
-        ("optimizer", 400, 500), ("forward", 500, 600), ("backward", 600, 800),
+        ("optimizer", 50, 100),
+        ("earlier forward", 100, 200),
+        ("earlier backward", 200, 400),
+        ("optimizer", 400, 500),
+        ("forward", 500, 600),
+        ("backward", 600, 800),
         ("optimizer", 800, 1_000),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_sitecustomize_that_was_there_still_runs(

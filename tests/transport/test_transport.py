@@ -816,14 +816,23 @@ class Kernel:
         ("cubic", {}, "cubic: the kernel's default"),
         ("dctcp", {"cubic": errno.EPERM}, "dctcp: the kernel's default"),
         ("bbr", {}, "cubic: in place of the kernel's default, bbr"),
-        ("bbr2", {"cubic": errno.EPERM},
-         "reno: in place of the kernel's default, bbr2; cubic is not allowed here"),
-        ("bbr", {"cubic": errno.ENOENT},
-         "reno: in place of the kernel's default, bbr; cubic is not available here"),
-        ("bbr", {"cubic": errno.EPERM, "reno": errno.EPERM},
-         "bbr: the kernel's default; cubic is not allowed here; reno is not allowed here"),
+        (
+            "bbr2",
+            {"cubic": errno.EPERM},
+            "reno: in place of the kernel's default, bbr2; cubic is not allowed here",
+        ),
+        (
+            "bbr",
+            {"cubic": errno.ENOENT},
+            "reno: in place of the kernel's default, bbr; cubic is not available here",
+        ),
+        (
+            "bbr",
+            {"cubic": errno.EPERM, "reno": errno.EPERM},
+            "bbr: the kernel's default; cubic is not allowed here; reno is not allowed here",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_best_congestion_control_that_is_allowed_is_taken(
     default: str, refuses: dict[str, int], said: str
 ) -> None:

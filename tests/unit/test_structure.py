@@ -134,6 +134,10 @@ def test_these_names_are_exported_and_no_others() -> None:
         _ = fullwire.nonsense
 
 
+def test_the_package_ships_its_types() -> None:
+    assert (PACKAGE / "py.typed").exists()
+
+
 def test_importing_the_package_loads_neither_numpy_nor_torch_nor_native_code() -> None:
     heavy = ("numpy", "pyarrow", "torch", "typer", "altair", "fullwire._native")
     code = f"import fullwire, sys; print([m for m in {heavy!r} if m in sys.modules])"

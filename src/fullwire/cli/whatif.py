@@ -150,14 +150,7 @@ def whatif(
     """
     from fullwire.answers import whatif as answers
 
-    if json and format_ == "csv":
-        raise UsageError("--json: expected it or --format csv, got both")
-    if calibrate and "measured" not in transport.split(","):
-        raise UsageError(
-            f"--calibrate: expected --transport measured with it, got --transport {transport}"
-        )
-    if format_ not in ("table", "csv", "json"):
-        raise UsageError(f"--format: expected table, csv or json, got {format_!r}")
+    _check_together(format_, json, calibrate, transport)
     if plot is not None:
         from fullwire.report.charts import check_plot_path, plot_whatif
 
@@ -211,6 +204,18 @@ def _replay(runs: list[str], output: Path, together: bool, force: bool, **condit
             "-o: one simulated step has its collectives; expected no --accumulate, no --local-steps"
         )
     _tell(f"written: {write(replay(runs[0], **conditions), output, replace=force)}")
+
+
+def _check_together(format_: str, json: bool, calibrate: object, transport: str) -> None:
+    """Refuse options of which one would be ignored."""
+    if format_ not in ("table", "csv", "json"):
+        raise UsageError(f"--format: expected table, csv or json, got {format_!r}")
+    if json and format_ == "csv":
+        raise UsageError("--json: expected it or --format csv, got both")
+    if calibrate and "measured" not in transport.split(","):
+        raise UsageError(
+            f"--calibrate: expected --transport measured with it, got --transport {transport}"
+        )
 
 
 def _show(result: WhatIf, format_: str, best: int | None) -> None:
