@@ -420,11 +420,15 @@ def test_a_directory_that_holds_anything_else_is_never_replaced(place: Path) -> 
 
 @pytest.mark.parametrize(
     ("path", "problem"),
-    [("file/x.run", "Not a directory"), ("n" * 300, "File name too long"), ("n" * 250, "too long")],
+    [
+        ("file/x.run", "cannot be written: .*Not a directory"),
+        ("n" * 300, "the name of a run may be 227 bytes long, got one of 300"),
+        ("n" * 250, "the name of a run may be 227 bytes long, got one of 250"),
+    ],
 )
 def test_an_unwritable_place_is_refused(tmp_path: Path, path: str, problem: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=f"cannot be written: .*{problem}"):
+    with pytest.raises(UsageError, match=problem):
         write(RUN, tmp_path / path)
     assert os.listdir(tmp_path) == ["file"]
 
