@@ -599,6 +599,8 @@ def test_an_ordinary_user_gets_the_same_and_stays_who_they_are() -> None:
     python = interpreter_for_all()
     if python is None:
         pytest.skip(f"user {UNKNOWN} may run no Python {sys.version_info[:2]} here")
+    if finished([*as_nobody(), "test", "-r", str(SRC / "fullwire/__init__.py")]).returncode != 0:
+        pytest.skip(f"user {UNKNOWN} may not read this checkout: {SRC}")
     before = machine_networks()
     command = lab_run(
         "--workers", "2", "--rate", "100Mbps", command=["sh", "-c", "id -u; hostname"]
