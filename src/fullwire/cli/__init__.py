@@ -66,8 +66,10 @@ def _run_or_refuse() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot encode is escaped, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        from fullwire.cli.app import app_for
+        from fullwire.cli.app import app, app_for
 
+        if "_FULLWIRE_COMPLETE" in os.environ:  # a shell asks how a line may go on
+            app(prog_name="fullwire")
         command = get_command(app_for(arguments))
         # Not by typer's own runner, which would print what goes wrong.
         with command.make_context("fullwire", arguments) as context:

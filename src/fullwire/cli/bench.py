@@ -27,7 +27,9 @@ def recorder(
     pairs: Annotated[int, typer.Option(help="So many pairs of turns; at least 5")] = 48,
     json: Json = False,
 ) -> None:
-    """Train a model of 40 layers on two ranks, recorded and not, and compare the steps.
+    """Measure the cost of recording a job.
+
+    Two ranks train a model of 40 layers, recorded and unrecorded in turns:
 
     fullwire bench recorder
     """
@@ -68,7 +70,9 @@ def transport(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Reduce with our transport and with others in turns, in a lab or as a rank of torchrun.
+    """Compare our transport with others.
+
+    They reduce in turns, in a lab or as a rank of torchrun:
 
     fullwire bench transport --workers 2 --rate 10Gbps --against gloo
     fullwire bench transport --workers 2 --rate 5Gbps --encrypt

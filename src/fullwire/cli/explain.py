@@ -29,9 +29,15 @@ def explain(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say what limits a job, and where the time of its step goes.
+    """Say what limits a job, and what would help.
 
+    The first screen has the verdict, the account of a step, three fixes and the next command. -v
+    adds evidence, every fix with its setting, and the ranks:
+
+    fullwire explain job.run
+    fullwire explain job.run -v
     fullwire explain job.run --baseline one.run
+    fullwire explain job.run --line-rate 10Gbps
     """
     from fullwire.answers.explain import explain as answer
     from fullwire.report.as_data import explanation_object

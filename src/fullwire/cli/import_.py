@@ -49,10 +49,12 @@ def import_(
     on: On = "here",
     force: Force = False,
 ) -> None:
-    """Read another tool's trace and write it as a run.
+    """Make a run of another tool's traces.
+
+    Profiler traces, Horovod timelines, NCCL logs and others, single files or whole folders. The
+    format is recognised from the content:
 
     fullwire import traces/ nccl-logs/ -o job.run
-
     fullwire import vgg16.bk.log --step-time 194.5ms --reduce-cost cuda_vec_add.log -o vgg16.run
     """
     from fullwire.importers import import_run

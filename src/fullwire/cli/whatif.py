@@ -141,11 +141,15 @@ def whatif(
     json: Json = False,
     **more: Text,
 ) -> None:
-    """Predict steps and scaling under other networks, cluster sizes and compressors.
+    """Predict a step under other conditions.
 
-    Lists are separated by commas, and every combination is predicted:
+    Commas separate the values of a list. Every combination is predicted:
 
+    fullwire whatif job.run --bandwidth 10Gbps,25Gbps --workers 8,64 --transport measured
+    fullwire whatif job.run --cluster dgx-h100 --nodes 2,16
     fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps,100Gbps --target 0.95
+
+    `fullwire workloads` lists the built-in models, `fullwire cluster list` the built-in clusters.
     """
     from fullwire.answers import whatif as answers
     from fullwire.run.store import write
