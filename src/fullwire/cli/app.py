@@ -82,7 +82,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Say whether the network is the bottleneck of your training, and what would fix it."""
+    """Hold the options that every command shares."""
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:

@@ -1,4 +1,4 @@
-"""fullwire bench: what Fullwire's own parts cost and give on this machine."""
+"""fullwire bench: cost and speed of Fullwire's own parts on this machine."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def transport(
 
     fullwire bench transport --workers 2 --rate 10Gbps --against gloo
     fullwire bench transport --workers 2 --rate 5Gbps --encrypt
-    torchrun --nnodes 2 ... --no-python fullwire bench transport --rate 25Gbps --against gloo
+    torchrun ... --no-python fullwire bench transport --rate 25Gbps
     """
     from fullwire.report.charts import check_plot_path
     from fullwire.studies.contest import check_torch, contest_in_lab

@@ -58,7 +58,7 @@ def show(
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List the built-in clusters, and what their figures rest on."""
+    """List the built-in clusters, and the source of their figures."""
     from fullwire.clusters import cluster as described
     from fullwire.clusters import names
     from fullwire.report.as_data import cluster_object

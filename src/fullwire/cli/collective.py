@@ -50,8 +50,8 @@ def collective(
 
     The answer plays every transfer, and compares algorithms with --algorithm auto:
 
-    fullwire collective allreduce --bytes 64MiB --workers 64 --bandwidth 100Gbps --latency 5us
-    fullwire collective allreduce --bytes 1GiB --cluster dgx-h100 --algorithm hierarchical
+    fullwire collective allreduce --bytes 64MiB --workers 64 --bandwidth 100Gbps
+    fullwire collective allreduce --bytes 1GiB --cluster dgx-h100 --algorithm auto
     """
     from fullwire.answers.collective import collective as answer
     from fullwire.report.terminal import print_collective

@@ -1,4 +1,4 @@
-"""fullwire flows: what packets say of a training."""
+"""fullwire flows: a training seen from its packets."""
 
 from __future__ import annotations
 

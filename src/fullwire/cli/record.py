@@ -1,4 +1,4 @@
-"""fullwire record: run a job unchanged and keep what it did; fullwire join: what is left of one."""
+"""fullwire record runs and records a job; fullwire join makes a run of its parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fullwire show: what is in a run."""
+"""fullwire show: the content of a run."""
 
 from __future__ import annotations
 

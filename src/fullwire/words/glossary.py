@@ -5,20 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from textwrap import wrap
 
 GLOSSARY: Mapping[str, Mapping[str, str]] = {
     "The account of a step": {
-        "step": "One pass over a batch, up to the update of the weights. Explain shows the mean step "
-        "of a job.",
+        "step": "One pass over a batch, up to the update of the weights. Explain shows the mean of "
+        "all steps.",
         "account": "The time of a step, divided into parts. The parts add up to the step.",
-        "compute": "The device works on the batch. As a verdict: computation takes longer than with "
+        "compute": "The device works on the batch. As a verdict: computation takes longer than on "
         "one worker.",
         "contention": "Computation takes longer because the job's own communication, and its other "
         "ranks on the host, use the same processors.",
         "exposed": "Communication that no computation hides: the rank waits for it.",
-        "line rate": "Exposed time that the bytes need at the speed of the links. As a verdict: the "
-        "links are full, and the job needs more bandwidth or fewer bytes.",
+        "line rate": "Exposed time that the bytes need at the speed of the links. As a verdict: "
+        "the links are full, and the job needs more bandwidth or fewer bytes.",
         "latency": "Exposed time that messages cost whatever their size: the number of operations "
         "times the time of a small message.",
         "transport": "Exposed time beyond line rate and latency. The library that sends, such as "
@@ -44,7 +45,7 @@ GLOSSARY: Mapping[str, Mapping[str, str]] = {
         "scaling factor": "Throughput of n workers, divided by n times the throughput of one. With "
         "equal work for each worker it is T1 divided by the step. 1 is ideal.",
         "network utilization": "Bits sent, divided by line rate times duration.",
-        "interval": "The range that holds 90 % of measured cases, as far as this model was checked.",
+        "interval": "The range in which nine of ten measurements should lie.",
         "fix": "One change to the job, with the step that it predicts.",
         "exact": "The risk of a fix that leaves results the same, up to the order of sums.",
         "numeric": "The risk of a fix that rounds gradients.",
@@ -62,7 +63,7 @@ GLOSSARY: Mapping[str, Mapping[str, str]] = {
         "gets the sum.",
         "bucket": "Gradients that are sent together, in one collective.",
         "hook": "A function of the script that packs gradients before they are sent.",
-        "link": "What joins a host to the network, in one direction.",
+        "link": "The way from a host to the network, in one direction.",
         "payload": "Bytes without headers. Bytes on the wire include them.",
         "flow": "The packets from one address and port to another.",
         "iteration": "One round of the same transfers in captured packets: a step, seen from the "
@@ -74,3 +75,15 @@ GLOSSARY: Mapping[str, Mapping[str, str]] = {
 def meanings() -> Mapping[str, str]:
     """Return the meaning of every word."""
     return {word: meaning for words in GLOSSARY.values() for word, meaning in words.items()}
+
+
+def glossary_lines(columns: int) -> Iterator[str]:
+    """Go through the glossary as a terminal of some width shows it."""
+    widest = max(map(len, meanings()))
+    for subject, words in GLOSSARY.items():
+        yield subject
+        for word, meaning in words.items():
+            first, *more = wrap(meaning, max(columns - widest - 4, 20))
+            yield f"  {word:<{widest}}  {first}"
+            yield from (f"{'':{widest + 4}}{line}" for line in more)
+        yield ""
