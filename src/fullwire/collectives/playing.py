@@ -314,15 +314,15 @@ def _play(
     whole = chunks * plan.transfer_count()
     block_bytes = size_bytes / chunks / plan.message_blocks
     columns = []  # each part as the engine takes it
-    for stages, transfers in zip(plan.stages, alike.transfers, strict=True):
-        counts = [len(connections) for connections in transfers]
+    for stages, of_stages in zip(plan.stages, alike.transfers, strict=True):
+        counts = [len(connections) for connections in of_stages]
         size = np.array([stage.block_count * block_bytes for stage in stages], np.float64)
         add_s = np.where([stage.reduces for stage in stages], adds(size), 0.0)
         columns.append(
             (
                 np.array([stage.rounds for stage in stages], np.int64),
                 np.cumsum([0, *counts], dtype=np.int64),
-                np.concatenate(transfers),
+                np.concatenate(of_stages),
                 np.repeat(size, counts),
                 np.repeat(add_s, counts),
             )
