@@ -284,10 +284,11 @@ def _reconciled(captures: Sequence[_Capture], passed: Sequence[Passed]) -> list[
                     break
             else:
                 places.append([later])
-        chosen += max(
+        fullest = max(
             places,
             key=lambda place: (sum(each.payload_bytes for each in place), place[0].is_sender),
         )
+        chosen += fullest
     return chosen
 
 
