@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -11,6 +11,7 @@ from fullwire.files import path_of
 from fullwire.importers import read
 from fullwire.run.run import Run, Spans
 from fullwire.run.store import ByRanks, by_ranks, is_run
+from fullwire.run.store import write as write_run
 from fullwire.timeline.utilization import SAMPLES, missing_tables
 
 LARGE = 250_000  # spans: some 100 MB with their timelines
@@ -29,6 +30,25 @@ class Opened:
 
 
 RunLike: TypeAlias = Run | str | Path | Opened  # a run, where one is, or the name of a workload
+
+
+def write(run: Run | str | Path, path: str | Path, *, replace: bool = False) -> Path:
+    """Write a run so that it appears whole or not at all, and return where.
+
+    - `run`: a run, or the path of one, of a trace, or the name of a workload.
+    - `path`: the directory that the run becomes.
+    - `replace`: a run that exists is replaced.
+
+        fw.write(fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps"), "predicted.run")
+    """
+    return write_run(read(run) if isinstance(run, str | Path) else run, path, replace=replace)
+
+
+def many(given: RunLike | Sequence[RunLike]) -> tuple[RunLike, ...]:
+    """Return runs that were given one by one or as a sequence; a path is one."""
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return tuple(given)
+    return (given,)
 
 
 def opened(given: RunLike) -> Opened:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, several
-from fullwire.answers.opening import Opened, RunLike, opened
+from fullwire.answers.opening import Opened, RunLike, many, opened
 from fullwire.errors import UsageError
 from fullwire.files import name_of
 from fullwire.importers.nccl_tests import read_table
@@ -23,10 +23,10 @@ from fullwire.workloads import MOST_SAMPLES
 
 def named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
     """Open what is named; a run is called what it was opened as, or by its source."""
-    many = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
-    if not many:
+    asked = many(runs)
+    if not asked:
         raise UsageError("what-if: expected at least one run")
-    found = [_named(each) for each in many]
+    found = [_named(each) for each in asked]
     if len({name for name, _ in found}) < len(found):
         return [(f"{name} ({number})", run) for number, (name, run) in enumerate(found, 1)]
     return found
