@@ -9,7 +9,7 @@ from fullwire.answers.conditions import OneOrMany, count, several
 from fullwire.answers.opening import Opened, RunLike, opened
 from fullwire.errors import UsageError
 from fullwire.files import name_of
-from fullwire.importers.nccl_tests import read_table
+from fullwire.importers import tables
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
@@ -104,7 +104,8 @@ def _shows_no_transport(run: Run) -> str | None:
 
 
 def _timed(path: Path) -> TableTransport:
-    table = read_table(path)
+    found = tables(path)
+    table = next((each for each in found if each.op == "allreduce"), found[0])
     if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
         raise UsageError(f"{path}: expected a table of several ranks: one alone sends nothing")
     return TableTransport(name=path.name, points=table.points())

@@ -40,6 +40,7 @@ from fullwire.registry import Registry
 from fullwire.run.gaps import gaps_of
 
 if TYPE_CHECKING:
+    from fullwire.importers._tables import Table
     from fullwire.run.run import Run
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "contents",
     "import_run",
     "read",
+    "tables",
 ]
 
 FORMATS = Registry(Format, "fullwire.importers", name="FORMAT", group="fullwire.importers")
@@ -87,6 +89,16 @@ def contents(path: str | Path) -> tuple[Run, Mapping[str, int]]:
         return counted(place)
     run = read(path)
     return run, {name: len(table) for name, table in run.tables() if len(table)}
+
+
+def tables(path: str | Path, *, format: str | None = None) -> list[Table]:
+    """Read the tables of a benchmark of collectives: nccl-tests, rccl-tests or OSU."""
+    found = _given("tables", (path,), format)
+    form = None if found.kind in (RUN, WORKLOAD) else FORMATS[found.kind]
+    if form is None or form.tables is None:
+        takers = " or ".join(each.label for each in FORMATS.values() if each.tables)
+        raise UsageError(f"{path}: expected {takers}, got a {found.kind}")
+    return [table for file in files_of(form, found.traces) for table in form.tables(file)]
 
 
 def import_run(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    from fullwire.importers._tables import Table
     from fullwire.run.run import Run
 
 Option: TypeAlias = Literal["step_time", "reduce_cost", "communication"]
@@ -66,3 +67,4 @@ class Format:
     options: tuple[Option, ...] = ()
     beside: Beside | None = None  # its files may stand beside those of another format
     write: Callable[[Sequence[Path], Options, Writing], Path] | None = None  # in bounded memory
+    tables: Callable[[Path], list[Table]] | None = None  # of a benchmark of collectives

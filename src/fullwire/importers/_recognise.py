@@ -233,7 +233,6 @@ _KINDS = (
         rb"\s*(?:<\?xml[^>]*>)?\s*<(?:system|graphs) version=",
         instead="describe the cluster in a file for --cluster",
     ),
-    _Unread("a table of the OSU benchmarks", rb"(?:.{0,200}\n)?\s*# OSU (?:MPI|NCCL)"),
     _Unread("a report of mpiP", rb"@ mpiP"),
     _Unread("a file of HDF5", rb"\x89HDF\r\n\x1a\n"),
     _Unread("an array of NumPy", rb"\x93NUMPY"),
