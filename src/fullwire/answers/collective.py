@@ -76,13 +76,20 @@ def collective(
         "adds": adds,
     }
     if cluster is None:
-        where = _one_switch(among, bandwidth, latency)
+        if among is None or bandwidth is None:
+            raise UsageError("collective: expected workers and bandwidth, or a described cluster")
+        latency_s = read_latency(latency or 0.0)
+        where = one_switch(workers=among, rate_bps=rate(bandwidth), latency_s=latency_s)
         algorithm = algorithm or names(op)[0]
     else:
         where = _described(cluster, nodes, bandwidth, latency)
         algorithm = algorithm or usual_algorithm(op, where)
     where = where if among is None else with_workers(where, among)
-    devices = _order(where, among, placement, order)
+    devices: Sequence[int] | None = order
+    if is_scattered(where, placement):
+        if order is not None:
+            raise UsageError("order: expected either an order, or ranks scattered over the leaves")
+        devices = [int(device) for device in scattered(where)[:among]]
 
     def timed(name: str) -> CollectiveTime:
         found = collective_time(
@@ -109,26 +116,6 @@ def collective(
         name: believed_cost(op, name, where, among or where.devices, devices) for name in tried
     }
     return quickest_time(tried, timed, tuned(over_links(costs, adds)))
-
-
-def _one_switch(
-    workers: int | None, bandwidth: str | float | None, latency: str | float | None
-) -> Cluster:
-    if workers is None or bandwidth is None:
-        raise UsageError("collective: expected workers and bandwidth, or a described cluster")
-    return one_switch(
-        workers=workers, rate_bps=rate(bandwidth), latency_s=read_latency(latency or 0.0)
-    )
-
-
-def _order(
-    where: Cluster, workers: int | None, placement: str, order: Sequence[int] | None
-) -> Sequence[int] | None:
-    if not is_scattered(where, placement):
-        return order
-    if order is not None:
-        raise UsageError("order: expected either an order, or ranks scattered over the leaves")
-    return [int(device) for device in scattered(where)[:workers]]
 
 
 def _described(

@@ -167,73 +167,6 @@ def prediction_notes(
     ranks_are_placed: bool = False,
 ) -> Iterator[Finding]:
     """Go through what there is to know; ranks are placed where it was said how many a host has."""
-    yield from _modelled(named)
-    yield from _too_large(named)
-    for (name, run), subject in zip(named, subjects, strict=True):
-        yield from _of_run(name, run, subject, grid)
-    for compressor in grid.compressors:
-        if compressor.caveat:
-            yield CodecCost(codec=compressor.name, caveat=compressor.caveat)
-    yield from _more_hosts(grid, ranks_are_placed=ranks_are_placed)
-    for transport in (each for each in grid.transports if isinstance(each, MeasuredTransport)):
-        limits_bps = {each: transport.line_limits_up_to_bps(each) for each in grid.workers}
-        workers = min(limits_bps, key=lambda each: (limits_bps[each], each))
-        if max(grid.bandwidth_bps) > limits_bps[workers]:
-            yield BeyondTheLine(workers=workers, rate_bps=limits_bps[workers])
-    yield from _drifting(grid)
-    if {"tree", AUTO} & set(grid.algorithms) and max(grid.workers) > 2:
-        yield TreeAtItsBest()
-
-
-def _of_run(name: str, run: Run, subject: Subject, grid: Grid) -> Iterator[Finding]:
-    if subject.step.is_estimated:
-        yield EstimatedFromSeveral(run=name)
-    median_ns, mean_s = subject.step.measured_ns, mean_step_s(run)
-    if median_ns and mean_s is not None and abs(mean_s / (median_ns * 1e-9) - 1) > NOTABLE:
-        yield MedianIsReplayed(run=name, median_s=median_ns * 1e-9, mean_s=mean_s)
-    if any(isinstance(transport, MeasuredTransport) for transport in grid.transports):
-        yield from (OfRun(run=name, what=each) for each in about_others(run))
-    if subject.step.shards > 1:
-        yield SummedInGroups(run=name, shards=subject.step.shards)
-    yield from (NamedRunIsPartial(run=name, what=each) for each in run.missing)
-    if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):
-        yield OthersMayBeLater(run=name)
-
-
-def _more_hosts(grid: Grid, *, ranks_are_placed: bool) -> Iterator[Finding]:
-    for transport in (each for each in grid.transports if isinstance(each, MeasuredTransport)):
-        if max(grid.workers) > transport.workers and not ranks_are_placed:
-            yield MoreHostsAlike(
-                hosts=transport.machines,
-                ranks=transport.workers / transport.machines,
-                processors=transport.processors,
-            )
-
-
-def _drifting(grid: Grid) -> Iterator[Finding]:
-    where = OnLinks.of(grid.cluster, grid.latency_s[0], is_scattered=grid.is_scattered)
-    if where is None:
-        return
-    workers = max(grid.workers)
-    asked = {*grid.algorithms, *(tried(grid) if AUTO in grid.algorithms else ())} - {AUTO}
-    names = tuple(
-        each for each in sorted(asked) if not where.cost("allreduce", each, workers).is_believed
-    )
-    if names:
-        yield RanksDriftApart(algorithms=names, workers=workers, cluster=where.cluster.name)
-
-
-def _too_large(named: Sequence[tuple[str, Run]]) -> Iterator[Finding]:
-    """Say which built-in workloads would not fit into their device."""
-    for _, run in named:
-        if run.provenance.origin == "modelled":
-            load = workload(run.provenance.source)
-            if not load.memory.fits:
-                yield memory_finding(load)
-
-
-def _modelled(named: Sequence[tuple[str, Run]]) -> Iterator[Finding]:
-    """Say of each device which of the runs are modelled on it."""
     by_device: dict[tuple[str, str], list[str]] = {}
     for name, run in named:
         if run.provenance.basis == "modelled":
@@ -241,6 +174,54 @@ def _modelled(named: Sequence[tuple[str, Run]]) -> Iterator[Finding]:
             by_device.setdefault(device, []).append(name)
     for (title, efficiency), names in by_device.items():
         yield Modelled(names=tuple(names), device=title, efficiency=efficiency)
+    for _, run in named:  # built-in workloads that would not fit into their device
+        if run.provenance.origin == "modelled":
+            load = workload(run.provenance.source)
+            if not load.memory.fits:
+                yield memory_finding(load)
+    measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
+    for (name, run), subject in zip(named, subjects, strict=True):
+        yield from _of_run(name, run, subject, is_measured=bool(measured))
+    for compressor in grid.compressors:
+        if compressor.caveat:
+            yield CodecCost(codec=compressor.name, caveat=compressor.caveat)
+    for transport in measured:
+        if max(grid.workers) > transport.workers and not ranks_are_placed:
+            yield MoreHostsAlike(
+                hosts=transport.machines,
+                ranks=transport.workers / transport.machines,
+                processors=transport.processors,
+            )
+    for transport in measured:
+        limits_bps = {each: transport.line_limits_up_to_bps(each) for each in grid.workers}
+        workers = min(limits_bps, key=lambda each: (limits_bps[each], each))
+        if max(grid.bandwidth_bps) > limits_bps[workers]:
+            yield BeyondTheLine(workers=workers, rate_bps=limits_bps[workers])
+    where = OnLinks.of(grid.cluster, grid.latency_s[0], is_scattered=grid.is_scattered)
+    if where is not None:
+        most = max(grid.workers)
+        asked = {*grid.algorithms, *(tried(grid) if AUTO in grid.algorithms else ())} - {AUTO}
+        costs = {name: where.cost("allreduce", name, most) for name in sorted(asked)}
+        apart = tuple(name for name, cost in costs.items() if not cost.is_believed)
+        if apart:
+            yield RanksDriftApart(algorithms=apart, workers=most, cluster=where.cluster.name)
+    if {"tree", AUTO} & set(grid.algorithms) and max(grid.workers) > 2:
+        yield TreeAtItsBest()
+
+
+def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iterator[Finding]:
+    if subject.step.is_estimated:
+        yield EstimatedFromSeveral(run=name)
+    median_ns, mean_s = subject.step.measured_ns, mean_step_s(run)
+    if median_ns and mean_s is not None and abs(mean_s / (median_ns * 1e-9) - 1) > NOTABLE:
+        yield MedianIsReplayed(run=name, median_s=median_ns * 1e-9, mean_s=mean_s)
+    if is_measured:
+        yield from (OfRun(run=name, what=each) for each in about_others(run))
+    if subject.step.shards > 1:
+        yield SummedInGroups(run=name, shards=subject.step.shards)
+    yield from (NamedRunIsPartial(run=name, what=each) for each in run.missing)
+    if len(recorded_ranks(run)) < world(run) and not stands_for_all(run):
+        yield OthersMayBeLater(run=name)
 
 
 class Label(Finding):
@@ -397,9 +378,19 @@ def target_findings(targets: Targets, varying: Collection[str]) -> Iterator[Find
             AtRate(needed=_needed(case), rate_bps=case.bandwidth_bps or 0.0)
             for case in ratios.get(label, [])
         ]
-        needs += [_bandwidth(case) for case in _worth_saying(rates[label])]
-        shown = _label(rates[label][0], varying)
-        yield TargetNeeds(label=shown, scaling_factor=targets.scaling_factor, needs=tuple(needs))
+        # Codecs, and of free ratios the least: those between are in the JSON.
+        free = [case for case in rates[label] if case.codec is None]
+        with_codec = [case for case in rates[label] if case.codec is not None]
+        needs += [_bandwidth(case) for case in free[:1] + with_codec]
+        first = rates[label][0]
+        conditions = {name: getattr(first, name) if name in varying else None for name in _LABELLED}
+        latency_s = conditions.pop("latency_s")
+        latency = None if latency_s is None else LatencyOf(latency_s=latency_s)
+        yield TargetNeeds(
+            label=Label(case=first, latency=latency, **conditions),
+            scaling_factor=targets.scaling_factor,
+            needs=tuple(needs),
+        )
     yield from _summary(targets, varying)
 
 
@@ -425,20 +416,6 @@ def _by_label(
     return {key: list(cases) for key, cases in groupby(reached, label)}
 
 
-def _label(case: Reached, varying: Collection[str]) -> Label:
-    shown = {name: getattr(case, name) if name in varying else None for name in _LABELLED}
-    latency_s = shown.pop("latency_s")
-    return Label(
-        case=case, latency=None if latency_s is None else LatencyOf(latency_s=latency_s), **shown
-    )
-
-
-def _worth_saying(rates: list[Reached]) -> list[Reached]:
-    """Keep codecs and the least compression; the ratios between are in the JSON."""
-    free = [case for case in rates if case.codec is None]
-    return free[:1] + [case for case in rates if case.codec is not None]
-
-
 def _needed(case: Reached) -> Finding:
     if case.compression is None:
         return MoreThanAnyCompression(best=case.best_scaling_factor)
@@ -448,20 +425,16 @@ def _needed(case: Reached) -> Finding:
 
 
 def _bandwidth(case: Reached) -> Finding:
-    how = _how(case)
+    how: Finding = WithoutCompression()
+    if case.codec is not None:
+        how = WithCodec(codec=case.codec)
+    elif case.compression is not None and case.compression != 1:
+        how = WithCompression(ratio=case.compression)
     if case.bandwidth_bps is None:
         return MoreThanAnyBandwidth(how=how, best=case.best_scaling_factor)
     if case.bandwidth_bps <= LEAST_BPS:
         return NextToNoBandwidth(how=how)
     return BandwidthOf(rate_bps=_rounded_up(case.bandwidth_bps), how=how)
-
-
-def _how(case: Reached) -> Finding:
-    if case.codec is not None:
-        return WithCodec(codec=case.codec)
-    if case.compression is None or case.compression == 1:
-        return WithoutCompression()
-    return WithCompression(ratio=case.compression)
 
 
 def _summary(targets: Targets, varying: Collection[str]) -> Iterator[Finding]:
@@ -470,7 +443,7 @@ def _summary(targets: Targets, varying: Collection[str]) -> Iterator[Finding]:
         return
     ordered = sorted(targets.least_compression, key=_place)
     for (workers, rate_bps), cases in groupby(ordered, key=_place):
-        least, *_, most = sorted(cases, key=_difficulty)
+        least, *_, most = sorted(cases, key=lambda case: case.compression or math.inf)
         needed = _needed(least)
         if needed == _needed(most):
             yield AlikeForAllRuns(workers=workers, rate_bps=rate_bps, needed=needed)
@@ -487,10 +460,6 @@ def _summary(targets: Targets, varying: Collection[str]) -> Iterator[Finding]:
 
 def _place(case: Reached) -> tuple[int, float]:
     return case.workers, case.bandwidth_bps or 0.0
-
-
-def _difficulty(case: Reached) -> float:
-    return math.inf if case.compression is None else case.compression
 
 
 def _rounded_up(number: float) -> float:

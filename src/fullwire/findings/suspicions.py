@@ -122,19 +122,14 @@ def suspicion_finding(job: Suspicion) -> Finding:
     worst, spine = job.worst, job.of(LINK_KINDS[SPINE])
     if worst is None:
         return NoLinkHoldsBack(job=job)
-    is_spine = worst.links == LINK_KINDS[SPINE]
-    return LinksHoldBack(
-        job=job,
-        links=SpineUplinks(oversubscription=job.oversubscription)
-        if is_spine
-        else NamedLinks(name=worst.links),
-        worst=worst,
-        shorter=1 - worst.step_s / job.step_s,
-        spine=None if spine is None or is_spine else _of_spine(job, spine),
-    )
-
-
-def _of_spine(job: Suspicion, spine: Suspect) -> Finding:
-    if not job.is_to_blame(spine):
-        return SpineDoesNot(oversubscription=job.oversubscription, change=spine.change)
-    return SpineAlone(change=spine.change, step_s=spine.step_s)
+    ratio = job.oversubscription
+    links: Finding = NamedLinks(name=worst.links)
+    of_spine: Finding | None = None
+    if worst.links == LINK_KINDS[SPINE]:
+        links = SpineUplinks(oversubscription=ratio)
+    elif spine is not None and job.is_to_blame(spine):
+        of_spine = SpineAlone(change=spine.change, step_s=spine.step_s)
+    elif spine is not None:
+        of_spine = SpineDoesNot(oversubscription=ratio, change=spine.change)
+    shorter = 1 - worst.step_s / job.step_s
+    return LinksHoldBack(job=job, links=links, worst=worst, shorter=shorter, spine=of_spine)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import fullwire
 from fullwire.answers.compare import Comparison, compare
 from fullwire.answers.explain import Explanation, explain
-from fullwire.answers.explorer import Explorer, explorer
 from fullwire.answers.opening import Opened, RunLike, opened
+from fullwire.answers.search import Explorer, explorer
 from fullwire.answers.verification import verify
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import FullwireError, UsageError
