@@ -141,9 +141,8 @@ def _read(found: Given, options: Options) -> Run:
     _refuse_others(found, options)
     if found.kind == WORKLOAD:
         from fullwire import workloads
-        from fullwire.workloads.modelled import modelled_run
 
-        return modelled_run(workloads.workload(str(found.traces[0])))
+        return workloads.modelled_run(workloads.workload(str(found.traces[0])))
     if found.kind == RUN:
         from fullwire.run.store import read_run
 
