@@ -25,7 +25,7 @@ from fullwire.clusters.cluster import (
     with_workers,
 )
 from fullwire.collectives.tuning import AUTO
-from fullwire.findings.suspicions import WORTH_BLAMING, Suspect, Suspicion
+from fullwire.findings.predictions import WORTH_BLAMING, Suspect, Suspicion
 from fullwire.simulation.grid import Grid, Subject, tried
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import sweep

@@ -42,8 +42,8 @@ from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import UsageError
 from fullwire.findings.collective import TunerTakes, by_size
 from fullwire.findings.finding import Finding
-from fullwire.findings.predictions import prediction_notes, target_findings
-from fullwire.findings.suspicions import Suspicion, suspicion_finding
+from fullwire.findings.predictions import Suspicion, prediction_notes, suspicion_finding
+from fullwire.findings.scaling import target_findings
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.conditions import CHANGES, Changes, changed, unfolded, with_names
