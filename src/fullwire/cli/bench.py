@@ -15,7 +15,7 @@ from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
     from fullwire.lab.lab import Lab
-    from fullwire.studies.contest.description import Contest, Outcome
+    from fullwire.studies.contest import Contest, Outcome
 
 app = typer.Typer(
     name="bench",
@@ -78,8 +78,14 @@ def transport(
     torchrun --nnodes 2 ... --no-python fullwire bench transport --rate 25Gbps --against gloo
     """
     from fullwire.report.charts import check_plot_path
-    from fullwire.studies.contest.description import PLAIN, USUAL_SIZES, Contest
-    from fullwire.studies.contest.view import contest_lines, contest_object, plot_contest
+    from fullwire.studies.contest import (
+        PLAIN,
+        USUAL_SIZES,
+        Contest,
+        contest_lines,
+        contest_object,
+        plot_contest,
+    )
     from fullwire.units import bits_per_second, size_bytes
 
     contest = Contest(
