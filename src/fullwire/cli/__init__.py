@@ -43,14 +43,36 @@ def main() -> None:
 
 
 def _run_or_refuse() -> None:
-    """Turn what Fullwire refuses into one line and an exit status."""
+    """Run one command; turn what Fullwire refuses into one line and an exit status."""
     from typer import Exit
     from typer._click.exceptions import ClickException, NoArgsIsHelpError  # pinned in pyproject
+    from typer.main import get_command
 
     from fullwire.errors import FullwireError
 
+    arguments = sys.argv[1:]
+    # Nothing that we open may take the place of a standard stream that was closed.
+    for standard in (0, 1, 2):
+        try:
+            os.fstat(standard)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), standard)  # it may be that very number
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process is
+    if sys.stdout is None and arguments[:1] == ["record"]:  # it is the job's, which may not want it
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        _stop("standard output is closed", 2)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot encode is escaped, as on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        _run(sys.argv[1:])
+        from fullwire.cli.app import app_for
+
+        command = get_command(app_for(arguments))
+        # Not by typer's own runner, which would print what goes wrong.
+        with command.make_context("fullwire", arguments) as context:
+            command.invoke(context)
+        sys.stdout.flush()
     except Exit as done:
         sys.exit(done.exit_code)
     except FullwireError as error:
@@ -68,36 +90,6 @@ def _run_or_refuse() -> None:
         sys.exit(2)
     except ClickException as error:
         _stop(error.format_message(), 2)
-
-
-def _run(arguments: list[str]) -> None:
-    """Run one command; what goes wrong is left to `main`, which typer's own runner would print."""
-    from typer.main import get_command
-
-    from fullwire.cli.app import app_for
-
-    _open_closed_streams()
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process is
-    if sys.stdout is None and arguments[:1] == ["record"]:  # it is the job's, which may not want it
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdout is None:
-        _stop("standard output is closed", 2)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot encode is escaped, as on stderr
-        sys.stdout.reconfigure(errors="backslashreplace")
-    command = get_command(app_for(arguments))
-    with command.make_context("fullwire", arguments) as context:
-        command.invoke(context)
-    sys.stdout.flush()
-
-
-def _open_closed_streams() -> None:
-    """Let nothing that we open take the place of a standard stream that was closed."""
-    for standard in (0, 1, 2):
-        try:
-            os.fstat(standard)
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_RDWR), standard)  # it may be that very number
 
 
 def _abandon(stream: TextIO) -> None:

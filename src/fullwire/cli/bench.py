@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import Force, Json, print_json
+from fullwire.cli.telling import introduce
 from fullwire.errors import UsageError
-
-if TYPE_CHECKING:
-    from fullwire.lab.lab import Lab
-    from fullwire.studies.contest import Contest, Outcome
 
 app = typer.Typer(
     name="bench",
@@ -82,6 +79,8 @@ def transport(
         PLAIN,
         USUAL_SIZES,
         Contest,
+        check_torch,
+        contest_in_lab,
         contest_lines,
         contest_object,
         plot_contest,
@@ -99,8 +98,21 @@ def transport(
     )
     if plot is not None:
         check_plot_path(plot, replace=force)
-    is_rank = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
-    outcome = _ranked(contest, workers) if is_rank else _in_lab(contest, workers)
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        ranks = os.environ["WORLD_SIZE"]
+        if workers is not None and str(workers) != ranks:
+            raise UsageError(
+                f"workers: under torchrun its ranks take part, and they are {ranks}: got {workers}"
+            )
+        check_torch()
+        from fullwire.studies.contest.rank import take_part
+
+        outcome = take_part(contest)
+    elif workers is None:
+        raise UsageError("workers: expected how many hosts the lab is to have, like --workers 2")
+    else:
+        with signals_end_it():
+            outcome = contest_in_lab(contest, workers, introduce)
     if outcome is None:  # another rank says it
         return
     if plot is not None:
@@ -110,32 +122,3 @@ def transport(
     else:
         for line in contest_lines(outcome):
             typer.echo(line)
-
-
-def _ranked(contest: Contest, workers: int | None) -> Outcome | None:
-    from fullwire.studies.contest import check_torch
-
-    ranks = os.environ.get("WORLD_SIZE")
-    if workers is not None and str(workers) != ranks:
-        raise UsageError(
-            f"workers: under torchrun its ranks take part, and they are {ranks}: got {workers}"
-        )
-    check_torch()
-    from fullwire.studies.contest.rank import take_part
-
-    return take_part(contest)
-
-
-def _in_lab(contest: Contest, workers: int | None) -> Outcome:
-    from fullwire.lab.session import summary
-    from fullwire.studies.contest import contest_in_lab
-
-    if workers is None:
-        raise UsageError("workers: expected how many hosts the lab is to have, like --workers 2")
-
-    def introduce(lab: Lab) -> None:
-        for sentence in (summary(lab), *(f"warning: {warning}" for warning in lab.warnings)):
-            typer.echo(f"fullwire: {sentence}", err=True)
-
-    with signals_end_it():
-        return contest_in_lab(contest, workers, introduce)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fullwire.cli.options import Force, Json, print_json
-from fullwire.units import visible
+from fullwire.cli.telling import tell
 
 app = typer.Typer(
     help="Look at described clusters: files of yours, and those built in.",
@@ -44,7 +44,7 @@ def show(
         from fullwire.report.cluster_picture import plot_cluster
 
         plot_cluster(fabric, plot)
-        typer.echo(visible(f"drawn: {plot}"), err=True)
+        tell(f"drawn: {plot}")
     if json:
         print_json(cluster_object(fabric))
     elif toml:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fullwire.cli.options import ALGORITHMS, ClusterOption, Json, Placement, print_json
-from fullwire.cli.progress import progress
+from fullwire.cli.telling import progress
 
 
 def collective(

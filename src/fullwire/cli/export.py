@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from fullwire.cli.options import Force
-from fullwire.units import visible
+from fullwire.cli.telling import tell
 
 
 def export(
@@ -33,6 +33,6 @@ def export(
         missing = chrome.write_chrome(run, sys.stdout.buffer)
     else:
         missing = chrome.export(run, output, replace=force)
-        sys.stderr.write(visible(f"written: {output}") + "\n")
+        tell(f"written: {output}")
     for gap in missing:
-        sys.stderr.write(f"missing: {visible(gap)}\n")
+        tell(f"missing: {gap}")

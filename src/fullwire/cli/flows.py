@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fullwire.cli.options import Force, Json, print_json
-from fullwire.units import visible
+from fullwire.cli.telling import tell
 
 
 def flows(
@@ -57,4 +56,4 @@ def flows(
     if output is not None:
         from fullwire.run.store import write
 
-        sys.stderr.write(visible(f"written: {write(run, output, replace=force)}") + "\n")
+        tell(f"written: {write(run, output, replace=force)}")

@@ -10,8 +10,8 @@ import typer
 
 from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import Force, On
+from fullwire.cli.telling import tell
 from fullwire.registry import keys_in
-from fullwire.units import visible
 
 _MOST_SAID = 5  # of what is missing
 _FORMATS = ", ".join(keys_in("fullwire.importers"))
@@ -77,11 +77,10 @@ def import_(
             replace=force,
             told=show_progress,
         )
-    typer.echo(visible(f"written: {place}"), err=True)
+    tell(f"written: {place}")
     missing = read_run(place, only=()).missing
-    lines = [f"note: PARTIAL: {sentence}" for sentence in missing[:_MOST_SAID]]
+    for sentence in missing[:_MOST_SAID]:
+        tell(f"note: PARTIAL: {sentence}")
     if len(missing) > _MOST_SAID:
         more = len(missing) - _MOST_SAID
-        lines.append(f"note: PARTIAL: {more:,} more, which `fullwire show` names")
-    for line in lines:
-        typer.echo(visible(line), err=True)
+        tell(f"note: PARTIAL: {more:,} more, which `fullwire show` names")

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from fullwire.cli.options import Force, Packets
+from fullwire.cli.telling import tell
 from fullwire.errors import UsageError
-from fullwire.units import visible
 
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="X.run", help="The run to write")]
 
@@ -39,7 +39,7 @@ def record(
         raise typer.Exit(record_part(command, output, packets=packets))
     recording = run_and_keep(command, output, packets=packets, replace=force)
     for line in recording_lines(recording.path):
-        typer.echo(visible(line), err=True)  # standard output belongs to the job
+        tell(line)  # standard output belongs to the job
     raise typer.Exit(recording.exit_status)
 
 
@@ -57,4 +57,4 @@ def join(
 
     recording = joined(directories, output, replace=force)
     for line in recording_lines(recording.path):
-        typer.echo(visible(line), err=True)
+        tell(line)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fullwire.cli.options import Force
-from fullwire.units import visible
+from fullwire.cli.telling import tell
 
 
 def report(
@@ -43,4 +42,4 @@ def report(
         calibrate=calibrate or (),
         replace=force,
     )
-    sys.stderr.write(visible(f"written: {output}") + "\n")
+    tell(f"written: {output}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fullwire.cli.options import Json, print_json
+from fullwire.cli.telling import say
 
 
 def study(
@@ -28,10 +28,6 @@ def study(
     from fullwire.cli.leaving import signals_end_it
     from fullwire.studies.papers import study as answer
     from fullwire.studies.papers.view import print_study, study_object, write_study
-
-    def say(sentence: str) -> None:
-        sys.stderr.write(f"fullwire: {sentence}\n")
-        sys.stderr.flush()
 
     with signals_end_it():
         result = answer(output, quick=quick, say=say)
