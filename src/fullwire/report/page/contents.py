@@ -30,7 +30,7 @@ from fullwire.simulation.transport import FullTransport, Transport
 from fullwire.timeline.lanes import Bars, Drawing, drawing, lanes_of
 from fullwire.timeline.timeline import Doing
 from fullwire.timeline.transfers import world
-from fullwire.timeline.usage import UsageOverTime, usage_over_time
+from fullwire.timeline.utilization import UsageOverTime, usage_over_time
 from fullwire.units import show_bytes, show_rate, visible
 from fullwire.words import sentence as sentence_of
 from fullwire.words import sentences
