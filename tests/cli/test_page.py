@@ -17,8 +17,7 @@ import pytest
 import fullwire as fw
 from fullwire.answers.explorer import explorer
 from fullwire.errors import UsageError
-from fullwire.report.page import page, write_page
-from fullwire.report.page.contents import contents
+from fullwire.report.page import contents, page, write_page
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Provenance, Run

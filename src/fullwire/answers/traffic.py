@@ -44,7 +44,7 @@ def flows_and_run(
         raise UsageError("gradient: expected a size above 0")
     run = _traffic_run(*captures)
     if hosts is not None:
-        from fullwire.packets.hosts_file import read_hosts
+        from fullwire.packets.edges import read_hosts
 
         run = replace(run, facts=run.facts | read_hosts(path_of(hosts, "hosts")))
     from fullwire.answers.audited import audited  # which begin when captures have been read

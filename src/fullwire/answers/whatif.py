@@ -50,11 +50,11 @@ from fullwire.simulation.conditions import CHANGES, Changes, changed, unfolded, 
 from fullwire.simulation.grid import MOST_APART, Grid, Predictions, Subject, tried
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.on_links import OnLinks
-from fullwire.simulation.replay import replay as replay_subject
 from fullwire.simulation.scenario import Order, Scenario, lane_order
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import recorded_cluster
 from fullwire.simulation.sweep import Progress, sweep
+from fullwire.simulation.sweep import replay as replay_subject
 from fullwire.simulation.target import Targets, targets
 from fullwire.simulation.transport import FullTransport
 from fullwire.units import ratio

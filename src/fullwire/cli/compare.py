@@ -30,14 +30,15 @@ def compare(
     runs: Annotated[list[str], typer.Argument(metavar="BEFORE.run... [--] AFTER.run...")],
     json: Json = False,
 ) -> None:
-    """Compare the steps of two runs of the same work: better, worse, or noise?
+    """Compare two runs: faster, slower, or noise?
 
-    Several recordings of each tell smaller changes from noise:
+    Several recordings of each side tell smaller changes from noise:
 
+    fullwire compare before.run after.run
     fullwire compare before*.run -- after*.run
 
-    Where what changed can be predicted (links, workers, buckets, a casting hook), the prediction
-    that the first run gives is held against the second.
+    The first run predicts the second where links, workers, buckets or a casting hook changed. The
+    answer then has the prediction beside the measurement.
     """
     from fullwire.answers.changed import changed
     from fullwire.answers.compare import compare as answer
@@ -45,7 +46,7 @@ def compare(
     from fullwire.answers.opening import opened
     from fullwire.answers.verification import verify
     from fullwire.report.as_data import comparison_object, verification_object
-    from fullwire.report.comparison import print_comparison
+    from fullwire.report.explanation import print_comparison
 
     stand_after = context.meta.get(_AFTER)
     if stand_after is None and len(runs) != 2:

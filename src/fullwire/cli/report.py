@@ -27,7 +27,9 @@ def report(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write what explain says as one offline HTML page, with timelines and an explorer.
+    """Write the explanation as one offline HTML page.
+
+    The page also has timelines, charts and an explorer. It opens in any browser:
 
     fullwire report job.run -o report.html
     fullwire report before.run after.run -o report.html

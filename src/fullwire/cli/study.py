@@ -21,7 +21,9 @@ def study(
     ] = Path("study"),
     json: Json = False,
 ) -> None:
-    """Redo the two papers in the lab: predicted beside measured, and which claims hold here.
+    """Redo the two papers in the lab.
+
+    Each claim is predicted and measured, and the answer says which of them hold on this machine:
 
     fullwire study --quick -o study
     """
