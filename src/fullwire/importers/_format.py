@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fullwire.importers._tables import Table
     from fullwire.run.run import Run
 
-Option: TypeAlias = Literal["step_time", "reduce_cost", "communication"]
+Option: TypeAlias = Literal["step_time", "reduce_cost", "communication", "pattern"]
 
 
 class Likeness(NamedTuple):
@@ -34,6 +34,7 @@ class Options:
     step_time: str | float | None = None
     reduce_cost: str | Path | None = None
     communication: str | None = None
+    pattern: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
