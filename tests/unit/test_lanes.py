@@ -11,7 +11,7 @@ from fullwire.run.facts import Facts
 from fullwire.run.run import Hosts, Links, Run
 from fullwire.timeline.account import account
 from fullwire.timeline.lanes import MOST_BARS, MOST_RANKS, drawing, lanes_of
-from fullwire.timeline.usage import MOST_PIECES, usage_over_time
+from fullwire.timeline.utilization import MOST_PIECES, usage_over_time
 from tests.jobs_by_hand import MS, Rank, a_job, a_trained_job
 
 

@@ -1,21 +1,18 @@
-"""fullwire bench: what Fullwire's own parts cost and give on this machine."""
+"""fullwire bench: cost and speed of Fullwire's own parts on this machine."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import Force, Json, print_json
+from fullwire.cli.telling import introduce
 from fullwire.errors import UsageError
-
-if TYPE_CHECKING:
-    from fullwire.lab.lab import Lab
-    from fullwire.studies.contest.description import Contest, Outcome
 
 app = typer.Typer(
     name="bench",
@@ -30,7 +27,9 @@ def recorder(
     pairs: Annotated[int, typer.Option(help="So many pairs of turns; at least 5")] = 48,
     json: Json = False,
 ) -> None:
-    """Train a model of 40 layers on two ranks, recorded and not, and compare the steps.
+    """Measure the cost of recording a job.
+
+    Two ranks train a model of 40 layers, recorded and unrecorded in turns:
 
     fullwire bench recorder
     """
@@ -71,15 +70,25 @@ def transport(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Reduce with our transport and with others in turns, in a lab or as a rank of torchrun.
+    """Compare our transport with others.
+
+    They reduce in turns, in a lab or as a rank of torchrun:
 
     fullwire bench transport --workers 2 --rate 10Gbps --against gloo
     fullwire bench transport --workers 2 --rate 5Gbps --encrypt
-    torchrun --nnodes 2 ... --no-python fullwire bench transport --rate 25Gbps --against gloo
+    torchrun ... --no-python fullwire bench transport --rate 25Gbps
     """
     from fullwire.report.charts import check_plot_path
-    from fullwire.studies.contest.description import PLAIN, USUAL_SIZES, Contest
-    from fullwire.studies.contest.view import contest_lines, contest_object, plot_contest
+    from fullwire.studies.contest import (
+        PLAIN,
+        USUAL_SIZES,
+        Contest,
+        check_torch,
+        contest_in_lab,
+        contest_lines,
+        contest_object,
+        plot_contest,
+    )
     from fullwire.units import bits_per_second, size_bytes
 
     contest = Contest(
@@ -93,8 +102,21 @@ def transport(
     )
     if plot is not None:
         check_plot_path(plot, replace=force)
-    is_rank = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
-    outcome = _ranked(contest, workers) if is_rank else _in_lab(contest, workers)
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        ranks = os.environ["WORLD_SIZE"]
+        if workers is not None and str(workers) != ranks:
+            raise UsageError(
+                f"workers: under torchrun its ranks take part, and they are {ranks}: got {workers}"
+            )
+        check_torch()
+        from fullwire.studies.contest.rank import take_part
+
+        outcome = take_part(contest)
+    elif workers is None:
+        raise UsageError("workers: expected how many hosts the lab is to have, like --workers 2")
+    else:
+        with signals_end_it():
+            outcome = contest_in_lab(contest, workers, introduce)
     if outcome is None:  # another rank says it
         return
     if plot is not None:
@@ -104,32 +126,3 @@ def transport(
     else:
         for line in contest_lines(outcome):
             typer.echo(line)
-
-
-def _ranked(contest: Contest, workers: int | None) -> Outcome | None:
-    from fullwire.studies.contest import check_torch
-
-    ranks = os.environ.get("WORLD_SIZE")
-    if workers is not None and str(workers) != ranks:
-        raise UsageError(
-            f"workers: under torchrun its ranks take part, and they are {ranks}: got {workers}"
-        )
-    check_torch()
-    from fullwire.studies.contest.rank import take_part
-
-    return take_part(contest)
-
-
-def _in_lab(contest: Contest, workers: int | None) -> Outcome:
-    from fullwire.lab.session import summary
-    from fullwire.studies.contest import contest_in_lab
-
-    if workers is None:
-        raise UsageError("workers: expected how many hosts the lab is to have, like --workers 2")
-
-    def introduce(lab: Lab) -> None:
-        for sentence in (summary(lab), *(f"warning: {warning}" for warning in lab.warnings)):
-            typer.echo(f"fullwire: {sentence}", err=True)
-
-    with signals_end_it():
-        return contest_in_lab(contest, workers, introduce)

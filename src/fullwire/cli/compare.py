@@ -30,14 +30,15 @@ def compare(
     runs: Annotated[list[str], typer.Argument(metavar="BEFORE.run... [--] AFTER.run...")],
     json: Json = False,
 ) -> None:
-    """Compare the steps of two runs of the same work: better, worse, or noise?
+    """Compare two runs: faster, slower, or noise?
 
-    Several recordings of each tell smaller changes from noise:
+    Several recordings of each side tell smaller changes from noise:
 
+    fullwire compare before.run after.run
     fullwire compare before*.run -- after*.run
 
-    Where what changed can be predicted (links, workers, buckets, a casting hook), the prediction
-    that the first run gives is held against the second.
+    The first run predicts the second where links, workers, buckets or a casting hook changed. The
+    answer then has the prediction beside the measurement.
     """
     from fullwire.answers.changed import changed
     from fullwire.answers.compare import compare as answer
@@ -45,9 +46,18 @@ def compare(
     from fullwire.answers.opening import opened
     from fullwire.answers.verification import verify
     from fullwire.report.as_data import comparison_object, verification_object
-    from fullwire.report.comparison import print_comparison
+    from fullwire.report.explanation import print_comparison
 
-    before, after = _sides(runs, context.meta.get(_AFTER))
+    stand_after = context.meta.get(_AFTER)
+    if stand_after is None and len(runs) != 2:
+        raise UsageError(
+            f"compare: expected BEFORE.run and AFTER.run, or -- between several of each, got "
+            f"{len(runs)} without --"
+        )
+    stand_before = len(runs) - (1 if stand_after is None else stand_after)
+    if not 0 < stand_before < len(runs):
+        raise UsageError("compare: expected runs on both sides of --")
+    before, after = runs[:stand_before], runs[stand_before:]
     sides = [[opened(each) for each in side] for side in (before, after)]
     for name, each in zip(runs, itertools.chain(*sides), strict=True):
         refuse_without_steps(each.run, name)
@@ -64,16 +74,3 @@ def compare(
         )
     else:
         print_comparison(result, parts, verification, before, after)
-
-
-def _sides(runs: list[str], after: int | None) -> tuple[list[str], list[str]]:
-    """Part the recordings before a change from those after it; without `--` there is one each."""
-    if after is None and len(runs) != 2:
-        raise UsageError(
-            f"compare: expected BEFORE.run and AFTER.run, or -- between several of each, got "
-            f"{len(runs)} without --"
-        )
-    before = len(runs) - (1 if after is None else after)
-    if not 0 < before < len(runs):
-        raise UsageError("compare: expected runs on both sides of --")
-    return runs[:before], runs[before:]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from fullwire.cli.options import Force
-from fullwire.units import visible
+from fullwire.cli.telling import tell
 
 
 def export(
@@ -23,7 +23,9 @@ def export(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write a run as a Chrome trace: a process for each rank, lanes as threads.
+    """Write a run as a trace for Perfetto.
+
+    Each rank becomes a process, and each lane a thread. ui.perfetto.dev opens the file:
 
     fullwire export job.run --format chrome -o job.json
     """
@@ -33,6 +35,6 @@ def export(
         missing = chrome.write_chrome(run, sys.stdout.buffer)
     else:
         missing = chrome.export(run, output, replace=force)
-        sys.stderr.write(visible(f"written: {output}") + "\n")
+        tell(f"written: {output}")
     for gap in missing:
-        sys.stderr.write(f"missing: {visible(gap)}\n")
+        tell(f"missing: {gap}")

@@ -10,10 +10,10 @@ import typer
 
 from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import Force, On
+from fullwire.cli.telling import tell
 from fullwire.registry import keys_in
-from fullwire.units import visible
 
-_MOST_SAID = 5  # of what is missing
+_MOST_SAID = 5  # gaps
 _FORMATS = ", ".join(keys_in("fullwire.importers"))
 
 
@@ -49,11 +49,13 @@ def import_(
     on: On = "here",
     force: Force = False,
 ) -> None:
-    """Read another tool's trace and write it as a run.
+    """Make a run of another tool's traces.
+
+    Profiler traces, Horovod timelines, NCCL logs and others, single files or whole folders. The
+    format is recognised from the content:
 
     fullwire import traces/ nccl-logs/ -o job.run
-
-    fullwire import vgg16.bk.log --step-time 194.5ms --reduce-cost cuda_vec_add.log -o vgg16.run
+    fullwire import vgg16.log --step-time 194.5ms -o vgg16.run
     """
     from fullwire.importers import import_run
     from fullwire.run.store import read_run
@@ -77,11 +79,10 @@ def import_(
             replace=force,
             told=show_progress,
         )
-    typer.echo(visible(f"written: {place}"), err=True)
+    tell(f"written: {place}")
     missing = read_run(place, only=()).missing
-    lines = [f"note: PARTIAL: {sentence}" for sentence in missing[:_MOST_SAID]]
+    for sentence in missing[:_MOST_SAID]:
+        tell(f"note: PARTIAL: {sentence}")
     if len(missing) > _MOST_SAID:
         more = len(missing) - _MOST_SAID
-        lines.append(f"note: PARTIAL: {more:,} more, which `fullwire show` names")
-    for line in lines:
-        typer.echo(visible(line), err=True)
+        tell(f"note: PARTIAL: {more:,} more, which `fullwire show` names")

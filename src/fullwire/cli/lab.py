@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
@@ -15,17 +14,16 @@ from typer.core import TyperCommand
 
 from fullwire.cli.leaving import signals_end_it
 from fullwire.cli.options import ClusterOption, Force, Packets
+from fullwire.cli.telling import introduce, say, tell
 from fullwire.errors import UsageError
 
 if TYPE_CHECKING:
     from fullwire.answers.emulation import EmulatedJob
     from fullwire.clusters.cluster import Cluster
     from fullwire.lab.description import LabDescription
-    from fullwire.lab.faults import Fault
-    from fullwire.lab.lab import Lab
 
 app = typer.Typer(
-    help="Make a cluster of network namespaces in this machine; no root needed.",
+    help="Make a cluster inside this machine, without root.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -130,9 +128,9 @@ def run(
     packets: Packets = False,
     force: Force = False,
 ) -> None:
-    """Run a command on every host of a cluster made for it; with -o, record it.
+    """Run a command on every host of a lab.
 
-    On a described cluster a host runs it once for each of its devices.
+    -o records it. On a described cluster a host runs the command once for each device:
 
     fullwire lab run --workers 4 --rate 1Gbps -o job.run -- python train.py
     fullwire lab run --workers 4 --rate 10Gbps --workload vgg16@v100 --dilate 10
@@ -164,10 +162,26 @@ def run(
             from fullwire.lab.session import run_job
 
             with Lab(description) as lab:
-                _introduce(lab)
-                status = run_job(lab, words, faults, say=_say)
+                introduce(lab)
+                status = run_job(lab, words, faults, say=say)
         else:
-            status = _record(description, words, output, faults, packets, force, job)
+            from fullwire.answers.laboratory import record_in_lab
+            from fullwire.report.recording import recording_lines
+
+            recording = record_in_lab(
+                description,
+                words,
+                output,
+                faults=faults,
+                packets=packets,
+                replace=force,
+                known=None if job is None else job.known,
+                introduce=introduce,
+                say=say,
+            )
+            for line in recording_lines(recording.path):
+                tell(line)
+            status = recording.exit_status
     raise typer.Exit(status)
 
 
@@ -214,37 +228,9 @@ def _what_to_run(
 
     check_possible(job.emulation, description.ranks)
     for warning in job.warnings:
-        _say(f"warning: {warning}")
+        say(f"warning: {warning}")
     with trainer_command(job.emulation) as words:
         yield words
-
-
-def _record(
-    description: LabDescription,
-    command: Sequence[str],
-    output: Path,
-    faults: Sequence[Fault],
-    packets: bool,
-    force: bool,
-    job: EmulatedJob | None,
-) -> int:
-    from fullwire.answers.laboratory import record_in_lab
-    from fullwire.report.recording import recording_lines
-
-    recording = record_in_lab(
-        description,
-        command,
-        output,
-        faults=faults,
-        packets=packets,
-        replace=force,
-        known=None if job is None else job.known,
-        introduce=_introduce,
-        say=_say,
-    )
-    for line in recording_lines(recording.path):
-        typer.echo(line, err=True)
-    return recording.exit_status
 
 
 @app.command("shell")
@@ -260,7 +246,7 @@ def shell(
     congestion: Congestion = None,
     cpus: Cpus = None,
 ) -> None:
-    """Open a prompt on one host of a cluster.
+    """Open a prompt on one host of a lab.
 
     fullwire lab shell --workers 2 --rate 1Gbps --host 1
     """
@@ -280,25 +266,7 @@ def shell(
     )
     description.check_host(host, "host")
     with signals_end_it(), Lab(description) as lab:
-        _introduce(lab)
-        _say(f"this is host {host}, {lab.addresses[host]}; exit leaves the lab")
+        introduce(lab)
+        say(f"this is host {host}, {lab.addresses[host]}; exit leaves the lab")
         status = run_shell(lab, host)
     raise typer.Exit(status)
-
-
-def _introduce(lab: Lab) -> None:
-    from fullwire.lab.session import summary
-
-    _say(summary(lab))
-    if lab.description.dilation > 1:
-        _say(
-            f"dilated {lab.description.dilation:g} times: compute and links are that much slower; "
-            "what is said of the job is undilated"
-        )
-    for warning in lab.warnings:
-        _say(f"warning: {warning}")
-
-
-def _say(sentence: str) -> None:
-    sys.stderr.write(f"fullwire: {sentence}\n")
-    sys.stderr.flush()

@@ -69,15 +69,10 @@ def print_json(shown: Any) -> None:
     """Print one JSON object; numbers keep all their digits."""
     import msgspec
 
-    sys.stdout.write(_escaped(msgspec.json.encode(shown).decode()) + "\n")
-
-
-def _escaped(encoded: str) -> str:
-    """Escape, in the way of JSON, what a terminal would obey or not show, such as U+202E."""
-    if encoded.isprintable():
-        return encoded
-    return "".join(each if each.isprintable() else _in_ascii(each) for each in encoded)
-
-
-def _in_ascii(character: str) -> str:
-    return json.dumps(character)[1:-1]
+    encoded = msgspec.json.encode(shown).decode()
+    if not encoded.isprintable():  # a terminal would obey U+202E and others: escaped, as JSON does
+        encoded = "".join(
+            character if character.isprintable() else json.dumps(character)[1:-1]
+            for character in encoded
+        )
+    sys.stdout.write(encoded + "\n")

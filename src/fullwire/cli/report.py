@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fullwire.cli.options import Force
-from fullwire.units import visible
+from fullwire.cli.telling import tell
 
 
 def report(
@@ -28,7 +27,9 @@ def report(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write what explain says as one offline HTML page, with timelines and an explorer.
+    """Write the explanation as one offline HTML page.
+
+    The page also has timelines, charts and an explorer. It opens in any browser:
 
     fullwire report job.run -o report.html
     fullwire report before.run after.run -o report.html
@@ -43,4 +44,4 @@ def report(
         calibrate=calibrate or (),
         replace=force,
     )
-    sys.stderr.write(visible(f"written: {output}") + "\n")
+    tell(f"written: {output}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fullwire.cli.options import Json, print_json
+from fullwire.cli.telling import say
 
 
 def study(
@@ -21,17 +21,15 @@ def study(
     ] = Path("study"),
     json: Json = False,
 ) -> None:
-    """Redo the two papers in the lab: predicted beside measured, and which claims hold here.
+    """Redo the two papers in the lab.
+
+    Each claim is predicted and measured, and the answer says which of them hold on this machine:
 
     fullwire study --quick -o study
     """
     from fullwire.cli.leaving import signals_end_it
     from fullwire.studies.papers import study as answer
     from fullwire.studies.papers.view import print_study, study_object, write_study
-
-    def say(sentence: str) -> None:
-        sys.stderr.write(f"fullwire: {sentence}\n")
-        sys.stderr.flush()
 
     with signals_end_it():
         result = answer(output, quick=quick, say=say)

@@ -19,10 +19,9 @@ from fullwire.cli.options import (
     print_json,
     with_changes,
 )
-from fullwire.cli.progress import progress
+from fullwire.cli.telling import progress, tell
 from fullwire.errors import UsageError
 from fullwire.registry import keys_in
-from fullwire.units import visible
 
 if TYPE_CHECKING:
     from fullwire.answers.whatif import WhatIf
@@ -142,15 +141,23 @@ def whatif(
     json: Json = False,
     **more: Text,
 ) -> None:
-    """Predict steps and scaling under other networks, cluster sizes and compressors.
+    """Predict a step under other conditions.
 
-    Lists are separated by commas, and every combination is predicted:
+    Commas separate the values of a list. Every combination is predicted:
 
-    fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps,100Gbps --target 0.95
+    fullwire whatif job.run --bandwidth 10Gbps,25Gbps --workers 8,64
+    fullwire whatif job.run --transport measured --bandwidth 10Gbps
+    fullwire whatif job.run --cluster dgx-h100 --nodes 2,16
+    fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps --target 0.95
+
+    `fullwire workloads` lists the built-in models, `fullwire cluster list` the built-in clusters.
     """
     from fullwire.answers import whatif as answers
+    from fullwire.run.store import write
 
     _check_together(format_, json, calibrate, transport)
+    if output is not None:
+        _check_replay(runs, accumulate, local_steps)
     if plot is not None:
         from fullwire.report.charts import check_plot_path, plot_whatif
 
@@ -172,8 +179,8 @@ def whatif(
         **more,
     }
     if output is not None:
-        together = (accumulate, local_steps) == ("1", "1")
-        _replay(runs, output, together, force, lane=lane, **conditions)
+        step = answers.replay(runs[0], lane=lane, **conditions)
+        tell(f"written: {write(step, output, replace=force)}")
     with progress("predicted") as told, signals_end_it():
         result = answers.whatif(
             runs,
@@ -188,22 +195,8 @@ def whatif(
         )
     if plot is not None:
         plot_whatif(result, plot)
-        _tell(f"drawn: {plot}")
+        tell(f"drawn: {plot}")
     _show(result, "json" if json else format_, best)
-
-
-def _replay(runs: list[str], output: Path, together: bool, force: bool, **conditions: Any) -> None:
-    """Write the one step as a run; in it workers synchronise."""
-    from fullwire.answers.whatif import replay
-    from fullwire.run.store import write
-
-    if len(runs) != 1:
-        raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
-    if not together:
-        raise UsageError(
-            "-o: one simulated step has its collectives; expected no --accumulate, no --local-steps"
-        )
-    _tell(f"written: {write(replay(runs[0], **conditions), output, replace=force)}")
 
 
 def _check_together(format_: str, json: bool, calibrate: object, transport: str) -> None:
@@ -215,6 +208,16 @@ def _check_together(format_: str, json: bool, calibrate: object, transport: str)
     if calibrate and "measured" not in transport.split(","):
         raise UsageError(
             f"--calibrate: expected --transport measured with it, got --transport {transport}"
+        )
+
+
+def _check_replay(runs: list[str], accumulate: str, local_steps: str) -> None:
+    """Refuse several runs, and steps that one simulated step cannot show."""
+    if len(runs) != 1:
+        raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
+    if (accumulate, local_steps) != ("1", "1"):
+        raise UsageError(
+            "-o: one simulated step has its collectives; expected no --accumulate, no --local-steps"
         )
 
 
@@ -231,7 +234,3 @@ def _show(result: WhatIf, format_: str, best: int | None) -> None:
             if lines:
                 terminal.print_sentences(lines)
         terminal.print_whatif(result, best)
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{visible(line)}\n")

@@ -1,7 +1,7 @@
 """A cluster as people buy it: devices in nodes, NICs, switches, and the links between them.
 
 Workers around one switch are the simplest case (`one_switch`). Which links a transfer uses is in
-routes.py; a switch never is the bottleneck, a link may be.
+collectives/placed.py; a switch never is the bottleneck, a link may be.
 
     device -- in-node links -- NIC -- leaf -- spine -- leaf -- NIC -- in-node links -- device
 

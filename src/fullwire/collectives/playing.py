@@ -313,6 +313,20 @@ def _play(
         )
     whole = chunks * plan.transfer_count()
     block_bytes = size_bytes / chunks / plan.message_blocks
+    columns = []  # each part as the engine takes it
+    for stages, of_stages in zip(plan.stages, alike.transfers, strict=True):
+        counts = [len(connections) for connections in of_stages]
+        size = np.array([stage.block_count * block_bytes for stage in stages], np.float64)
+        add_s = np.where([stage.reduces for stage in stages], adds(size), 0.0)
+        columns.append(
+            (
+                np.array([stage.rounds for stage in stages], np.int64),
+                np.cumsum([0, *counts], dtype=np.int64),
+                np.concatenate(of_stages),
+                np.repeat(size, counts),
+                np.repeat(add_s, counts),
+            )
+        )
     time_s, transfers = _native.play(
         alike.seats,
         alike.bytes_per_s,
@@ -323,26 +337,12 @@ def _play(
         alike.crossings_begin,
         alike.link,
         alike.weight,
-        [_columns(where, alike, part, block_bytes, adds) for part in range(len(plan.stages))],
+        columns,
         chunks,
         serial,
         None if told is None else lambda done: told(done, whole),
     )
     return time_s, transfers, played * chunks
-
-
-def _columns(
-    where: Placed, alike: Alike, part: int, block_bytes: float, adds: AddTimes
-) -> tuple[Ints, Ints, Int32, Floats, Floats]:
-    """Return a part as the engine takes it."""
-    stages, transfers = where.plan.stages[part], alike.transfers[part]
-    size = np.array([stage.block_count * block_bytes for stage in stages], np.float64)
-    add_s = np.where([stage.reduces for stage in stages], adds(size), 0.0)
-    counts = [len(connections) for connections in transfers]
-    begin = np.cumsum([0, *counts], dtype=np.int64)
-    rounds = np.array([stage.rounds for stage in stages], np.int64)
-    connections = np.concatenate(transfers)
-    return rounds, begin, connections, np.repeat(size, counts), np.repeat(add_s, counts)
 
 
 def _counted(alike: Alike, where: Placed) -> tuple[int, int]:

@@ -141,9 +141,8 @@ def _read(found: Given, options: Options) -> Run:
     _refuse_others(found, options)
     if found.kind == WORKLOAD:
         from fullwire import workloads
-        from fullwire.workloads.modelled import modelled_run
 
-        return modelled_run(workloads.workload(str(found.traces[0])))
+        return workloads.modelled_run(workloads.workload(str(found.traces[0])))
     if found.kind == RUN:
         from fullwire.run.store import read_run
 
@@ -152,17 +151,11 @@ def _read(found: Given, options: Options) -> Run:
     files = found.traces if form.searches_directories else files_of(form, found.traces)
     run = form.read(files, options)
     if form.beside is None:
-        run = _with_others(run, found)
+        for adding, logs in _beside(found):
+            run = adding(run, logs)
     if not found.left_out:
         return run
     return dataclasses.replace(run, gaps=gaps_of([*run.gaps, *found.left_out]))
-
-
-def _with_others(run: Run, found: Given) -> Run:
-    """Add what files say that stand beside the traces, as NCCL's logs do."""
-    for adding, files in _beside(found):
-        run = adding(run, files)
-    return run
 
 
 def _beside(found: Given) -> Iterator[tuple[Beside, list[Path]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -207,7 +207,14 @@ def _write_ranks(
             spent_ns = cost.get("spent_ns", cost.get("write_ns", 0))  # an older journal's
             cost_ns = cost["notes"] * cost["note_ns"] + spent_ns
             costs_s.append(float(cost_ns) * 1e-9 / len(rank.steps))
-        used_s += _processor_s(rank)
+        # Processor seconds of a step, whole and in communication, from the first reading after the
+        # first step, which is not like others.
+        notes = rank.processors
+        notes = notes[notes[:, 1] >= rank.steps.end_ns[0]] if len(rank.steps) else notes[:0]
+        steps = np.searchsorted(rank.steps.end_ns, notes[:, 1], side="right")
+        if len(notes) > 1 and (passed := int(steps[-1] - steps[0])):
+            whole_s, part_s = (notes[1:, [0, 2]].sum(axis=0) * 1e-9 / passed).tolist()
+            used_s.append((float(rank.number), whole_s, part_s))
         # What the program usually used before a forward: seconds, bytes read.
         notes = rank.before_forward
         if len(notes) > OFTEN * len(rank.steps):
@@ -296,19 +303,8 @@ def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
     shifts_ns = {machine: wall - zero for machine, wall in to_wall.items()}
     if len(to_wall) < 2:
         return {machine: Clock(shift_ns, SAME) for machine, shift_ns in shifts_ns.items()}
-    told = _told_of_clocks(journals, shifts_ns)
-    offset_of = offsets(told, {journal.rank: machine_of(journal) for journal in journals})
-    return {
-        machine: Clock(shift_ns + offset_of[machine].offset_ns, offset_of[machine])
-        for machine, shift_ns in shifts_ns.items()
-    }
-
-
-def _told_of_clocks(journals: Sequence[Journal], shifts_ns: Mapping[str, int]) -> Collectives:
-    """Return the collectives of all ranks; of long recordings some of each group, all ranks' same.
-
-    They are read once more when they are written: only then is it known where their times are.
-    """
+    # Of long recordings some collectives of each group, all ranks' same. They are read once more
+    # when they are written: only then is it known where their times are.
     most = max(journal.counts.get(Note.ISSUE, 0) for journal in journals)
     nth = -(-most // CLOCK_COLLECTIVES) or 1
     kept = []
@@ -317,7 +313,13 @@ def _told_of_clocks(journals: Sequence[Journal], shifts_ns: Mapping[str, int]) -
         for _, notes in whole_steps(rank.journal, rank.steps, PART_NOTES):
             ended, _ = collectives.ended_in(notes)
             kept.append(ended.rows(ended.sequence % nth == 0))
-    return Collectives.joined(kept)
+    offset_of = offsets(
+        Collectives.joined(kept), {journal.rank: machine_of(journal) for journal in journals}
+    )
+    return {
+        machine: Clock(shift_ns + offset_of[machine].offset_ns, offset_of[machine])
+        for machine, shift_ns in shifts_ns.items()
+    }
 
 
 def _what_is_missing(
@@ -355,23 +357,6 @@ def _what_is_missing(
         "nothing was recorded: the job ran no Python, or one that never sees PYTHONPATH, where the "
         "recorder is (-I, -E, -S, or a PYTHONPATH of its own)"
     ]
-
-
-def _processor_s(rank: _Rank) -> tuple[tuple[float, float, float], ...]:
-    """Return a rank with its processor seconds in a step, whole and in communication, if known.
-
-    They are counted from the first reading after the first step, which is not like others.
-    """
-    notes = rank.processors
-    notes = notes[notes[:, 1] >= rank.steps.end_ns[0]] if len(rank.steps) else notes[:0]
-    if len(notes) < 2:
-        return ()
-    steps = np.searchsorted(rank.steps.end_ns, notes[[0, -1], 1], side="right")
-    passed = int(steps[1] - steps[0])
-    if not passed:
-        return ()
-    whole_s, part_s = (notes[1:, [0, 2]].sum(axis=0) * 1e-9 / passed).tolist()
-    return ((float(rank.number), whole_s, part_s),)
 
 
 def _gradients(rank: _Rank, all_notes: Notes) -> Gradients:
@@ -429,22 +414,37 @@ class _Collectives:
         self._ends = np.delete(ends, of_end, axis=0)
         in_order = np.argsort(issued[of_issue, 1], kind="stable")
         issued, end_ns = issued[of_issue[in_order]], ends[of_end[in_order], 1]
-        table = self._table(issued, end_ns)
-        told = self._told_in(notes, issued[:, 0])
-        is_told: NDArray[np.bool_] = np.asarray((told >= 0).all(axis=1))
-        return _with_carried(table, told, is_told)
+        return self._with_carried(self._table(issued, end_ns), notes, issued[:, 0])
 
-    def _told_in(self, notes: Notes, numbers: Whole) -> Whole:
-        """Return what the transport tells of these collectives, -1 where it does not."""
+    def _with_carried(
+        self, table: Collectives, notes: Notes, numbers: Whole
+    ) -> tuple[Collectives, Carried]:
+        """Return collectives with the starts that their transport tells, and all that it tells."""
         rows = notes.rows[np.isin(notes.rows[:, 0], _TOLD)]
         told = np.concatenate([self._told, rows[:, [1, 0, 3]]])
         is_due = np.isin(told[:, 0], numbers)
         self._told, told = told[~is_due], told[is_due]
         order = np.argsort(numbers)
-        by_collective = np.full((len(numbers), len(_TOLD)), -1, np.int64)
+        by_collective = np.full((len(numbers), len(_TOLD)), -1, np.int64)  # where it does not tell
         place = order[np.searchsorted(numbers, told[:, 0], sorter=order)]
         by_collective[place, np.searchsorted(_TOLD, told[:, 1])] = told[:, 2]
-        return by_collective
+        is_told: NDArray[np.bool_] = np.asarray((by_collective >= 0).all(axis=1))
+        known = table.rows(is_told)
+        before_ns, heard_ns, reducing_ns, sent_bytes = by_collective[is_told].T
+        carried = Carried(
+            rank=known.rank,
+            step=known.step,
+            sequence=known.sequence,
+            group=known.group,
+            begun_ns=known.end_ns - before_ns,
+            heard_ns=known.end_ns - heard_ns,
+            end_ns=known.end_ns,
+            reducing_ns=reducing_ns,
+            sent_bytes=sent_bytes,
+        )
+        start_ns = table.start_ns.copy()
+        start_ns[is_told] = np.maximum(carried.begun_ns, known.issue_ns)
+        return replace(table, start_ns=start_ns), carried
 
     def missing(self) -> list[str]:
         """Say how many never ended."""
@@ -457,6 +457,14 @@ class _Collectives:
         end_ns = np.maximum(end_ns, issue_ns)
         told = [self._signatures[number] for number in issued[:, 2].tolist()]
         groups = [str(signature["group"]) for signature in told]
+        # Each began when its group had come so far. Neither Gloo nor NCCL tells; both take the
+        # collectives of a group in order, so many at once. Others are believed to begin at once,
+        # unless they tell.
+        start_ns = issue_ns.copy()
+        for row, group in enumerate(groups if self._at_once else ()):
+            free_ns = heapq.heappop(self._free_ns[group])
+            start_ns[row] = min(max(int(issue_ns[row]), free_ns), int(end_ns[row]))
+            heapq.heappush(self._free_ns[group], int(end_ns[row]))
         return Collectives(
             rank=np.full(len(issued), rank.number),
             step=rank.steps.of(issue_ns),
@@ -466,45 +474,9 @@ class _Collectives:
             dtype=np.array([signature["dtype"] for signature in told], object),
             bytes=_whole(signature["bytes"] for signature in told),
             issue_ns=issue_ns + rank.shift_ns,
-            start_ns=self._starts(groups, issue_ns, end_ns) + rank.shift_ns,
+            start_ns=start_ns + rank.shift_ns,
             end_ns=end_ns + rank.shift_ns,
         )
-
-    def _starts(self, groups: Sequence[str], issue_ns: Whole, end_ns: Whole) -> Whole:
-        """Say when each collective began: when its group had come so far.
-
-        Neither Gloo nor NCCL tells; both take the collectives of a group in order, so many at once.
-        Others are believed to begin at once, unless they tell.
-        """
-        if not self._at_once:
-            return issue_ns
-        starts = []
-        for group, issued, ended in zip(groups, issue_ns.tolist(), end_ns.tolist(), strict=True):
-            start = min(max(issued, heapq.heappop(self._free_ns[group])), ended)
-            heapq.heappush(self._free_ns[group], ended)
-            starts.append(start)
-        return _whole(starts)
-
-
-def _with_carried(
-    table: Collectives, told: Whole, is_told: NDArray[np.bool_]
-) -> tuple[Collectives, Carried]:
-    """Return collectives with the starts that their transport tells, and all that it tells."""
-    known, (before_ns, heard_ns, reducing_ns, sent_bytes) = table.rows(is_told), told[is_told].T
-    carried = Carried(
-        rank=known.rank,
-        step=known.step,
-        sequence=known.sequence,
-        group=known.group,
-        begun_ns=known.end_ns - before_ns,
-        heard_ns=known.end_ns - heard_ns,
-        end_ns=known.end_ns,
-        reducing_ns=reducing_ns,
-        sent_bytes=sent_bytes,
-    )
-    start_ns = table.start_ns.copy()
-    start_ns[is_told] = np.maximum(carried.begun_ns, known.issue_ns)
-    return replace(table, start_ns=start_ns), carried
 
 
 def _whole(values: Iterable[int]) -> Whole:

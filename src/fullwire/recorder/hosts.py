@@ -23,7 +23,7 @@ from fullwire.recorder.samples import (
     sampler_share,
 )
 from fullwire.run.facts import Facts
-from fullwire.run.run import Collectives, Whole
+from fullwire.run.run import Collectives
 
 # Where every rank waits for every other; in a broadcast only the root is waited for.
 MUTUAL = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
@@ -101,10 +101,17 @@ def host_facts(
     """Return what journals and samples tell of the hosts of the ranks."""
     machines = len({machine_of(journal) for journal in journals})
     facts = Facts(machines=machines, sampler_share=sampler_share(samples))
-    facts |= _line_rate_facts(journals, line_rates_bps(samples))
     if not journals:
         return facts
     hosts = {journal.rank: _host(journal) for journal in journals}
+    # Name the commonest line rate of the ranks, and the ranks with another; all must be known.
+    # Ranks of one host do not communicate over its links, so there the job has no line rate.
+    rates_bps, names = line_rates_bps(samples), set(hosts.values())
+    if len(names) > 1 and names <= set(rates_bps):
+        by_rank = [(float(rank), rates_bps[host]) for rank, host in hosts.items()]
+        [(common_bps, _)] = Counter(rate_bps for _, rate_bps in by_rank).most_common(1)
+        others = tuple((rank, rate_bps) for rank, rate_bps in by_rank if rate_bps != common_bps)
+        facts |= Facts(line_rate_bps=common_bps, other_line_rates_bps=others or None)
     offsets_by_rank = {journal.rank: clocks[machine_of(journal)].offset for journal in journals}
     return facts | Facts(
         clock_offset_s=tuple(
@@ -125,20 +132,6 @@ def _host(journal: Journal) -> str:
     return str(journal.header["host"])
 
 
-def _line_rate_facts(journals: Sequence[Journal], rates_bps: Mapping[str, float]) -> Facts:
-    """Name the commonest line rate of the ranks, and the ranks with another; all must be known.
-
-    Ranks of one host do not communicate over its links, so there the job has no line rate.
-    """
-    hosts = {journal.rank: _host(journal) for journal in journals}
-    if len(set(hosts.values())) < 2 or not set(hosts.values()) <= set(rates_bps):
-        return Facts()
-    by_rank = [(float(rank), rates_bps[host]) for rank, host in hosts.items()]
-    [(common_bps, _)] = Counter(rate_bps for _, rate_bps in by_rank).most_common(1)
-    others = tuple((rank, rate_bps) for rank, rate_bps in by_rank if rate_bps != common_bps)
-    return Facts(line_rate_bps=common_bps, other_line_rates_bps=others or None)
-
-
 @dataclass(frozen=True, slots=True)
 class Offset:
     """What to add to a machine's times, and how far it may still be off; None if nobody knows."""
@@ -151,26 +144,18 @@ SAME = Offset(0, 0)
 UNKNOWN = Offset(0, None)
 
 
+_NEVER_ISSUED, _NEVER_ENDED = -(2**61), 2**61  # far from all times, and their difference fits
+
+
 def offsets(collectives: Collectives, machine_of: Mapping[int, str]) -> dict[str, Offset]:
     """Return the offset of each machine against that of the first rank."""
     names = list(dict.fromkeys(machine_of[rank] for rank in sorted(machine_of)))
     if len(names) < 2:
         return dict.fromkeys(names, SAME)
     mutual = np.array([op.startswith(MUTUAL) for op in collectives.op.tolist()], bool)
-    issued, ended = _by_machine(collectives.rows(mutual), machine_of, names)
-    return {
-        name: SAME if at == 0 else _offset(issued[:, [0, at]], ended[:, [0, at]])
-        for at, name in enumerate(names)
-    }
-
-
-def _by_machine(
-    table: Collectives, machine_of: Mapping[int, str], names: list[str]
-) -> tuple[Whole, Whole]:
-    """Return, for each collective and machine, when the last was issued and the first ended.
-
-    The bounds are put so that a machine without a part in a collective says nothing.
-    """
+    table = collectives.rows(mutual)
+    # For each collective and machine, when the last was issued and the first ended. The bounds are
+    # put so that a machine without a part in a collective says nothing.
     tags = zip(table.group, table.sequence.tolist(), table.op, table.bytes.tolist(), strict=True)
     numbers: dict[tuple[object, ...], int] = {}
     collective = np.array([numbers.setdefault(tag, len(numbers)) for tag in tags], np.int64)
@@ -180,20 +165,17 @@ def _by_machine(
     ended = np.full((len(numbers), len(names)), _NEVER_ENDED, np.int64)
     np.maximum.at(issued, (collective, machine), table.issue_ns)
     np.minimum.at(ended, (collective, machine), table.end_ns)
-    return issued, ended
-
-
-_NEVER_ISSUED, _NEVER_ENDED = -(2**61), 2**61  # far from all times, and their difference fits
-
-
-def _offset(issued: Whole, ended: Whole) -> Offset:
-    """Return the offset of the second column's machine against the first's."""
-    is_shared = ((issued != _NEVER_ISSUED) & (ended != _NEVER_ENDED)).all(axis=1)
-    if not is_shared.any():
-        return UNKNOWN
-    here, there = issued[is_shared].T, ended[is_shared].T
-    most = int((there[0] - here[1]).min())
-    least = int((here[0] - there[1]).max())
-    if least > most:  # they drifted, or the ends are not what they seem: believe the wall clocks
-        return Offset(0, max(abs(least), abs(most)))
-    return Offset((least + most) // 2, (most - least + 1) // 2)
+    found = dict.fromkeys(names, SAME)
+    for at, name in enumerate(names[1:], start=1):
+        is_shared = (issued[:, [0, at]] != _NEVER_ISSUED) & (ended[:, [0, at]] != _NEVER_ENDED)
+        rows = is_shared.all(axis=1)
+        if not rows.any():
+            found[name] = UNKNOWN
+            continue
+        most = int((ended[rows, 0] - issued[rows, at]).min())
+        least = int((issued[rows, 0] - ended[rows, at]).max())
+        if least > most:  # they drifted, or ends are not what they seem: believe the wall clocks
+            found[name] = Offset(0, max(abs(least), abs(most)))
+        else:
+            found[name] = Offset((least + most) // 2, (most - least + 1) // 2)
+    return found

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,19 +97,14 @@ def _wait_while(is_at_work: Callable[[], bool]) -> None:
 
 
 def run_to_its_end(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command on our own input and output, and return the status that a shell would."""
+    """Run a command on our own input and output, and return the status that a shell would.
+
+    We outlive the job: a terminal sends it Ctrl-C itself, other signals are passed on.
+    """
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
         raise UsageError(f"{command[0]}: cannot be run: {error.strerror}") from None
-    with _signals_left_to(process):
-        status = process.wait()
-    return status if status >= 0 else 128 - status
-
-
-@contextlib.contextmanager
-def _signals_left_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Outlive the job: a terminal sends it Ctrl-C itself, other signals are passed on."""
 
     def pass_on(number: int, frame: Any) -> None:
         process.send_signal(number)
@@ -120,7 +115,8 @@ def _signals_left_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
         signal.SIGHUP: signal.signal(signal.SIGHUP, pass_on),
     }
     try:
-        yield
+        status = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return status if status >= 0 else 128 - status

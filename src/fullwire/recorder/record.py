@@ -12,6 +12,7 @@ part leaves a note of how it ended, and of the job that it belongs to where the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -31,12 +32,14 @@ import msgspec
 import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import planted
 from fullwire.recorder.assemble import Known, assemble
 from fullwire.recorder.captured import put_captures
 from fullwire.recorder.command_line import without_secrets
-from fullwire.recorder.inside.journal import BLOCK, HEADER_BYTES, NOTES, Note
+from fullwire.recorder.inside import DIRECTORY_VARIABLE
+from fullwire.recorder.inside.journal import BLOCK, HEADER_BYTES, NOTES, RUNNING, Note
 from fullwire.recorder.inside.journal import SUFFIX as JOURNALS
-from fullwire.recorder.journals import Header, blocks_in, files_in, unpacked
+from fullwire.recorder.journals import Header, blocks_in, files_in, read_header, unpacked
 from fullwire.recorder.launch import (
     check_capturing,
     recorded_environment,
@@ -45,7 +48,6 @@ from fullwire.recorder.launch import (
     wait_for_captures,
     wait_for_samplers,
 )
-from fullwire.recorder.living import follow, note_maker, refuse_live
 from fullwire.recorder.sampler import SUFFIX as SAMPLES
 from fullwire.run.facts import Facts
 from fullwire.run.run import Run
@@ -53,6 +55,9 @@ from fullwire.run.store import RunWriter, new_place, read_run, refuse_taken
 from fullwire.units import show_time
 
 _INTERRUPTED = 128 + signal.SIGINT  # as a shell says it
+_NOTE = "recorder.json"  # among the journals: which process makes the run of them
+_LOOK_S = 0.1
+_SAY_AFTER_S = 0.5
 _KNOWN = "job.json"  # among the journals: what is known of the job besides
 PART_SUFFIX = ".part"
 # Who starts tasks, and where it tells each of them how many there are. A Slurm batch script is no
@@ -122,7 +127,13 @@ def keep(
     try:
         with live_line(directory):
             status = play(directory)
-            known = _followed(directory, known)
+            # Samplers end with the command, and not with processes that outlive it.
+            if longer_s := follow(directory):
+                sentence = (
+                    f"the command ended {longer_s:.1f} s before its processes: links, connections "
+                    "and processors were sampled until then"
+                )
+                known = dataclasses.replace(known, missing=(*known.missing, sentence))
     except UsageError:  # it never began
         shutil.rmtree(directory)
         raise
@@ -142,7 +153,10 @@ def keep(
         raise _after_the_job(f"{error}; {left}", status or UsageError.exit_status) from None
     except KeyboardInterrupt:
         raise _after_the_job(f"interrupted before a run was made; {left}", _INTERRUPTED) from None
-    _remove(directory)
+    # A sampler that is late finds no place to begin a file in.
+    leaving = directory.with_name(f".{directory.name}.removing-{os.urandom(4).hex()}")
+    directory.rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
     return Recording(path=path, exit_status=status)
 
 
@@ -188,8 +202,25 @@ def join(
             raise UsageError(f"{place}: nothing was recorded here: expected journals or {_KNOWN}")
     for place in places:  # a job may have ended just now, and its process still be on its way out
         wait_for_samplers(place, _is_of_this_host)
+    # What was known when the job began, or what its parts tell, if it had any: of parts, or where
+    # only journals were brought here, nothing else is there.
+    described = next((place / _KNOWN for place in places if (place / _KNOWN).is_file()), None)
+    if described is not None:
+        try:
+            known = msgspec.json.decode(described.read_bytes(), type=Known)
+        except (OSError, msgspec.MsgspecError, UsageError) as error:
+            raise DamagedInput(described, str(error)) from None
+    else:
+        try:
+            parts = parts_in(places)
+        except (OSError, ValueError, TypeError) as error:
+            problem = f"expected readable notes of its parts: {error}"
+            raise DamagedInput(places[0], problem) from None
+        facts, missing = told_by(parts)
+        source = parts[0].command if parts else shlex.join(map(str, places))
+        known = Known(source=source, facts=facts, missing=tuple(missing))
     with RunWriter(output, replace=replace) as writer:
-        path = assemble(places, writer, _known(places))
+        path = assemble(places, writer, known)
     return Recording(path=path, exit_status=0)
 
 
@@ -200,49 +231,9 @@ def _after_the_job(problem: str, exit_status: int) -> UsageError:
     return refused
 
 
-def _known(places: Sequence[Path]) -> Known:
-    """Return what was known when the job began, and what its parts miss, if it had any."""
-    for place in places:
-        try:
-            return msgspec.json.decode((place / _KNOWN).read_bytes(), type=Known)
-        except OSError:  # parts, or only journals were brought here
-            continue
-        except (msgspec.MsgspecError, UsageError) as error:
-            raise DamagedInput(place / _KNOWN, str(error)) from None
-    try:
-        parts = parts_in(places)
-    except (OSError, ValueError, TypeError) as error:
-        raise DamagedInput(places[0], f"expected readable notes of its parts: {error}") from None
-    facts, missing = told_by(parts)
-    source = parts[0].command if parts else shlex.join(map(str, places))
-    return Known(source=source, facts=facts, missing=tuple(missing))
-
-
 def directory_of(run: Path) -> Path:
     """Return where a job is recorded that becomes a run."""
     return run.with_name(f"{run.name}.recording")
-
-
-def _followed(directory: Path, known: Known) -> Known:
-    """Wait for processes that outlive the command; samplers ended with it, which is noted."""
-    longer_s = follow(directory)
-    if not longer_s:
-        return known
-    return dataclasses.replace(
-        known,
-        missing=(
-            *known.missing,
-            f"the command ended {longer_s:.1f} s before its processes: links, connections and "
-            "processors were sampled until then",
-        ),
-    )
-
-
-def _remove(directory: Path) -> None:
-    """Remove what became a run; a sampler that is late finds no place to begin a file in."""
-    leaving = directory.with_name(f".{directory.name}.removing-{os.urandom(4).hex()}")
-    directory.rename(leaving)
-    shutil.rmtree(leaving, ignore_errors=True)
 
 
 def _has_lost_its_job(header: Header) -> bool:
@@ -418,3 +409,70 @@ class Progress:
             usual_s = float(np.median(np.diff(self._ends_ns))) * 1e-9
             text += f", lately {show_time(usual_s)} each"
         return text
+
+
+def note_maker(directory: Path) -> None:
+    """Leave in a recording which process makes the run of it."""
+    made_by = {"host": socket.gethostname(), "process": os.getpid(), "began": _began(os.getpid())}
+    (directory / _NOTE).write_text(json.dumps(made_by))
+
+
+def refuse_live(directory: Path) -> None:
+    """Refuse a recording that a process is making just now; removing it would lose everything."""
+    try:
+        made_by = json.loads((directory / _NOTE).read_text())
+        host, process, began = made_by["host"], int(made_by["process"]), made_by["began"]
+    except (OSError, ValueError, KeyError, TypeError):  # none of ours, or only just begun
+        return
+    if host == socket.gethostname() and began == _began(process):
+        raise UsageError(
+            f"{directory} is being recorded into by process {process}: leave it alone, and give "
+            "this recording another name"
+        )
+
+
+def follow(directory: Path) -> float:
+    """Wait for the processes that still record, and return for how many seconds.
+
+    The command that was launched may have ended before what it started. Ctrl-C ends the waiting.
+    """
+    began_s, is_said = time.monotonic(), False
+    try:
+        while recording := _recording(directory):
+            if not is_said and time.monotonic() - began_s > _SAY_AFTER_S:
+                numbers = ", ".join(map(str, sorted(recording)))
+                sys.stderr.write(
+                    f"fullwire: the command has ended; {len(recording)} of its processes still "
+                    f"record ({numbers}), and are followed to their end\n"
+                )
+                is_said = True
+            time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        sys.stderr.write("fullwire: followed no further\n")
+    return time.monotonic() - began_s if is_said else 0.0
+
+
+def _recording(directory: Path) -> set[int]:
+    """Return the processes of this host whose journals are open and which are there."""
+    found, mark = set(), f"{DIRECTORY_VARIABLE}={directory.resolve()}".encode()
+    for path in directory.glob(f"*{JOURNALS}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            header = read_header(path, ("pid",)) if not planted(path, directory) else None
+            if header is None or header["status"] != RUNNING:
+                continue
+            # Numbers are given out again: a process of this recording carries its mark.
+            process = int(header["pid"])
+            environment = Path(f"/proc/{process}/environ")  # empty for a zombie
+            if _is_of_this_host(header) and mark in environment.read_bytes().split(b"\0"):
+                found.add(process)
+    return found
+
+
+def _began(process: int) -> str:
+    """Return when a process of this host began, "" where there is none."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        about = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return ""
+    return "" if about[0] in ("Z", "X") else f"{boot} {about[19]}"

@@ -37,6 +37,11 @@ _SECRET = "secret"
 _STAND_BY_S = 0.1
 _NOT_STARTED = 127  # as a shell says that a command could not be started
 _READY = b"ready"
+_GONE: tuple[list[str], ...] = (
+    [],
+    ["Z"],
+    ["X"],
+)  # state of a process that has ended; nobody may have reaped it
 
 
 def main(directory: str, *command: str) -> None:
@@ -101,7 +106,7 @@ def _the_only_one(
     known = f"{directory}\n{_secret(directory)}"
     name = f"\0fullwire-{role}-{hashlib.sha256(known.encode()).hexdigest()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
-        while _runs(watched):
+        while _content(f"/proc/{watched}/stat").rpartition(")")[2].split()[:1] not in _GONE:
             with contextlib.suppress(OSError):
                 holder.bind(name)
                 yield True
@@ -125,18 +130,27 @@ def _secret(directory: str) -> str:
     return _content(path)
 
 
-def _runs(process: int) -> bool:
-    """Say whether a process runs; one that has ended may stay for long where nobody reaps it."""
-    state = _content(f"/proc/{process}/stat").rpartition(")")[2].split()[:1]
-    return state not in ([], ["Z"], ["X"])
-
-
 def _sample(watched: int, directory: str) -> None:
     from fullwire._native import sample
 
-    interfaces, ports = _interfaces(), _rdma_ports()
-    links = [{"name": name, "speed_bps": _speed_bps(name)} for name in interfaces]
-    links += [{"name": name, "speed_bps": _rdma_speed_bps(path)} for name, path in ports.items()]
+    interfaces = _interfaces()
+    ports: dict[str, str] = {}  # RDMA ports that count, by adapter and number
+    root = "/sys/class/infiniband"
+    for adapter in sorted(os.listdir(root)) if os.path.isdir(root) else []:
+        for number in sorted(os.listdir(os.path.join(root, adapter, "ports"))):
+            port = os.path.join(root, adapter, "ports", number)
+            if os.path.isdir(os.path.join(port, "counters")):
+                ports[f"{adapter}/{number}"] = port
+    ports = dict(list(ports.items())[:MOST_INTERFACES])
+    links = []
+    for name in interfaces:  # a speed is zero where it is not known; virtual cables claim some
+        megabits = _content(f"/sys/class/net/{name}/speed") if _is_adapter(name) else ""
+        speed_bps = float(megabits) * 1e6 if megabits.isdigit() else 0.0
+        links.append({"name": name, "speed_bps": speed_bps})
+    for name, port in ports.items():  # the kernel words it like 400 Gb/sec (4X NDR)
+        gigabits, _, unit = _content(os.path.join(port, "rate")).partition(" ")
+        is_known = unit.startswith("Gb/sec") and gigabits.replace(".", "", 1).isdigit()
+        links.append({"name": name, "speed_bps": float(gigabits) * 1e9 if is_known else 0.0})
     began = {"watched": watched, "monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
     path = os.path.join(directory, _name(began["monotonic_ns"]) + SUFFIX)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -261,31 +275,6 @@ def _interfaces() -> dict[str, int]:
 
 def _is_adapter(name: str) -> bool:
     return os.path.exists(f"/sys/class/net/{name}/device")
-
-
-def _speed_bps(name: str) -> float:
-    """Return an adapter's line rate, zero where it is not known; virtual cables claim some."""
-    megabits = _content(f"/sys/class/net/{name}/speed") if _is_adapter(name) else ""
-    return float(megabits) * 1e6 if megabits.isdigit() else 0.0
-
-
-def _rdma_ports() -> dict[str, str]:
-    """Return where each RDMA port that counts is described, by adapter and number."""
-    ports: dict[str, str] = {}
-    root = "/sys/class/infiniband"
-    for adapter in sorted(os.listdir(root)) if os.path.isdir(root) else []:
-        for port in sorted(os.listdir(os.path.join(root, adapter, "ports"))):
-            path = os.path.join(root, adapter, "ports", port)
-            if os.path.isdir(os.path.join(path, "counters")):
-                ports[f"{adapter}/{port}"] = path
-    return dict(list(ports.items())[:MOST_INTERFACES])
-
-
-def _rdma_speed_bps(path: str) -> float:
-    """Return a port's line rate, which the kernel words like 400 Gb/sec (4X NDR)."""
-    gigabits, _, unit = _content(os.path.join(path, "rate")).partition(" ")
-    is_known = unit.startswith("Gb/sec") and gigabits.replace(".", "", 1).isdigit()
-    return float(gigabits) * 1e9 if is_known else 0.0
 
 
 def _content(path: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -92,9 +92,20 @@ class HostSamples:
         """Go through what was sampled of a kind, some rows at a time: its number and columns."""
         with self.path.open("rb") as file:
             for (series_kind, number), series in self.series.items():
-                if series_kind == kind:
-                    for rows in _pieces(file, series.places):
-                        yield number, dict(zip(COLUMNS[kind], rows, strict=True))
+                if series_kind != kind:
+                    continue
+                held: list[Whole] = []
+                for place in series.places:
+                    file.seek(place)
+                    block = block_from(file)
+                    if block is None:  # the file has changed since it was surveyed
+                        break
+                    held.append(_rows(block[1])[2])
+                    if sum(rows.shape[1] for rows in held) >= PIECE_ROWS:
+                        yield number, _columns(kind, held)
+                        held = []
+                if held:
+                    yield number, _columns(kind, held)
 
     def ends_of(self, kind: Kind) -> Iterator[tuple[int, Mapping[str, int], Mapping[str, int]]]:
         """Go through the series of a kind: each one's number, first row and last row."""
@@ -172,36 +183,15 @@ def _named(kind: Kind, row: Whole) -> dict[str, int]:
     return dict(zip(COLUMNS[kind], row.tolist(), strict=True))
 
 
-def _pieces(file: BinaryIO, places: Sequence[int]) -> Iterator[Whole]:
-    """Join a series's blocks to pieces of some thousand rows."""
-    held: list[Whole] = []
-    for place in places:
-        file.seek(place)
-        block = block_from(file)
-        if block is None:  # the file has changed since it was surveyed
-            break
-        held.append(_rows(block[1])[2])
-        if sum(rows.shape[1] for rows in held) >= PIECE_ROWS:
-            yield np.concatenate(held, axis=1)
-            held = []
-    if held:
-        yield np.concatenate(held, axis=1)
+def _columns(kind: Kind, pieces: Sequence[Whole]) -> dict[str, Whole]:
+    return dict(zip(COLUMNS[kind], np.concatenate(pieces, axis=1), strict=True))
 
 
 def _rows(payload: bytes) -> tuple[Kind, int, Whole]:
-    """Read a block: kind and number, then its columns one after another, as differences."""
-    numbers = _numbers(payload)
-    if len(numbers) < 2:
-        raise ValueError("a block of samples without a kind")
-    kind = Kind(int(numbers[0]))
-    columns = len(COLUMNS[kind])
-    if (len(numbers) - 2) % columns:
-        raise ValueError("a block of samples with rows of several lengths")
-    return kind, int(numbers[1]), np.cumsum(numbers[2:].reshape(columns, -1), axis=1)
+    """Read a block: kind and number, then its columns one after another, as differences.
 
-
-def _numbers(payload: bytes) -> Whole:
-    """Read numbers of variable length, written as native/sampling/sample_file.hpp says."""
+    Numbers are of variable length, written as native/sampling/sample_file.hpp says.
+    """
     content = np.frombuffer(payload, np.uint8)
     ends = np.flatnonzero(content < 128)
     if not len(ends) or ends[-1] != len(content) - 1:
@@ -214,7 +204,14 @@ def _numbers(payload: bytes) -> Whole:
     pieces = (content & 127).astype(np.uint64) << (7 * place).astype(np.uint64)
     folded = np.add.reduceat(pieces, starts)
     sign = np.where(folded & np.uint64(1), np.uint64(2**64 - 1), np.uint64(0))
-    return np.asarray((folded >> np.uint64(1)) ^ sign).view(np.int64)
+    numbers: Whole = np.asarray((folded >> np.uint64(1)) ^ sign).view(np.int64)
+    if len(numbers) < 2:
+        raise ValueError("a block of samples without a kind")
+    kind = Kind(int(numbers[0]))
+    columns = len(COLUMNS[kind])
+    if (len(numbers) - 2) % columns:
+        raise ValueError("a block of samples with rows of several lengths")
+    return kind, int(numbers[1]), np.cumsum(numbers[2:].reshape(columns, -1), axis=1)
 
 
 Shift = Callable[[HostSamples], int]  # what brings its times to the run's zero
@@ -247,10 +244,24 @@ def tables_of(samples: HostSamples, shift_ns: int) -> Iterator[Links | Sockets |
                 send_buffer_limited_ns=rows["send_buffer_limited_us"] * 1000,
             )
         )
-    for device, shares in _devices(samples):
-        time_ns = {"time_ns": shares["time_ns"] + shift_ns}
-        named = {"host": _text(samples.host, shares), "device": _text(device, shares)}
-        yield Hosts(**{**shares, **time_ns, **named})
+    last: dict[int, Mapping[str, Whole]] = {}  # of each processor: shares are between two samples
+    for number, rows in samples.of(Kind.PROCESSOR):
+        before = last.get(number, {name: column[:0] for name, column in rows.items()})
+        last[number] = {name: column[-1:] for name, column in rows.items()}
+        joined = {name: np.append(before[name], column) for name, column in rows.items()}
+        # From counted ticks to the share in use between two samples.
+        passed = np.diff(joined["all"])
+        is_known = passed > 0
+        in_use = np.diff(joined["busy"])[is_known] / passed[is_known]
+        time_ns = joined["time_ns"][1:][is_known] + shift_ns
+        no_memory = np.zeros(len(time_ns), np.int64)
+        yield _device(samples.host, f"cpu{number}", time_ns, np.clip(in_use, 0.0, 1.0), no_memory)
+    for _, rows in samples.of(Kind.MEMORY):
+        share, time_ns = rows["used_bytes"] / np.maximum(rows["all_bytes"], 1), rows["time_ns"]
+        yield _device(samples.host, "memory", time_ns + shift_ns, share, rows["used_bytes"])
+    for number, rows in samples.of(Kind.GPU):
+        share, time_ns = rows["percent"] / 100, rows["time_ns"]
+        yield _device(samples.host, f"gpu{number}", time_ns + shift_ns, share, rows["memory_bytes"])
 
 
 def sampler_defects(samples: Sequence[HostSamples]) -> list[str]:
@@ -296,29 +307,16 @@ def line_rates_bps(samples: Sequence[HostSamples]) -> dict[str, float]:
     return {host: rate_bps for host, rate_bps in rates.items() if rate_bps > 0}
 
 
-def _devices(samples: HostSamples) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    last: dict[int, Mapping[str, Whole]] = {}  # of each processor: shares are between two samples
-    for number, rows in samples.of(Kind.PROCESSOR):
-        before = last.get(number, {name: column[:0] for name, column in rows.items()})
-        last[number] = {name: column[-1:] for name, column in rows.items()}
-        joined = {name: np.append(before[name], column) for name, column in rows.items()}
-        # From counted ticks to the share in use between two samples.
-        passed = np.diff(joined["all"])
-        is_known = passed > 0
-        in_use = np.diff(joined["busy"])[is_known] / passed[is_known]
-        time_ns = joined["time_ns"][1:][is_known]
-        no_memory = np.zeros(len(time_ns), np.int64)
-        yield f"cpu{number}", _device_rows(time_ns, np.clip(in_use, 0.0, 1.0), no_memory)
-    for _, rows in samples.of(Kind.MEMORY):
-        share = rows["used_bytes"] / np.maximum(rows["all_bytes"], 1)
-        yield "memory", _device_rows(rows["time_ns"], share, rows["used_bytes"])
-    for number, rows in samples.of(Kind.GPU):
-        share = rows["percent"] / 100
-        yield f"gpu{number}", _device_rows(rows["time_ns"], share, rows["memory_bytes"])
-
-
-def _device_rows(time_ns: Whole, utilization: Real, memory_bytes: Whole) -> Mapping[str, Any]:
-    return {"time_ns": time_ns, "utilization": utilization, "memory_bytes": memory_bytes}
+def _device(
+    host: str, device: str, time_ns: Whole, utilization: Real, memory_bytes: Whole
+) -> Hosts:
+    return Hosts(
+        host=np.full(len(time_ns), host, object),
+        device=np.full(len(time_ns), device, object),
+        time_ns=time_ns,
+        utilization=utilization,
+        memory_bytes=memory_bytes,
+    )
 
 
 def _text(value: str, rows: Mapping[str, Whole]) -> Text:

@@ -114,7 +114,17 @@ def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
     calls = notes.of(Note.BACKWARD)
     step = steps.of(calls[:, 1])
     calls, step = calls[step != OUTSIDE], step[step != OUTSIDE]
-    forward_start = _forward_starts(notes, steps, calls, step)
+    # It began with DDP's, or after what came before.
+    wrapped = np.sort(notes.of(Note.FORWARD)[:, 1])
+    before = [
+        np.concatenate([[0], calls[:-1, 2]]),  # the backward before this one
+        steps.start_ns[step],
+        _latest_before(notes.of(Note.INPUT)[:, 2], calls[:, 1]),
+        _latest_before(notes.of(Note.ZERO_GRAD)[:, 1], calls[:, 1]),
+    ]
+    earliest = np.maximum.reduce(before) if len(calls) else np.empty(0, np.int64)
+    first_wrapped = np.append(wrapped, [_EVER])[np.searchsorted(wrapped, earliest)]
+    forward_start = np.where(first_wrapped < calls[:, 1], first_wrapped, earliest)
     # A forward lasts until its backward begins; a backward until the last gradient was ready, or
     # until it returned without one.
     is_last = np.append(step[1:] != step[:-1], [True]) if len(step) else np.empty(0, bool)
@@ -126,8 +136,14 @@ def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
         yield Span(number, "compute", f"{earlier}forward", int(forward), int(backward))
         yield Span(number, "compute", f"{earlier}backward", int(backward), int(finish))
     optimizers = _outermost(notes.of(Note.OPTIMIZER))[:, 1:]
-    own = _beside_closures(optimizers, forward_start, calls[:, 1], calls[:, 2])
-    yield from _plain(steps, "compute", "optimizer", own)
+    # The passes that an optimizer asked for, as LBFGS does, are none of its time.
+    asked = np.searchsorted(calls[:, 1], optimizers)  # from which pass to which
+    own = []
+    for (begun, ended_ns), (one, other) in zip(optimizers.tolist(), asked.tolist(), strict=True):
+        begins = [begun, *calls[one:other, 2].tolist()]
+        ends = [*forward_start[one:other].tolist(), ended_ns]
+        own += [times for times in zip(begins, ends, strict=True) if times[0] < times[1]]
+    yield from _plain(steps, "compute", "optimizer", np.array(own, np.int64).reshape(-1, 2))
     yield from _plain(steps, "input", "wait", notes.of(Note.INPUT)[:, 1:])
     yield from _plain(steps, "communication", "wait", notes.of(Note.WAIT)[:, 1:])
     packing = notes.of(Note.CODEC)
@@ -172,35 +188,6 @@ def _outermost(optimizers: Whole) -> Whole:
     reached = np.maximum.accumulate(np.concatenate([[-1], ordered[:-1, 2]]))
     kept: Whole = ordered[ordered[:, 2] > reached]
     return kept
-
-
-def _beside_closures(optimizers: Whole, forward: Whole, backward: Whole, end: Whole) -> Whole:
-    """Leave out of optimizers' time the passes that they asked for, as LBFGS does."""
-    asked = np.searchsorted(backward, optimizers)  # from which pass to which
-    if (asked[:, 0] == asked[:, 1]).all():
-        return optimizers
-    own = []
-    for (start, finish), (first, last) in zip(optimizers.tolist(), asked.tolist(), strict=True):
-        begins, ends = [start, *end[first:last].tolist()], [*forward[first:last].tolist(), finish]
-        own += [
-            interval for interval in zip(begins, ends, strict=True) if interval[0] < interval[1]
-        ]
-    return np.array(own, np.int64).reshape(-1, 2)
-
-
-def _forward_starts(notes: Notes, steps: Steps, calls: Whole, step: Whole) -> Whole:
-    """Say when the forward before each backward began: with DDP's, or after what came before."""
-    wrapped = np.sort(notes.of(Note.FORWARD)[:, 1])
-    before = [
-        np.concatenate([[0], calls[:-1, 2]]),  # the backward before this one
-        steps.start_ns[step],
-        _latest_before(notes.of(Note.INPUT)[:, 2], calls[:, 1]),
-        _latest_before(notes.of(Note.ZERO_GRAD)[:, 1], calls[:, 1]),
-    ]
-    earliest = np.maximum.reduce(before) if len(calls) else np.empty(0, np.int64)
-    place = np.searchsorted(wrapped, earliest)
-    first_wrapped = np.append(wrapped, [np.iinfo(np.int64).max])[place]
-    return np.where(first_wrapped < calls[:, 1], first_wrapped, earliest)
 
 
 def _latest_before(times_ns: Whole, limits_ns: Whole) -> Whole:

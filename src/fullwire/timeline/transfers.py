@@ -268,3 +268,39 @@ def _clock_error_ns(run: Run, latest_ns: Whole, is_known: NDArray[np.bool_]) -> 
         return 0
     early_ns = latest_ns[rows] - run.collectives.end_ns[rows]
     return max(0, int(np.quantile(early_ns, 1 - CLOCK_SHARE / 2)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedTimes:
+    """How a rank's step spent the time of its collectives."""
+
+    waited_s: float  # for the first bytes of others
+    moved_s: float
+    added_s: float  # of what was transferred
+    used: float | None  # of the line rate while transferring; None where that is not known
+
+
+def carried(run: Run, rate_bps: Mapping[int, float]) -> CarriedTimes | None:
+    """Sum up what the transport told in steps; None where it told nothing."""
+    table = run.carried.rows(run.carried.step >= 0)
+    if not len(table):
+        return None
+    rank_steps = len(np.unique(np.stack([table.rank, table.step]), axis=1).T)
+    waited_ns, moved_ns = table.heard_ns - table.begun_ns, np.zeros(len(table), np.int64)
+    for rank in np.unique(table.rank).tolist():
+        own = np.flatnonzero(table.rank == rank)
+        own = own[np.argsort(table.heard_ns[own], kind="stable")]
+        # What several streams moved at once counts once.
+        ended_ns = np.maximum.accumulate(table.end_ns[own])
+        begun_ns = table.heard_ns[own].copy()
+        begun_ns[1:] = np.maximum(begun_ns[1:], ended_ns[:-1])
+        moved_ns[own] = np.maximum(ended_ns - begun_ns, 0)
+    waited_s, moved_s, added_s = (
+        float(each.sum()) * 1e-9 / rank_steps for each in (waited_ns, moved_ns, table.reducing_ns)
+    )
+    rates = np.array([rate_bps.get(rank, np.nan) for rank in table.rank.tolist()])
+    sends = table.sent_bytes > 0  # who only receives leaves its own link's way out idle
+    sent_bits, could_bits = 8.0 * table.sent_bytes.sum(), 1e-9 * (moved_ns * rates)[sends].sum()
+    # More than the line carries: bytes that had come before their rank did were no transfer to it.
+    used = float(sent_bits / could_bits) if 0 < sent_bits <= could_bits else None
+    return CarriedTimes(waited_s=waited_s, moved_s=moved_s, added_s=added_s, used=used)

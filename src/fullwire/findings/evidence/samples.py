@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from fullwire.findings.evidence import Source
 from fullwire.findings.finding import Evidence
 from fullwire.run.run import Run
-from fullwire.timeline.carried import carried
 from fullwire.timeline.timeline import Timeline
+from fullwire.timeline.transfers import carried
 from fullwire.timeline.utilization import (
     SATURATED,
     links_used,

@@ -2,8 +2,8 @@
 
 Collectives are seen in the methods of torch.distributed.ProcessGroup, which all of Python's
 collectives (and FSDP2's, and communication hooks') go through; C++ is given groups that send it
-through the same methods (`visible.py`). A transfer between two ranks is a collective of these two:
-a group of its own, in which sender and receiver count alike.
+through the same methods (`VisibleGroup`). A transfer between two ranks is a collective of these
+two: a group of its own, in which sender and receiver count alike.
 
 A collective ends when its future says so: a callback notes the time, not whoever waits.
 
@@ -17,11 +17,13 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -31,8 +33,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .clock import Clock, Moment
 from .ending import at_end
 from .journal import Journal, Note
-from .unseen import Unseen
-from .visible import watch_names, watch_reducer
 
 _COLLECTIVES = {
     "allreduce": "allreduce",
@@ -81,7 +81,18 @@ def watch_collectives(journal: Journal, clock: Clock) -> None:
     _watch_those_to_come(
         dist.Work, {"wait": "wait"}, lambda original, _: collectives.waiting(original)
     )
-    _watch_hooks(codec)
+    # The hooks that DDP is given, and what they leave for later; C++ ones cannot be watched.
+    register = dist._register_comm_hook
+
+    @functools.wraps(register)
+    def register_comm_hook(reducer: Any, state: Any, hook: Callable[..., Any]) -> None:
+        register(reducer, state, codec.working(hook))
+
+    dist._register_comm_hook = register_comm_hook
+    future = torch._C.Future
+    future.wait = codec.apart(future.wait)
+    for name in ("then", "add_done_callback"):
+        setattr(future, name, _left_for_later(getattr(future, name), codec))
     watch_reducer(journal, _COLLECTIVES)
     watch_names(_COLLECTIVES)
     optimizers.register_optimizer_step_post_hook(collectives.step_ended)
@@ -159,21 +170,6 @@ class _Codec:
         return other
 
 
-def _watch_hooks(codec: _Codec) -> None:
-    """Watch the hooks that DDP is given, and what they leave for later; C++ ones cannot be."""
-    register = dist._register_comm_hook
-
-    @functools.wraps(register)
-    def register_comm_hook(reducer: Any, state: Any, hook: Callable[..., Any]) -> None:
-        register(reducer, state, codec.working(hook))
-
-    dist._register_comm_hook = register_comm_hook
-    future = torch._C.Future
-    future.wait = codec.apart(future.wait)
-    for name in ("then", "add_done_callback"):
-        setattr(future, name, _left_for_later(getattr(future, name), codec))
-
-
 def _left_for_later(original: Callable[..., Any], codec: _Codec) -> Callable[..., Any]:
     @functools.wraps(original)
     def later(future: Any, callback: Callable[..., Any]) -> Any:
@@ -231,20 +227,21 @@ class _Collectives:
 
     def watched(self, original: Callable[..., Any], op: str) -> Callable[..., Any]:
         """Wrap one method of ProcessGroup."""
+        knows_devices = self._clock.knows_devices
 
         @functools.wraps(original)
         def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
             if self._codec.is_working():
                 return apart(group, *args, **kwargs)
-            on_device = self._clock.knows_devices and _is_on_device(args)
+            first = next(filter(None, map(_tensors, args)), None) if knows_devices else None
+            on_device = first is not None and bool(first[0].is_cuda)
             issued = self._clock.moment() if on_device else _now()
             work = original(group, *args, **kwargs)
             if self._journal.is_open:
                 started = self._journal.starts_work()
                 try:
-                    number = self._note_issue(group, op, (*args, *kwargs.values()), issued)
-                    if work is not None:  # part of a coalesced group, which ends as a whole
-                        self._await_end(number, on_device, work)
+                    arguments = (*args, *kwargs.values())
+                    self._note(group, op, arguments, issued, on_device, work)
                 except Exception as error:  # the job goes on
                     self._journal.give_up(error)
                 self._journal.ends_work(started)
@@ -253,7 +250,16 @@ class _Collectives:
         apart = self._codec.apart(collective)
         return collective
 
-    def _note_issue(self, group: Any, op: str, arguments: Sequence[Any], issued: Moment) -> int:
+    def _note(
+        self,
+        group: Any,
+        op: str,
+        arguments: Sequence[Any],
+        issued: Moment,
+        on_device: bool,
+        work: Any,
+    ) -> None:
+        """Note that a collective was issued, and see to it that its end will be noted."""
         number = next(self._count)
         size, dtype = _payload(op, arguments)
         among = group.group_name
@@ -264,9 +270,8 @@ class _Collectives:
             other = arguments[1] if len(arguments) > 2 else "any"
             among += f" {here}>{other}" if op == "send" else f" {other}>{here}"
         self._clock.note_one(Note.ISSUE, number, issued, self._signature(op, dtype, size, among))
-        return number
-
-    def _await_end(self, number: int, on_device: bool, work: Any) -> None:
+        if work is None:  # part of a coalesced group, which ends as a whole
+            return
         if getattr(work, "tells_times", False):
             self._hear_ends()
             self._telling.append((number, work.tasks))
@@ -358,11 +363,6 @@ class _Collectives:
         return number
 
 
-def _is_on_device(arguments: tuple[Any, ...]) -> bool:
-    first = next(filter(None, map(_tensors, arguments)), None)
-    return first is not None and bool(first[0].is_cuda)
-
-
 def _payload(op: str, arguments: Sequence[Any]) -> tuple[int, Any]:
     """Return the bytes of the larger side of a collective, and their type if there are any.
 
@@ -386,3 +386,210 @@ def _tensors(argument: Any) -> list[Any]:
     if isinstance(argument, _SEQUENCES):
         return [tensor for element in argument for tensor in _tensors(element)]
     return [argument] if isinstance(argument, torch.Tensor) else []
+
+
+_EVERY_NS = 250_000_000
+
+_Look: TypeAlias = dict[str, tuple[int, int]]  # of each group: how many it counts, how many we saw
+
+
+class Unseen:
+    """Compares what was seen of each group with what it counts."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._first: _Look | None = None
+        self._last: _Look = {}
+        self._steps = 0
+        self._looked_ns = 0
+        self.seen: Counter[str] = Counter()  # by name of the group, since it began
+
+    def step_ends(self) -> None:
+        """Look, if the last time is long enough ago."""
+        self._steps += 1
+        now_ns = time.monotonic_ns()
+        if self._journal.is_open and now_ns - self._looked_ns > _EVERY_NS:
+            self._looked_ns = now_ns
+            groups = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
+            self._last = {}
+            for group in groups:
+                try:
+                    counted = int(group._get_sequence_number_for_group())
+                except (RuntimeError, AttributeError):  # a transport that does not count
+                    counted = 0
+                self._last[group.group_name] = counted, self.seen[group.group_name]
+            if self._first is None:
+                self._first, self._steps = self._last, 0
+
+    def say(self) -> None:
+        """Say how many there were, where steps have some; a few belong to models made later."""
+        count = sum((_past_us(self._last) - _past_us(self._first or {})).values())
+        if self._steps and count >= self._steps:
+            sentence = f"{count} collectives were issued by C++ and not seen"
+            self._journal.define(kind="missing", sentence=sentence)
+
+
+def _past_us(look: _Look) -> Counter[str]:
+    return +Counter({name: counted - seen for name, (counted, seen) in look.items()})
+
+
+def watch_reducer(journal: Journal, methods: Iterable[str]) -> None:
+    """Give DDP's C++, its reducer and its broadcasts of buffers, a group that can be seen."""
+    build, broadcast = dist.Reducer, dist._broadcast_coalesced
+    # The reducer holds the C++ half of a group only: its Python half must live as long.
+    groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+    _forward(VisibleGroup, methods)
+
+    @functools.wraps(build)
+    def reducer(*args: Any, **kwargs: Any) -> Any:
+        arguments = list(args)
+        for place, argument in enumerate(args):
+            if type(argument) is dist.ProcessGroup:
+                try:
+                    arguments[place] = VisibleGroup(argument)
+                except Exception as error:  # DDP trains as it would; its buckets are not seen
+                    sentence = f"DDP's buckets could not be watched: {error!r}"
+                    journal.define(kind="missing", sentence=sentence)
+        built = build(*arguments, **kwargs)
+        groups[built] = [argument for argument in arguments if isinstance(argument, VisibleGroup)]
+        return built
+
+    @functools.wraps(broadcast)
+    def broadcast_coalesced(group: Any, *args: Any, **kwargs: Any) -> Any:
+        visible = (stand_in for stand_ins in groups.values() for stand_in in stand_ins)
+        seen = next((stand_in for stand_in in visible if stand_in.true is group), group)
+        return broadcast(seen, *args, **kwargs)
+
+    dist.Reducer, dist._broadcast_coalesced = reducer, broadcast_coalesced
+
+
+def watch_names(methods: Iterable[str]) -> None:
+    """Give C++ that asks for a group by its name one that can be seen.
+
+    Where it cannot be had, the true group is found as ever, and what it does is counted.
+    """
+    _forward(_NamedGroup, methods, _VisibleWork)
+    names = _Names(torch._C._distributed_c10d)
+    for name in ("_register", "_unregister", "_resolve"):
+        _replace(f"{name}_process_group", getattr(names, name.removeprefix("_")))
+    _replace("_unregister_all_process_groups", names.unregister_all)
+    # Symmetric memory of devices takes the store of the group that it finds; ours have none.
+    memory = getattr(torch._C._distributed_c10d, "_SymmetricMemory", None)
+    for name in ("empty_strided_p2p", "get_mempool_allocator", "rendezvous"):
+        if hasattr(memory, name):
+            setattr(memory, name, staticmethod(_after(names.give_back, getattr(memory, name))))
+
+
+class VisibleGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check
+    """A process group that sends C++ callers through the Python methods of the true one."""
+
+    def __init__(self, true: Any) -> None:
+        super().__init__(true.rank(), true.size())
+        self.true = true
+        self.bound_device_id = true.bound_device_id  # to which a backend is set when it is given
+        for device in true._device_types:
+            backend = true._get_backend(device)
+            kind = self.BackendType.__members__.get(backend.name().upper(), self.BackendType.CUSTOM)
+            self._set_default_backend(kind)
+            self._register_backend(device, kind, backend)
+
+
+class _NamedGroup(VisibleGroup):
+    """A visible group whose works are waited for in C++."""
+
+
+class _VisibleWork(dist.Work):  # type: ignore[misc]  # torch may be absent when we check
+    """Lets C++ wait through the Python method of the true work."""
+
+    def __init__(self, true: Any) -> None:
+        super().__init__()
+        self._true = true
+
+    def wait(self, *timeout: Any) -> bool:
+        """Return when the result is there."""
+        return bool(self._true.wait(*timeout))
+
+    def get_future(self) -> Any:
+        """Return the true work's future."""
+        return self._true.get_future()
+
+
+class _Names:
+    """Groups by their names, in torch's own registry, which holds no group itself."""
+
+    def __init__(self, registry: Any) -> None:
+        self._register, self._resolve, self._unregister, self._unregister_all = (
+            registry._register_process_group,
+            registry._resolve_process_group,
+            registry._unregister_process_group,
+            registry._unregister_all_process_groups,
+        )
+        self._held: dict[str, _NamedGroup] = {}
+        self._may_stand_in = True
+
+    def register(self, group_name: str, group: Any) -> None:
+        """Let C++ find what can be seen of a group."""
+        try:
+            is_plain = type(group) is dist.ProcessGroup and self._may_stand_in
+            seen = _NamedGroup(group) if is_plain else None
+        except Exception:  # the job goes on, with what it made
+            seen = None
+        self._register(group_name, seen or group)
+        if seen is not None:
+            self._held[group_name] = seen
+
+    def resolve(self, group_name: str) -> Any:
+        """Find the true group."""
+        group = self._resolve(group_name)
+        return group.true if isinstance(group, _NamedGroup) else group
+
+    def unregister(self, group_name: str) -> None:
+        """Forget a group."""
+        self._unregister(group_name)
+        self._held.pop(group_name, None)
+
+    def unregister_all(self) -> None:
+        """Forget all groups."""
+        self._unregister_all()
+        self._held.clear()
+
+    def give_back(self) -> None:
+        """Leave the registry as it would be: what comes now asks groups for what ours have not."""
+        self._may_stand_in = False
+        while self._held:
+            name, seen = self._held.popitem()
+            self._unregister(name)
+            self._register(name, seen.true)
+
+
+def _after(first: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(then)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return then(*args, **kwargs)
+
+    return both
+
+
+def _replace(name: str, ours: Callable[..., Any]) -> None:
+    """Put a function in the place of one of torch's, wherever that has been imported to."""
+    true = getattr(torch._C._distributed_c10d, name)
+    of_torch = [module for key, module in sys.modules.items() if key.partition(".")[0] == "torch"]
+    for module in of_torch:
+        if vars(module).get(name) is true:
+            setattr(module, name, ours)
+
+
+def _forward(
+    kind: type, methods: Iterable[str], of_work: Callable[[Any], Any] = lambda work: work
+) -> None:
+    for name in methods:
+        if hasattr(dist.ProcessGroup, name):  # which of them exist depends on torch's version
+            setattr(kind, name, _through(name, of_work))
+
+
+def _through(name: str, of_work: Callable[[Any], Any]) -> Callable[..., Any]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return of_work(getattr(self.true, name)(*args, **kwargs))
+
+    return forward

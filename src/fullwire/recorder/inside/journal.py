@@ -205,7 +205,14 @@ class Journal:
         if passes:
             blocks += _block(PASSES, _tight(b"".join(passes)))
         if taken:
-            blocks += _block(NOTES, _packed(taken))
+            kinds, numbers, times_ns, rests = zip(*taken, strict=True)
+            later_ns = [times_ns[0], *map(sub, times_ns[1:], times_ns)]
+            content = array.array("B", kinds).tobytes()
+            # The first time stands alone: it is the only one that never fits into 32 bits.
+            content += array.array("q", later_ns[:1]).tobytes()
+            for column in (numbers, later_ns[1:], rests):
+                content += _narrow(column)
+            blocks += _block(NOTES, _COUNT.pack(len(taken)) + _tight(content))
         self.noted += len(taken)
         written = os.write(self._file, blocks)
         if written < len(blocks):
@@ -225,12 +232,18 @@ class Journal:
             for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
         )
         announced = (int(text) for text in texts if text.isdigit())
+        # The running kernel: hosts that share it share its processors and its clock.
+        try:
+            with open("/proc/sys/kernel/random/boot_id") as boot:
+                machine = boot.read().strip()
+        except OSError:
+            machine = socket.gethostname()[:64]
         header = {
             "format": 3,
             "status": status,
             "host": socket.gethostname()[:64],
             "pid": os.getpid(),
-            "machine": _machine(),
+            "machine": machine,
             "processors": len(os.sched_getaffinity(0)),
             "rank": next(announced, 0),
             "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
@@ -252,26 +265,6 @@ class Journal:
 
 def _block(kind: int, content: bytes) -> bytes:
     return BLOCK.pack(TAG, kind, len(content), zlib.crc32(content)) + content
-
-
-def _machine() -> str:
-    """Name the running kernel: hosts that share it share its processors and its clock."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as boot:
-            return boot.read().strip()
-    except OSError:
-        return socket.gethostname()[:64]
-
-
-def _packed(notes: Sequence[tuple[int, int, int, int]]) -> bytes:
-    kinds, numbers, times_ns, rests = zip(*notes, strict=True)
-    later_ns = [times_ns[0], *map(sub, times_ns[1:], times_ns)]
-    content = array.array("B", kinds).tobytes()
-    # The first time stands alone: it is the only one that never fits into 32 bits.
-    content += array.array("q", later_ns[:1]).tobytes()
-    for column in (numbers, later_ns[1:], rests):
-        content += _narrow(column)
-    return _COUNT.pack(len(notes)) + _tight(content)
 
 
 def _tight(content: bytes) -> bytes:

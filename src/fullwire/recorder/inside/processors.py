@@ -44,7 +44,14 @@ class Processors:
             try:
                 if now_ns - self._listed_ns > _LIST_EVERY_NS:
                     self._listed_ns = now_ns
-                    self._list_threads()
+                    for thread in map(int, os.listdir("/proc/self/task")):
+                        with contextlib.suppress(OSError):  # it has just ended
+                            if thread not in self._is_communicating:
+                                with open(f"/proc/self/task/{thread}/comm") as name:
+                                    is_one = name.read().startswith(COMMUNICATING)
+                                self._is_communicating[thread] = is_one
+                            if self._is_communicating[thread]:
+                                self._used_ns.setdefault(thread, 0)
                 for thread in self._used_ns:
                     # Where it has ended, what it had used stays counted.
                     with contextlib.suppress(OSError):
@@ -60,15 +67,6 @@ class Processors:
                 self._journal.note(
                     Note.PROCESSOR, whole_ns - before_whole_ns, now_ns, used_ns - before_part_ns
                 )
-
-    def _list_threads(self) -> None:
-        for thread in map(int, os.listdir("/proc/self/task")):
-            with contextlib.suppress(OSError):  # it has just ended
-                if thread not in self._is_communicating:
-                    with open(f"/proc/self/task/{thread}/comm") as name:
-                        self._is_communicating[thread] = name.read().startswith(COMMUNICATING)
-                if self._is_communicating[thread]:
-                    self._used_ns.setdefault(thread, 0)
 
 
 class BeforeForward:

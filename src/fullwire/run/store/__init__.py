@@ -7,7 +7,7 @@
                                  together, as `RunWriter` was given them: whole steps of ranks
     job.run/packets/*.pcapng     what was captured beside the job; other tools read it, too
 
-`description.py` holds run.json, `history.py` what it was in past formats, `parquet.py` one table,
+`description.py` holds run.json and what it was in past formats, `parquet.py` one table,
 `writing.py` and `reading.py` the whole. A run.json that was edited by hand still opens, and a gap
 says that it was.
 """

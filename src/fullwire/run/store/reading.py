@@ -17,8 +17,7 @@ from fullwire.errors import UsageError
 from fullwire.files import planted
 from fullwire.run.gaps import Gap
 from fullwire.run.run import TABLE_NAMES, TABLES, AnyTable, Run, Spans, Table
-from fullwire.run.store.description import DESCRIPTION, Described
-from fullwire.run.store.history import read_description
+from fullwire.run.store.description import DESCRIPTION, Described, read_description
 from fullwire.run.store.parquet import batches, read_piece, reason_of
 from fullwire.run.store.places import MOST_ROWS, table_files
 
@@ -30,9 +29,11 @@ def read_run(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> Run:
     gaps = stored.said()
     tables = {}
     for name in only:
-        table = _read_table(place, name, TABLES[name], stored, gaps)
-        if table is not None:
-            tables[name] = table
+        rows, files = stored.rows.get(name, 0), table_files(place, name)
+        pieces = list(_pieces(place, files, TABLES[name], stored, rows, gaps))
+        gaps += _about_rows(name, rows, files, sum(map(len, pieces)))
+        if pieces:
+            tables[name] = TABLES[name].joined(pieces)
     return _run_of(place, stored, tables, gaps)
 
 
@@ -192,15 +193,6 @@ def read_rows(path: str | Path, name: str, gaps: list[Gap]) -> Iterator[Table]:
             yield from batches(file, TABLES[name], stored.crc32.get(piece))
         except (pa.ArrowException, OSError, ValueError, UsageError) as error:
             gaps.append(Gap(f"{piece}: damaged, not read ({reason_of(error)})", name))
-
-
-def _read_table(
-    place: Path, name: str, kind: type[Table], stored: Described, gaps: list[Gap]
-) -> Table | None:
-    rows, files = stored.rows.get(name, 0), table_files(place, name)
-    pieces = list(_pieces(place, files, kind, stored, rows, gaps))
-    gaps += _about_rows(name, rows, files, sum(map(len, pieces)))
-    return kind.joined(pieces) if pieces else None
 
 
 def _about_rows(name: str, rows: int, files: Collection[Path], found: int) -> Iterator[Gap]:

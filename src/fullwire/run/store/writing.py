@@ -106,25 +106,27 @@ class RunWriter:
         """Write what still waits and the description, and move the run to its place."""
         outline = Run(provenance=provenance, facts=facts, gaps=gaps_of(gaps))
         rows = {name: count for name, count in self._rows.items() if count}
+        building = self._building
         try:
-            shutil.rmtree(self._building / _SCRATCH, ignore_errors=True)
-            self._write_rest()
-            _write_synced(
-                self._building / DESCRIPTION,
-                encoded(outline, rows, dict(_crcs(self._building))),
-            )
-            _sync_directory(self._building)
-            _put_in_place(self._building, self._place)
+            shutil.rmtree(building / _SCRATCH, ignore_errors=True)
+            if self._pieces:
+                self._write_piece()
+            else:
+                for name, table in self._taken():
+                    write_table(table, building / f"{name}.parquet")
+            crc32 = {
+                str(path.relative_to(building)): file_crc32(path)
+                for path in sorted(building.rglob("*.parquet"))
+            }
+            with (building / DESCRIPTION).open("wb") as file:
+                file.write(encoded(outline, rows, crc32))
+                file.flush()
+                os.fsync(file.fileno())
+            _sync_directory(building)
+            _put_in_place(building, self._place)
         except OSError as error:
             raise self.refusal(error) from None
         return self._place
-
-    def _write_rest(self) -> None:
-        if self._pieces:
-            self._write_piece()
-            return
-        for name, table in self._taken():
-            write_table(table, self._building / f"{name}.parquet")
 
     def _write_piece(self) -> None:
         try:
@@ -201,11 +203,6 @@ def refuse_taken(place: Path, replace: bool) -> None:
         raise UsageError(f"{place} holds {other}, which is no part of a run: it is not replaced")
 
 
-def _crcs(building: Path) -> Iterator[tuple[str, int]]:
-    for path in sorted(building.rglob("*.parquet")):
-        yield str(path.relative_to(building)), file_crc32(path)
-
-
 def _put_in_place(building: Path, place: Path) -> None:
     """Move a whole run to its place; the run that was there is whole until the new one is."""
     replaced = building.with_name(building.name.replace(".writing-", ".replaced-"))
@@ -219,13 +216,6 @@ def _put_in_place(building: Path, place: Path) -> None:
         raise
     _sync_directory(place.parent)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_directory(path: Path) -> None:
