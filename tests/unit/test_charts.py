@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
-from fullwire.report.charts import _scaling_chart, plot_whatif
+from fullwire.report.charts import (
+    _scaling_chart,
+    check_pictures,
+    check_plot_path,
+    plot_whatif,
+)
+from fullwire.report.cluster_picture import plot_cluster
 from tests.builders import a_run
 
 
@@ -29,6 +36,21 @@ def test_each_format_is_written(tmp_path: Path, ending: str, beginning: bytes) -
     place = tmp_path / f"x.{ending}"
     plot_whatif(fw.whatif("resnet50@v100", workers="8,64"), place)
     assert place.read_bytes().lstrip().startswith(beginning)
+
+
+def test_without_the_extra_a_picture_is_refused_before_the_work_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    for refused in (
+        lambda: check_plot_path(tmp_path / "x.png"),
+        lambda: plot_cluster(fw.cluster("p3dn"), tmp_path / "x.svg"),
+        lambda: check_pictures("study"),
+    ):
+        with pytest.raises(
+            UsageError, match=r"vl_convert is not installed: pip install 'fullwire\["
+        ):
+            refused()
 
 
 def test_the_page_asks_nothing_of_the_network(tmp_path: Path) -> None:
