@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.explorer import explorer
+from fullwire.answers.search import explorer
 from fullwire.errors import UsageError
 from fullwire.report.page import contents, page, write_page
 from fullwire.run.facts import Facts
