@@ -42,15 +42,13 @@ def test_without_the_extra_a_picture_is_refused_before_the_work_with_the_line_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    for refused in (
-        lambda: check_plot_path(tmp_path / "x.png"),
-        lambda: plot_cluster(fw.cluster("p3dn"), tmp_path / "x.svg"),
-        lambda: check_pictures("study"),
-    ):
-        with pytest.raises(
-            UsageError, match=r"vl_convert is not installed: pip install 'fullwire\["
-        ):
-            refused()
+    line = r"vl_convert is not installed: pip install 'fullwire\[pictures\]'"
+    with pytest.raises(UsageError, match=f"--plot: .*{line}"):
+        check_plot_path(tmp_path / "x.png")
+    with pytest.raises(UsageError, match=line):
+        plot_cluster(fw.cluster("p3dn"), tmp_path / "x.svg")
+    with pytest.raises(UsageError, match=f"study: .*{line}"):
+        check_pictures("study")
 
 
 def test_the_page_asks_nothing_of_the_network(tmp_path: Path) -> None:
