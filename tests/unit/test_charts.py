@@ -17,7 +17,6 @@ from fullwire.report.charts import (
     check_plot_path,
     plot_whatif,
 )
-from fullwire.report.cluster_picture import plot_cluster
 from tests.builders import a_run
 
 
@@ -46,7 +45,7 @@ def test_without_the_extra_a_picture_is_refused_before_the_work_with_the_line_th
     with pytest.raises(UsageError, match=f"--plot: .*{line}"):
         check_plot_path(tmp_path / "x.png")
     with pytest.raises(UsageError, match=line):
-        plot_cluster(fw.cluster("p3dn"), tmp_path / "x.svg")
+        plot_whatif(fw.whatif("resnet50@v100", workers=8), tmp_path / "x.svg")
     with pytest.raises(UsageError, match=f"study: .*{line}"):
         check_pictures("study")
 
