@@ -11,7 +11,9 @@ from fullwire.answers.believable import check_scaling, check_steps, check_times
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.opening import RunLike, opened, with_line_rate
+from fullwire.clusters.cluster import Torus
 from fullwire.collectives.cost import Floats
+from fullwire.collectives.registry import with_formula
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.case import NOTABLE, THRESHOLD, Case, communicates, computes, enough_steps
 from fullwire.findings.evidence import evidence
@@ -369,14 +371,23 @@ def break_even(job: Forecaster, threshold: float, waited: float | None = None) -
     enough = np.flatnonzero(by_rate < threshold)
     rate_bps = float(rates_bps[enough[0]]) if len(enough) and enough[0] > 0 else None
     # The smallest job that loses so much is found among some sizes, then among all next to them.
-    workers, sizes = None, np.unique(np.geomspace(2, _MOST_WORKERS, _SIZES).astype(np.int64))
+    # An algorithm that has no formula for any number of workers needs all devices of its nodes.
+    fabric, unit = job.grid.cluster, 1
+    if fabric is not None and not set(job.grid.algorithms) <= set(with_formula("allreduce")):
+        unit = fabric.devices_per_node
+    workers, sizes = None, np.geomspace(max(2, unit), _MOST_WORKERS, _SIZES).astype(np.int64)
+    sizes = np.unique(sizes // unit * unit)
+    if fabric is not None and isinstance(fabric.network, Torus):
+        sizes = sizes[:0]  # it has as many devices as it has
     for _ in ("some", "all"):
+        if not len(sizes):
+            break
         losing = np.flatnonzero(_lost(job, workers=tuple(sizes.tolist())) >= threshold)
         if not len(losing):
             workers = None
             break
         workers, below = int(sizes[losing[0]]), int(sizes[max(losing[0] - 1, 0)])
-        sizes = np.arange(below, workers + 1)
+        sizes = np.arange(below, workers + 1, unit)
     [transport] = job.grid.transports
     line_bps = None
     if isinstance(transport, MeasuredTransport):
