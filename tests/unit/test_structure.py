@@ -103,6 +103,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_these_names_are_exported_and_no_others() -> None:
     assert fullwire.__all__ == [
+        "Checkup",
         "Comparison",
         "DamagedInput",
         "Explanation",
@@ -115,6 +116,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "cluster",
         "collective",
         "compare",
+        "doctor",
         "explain",
         "export",
         "flows",

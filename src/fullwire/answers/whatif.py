@@ -268,21 +268,17 @@ def _predicted(
     predictions = sweep(subjects, grid, progress, those)
     around_s = interval_s(subjects, grid, predictions, found.calibration, those)
     names = predictions["run"]
-    for name in dict.fromkeys(names.tolist()):  # to refuse what cannot be by where it comes from
-        here = names == name
-        check_steps(
-            name,
-            step=predictions["step_s"][here],
-            step_of_one_worker=predictions["baseline_step_s"][here],
-        )
-        check_times(
-            name,
-            communication=predictions["communication_s"][here],
-            low_end=around_s[0][here],
-            high_end=around_s[1][here],
-        )
-        check_scaling(name, predictions["workers"][here], predictions["scaling_factor"][here])
-        check_shares(name, network_utilization=predictions["network_utilization"][here])
+    check_steps(
+        names, step=predictions["step_s"], step_of_one_worker=predictions["baseline_step_s"]
+    )
+    check_times(
+        names,
+        communication=predictions["communication_s"],
+        low_end=around_s[0],
+        high_end=around_s[1],
+    )
+    check_scaling(names, predictions["workers"], predictions["scaling_factor"])
+    check_shares(names, network_utilization=predictions["network_utilization"])
     reaching = None
     if wanted is not None:
         reaching = targets(with_names(subjects, changes), grid, wanted, those)
