@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, several
-from fullwire.answers.opening import Opened, RunLike, completed, with_line_rate
+from fullwire.answers.opening import Opened, RunLike, completed, many, with_line_rate
 from fullwire.errors import UsageError
 from fullwire.files import name_of
-from fullwire.importers.nccl_tests import read_table
+from fullwire.importers import tables
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
@@ -30,11 +30,11 @@ def named(
 
     `line_rate` is that of their links, for runs that do not know it.
     """
-    many = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
-    if not many:
+    asked = many(runs)
+    if not asked:
         raise UsageError("what-if: expected at least one run")
     found = []
-    for each in many:  # which may be a run, and then its source is its name
+    for each in asked:  # which may be a run, and then its source is its name
         run = completed(each, line_rate).run
         name = name_of(each) if isinstance(each, str | Path) else run.provenance.source
         found.append((name, run))
@@ -81,7 +81,8 @@ class Transports:
     def named(self, text: str) -> Transport:
         """Return a transport by its name."""
         if text != "measured" and Path(text).is_file():
-            table = read_table(Path(text))
+            found = tables(text)
+            table = next((each for each in found if each.op == "allreduce"), found[0])
             if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
                 raise UsageError(
                     f"{text}: expected a table of several ranks: one alone sends nothing"
