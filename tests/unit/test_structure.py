@@ -42,6 +42,7 @@ LEVELS = {
     "report": 12,
     "studies": 13,
     "cli": 14,
+    "pytest": 14,
 }
 # A capture is a format like any other, and a recording may hold captures.
 MAY_MEET = {("importers", "packets"), ("recorder", "packets")}
