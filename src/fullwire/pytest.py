@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from fullwire.answers.compare import Gate
-    from fullwire.run.run import Run
-
-RunLike: TypeAlias = "Run | str | Path"
+    from fullwire.answers.opening import RunLike
 
 
 class StepTime:
@@ -54,7 +52,7 @@ class StepTime:
         from fullwire.answers.compare import typical_length
         from fullwire.units import seconds, show_time
 
-        allowed_s, length = seconds(budget, "budget"), typical_length(_opened(runs))
+        allowed_s, length = seconds(budget, "budget"), typical_length(runs)
         said = f"steps take {show_time(length.step_s)}, and the budget is {show_time(allowed_s)}"
         if length.low_s is not None and length.high_s is not None:
             said += f" (95 % sure: {show_time(length.low_s)} to {show_time(length.high_s)})"
@@ -71,7 +69,7 @@ class StepTime:
         """Fail if the second runs' steps are longer by more than a limit, and than noise."""
         from fullwire.answers.compare import compare
 
-        gate = compare(_opened(before), _opened(after)).gate(by)
+        gate = compare(before, after).gate(by)
         self._test.add_report_section("call", "step time", gate.sentence)
         if gate.state == "slower":
             pytest.fail(gate.sentence, pytrace=False)
@@ -82,11 +80,3 @@ class StepTime:
 def step_time(tmp_path: Path, request: pytest.FixtureRequest) -> StepTime:
     """Give what records a training and holds its steps against a budget or other recordings."""
     return StepTime(tmp_path, request.node)
-
-
-def _opened(given: RunLike | Sequence[RunLike]) -> list[Run]:
-    from fullwire.importers import read
-    from fullwire.run.run import Run
-
-    several = [given] if isinstance(given, str | Path | Run) else given
-    return [each if isinstance(each, Run) else read(each) for each in several]

@@ -19,6 +19,7 @@ LEVELS = {
     "_native": 0,
     "registry": 1,
     "units": 1,
+    "display": 2,
     "packed": 2,
     "files": 3,
     "outputs": 3,
@@ -43,6 +44,7 @@ LEVELS = {
     "studies": 13,
     "cli": 14,
     "pytest": 14,
+    "__main__": 15,
 }
 # A capture is a format like any other, and a recording may hold captures.
 MAY_MEET = {("importers", "packets"), ("recorder", "packets")}

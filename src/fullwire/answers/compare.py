@@ -15,16 +15,20 @@ times are those of one pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist, geometric_mean
 from typing import Any, Literal
 
 import numpy as np
 
 from fullwire.answers.believable import check_steps
+from fullwire.answers.opening import RunLike, many, opened
 from fullwire.collectives.cost import Floats
+from fullwire.display import Result, html_table
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import name_of
 from fullwire.findings.comparisons import (
     SMALL,
     LongerDecide,
@@ -115,8 +119,8 @@ class Gate:
         return sentence(self.finding)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class Comparison(Result):
     """Median steps, their ratio after/before, and whether the difference is more than noise.
 
     Where steps of the runs have other numbers of passes, all times are those of one pass. Of
@@ -197,6 +201,29 @@ class Comparison:
         found = SlowdownMayHide(**told, more=more)
         return Gate(limit=allowed, state="open", recordings=needed, finding=found)
 
+    def _in_short(self) -> Iterator[str]:
+        yield from sentences(self.findings[:2])
+        yield f"steps compared: {self.before_steps:,} before, {self.after_steps:,} after"
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        sides = ["before"] * len(self.before_recordings) + ["after"] * len(self.after_recordings)
+        recordings = (*self.before_recordings, *self.after_recordings)
+        return {
+            "recordings": {
+                "side": sides,
+                "steps": [each.steps for each in recordings],
+                "step_s": [each.step_s for each in recordings],
+            },
+            "facts": {
+                name: [row[number] for row in self.differing_facts]
+                for number, name in enumerate(("fact", "before", "after"))
+            },
+        }
+
+    def _picture(self) -> str:
+        facts = self._tables()["facts"]
+        return html_table(facts) if self.differing_facts else ""
+
     @property
     def work_ratio(self) -> float:
         """Return how many times the work the second run does in the same time."""
@@ -209,8 +236,17 @@ class Comparison:
         return None if self.high is None else self.high / self.ratio - 1
 
 
-def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparison:
-    """Compare the steps of two runs of the same work, or of several recordings of each."""
+def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLike]) -> Comparison:
+    """Say whether the steps of two runs of the same work differ by more than noise.
+
+    - `before`, `after`: a run or its path, or several recordings of that side as a list. Several
+      tell smaller changes from noise.
+
+    Times are seconds; `ratio` is after over before, with `low` and `high` its 95 % interval.
+
+        fw.compare("before.run", "after.run").ratio
+        fw.compare(["a1.run", "a2.run"], ["b1.run", "b2.run"]).is_significant
+    """
     sides = _recordings(before), _recordings(after)
     [first, *others], [second, *_] = sides
     for side, which in zip(sides, ("before", "after"), strict=True):
@@ -289,7 +325,7 @@ class TypicalLength:
     high_s: float | None
 
 
-def typical_length(runs: Run | Sequence[Run]) -> TypicalLength:
+def typical_length(runs: RunLike | Sequence[RunLike]) -> TypicalLength:
     """Return how long the steps of a job are, of one recording or of several."""
     lengths_s = [step_lengths_s(run) for run in _recordings(runs)]
     step_s = geometric_mean(float(np.median(each)) for each in lengths_s)
@@ -300,8 +336,15 @@ def typical_length(runs: Run | Sequence[Run]) -> TypicalLength:
     return TypicalLength(step_s=step_s, low_s=step_s / times, high_s=step_s * times)
 
 
-def _recordings(side: Run | Sequence[Run]) -> tuple[Run, ...]:
-    return (side,) if isinstance(side, Run) else tuple(side)
+def _recordings(side: RunLike | Sequence[RunLike]) -> tuple[Run, ...]:
+    runs = tuple((given, opened(given).run) for given in many(side))
+    if not runs:
+        raise UsageError("compare: expected at least one recording of each side")
+    for given, run in runs:
+        refuse_without_steps(
+            run, name_of(given) if isinstance(given, str | Path) else run.provenance.source
+        )
+    return tuple(run for _, run in runs)
 
 
 def _noise(lengths_s: Sequence[Sequence[Floats]]) -> Noise | None:
