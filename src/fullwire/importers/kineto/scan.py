@@ -162,10 +162,10 @@ def scanned(path: Path) -> Trace:
 
 
 def _of_list(path: Path, first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Make a trace of a bare list of events, Kineto's or those of PyTorch's profiler before it.
+    """Make a trace of a bare list of events, Kineto's or of PyTorch's profiler before it.
 
-    That one (torch/autograd/profiler_util.py) tells functions of the CPU, an arrow from the one that
-    launched a kernel, and the kernel.
+    The older one (torch/autograd/profiler_util.py) tells functions of the CPU, an arrow from the
+    one that launched a kernel, and the kernel.
     """
     if b'"CPU functions"' not in first:
         yield b'{"traceEvents":'
