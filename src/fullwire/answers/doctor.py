@@ -94,7 +94,13 @@ _CHECKS: list[Callable[[], Iterator[Check]]] = []
 
 
 def doctor() -> Checkup:
-    """Check this machine; a row is one thing that Fullwire can use."""
+    """Check this machine; each row is one thing that Fullwire can use.
+
+    A row has a `state` (ok, limited or missing), what was `seen`, what it `means`, and what to `do`.
+
+        fw.doctor()["lab"].state
+        [check.name for check in fw.doctor().checks if check.state != "ok"]
+    """
     return Checkup(
         fullwire=fullwire.__version__,
         python=platform.python_version(),
