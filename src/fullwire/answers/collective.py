@@ -18,8 +18,15 @@ from fullwire.answers.conditions import latency as read_latency
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, one_switch, scattered, with_workers
-from fullwire.collectives.cost import AddTimes
-from fullwire.collectives.playing import CollectiveTime, Told, collective_time, quickest_time
+from fullwire.collectives.cost import AddTimes, bus_factor
+from fullwire.collectives.library import FITTED_OPS, around, library_time, with_usual
+from fullwire.collectives.playing import (
+    Between,
+    CollectiveTime,
+    Told,
+    collective_time,
+    quickest_time,
+)
 from fullwire.collectives.registry import names, open_to, usual_algorithm, with_formula
 from fullwire.collectives.tuning import AUTO, around_a_switch, over_links, tuned
 from fullwire.errors import UsageError
@@ -28,6 +35,7 @@ from fullwire.simulation.on_links import believed_cost
 from fullwire.units import size_bytes
 
 _SERVED = "parameter-server"
+_CHUNKS, _LEAST_CHUNK_BYTES = (4, 32), 128 * 1024  # that "auto" tries between phases
 
 
 def collective(
@@ -40,7 +48,7 @@ def collective(
     algorithm: str | None = None,
     chunks: int = 1,
     chunk_order: str = "pipelined",
-    level: str = "event",
+    level: str | None = None,
     reduce_cost: str | Path | None = None,
     cluster: ClusterLike | None = None,
     nodes: str | int | None = None,
@@ -51,11 +59,14 @@ def collective(
 ) -> CollectiveTime:
     """Time a collective of so many bytes: `allreduce`, `reducescatter`, `allgather` and others.
 
-    Bytes are of the whole vector. `level="event"` plays every transfer; `"closed"` uses a formula
-    where one is exact. `algorithm="auto"` times all that can be used here, takes the quickest and
-    says why. `reduce_cost` is a file of measured additions, `bytes,seconds` a line.
-    On a described cluster workers are its devices, and bandwidth and latency those of its NICs;
-    rank r is on device `order[r]`. `progress` hears how many of how many transfers are done.
+    Bytes are of the whole vector. On a cluster that was fitted to tables, they say what the library
+    takes. On one that states no start-up, public tables of machines with such links do. Whoever
+    names an algorithm, a level or chunks asks for these: `level="event"` plays every transfer;
+    `"closed"` uses a formula where one is exact. `algorithm="auto"` times all that can be used
+    here, takes the quickest and says why. `reduce_cost` is a file of measured additions,
+    `bytes,seconds` a line. On a described cluster workers are its devices, and bandwidth and
+    latency those of its NICs; rank r is on device `order[r]`. `progress` hears how many of how many
+    transfers are done.
     """
     op = op.lower().replace("-", "").replace("_", "")
     adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
@@ -72,17 +83,27 @@ def collective(
             raise UsageError("collective: expected workers and bandwidth, or a described cluster")
         latency_s = read_latency(latency or 0.0)
         where = one_switch(workers=among, rate_bps=rate(bandwidth), latency_s=latency_s)
-        algorithm = algorithm or names(op)[0]
     else:
         where = _described(cluster, nodes, bandwidth, latency)
-        algorithm = algorithm or usual_algorithm(op, where)
     where = where if among is None else with_workers(where, among)
     if is_scattered(where, placement):
         if order is not None:
             raise UsageError("order: expected either an order, or ranks scattered over the leaves")
         order = [int(device) for device in scattered(where)[:among]]
+    states_startup = where.startup_s > 0 or where.is_flat
+    by_library = (
+        op in FITTED_OPS
+        and not where.is_torus
+        and (level, chunks, order, reduce_cost) == (None, 1, None, None)
+    )
+    is_fitted = where.measured is not None and algorithm in (None, AUTO)
+    if by_library and (is_fitted or (algorithm is None and not states_startup)):
+        return _by_library(op, where, size, among or where.devices)
+    if level is None and op in FITTED_OPS and not where.is_torus and not states_startup:
+        where = with_usual(where)
+    algorithm = algorithm or (names(op)[0] if cluster is None else usual_algorithm(op, where))
 
-    def timed(name: str) -> CollectiveTime:
+    def timed(name: str, chunks: int = chunks) -> CollectiveTime:
         found = collective_time(
             op,
             name,
@@ -94,20 +115,53 @@ def collective(
             told=progress,
             chunks=chunks,
             chunk_order=chunk_order,
-            level=level,
+            level=level or "event",
             adds=adds,
         )
         check_times(f"{op} {name}", time=found.time_s)
         check_shares(f"{op} {name}", busiest_link_share=found.busiest_share)
+        low_s, high_s = around(found.time_s, where, op, found.workers)
+        found = replace(found, interval=Between(low_s=low_s, high_s=high_s))
         return found if cluster is not None else replace(found, cluster=None)
+
+    def in_best_chunks(name: str) -> CollectiveTime:
+        """Let the phases of a hierarchy go on side by side, where that is quicker."""
+        cuts = [chunks]
+        if by_library and cluster is not None and name.startswith("hierarchical"):
+            cuts += [cut for cut in _CHUNKS if size >= cut * _LEAST_CHUNK_BYTES]
+        return min((timed(name, cut) for cut in cuts), key=lambda found: found.time_s)
 
     if algorithm != AUTO:
         return timed(algorithm)
     tried = open_to(op, where, among)
     if where.is_flat and order is None and set(tried) <= set(with_formula(op)):
-        return quickest_time(tried, timed, tuned(around_a_switch(op, where, adds)))
+        return quickest_time(tried, in_best_chunks, tuned(around_a_switch(op, where, adds)))
     costs = {name: believed_cost(op, name, where, among or where.devices, order) for name in tried}
-    return quickest_time(tried, timed, tuned(over_links(costs, adds)))
+    return quickest_time(tried, in_best_chunks, tuned(over_links(costs, adds)))
+
+
+def _by_library(op: str, where: Cluster, size: int, workers: int) -> CollectiveTime:
+    """Time a collective as the tables of the cluster, or of others like it, say."""
+    said = library_time(op, where, size, workers)
+    check_times(op, time=said.time_s)
+    return CollectiveTime(
+        op=op,
+        algorithm=said.algorithm,
+        workers=workers,
+        bytes=size,
+        bandwidth_bps=where.nics.rate_bps,
+        latency_s=where.nics.latency_s,
+        chunks=1,
+        chunk_order="pipelined",
+        level="usual" if where.measured is None else "tables",
+        time_s=said.time_s,
+        bus_bandwidth_bps=8 * size * bus_factor(op, workers) / said.time_s if said.time_s else 0.0,
+        transfers=None,
+        cluster=where.name,
+        busiest=said.busiest,
+        protocol=said.protocol,
+        interval=Between(low_s=said.low_s, high_s=said.high_s),
+    )
 
 
 def _described(

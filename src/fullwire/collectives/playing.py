@@ -34,11 +34,21 @@ Told: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """Where nine of ten machines of this description are expected."""
+
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTime:
     """How long a collective takes; `transfers` were counted while they were played.
 
-    On a described cluster `played` of them stood for all. Its busiest link is the one that needs
-    longest for what it carries, and is busy for `busiest_share` of the time.
+    At level "tables" measured tables of the cluster say it, at level "usual" those of other
+    machines: by the `protocol` that a library takes. On a described cluster `played` of them stood
+    for all. Its busiest link is the one that needs longest for what it carries, and is busy for
+    `busiest_share` of the time.
     """
 
     op: str
@@ -58,6 +68,8 @@ class CollectiveTime:
     busiest: str | None = None  # kind of link
     busiest_link: str | None = None
     busiest_share: float | None = None
+    protocol: str | None = None
+    interval: Between | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
