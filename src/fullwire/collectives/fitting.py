@@ -42,7 +42,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """One row of a table, and what the fitted cluster says of it."""
+    """One row of a table, and what the fitted protocols say of it."""
 
     op: str
     workers: int
@@ -114,7 +114,9 @@ def fitted(cluster: Cluster, tables: Sequence[Table]) -> Cluster:
 
 
 def residuals(cluster: Cluster, tables: Sequence[Table]) -> list[Residual]:
-    """Hold every row of the tables against the fitted cluster."""
+    """Hold every row of the tables against the protocols alone, without what tables add to them."""
+    assert cluster.measured is not None
+    cluster = replace(cluster, measured=replace(cluster.measured, shown=()))
     found = []
     for table in tables:
         for size, time_s in table.points:
