@@ -205,7 +205,7 @@ def test_on_a_described_cluster_every_algorithm_that_fits_is_tried() -> None:
     assert {"ring", "tree", "hierarchical", "multi-ring"} <= found.times_s.keys()
     assert not {"in-network", "parameter-server"} & found.times_s.keys()
     assert found.time_s == min(found.times_s.values())
-    how = {"algorithm": found.algorithm, "chunks": found.chunks}
+    how: dict[str, Any] = {"algorithm": found.algorithm, "chunks": found.chunks}
     assert found.time_s == fw.collective("allreduce", **asked, **how).time_s
     for left_out in found.left_out:
         with pytest.raises(fw.UsageError):
