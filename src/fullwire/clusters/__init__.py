@@ -49,6 +49,10 @@ def _read(given: str | Path) -> Cluster:
         text = content.decode("utf-8-sig")  # some editors put a mark before it
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: expected text in UTF-8, byte {error.start} is none") from None
+    if text.lstrip().startswith("<"):
+        from fullwire.clusters.nccl_topology import cluster_of_topology  # here: few are XML
+
+        return cluster_of_topology(text, str(path))
     return described(text, built_in or str(path))
 
 

@@ -82,6 +82,7 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
             "threshold": verdict.threshold,
             "reasons": list(verdict.reasons),
             "missing": list(verdict.missing),
+            "near": list(verdict.near),
         },
         "scaling_factor": result.scaling_factor,
         "step_s": result.step_s,
