@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fullwire.answers.believable import check_shares, check_times
 from fullwire.answers.conditions import (
@@ -72,30 +74,21 @@ def collective(
     - `reduce_cost`: a file of measured additions, `bytes,seconds` a line.
     - `cluster`, `nodes`: a described cluster, by name or file, and how many nodes it has.
     - `placement`, `order`: ranks `"packed"` or `"scattered"`, or rank r on device `order[r]`.
-    - `servers`: of a parameter server.
-    - `progress`: hears how many of how many transfers are done.
+    - `servers`: of a parameter server; `progress`: hears how many of how many transfers are done.
 
     Times of the answer are seconds, bandwidths bits per second.
 
         fw.collective("allreduce", bytes="64MiB", workers=8, bandwidth="100Gbps").time_s
     """
-    op = op.lower().replace("-", "").replace("_", "")
+    op, size = op.lower().replace("-", "").replace("_", ""), size_bytes(bytes, "bytes")
     adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
-    size = size_bytes(bytes, "bytes")
     servers = count(servers, "servers")
     if servers > 1 and algorithm not in (AUTO, _SERVED):
-        raise UsageError(
-            f"servers: expected algorithm {_SERVED}, which has some, got {algorithm or 'none'}"
-        )
+        asked = algorithm or "none"
+        raise UsageError(f"servers: expected algorithm {_SERVED}, which has some, got {asked}")
     among = None if workers is None else worker_count(workers)
     order = None if order is None else device_order(order)
-    if cluster is None:
-        if among is None or bandwidth is None:
-            raise UsageError("collective: expected workers and bandwidth, or a described cluster")
-        latency_s = read_latency(latency or 0.0)
-        where = one_switch(workers=among, rate_bps=rate(bandwidth), latency_s=latency_s)
-    else:
-        where = _described(cluster, nodes, bandwidth, latency)
+    where = _where(cluster, nodes, among, bandwidth, latency)
     where = where if among is None else with_workers(where, among)
     if is_scattered(where, placement):
         if order is not None:
@@ -113,42 +106,68 @@ def collective(
     if level is None and op in FITTED_OPS and not where.is_torus and not states_startup:
         where = with_usual(where)
     algorithm = algorithm or (names(op)[0] if cluster is None else usual_algorithm(op, where))
+    question = _Asked(
+        op=op,
+        size_bytes=size,
+        where=where,
+        is_described=cluster is not None,
+        cuts=_CHUNKS if by_library and cluster is not None else (),
+        how={
+            "workers": among,
+            "order": order,
+            "servers": servers,
+            "told": progress,
+            "chunk_order": chunk_order,
+            "level": level or "event",
+            "adds": adds,
+        },
+        chunks=chunks,
+    )
+    return question.timed(algorithm) if algorithm != AUTO else question.quickest()
 
-    def timed(name: str, chunks: int = chunks) -> CollectiveTime:
-        found = collective_time(
-            op,
-            name,
-            where,
-            size,
-            workers=among,
-            order=order,
-            servers=servers,
-            told=progress,
-            chunks=chunks,
-            chunk_order=chunk_order,
-            level=level or "event",
-            adds=adds,
-        )
-        check_times(f"{op} {name}", time=found.time_s)
-        check_shares(f"{op} {name}", busiest_link_share=found.busiest_share)
-        low_s, high_s = around(found.time_s, where, op, found.workers)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A collective to be played by one algorithm or another."""
+
+    op: str
+    size_bytes: int
+    where: Cluster
+    is_described: bool
+    cuts: tuple[int, ...]  # other chunks that are tried between the phases of a hierarchy
+    chunks: int
+    how: Mapping[str, Any]
+
+    def timed(self, name: str, chunks: int | None = None) -> CollectiveTime:
+        """Time it by one algorithm."""
+        cut = chunks or self.chunks
+        found = collective_time(self.op, name, self.where, self.size_bytes, chunks=cut, **self.how)
+        check_times(f"{self.op} {name}", time=found.time_s)
+        check_shares(f"{self.op} {name}", busiest_link_share=found.busiest_share)
+        low_s, high_s = around(found.time_s, self.where, self.op, found.workers)
         found = replace(found, interval=Between(low_s=low_s, high_s=high_s))
-        return found if cluster is not None else replace(found, cluster=None)
+        return found if self.is_described else replace(found, cluster=None)
 
-    def in_best_chunks(name: str) -> CollectiveTime:
+    def quickest(self) -> CollectiveTime:
+        """Time it by all algorithms that can be used here."""
+        op, where, adds, order = self.op, self.where, self.how["adds"], self.how["order"]
+        tried = open_to(op, where, self.how["workers"])
+        if where.is_flat and order is None and set(tried) <= set(with_formula(op)):
+            tuning = tuned(around_a_switch(op, where, adds))
+        else:
+            among = self.how["workers"] or where.devices
+            costs = {name: believed_cost(op, name, where, among, order) for name in tried}
+            tuning = tuned(over_links(costs, adds))
+        return quickest_time(tried, self.in_best_chunks, tuning)
+
+    def in_best_chunks(self, name: str) -> CollectiveTime:
         """Let the phases of a hierarchy go on side by side, where that is quicker."""
-        cuts = [chunks]
-        if by_library and cluster is not None and name.startswith("hierarchical"):
-            cuts += [cut for cut in _CHUNKS if size >= cut * _LEAST_CHUNK_BYTES]
-        return min((timed(name, cut) for cut in cuts), key=lambda found: found.time_s)
-
-    if algorithm != AUTO:
-        return timed(algorithm)
-    tried = open_to(op, where, among)
-    if where.is_flat and order is None and set(tried) <= set(with_formula(op)):
-        return quickest_time(tried, in_best_chunks, tuned(around_a_switch(op, where, adds)))
-    costs = {name: believed_cost(op, name, where, among or where.devices, order) for name in tried}
-    return quickest_time(tried, in_best_chunks, tuned(over_links(costs, adds)))
+        cuts = [
+            cut
+            for cut in self.cuts
+            if name.startswith("hierarchical") and self.size_bytes >= cut * _LEAST_CHUNK_BYTES
+        ]
+        return min((self.timed(name, cut) for cut in (None, *cuts)), key=lambda each: each.time_s)
 
 
 def _by_library(op: str, where: Cluster, size: int, workers: int) -> CollectiveTime:
@@ -175,12 +194,19 @@ def _by_library(op: str, where: Cluster, size: int, workers: int) -> CollectiveT
     )
 
 
-def _described(
-    named: ClusterLike,
+def _where(
+    named: ClusterLike | None,
     nodes: str | int | None,
+    workers: int | None,
     bandwidth: str | float | None,
     latency: str | float | None,
 ) -> Cluster:
+    """Return one switch, or the cluster that is named with the NICs that are asked for."""
+    if named is None:
+        if workers is None or bandwidth is None:
+            raise UsageError("collective: expected workers and bandwidth, or a described cluster")
+        latency_s = read_latency(latency or 0.0)
+        return one_switch(workers=workers, rate_bps=rate(bandwidth), latency_s=latency_s)
     where = described_cluster(named, None if nodes is None else count(nodes, "nodes"))
     nics = where.nics
     if bandwidth is not None:
