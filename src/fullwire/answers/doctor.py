@@ -96,7 +96,7 @@ _CHECKS: list[Callable[[], Iterator[Check]]] = []
 def doctor() -> Checkup:
     """Check this machine; each row is one thing that Fullwire can use.
 
-    A row has a `state` (ok, limited or missing), what was `seen`, what it `means`, and what to `do`.
+    A row has its `state` (ok, limited, missing), what was `seen`, its meaning, and what to `do`.
 
         fw.doctor()["lab"].state
         [check.name for check in fw.doctor().checks if check.state != "ok"]
