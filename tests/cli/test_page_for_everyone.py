@@ -55,7 +55,7 @@ def test_the_top_says_the_verdict_how_sure_and_what_to_do(
     top = chromium.run("document.querySelector('.answer').innerText").replace("\u202f", " ")
     best = f"{found.fixes[0].step_s * 1e3:.4g} ms"
     assert re.search(rf"What to do\s+.*: a step of {best}, \d+ % shorter\.", top, re.DOTALL)
-    assert re.search(r"How sure\s+Of the step, the largest loss is waiting .* from 10 % on\.", top)
+    assert re.search(r"How sure\s+Of the step, the largest loss is .* A part counts from 10 % on\.", top)
     place = "document.querySelector('.answer').getBoundingClientRect().bottom"
     assert chromium.run(place) < 500
 
