@@ -284,10 +284,10 @@ def _type(value: Any) -> str:
 
 def verdicts() -> str:
     """Describe the parts of the account and the thresholds, below the kinds of verdict."""
-    from fullwire.findings import blame, case
-    from fullwire.findings.verdicts import drawn_parts
+    from fullwire.findings import case
+    from fullwire.findings.verdicts import blamed, drawn_parts
 
-    rules = (blame.__doc__ or "").partition("\n\n")[2]
+    rules = (inspect.getdoc(blamed) or "").partition("\n\n")[2]
     return "\n\n".join(
         [
             (REFERENCE / "verdicts.md").read_text().rstrip(),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.break_even import break_even
+from fullwire.answers.explain import break_even
 from fullwire.answers.verification import verify
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError

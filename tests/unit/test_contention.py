@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.verdict import Verdict, judged
+from fullwire.answers.explain import Verdict, judged
 from fullwire.findings.case import Case
 from fullwire.run.facts import FactValue
 from fullwire.run.run import Hosts

@@ -20,7 +20,7 @@ from fullwire.answers import opening
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import contents, import_run, read
 from fullwire.report.as_data import explanation_object
-from fullwire.report.page.contents import contents as page_contents
+from fullwire.report.page import contents as page_contents
 from fullwire.run.store import by_ranks, read_run
 from tests.conftest import Cli
 from tests.lab.test_sampler import is_over

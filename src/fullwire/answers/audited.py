@@ -33,13 +33,7 @@ class AuditedTraffic(Traffic):
 def audited(traffic: Traffic) -> AuditedTraffic:
     """Audit what packets say, of each training by itself."""
     known = {each.name: getattr(traffic, each.name) for each in fields(traffic)}
-    _check(traffic)
-    known["groups"] = tuple(audited(group) for group in traffic.groups)
-    return AuditedTraffic(**known, findings=tuple(audit(traffic)))
-
-
-def _check(traffic: Traffic) -> None:
-    """Refuse what no packets can say: whatever their times were, an iteration takes some."""
+    # No packets can say it: whatever their times were, an iteration takes some.
     source = traffic.detail.run.provenance.source
     check_shares(source, busy_share=traffic.busy_fractions)
     check_shares(source, packets_sent_again=[edge.sent_again for edge in traffic.edges])
@@ -49,3 +43,5 @@ def _check(traffic: Traffic) -> None:
         check_steps(source, period=traffic.iterations.period_s)
         check_times(source, communication=traffic.iterations.communicating_s)
         check_shares(source, confidence=traffic.iterations.confidence)
+    known["groups"] = tuple(audited(group) for group in traffic.groups)
+    return AuditedTraffic(**known, findings=tuple(audit(traffic)))

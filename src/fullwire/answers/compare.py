@@ -148,15 +148,25 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
     sides = _recordings(before), _recordings(after)
     [first, *others], [second, *_] = sides
     for side, which in zip(sides, ("before", "after"), strict=True):
-        _refuse_twice_the_same(side, which)
+        seen: dict[bytes, int] = {}
+        for number, run in enumerate(side, 1):  # one twice would show less noise than there is
+            marks = (run.spans.lane == "host") & (run.spans.name == "step")
+            times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
+            if (once := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
+                raise UsageError(
+                    f"compare: recordings {once} and {number} {which} are one and the same: "
+                    "expected each once, since a copy tells nothing about noise"
+                )
     for each in (*others, *sides[1]):
         refuse_other_work(first, each)
-    passes = _other_passes(sides)
+    known = [[passes_of_step(run) or 0 for run in side] for side in sides]
+    has_other_passes = 0 not in known[0] + known[1] and len({*known[0], *known[1]}) > 1
+    passes = (known[0][0], known[1][0]) if has_other_passes else None
     lengths_s = [[step_lengths_s(run) for run in side] for side in sides]
     if passes is not None:
         lengths_s = [
-            [lengths / (passes_of_step(run) or 1) for lengths, run in zip(each, side, strict=True)]
-            for each, side in zip(lengths_s, sides, strict=True)
+            [lengths / count for lengths, count in zip(each, counts, strict=True)]
+            for each, counts in zip(lengths_s, known, strict=True)
         ]
     found = [
         tuple(Recording(steps=len(each), step_s=float(np.median(each))) for each in side)
@@ -166,6 +176,25 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
     ratio, noise = after_s / before_s, _noise(lengths_s)
     off = None if noise is None else noise.off([1 / len(side) for side in lengths_s])
     low, high = (None, None) if off is None else (ratio * math.exp(-off), ratio * math.exp(off))
+    enough = None  # recordings of each side would tell a small change from such noise
+    if noise is not None:
+        rule = [
+            _Noise(noise.variance, RULE_COUNTS + 2 * count) for count in range(_MOST_RECORDINGS)
+        ]
+        offs = [each.off([1 / count, 1 / count]) for count, each in enumerate(rule, 1)]
+        enough = next((n for n, each in enumerate(offs, 1) if math.expm1(each) <= SMALL), None)
+    # What recordings of one side differ in, which should be of one job.
+    differing = [
+        {name for again in side[1:] for name, *_ in _differing_facts(side[0], again)}
+        for side in sides
+    ]
+    edge_bytes = None
+    if len(first.flows) and len(second.flows):
+        from fullwire.packets.flows import analyse_flows  # here: few runs hold packets
+
+        of_first, of_second = (analyse_flows(run).payload_bytes_per_edge for run in (first, second))
+        if of_first is not None and of_second is not None:
+            edge_bytes = (of_first, of_second)
     return Comparison(
         before_s=before_s,
         after_s=after_s,
@@ -180,21 +209,15 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
         differing_facts=_differing_facts(first, second),
         workers=(world(first), world(second)),
         passes=passes,
-        edge_bytes=_edge_bytes(first, second),
-        recordings_for_small=None if noise is None else _recordings_for_small(noise),
+        edge_bytes=edge_bytes,
+        recordings_for_small=enough,
         notes=(
-            *comparison_notes(sides, [_differing_within(side) for side in sides]),
+            *comparison_notes(
+                sides, [sorted(names) if names - {"warnings"} else [] for names in differing]
+            ),
             *about_means(lengths_s, ratio),
         ),
     )
-
-
-def _other_passes(sides: Sequence[Sequence[Run]]) -> tuple[int, int] | None:
-    """Return the passes of a step on each side, where runs are known to differ in them."""
-    known = [[passes_of_step(run) or 0 for run in side] for side in sides]
-    if 0 in known[0] + known[1] or len({*known[0], *known[1]}) == 1:
-        return None
-    return known[0][0], known[1][0]
 
 
 def _recordings(side: Run | Sequence[Run]) -> tuple[Run, ...]:
@@ -218,47 +241,19 @@ def _noise(lengths_s: Sequence[Sequence[Floats]]) -> _Noise | None:
     recordings = [each for side in lengths_s for each in side]
     if min(map(len, recordings)) < FEWEST_STEPS:
         return None
-    by_rule = ANEW**2 + float(np.mean([_variance_of_pieces(each) for each in recordings]))
+    drifts = []  # the variance of the fifths' medians; one slow stretch among steady steps is none
+    for lengths in recordings:
+        of_pieces = _squares(_log_medians(np.array_split(lengths, PIECES))) / (PIECES - 1)
+        away = np.abs(np.log(lengths / np.median(lengths)))
+        drifts.append(min(of_pieces, float(1.4826 * np.median(away)) ** 2))
+    by_rule = ANEW**2 + float(np.mean(drifts))
     seen = sum(_squares(_log_medians(side)) for side in lengths_s)
     freedom = RULE_COUNTS + sum(len(side) - 1 for side in lengths_s)
     return _Noise((RULE_COUNTS * by_rule + seen) / freedom, freedom)
 
 
-def _recordings_for_small(noise: _Noise) -> int | None:
-    """Return how many recordings of each side would tell a small change from such noise."""
-    for count in range(1, _MOST_RECORDINGS + 1):
-        known = _Noise(noise.variance, RULE_COUNTS + 2 * (count - 1))
-        if math.expm1(known.off([1 / count, 1 / count])) <= SMALL:
-            return count
-    return None
-
-
-def _variance_of_pieces(lengths_s: Floats) -> float:
-    """Return the variance of the fifths' medians; one slow stretch among steady steps is none."""
-    of_pieces = _squares(_log_medians(np.array_split(lengths_s, PIECES))) / (PIECES - 1)
-    away = np.abs(np.log(lengths_s / np.median(lengths_s)))
-    return min(of_pieces, float(1.4826 * np.median(away)) ** 2)
-
-
 def _log_medians(pieces: Sequence[Floats]) -> Floats:
     return np.log([np.median(each) for each in pieces])
-
-
-def _differing_within(side: Sequence[Run]) -> list[str]:
-    """Name what recordings of one side differ in, which should be of one job."""
-    differs = {name for again in side[1:] for name, *_ in _differing_facts(side[0], again)}
-    return sorted(differs) if differs - {"warnings"} else []
-
-
-def _edge_bytes(before: Run, after: Run) -> tuple[float, float] | None:
-    """Return what an edge carries in an iteration of each run, if packets say it of both."""
-    if not len(before.flows) or not len(after.flows):
-        return None
-    from fullwire.packets.flows import analyse_flows  # here: few runs hold packets
-
-    first = analyse_flows(before).payload_bytes_per_edge
-    second = analyse_flows(after).payload_bytes_per_edge
-    return None if first is None or second is None else (first, second)
 
 
 def step_lengths_s(run: Run) -> Floats:
@@ -286,19 +281,6 @@ def refuse_without_steps(run: Run, name: str) -> None:
     if damage := reasons(run.gaps, {"spans"}):
         raise DamagedInput(name, f"it has no steps left to compare; missing: {damage[0]}")
     raise UsageError(f"{name}: it has no steps to compare")
-
-
-def _refuse_twice_the_same(side: Sequence[Run], which: str) -> None:
-    """Refuse recordings that are one: they would show less noise than there is."""
-    seen: dict[bytes, int] = {}
-    for number, run in enumerate(side, 1):
-        marks = (run.spans.lane == "host") & (run.spans.name == "step")
-        times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
-        if (first := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
-            raise UsageError(
-                f"compare: recordings {first} and {number} {which} are one and the same: expected "
-                "each once, since a copy tells nothing about noise"
-            )
 
 
 def _student(share: float, freedom: int) -> float:

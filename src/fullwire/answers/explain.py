@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from fullwire.answers.believable import check_scaling, check_steps, check_times
-from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.opening import RunLike, opened
-from fullwire.answers.verdict import Verdict, judged
+from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.case import NOTABLE, THRESHOLD, Case, communicates, computes, enough_steps
 from fullwire.findings.evidence import evidence
@@ -30,16 +31,79 @@ from fullwire.findings.scaling import (
     NoMoreWithFullLinks,
     ScalingFactor,
     WithFullLinks,
+    turning,
 )
+from fullwire.findings.verdicts import besides, kind_of
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
+from fullwire.simulation.sweep import sweep
+from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Account, Part, account, nothing
 from fullwire.timeline.breakdown import RankBreakdown
 from fullwire.timeline.transfers import holds_times, recorded_ranks, world
 from fullwire.units import show_rate
-from fullwire.words import sentences
+from fullwire.words import sentence, sentences
+
+_POINTS = 600  # rates that are looked at, two of them 1.5 % apart
+_FAR = 100.0  # times slower and faster than now: beyond it nobody asks
+_MOST_WORKERS = 4096
+_SIZES = 100  # that are looked at first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the account amounts to, and why. Its sentences are filled in when they are read."""
+
+    kind: str  # a key of `fullwire.findings.verdicts.verdict_kinds()`
+    threshold: float
+    findings: tuple[Finding, ...]  # the verdict itself, then what it would leave unsaid
+    why: tuple[Finding, ...]
+    needed: tuple[Finding, ...]  # what would settle it, where the kind is unknown
+
+    @property
+    def sentence(self) -> str:
+        """Return the verdict in words."""
+        return " ".join(sentences(self.findings))
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Return why, a clause each."""
+        return sentences(self.why)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Return what would settle it, a clause each."""
+        return sentences(self.needed)
+
+
+def judged(case: Case) -> Verdict:
+    """Judge a case."""
+    kind, why = kind_of(case)
+    return Verdict(
+        kind=kind.key,
+        threshold=THRESHOLD,
+        findings=(kind.says(case), *besides(case, kind)),
+        why=why,
+        needed=tuple(kind.lacks(case)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """Where communication begins, or ceases, to cost the threshold; None where it never does."""
+
+    bandwidth_bps: float | None
+    workers: int | None
+    line_takes_over_bps: float | None  # below it the line is slower than the transport
+    is_limited: bool  # now
+    finding: Finding
+
+    @property
+    def sentence(self) -> str:
+        """Return it in words."""
+        return sentence(self.finding)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -94,26 +158,25 @@ class Explanation:
         """Return what the step loses to having several workers, where that is known."""
         if self.scaling_factor is None:
             return None
+        full: Finding | None = None
+        if self.full is not None:
+            median_s, factor = self.other_median_s, self.full.scaling_factor
+            now = self.scaling_factor if median_s is None else self.predicted_from_s / median_s
+            if factor <= now:
+                full = NoMoreWithFullLinks()
+            elif median_s is None:
+                full = WithFullLinks(factor=factor)
+            else:
+                full = MedianWithFullLinks(factor=factor, now=now)
         longer_s = self.compute_inflation_s
         return ScalingFactor(
             factor=self.scaling_factor,
             alone_s=self.baseline_step_s,
             is_estimated=self.is_estimated,
             step_s=self.step_s,
-            full=self._with_full_links(),
+            full=full,
             longer_s=longer_s if longer_s is not None and longer_s > 0 else None,
         )
-
-    def _with_full_links(self) -> Finding | None:
-        if self.full is None:
-            return None
-        factor, median_s = self.full.scaling_factor, self.other_median_s
-        now = self.scaling_factor if median_s is None else self.predicted_from_s / median_s
-        if now is not None and factor <= now:
-            return NoMoreWithFullLinks()
-        if median_s is None:
-            return WithFullLinks(factor=factor)
-        return MedianWithFullLinks(factor=factor, now=self.predicted_from_s / median_s)
 
 
 def explain(
@@ -138,10 +201,19 @@ def explain(
     case = Case(run=job, account=found, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps)
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
     predictor, why_not = _forecaster(case, rate_bps, [opened(each).run for each in calibrate])
-    helpful = _helpful(case, predictor)
-    full = None if predictor is None else _at_full_utilization(given_s, predictor)
-    link, gain = _faster_link(helpful)
-    case = replace(case, faster_link=link, gain=gain)
+    helpful, full, against = _helpful(case, predictor), None, 1.0
+    links = [] if helpful is None else [fix for fix in helpful.found if fix.kind == "link"]
+    if helpful is not None and links:
+        link = max(links, key=lambda fix: fix.step_s)
+        case = replace(case, faster_link=link, gain=1 - link.step_s / helpful.from_s)
+    if helpful is not None and given_s is not None:
+        # A fix that one worker would profit from too has shortened the T1 that it was predicted
+        # with.
+        against = given_s / helpful.alone_s
+    if predictor is not None:
+        full = predictor.ask(transports=(predictor.full(),))
+        if given_s is not None:
+            full = replace(full, scaling_factor=given_s / full.step_s)
     return _believed(
         job,
         Explanation(
@@ -157,7 +229,12 @@ def explain(
             break_even=None
             if predictor is None
             else break_even(predictor, THRESHOLD, case.share(parts[Part.STRAGGLER.key])),
-            fixes=() if helpful is None else _against(given_s, helpful),
+            fixes=tuple(
+                replace(
+                    fix, forecast=replace(fix.forecast, scaling_factor=against * fix.scaling_factor)
+                )
+                for fix in (() if helpful is None else helpful.found)
+            ),
             fixes_from_s=None if helpful is None else helpful.from_s,
             full=full,
             notes=(
@@ -214,23 +291,6 @@ def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
     return fixes_by_account(case.account)
 
 
-def _against(given_s: float | None, helpful: Fixes) -> tuple[Fix, ...]:
-    """Hold fixes against a baseline's T1, where there is one.
-
-    A fix that one worker would profit from too has shortened the T1 that it was predicted with.
-    """
-    times = 1.0 if given_s is None else given_s / helpful.alone_s
-    return tuple(
-        replace(fix, forecast=replace(fix.forecast, scaling_factor=times * fix.scaling_factor))
-        for fix in helpful.found
-    )
-
-
-def _at_full_utilization(given_s: float | None, predictor: Forecaster) -> Forecast:
-    found = predictor.ask(transports=(predictor.full(),))
-    return found if given_s is None else replace(found, scaling_factor=given_s / found.step_s)
-
-
 def _forecaster(
     case: Case, rate_bps: Mapping[int, float], calibrate: Sequence[Run]
 ) -> tuple[Forecaster | None, tuple[Finding, ...]]:
@@ -240,22 +300,18 @@ def _forecaster(
     try:
         found = forecaster(case.run, min(rate_bps.values(), default=None), calibrate)
         if found is not None:
-            _check(found, case.run)
+            # A step that cannot be is not predicted from: its account may be true all the same.
+            now, source = found.ask(), case.run.provenance.source
+            check_steps(
+                source,
+                median_step=found.measured_s,
+                step_of_one_worker=found.alone_s,
+                predicted_step=now.step_s,
+            )
+            check_scaling(source, world(case.run), now.scaling_factor)
     except (UsageError, DamagedInput) as error:
         return None, (NoFixesPredicted(why=str(error)),)
     return found, ()
-
-
-def _check(found: Forecaster, run: Run) -> None:
-    """Refuse to predict from a step that cannot be: its account may be true all the same."""
-    now = found.ask()
-    check_steps(
-        run.provenance.source,
-        median_step=found.measured_s,
-        step_of_one_worker=found.alone_s,
-        predicted_step=now.step_s,
-    )
-    check_scaling(run.provenance.source, world(run), now.scaling_factor)
 
 
 def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, float]:
@@ -298,10 +354,52 @@ def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float
     return by_one.step_s, parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key]
 
 
-def _faster_link(helpful: Fixes | None) -> tuple[Fix | None, float]:
-    """Return the next link on sale that would help, and what share of the step it would gain."""
-    links = [] if helpful is None else [fix for fix in helpful.found if fix.kind == "link"]
-    if helpful is None or not links:
-        return None, 0.0
-    next_one = max(links, key=lambda fix: fix.step_s)
-    return next_one, 1 - next_one.step_s / helpful.from_s
+def break_even(job: Forecaster, threshold: float, waited: float | None = None) -> BreakEven:
+    """Find where the share of the step that communication costs crosses the threshold.
+
+    `waited` is the share of a step that ranks waited for late ones, as an account has it.
+    """
+    rates_bps = np.geomspace(job.rate_bps / _FAR, job.rate_bps * _FAR, _POINTS)
+    by_rate = _lost(job, bandwidth_bps=tuple(rates_bps.tolist()))
+    [now] = _lost(job)
+    is_limited = bool(now >= threshold)
+    enough = np.flatnonzero(by_rate < threshold)
+    rate_bps = float(rates_bps[enough[0]]) if len(enough) and enough[0] > 0 else None
+    # The smallest job that loses so much is found among some sizes, then among all next to them.
+    workers, sizes = None, np.unique(np.geomspace(2, _MOST_WORKERS, _SIZES).astype(np.int64))
+    for _ in ("some", "all"):
+        losing = np.flatnonzero(_lost(job, workers=tuple(sizes.tolist())) >= threshold)
+        if not len(losing):
+            workers = None
+            break
+        workers, below = int(sizes[losing[0]]), int(sizes[max(losing[0] - 1, 0)])
+        sizes = np.arange(below, workers + 1)
+    [transport] = job.grid.transports
+    line_bps = None
+    if isinstance(transport, MeasuredTransport):
+        line_bps = transport.line_limits_up_to_bps(job.workers)
+        if line_bps >= _FAR * job.rate_bps:
+            line_bps = None  # so little work was not seen
+    step = job.subject.step
+    is_waiting = step.waiting_ns >= threshold * (step.step_ns + step.waiting_ns)
+    is_waiting &= waited is None or waited >= threshold  # else it is scatter that nobody waited for
+    finding = turning(
+        is_limited=is_limited,
+        is_waiting=is_waiting,
+        rate_bps=rate_bps,
+        workers=workers,
+        line_bps=line_bps,
+        threshold=threshold,
+    )
+    return BreakEven(
+        bandwidth_bps=rate_bps,
+        workers=workers,
+        line_takes_over_bps=line_bps,
+        is_limited=is_limited,
+        finding=finding,
+    )
+
+
+def _lost(job: Forecaster, **axis: object) -> Floats:
+    grid = replace(job.grid, **axis)  # type: ignore[arg-type]  # an axis of the grid
+    return np.asarray(1 - sweep([job.subject], grid)["scaling_factor"])

@@ -26,15 +26,14 @@ def named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
     many = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
     if not many:
         raise UsageError("what-if: expected at least one run")
-    found = [_named(each) for each in many]
+    found = []
+    for each in many:  # which may be a run, and then its source is its name
+        run = opened(each).run
+        name = name_of(each) if isinstance(each, str | Path) else run.provenance.source
+        found.append((name, run))
     if len({name for name, _ in found}) < len(found):
         return [(f"{name} ({number})", run) for number, (name, run) in enumerate(found, 1)]
     return found
-
-
-def _named(given: RunLike) -> tuple[str, Run]:
-    run = opened(given).run
-    return name_of(given) if isinstance(given, str | Path) else run.provenance.source, run
 
 
 def with_batches(
@@ -69,25 +68,26 @@ class Transports:
 
     def named(self, text: str) -> Transport:
         """Return a transport by its name."""
+        if text != "measured" and Path(text).is_file():
+            table = read_table(Path(text))
+            if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
+                raise UsageError(
+                    f"{text}: expected a table of several ranks: one alone sends nothing"
+                )
+            return TableTransport(name=Path(text).name, points=table.points())
         if text != "measured":
-            return _timed(Path(text)) if Path(text).is_file() else full_transport(text)
+            return full_transport(text)
         if self.calibration is None:
-            self._refuse_silent_runs()
+            why = [_shows_no_transport(run) for run in self._runs]
+            if None not in why:
+                pairs = zip(self._names, why, strict=False)
+                told = "; ".join(f"{name}: {reason}" for name, reason in pairs)
+                raise UsageError(
+                    f"{told}. So nothing is known about the transport: name a run on links of a "
+                    "known rate with --calibrate, or ask for --transport full"
+                )
             self.calibration = calibrated(self._runs)
         return self.calibration.transport
-
-    def _refuse_silent_runs(self) -> None:
-        """Refuse runs of which none shows a transport, and say of each why it does not."""
-        why = [_shows_no_transport(run) for run in self._runs]
-        if None in why:
-            return
-        said = "; ".join(
-            f"{name}: {reason}" for name, reason in zip(self._names, why, strict=False)
-        )
-        raise UsageError(
-            f"{said}. So nothing is known about the transport: name a run on links of a known rate "
-            "with --calibrate, or ask for --transport full"
-        )
 
 
 def _shows_no_transport(run: Run) -> str | None:
@@ -101,13 +101,6 @@ def _shows_no_transport(run: Run) -> str | None:
     if not len(run.collectives):
         return "it has no collectives"
     return None
-
-
-def _timed(path: Path) -> TableTransport:
-    table = read_table(path)
-    if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
-        raise UsageError(f"{path}: expected a table of several ranks: one alone sends nothing")
-    return TableTransport(name=path.name, points=table.points())
 
 
 def subject_of(name: str, run: Run, found: Transports) -> Subject:

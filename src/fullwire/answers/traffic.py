@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +43,7 @@ def flows_and_run(
         raise UsageError("gradient: expected a size above 0")
     run = _traffic_run(*captures)
     if hosts is not None:
-        from fullwire.packets.hosts_file import read_hosts
+        from fullwire.packets.edges import read_hosts
 
         run = replace(run, facts=run.facts | read_hosts(path_of(hosts, "hosts")))
     from fullwire.answers.audited import audited  # which begin when captures have been read
@@ -75,13 +74,10 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
                 return read_run(place)
     from fullwire.packets.pcap import read_captures
 
-    return read_captures(_captures([path_of(capture, "flows") for capture in captures]))
-
-
-def _captures(places: Sequence[Path]) -> list[Path]:
-    """Return the captures that are given: files, and what directories hold of them."""
+    # Files that are given, and what directories hold of them.
+    places = [path_of(capture, "flows") for capture in captures]
     refuse_packed([place for place in places if not is_directory(place)])
     found = files_like(places, lambda path: is_capture(beginning_of(path)))
     if not found:
         raise DamagedInput(places[0], "neither a run nor a folder of packet captures")
-    return found
+    return read_captures(found)

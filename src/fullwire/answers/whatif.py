@@ -33,17 +33,17 @@ from fullwire.answers.subjects import (
 )
 from fullwire.answers.suspects import suspicions
 from fullwire.clusters import ClusterLike, cluster
-from fullwire.clusters.cluster import Cluster, one_switch, with_nodes
+from fullwire.clusters.cluster import one_switch, with_nodes
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import usual_algorithm
-from fullwire.collectives.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
+from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
 from fullwire.compression.compressor import Compressor
 from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import UsageError
 from fullwire.findings.collective import TunerTakes, by_size
 from fullwire.findings.finding import Finding
-from fullwire.findings.predictions import prediction_notes, target_findings
-from fullwire.findings.suspicions import Suspicion, suspicion_finding
+from fullwire.findings.predictions import Suspicion, prediction_notes, suspicion_finding
+from fullwire.findings.scaling import target_findings
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.conditions import CHANGES, Changes, changed, unfolded, with_names
@@ -63,6 +63,21 @@ from fullwire.words import sentences
 # What is asked when neither the person nor the run says: sizes and speeds that people buy.
 USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
 USUAL_BANDWIDTHS = ("1Gbps", "10Gbps", "25Gbps", "100Gbps", "400Gbps")
+# The conditions of a replay, as `_grid` calls them.
+_REPLAYED = {
+    "bandwidth": "bandwidth",
+    "workers": "workers",
+    "compression": "compression",
+    "codec": "codec",
+    "transport": "transport_",
+    "buckets": "buckets",
+    "algorithm": "algorithm",
+    "latency": "latency_",
+    "cluster": "cluster_",
+    "nodes": "nodes",
+    "placement": "placement",
+    "jitter": "jitter_",
+}
 MOST_TUNED = 16  # clusters of which a result says what the tuner takes
 
 
@@ -250,7 +265,22 @@ def _predicted(
     subjects = changed(whole, changes)
     predictions = sweep(subjects, grid, progress, those)
     around_s = interval_s(subjects, grid, predictions, found.calibration, those)
-    _check(predictions, around_s)
+    names = predictions["run"]
+    for name in dict.fromkeys(names.tolist()):  # to refuse what cannot be by where it comes from
+        here = names == name
+        check_steps(
+            name,
+            step=predictions["step_s"][here],
+            step_of_one_worker=predictions["baseline_step_s"][here],
+        )
+        check_times(
+            name,
+            communication=predictions["communication_s"][here],
+            low_end=around_s[0][here],
+            high_end=around_s[1][here],
+        )
+        check_scaling(name, predictions["workers"][here], predictions["scaling_factor"][here])
+        check_shares(name, network_utilization=predictions["network_utilization"][here])
     reaching = None
     if wanted is not None:
         reaching = targets(with_names(subjects, changes), grid, wanted, those)
@@ -271,27 +301,6 @@ def _predicted(
     )
 
 
-def _check(predictions: Predictions, interval_s: tuple[Floats, Floats]) -> None:
-    """Refuse predictions that cannot be, by the name of the run that they come from."""
-    names = predictions["run"]
-    for name in dict.fromkeys(names.tolist()):
-        here = names == name
-        check_steps(
-            name,
-            step=predictions["step_s"][here],
-            step_of_one_worker=predictions["baseline_step_s"][here],
-        )
-        check_times(
-            name,
-            communication=predictions["communication_s"][here],
-            low_end=interval_s[0][here],
-            high_end=interval_s[1][here],
-        )
-        workers = predictions["workers"][here]
-        check_scaling(name, workers, predictions["scaling_factor"][here])
-        check_shares(name, network_utilization=predictions["network_utilization"][here])
-
-
 def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
     """Play a run's typical step under one set of conditions, named as in `whatif`."""
     [(name, only)] = named(run)
@@ -299,7 +308,12 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
         "replay", {each: conditions.pop(each) for each in CHANGES if each in conditions}
     )
     found = Transports([only], conditions.pop("calibrate", ()))
-    grid = _grid([only], found, lane=lane_order(lane), **_as_in_grid(conditions))
+    for name in conditions:
+        if name not in _REPLAYED:
+            known = ", ".join(_REPLAYED)
+            raise UsageError(f"replay: expected conditions among {known}, got {name!r}")
+    given = {_REPLAYED[name]: value for name, value in conditions.items()}
+    grid = _grid([only], found, lane=lane_order(lane), **given)
     axes = (
         grid.workers,
         grid.bandwidth_bps,
@@ -329,30 +343,6 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
     return replay_subject(only, subject, scenario)
 
 
-_IN_GRID = {name: f"{name}_" for name in ("transport", "latency", "cluster", "jitter")}
-
-
-def _as_in_grid(conditions: Mapping[str, OneOrMany]) -> dict[str, OneOrMany]:
-    known = (
-        "bandwidth",
-        "workers",
-        "compression",
-        "codec",
-        "transport",
-        "buckets",
-        "algorithm",
-        "latency",
-        "cluster",
-        "nodes",
-        "placement",
-        "jitter",
-    )
-    for name in conditions:
-        if name not in known:
-            raise UsageError(f"replay: expected conditions among {', '.join(known)}, got {name!r}")
-    return {_IN_GRID.get(name, name): value for name, value in conditions.items()}
-
-
 def _grid(
     runs: Sequence[Run],
     found: Transports,
@@ -373,27 +363,44 @@ def _grid(
     local_steps: OneOrMany = 1,
     jitter_: OneOrMany = "recorded",
 ) -> Grid:
-    fabric = _same_cluster(runs) if cluster_ is None else cluster(cluster_)
+    if cluster_ is None:  # the one that all runs were recorded on, if they were on one
+        recorded = {recorded_cluster(run) for run in runs}
+        fabric = recorded.pop() if len(recorded) == 1 else None
+    else:
+        fabric = cluster(cluster_)
     recorded_workers = _recorded(runs, "workers", None)
     if recorded_workers == 1:  # a profile of one worker: the question is how it will scale
         recorded_workers = None
     usual_workers, usual_rates, usual_latency = _first(recorded_workers, USUAL_WORKERS), None, None
     usual = "ring"
     if fabric is not None:
-        usual = "ring" if _have_one_ring(runs) else usual_algorithm("allreduce", fabric)
+        has_one_ring = all(run.facts.backend in ("gloo", "fullwire") for run in runs)
+        usual = "ring" if has_one_ring else usual_algorithm("allreduce", fabric)
         usual_workers = fabric.devices
         usual_rates, usual_latency = fabric.nics.rate_bps, fabric.nics.latency_s
+    devices = None
+    if nodes is not None:
+        if fabric is None:
+            raise UsageError(
+                "nodes: expected a described cluster with them: --cluster FILE or a name"
+            )
+        if workers is not None:
+            raise UsageError("nodes: expected nodes or workers, got both")
+        counts = several(nodes, lambda text: count(text, "nodes"))
+        devices = [with_nodes(fabric, each).devices for each in counts]
+    # Gradients are on a GPU with NCCL; every device of the built-in workloads is one.
+    is_on_gpu = all(
+        run.facts.backend == "nccl" or run.provenance.basis == "modelled" for run in runs
+    )
     return Grid(
-        workers=several(
-            _first(workers, _devices(fabric, nodes, workers), usual_workers), worker_count
-        ),
+        workers=several(_first(workers, devices, usual_workers), worker_count),
         bandwidth_bps=several(
             _first(
                 bandwidth, usual_rates, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS
             ),
             rate,
         ),
-        compressors=compressors(compression, codec, on_gpu=all(map(_packs_on_gpu, runs))),
+        compressors=compressors(compression, codec, on_gpu=is_on_gpu),
         transports=several(transport_, lambda text: found.named(str(text))),
         buckets=several(
             _first(buckets, _recorded(runs, "buckets", "ddp")),
@@ -410,36 +417,6 @@ def _grid(
         cluster=fabric,
         is_scattered=is_scattered(fabric, placement),
     )
-
-
-def _packs_on_gpu(run: Run) -> bool:
-    """Say whether gradients are on a GPU; every device of the built-in workloads is one."""
-    return run.facts.backend == "nccl" or run.provenance.basis == "modelled"
-
-
-def _have_one_ring(runs: Sequence[Run]) -> bool:
-    """Say whether the runs' backends go around one ring, whatever NICs there are."""
-    return all(run.facts.backend in ("gloo", "fullwire") for run in runs)
-
-
-def _same_cluster(runs: Sequence[Run]) -> Cluster | None:
-    """Return the described cluster that all runs were recorded on, if it is one."""
-    found = {recorded_cluster(run) for run in runs}
-    return found.pop() if len(found) == 1 else None
-
-
-def _devices(fabric: Cluster | None, nodes: OneOrMany, workers: OneOrMany) -> OneOrMany:
-    """Return the devices of so many nodes, where nodes were asked for."""
-    if nodes is None:
-        return None
-    if fabric is None:
-        raise UsageError("nodes: expected a described cluster with them: --cluster FILE or a name")
-    if workers is not None:
-        raise UsageError("nodes: expected nodes or workers, got both")
-    return [
-        with_nodes(fabric, each).devices
-        for each in several(nodes, lambda text: count(text, "nodes"))
-    ]
 
 
 def _first(*choices: OneOrMany) -> OneOrMany:
@@ -467,22 +444,19 @@ def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
     for latency_s, workers, rate_bps in itertools.product(
         grid.latency_s, grid.workers, grid.bandwidth_bps
     ):
+        if grid.cluster is None or grid.cluster.is_flat:
+            flat = one_switch(workers=workers, rate_bps=share * rate_bps, latency_s=latency_s)
+            times = around_a_switch("allreduce", flat, subject.adds)
+        else:
+            nics = dataclasses.replace(grid.cluster.nics, rate_bps=share * rate_bps)
+            fabric = dataclasses.replace(grid.cluster, nics=nics)
+            where = OnLinks.of(fabric, latency_s, is_scattered=grid.is_scattered)
+            assert where is not None
+            costs = {each: where.cost("allreduce", each, workers) for each in tried(grid)}
+            times = over_links(costs, subject.adds)
         yield Tuned(
             workers=workers,
             bandwidth_bps=rate_bps,
             latency_s=latency_s,
-            ranges=tuple(ranges(_times(subject, grid, workers, share * rate_bps, latency_s))),
+            ranges=tuple(ranges(times)),
         )
-
-
-def _times(subject: Subject, grid: Grid, workers: int, rate_bps: float, latency_s: float) -> Times:
-    """Return what all-reduces take in one place of a grid."""
-    if grid.cluster is None or grid.cluster.is_flat:
-        flat = one_switch(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
-        return around_a_switch("allreduce", flat, subject.adds)
-    nics = dataclasses.replace(grid.cluster.nics, rate_bps=rate_bps)
-    fabric = dataclasses.replace(grid.cluster, nics=nics)
-    where = OnLinks.of(fabric, latency_s, is_scattered=grid.is_scattered)
-    assert where is not None
-    costs = {each: where.cost("allreduce", each, workers) for each in tried(grid)}
-    return over_links(costs, subject.adds)

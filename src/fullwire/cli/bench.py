@@ -79,9 +79,16 @@ def transport(
     torchrun ... --no-python fullwire bench transport --rate 25Gbps
     """
     from fullwire.report.charts import check_plot_path
-    from fullwire.studies.contest import check_torch, contest_in_lab
-    from fullwire.studies.contest.description import PLAIN, USUAL_SIZES, Contest
-    from fullwire.studies.contest.view import contest_lines, contest_object, plot_contest
+    from fullwire.studies.contest import (
+        PLAIN,
+        USUAL_SIZES,
+        Contest,
+        check_torch,
+        contest_in_lab,
+        contest_lines,
+        contest_object,
+        plot_contest,
+    )
     from fullwire.units import bits_per_second, size_bytes
 
     contest = Contest(

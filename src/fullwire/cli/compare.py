@@ -46,7 +46,7 @@ def compare(
     from fullwire.answers.opening import opened
     from fullwire.answers.verification import verify
     from fullwire.report.as_data import comparison_object, verification_object
-    from fullwire.report.comparison import print_comparison
+    from fullwire.report.explanation import print_comparison
 
     stand_after = context.meta.get(_AFTER)
     if stand_after is None and len(runs) != 2:

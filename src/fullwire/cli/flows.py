@@ -47,7 +47,8 @@ def flows(
         check_plot_path(plot, replace=force)
     result, run = flows_and_run(*captures, hosts=hosts, gradient=gradient)
     # Not before captures have been read: loading this takes a while.
-    from fullwire.report.traffic import print_traffic, traffic_object
+    from fullwire.report.as_data import traffic_object
+    from fullwire.report.terminal import print_traffic
 
     if json:
         print_json(traffic_object(result))

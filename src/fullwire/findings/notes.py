@@ -313,7 +313,17 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
     if change is not None:
         part = change.part.key.replace("_", " ")
         yield ChangedMidway(before_s=change.before_s, after_s=change.after_s, part=part)
-    yield from _between_steps(run)
+    # How much of the time lies between steps, as evaluation or a checkpoint may.
+    marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
+    ranks, place = np.unique(marks.rank, return_inverse=True)
+    first_ns = np.full(len(ranks), marks.start_ns.max(initial=0))
+    last_ns = np.full(len(ranks), marks.end_ns.min(initial=0))
+    np.minimum.at(first_ns, place, marks.start_ns)
+    np.maximum.at(last_ns, place, marks.end_ns)
+    whole_ns = int((last_ns - first_ns).sum())
+    between = 1 - int((marks.end_ns - marks.start_ns).sum()) / max(whole_ns, 1)
+    if len(marks) and between > BETWEEN:
+        yield TimeBetweenSteps(share=between)
     without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(found.ranks)))
     if without:
         yield RanksLeftOut(count=len(without), ranks=without)
@@ -328,20 +338,6 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         if missing and run.provenance.origin == "measured":
             yield NoSamples(tables=missing)
         yield from about_others(run)
-
-
-def _between_steps(run: Run) -> Iterator[Finding]:
-    """Say how much of the time lies between steps, as evaluation or a checkpoint may."""
-    marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
-    ranks, place = np.unique(marks.rank, return_inverse=True)
-    first_ns = np.full(len(ranks), marks.start_ns.max(initial=0))
-    last_ns = np.full(len(ranks), marks.end_ns.min(initial=0))
-    np.minimum.at(first_ns, place, marks.start_ns)
-    np.maximum.at(last_ns, place, marks.end_ns)
-    whole_ns = int((last_ns - first_ns).sum())
-    between = 1 - int((marks.end_ns - marks.start_ns).sum()) / max(whole_ns, 1)
-    if len(marks) and between > BETWEEN:
-        yield TimeBetweenSteps(share=between)
 
 
 def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Finding]:

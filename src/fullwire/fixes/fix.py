@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import nan
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
 
 MUCH = 0.05  # of the step: what an account alone calls worth removing
+MANY, MUCH_BYTES = 20, 2**20  # collectives of a step, and of up to which size: worth joining
+FILLS_THE_LINE = "fullwire"  # the backend that a full wire is predicted for
 
 # exact: the same results up to the order of sums; numeric: gradients are rounded; semantic: another
 # batch, or fewer synchronizations. Only exact fixes are applied without being asked for.
@@ -54,29 +57,38 @@ class Fix:
         return self.forecast.high_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixKind:
-    """A kind of fix: what it is, and how its gain is predicted.
+class FixKind(ABC):
+    """A kind of fix: what it is, and how its gain is predicted. Each kind is a class.
 
     How it is applied to a job is to stand here, beside the prediction, in the same file.
     """
 
-    key: str
-    risk: Risk
-    label: str
-    predict: Callable[[Run, Forecaster, Account], Iterator[Fix]]
-    by_account: Callable[[Account], Iterator[Fix]] | None = None  # without any prediction
-    in_few_steps: Callable[[Account], str] | None = None  # its setting, where few steps are long
+    key: ClassVar[str]
+    risk: ClassVar[Risk] = "exact"
+    label: ClassVar[str]
+
+    @abstractmethod
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Go through what can be changed of this kind, each with the step that it would give."""
+
+    def by_account(self, account: Account) -> Iterator[Fix]:
+        """Go through what an account alone tells, where nothing can be predicted."""
+        return iter(())
+
+    def in_few_steps(self, account: Account) -> str:
+        """Return its setting where few steps are long, if that is its matter."""
+        return ""
 
 
+KindT = TypeVar("KindT", bound=FixKind)
 _KINDS: dict[str, FixKind] = {}
 
 
-def register(kind: FixKind) -> FixKind:
+def register(kind: type[KindT]) -> type[KindT]:
     """Add a kind of fix."""
     if kind.key in _KINDS:
         raise ValueError(f"fix {kind.key}: registered twice")
-    _KINDS[kind.key] = kind
+    _KINDS[kind.key] = kind()
     return kind
 
 

@@ -49,17 +49,6 @@ def _setting(account: Account, late: Late | None) -> str:
     return _WHERE_A_RANK_IS_SLOW[int(np.argmax(excess_ns))]
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    if job.subject.step.waiting_ns:
-        yield _fix(account, job.ask(jitters=(NoJitter(),)))
-
-
-def _by_account(account: Account) -> Iterator[Fix]:
-    found = without_loss(account, account.parts_s[Part.STRAGGLER.key], of_one=False)
-    if found is not None:
-        yield _fix(account, found)
-
-
 def _fix(account: Account, found: Forecast) -> Fix:
     late = late_ranks(account)
     setting = _setting(account, late)
@@ -68,13 +57,24 @@ def _fix(account: Account, found: Forecast) -> Fix:
     return LateRanksInTime(ranks=late.ranks, how=setting, forecast=found)
 
 
-register(
-    FixKind(
-        key="straggler",
-        risk="exact",
-        label="no late rank",
-        predict=_predict,
-        by_account=_by_account,
-        in_few_steps=lambda account: _setting(account, late_ranks(account)),
-    )
-)
+@register
+class Straggler(FixKind):
+    """No rank slower than the usual one."""
+
+    key = "straggler"
+    label = "no late rank"
+
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try ranks without jitter, where any is waited for."""
+        if job.subject.step.waiting_ns:
+            yield _fix(account, job.ask(jitters=(NoJitter(),)))
+
+    def by_account(self, account: Account) -> Iterator[Fix]:
+        """Take the waiting for ranks off the step."""
+        found = without_loss(account, account.parts_s[Part.STRAGGLER.key], of_one=False)
+        if found is not None:
+            yield _fix(account, found)
+
+    def in_few_steps(self, account: Account) -> str:
+        """Return where to look."""
+        return _setting(account, late_ranks(account))

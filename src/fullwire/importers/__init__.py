@@ -151,17 +151,11 @@ def _read(found: Given, options: Options) -> Run:
     files = found.traces if form.searches_directories else files_of(form, found.traces)
     run = form.read(files, options)
     if form.beside is None:
-        run = _with_others(run, found)
+        for adding, logs in _beside(found):
+            run = adding(run, logs)
     if not found.left_out:
         return run
     return dataclasses.replace(run, gaps=gaps_of([*run.gaps, *found.left_out]))
-
-
-def _with_others(run: Run, found: Given) -> Run:
-    """Add what files say that stand beside the traces, as NCCL's logs do."""
-    for adding, files in _beside(found):
-        run = adding(run, files)
-    return run
 
 
 def _beside(found: Given) -> Iterator[tuple[Beside, list[Path]]]:

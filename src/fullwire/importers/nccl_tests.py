@@ -159,7 +159,12 @@ class _Reading:
                 self._wrong = int(wrong[1])
             return
         words = text.split()
-        if self._columns and _begins_row(words):
+        begins_row = (
+            len(words) >= 3
+            and all(word.isascii() and word.isdigit() and len(word) <= 16 for word in words[:2])
+            and words[2][:1].isalpha()
+        )
+        if self._columns and begins_row:
             self._reduces |= words[3:4] != [] and words[3] in _REDUCTIONS
             self._has_root |= words[4:5] != [] and words[4].isdigit()
             self._broken += not _keep(self._rows, self._row, self._columns)
@@ -182,7 +187,13 @@ class _Reading:
                 op = _op_told(widest, len(self._hosts), self._reduces, self._has_root)
             told = _ranks_told(op, widest)
             workers = len(self._hosts) or told or 1
-            problems = [*_problems(self._broken, self._has_end, self._wrong)]
+            problems = []
+            if self._wrong:
+                problems.append(f"{self._wrong:,} values were wrong, by its own validation")
+            if self._broken:
+                problems.append(f"{self._broken} rows are not whole, and are left out")
+            if not self._has_end:
+                problems.append("it ends before its average, so sizes may be missing")
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
             if not self._hosts:
@@ -219,9 +230,25 @@ def read_nccl_tests(paths: Sequence[Path]) -> Run:
     )
     begin_ns = 0
     parts = []
-    for number, table in enumerate(tables):
-        parts.append(_collectives(table, number, begin_ns))
-        begin_ns = int(parts[-1].end_ns.max())
+    for number, table in enumerate(tables):  # one after another, each of all its ranks
+        ranks, count = table.workers, len(table.rows)
+        length_ns = np.array([round(row.time_us * 1e3) for row in table.rows], np.int64)
+        end_ns = begin_ns + np.cumsum(length_ns)
+        begin_ns = int(end_ns[-1])
+        parts.append(
+            Collectives(
+                rank=np.repeat(np.arange(ranks), count),
+                step=np.full(ranks * count, -1),
+                sequence=np.tile(np.arange(count), ranks),
+                group=np.full(ranks * count, f"nccl-tests {number}", object),
+                op=np.full(ranks * count, table.op or "unknown", object),
+                dtype=np.array([row.dtype for row in table.rows] * ranks, object),
+                bytes=np.tile([row.bytes for row in table.rows], ranks),
+                issue_ns=np.tile(end_ns - length_ns, ranks),
+                start_ns=np.tile(end_ns - length_ns, ranks),
+                end_ns=np.tile(end_ns, ranks),
+            )
+        )
     return Run(
         provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths))),
         facts=facts,
@@ -230,38 +257,11 @@ def read_nccl_tests(paths: Sequence[Path]) -> Run:
     )
 
 
-def _collectives(table: Table, number: int, begin_ns: int) -> Collectives:
-    """Return a table as collectives of all its ranks, from a moment on."""
-    ranks, count = table.workers, len(table.rows)
-    length_ns = np.array([round(row.time_us * 1e3) for row in table.rows], np.int64)
-    end_ns = begin_ns + np.cumsum(length_ns)
-    return Collectives(
-        rank=np.repeat(np.arange(ranks), count),
-        step=np.full(ranks * count, -1),
-        sequence=np.tile(np.arange(count), ranks),
-        group=np.full(ranks * count, f"nccl-tests {number}", object),
-        op=np.full(ranks * count, table.op or "unknown", object),
-        dtype=np.array([row.dtype for row in table.rows] * ranks, object),
-        bytes=np.tile([row.bytes for row in table.rows], ranks),
-        issue_ns=np.tile(end_ns - length_ns, ranks),
-        start_ns=np.tile(end_ns - length_ns, ranks),
-        end_ns=np.tile(end_ns, ranks),
-    )
-
-
 def _columns(line: str) -> list[str]:
     """Return the columns before the first time, if this is the table's heading."""
     words = line.lstrip("#").split()
     is_heading = words[:3] == ["size", "count", "type"] and "time" in words
     return words[: words.index("time")] if is_heading else []
-
-
-def _begins_row(words: list[str]) -> bool:
-    return (
-        len(words) >= 3
-        and all(word.isascii() and word.isdigit() and len(word) <= 16 for word in words[:2])
-        and words[2][:1].isalpha()
-    )
 
 
 def _number(text: str) -> float | None:
@@ -325,15 +325,6 @@ def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
 def _op(text: str) -> str:
     plain = text.lower().replace("_", "").replace("-", "")
     return next((op for word, op in _OPS.items() if word in plain), "")
-
-
-def _problems(broken: int, has_end: bool, wrong: int) -> Iterator[str]:
-    if wrong:
-        yield f"{wrong:,} values were wrong, by its own validation"
-    if broken:
-        yield f"{broken} rows are not whole, and are left out"
-    if not has_end:
-        yield "it ends before its average, so sizes may be missing"
 
 
 FORMAT = Format(

@@ -309,7 +309,14 @@ def _iterations(series: Series, cut: _Cut) -> Iterations | None:
     if np.mean(alike) < _LEAST_ALIKE:
         return None
     cut = replace(cut, first=cut.first[alike], last=cut.last[alike])
-    usual += _sent_ahead(reached[cut.first[1:]] - reached[cut.last[:-1] + 1], usual)
+    # What the iterations' own edges carry between any two alike is part of one: where one host is
+    # late, the others send what they have, and silence parts that from the rest.
+    main = usual > _MAIN_EDGE * usual.max()
+    between = reached[cut.first[1:]] - reached[cut.last[:-1] + 1]
+    ahead = np.where(main, np.median(between, axis=0), 0.0)
+    are_close = np.abs(between.sum(axis=1) - ahead.sum()) <= _ALIKE * usual.sum()
+    if ahead.sum() > _ALIKE * usual.sum() and np.mean(are_close) >= _LEAST_ALIKE:
+        usual += ahead
     # A burst with an iteration's bytes on every edge holds one as well, whatever else was sent just
     # before, without a silence between.
     main = usual > _MAIN_EDGE * usual.max()
@@ -333,17 +340,3 @@ def _iterations(series: Series, cut: _Cut) -> Iterations | None:
         confidence=cut.confidence,
         basis="silence",
     )
-
-
-def _sent_ahead(between: Real, usual: Real) -> Real:
-    """Return what the iterations' own edges carry between any two alike: it is part of one.
-
-    Where one host is late, the others send what they have, and silence parts that from the rest.
-    """
-    main = usual > _MAIN_EDGE * usual.max()
-    ahead = np.where(main, np.median(between, axis=0), 0.0)
-    total = between.sum(axis=1)
-    alike = np.abs(total - ahead.sum()) <= _ALIKE * usual.sum()
-    if ahead.sum() <= _ALIKE * usual.sum() or np.mean(alike) < _LEAST_ALIKE:
-        return np.zeros(len(usual))
-    return ahead

@@ -11,7 +11,7 @@ from fullwire.findings.case import (
 )
 from fullwire.findings.finding import Amount, Finding
 from fullwire.findings.verdicts import Blame, VerdictKind, register
-from fullwire.timeline.account import Account, Part
+from fullwire.timeline.account import Part
 
 
 class UsedTooLate(Finding):
@@ -40,10 +40,12 @@ def is_used_too_late(case: Case) -> bool:
     A line that is not full limits nothing; but what had next to nothing beside it was begun late
     whatever the line.
     """
-    floor_s = case.account.parts_s[Part.LINE_RATE.key]
-    if floor_s > unhidden_compute_s(case.account):
+    account = case.account
+    if account.parts_s[Part.LINE_RATE.key] > unhidden_compute_s(account):
         return False
-    return is_limited_by_line(case) or _overlapped(case.account) < LATE
+    hidden_s = float(account.overlapped_ns[:, account.is_typical].mean()) * 1e-9
+    together_s = hidden_s + exposed_transfer_s(account)
+    return is_limited_by_line(case) or not together_s or hidden_s < LATE * together_s
 
 
 def is_limited_by_line(case: Case) -> bool:
@@ -55,26 +57,23 @@ def is_limited_by_line(case: Case) -> bool:
     return floor_s >= FILLED * exposed_s or not case.reaches_threshold(exposed_s - floor_s)
 
 
-def _overlapped(account: Account) -> float:
-    """Return the share of communication that had computation beside it."""
-    hidden_s = float(account.overlapped_ns[:, account.is_typical].mean()) * 1e-9
-    together_s = hidden_s + exposed_transfer_s(account)
-    return hidden_s / together_s if together_s else 0.0
+@register
+class Overlap(VerdictKind):
+    """Transfers that begin too late."""
 
+    key = "overlap"
+    part = Part.LINE_RATE.key
+    is_transfer = True
 
-def _rule(case: Case, blame: Blame) -> tuple[Finding, ...] | None:
-    if blame.part != Part.LINE_RATE.key or not is_used_too_late(case):
-        return None
-    return (*blame.reasons, WouldFit(free_s=unhidden_compute_s(case.account)))
+    def rule(self, case: Case, blame: Blame) -> tuple[Finding, ...] | None:
+        """Hold where the transfers would fit under computation that they did not use."""
+        if blame.part != Part.LINE_RATE.key or not is_used_too_late(case):
+            return None
+        return (*blame.reasons, WouldFit(free_s=unhidden_compute_s(case.account)))
 
-
-def _says(case: Case) -> Finding:
-    return UsedTooLate(
-        transfers=case.of_step(case.account.parts_s[Part.LINE_RATE.key]),
-        free_s=unhidden_compute_s(case.account),
-    )
-
-
-register(
-    VerdictKind(key="overlap", part=Part.LINE_RATE.key, rule=_rule, says=_says, is_transfer=True)
-)
+    def says(self, case: Case) -> Finding:
+        """Say what computation could have hidden."""
+        return UsedTooLate(
+            transfers=case.of_step(case.account.parts_s[Part.LINE_RATE.key]),
+            free_s=unhidden_compute_s(case.account),
+        )

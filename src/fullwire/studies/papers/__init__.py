@@ -20,9 +20,8 @@ from fullwire.studies.papers.explained import (
 )
 from fullwire.studies.papers.figures import Figure
 from fullwire.studies.papers.measures import Measured, measured
-from fullwire.studies.papers.playing import check_machine, finished, play
 from fullwire.studies.papers.predicted import FULL, Predicted, predictions
-from fullwire.studies.papers.trials import Trial, planned
+from fullwire.studies.papers.trials import Trial, check_machine, finished, planned, play
 from fullwire.units import show_time
 
 _LAB_S, _RANK_S = 3.0, 1.5  # what a lab and each of its ranks take to start, on two cores
