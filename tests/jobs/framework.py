@@ -12,7 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 def main() -> None:
     name, *rest = sys.argv[1:]
     stand_in = ModuleType(name)
-    stand_in.PartialState = SimpleNamespace(_shared_state={"backend": "gloo"} if rest else {})
+    vars(stand_in)["PartialState"] = SimpleNamespace(
+        _shared_state={"backend": "gloo"} if rest else {}
+    )
     sys.modules[name] = stand_in
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(4, 4))
