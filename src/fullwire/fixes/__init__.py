@@ -44,7 +44,7 @@ class Fixes:
 class NoLongSteps(Fix):
     """Steps that all take as long as the usual ones."""
 
-    template = "the {few} long of {of} steps as short as the others"
+    template = "{few} of {of} steps no longer"
 
     few: int
     of: int

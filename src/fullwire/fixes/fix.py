@@ -23,6 +23,7 @@ FILLS_THE_LINE = "fullwire"  # the backend that a full wire is predicted for
 # exact: the same results up to the order of sums; numeric: gradients are rounded; semantic: another
 # batch, or fewer synchronizations. Only exact fixes are applied without being asked for.
 Risk: TypeAlias = Literal["exact", "numeric", "semantic"]
+PLAIN = "torch"  # the framework of a script with a loop of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,9 @@ class Fix:
     """One change to a job, predicted. Each kind is a dataclass with a template for the change."""
 
     template: ClassVar[str]  # the change in words, with the names of fields in braces
+    place: ClassVar[str] = "script"  # where it is made
+    # Its lines with their imports, by the framework that a run names; templates as well.
+    lines: ClassVar[Mapping[str, str]] = {}
 
     kind: str
     risk: Risk = "exact"

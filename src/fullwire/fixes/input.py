@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from fullwire.fixes.fix import Fix, FixKind, register, without_loss
+from fullwire.fixes.fix import PLAIN, Fix, FixKind, register, without_loss
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
@@ -19,7 +20,27 @@ _LOADER = "DataLoader(num_workers=8, prefetch_factor=4, persistent_workers=True)
 class DataIsThere(Fix):
     """No waiting for data."""
 
-    template = "data that is there when a step begins"
+    template = "batches loaded ahead"
+    lines: ClassVar[Mapping[str, str]] = {
+        PLAIN: """\
+from torch.utils.data import DataLoader
+
+# beside your own arguments
+loader = DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True)
+""",
+        "transformers": """\
+from transformers import TrainingArguments
+
+args = TrainingArguments(  # beside your own arguments
+    dataloader_num_workers=8,
+    dataloader_prefetch_factor=4,
+    dataloader_persistent_workers=True,
+)
+""",
+        "torchtitan": """\
+--dataloader.num_workers=8 --dataloader.prefetch_factor=4 --dataloader.persistent_workers
+""",
+    }
 
     kind: str = "input"
     how: str = _LOADER

@@ -25,7 +25,8 @@ _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
 class NoneIsLate(Fix):
     """Ranks that are late in turns, on time."""
 
-    template = "no rank slower than the usual one"
+    template = "no late rank"
+    place = "hosts"
 
     kind: str = "straggler"
 
@@ -34,7 +35,8 @@ class NoneIsLate(Fix):
 class LateRanksInTime(Fix):
     """The few ranks that most wait for, on time."""
 
-    template = "{ranks:ranks} as fast as the others"
+    template = "{ranks:ranks} as fast as others"
+    place = "hosts"
 
     kind: str = "straggler"
     ranks: tuple[int, ...]

@@ -37,6 +37,10 @@ class Settable(Protocol):
     def how(self) -> str:
         """Return how it is made, with the names of fields in braces."""
 
+    @property
+    def lines(self) -> Mapping[str, str]:
+        """Return its lines by framework, templates as well."""
+
 
 def sentence(told: Told) -> str:
     """Fill in the sentence of a finding."""
@@ -51,6 +55,12 @@ def sentences(many: Sequence[Told]) -> tuple[str, ...]:
 def setting(fix: Settable) -> str:
     """Fill in how a fix is made."""
     return filled(fix.how, fix)
+
+
+def lines_to_paste(fix: Settable, framework: str | None) -> str:
+    """Fill in the lines of a fix in a framework, else in plain PyTorch; none where it has none."""
+    lines = fix.lines.get(framework or "", fix.lines.get("torch", ""))
+    return filled(lines, fix)
 
 
 def filled(template: str, told: object) -> str:
