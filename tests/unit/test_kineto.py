@@ -741,7 +741,7 @@ def test_transfer_of_all_ranks_is_the_network_even_without_a_line_rate(tmp_path:
     verdict = fullwire.explain(read(traces)).verdict
     assert verdict.kind == "unknown"
     assert "it is the network, not a late rank" in verdict.sentence
-    assert verdict.missing == ("the line rate of the links: --bandwidth",)
+    assert verdict.missing == ("the line rate of the links: --line-rate",)
     assert fullwire.explain(read(traces), bandwidth="60Gbps").verdict.kind == "line_rate"
     assert fullwire.explain(read(traces), bandwidth="400Gbps").verdict.kind == "transport"
 

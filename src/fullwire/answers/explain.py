@@ -10,7 +10,7 @@ import numpy as np
 from fullwire.answers.believable import check_scaling, check_steps, check_times
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
-from fullwire.answers.opening import RunLike, opened
+from fullwire.answers.opening import RunLike, opened, with_line_rate
 from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.case import NOTABLE, THRESHOLD, Case, communicates, computes, enough_steps
@@ -205,7 +205,10 @@ def explain(
     told = evidence(job, found, rate_bps)
     case = Case(run=job, account=found, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps)
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
-    predictor, why_not = _forecaster(case, rate_bps, [opened(each).run for each in calibrate])
+    others = [opened(each).run for each in calibrate]
+    if bandwidth is not None:
+        others = [with_line_rate(each, rate(bandwidth)) for each in others]
+    predictor, why_not = _forecaster(case, rate_bps, others)
     helpful, full, against = _helpful(case, predictor), None, 1.0
     links = [] if helpful is None else [fix for fix in helpful.found if fix.kind == "link"]
     if helpful is not None and links:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, several
-from fullwire.answers.opening import Opened, RunLike, opened
+from fullwire.answers.opening import Opened, RunLike, completed, with_line_rate
 from fullwire.errors import UsageError
 from fullwire.files import name_of
 from fullwire.importers.nccl_tests import read_table
@@ -17,18 +17,25 @@ from fullwire.simulation.grid import Subject
 from fullwire.simulation.subject import plain_subject
 from fullwire.simulation.sweep import with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
-from fullwire.units import shown
+from fullwire.units import bits_per_second, shown
 from fullwire.workloads import MOST_SAMPLES
 
+_RATE_UNKNOWN = "the line rate of its links is not known"
 
-def named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
-    """Open what is named; a run is called what it was opened as, or by its source."""
+
+def named(
+    runs: RunLike | Sequence[RunLike], line_rate: str | float | None = None
+) -> list[tuple[str, Run]]:
+    """Open what is named; a run is called what it was opened as, or by its source.
+
+    `line_rate` is that of their links, for runs that do not know it.
+    """
     many = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
     if not many:
         raise UsageError("what-if: expected at least one run")
     found = []
     for each in many:  # which may be a run, and then its source is its name
-        run = opened(each).run
+        run = completed(each, line_rate).run
         name = name_of(each) if isinstance(each, str | Path) else run.provenance.source
         found.append((name, run))
     if len({name for name, _ in found}) < len(found):
@@ -61,8 +68,13 @@ class Transports:
         runs: Sequence[Run],
         calibrate: RunLike | Sequence[RunLike],
         names: tuple[str, ...] = (),
+        line_rate: str | float | None = None,
     ) -> None:
-        self._runs = [*runs, *(run for _, run in named(calibrate))] if calibrate else list(runs)
+        others = [run for _, run in named(calibrate)] if calibrate else []
+        if line_rate is not None:  # of the same cluster; where links differ, runs know theirs
+            rate_bps = bits_per_second(line_rate, "line rate")
+            others = [with_line_rate(run, rate_bps) for run in others]
+        self._runs = [*runs, *others]
         self._names = names or tuple(run.provenance.source for run in runs)
         self.calibration: Calibration | None = None
 
@@ -82,9 +94,10 @@ class Transports:
             if None not in why:
                 pairs = zip(self._names, why, strict=False)
                 told = "; ".join(f"{name}: {reason}" for name, reason in pairs)
+                give = "give it with --line-rate, " if _RATE_UNKNOWN in why else ""
                 raise UsageError(
-                    f"{told}. So nothing is known about the transport: name a run on links of a "
-                    "known rate with --calibrate, or ask for --transport full"
+                    f"{told}. So nothing is known about the transport: {give}name a run on links "
+                    "of a known rate with --calibrate, or ask for --transport full"
                 )
             self.calibration = calibrated(self._runs)
         return self.calibration.transport
@@ -97,7 +110,7 @@ def _shows_no_transport(run: Run) -> str | None:
     if shares_one_host(run):
         return "its ranks share one host, and use no link"
     if line_rate_bps(run) is None:
-        return "the line rate of its links is not known"
+        return _RATE_UNKNOWN
     if not len(run.collectives):
         return "it has no collectives"
     return None

@@ -205,6 +205,7 @@ def whatif(
     target: str | float | None = None,
     progress: Progress | None = None,
     on: str = HERE,
+    line_rate: str | float | None = None,
     **more: OneOrMany,
 ) -> WhatIf:
     """Predict a step under every combination of the conditions given.
@@ -220,13 +221,14 @@ def whatif(
     `accumulate` adds up the gradients of so many passes before they are sent; with `local_steps`
     workers average their parameters after so many steps of their own. Times are those of one pass
     in either case. `jitter` is how ranks scatter: the step waits for the slowest of them.
+    `line_rate` is that of the links on which runs were recorded, for runs that do not know it.
     `on="ray"`, or a Ray cluster's address, has the grid computed there. What `more` there is are
     conditions that change the recorded step: `simulation/conditions.py` lists them.
     """
     changes = asked_changes("whatif", more)
-    many = named(with_batches(runs, batch))
+    many = named(with_batches(runs, batch), line_rate)
     only = [run for _, run in many]
-    found = Transports(only, calibrate, tuple(name for name, _ in many))
+    found = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
     grid = _grid(
         only,
         found,
@@ -266,21 +268,17 @@ def _predicted(
     predictions = sweep(subjects, grid, progress, those)
     around_s = interval_s(subjects, grid, predictions, found.calibration, those)
     names = predictions["run"]
-    for name in dict.fromkeys(names.tolist()):  # to refuse what cannot be by where it comes from
-        here = names == name
-        check_steps(
-            name,
-            step=predictions["step_s"][here],
-            step_of_one_worker=predictions["baseline_step_s"][here],
-        )
-        check_times(
-            name,
-            communication=predictions["communication_s"][here],
-            low_end=around_s[0][here],
-            high_end=around_s[1][here],
-        )
-        check_scaling(name, predictions["workers"][here], predictions["scaling_factor"][here])
-        check_shares(name, network_utilization=predictions["network_utilization"][here])
+    check_steps(
+        names, step=predictions["step_s"], step_of_one_worker=predictions["baseline_step_s"]
+    )
+    check_times(
+        names,
+        communication=predictions["communication_s"],
+        low_end=around_s[0],
+        high_end=around_s[1],
+    )
+    check_scaling(names, predictions["workers"], predictions["scaling_factor"])
+    check_shares(names, network_utilization=predictions["network_utilization"])
     reaching = None
     if wanted is not None:
         reaching = targets(with_names(subjects, changes), grid, wanted, those)
@@ -303,11 +301,12 @@ def _predicted(
 
 def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
     """Play a run's typical step under one set of conditions, named as in `whatif`."""
-    [(name, only)] = named(run)
+    line_rate = conditions.pop("line_rate", None)
+    [(name, only)] = named(run, line_rate)
     changes = asked_changes(
         "replay", {each: conditions.pop(each) for each in CHANGES if each in conditions}
     )
-    found = Transports([only], conditions.pop("calibrate", ()))
+    found = Transports([only], conditions.pop("calibrate", ()), (name,), line_rate)
     for name in conditions:
         if name not in _REPLAYED:
             known = ", ".join(_REPLAYED)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from fullwire.cli.options import Json, print_json
+from fullwire.cli.options import Json, LineRate, print_json
 from fullwire.errors import UsageError
 
 _AFTER = "fullwire.compare.after"  # how many runs stand after --
@@ -28,6 +28,7 @@ class TwoSides(TyperCommand):
 def compare(
     context: typer.Context,
     runs: Annotated[list[str], typer.Argument(metavar="BEFORE.run... [--] AFTER.run...")],
+    line_rate: LineRate = None,
     json: Json = False,
 ) -> None:
     """Compare two runs: faster, slower, or noise?
@@ -43,7 +44,7 @@ def compare(
     from fullwire.answers.changed import changed
     from fullwire.answers.compare import compare as answer
     from fullwire.answers.compare import refuse_without_steps
-    from fullwire.answers.opening import opened
+    from fullwire.answers.opening import completed
     from fullwire.answers.verification import verify
     from fullwire.report.as_data import comparison_object, verification_object
     from fullwire.report.explanation import print_comparison
@@ -58,7 +59,7 @@ def compare(
     if not 0 < stand_before < len(runs):
         raise UsageError("compare: expected runs on both sides of --")
     before, after = runs[:stand_before], runs[stand_before:]
-    sides = [[opened(each) for each in side] for side in (before, after)]
+    sides = [[completed(each, line_rate) for each in side] for side in (before, after)]
     for name, each in zip(runs, itertools.chain(*sides), strict=True):
         refuse_without_steps(each.run, name)
     first, second = ([each.run for each in side] for side in sides)

@@ -30,7 +30,7 @@ def explain(
         typer.Option(
             "--line-rate",
             "--bandwidth",
-            help="Line rate of the links, where the run does not say: 10Gbps",
+            help="Line rate of the recorded links, where the run does not say: 10Gbps",
         ),
     ] = None,
     calibrate: Annotated[

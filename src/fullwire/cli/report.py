@@ -19,7 +19,12 @@ def report(
         typer.Option(metavar="ONE.run", help="The same work on one worker [default: estimated]"),
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(help="Line rate of the links, where a run does not say: 10Gbps")
+        str | None,
+        typer.Option(
+            "--line-rate",
+            "--bandwidth",
+            help="Line rate of the recorded links, where a run does not say: 10Gbps",
+        ),
     ] = None,
     calibrate: Annotated[
         list[str] | None,

@@ -14,6 +14,7 @@ from fullwire.cli.options import (
     ClusterOption,
     Force,
     Json,
+    LineRate,
     On,
     Placement,
     print_json,
@@ -120,6 +121,7 @@ def whatif(
     codec: Codec = None,
     transport: Transport = "full",
     calibrate: Calibrate = None,
+    line_rate: LineRate = None,
     buckets: Buckets = None,
     algorithm: Algorithm = None,
     latency: Latency = None,
@@ -147,6 +149,7 @@ def whatif(
 
     fullwire whatif job.run --bandwidth 10Gbps,25Gbps --workers 8,64
     fullwire whatif job.run --transport measured --bandwidth 10Gbps
+    fullwire whatif job.run --transport measured --line-rate 1Gbps --bandwidth 10Gbps
     fullwire whatif job.run --cluster dgx-h100 --nodes 2,16
     fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps --target 0.95
 
@@ -173,6 +176,7 @@ def whatif(
         "latency": latency,
         "jitter": jitter,
         "calibrate": calibrate or (),
+        "line_rate": line_rate,
         "cluster": cluster,
         "nodes": nodes,
         "placement": placement,

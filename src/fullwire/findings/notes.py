@@ -188,7 +188,7 @@ class RanksMissing(Finding):
 class LineRateUnknown(Finding):
     """Nothing says how fast the links are."""
 
-    template = "The line rate is unknown, so transfers are unexplained: --bandwidth gives it."
+    template = "The line rate is unknown, so transfers are unexplained: --line-rate gives it."
 
 
 class RanksSlowEachOther(Finding):

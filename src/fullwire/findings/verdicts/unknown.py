@@ -190,7 +190,7 @@ class EveryPart(Finding):
 class LineRateMissing(Finding):
     """The rate of the links."""
 
-    template = "the line rate of the links: --bandwidth"
+    template = "the line rate of the links: --line-rate"
 
 
 class MoreThanThisRun(Finding):

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 import fullwire
 from fullwire.answers.compare import compare
+from fullwire.answers.conditions import rate
 from fullwire.answers.explain import Explanation, explain
-from fullwire.answers.opening import Opened, RunLike, opened
+from fullwire.answers.opening import Opened, RunLike, opened, with_line_rate
 from fullwire.answers.search import explorer
 from fullwire.answers.verification import verify
 from fullwire.errors import FullwireError, UsageError
@@ -136,13 +137,16 @@ def contents(
     for (name, _), each in zip(asked, found, strict=True):
         if not each.step_s:
             raise UsageError(f"{name}: it holds no times, so there is nothing to draw")
+    recorded = [(name, job.run) for name, job in asked]
+    if bandwidth is not None:
+        recorded = [(name, with_line_rate(run, rate(bandwidth))) for name, run in recorded]
     return {
         "title": f"{asked[0][0]}: is the network the bottleneck?",
         "version": fullwire.__version__,
         "parts": part_labels(),
         "headings": {part: kind.heading for part, kind in drawn_parts().items() if kind.heading},
         "doings": [each.name.lower() for each in Doing],
-        "comparisons": list(_comparisons([(name, job.run) for name, job in asked])),
+        "comparisons": list(_comparisons(recorded)),
         "runs": [
             _section(name, job, result) for (name, job), result in zip(asked, found, strict=True)
         ],
