@@ -178,7 +178,6 @@ class Explanation:
             factor=self.scaling_factor,
             alone_s=self.baseline_step_s,
             is_estimated=self.is_estimated,
-            step_s=self.step_s,
             full=full,
             longer_s=longer_s if longer_s is not None and longer_s > 0 else None,
         )

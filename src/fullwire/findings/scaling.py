@@ -14,7 +14,7 @@ from fullwire.simulation.target import LEAST_BPS, Reached, Targets
 
 
 class ScalingFactor(Finding):
-    """The scaling factor, T1, and the step that was measured."""
+    """The scaling factor, and T1."""
 
     template = (
         "Scaling factor {factor:.3f}; one worker takes {alone_s:time}"
@@ -25,7 +25,6 @@ class ScalingFactor(Finding):
     factor: float
     alone_s: float
     is_estimated: bool
-    step_s: float
     full: Finding | None
     longer_s: float | None
 
@@ -110,7 +109,8 @@ class WaitingAloneCosts(Finding):
     """Late ranks alone cost the threshold."""
 
     template = (
-        "On any link, waiting for late ranks alone costs {threshold:.0%} of the step.{takes_over}"
+        "On any link, waiting for late ranks alone costs {threshold:.0%} of the step or "
+        "more.{takes_over}"
     )
 
     threshold: float
@@ -121,8 +121,8 @@ class NoLinkIsEnough(Finding):
     """No link is fast enough."""
 
     template = (
-        "On any link, communication costs {threshold:.0%} of the step{fewer:?; with fewer than "
-        "{fewer:,} workers it costs less}.{takes_over}"
+        "On any link, communication costs {threshold:.0%} of the step or more{fewer:?; with "
+        "fewer than {fewer:,} workers it costs less}.{takes_over}"
     )
 
     threshold: float

@@ -44,7 +44,7 @@ class Fixes:
 class NoLongSteps(Fix):
     """Steps that all take as long as the usual ones."""
 
-    template = "{few} of {of} steps no longer"
+    template = "{few} long steps of {of} like the others"
 
     few: int
     of: int

@@ -19,7 +19,7 @@ _BY_A_HOOK = "a communication hook over init_device_mesh(...) of hosts by ranks"
 class SumsWithinHosts(Fix):
     """Only one sum of each host goes over the network."""
 
-    template = "sums within {hosts} hosts first"
+    template = "sums within each of {hosts} hosts first"
 
     kind: str = "algorithm"
     hosts: int

@@ -30,7 +30,8 @@ model = DistributedDataParallel(model, bucket_cap_mb={cap_mib})
         "transformers": """\
 from transformers import TrainingArguments
 
-args = TrainingArguments(ddp_bucket_cap_mb={cap_mib})  # beside your own arguments
+# beside your own arguments:
+args = TrainingArguments(ddp_bucket_cap_mb={cap_mib})
 """,
         "accelerate": """\
 from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -42,7 +43,8 @@ accelerator = Accelerator(kwargs_handlers=[of_ddp])
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
-trainer = Trainer(strategy=DDPStrategy(bucket_cap_mb={cap_mib}))  # beside your own arguments
+# beside your own arguments:
+trainer = Trainer(strategy=DDPStrategy(bucket_cap_mb={cap_mib}))
 """,
     }
 

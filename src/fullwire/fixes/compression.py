@@ -38,15 +38,18 @@ from transformers import TrainerCallback
 
 class SendHalves(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
-        trainer.model_wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        hook = default_hooks.fp16_compress_hook
+        trainer.model_wrapped.register_comm_hook(None, hook)
 
 
 trainer.add_callback(SendHalves())  # before trainer.train()
 """,
         "accelerate": """\
-from accelerate import Accelerator, DDPCommunicationHookType, DistributedDataParallelKwargs
+from accelerate import Accelerator, DDPCommunicationHookType
+from accelerate import DistributedDataParallelKwargs
 
-of_ddp = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
+hook = DDPCommunicationHookType.FP16
+of_ddp = DistributedDataParallelKwargs(comm_hook=hook)
 accelerator = Accelerator(kwargs_handlers=[of_ddp])
 """,
         "lightning": """\
@@ -56,7 +59,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 # Lightning registers the hook on GPUs only.
 strategy = DDPStrategy(ddp_comm_hook=default_hooks.fp16_compress_hook)
-trainer = Trainer(strategy=strategy)  # beside your own arguments
+# beside your own arguments:
+trainer = Trainer(strategy=strategy)
 """,
         "deepspeed": """\
 {{

@@ -25,20 +25,24 @@ class DataIsThere(Fix):
         PLAIN: """\
 from torch.utils.data import DataLoader
 
-# beside your own arguments
-loader = DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True)
+# beside your own arguments:
+loader = DataLoader(
+    dataset, num_workers=8, prefetch_factor=4, persistent_workers=True
+)
 """,
         "transformers": """\
 from transformers import TrainingArguments
 
-args = TrainingArguments(  # beside your own arguments
+# beside your own arguments:
+args = TrainingArguments(
     dataloader_num_workers=8,
     dataloader_prefetch_factor=4,
     dataloader_persistent_workers=True,
 )
 """,
         "torchtitan": """\
---dataloader.num_workers=8 --dataloader.prefetch_factor=4 --dataloader.persistent_workers
+--dataloader.num_workers=8 --dataloader.prefetch_factor=4 \\
+--dataloader.persistent_workers
 """,
     }
 

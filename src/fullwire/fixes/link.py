@@ -18,7 +18,7 @@ _FASTER_LINKS = 2  # the next so many on sale
 class LinksAsTheOthers(Fix):
     """A few slow links as fast as the rest."""
 
-    template = "the link of {ranks:ranks} at {rate_bps:rate}"
+    template = "the link of {ranks:ranks} as fast as others: {rate_bps:rate}"
     place = "hosts"
 
     kind: str = "link"

@@ -35,7 +35,7 @@ class NoneIsLate(Fix):
 class LateRanksInTime(Fix):
     """The few ranks that most wait for, on time."""
 
-    template = "{ranks:ranks} as fast as others"
+    template = "{ranks:ranks} as fast as the others"
     place = "hosts"
 
     kind: str = "straggler"

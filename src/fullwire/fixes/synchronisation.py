@@ -28,18 +28,21 @@ class FewerSums(Fix):
         "transformers": """\
 from transformers import TrainingArguments
 
-args = TrainingArguments(gradient_accumulation_steps={every})  # beside your own arguments
+# beside your own arguments:
+args = TrainingArguments(gradient_accumulation_steps={every})
 """,
         "accelerate": """\
 from accelerate import Accelerator
 
 accelerator = Accelerator(gradient_accumulation_steps={every})
-# and around forward, backward and optimizer.step():  with accelerator.accumulate(model):
+# around forward, backward and optimizer.step():
+#     with accelerator.accumulate(model):
 """,
         "lightning": """\
 from lightning.pytorch import Trainer
 
-trainer = Trainer(accumulate_grad_batches={every})  # beside your own arguments
+# beside your own arguments:
+trainer = Trainer(accumulate_grad_batches={every})
 """,
         "deepspeed": """\
 {{

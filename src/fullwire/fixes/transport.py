@@ -66,7 +66,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
 strategy = DDPStrategy(process_group_backend="fullwire")
-trainer = Trainer(strategy=strategy)  # beside your own arguments
+# beside your own arguments:
+trainer = Trainer(strategy=strategy)
 """,
     }
 

@@ -23,6 +23,7 @@ from fullwire.report.terminal import (
     print_notes,
     print_table,
     say,
+    say_code,
     say_command,
     say_flush,
     show_between,
@@ -121,7 +122,7 @@ def _print_fixes(result: Explanation, *, is_full: bool) -> None:
     for fix in result.fixes if is_full else ():  # its lines, ready to paste, or where to look
         say(f"{sentence(fix)}:" + (f" {setting(fix)}" if framework not in fix.lines else ""))
         for line in lines_to_paste(fix, framework).splitlines():
-            draw(f"    {line}".rstrip())
+            say_code(f"    {line}".rstrip())
     if is_full:
         say("")
 
@@ -134,7 +135,8 @@ def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]
     is_to_be_made = any(fix.place == "script" for fix in result.fixes)
     if is_to_be_made and not is_full:
         return [f"fullwire explain {run} -v"]
-    if is_to_be_made and result.provenance.origin == "measured" and "***" not in source:
+    is_of_a_job = result.provenance.origin == result.provenance.basis == "measured"
+    if is_to_be_made and is_of_a_job and "***" not in source:
         record, hosts = "fullwire record", set((facts.hosts or "").split(","))
         if facts.machines == 1 and len(hosts) > 1 and facts.line_rate_bps:  # a lab's
             rate = show_rate(facts.line_rate_bps).replace(" ", "")

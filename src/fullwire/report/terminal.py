@@ -368,6 +368,11 @@ def draw(line: str) -> None:
     sys.stdout.write(visible(line)[: columns()] + "\n")
 
 
+def say_code(line: str) -> None:
+    """Print a line of code, which stays whole."""
+    sys.stdout.write(visible(line) + "\n")
+
+
 def say_command(command: str) -> None:
     """Print a command that can be pasted: a line that is too long goes on after a backslash."""
     lines = wrap(visible(command), columns() - 4, break_long_words=False, break_on_hyphens=False)
