@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fullwire.answers.collective import collective as collective
     from fullwire.answers.compare import Comparison as Comparison
     from fullwire.answers.compare import compare as compare
+    from fullwire.answers.doctor import Checkup as Checkup
+    from fullwire.answers.doctor import doctor as doctor
     from fullwire.answers.explain import Explanation as Explanation
     from fullwire.answers.explain import explain as explain
     from fullwire.answers.traffic import flows as flows
@@ -44,6 +46,7 @@ __version__ = "0.1.0"
 
 # Loaded when first asked for, so that `import fullwire` costs nothing.
 _PLACES = {
+    "Checkup": "fullwire.answers.doctor:Checkup",
     "Comparison": "fullwire.answers.compare:Comparison",
     "DamagedInput": "fullwire.errors:DamagedInput",
     "Explanation": "fullwire.answers.explain:Explanation",
@@ -55,6 +58,7 @@ _PLACES = {
     "cluster": "fullwire.clusters:cluster",
     "collective": "fullwire.answers.collective:collective",
     "compare": "fullwire.answers.compare:compare",
+    "doctor": "fullwire.answers.doctor:doctor",
     "explain": "fullwire.answers.explain:explain",
     "export": "fullwire.report.chrome:export",
     "flows": "fullwire.answers.traffic:flows",

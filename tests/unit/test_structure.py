@@ -42,6 +42,7 @@ LEVELS = {
     "report": 12,
     "studies": 13,
     "cli": 14,
+    "__main__": 15,
 }
 # A capture is a format like any other, and a recording may hold captures.
 MAY_MEET = {("importers", "packets"), ("recorder", "packets")}
@@ -103,6 +104,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_these_names_are_exported_and_no_others() -> None:
     assert fullwire.__all__ == [
+        "Checkup",
         "Comparison",
         "DamagedInput",
         "Explanation",
@@ -115,6 +117,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "cluster",
         "collective",
         "compare",
+        "doctor",
         "explain",
         "export",
         "flows",

@@ -9,7 +9,7 @@ from fullwire.answers.conditions import OneOrMany, count, several
 from fullwire.answers.opening import Opened, RunLike, completed, with_line_rate
 from fullwire.errors import UsageError
 from fullwire.files import name_of
-from fullwire.importers.nccl_tests import read_table
+from fullwire.importers import tables
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
@@ -81,7 +81,8 @@ class Transports:
     def named(self, text: str) -> Transport:
         """Return a transport by its name."""
         if text != "measured" and Path(text).is_file():
-            table = read_table(Path(text))
+            found = tables(text)
+            table = next((each for each in found if each.op == "allreduce"), found[0])
             if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
                 raise UsageError(
                     f"{text}: expected a table of several ranks: one alone sends nothing"

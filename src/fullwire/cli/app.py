@@ -18,6 +18,7 @@ from fullwire.cli import (
     cluster,
     collective,
     compare,
+    doctor,
     explain,
     export,
     flows,
@@ -54,6 +55,7 @@ app.command("flows")(flows.flows)
 app.command("show")(show.show)
 app.command("compare", cls=compare.TwoSides)(compare.compare)
 app.command("workloads")(workloads.workloads)
+app.command("doctor")(doctor.doctor)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(lab.app, name="lab")
 app.add_typer(bench.app, name="bench")

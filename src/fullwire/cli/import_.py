@@ -42,6 +42,13 @@ def import_(
         str | None,
         typer.Option(metavar="REGEX", help="Names of kernels that communicate, besides known ones"),
     ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="How a training log tells a step: a group named s, ms, us or per_s is its length",
+        ),
+    ] = None,
     processes: Annotated[
         int | None,
         typer.Option(min=1, help="How many profiler traces are read at once [default: processors]"),
@@ -74,6 +81,7 @@ def import_(
             step_time=step_time,
             reduce_cost=reduce_cost,
             communication=communication,
+            pattern=pattern,
             processes=processes,
             on=on,
             replace=force,

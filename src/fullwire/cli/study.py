@@ -28,9 +28,11 @@ def study(
     fullwire study --quick -o study
     """
     from fullwire.cli.leaving import signals_end_it
+    from fullwire.report.charts import check_pictures
     from fullwire.studies.papers import study as answer
     from fullwire.studies.papers.view import print_study, study_object, write_study
 
+    check_pictures("study")  # before minutes of trials
     with signals_end_it():
         result = answer(output, quick=quick, say=say)
     written = write_study(result)

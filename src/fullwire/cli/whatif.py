@@ -52,7 +52,7 @@ Transport: TypeAlias = Annotated[
     str,
     typer.Option(
         help="full, full:SHARE of the line rate that carries payload, measured: as the "
-        "collectives of the runs show, or a file that nccl-tests printed"
+        "collectives of the runs show, or a file that nccl-tests or an OSU benchmark printed"
     ),
 ]
 Calibrate: TypeAlias = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,17 @@ def check_plot_path(path: Path, *, replace: bool = True) -> None:
     if path.suffix.lower() not in ENDINGS:
         raise UsageError(f"--plot: expected a file ending in {', '.join(ENDINGS)}, got {path}")
     refuse_existing(path, replace, "--plot")
+    check_pictures("--plot")
+
+
+def check_pictures(asked_by: str) -> None:
+    """Refuse an install that cannot draw, before the work and not after it."""
+    missing = [name for name in ("altair", "vl_convert") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{asked_by}: pictures need the extra `pictures`, and {missing[0]} is not installed: "
+            "pip install 'fullwire[pictures]'"
+        )
 
 
 def plot_whatif(result: WhatIf, path: Path) -> None:

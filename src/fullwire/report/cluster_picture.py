@@ -33,9 +33,9 @@ _FULL = 0.6  # of a leaf's room: as wide as all that comes up to it
 
 def plot_cluster(fabric: Cluster, path: Path) -> None:
     """Draw a cluster as PNG, SVG or HTML, by the ending of the file's name."""
+    check_plot_path(path)
     import altair as alt
 
-    check_plot_path(path)
     network = _Sheet()
     if isinstance(fabric.network, Torus):
         _draw_torus(network, fabric, fabric.network)

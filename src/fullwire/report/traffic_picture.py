@@ -14,7 +14,7 @@ from fullwire.findings.traffic import traffic_findings
 from fullwire.packets.edges import host_names, hosts_of
 from fullwire.packets.flows import Traffic
 from fullwire.packets.usual_iteration import UsualIteration, usual_iteration
-from fullwire.report.charts import COLOURS, save, titled
+from fullwire.report.charts import COLOURS, check_plot_path, save, titled
 from fullwire.run.run import Real, Run
 from fullwire.units import show_bytes
 from fullwire.words import sentences
@@ -38,6 +38,7 @@ _MANY = 8  # hosts: with more, dots and arrows are smaller
 
 def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
     """Draw the pattern and the matrix, and beside them what each edge carries over time."""
+    check_plot_path(path)
     import altair as alt
 
     left = [_pattern(result)]

@@ -132,7 +132,10 @@ def scanned(path: Path) -> Trace:
         is_cut = not scanner.is_whole
         why = scanner.damage or f"{'it ends before its first' if is_cut else 'there is no'} event"
         raise DamagedInput(path, f"not a profiler trace: {problems[0] if problems else why}")
-    if scanner.processes > 1:  # whose numbers of streams and launches need not differ
+    # Where ranks were merged, each has numbered its launches by itself, so the numbers meet. A
+    # device with a process of its own takes part in the numbers of the one that uses it.
+    launched = scanner.launches()["correlation"]
+    if scanner.processes > 1 and len(set(launched.tolist())) < len(launched):
         raise DamagedInput(
             path,
             f"{scanner.processes} processes launched what is in it, as where ranks' traces "

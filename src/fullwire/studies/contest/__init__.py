@@ -26,7 +26,7 @@ from fullwire.lab.description import describe
 from fullwire.lab.emulated import available_bytes
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job
-from fullwire.report.charts import COLOURS, save, titled
+from fullwire.report.charts import COLOURS, check_plot_path, save, titled
 from fullwire.run.centre import Centre, median_of
 from fullwire.units import show_bytes, show_rate, show_time
 
@@ -307,6 +307,7 @@ def _size(size_bytes: int) -> str:
 
 def plot_contest(outcome: Outcome, path: Path) -> None:
     """Draw bus bandwidth and time against size."""
+    check_plot_path(path)
     import altair as alt
 
     names, rows = (OURS, *outcome.contest.against), []

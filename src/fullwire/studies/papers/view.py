@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullwire.errors import UsageError
-from fullwire.report.charts import COLOURS, save, titled
+from fullwire.report.charts import COLOURS, check_pictures, save, titled
 from fullwire.report.terminal import print_notes, say
 from fullwire.units import show_rate
 
@@ -35,6 +35,7 @@ _MARKS: Mapping[Holds, str] = {"yes": "holds", "no": "does NOT hold", "in part":
 
 def write_study(result: Study) -> list[Path]:
     """Write claims.csv, trials.csv, predictions.csv and each figure as CSV and PNG."""
+    check_pictures("study")
     place = result.directory
     try:
         written = [
