@@ -30,7 +30,7 @@ from tests.trained_jobs import a_trained_job, a_transport
 
 HIGH, WIDE = 24, 80
 RUNS = [str(place) for place in old_runs() if "simulated-cluster" not in place.name]
-ASKED = [
+ASKED = ["doctor", "workloads", "cluster show dgx-h100 --nodes 4", "cluster list"] + [
     question
     for name, question in questions().items()
     if name.endswith(".txt") and "-v" not in question  # which has lines of code
