@@ -19,6 +19,7 @@ LEVELS = {
     "_native": 0,
     "registry": 1,
     "units": 1,
+    "display": 2,
     "packed": 2,
     "files": 3,
     "outputs": 3,

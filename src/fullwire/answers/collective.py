@@ -51,11 +51,23 @@ def collective(
 ) -> CollectiveTime:
     """Time a collective of so many bytes: `allreduce`, `reducescatter`, `allgather` and others.
 
-    Bytes are of the whole vector. `level="event"` plays every transfer; `"closed"` uses a formula
-    where one is exact. `algorithm="auto"` times all that can be used here, takes the quickest and
-    says why. `reduce_cost` is a file of measured additions, `bytes,seconds` a line.
-    On a described cluster workers are its devices, and bandwidth and latency those of its NICs;
-    rank r is on device `order[r]`. `progress` hears how many of how many transfers are done.
+    - `op`: one of them, by its name.
+    - `bytes`: of the whole vector, `"64MiB"` or a number.
+    - `workers`, `bandwidth` (bits per second), `latency` (seconds): of one switch. On a described
+      cluster workers are its devices, and bandwidth and latency those of its NICs.
+    - `algorithm`: by its name. `"auto"` times all that can be used here, takes the quickest and
+      says why.
+    - `chunks`, `chunk_order`: into how many pieces the vector is cut, `"pipelined"` or `"serial"`.
+    - `level`: `"event"` plays every transfer; `"closed"` uses a formula where one is exact.
+    - `reduce_cost`: a file of measured additions, `bytes,seconds` a line.
+    - `cluster`, `nodes`: a described cluster, by name or file, and how many nodes it has.
+    - `placement`, `order`: ranks `"packed"` or `"scattered"`, or rank r on device `order[r]`.
+    - `servers`: of a parameter server.
+    - `progress`: hears how many of how many transfers are done.
+
+    Times of the answer are seconds, bandwidths bits per second.
+
+        fw.collective("allreduce", bytes="64MiB", workers=8, bandwidth="100Gbps").time_s
     """
     op = op.lower().replace("-", "").replace("_", "")
     adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))

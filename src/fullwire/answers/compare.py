@@ -15,15 +15,20 @@ times are those of one pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist, geometric_mean
+from typing import Any
 
 import numpy as np
 
 from fullwire.answers.believable import check_steps
+from fullwire.answers.opening import RunLike, many, opened
 from fullwire.collectives.cost import Floats
+from fullwire.display import Result, html_table
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import name_of
 from fullwire.findings.comparisons import (
     SMALL,
     OtherPasses,
@@ -72,8 +77,8 @@ class Recording:
     step_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class Comparison(Result):
     """Median steps, their ratio after/before, and whether the difference is more than noise.
 
     Where steps of the runs have other numbers of passes, all times are those of one pass. Of
@@ -131,6 +136,29 @@ class Comparison:
             about_recordings(counts, self.unseen, self.recordings_for_small, is_open=is_open)
         )
 
+    def _in_short(self) -> Iterator[str]:
+        yield from sentences(self.findings[:2])
+        yield f"steps compared: {self.before_steps:,} before, {self.after_steps:,} after"
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        sides = ["before"] * len(self.before_recordings) + ["after"] * len(self.after_recordings)
+        recordings = (*self.before_recordings, *self.after_recordings)
+        return {
+            "recordings": {
+                "side": sides,
+                "steps": [each.steps for each in recordings],
+                "step_s": [each.step_s for each in recordings],
+            },
+            "facts": {
+                name: [row[number] for row in self.differing_facts]
+                for number, name in enumerate(("fact", "before", "after"))
+            },
+        }
+
+    def _picture(self) -> str:
+        facts = self._tables()["facts"]
+        return html_table(facts) if self.differing_facts else ""
+
     @property
     def work_ratio(self) -> float:
         """Return how many times the work the second run does in the same time."""
@@ -143,8 +171,17 @@ class Comparison:
         return None if self.high is None else self.high / self.ratio - 1
 
 
-def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparison:
-    """Compare the steps of two runs of the same work, or of several recordings of each."""
+def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLike]) -> Comparison:
+    """Say whether the steps of two runs of the same work differ by more than noise.
+
+    - `before`, `after`: a run or its path, or several recordings of that side as a list. Several
+      tell smaller changes from noise.
+
+    Times are seconds; `ratio` is after over before, with `low` and `high` its 95 % interval.
+
+        fw.compare("before.run", "after.run").ratio
+        fw.compare(["a1.run", "a2.run"], ["b1.run", "b2.run"]).is_significant
+    """
     sides = _recordings(before), _recordings(after)
     [first, *others], [second, *_] = sides
     for side, which in zip(sides, ("before", "after"), strict=True):
@@ -220,8 +257,15 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
     )
 
 
-def _recordings(side: Run | Sequence[Run]) -> tuple[Run, ...]:
-    return (side,) if isinstance(side, Run) else tuple(side)
+def _recordings(side: RunLike | Sequence[RunLike]) -> tuple[Run, ...]:
+    runs = tuple((given, opened(given).run) for given in many(side))
+    if not runs:
+        raise UsageError("compare: expected at least one recording of each side")
+    for given, run in runs:
+        refuse_without_steps(
+            run, name_of(given) if isinstance(given, str | Path) else run.provenance.source
+        )
+    return tuple(run for _, run in runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import nan
+from typing import Any
 
 import numpy as np
 
 from fullwire.answers.believable import check_scaling, check_steps, check_times
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
-from fullwire.answers.opening import RunLike, opened, with_line_rate
+from fullwire.answers.opening import RunLike, many, opened, with_line_rate
 from fullwire.collectives.cost import Floats
+from fullwire.display import Bar, Result, html_account, html_table
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.case import NOTABLE, THRESHOLD, Case, communicates, computes, enough_steps
 from fullwire.findings.evidence import evidence
@@ -34,7 +37,7 @@ from fullwire.findings.scaling import (
     turning,
 )
 from fullwire.findings.sureness import sureness
-from fullwire.findings.verdicts import besides, kind_of
+from fullwire.findings.verdicts import Colour, besides, drawn_parts, kind_of, verdict_kinds
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host
@@ -45,9 +48,10 @@ from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Account, Part, account, nothing
 from fullwire.timeline.breakdown import RankBreakdown
 from fullwire.timeline.transfers import holds_times, recorded_ranks, world
-from fullwire.units import show_rate
-from fullwire.words import sentence, sentences
+from fullwire.units import show_rate, show_time
+from fullwire.words import sentence, sentences, setting
 
+_UNNAMED = Colour(light="#8c96a3", dark="#8c96a3")  # of a part that has none of its own
 _POINTS = 600  # rates that are looked at, two of them 1.5 % apart
 _FAR = 100.0  # times slower and faster than now: beyond it nobody asks
 _MOST_WORKERS = 4096
@@ -108,8 +112,8 @@ class BreakEven:
         return sentence(self.finding)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Explanation:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Explanation(Result):
     """The account of a job's step, what it amounts to, and what it rests on."""
 
     verdict: Verdict
@@ -182,18 +186,80 @@ class Explanation:
             longer_s=longer_s if longer_s is not None and longer_s > 0 else None,
         )
 
+    def _in_short(self) -> Iterator[str]:
+        yield self.verdict.sentence
+        if self.scaling is not None:
+            yield sentence(self.scaling)
+        if self.fixes:
+            best = self.fixes[0]
+            step = f"{show_time(best.step_s)} a step"
+            yield f"best of {len(self.fixes)} fixes: {sentence(best)}, {step}"
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            "account": {
+                "part": list(self.account),
+                "time_s": list(self.account.values()),
+                "share": [time_s / self.step_s for time_s in self.account.values()]
+                if self.step_s
+                else [nan] * len(self.account),
+            },
+            "ranks": {
+                field.name: [getattr(rank, field.name) for rank in self.ranks]
+                for field in fields(RankBreakdown)
+            },
+            "fixes": {
+                "change": list(sentences(self.fixes)),
+                "setting": [setting(fix) for fix in self.fixes],
+                "kind": [fix.kind for fix in self.fixes],
+                "risk": [fix.risk for fix in self.fixes],
+                "step_s": [fix.step_s for fix in self.fixes],
+                "low_s": [fix.low_s for fix in self.fixes],
+                "high_s": [fix.high_s for fix in self.fixes],
+                "scaling_factor": [fix.scaling_factor for fix in self.fixes],
+            },
+            "evidence": {
+                "name": [figure.key for figure in self.evidence],
+                "value": [figure.value for figure in self.evidence],
+                "sentence": list(sentences(self.evidence)),
+            },
+        }
+
+    def _picture(self) -> str:
+        if not self.step_s:
+            return ""
+        blamed = verdict_kinds()[self.verdict.kind].part
+        drawn = drawn_parts()
+        bars = [
+            Bar(drawn[part].label, time_s, colour.light, is_blamed=part == blamed)
+            for part, time_s in self.account.items()
+            if time_s > 0 and (colour := drawn[part].colour or _UNNAMED)
+        ]
+        fixes = self._tables()["fixes"]
+        shown = {name: fixes[name] for name in ("change", "step_s", "scaling_factor", "setting")}
+        return html_account(bars) + (html_table(shown) if self.fixes else "")
+
 
 def explain(
     run: RunLike,
     *,
     baseline: RunLike | None = None,
     bandwidth: str | float | None = None,
-    calibrate: Sequence[RunLike] = (),
+    calibrate: RunLike | Sequence[RunLike] = (),
 ) -> Explanation:
     """Say where the time of a step goes, and what limits the job.
 
-    `baseline` is a run of the same work on one worker; `bandwidth` is the line rate of the links,
-    for runs that do not know theirs; `calibrate` are other runs of the same cluster.
+    - `run`: a run, or the path of one or of a trace.
+    - `baseline`: a run of the same work on one worker. Without it, T1 is estimated.
+    - `bandwidth`: the line rate of the links, `"10Gbps"` or bits per second, where a run does not
+      know its own.
+    - `calibrate`: other runs of the same cluster, from which predictions learn its transport.
+
+    Times of the answer are seconds a step.
+
+        found = fw.explain("job.run")
+        found.verdict.sentence
+        found.to_pandas("fixes")
     """
     asked = opened(run)
     job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
@@ -204,7 +270,7 @@ def explain(
     told = evidence(job, found, rate_bps)
     case = Case(run=job, account=found, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps)
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
-    others = [opened(each).run for each in calibrate]
+    others = [opened(each).run for each in many(calibrate)]
     if bandwidth is not None:
         others = [with_line_rate(each, rate(bandwidth)) for each in others]
     predictor, why_not = _forecaster(case, rate_bps, others)

@@ -225,10 +225,6 @@ _KINDS = (
         instead="export it as a Chrome trace: a .trace.json.gz lies beside it, or "
         "`xprof` and `tensorboard` write one",
     ),
-    _Unread(
-        "a timeline of JAX or TensorFlow (Chrome trace)",
-        rb'\s*\{.{0,4000}?"traceEvents".{0,4000}?"/(?:job|host|device):',
-    ),
     _Unread("a log of TensorBoard", rb".{12}\x09?.{0,40}brain\.Event:"),
     _Unread(
         "a report of Nsight",
@@ -249,7 +245,7 @@ _KINDS = (
     _Unread(
         "a topology of NCCL (XML)",
         rb"\s*(?:<\?xml[^>]*>)?\s*<(?:system|graphs) version=",
-        instead="describe the cluster in a file for --cluster",
+        instead="it describes hosts: name it after --cluster, or `fullwire cluster show` it",
     ),
     _Unread("a report of mpiP", rb"@ mpiP"),
     _Unread("a file of HDF5", rb"\x89HDF\r\n\x1a\n"),

@@ -248,7 +248,10 @@ def _iterations(
     parted = iterations_of_edges(series_of(edges), len(edges.hosts))
     if told is not None and (parted is None or told.confidence >= parted.confidence):
         return told
-    return parted or iterations_by_lengths(run, edges) or counted_by_broadcast(edges)
+    by_lengths = None if parted is not None else iterations_by_lengths(run, edges)
+    if by_lengths is not None and by_lengths.is_exchange(len(edges.hosts)):
+        return by_lengths
+    return parted or counted_by_broadcast(edges)
 
 
 def _pattern(edges: Edges, payload: Whole, iterations: Iterations | None) -> Pattern:

@@ -89,6 +89,14 @@ class Iterations:
         main = self.edge_bytes > _MAIN_EDGE * self.edge_bytes.max()
         return float(np.median(self.edge_bytes[main]))
 
+    def is_exchange(self, hosts: int) -> bool:
+        """Whether a host both sends and receives, as one does in any sum.
+
+        A transfer that its sender paces repeats as well, one way.
+        """
+        main = self.edges[self.edge_bytes > _MAIN_EDGE * self.edge_bytes.max()]
+        return bool(np.isin(main // hosts, main % hosts).any())
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Cut:
@@ -172,13 +180,16 @@ def series_of(edges: Edges) -> Series:
 def iterations_of_edges(series: Series, hosts: int) -> Iterations | None:
     """Find iterations of all edges, or of those that agree, whichever is surer."""
     of_all = find_iterations(series, hosts)
+    of_all = None if of_all is None or not of_all.is_exchange(hosts) else of_all
     if of_all is not None and of_all.confidence >= _SURE:
         return of_all
     agreeing = _agreeing(series, hosts)
     if agreeing is None:
         return of_all
     of_agreeing = find_iterations(series.rows(np.isin(series.edge, agreeing)), hosts)
-    if of_agreeing is None or (of_all is not None and of_all.confidence >= of_agreeing.confidence):
+    if of_agreeing is None or not of_agreeing.is_exchange(hosts):
+        return of_all
+    if of_all is not None and of_all.confidence >= of_agreeing.confidence:
         return of_all
     return of_agreeing
 
