@@ -93,6 +93,7 @@ class Synchronisation(FixKind):
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try to send the gradients of several steps together."""
+        kind: type[FewerSums]
         if run.facts.buckets is not None:
             kind, setting = FewerSumsOfDdp, _BY_DDP
         elif job.subject.step.others.are_gradients:

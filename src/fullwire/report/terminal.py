@@ -352,8 +352,13 @@ def say(text: str) -> None:
     """Print a sentence; the lines after its first stand two further to the right."""
     indent = " " * (len(text) - len(text.lstrip()))
     room = min(columns(), _MOST_COLUMNS)
-    further = {"initial_indent": indent, "subsequent_indent": f"{indent}  "}
-    lines = wrap(visible(text.strip()), room, break_on_hyphens=False, **further)
+    lines = wrap(
+        visible(text.strip()),
+        room,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+    )
     sys.stdout.write("\n".join(lines) + "\n")
 
 

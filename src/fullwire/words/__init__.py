@@ -37,6 +37,10 @@ class Settable(Protocol):
     def how(self) -> str:
         """Return how it is made, with the names of fields in braces."""
 
+
+class Pasteable(Protocol):
+    """A fix, with lines that make it."""
+
     @property
     def lines(self) -> Mapping[str, str]:
         """Return its lines by framework, templates as well."""
@@ -57,7 +61,7 @@ def setting(fix: Settable) -> str:
     return filled(fix.how, fix)
 
 
-def lines_to_paste(fix: Settable, framework: str | None) -> str:
+def lines_to_paste(fix: Pasteable, framework: str | None) -> str:
     """Fill in the lines of a fix in a framework, else in plain PyTorch; none where it has none."""
     lines = fix.lines.get(framework or "", fix.lines.get("torch", ""))
     return filled(lines, fix)
