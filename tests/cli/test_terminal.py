@@ -151,7 +151,7 @@ def filled_lines(kind: type[Fix], framework: str) -> str:
     class Filled:
         lines, cap_mib, every = kind.lines, 25, 4
 
-    return lines_to_paste(Filled(), framework)  # type: ignore[arg-type]
+    return lines_to_paste(Filled(), framework)
 
 
 @pytest.mark.parametrize(("kind", "framework"), CODE)

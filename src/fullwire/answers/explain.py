@@ -13,7 +13,9 @@ from fullwire.answers.believable import check_scaling, check_steps, check_times
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
 from fullwire.answers.opening import RunLike, many, opened, with_line_rate
+from fullwire.clusters.cluster import Torus
 from fullwire.collectives.cost import Floats
+from fullwire.collectives.registry import with_formula
 from fullwire.display import Bar, Result, html_account, html_table
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.case import NOTABLE, THRESHOLD, Case, communicates, computes, enough_steps
@@ -37,7 +39,14 @@ from fullwire.findings.scaling import (
     turning,
 )
 from fullwire.findings.sureness import sureness
-from fullwire.findings.verdicts import Colour, besides, drawn_parts, kind_of, verdict_kinds
+from fullwire.findings.verdicts import (
+    Colour,
+    besides,
+    drawn_parts,
+    kind_of,
+    near_kinds,
+    verdict_kinds,
+)
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host
@@ -58,6 +67,9 @@ _MOST_WORKERS = 4096
 _SIZES = 100  # that are looked at first
 
 
+OF_ONE = (Part.COMPUTE, Part.INPUT, Part.HOST)  # parts of a step that one worker has as well
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What the account amounts to, and why. Its sentences are filled in when they are read."""
@@ -67,6 +79,7 @@ class Verdict:
     findings: tuple[Finding, ...]  # the verdict itself, then what it would leave unsaid
     why: tuple[Finding, ...]
     needed: tuple[Finding, ...]  # what would settle it, where the kind is unknown
+    near: tuple[str, ...] = ()  # the kinds that a repeat may give as well
 
     @property
     def sentence(self) -> str:
@@ -93,6 +106,7 @@ def judged(case: Case) -> Verdict:
         findings=(kind.says(case), *besides(case, kind)),
         why=why,
         needed=tuple(kind.lacks(case)),
+        near=near_kinds(case, kind),
     )
 
 
@@ -279,6 +293,9 @@ def explain(
     if helpful is not None and links:
         link = max(links, key=lambda fix: fix.step_s)
         case = replace(case, faster_link=link, gain=1 - link.step_s / helpful.from_s)
+    if helpful is not None:
+        case = replace(case, gains_by_sooner=helpful.sooner)
+    verdict = judged(case)
     if helpful is not None and given_s is not None:
         # A fix that one worker would profit from too has shortened the T1 that it was predicted
         # with.
@@ -292,7 +309,7 @@ def explain(
         job,
         Explanation(
             verdict=verdict,
-            sureness=sureness(case, verdict.kind),
+            sureness=sureness(case, verdict.kind, verdict.near),
             step_s=found.step_s,
             baseline_step_s=baseline_s,
             is_estimated=baseline is None,
@@ -303,12 +320,17 @@ def explain(
             evidence=told,
             break_even=None
             if predictor is None
-            else break_even(predictor, THRESHOLD, case.share(parts[Part.STRAGGLER.key])),
+            else break_even(
+                predictor,
+                THRESHOLD,
+                waited=case.share(parts[Part.STRAGGLER.key]),
+                lost=1 - case.share(sum(parts[part.key] for part in OF_ONE)),
+            ),
             fixes=tuple(
                 replace(
                     fix, forecast=replace(fix.forecast, scaling_factor=against * fix.scaling_factor)
                 )
-                for fix in (() if helpful is None else helpful.found)
+                for fix in (() if helpful is None else helpful.first_for(verdict.kind))
             ),
             fixes_from_s=None if helpful is None else helpful.from_s,
             full=full,
@@ -365,7 +387,7 @@ def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
     is_told = computes(case) and enough_steps(case) and not case.lost
     if case.account.is_whole_trace or not is_told:
         return None
-    return fixes_by_account(case.account)
+    return fixes_by_account(case.run, case.account)
 
 
 def _forecaster(
@@ -419,8 +441,7 @@ def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float
     parts = found.parts_s
     if baseline is None:
         # Input and host are there with one worker too: what scaling loses is the rest.
-        own = (Part.COMPUTE, Part.INPUT, Part.HOST)
-        return sum(parts[part.key] for part in own), None
+        return sum(parts[part.key] for part in OF_ONE), None
     alone = opened(baseline)
     refuse_other_work(alone.run, run)
     if world(alone.run) != 1:
@@ -431,26 +452,42 @@ def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float
     return by_one.step_s, parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key]
 
 
-def break_even(job: Forecaster, threshold: float, waited: float | None = None) -> BreakEven:
+def break_even(
+    job: Forecaster, threshold: float, waited: float | None = None, lost: float | None = None
+) -> BreakEven:
     """Find where the share of the step that communication costs crosses the threshold.
 
-    `waited` is the share of a step that ranks waited for late ones, as an account has it.
+    `waited` is the share of a step that ranks waited for late ones, as an account has it, and
+    `lost` all that the account says a step loses to having several workers. Where the account and
+    the prediction are on two sides of the threshold, the prediction is moved to the account.
     """
     rates_bps = np.geomspace(job.rate_bps / _FAR, job.rate_bps * _FAR, _POINTS)
-    by_rate = _lost(job, bandwidth_bps=tuple(rates_bps.tolist()))
     [now] = _lost(job)
-    is_limited = bool(now >= threshold)
+    is_apart = lost is not None and (lost >= threshold) != bool(now >= threshold)
+    away = lost - float(now) if lost is not None and is_apart else 0.0
+    is_limited = bool(now + away >= threshold)
+    by_rate = _lost(job, bandwidth_bps=tuple(rates_bps.tolist())) + away
     enough = np.flatnonzero(by_rate < threshold)
     rate_bps = float(rates_bps[enough[0]]) if len(enough) and enough[0] > 0 else None
     # The smallest job that loses so much is found among some sizes, then among all next to them.
-    workers, sizes = None, np.unique(np.geomspace(2, _MOST_WORKERS, _SIZES).astype(np.int64))
+    # An algorithm that has no formula for any number of workers needs all devices of its nodes.
+    fabric, unit = job.grid.cluster, 1
+    if fabric is not None and not set(job.grid.algorithms) <= set(with_formula("allreduce")):
+        unit = fabric.devices_per_node
+    workers, sizes = None, np.geomspace(max(2, unit), _MOST_WORKERS, _SIZES).astype(np.int64)
+    sizes = np.unique(sizes // unit * unit)
+    if fabric is not None and isinstance(fabric.network, Torus):
+        sizes = sizes[:0]  # it has as many devices as it has
     for _ in ("some", "all"):
-        losing = np.flatnonzero(_lost(job, workers=tuple(sizes.tolist())) >= threshold)
+        if not len(sizes):
+            break
+        of_sizes = _lost(job, workers=tuple(sizes.tolist())) + away
+        losing = np.flatnonzero(of_sizes >= threshold)
         if not len(losing):
             workers = None
             break
         workers, below = int(sizes[losing[0]]), int(sizes[max(losing[0] - 1, 0)])
-        sizes = np.arange(below, workers + 1)
+        sizes = np.arange(below, workers + 1, unit)
     [transport] = job.grid.transports
     line_bps = None
     if isinstance(transport, MeasuredTransport):

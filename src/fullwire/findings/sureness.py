@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Finding
 from fullwire.findings.others import OtherWork, about_others
 from fullwire.timeline.account import Part
 
 _FEW_STEPS = 10  # of a measured job: fewer may still be warming up
-_AS_LARGE = 0.75  # of the largest loss: the next one may be the largest in another recording
 
 
 class Sureness(Finding):
@@ -52,16 +53,19 @@ class OthersWereBusy(Finding):
     share: float
 
 
-class NearlyAsLarge(Finding):
-    """Another loss is nearly as large."""
+class RepeatMayDiffer(Finding):
+    """Another recording may give another verdict."""
 
-    template = "{part} costs nearly as much"
+    template = "a repeat may find {kinds:list}"
 
-    part: str
+    kinds: tuple[str, ...]
 
 
-def sureness(case: Case, kind: str) -> Finding | None:
-    """Return how sure a verdict of some kind is; None where nothing was decided."""
+def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
+    """Return how sure a verdict is; None where nothing was decided.
+
+    `near` are the kinds that another recording may give.
+    """
     account = case.account
     if kind == "unknown" or not case.step_s:
         return None
@@ -69,7 +73,7 @@ def sureness(case: Case, kind: str) -> Finding | None:
         ((time_s, key) for key, time_s in account.parts_s.items() if key != Part.COMPUTE.key),
         reverse=True,
     )
-    (largest_s, _), (next_s, after), *_ = losses
+    _, (next_s, after), *_ = losses
     steps = int(account.is_typical.sum())
     doubts: list[Finding] = [PartIsMissing()] if case.run.gaps else []
     if case.run.provenance.origin == "measured" and steps < _FEW_STEPS:
@@ -79,8 +83,8 @@ def sureness(case: Case, kind: str) -> Finding | None:
         for work in about_others(case.run)
         if isinstance(work, OtherWork)
     ]
-    if case.reaches_threshold(largest_s) and next_s >= _AS_LARGE * largest_s:
-        doubts.append(NearlyAsLarge(part=after.replace("_", " ")))
+    if near:
+        doubts.append(RepeatMayDiffer(kinds=tuple(kind.replace("_", " ") for kind in near)))
     share = case.share(next_s)
     return Sureness(
         doubts=tuple(doubts),

@@ -8,12 +8,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from fullwire.fixes.fix import PLAIN, Fix, FixKind, register, without_loss
+from fullwire.fixes.fix import PLAIN, Fix, FixKind, register, who_takes_processors, without_loss
 from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
+from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
 
-_LOADER = "DataLoader(num_workers=8, prefetch_factor=4, persistent_workers=True)"
+_LOADER = {
+    None: "DataLoader(num_workers=8, prefetch_factor=4, persistent_workers=True)",
+    "job": (
+        "batches that are stored as they are read, or fewer threads that compute "
+        "(torch.set_num_threads): no processor is free for more loaders"
+    ),
+    "others": (
+        "end or move the other work that takes the processors: none is free for more loaders"
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +30,15 @@ class DataIsThere(Fix):
     """No waiting for data."""
 
     template = "batches loaded ahead"
+
+    kind: str = "input"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataIsLoadedAhead(DataIsThere):
+    """The same by more loaders, for which processors are free."""
+
+    template = DataIsThere.template
     lines: ClassVar[Mapping[str, str]] = {
         PLAIN: """\
 from torch.utils.data import DataLoader
@@ -46,9 +64,6 @@ args = TrainingArguments(
 """,
     }
 
-    kind: str = "input"
-    how: str = _LOADER
-
 
 @register
 class Input(FixKind):
@@ -56,6 +71,7 @@ class Input(FixKind):
 
     key = "input"
     label = "data loaded ahead"
+    addresses = ("input",)
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try a step that begins sooner by its waiting for data."""
@@ -64,14 +80,19 @@ class Input(FixKind):
         )
         found = job.beginning_sooner(round(input_ns))
         if found is not None:
-            yield DataIsThere(forecast=found)
+            yield self._of(run, found)
 
-    def by_account(self, account: Account) -> Iterator[Fix]:
+    def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Take the waiting for data off the step."""
         found = without_loss(account, account.parts_s[Part.INPUT.key], of_one=True)
         if found is not None:
-            yield DataIsThere(forecast=found)
+            yield self._of(run, found)
 
-    def in_few_steps(self, account: Account) -> str:
+    def _of(self, run: Run, found: Forecast) -> Fix:
+        taken_by = who_takes_processors(run)
+        kind = DataIsThere if taken_by else DataIsLoadedAhead
+        return kind(how=_LOADER[taken_by], forecast=found)
+
+    def in_few_steps(self, run: Run, account: Account) -> str:
         """Return how more data is loaded ahead."""
-        return _LOADER
+        return _LOADER[who_takes_processors(run)]

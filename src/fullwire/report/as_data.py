@@ -82,6 +82,7 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
             "sureness": None if result.sureness is None else sentence(result.sureness),
             "reasons": list(verdict.reasons),
             "missing": list(verdict.missing),
+            "near": list(verdict.near),
         },
         "scaling_factor": result.scaling_factor,
         "step_s": result.step_s,
