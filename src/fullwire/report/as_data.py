@@ -13,7 +13,7 @@ from fullwire.words import lines_to_paste, sentence, sentences, setting
 
 if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
-    from fullwire.answers.compare import Comparison
+    from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.explain import Explanation
     from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
@@ -140,10 +140,22 @@ def verification_object(result: Verification | None) -> dict[str, Any] | None:
 def comparison_object(result: Comparison) -> dict[str, Any]:
     """Return a comparison as JSON takes it."""
     shown = {each.name: getattr(result, each.name) for each in fields(result)}
-    del shown["notes"]
+    del shown["notes"], shown["noise"]
     for side in ("before_recordings", "after_recordings"):
         shown[side] = [asdict(each) for each in shown[side]]
     return {**shown, "warnings": list(result.warnings)}
+
+
+def gate_object(gate: Gate | None) -> dict[str, Any] | None:
+    """Return whether a slowdown passes, as JSON takes it."""
+    if gate is None:
+        return None
+    return {
+        "limit": gate.limit,
+        "state": gate.state,
+        "recordings": gate.recordings,
+        "sentence": gate.sentence,
+    }
 
 
 def _forecast_object(shown: dict[str, Any]) -> dict[str, Any]:
