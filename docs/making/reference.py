@@ -18,6 +18,7 @@ import typer
 import fullwire
 from docs.making.diagrams import run_tables
 from docs.making.validation import table
+from fullwire.display import Result
 
 PACKAGE = Path(fullwire.__file__).parent
 NATIVE = Path(__file__).resolve().parents[2] / "native"
@@ -103,8 +104,11 @@ def python() -> str:
     """Show the signature and the docstring of everything that the package exports."""
     parts = [
         "# Python",
-        "Each command is one function. Quantities are text with a unit (`'10Gbps'`) or plain "
-        "numbers in bits per second, bytes and seconds.",
+        "Each command is one function. It takes a run, or the path of a run or a trace. Quantities "
+        "are text with a unit (`'10Gbps'`) or plain numbers in bits per second, bytes and seconds. "
+        "[A notebook](../notebook.md) shows them at work.",
+        "## Results",
+        *_class("Result", Result),
     ]
     for name in fullwire.__all__:
         value = getattr(fullwire, name)

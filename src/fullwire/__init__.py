@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fullwire import workloads as workloads
+    from fullwire.answers.cluster_fit import fit_cluster as fit_cluster
     from fullwire.answers.collective import collective as collective
     from fullwire.answers.compare import Comparison as Comparison
     from fullwire.answers.compare import compare as compare
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fullwire.answers.doctor import doctor as doctor
     from fullwire.answers.explain import Explanation as Explanation
     from fullwire.answers.explain import explain as explain
+    from fullwire.answers.opening import write as write
     from fullwire.answers.traffic import flows as flows
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from fullwire.report.chrome import export as export
     from fullwire.report.page import write_page as write_page
     from fullwire.run.run import Run as Run
-    from fullwire.run.store import write as write
     from fullwire.studies.papers import Study as Study
     from fullwire.studies.papers import study as study
 
@@ -61,6 +62,7 @@ _PLACES = {
     "doctor": "fullwire.answers.doctor:doctor",
     "explain": "fullwire.answers.explain:explain",
     "export": "fullwire.report.chrome:export",
+    "fit_cluster": "fullwire.answers.cluster_fit:fit_cluster",
     "flows": "fullwire.answers.traffic:flows",
     "join": "fullwire.recorder.record:join",
     "read": "fullwire.importers:read",
@@ -69,7 +71,7 @@ _PLACES = {
     "study": "fullwire.studies.papers:study",
     "whatif": "fullwire.answers.whatif:whatif",
     "workloads": "fullwire.workloads:",
-    "write": "fullwire.run.store:write",
+    "write": "fullwire.answers.opening:write",
     "write_page": "fullwire.report.page:write_page",
 }
 __all__ = sorted([*_PLACES, "__version__"])

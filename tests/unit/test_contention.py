@@ -28,7 +28,7 @@ def judged_with(crowded_share: float) -> Verdict:
     parts_ns[:, :, Part.COMPUTE] -= crowded_ns
     parts_ns[:, :, Part.CONTENTION] = crowded_ns
     crowded = dataclasses.replace(found, parts_ns=parts_ns)
-    assert crowded.step_s == found.step_s
+    assert crowded.step_s == pytest.approx(found.step_s)
     return judged(Case(run=run, account=crowded, inflation_s=None, evidence=(), rate_bps=RATES))
 
 

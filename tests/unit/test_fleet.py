@@ -189,7 +189,7 @@ def test_a_disk_without_room_is_one_line_and_leaves_nothing(
 
 def importing(traces: Path, place: Path) -> subprocess.Popen[bytes]:
     """Begin to import by two processes, and return when the first trace was read."""
-    command: list[str | Path] = [sys.executable, "-m", "fullwire.cli", "import", traces]
+    command: list[str | Path] = [sys.executable, "-m", "fullwire", "import", traces]
     command += ["-o", place, "--processes", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60

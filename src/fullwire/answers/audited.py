@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import product
+from typing import Any
 
 from fullwire.answers.believable import check_shares, check_steps, check_times
+from fullwire.display import Result, html_table
 from fullwire.findings.audit import audit
 from fullwire.findings.finding import Finding
 from fullwire.findings.traffic import traffic_findings
+from fullwire.packets.edges import EdgeFacts
 from fullwire.packets.flows import Traffic
 from fullwire.words import sentences
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class AuditedTraffic(Traffic):
+@dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
+class AuditedTraffic(Result, Traffic):
     """What packets say of a training, and what else there is to say of its bytes."""
 
     groups: tuple[AuditedTraffic, ...] = ()
@@ -28,6 +33,25 @@ class AuditedTraffic(Traffic):
     def story(self) -> tuple[Finding, ...]:
         """Return what packets say, as one would tell it."""
         return tuple(traffic_findings(self))
+
+    def _in_short(self) -> Iterator[str]:
+        yield from sentences(self.story[:3])
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        names = [field.name for field in fields(EdgeFacts)]
+        pairs = list(product(self.hosts, self.hosts))
+        return {
+            "edges": {name: [getattr(edge, name) for edge in self.edges] for name in names},
+            "matrix": {
+                "source": [source for source, _ in pairs],
+                "target": [target for _, target in pairs],
+                "payload_bytes": self.matrix_payload_bytes.reshape(-1),
+                "wire_bytes": self.matrix_wire_bytes.reshape(-1),
+            },
+        }
+
+    def _picture(self) -> str:
+        return html_table(self._tables()["edges"])
 
 
 def audited(traffic: Traffic) -> AuditedTraffic:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import nan
+from typing import Any
 
 import numpy as np
 
 from fullwire.answers.believable import check_scaling, check_steps, check_times
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
-from fullwire.answers.opening import RunLike, opened, with_line_rate
+from fullwire.answers.opening import RunLike, many, opened, with_line_rate
+from fullwire.clusters.cluster import Torus
 from fullwire.collectives.cost import Floats
+from fullwire.collectives.registry import with_formula
+from fullwire.display import Bar, Result, html_account, html_table
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.case import NOTABLE, THRESHOLD, Case, communicates, computes, enough_steps
 from fullwire.findings.evidence import evidence
@@ -33,7 +38,14 @@ from fullwire.findings.scaling import (
     WithFullLinks,
     turning,
 )
-from fullwire.findings.verdicts import besides, kind_of
+from fullwire.findings.verdicts import (
+    Colour,
+    besides,
+    drawn_parts,
+    kind_of,
+    near_kinds,
+    verdict_kinds,
+)
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
@@ -43,13 +55,17 @@ from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Account, Part, account, nothing
 from fullwire.timeline.breakdown import RankBreakdown
 from fullwire.timeline.transfers import holds_times, recorded_ranks, world
-from fullwire.units import show_rate
-from fullwire.words import sentence, sentences
+from fullwire.units import show_rate, show_time
+from fullwire.words import sentence, sentences, setting
 
+_UNNAMED = Colour(light="#8c96a3", dark="#8c96a3")  # of a part that has none of its own
 _POINTS = 600  # rates that are looked at, two of them 1.5 % apart
 _FAR = 100.0  # times slower and faster than now: beyond it nobody asks
 _MOST_WORKERS = 4096
 _SIZES = 100  # that are looked at first
+
+
+OF_ONE = (Part.COMPUTE, Part.INPUT, Part.HOST)  # parts of a step that one worker has as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +77,7 @@ class Verdict:
     findings: tuple[Finding, ...]  # the verdict itself, then what it would leave unsaid
     why: tuple[Finding, ...]
     needed: tuple[Finding, ...]  # what would settle it, where the kind is unknown
+    near: tuple[str, ...] = ()  # the kinds that a repeat may give as well
 
     @property
     def sentence(self) -> str:
@@ -87,6 +104,7 @@ def judged(case: Case) -> Verdict:
         findings=(kind.says(case), *besides(case, kind)),
         why=why,
         needed=tuple(kind.lacks(case)),
+        near=near_kinds(case, kind),
     )
 
 
@@ -106,8 +124,8 @@ class BreakEven:
         return sentence(self.finding)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Explanation:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Explanation(Result):
     """The account of a job's step, what it amounts to, and what it rests on."""
 
     verdict: Verdict
@@ -178,41 +196,100 @@ class Explanation:
             longer_s=longer_s if longer_s is not None and longer_s > 0 else None,
         )
 
+    def _in_short(self) -> Iterator[str]:
+        yield self.verdict.sentence
+        if self.scaling is not None:
+            yield sentence(self.scaling)
+        if self.fixes:
+            best = self.fixes[0]
+            step = f"{show_time(best.step_s)} a step"
+            yield f"best of {len(self.fixes)} fixes: {sentence(best)}, {step}"
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            "account": {
+                "part": list(self.account),
+                "time_s": list(self.account.values()),
+                "share": [time_s / self.step_s for time_s in self.account.values()]
+                if self.step_s
+                else [nan] * len(self.account),
+            },
+            "ranks": {
+                field.name: [getattr(rank, field.name) for rank in self.ranks]
+                for field in fields(RankBreakdown)
+            },
+            "fixes": {
+                "change": list(sentences(self.fixes)),
+                "setting": [setting(fix) for fix in self.fixes],
+                "kind": [fix.kind for fix in self.fixes],
+                "risk": [fix.risk for fix in self.fixes],
+                "step_s": [fix.step_s for fix in self.fixes],
+                "low_s": [fix.low_s for fix in self.fixes],
+                "high_s": [fix.high_s for fix in self.fixes],
+                "scaling_factor": [fix.scaling_factor for fix in self.fixes],
+            },
+            "evidence": {
+                "name": [figure.key for figure in self.evidence],
+                "value": [figure.value for figure in self.evidence],
+                "sentence": list(sentences(self.evidence)),
+            },
+        }
+
+    def _picture(self) -> str:
+        if not self.step_s:
+            return ""
+        blamed = verdict_kinds()[self.verdict.kind].part
+        drawn = drawn_parts()
+        bars = [
+            Bar(drawn[part].label, time_s, colour.light, is_blamed=part == blamed)
+            for part, time_s in self.account.items()
+            if time_s > 0 and (colour := drawn[part].colour or _UNNAMED)
+        ]
+        fixes = self._tables()["fixes"]
+        shown = {name: fixes[name] for name in ("change", "step_s", "scaling_factor", "setting")}
+        return html_account(bars) + (html_table(shown) if self.fixes else "")
+
 
 def explain(
     run: RunLike,
     *,
     baseline: RunLike | None = None,
     bandwidth: str | float | None = None,
-    calibrate: Sequence[RunLike] = (),
+    calibrate: RunLike | Sequence[RunLike] = (),
 ) -> Explanation:
     """Say where the time of a step goes, and what limits the job.
 
-    `baseline` is a run of the same work on one worker; `bandwidth` is the line rate of the links,
-    for runs that do not know theirs; `calibrate` are other runs of the same cluster.
+    - `run`: a run, or the path of one or of a trace.
+    - `baseline`: a run of the same work on one worker. Without it, T1 is estimated.
+    - `bandwidth`: the line rate of the links, `"10Gbps"` or bits per second, where a run does not
+      know its own.
+    - `calibrate`: other runs of the same cluster, from which predictions learn its transport.
+
+    Times of the answer are seconds a step.
+
+        found = fw.explain("job.run")
+        found.verdict.sentence
+        found.to_pandas("fixes")
     """
     asked = opened(run)
     job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
     found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
-    parts = found.parts_s
-    baseline_s, inflation_s = _baseline(job, found, baseline)
+    parts, (baseline_s, inflation_s) = found.parts_s, _baseline(job, found, baseline)
     given_s = None if baseline is None else baseline_s
     told = evidence(job, found, rate_bps)
     case = Case(run=job, account=found, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps)
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
-    others = [opened(each).run for each in calibrate]
-    if bandwidth is not None:
-        others = [with_line_rate(each, rate(bandwidth)) for each in others]
+    others = [opened(each).run for each in many(calibrate)]
+    given_bps = None if bandwidth is None else rate(bandwidth)
+    if given_bps is not None:
+        others = [with_line_rate(each, given_bps) for each in others]
     predictor, why_not = _forecaster(case, rate_bps, others)
-    helpful, full, against = _helpful(case, predictor), None, 1.0
-    links = [] if helpful is None else [fix for fix in helpful.found if fix.kind == "link"]
-    if helpful is not None and links:
-        link = max(links, key=lambda fix: fix.step_s)
-        case = replace(case, faster_link=link, gain=1 - link.step_s / helpful.from_s)
-    if helpful is not None and given_s is not None:
-        # A fix that one worker would profit from too has shortened the T1 that it was predicted
-        # with.
-        against = given_s / helpful.alone_s
+    helpful, full = _helpful(case, predictor), None
+    if helpful is not None:
+        link = helpful.next_link
+        gain = 0.0 if link is None else 1 - link.step_s / helpful.from_s
+        case = replace(case, faster_link=link, gain=gain, gains_by_sooner=helpful.sooner)
+    verdict = judged(case)
     if predictor is not None:
         full = predictor.ask(transports=(predictor.full(),))
         if given_s is not None:
@@ -220,7 +297,7 @@ def explain(
     return _believed(
         job,
         Explanation(
-            verdict=judged(case),
+            verdict=verdict,
             step_s=found.step_s,
             baseline_step_s=baseline_s,
             is_estimated=baseline is None,
@@ -231,24 +308,20 @@ def explain(
             evidence=told,
             break_even=None
             if predictor is None
-            else break_even(predictor, THRESHOLD, case.share(parts[Part.STRAGGLER.key])),
-            fixes=tuple(
-                replace(
-                    fix, forecast=replace(fix.forecast, scaling_factor=against * fix.scaling_factor)
-                )
-                for fix in (() if helpful is None else helpful.found)
+            else break_even(
+                predictor,
+                THRESHOLD,
+                waited=case.share(parts[Part.STRAGGLER.key]),
+                lost=1 - case.share(sum(parts[part.key] for part in OF_ONE)),
             ),
+            fixes=() if helpful is None else helpful.first_for(verdict.kind, given_s),
             fixes_from_s=None if helpful is None else helpful.from_s,
             full=full,
             notes=(
                 *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
                 *about_baseline(found, given_s),
                 *about_median(found, predictor, helpful),
-                *about_host(
-                    job,
-                    None if bandwidth is None else rate(bandwidth),
-                    is_estimated=baseline is None,
-                ),
+                *about_host(job, given_bps, is_estimated=baseline is None),
                 *about_rate(job, predictor, full),
                 *why_not,
             ),
@@ -291,7 +364,7 @@ def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
     is_told = computes(case) and enough_steps(case) and not case.lost
     if case.account.is_whole_trace or not is_told:
         return None
-    return fixes_by_account(case.account)
+    return fixes_by_account(case.run, case.account)
 
 
 def _forecaster(
@@ -345,8 +418,7 @@ def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float
     parts = found.parts_s
     if baseline is None:
         # Input and host are there with one worker too: what scaling loses is the rest.
-        own = (Part.COMPUTE, Part.INPUT, Part.HOST)
-        return sum(parts[part.key] for part in own), None
+        return sum(parts[part.key] for part in OF_ONE), None
     alone = opened(baseline)
     refuse_other_work(alone.run, run)
     if world(alone.run) != 1:
@@ -357,26 +429,42 @@ def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float
     return by_one.step_s, parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key]
 
 
-def break_even(job: Forecaster, threshold: float, waited: float | None = None) -> BreakEven:
+def break_even(
+    job: Forecaster, threshold: float, waited: float | None = None, lost: float | None = None
+) -> BreakEven:
     """Find where the share of the step that communication costs crosses the threshold.
 
-    `waited` is the share of a step that ranks waited for late ones, as an account has it.
+    `waited` is the share of a step that ranks waited for late ones, as an account has it, and
+    `lost` all that the account says a step loses to having several workers. Where the account and
+    the prediction are on two sides of the threshold, the prediction is moved to the account.
     """
     rates_bps = np.geomspace(job.rate_bps / _FAR, job.rate_bps * _FAR, _POINTS)
-    by_rate = _lost(job, bandwidth_bps=tuple(rates_bps.tolist()))
     [now] = _lost(job)
-    is_limited = bool(now >= threshold)
+    is_apart = lost is not None and (lost >= threshold) != bool(now >= threshold)
+    away = lost - float(now) if lost is not None and is_apart else 0.0
+    is_limited = bool(now + away >= threshold)
+    by_rate = _lost(job, bandwidth_bps=tuple(rates_bps.tolist())) + away
     enough = np.flatnonzero(by_rate < threshold)
     rate_bps = float(rates_bps[enough[0]]) if len(enough) and enough[0] > 0 else None
     # The smallest job that loses so much is found among some sizes, then among all next to them.
-    workers, sizes = None, np.unique(np.geomspace(2, _MOST_WORKERS, _SIZES).astype(np.int64))
+    # An algorithm that has no formula for any number of workers needs all devices of its nodes.
+    fabric, unit = job.grid.cluster, 1
+    if fabric is not None and not set(job.grid.algorithms) <= set(with_formula("allreduce")):
+        unit = fabric.devices_per_node
+    workers, sizes = None, np.geomspace(max(2, unit), _MOST_WORKERS, _SIZES).astype(np.int64)
+    sizes = np.unique(sizes // unit * unit)
+    if fabric is not None and isinstance(fabric.network, Torus):
+        sizes = sizes[:0]  # it has as many devices as it has
     for _ in ("some", "all"):
-        losing = np.flatnonzero(_lost(job, workers=tuple(sizes.tolist())) >= threshold)
+        if not len(sizes):
+            break
+        of_sizes = _lost(job, workers=tuple(sizes.tolist())) + away
+        losing = np.flatnonzero(of_sizes >= threshold)
         if not len(losing):
             workers = None
             break
         workers, below = int(sizes[losing[0]]), int(sizes[max(losing[0] - 1, 0)])
-        sizes = np.arange(below, workers + 1)
+        sizes = np.arange(below, workers + 1, unit)
     [transport] = job.grid.transports
     line_bps = None
     if isinstance(transport, MeasuredTransport):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -14,6 +14,7 @@ from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run, Spans
 from fullwire.run.store import ByRanks, by_ranks, is_run
+from fullwire.run.store import write as write_run
 from fullwire.timeline.utilization import SAMPLES, missing_tables
 from fullwire.units import bits_per_second, show_rate
 
@@ -33,6 +34,25 @@ class Opened:
 
 
 RunLike: TypeAlias = Run | str | Path | Opened  # a run, where one is, or the name of a workload
+
+
+def write(run: Run | str | Path, path: str | Path, *, replace: bool = False) -> Path:
+    """Write a run so that it appears whole or not at all, and return where.
+
+    - `run`: a run, or the path of one, of a trace, or the name of a workload.
+    - `path`: the directory that the run becomes.
+    - `replace`: a run that exists is replaced.
+
+        fw.write(fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps"), "predicted.run")
+    """
+    return write_run(read(run) if isinstance(run, str | Path) else run, path, replace=replace)
+
+
+def many(given: RunLike | Sequence[RunLike]) -> tuple[RunLike, ...]:
+    """Return runs that were given one by one or as a sequence; a path is one."""
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return tuple(given)
+    return (given,)
 
 
 def opened(given: RunLike) -> Opened:

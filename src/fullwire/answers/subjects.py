@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, several
-from fullwire.answers.opening import Opened, RunLike, completed, with_line_rate
+from fullwire.answers.opening import Opened, RunLike, completed, many, with_line_rate
 from fullwire.errors import UsageError
 from fullwire.files import name_of
 from fullwire.importers import tables
@@ -30,11 +30,11 @@ def named(
 
     `line_rate` is that of their links, for runs that do not know it.
     """
-    many = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
-    if not many:
+    asked = many(runs)
+    if not asked:
         raise UsageError("what-if: expected at least one run")
     found = []
-    for each in many:  # which may be a run, and then its source is its name
+    for each in asked:  # which may be a run, and then its source is its name
         run = completed(each, line_rate).run
         name = name_of(each) if isinstance(each, str | Path) else run.provenance.source
         found.append((name, run))

@@ -24,10 +24,11 @@ def flows(
 ) -> AuditedTraffic:
     """Say what packets say: of captures of one job, or of a run that was made of them.
 
-    `hosts` is a file of lines such as `node0 10.0.0.1 10.0.1.1 ranks=0-7`; `gradient` is how large
-    the model's gradients are, against which bytes are then held.
+    - `captures`: files with packets, plain or packed, or one run that was made of them.
+    - `hosts`: a file of lines such as `node0 10.0.0.1 10.0.1.1 ranks=0-7`.
+    - `gradient`: how large the model's gradients are, `"102MB"` or bytes, to hold bytes against.
 
-    fw.flows("rank0.pcap", "rank1.pcap").pattern.kind
+        fw.flows("rank0.pcap", "rank1.pcap").pattern.kind
     """
     return flows_and_run(*captures, hosts=hosts, gradient=gradient)[0]
 

@@ -39,6 +39,7 @@ from fullwire.collectives.registry import usual_algorithm
 from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
 from fullwire.compression.compressor import Compressor
 from fullwire.crew import HERE, Crew, crew
+from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
 from fullwire.findings.collective import TunerTakes, by_size
 from fullwire.findings.finding import Finding
@@ -57,7 +58,7 @@ from fullwire.simulation.sweep import Progress, sweep
 from fullwire.simulation.sweep import replay as replay_subject
 from fullwire.simulation.target import Targets, targets
 from fullwire.simulation.transport import FullTransport
-from fullwire.units import ratio
+from fullwire.units import ratio, show_time
 from fullwire.words import sentences
 
 # What is asked when neither the person nor the run says: sizes and speeds that people buy.
@@ -91,8 +92,8 @@ class Tuned:
     ranges: tuple[Range, ...]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class WhatIf:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class WhatIf(Result):
     """Predictions as a table, what reaches the target if one was asked for, and what to know."""
 
     predictions: Predictions
@@ -157,6 +158,33 @@ class WhatIf:
             columns |= dict(zip(("step_low_s", "step_high_s"), self.interval_s, strict=True))
         return columns
 
+    def _in_short(self) -> Iterator[str]:
+        runs = dict.fromkeys(self["run"].tolist())
+        yield f"{len(self):,} predictions of {', '.join(runs)}"
+        step_s, factor = self["step_s"], self["scaling_factor"]
+        least, most = show_time(float(step_s.min())), show_time(float(step_s.max()))
+        low, high = f"{factor.min():.3f}", f"{factor.max():.3f}"
+        yield (
+            f"step {least if least == most else f'{least} to {most}'}; "
+            f"scaling factor {low if low == high else f'{low} to {high}'}"
+        )
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"predictions": self.columns()}
+
+    def _picture(self) -> str:
+        varying = {axis for axis, values in self.predictions.axes.items() if len(values) > 1}
+        if "codec" in varying:
+            varying.add("compression")
+            if all(codec.is_free for codec in self.predictions.axes["codec"]):
+                varying.remove("codec")  # which is then a ratio and has no name
+        shown = varying | {"step_s", "step_low_s", "step_high_s", "scaling_factor"}
+        return html_table({name: each for name, each in self.columns().items() if name in shown})
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Complete `table["` with the names of columns."""
+        return list(self.columns())
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Go through the rows as dictionaries of plain values."""
         columns = {name: column.tolist() for name, column in self.predictions.columns().items()}
@@ -210,23 +238,34 @@ def whatif(
 ) -> WhatIf:
     """Predict a step under every combination of the conditions given.
 
-    A condition that is not given is as the run was recorded; where the run does not say, workers
-    and bandwidths are the usual ones, gradients go in PyTorch's buckets around a ring. A transport
-    that is "measured" is what the collectives of the runs show, and of those in `calibrate`.
+    A condition takes one value, or several as a list or as text with commas. One that is not given
+    is as recorded, else usual: gradients go in PyTorch's buckets around a ring.
 
-    On a described cluster, a file or the name of a built-in one, workers are its devices, and
-    bandwidth and latency those of its NICs, whose uplinks follow; `nodes` says how many of its
-    nodes there are, and `placement` whether ranks are "packed" node by node or "scattered" over
-    its leaves.
-    `accumulate` adds up the gradients of so many passes before they are sent; with `local_steps`
-    workers average their parameters after so many steps of their own. Times are those of one pass
-    in either case. `jitter` is how ranks scatter: the step waits for the slowest of them.
-    `line_rate` is that of the links on which runs were recorded, for runs that do not know it.
-    `on="ray"`, or a Ray cluster's address, has the grid computed there. What `more` there is are
-    conditions that change the recorded step: `simulation/conditions.py` lists them.
+    - `runs`: runs, paths of runs or traces, or workloads such as `vgg16@v100`.
+    - `workers`: how many; `bandwidth` (bits per second), `latency` (seconds): of the links.
+    - `compression`, `codec`: an ideal ratio, the name of a compressor.
+    - `transport`: `"full"` or `"measured"`, the one that the collectives of the runs show.
+    - `calibrate`: more runs of the same cluster that show it.
+    - `line_rate` (bits per second): of the recorded links, where a run does not know it.
+    - `buckets`, `algorithm`, `lane`: how gradients are grouped, how a collective goes, and in which
+      order messages go.
+    - `cluster`, `nodes`, `placement`: a described cluster, by file or name. Workers are then its
+      devices. `bandwidth` and `latency` are those of its NICs, and its uplinks follow. Ranks are
+      `"packed"` node by node, or `"scattered"` over its leaves.
+    - `accumulate`, `local_steps`: gradients of so many passes are added up before they are sent, or
+      parameters are averaged after so many steps. Times are those of one pass.
+    - `jitter`: how ranks scatter, for whose slowest all wait.
+    - `batch`: of a worker, for built-in workloads; `target`: a scaling factor to be reached.
+    - `progress`: hears how many of how many predictions are done.
+    - `on`: `"ray"`, or a Ray cluster's address, has the grid computed there.
+    - `more`: conditions that change the recorded step; `fullwire whatif --help` lists them.
+
+    Times of the answer are seconds, rates bits per second.
+
+        table = fw.whatif("job.run", bandwidth="10Gbps,100Gbps", workers=[8, 64])
+        table.to_pandas()
     """
-    changes = asked_changes("whatif", more)
-    many = named(with_batches(runs, batch), line_rate)
+    changes, many = asked_changes("whatif", more), named(with_batches(runs, batch), line_rate)
     only = [run for _, run in many]
     found = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
     grid = _grid(
@@ -248,9 +287,9 @@ def whatif(
         jitter_=jitter,
         lane=lane_order(lane),
     )
-    wanted = None if target is None else ratio(target, "target")
+    goal = None if target is None else ratio(target, "target")
     with crew(on) as those:
-        return _predicted(many, found, grid, changes, wanted, progress, those)
+        return _predicted(many, found, grid, changes, goal, progress, those)
 
 
 def _predicted(
@@ -300,7 +339,13 @@ def _predicted(
 
 
 def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
-    """Play a run's typical step under one set of conditions, named as in `whatif`."""
+    """Play a run's typical step under one set of conditions, and return it as a run.
+
+    `run` is a run, a path or a workload. `conditions` are those of `whatif`, each with one value;
+    `lane` is the order of messages.
+
+        fw.explain(fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps"))
+    """
     line_rate = conditions.pop("line_rate", None)
     [(name, only)] = named(run, line_rate)
     changes = asked_changes(

@@ -15,7 +15,7 @@ if "OPENBLAS_NUM_THREADS" not in os.environ:
     os.putenv("OPENBLAS_NUM_THREADS", "1")  # not in os.environ, which the jobs we start are given
 
 
-_OBJECTS_BETWEEN_COLLECTIONS = 50_000
+_OBJECTS_BETWEEN_COLLECTIONS = 200_000
 
 
 def main() -> None:

@@ -33,7 +33,10 @@ from typing import Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.clusters.measured import Measured
+from fullwire.display import Result
 from fullwire.errors import UsageError
+from fullwire.units import show_rate
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -145,8 +148,8 @@ class OtherHost:
         _check_above_zero("hosts.nic_rate", self.nic_rate_bps, "a rate in bit/s")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Cluster(Result):
     """A described cluster. Devices count from node to node, links as `link_names` names them.
 
     `startup_s` is what any collective takes before its bytes move: launching it on all devices, and
@@ -162,6 +165,7 @@ class Cluster:
     other_hosts: tuple[OtherHost, ...] = ()
     startup_s: float = 0.0
     rests_on: str = ""  # where the figures come from
+    measured: Measured | None = None  # what `fullwire cluster fit` found
 
     def __post_init__(self) -> None:
         _check_count("nodes", self.nodes)
@@ -219,6 +223,12 @@ class Cluster:
                 f"devices, got {shortened}"
             )
 
+    def _in_short(self) -> Iterator[str]:
+        yield (
+            f"{self.name}; {self.nodes:,} nodes of {self.devices_per_node} devices, "
+            f"{self.nics_per_node} x {show_rate(self.nics.rate_bps)} a node"
+        )
+
     @property
     def devices(self) -> int:
         """How many devices there are in all."""
@@ -243,6 +253,7 @@ class Cluster:
             and isinstance(self.network, OneSwitch)
             and not self.other_hosts
             and not self.startup_s
+            and self.measured is None
             and self.nics.payload_share == 1
         )
 

@@ -7,9 +7,9 @@ slow reaches. How many transfers were played follows the kinds there are, not th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,8 +23,9 @@ from fullwire.collectives.plan import plan_on
 from fullwire.collectives.registry import Wires, statement
 from fullwire.collectives.stages import Int32
 from fullwire.collectives.tuning import Tuning
+from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
-from fullwire.units import shown
+from fullwire.units import show_bytes, show_rate, show_time, shown
 
 LEVELS = ("event", "closed")
 CHUNK_ORDERS = ("pipelined", "serial")
@@ -34,11 +35,21 @@ Told: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTime:
+class Between:
+    """Where nine of ten machines of this description are expected."""
+
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class CollectiveTime(Result):
     """How long a collective takes; `transfers` were counted while they were played.
 
-    On a described cluster `played` of them stood for all. Its busiest link is the one that needs
-    longest for what it carries, and is busy for `busiest_share` of the time.
+    At level "tables" measured tables of the cluster say it, at level "usual" those of other
+    machines: by the `protocol` that a library takes. On a described cluster `played` of them stood
+    for all. Its busiest link is the one that needs longest for what it carries, and is busy for
+    `busiest_share` of the time.
     """
 
     op: str
@@ -58,15 +69,36 @@ class CollectiveTime:
     busiest: str | None = None  # kind of link
     busiest_link: str | None = None
     busiest_share: float | None = None
+    protocol: str | None = None
+    interval: Between | None = None
+
+    def _in_short(self) -> Iterator[str]:
+        where = "" if self.cluster is None else f" on {self.cluster}"
+        yield (
+            f"{self.op} of {show_bytes(self.bytes)} by {self.algorithm} among {self.workers:,} "
+            f"workers{where}: {show_time(self.time_s)}"
+        )
+        yield f"bus bandwidth {show_rate(self.bus_bandwidth_bps)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class TunedTime(CollectiveTime):
     """The quickest of the algorithms that could be timed, and what was known of the others."""
 
     times_s: Mapping[str, float]
     left_out: Mapping[str, str]  # why an algorithm could not be timed
     tuning: Tuning
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            "algorithms": {
+                "algorithm": list(self.times_s),
+                "time_s": list(self.times_s.values()),
+            }
+        }
+
+    def _picture(self) -> str:
+        return html_table(self._tables()["algorithms"])
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

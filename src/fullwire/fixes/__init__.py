@@ -38,6 +38,35 @@ class Fixes:
     found: tuple[Fix, ...]
     from_s: float
     alone_s: float
+    tried: frozenset[str] = frozenset()  # the kinds that this job allows to predict
+
+    @property
+    def sooner(self) -> bool | None:
+        """Say whether transfers that begin sooner would help; None where that is not known."""
+        kinds = {key for key, kind in fix_kinds().items() if kind.begins_sooner}
+        if not self.tried & kinds:
+            return None
+        return any(fix.kind in kinds for fix in self.found)
+
+    @property
+    def next_link(self) -> Fix | None:
+        """Return the next link on sale that would help."""
+        links = [fix for fix in self.found if fix.kind == "link"]
+        return max(links, key=lambda fix: fix.step_s, default=None)
+
+    def first_for(self, verdict: str, alone_s: float | None = None) -> tuple[Fix, ...]:
+        """Return them with those first that are an answer to this kind of verdict.
+
+        Scaling factors are held against a baseline's T1, where one is given: a fix that one worker
+        would profit from too has shortened the T1 that it was predicted with.
+        """
+        times = 1.0 if alone_s is None else alone_s / self.alone_s
+        answers = {key for key, kind in fix_kinds().items() if verdict in kind.addresses}
+        answers.add(verdict)
+        return tuple(
+            replace(fix, forecast=replace(fix.forecast, scaling_factor=times * fix.scaling_factor))
+            for fix in sorted(self.found, key=lambda fix: fix.kind not in answers)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +99,7 @@ def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
             low_s=usual.low * (1 - _REPEATS),
             high_s=usual.high * (1 + _REPEATS),
         )
-        setting = (own.in_few_steps(account) if own else "") or _SENT_BY_FEW
+        setting = (own.in_few_steps(run, account) if own else "") or _SENT_BY_FEW
         considered.append(
             NoLongSteps(kind=part.key, few=rare.few, of=rare.of, how=setting, forecast=all_usual)
         )
@@ -78,17 +107,18 @@ def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     useful.sort(
         key=lambda fix: (round(fix.step_s / (_AS_GOOD * from_s)), fix.kind == "link", fix.step_s)
     )
-    return Fixes(tuple(useful), from_s, job.alone_s)
+    tried = frozenset(fix.kind for fix in considered)
+    return Fixes(tuple(useful), from_s, job.alone_s, tried)
 
 
-def fixes_by_account(account: Account) -> Fixes:
+def fixes_by_account(run: Run, account: Account) -> Fixes:
     """Take off the step what is lost beside the network, where no line rate allows a prediction.
 
     It is what the account says that a step would be without, so there is no interval.
     """
     step_s = account.step_s
     alone_s = sum(account.parts_s[part.key] for part in (Part.COMPUTE, Part.INPUT, Part.HOST))
-    found = [fix for kind in fix_kinds().values() for fix in kind.by_account(account)]
+    found = [fix for kind in fix_kinds().values() for fix in kind.by_account(run, account)]
     return Fixes(tuple(sorted(found, key=lambda fix: fix.step_s)), step_s, alone_s)
 
 

@@ -41,6 +41,7 @@ class Algorithm(FixKind):
 
     key = "algorithm"
     label = "another algorithm"
+    addresses = ("line_rate", "transport", "latency")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try sums within hosts first; of NCCL with a rank a host, the tree."""

@@ -32,6 +32,8 @@ class Buckets(FixKind):
 
     key = "buckets"
     label = "other buckets"
+    addresses = ("overlap", "transport", "latency")
+    begins_sooner = True
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try bucket sizes, and name the best."""

@@ -29,6 +29,7 @@ class Codec(FixKind):
 
     key = "codec"
     label = "no compression"
+    addresses = ("codec",)
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try the step without a hook, where the run has one that packs."""

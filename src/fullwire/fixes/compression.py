@@ -37,6 +37,7 @@ class Compression(FixKind):
     key = "compression"
     risk: ClassVar[Risk] = "numeric"
     label = "gradients as halves"
+    addresses = ("line_rate", "transport")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try half the bytes, where gradients are sent whole."""

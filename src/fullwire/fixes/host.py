@@ -24,10 +24,10 @@ class HostIsReady(Fix):
     kind: str = "host"
 
 
-def _setting(account: Account) -> str:
+def _setting(run: Run, account: Account) -> str:
     if has_loader(account):
         return _ELSEWHERE
-    return _READS.format(loader=fix_kinds()["input"].in_few_steps(account))
+    return _READS.format(loader=fix_kinds()["input"].in_few_steps(run, account))
 
 
 @register
@@ -36,20 +36,21 @@ class Host(FixKind):
 
     key = "host"
     label = "host work elsewhere"
+    addresses = ("host",)
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try a step that begins sooner by what the host does ahead."""
         found = job.beginning_sooner(round(usual_ahead_s(account) * 1e9))
         if found is not None:
-            yield HostIsReady(how=_setting(account), forecast=found)
+            yield HostIsReady(how=_setting(run, account), forecast=found)
 
-    def by_account(self, account: Account) -> Iterator[Fix]:
+    def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Take off the step what the host does ahead."""
         lost_s = min(usual_ahead_s(account), account.parts_s[Part.HOST.key])
         found = without_loss(account, lost_s, of_one=True)
         if found is not None:
-            yield HostIsReady(how=_setting(account), forecast=found)
+            yield HostIsReady(how=_setting(run, account), forecast=found)
 
-    def in_few_steps(self, account: Account) -> str:
+    def in_few_steps(self, run: Run, account: Account) -> str:
         """Return what to do about work of the host that few steps have."""
         return _ELSEWHERE

@@ -43,6 +43,7 @@ class Joining(FixKind):
 
     key = "joining"
     label = "joined collectives"
+    addresses = ("latency", "transport")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try the small collectives of each kind joined, where a script has many."""

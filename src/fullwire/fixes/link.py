@@ -43,6 +43,7 @@ class Link(FixKind):
 
     key = "link"
     label = "faster links"
+    addresses = ("line_rate", "transport")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try links on sale that are faster; first, where few are slower, these as others are."""

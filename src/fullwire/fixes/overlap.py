@@ -28,6 +28,8 @@ class Overlap(FixKind):
 
     key = "overlap"
     label = "overlap"
+    addresses = ("overlap", "line_rate", "transport", "latency")
+    begins_sooner = True
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try gradients in buckets, where a script sends them after the pass."""

@@ -27,6 +27,8 @@ class Priority(FixKind):
 
     key = "priority"
     label = "needed first, sent first"
+    addresses = ("overlap", "line_rate")
+    begins_sooner = True
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try the order of the next use, where there are buckets to order."""

@@ -42,6 +42,7 @@ class Synchronisation(FixKind):
     key = "synchronisation"
     risk: ClassVar[Risk] = "semantic"
     label = "fewer synchronizations"
+    addresses = ("line_rate", "transport", "latency", "codec", "contention")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try to send the gradients of several steps together."""

@@ -42,6 +42,7 @@ class Transport(FixKind):
 
     key = "transport"
     label = "a fuller transport"
+    addresses = ("transport", "latency", "contention")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try the line that there is, used to the full."""

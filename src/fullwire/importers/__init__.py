@@ -72,11 +72,16 @@ def read(
 ) -> Run:
     """Open a run, a foreign trace, or a built-in workload such as `vgg16@v100`.
 
-    Where ranks have a file each, there may be `more` of them, or directories of them; NCCL's logs
-    beside another trace of the job are added to it. `communication` is a regular expression for
-    names of kernels that communicate. `step_time` and `reduce_cost` (a file) belong to netx logs,
-    which do not hold them. `pattern` finds the steps in the log of a script: a regular expression
-    with a group named s, ms, us or per_s.
+    - `path`, `more`: files or directories. Where ranks have a file each there are several; NCCL's
+      logs beside another trace of the job are added to it.
+    - `format`: which reader to use, where the content does not tell.
+    - `communication`: a regular expression for names of kernels that communicate.
+    - `pattern`: finds the steps in the log of a script, a regular expression with a group named
+      s, ms, us or per_s.
+    - `step_time` (seconds), `reduce_cost` (a file): what netx logs do not hold.
+
+        run = fw.read("job.run")
+        run.spans.to_pandas()
     """
     options = Options(
         step_time=step_time, reduce_cost=reduce_cost, communication=communication, pattern=pattern

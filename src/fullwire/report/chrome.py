@@ -31,7 +31,11 @@ _Event: TypeAlias = "dict[str, object]"
 def export(run: Run | str | Path, output: str | Path, *, replace: bool = False) -> tuple[str, ...]:
     """Write a run as a Chrome trace, for Perfetto, and return what is missing from it.
 
-    The file is there when it is whole; one that exists is replaced only if `replace` is given.
+    - `run`: a run, or the path of one or of a trace.
+    - `output`: the file. It is there when it is whole.
+    - `replace`: a file that exists is replaced.
+
+        fw.export("job.run", "job.trace.json")
     """
     place = Path(output)
     refuse_existing(place, replace)

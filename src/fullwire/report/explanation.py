@@ -5,6 +5,7 @@ A comparison of two runs is beside it: which part of the step became shorter or 
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -17,12 +18,12 @@ from fullwire.answers.explain import Explanation
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
 from fullwire.report.terminal import print_notes, print_table, say
 from fullwire.timeline.account import Part
-from fullwire.units import show_time
+from fullwire.units import show_time, visible
 from fullwire.words import sentence, sentences, setting
 
 if TYPE_CHECKING:
     from fullwire.answers.changed import Changed
-    from fullwire.answers.compare import Comparison
+    from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.verification import Verification
 
 _ALIKE = 0.02  # of the step: ranks whose parts differ by less are not shown one by one
@@ -122,8 +123,11 @@ def print_comparison(
     verification: Verification | None,
     before: Sequence[str],
     after: Sequence[str],
+    gate: Gate | None = None,
 ) -> None:
     """Print whether the second run is better than the first, and whether that was predicted."""
+    if gate is not None:
+        say(gate.sentence)
     for each in sentences(result.findings):
         say(each)
     if verification is not None:
@@ -137,15 +141,8 @@ def print_comparison(
     of_what = "step" if result.passes is None else "pass"
     print_table(["run", "steps", f"median {of_what}"], rows, texts={"run"})
     if parts is not None:
-        labels = part_labels()
-        rows = []
-        for part, before_s in parts.before.items():
-            after_s = parts.after[part]
-            change = f"{'-' if after_s < before_s else '+'}{show_time(abs(after_s - before_s))}"
-            if before_s > 0 or after_s > 0:
-                rows.append([labels[part], show_time(before_s), show_time(after_s), change])
         headings = [f"of the mean {of_what}", "before", "after", "change"]
-        print_table(headings, rows, texts={headings[0]})
+        print_table(headings, _changed_rows(parts), texts={headings[0]})
     if result.differing_facts:
         print_table(
             ["differs", before[0], after[0]],
@@ -153,3 +150,58 @@ def print_comparison(
             texts={"differs", before[0], after[0]},
         )
     print_notes((*result.warnings, *sentences(result.advice)))
+
+
+def _changed_rows(parts: Changed) -> list[list[str]]:
+    """Return a row for each part that a step of either side has."""
+    labels, rows = part_labels(), []
+    for part, before_s in parts.before.items():
+        after_s = parts.after[part]
+        change = f"{'-' if after_s < before_s else '+'}{show_time(abs(after_s - before_s))}"
+        if before_s > 0 or after_s > 0:
+            rows.append([labels[part], show_time(before_s), show_time(after_s), change])
+    return rows
+
+
+def comparison_markdown(
+    result: Comparison,
+    parts: Changed | None,
+    verification: Verification | None,
+    gate: Gate | None = None,
+) -> str:
+    """Return a comparison as Markdown, for a pull request: the answer, two tables, the notes."""
+    of_what = "step" if result.passes is None else "pass"
+    said = [*sentences(result.findings)]
+    if verification is not None:
+        said.append(sentence(verification.finding))
+    if gate is not None:
+        said.insert(0, gate.sentence)
+    sides = [
+        [name, f"{len(recordings)}", f"{steps:,}", show_time(step_s)]
+        for name, recordings, steps, step_s in (
+            ("before", result.before_recordings, result.before_steps, result.before_s),
+            ("after", result.after_recordings, result.after_steps, result.after_s),
+        )
+    ]
+    blocks = [f"### {_plain(said[0])}", *map(_plain, said[1:])]
+    blocks.append(_markdown_table(["", "recordings", "steps", f"median {of_what}"], sides))
+    if parts is not None:
+        headings = [f"of the mean {of_what}", "before", "after", "change"]
+        blocks.append(_markdown_table(headings, _changed_rows(parts)))
+    notes = [f"{name}: {old} before, {new} after" for name, old, new in result.differing_facts]
+    notes += [*result.warnings, *sentences(result.advice)]
+    if notes:
+        listed = "\n".join(f"- {_plain(note)}" for note in notes)
+        blocks.append(f"<details><summary>Notes</summary>\n\n{listed}\n\n</details>")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    marks = ["---", *["---:"] * (len(headings) - 1)]
+    lines = [headings, marks, *([_plain(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Show text from a run as it is: Markdown and HTML in it are no markup."""
+    return re.sub(r"([\\`*_\[\]<>|#@])", r"\\\1", " ".join(visible(text).split()))

@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fullwire.clusters.cluster import with_workers
+from fullwire.clusters.description import as_toml
 from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
@@ -230,6 +232,10 @@ def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:
     step = subject.step
     length_ns = step.step_ns + _whole_ns(float(overhead_s[0, 0, 0]))
     first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
+    where = scenario.cluster
+    if where is not None:  # as it was asked for: what its links had to carry is told from it
+        nics = replace(where.nics, rate_bps=scenario.rate_bps, latency_s=scenario.latency_s)
+        where = with_workers(replace(where, nics=nics), scenario.workers)
     return Run(
         provenance=Provenance(
             origin="simulated", source=run.provenance.source, basis=run.provenance.basis
@@ -244,6 +250,7 @@ def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:
             algorithm=scenario.algorithm,
             compression=str(scenario.compressor),
             lane=scenario.lane,
+            cluster=None if where is None else as_toml(where),
         ),
         spans=_spans(step, length_ns, None if is_alone else timeline),
         gradients=Gradients(

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from fullwire import _native
 from fullwire.errors import TransportError
-from fullwire.transport import NAME, programs
+from fullwire.transport import programs
 from fullwire.transport.calibrate import Trials, processors_of_a_rank, streams
 from fullwire.transport.congestion import congestion_control, in_use
 from fullwire.transport.keys import is_switched_on, protection, say_once_that_the_network_is_trusted
@@ -128,7 +128,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name for it
         """Return the name that the group was asked for by."""
-        return NAME
+        return "fullwire"
 
     _get_backend_name = name = getBackendName
 
@@ -226,7 +226,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     def _summing_few(self, tensor: Any, opts: Any) -> Work:
         """Add up sparse tensors: every rank gathers all entries, once it has heard how many."""
         if _called(opts) != "SUM":
-            raise ValueError(f"{NAME}: sparse tensors can only be summed, not {_called(opts)}")
+            raise ValueError(f"fullwire: sparse tensors can only be summed, not {_called(opts)}")
         own, counts = tensor.coalesce(), torch.empty(self._size, dtype=torch.int64)
         self.all_gather_single(counts, torch.tensor([own._nnz()]), opts).wait()
         most = int(counts.max())
@@ -479,9 +479,9 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             dtype = dtype.to_real()  # whose pairs are added as any others
         kind = str(dtype).removeprefix("torch.")
         if kind not in programs.NUMBERS:
-            raise TypeError(f"{NAME} cannot reduce {_typed(tensor)} by {name}")
+            raise TypeError(f"fullwire cannot reduce {_typed(tensor)} by {name}")
         if name not in programs.REDUCTIONS:
-            raise ValueError(f"{NAME} knows no reduction {name}")
+            raise ValueError(f"fullwire knows no reduction {name}")
         if name.startswith("B") and (tensor.dtype.is_floating_point):
             raise ValueError(f"{name}: expected whole numbers, got {_typed(tensor)}")
         if name == "AVG" and tensor.dtype == torch.bool:
@@ -510,9 +510,11 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 def _memory(tensor: Any, *, dense: bool = False) -> tuple[int, int]:
     """Return where a tensor's bytes are, and how many."""
     if tensor.device.type != "cpu":
-        raise ValueError(f"{NAME}: expected a tensor of the processor, got one on {tensor.device}")
+        raise ValueError(
+            f"fullwire: expected a tensor of the processor, got one on {tensor.device}"
+        )
     if tensor.layout is not torch.strided:
-        raise ValueError(f"{NAME}: expected a dense tensor, got {tensor.layout}")
+        raise ValueError(f"fullwire: expected a dense tensor, got {tensor.layout}")
     if not tensor.is_contiguous() and not (dense and _is_without_gaps(tensor)):
         raise ValueError("Tensors must be contiguous")  # as Gloo says it
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()

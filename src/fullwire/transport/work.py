@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 
 from fullwire.errors import TransportError
-from fullwire.transport import NAME
 from fullwire.transport.rendezvous import lack
 from fullwire.transport.untraced import untraced
 
@@ -163,7 +162,7 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
         self._mark = torch.futures.Future()
         word = re.split(r"\W", self.tasks[0].description)[0]
         name = "recv" if word == "receive" else word  # as torch's own backends say it
-        with torch.autograd.profiler.record_function(f"{NAME}:{name}") as shown:
+        with torch.autograd.profiler.record_function(f"fullwire:{name}") as shown:
             shown._call_end_callbacks_on_future(self._mark)
         self.get_future()  # so that it is finished though nobody waits
 

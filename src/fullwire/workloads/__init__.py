@@ -34,14 +34,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
 from fullwire.registry import Registry
 from fullwire.run.facts import Facts
 from fullwire.run.run import Gradients, Provenance, Run, Spans
+from fullwire.units import show_time
 from fullwire.workloads.devices import DEVICES, Device
 from fullwire.workloads.layers import FP32_BYTES, Layer, Parameter, Work
 from fullwire.workloads.memory import Memory, memory
@@ -69,8 +72,8 @@ class Model:
         return sum(parameter.size for layer in self.layers for parameter in layer.parameters)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class Workload(Result):
     """A model on a device: what one worker's step looks like when nobody else is there."""
 
     name: str
@@ -89,6 +92,23 @@ class Workload:
     def step_ns(self) -> int:
         """Forward, backward and optimizer, one after the other."""
         return self.forward_ns + self.backward_ns + self.optimizer_ns
+
+    def _in_short(self) -> Iterator[str]:
+        yield f"{self.name}, {self.model.title} with {self.model.parameter_count:,} parameters"
+        device = f"{self.device.title} in {self.device.precision}"
+        yield f"a step of {self.batch} takes {show_time(self.step_ns * 1e-9)} on {device}"
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            "gradients": {
+                "name": self.gradient_names,
+                "bytes": self.gradient_bytes,
+                "ready_ns": self.gradient_ready_ns,
+            }
+        }
+
+    def _picture(self) -> str:
+        return html_table(self._tables()["gradients"])
 
     @property
     def batch(self) -> str:

@@ -10,11 +10,12 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar, TypeVar
 
 from fullwire.findings.case import (
+    NEAR,
     NOTABLE,
     THRESHOLD,
     Case,
@@ -151,6 +152,36 @@ def blamed(case: Case) -> Blame:
     if drawn.needs_clocks and case.clock_error_s > largest_s:
         return Blame(UNTOLD, (largest, ClocksDisagreeByMore(error_s=case.clock_error_s)))
     return Blame(key, (largest,))  # which is what the data cannot decide, if it is unexplained
+
+
+def near_kinds(case: Case, kind: VerdictKind) -> tuple[str, ...]:
+    """Return the other kinds that hold if a part is larger or smaller by `NEAR` of the step.
+
+    A repeat of the same job differs by as much. Where data cannot decide at all, none is near.
+    """
+    if not case.step_s or any(_why_untold(case)):
+        return ()
+    account, near_s, least_s = case.account, NEAR * case.step_s, THRESHOLD * case.step_s
+    inflation_s = case.inflation_s or 0.0
+    largest_s = max(case.largest()[1], inflation_s)
+    found = {"scales"} if abs(largest_s - least_s) <= near_s else set()
+    if inflation_s + near_s >= max(largest_s, least_s):
+        found.add("compute")
+    for part, drawn in drawn_parts().items():
+        part_s = account.parts_s[part]
+        if part == Part.COMPUTE.key or part_s + near_s < max(largest_s, least_s):
+            continue
+        if is_alone(case) and not drawn.is_of_one:
+            continue
+        if drawn.needs_clocks and case.clock_error_s > part_s - near_s:
+            found.add("unknown")
+        found |= {
+            each.key
+            for off_s in (-near_s, 0.0, near_s)
+            for each in verdict_kinds().values()
+            if each.rule(replace(case, floor_off_s=off_s), Blame(part, ())) is not None
+        }
+    return tuple(each for each in verdict_kinds() if each in found - {kind.key})
 
 
 def _why_untold(case: Case) -> Iterator[Finding]:
@@ -379,9 +410,24 @@ class ExposedBesides(Finding):
     share: float
 
 
+class CloseToAnother(Finding):
+    """A repeat of the same job may give another verdict."""
+
+    template = (
+        "This is close: a part larger or smaller by {band:.0%} of the step, as in a repeat, would "
+        "say {kinds:list}."
+    )
+
+    kinds: tuple[str, ...]
+    band: float
+
+
 def besides(case: Case, kind: VerdictKind) -> Iterator[Finding]:
     """Go through what stands beside a verdict."""
     account, run = case.account, case.run
+    near = near_kinds(case, kind)
+    if near:
+        yield CloseToAnother(kinds=near, band=NEAR)
     late, waited_s = late_ranks(account), account.parts_s[Part.STRAGGLER.key]
     if kind.key == "unknown":
         if late is not None and case.reaches_threshold(waited_s):

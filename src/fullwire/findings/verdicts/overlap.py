@@ -38,10 +38,12 @@ def is_used_too_late(case: Case) -> bool:
     """Say whether the bytes at line rate would fit under computation that they did not use.
 
     A line that is not full limits nothing; but what had next to nothing beside it was begun late
-    whatever the line.
+    whatever the line. It is not too late where beginning sooner is predicted to gain nothing.
     """
     account = case.account
-    if account.parts_s[Part.LINE_RATE.key] > unhidden_compute_s(account):
+    if case.gains_by_sooner is False:
+        return False
+    if case.floor_s > unhidden_compute_s(account):
         return False
     hidden_s = float(account.overlapped_ns[:, account.is_typical].mean()) * 1e-9
     together_s = hidden_s + exposed_transfer_s(account)
@@ -50,11 +52,9 @@ def is_used_too_late(case: Case) -> bool:
 
 def is_limited_by_line(case: Case) -> bool:
     """Say whether the line is full, or what it is not full for is little."""
-    floor_s, exposed_s = (
-        case.account.parts_s[Part.LINE_RATE.key],
-        exposed_transfer_s(case.account),
-    )
-    return floor_s >= FILLED * exposed_s or not case.reaches_threshold(exposed_s - floor_s)
+    exposed_s = exposed_transfer_s(case.account)
+    unfilled_s = exposed_s - case.floor_s
+    return case.floor_s >= FILLED * exposed_s or not case.reaches_threshold(unfilled_s)
 
 
 @register

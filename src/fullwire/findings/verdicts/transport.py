@@ -94,8 +94,7 @@ class Transport(VerdictKind):
         is_line = blame.part == Part.LINE_RATE.key and not is_used_too_late(case)
         if not is_line or is_limited_by_line(case):
             return None
-        floor_s = case.account.parts_s[Part.LINE_RATE.key]
-        used = floor_s / exposed_transfer_s(case.account)
+        used = case.floor_s / exposed_transfer_s(case.account)
         return (*blame.reasons, LineWasNotFull(used=used, limit=FILLED))
 
     def says(self, case: Case) -> Finding:

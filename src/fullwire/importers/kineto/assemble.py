@@ -16,9 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fullwire.errors import DamagedInput
-from fullwire.files import files_in, name_of
-from fullwire.importers._recognise import files_among
-from fullwire.importers.kineto import FORMAT
+from fullwire.files import name_of
 from fullwire.importers.kineto.clocks import Clocks, Ends, clocks_of, ends_of
 from fullwire.importers.kineto.collectives import numbered
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
@@ -29,7 +27,6 @@ from fullwire.run.gaps import gaps_of
 from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
 from fullwire.units import show_ranks, show_time, shown
 
-_ENDINGS = (".json", ".json.gz", ".json.xz", ".json.zst")
 _MOST_NAMED = 5  # unknown kernels, in a warning
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
 _REPORTED_NS = 100_000  # of a clock's difference: less is within what hosts usually keep
@@ -253,12 +250,14 @@ class Places:
     clocks: Clocks
 
 
-def read_kineto(paths: Sequence[Path], *, communication: str | None = None) -> Run:
-    """Read the traces of one or more ranks; a directory stands for the traces in it."""
+def read_kineto(
+    paths: Sequence[Path], files: Iterable[Path], *, communication: str | None = None
+) -> Run:
+    """Read the traces of one or more ranks: the files that the asked-for paths stand for."""
     pattern = asked_for(communication)
     found: list[Outline | str] = []
     read: dict[int, Tables] = {}
-    for number, path in enumerate(trace_files(paths)):
+    for number, path in enumerate(files):
         try:
             outline, read[number] = read_rank(scanned(path), pattern)
         except DamagedInput as error:
@@ -283,34 +282,6 @@ def read_kineto(paths: Sequence[Path], *, communication: str | None = None) -> R
         gradients=Gradients.joined([each.gradients for each in ranks]),
         collectives=Collectives.joined([each.collectives for each in ranks]),
     )
-
-
-def traces_in(directory: Path) -> list[Path]:
-    """List what may be traces in a directory and below; 10 comes after 9 where names count.
-
-    Names say it, or else, where none does, how files begin.
-    """
-    named = [
-        path
-        for path in files_in(directory)
-        if path.name.endswith(_ENDINGS) and path.name != "run.json"  # a run beside its traces
-    ]
-    named.sort(
-        key=lambda path: [
-            (int(part), "") if part.isdigit() else (-1, part)
-            for part in re.split(r"([0-9]{1,18})", str(path))
-        ]
-    )
-    return named or files_among(FORMAT, [directory])
-
-
-def trace_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Go through the files that paths stand for."""
-    for path in paths:
-        if path.is_dir():
-            yield from traces_in(path)
-        else:
-            yield path
 
 
 def _listed(told: Iterable[str]) -> str | None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.importers.kineto.assemble import Job, Move, Naming, trace_files
+from fullwire.importers.kineto.assemble import Job, Move, Naming
 from fullwire.importers.kineto.clocks import Ends, ends_of
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
@@ -37,6 +37,7 @@ _WORTH_A_POOL_BYTES = 16 * 2**20  # of files: less is read before a pool has sta
 
 def import_kineto(
     paths: Sequence[Path],
+    files: Sequence[Path],
     place: str | Path,
     *,
     communication: str | None = None,
@@ -49,10 +50,10 @@ def import_kineto(
 ) -> Path:
     """Write the run of many ranks' traces and NCCL's `logs`, and say what was `left_out`.
 
+    The files are those that the asked-for paths stand for.
     `told` hears how many of how many traces are read.
     """
     asked_for(communication)  # refused before anything is read
-    files = list(trace_files(paths))
     with (
         RunWriter(place, replace=replace) as writer,
         _crew(on, processes, files, paths, writer) as readers,

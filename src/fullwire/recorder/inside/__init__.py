@@ -74,6 +74,6 @@ def _watch(directory: str) -> None:
     try:
         from .watch import watch
 
-        watch(directory)
+        watch(directory, after_import)
     except Exception as error:  # the job goes on, whatever is wrong with the recorder
         sys.stderr.write(f"fullwire: this process is not recorded: {error!r}\n")

@@ -38,7 +38,6 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import after_import
 from .clock import Clock, Moment, clock_of_this_torch
 from .collectives import watch_collectives
 from .ending import at_end, before_hard_end
@@ -49,7 +48,7 @@ _now = time.monotonic_ns
 _CALIBRATION = 200
 
 
-def watch(directory: str) -> None:
+def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None]) -> None:
     """Begin to record this process into a file in a directory."""
     after_import("torch._dynamo", _stay_out_of_graphs)
     journal = Journal(directory)

@@ -26,7 +26,7 @@ import fullwire
 from fullwire.answers.compare import compare
 from fullwire.answers.conditions import rate
 from fullwire.answers.explain import Explanation, explain
-from fullwire.answers.opening import Opened, RunLike, opened, with_line_rate
+from fullwire.answers.opening import Opened, RunLike, many, opened, with_line_rate
 from fullwire.answers.search import explorer
 from fullwire.answers.verification import verify
 from fullwire.errors import FullwireError, UsageError
@@ -61,20 +61,24 @@ def write_page(
     *,
     baseline: RunLike | None = None,
     bandwidth: str | float | None = None,
-    calibrate: Sequence[RunLike] = (),
+    calibrate: RunLike | Sequence[RunLike] = (),
     replace: bool = False,
 ) -> Path:
     """Explain runs on a page, each in a section and the later ones compared with the first.
 
-    A file that exists is replaced only if `replace` is given.
-    `baseline`, `bandwidth` and `calibrate` are those of `explain`, for all of the runs.
+    - `runs`: a run or its path, or up to six of them.
+    - `path`: the page, whose name ends in `.html`.
+    - `baseline`, `bandwidth`, `calibrate`: those of `explain`, for all of the runs.
+    - `replace`: a file that exists is replaced.
+
+        fw.write_page(["before.run", "after.run"], "report.html")
     """
     place = Path(path)
-    many = [runs] if isinstance(runs, RunLike) else list(runs)
-    if not 1 <= len(many) <= MOST_RUNS:
-        raise UsageError(f"report: expected one run to {MOST_RUNS} on a page, got {len(many)}")
+    asked = many(runs)
+    if not 1 <= len(asked) <= MOST_RUNS:
+        raise UsageError(f"report: expected one run to {MOST_RUNS} on a page, got {len(asked)}")
     check_page_path(place, replace)
-    shown = contents(many, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
+    shown = contents(asked, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
     with written(place) as beside:
         beside.write_text(page(shown), encoding="utf-8")
     return place
@@ -122,7 +126,7 @@ def contents(
     *,
     baseline: RunLike | None = None,
     bandwidth: str | float | None = None,
-    calibrate: Sequence[RunLike] = (),
+    calibrate: RunLike | Sequence[RunLike] = (),
 ) -> dict[str, Any]:
     """Return all that a page of these runs shows, as plain values: its script sees nothing else."""
     asked = []

@@ -88,7 +88,7 @@ def _recorded_job() -> Iterator[subprocess.Popen[str]]:
             [
                 sys.executable,
                 "-m",
-                "fullwire.cli",
+                "fullwire",
                 "record",
                 "-o",
                 f"{directory}/x.run",

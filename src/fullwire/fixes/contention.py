@@ -1,0 +1,47 @@
+"""Computing that neither the job's own sums nor its other ranks slow down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fullwire.fixes.fix import Fix, FixKind, register, without_loss
+from fullwire.run.placement import sums_on_processors
+from fullwire.run.run import Run
+from fullwire.simulation.forecast import Forecaster
+from fullwire.timeline.account import Account, Part
+
+_ON_PROCESSORS = (
+    "fewer threads (torch.set_num_threads), ranks bound to processors of their own (taskset), or "
+    "hosts of their own: whatif tells what their links would cost"
+)
+_ON_DEVICES = "fewer channels for sums (NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS), or larger buckets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingInTheWay(Fix):
+    """No computing beside sums or other ranks that slow it down."""
+
+    template = "ranks that have their processors to themselves"
+
+    kind: str = "contention"
+
+
+@register
+class Contention(FixKind):
+    """Computing that nothing of the job's slows down."""
+
+    key = "contention"
+    label = "no contention"
+    addresses = ("contention",)
+
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Take the contention off the step: nothing was measured without it."""
+        return self.by_account(run, account)
+
+    def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
+        """Take the contention off the step."""
+        found = without_loss(account, account.parts_s[Part.CONTENTION.key], of_one=False)
+        if found is not None:
+            setting = _ON_PROCESSORS if sums_on_processors(run) else _ON_DEVICES
+            yield NothingInTheWay(how=setting, forecast=found)
