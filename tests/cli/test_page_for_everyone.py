@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import fullwire as fw
 from fullwire.run.run import Run
+from fullwire.words import sentence
 from tests.browser import Browser, pixels, png
 from tests.jobs_by_hand import a_trained_job
 
@@ -55,7 +56,8 @@ def test_the_top_says_the_verdict_how_sure_and_what_to_do(
     top = chromium.run("document.querySelector('.answer').innerText").replace("\u202f", " ")
     best = f"{found.fixes[0].step_s * 1e3:.4g} ms"
     assert re.search(rf"What to do\s+.*: a step of {best}, \d+ % shorter\.", top, re.DOTALL)
-    assert re.search(r"How sure\s+Of the step, the largest loss is .* A part counts from 10 % on\.", top)
+    assert found.sureness is not None
+    assert re.search(rf"How sure\s+{re.escape(sentence(found.sureness))}", top)
     place = "document.querySelector('.answer').getBoundingClientRect().bottom"
     assert chromium.run(place) < 500
 

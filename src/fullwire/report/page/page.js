@@ -150,15 +150,12 @@
   // Below the verdict: how sure it is, and what to do about it.
   function answer(run) {
     const found = run.explanation, best = found.fixes[0];
-    const lost = Object.entries(found.account).filter(([key]) => key !== "compute").sort(([, one], [, other]) => other - one).slice(0, 2);
-    const shares = lost.map(([key, s]) => `${data.parts[key]} ${percent(s / found.step_s)}`);
-    const sure = found.verdict.missing.length ? `Not decided. What would settle it: ${found.verdict.missing.join("; ")}.`
-      : `Of the step, the largest loss is ${shares[0]}, the next is ${shares[1]}. A part counts from ${percent(found.verdict.threshold)} on.`;
+    const sure = found.sureness || (found.verdict.missing.length ? `Not decided. What would settle it: ${found.verdict.missing.join("; ")}.` : null);
     const gain = best ? percent(1 - best.step_s / predictedFrom(found)) : "";
     const doing = best ? [el("b", null, name(best.change)), `: a step of ${time(best.step_s)}, ${gain} shorter${isOfMedian(found) ? `; in the median step, ${time(found.median_step_s)} now` : ""}. `, el("code", null, name(best.setting))]
       : run.no_fixes ? name(run.no_fixes) : null;
     const line = (label, words) => (words ? el("div", null, el("dt", null, label), el("dd", null, words)) : null);
-    return el("dl", { class: "answer" }, line("How sure", name(sure)), line("What to do", doing));
+    return el("dl", { class: "answer" }, line("How sure", sure ? name(sure) : null), line("What to do", doing));
   }
 
   const isUneven = (found) => found.median_step_s && Math.abs(found.step_s / found.median_step_s - 1) > 0.01;
