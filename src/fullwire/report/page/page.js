@@ -150,7 +150,7 @@
   // Below the verdict: how sure it is, and what to do about it.
   function answer(run) {
     const found = run.explanation, best = found.fixes[0];
-    const sure = found.sureness || (found.verdict.missing.length ? `Not decided. What would settle it: ${found.verdict.missing.join("; ")}.` : null);
+    const sure = found.verdict.sureness || (found.verdict.missing.length ? `Not decided. What would settle it: ${found.verdict.missing.join("; ")}.` : null);
     const gain = best ? percent(1 - best.step_s / predictedFrom(found)) : "";
     const doing = best ? [el("b", null, name(best.change)), `: a step of ${time(best.step_s)}, ${gain} shorter${isOfMedian(found) ? `; in the median step, ${time(found.median_step_s)} now` : ""}. `, el("code", null, name(best.setting))]
       : run.no_fixes ? name(run.no_fixes) : null;
