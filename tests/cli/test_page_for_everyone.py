@@ -56,8 +56,8 @@ def test_the_top_says_the_verdict_how_sure_and_what_to_do(
     top = chromium.run("document.querySelector('.answer').innerText").replace("\u202f", " ")
     best = f"{found.fixes[0].step_s * 1e3:.4g} ms"
     assert re.search(rf"What to do\s+.*: a step of {best}, \d+ % shorter\.", top, re.DOTALL)
-    assert found.sureness is not None
-    assert re.search(rf"How sure\s+{re.escape(sentence(found.sureness))}", top)
+    assert found.verdict.sureness is not None
+    assert re.search(rf"How sure\s+{re.escape(sentence(found.verdict.sureness))}", top)
     place = "document.querySelector('.answer').getBoundingClientRect().bottom"
     assert chromium.run(place) < 500
 
@@ -193,4 +193,5 @@ def in_blocks(picture: NDArray[np.uint8], wide: int = 96, high: int = 32) -> NDA
     """Return a small picture: each of its points is the middle of a block."""
     rows = np.linspace(0, len(picture) - 1, 2 * high + 1).astype(int)[1::2]
     columns = np.linspace(0, picture.shape[1] - 1, 2 * wide + 1).astype(int)[1::2]
-    return picture[np.ix_(rows, columns)]
+    blocks: NDArray[np.uint8] = picture[rows][:, columns]
+    return blocks
