@@ -28,7 +28,7 @@ PAGES = {
     "verdicts": ("causes", "filled-lines", "repeats"),
     "collectives": ("netx", "astra", "collectives", "nccl", "cluster-speed", "search", "ray"),
     "lab": ("links", "spine", "hierarchies", "papers"),
-    "recording": ("recorder", "capturing"),
+    "recording": ("recorder", "capturing", "recorder-exhaustion"),
     "captures": ("wires", "wires-labs", "packet-speed", "damaged-captures"),
     "traces": ("importing", "fleet", "fuzz", "damaged-traces", "fuzz-formats"),
     "transport": (
@@ -38,6 +38,7 @@ PAGES = {
         "transport-engine",
         "far",
         "programs",
+        "exhaustion",
         "soak",
         "torch-tests",
     ),
