@@ -43,6 +43,7 @@ LEVELS = {
     "report": 12,
     "studies": 13,
     "cli": 14,
+    "pytest": 14,
     "__main__": 15,
 }
 # A capture is a format like any other, and a recording may hold captures.
@@ -117,6 +118,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "doctor",
         "explain",
         "export",
+        "fit_cluster",
         "flows",
         "join",
         "read",

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist, geometric_mean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,13 +31,20 @@ from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import name_of
 from fullwire.findings.comparisons import (
     SMALL,
+    LongerDecide,
+    NoneDecide,
+    NotSlowerThanAllowed,
     OtherPasses,
+    SlowdownMayHide,
+    SlowerThanAllowed,
+    SoManyDecide,
     WorkInTheSameTime,
     about_means,
     about_recordings,
     bytes_and_time,
     change_of_steps,
     comparison_notes,
+    size_of_change,
 )
 from fullwire.findings.finding import Finding
 from fullwire.run.facts import REGISTRY
@@ -47,8 +54,8 @@ from fullwire.timeline.account import typical_steps
 from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import check_times, steps_of
 from fullwire.timeline.transfers import world
-from fullwire.units import show_bytes
-from fullwire.words import sentences
+from fullwire.units import share, show_bytes
+from fullwire.words import sentence, sentences
 
 PIECES = 5  # of a recording, in order of time
 # Standard deviation of a median that its steps do not show: the same job, begun anew, is
@@ -77,6 +84,41 @@ class Recording:
     step_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The variance of a recording's median, and with how many degrees of freedom it is known."""
+
+    variance: float
+    freedom: int
+
+    def off(self, shares: Sequence[float]) -> float:
+        """Return how far a ratio's logarithm may be off; of each side, one over its recordings."""
+        return _student(SURE, self.freedom) * math.sqrt(self.variance * sum(shares))
+
+    def recordings_for(self, change: float) -> int | None:
+        """Return how many recordings of each side tell a change from such noise, if few do."""
+        for count in range(1, _MOST_RECORDINGS + 1):
+            seen = Noise(self.variance, RULE_COUNTS + 2 * (count - 1))
+            if math.expm1(seen.off([1 / count, 1 / count])) <= change:
+                return count
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Whether steps became longer by more than a limit and than noise."""
+
+    limit: float
+    state: Literal["slower", "kept", "open"]  # open: noise may hide a slowdown of the limit
+    recordings: int | None  # of each side, that would decide what is open
+    finding: Finding
+
+    @property
+    def sentence(self) -> str:
+        """Return the answer in words."""
+        return sentence(self.finding)
+
+
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class Comparison(Result):
     """Median steps, their ratio after/before, and whether the difference is more than noise.
@@ -100,6 +142,7 @@ class Comparison(Result):
     passes: tuple[int, int] | None  # of a step, where they differ: then times are of one pass
     edge_bytes: tuple[float, float] | None  # of an iteration, where both runs have packets
     recordings_for_small: int | None  # of each side, to tell SMALL from noise; None if too many
+    noise: Noise | None  # of a recording's median; None where there are too few steps
     notes: tuple[Finding, ...]  # what to know about it
 
     @property
@@ -135,6 +178,28 @@ class Comparison(Result):
         return tuple(
             about_recordings(counts, self.unseen, self.recordings_for_small, is_open=is_open)
         )
+
+    def gate(self, limit: str | float) -> Gate:
+        """Say whether steps became longer by more than a limit, such as "5%", and than noise."""
+        allowed = share(limit, "limit")
+        told: dict[str, Any] = {
+            "of_passes": self.passes is not None,
+            "change": size_of_change(self.ratio),
+            "limit": allowed,
+        }
+        if self.noise is None or self.unseen is None:
+            found: Finding = SlowdownMayHide(**told, more=LongerDecide(fewest=FEWEST_STEPS))
+            return Gate(limit=allowed, state="open", recordings=None, finding=found)
+        if self.is_significant and self.ratio > 1 + allowed:
+            found = SlowerThanAllowed(**told)
+            return Gate(limit=allowed, state="slower", recordings=None, finding=found)
+        if self.unseen <= allowed or (self.high or math.inf) <= 1 + allowed:
+            found = NotSlowerThanAllowed(**told, unseen=self.unseen)
+            return Gate(limit=allowed, state="kept", recordings=None, finding=found)
+        needed = self.noise.recordings_for(allowed)
+        more = NoneDecide() if needed is None else SoManyDecide(needed=needed)
+        found = SlowdownMayHide(**told, more=more)
+        return Gate(limit=allowed, state="open", recordings=needed, finding=found)
 
     def _in_short(self) -> Iterator[str]:
         yield from sentences(self.findings[:2])
@@ -184,16 +249,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
     """
     sides = _recordings(before), _recordings(after)
     [first, *others], [second, *_] = sides
-    for side, which in zip(sides, ("before", "after"), strict=True):
-        seen: dict[bytes, int] = {}
-        for number, run in enumerate(side, 1):  # one twice would show less noise than there is
-            marks = (run.spans.lane == "host") & (run.spans.name == "step")
-            times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
-            if (once := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
-                raise UsageError(
-                    f"compare: recordings {once} and {number} {which} are one and the same: "
-                    "expected each once, since a copy tells nothing about noise"
-                )
+    _refuse_copies(sides)
     for each in (*others, *sides[1]):
         refuse_other_work(first, each)
     known = [[passes_of_step(run) or 0 for run in side] for side in sides]
@@ -213,13 +269,6 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
     ratio, noise = after_s / before_s, _noise(lengths_s)
     off = None if noise is None else noise.off([1 / len(side) for side in lengths_s])
     low, high = (None, None) if off is None else (ratio * math.exp(-off), ratio * math.exp(off))
-    enough = None  # recordings of each side would tell a small change from such noise
-    if noise is not None:
-        rule = [
-            _Noise(noise.variance, RULE_COUNTS + 2 * count) for count in range(_MOST_RECORDINGS)
-        ]
-        offs = [each.off([1 / count, 1 / count]) for count, each in enumerate(rule, 1)]
-        enough = next((n for n, each in enumerate(offs, 1) if math.expm1(each) <= SMALL), None)
     # What recordings of one side differ in, which should be of one job.
     differing = [
         {name for again in side[1:] for name, *_ in _differing_facts(side[0], again)}
@@ -247,7 +296,8 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
         workers=(world(first), world(second)),
         passes=passes,
         edge_bytes=edge_bytes,
-        recordings_for_small=enough,
+        recordings_for_small=None if noise is None else noise.recordings_for(SMALL),
+        noise=noise,
         notes=(
             *comparison_notes(
                 sides, [sorted(names) if names - {"warnings"} else [] for names in differing]
@@ -255,6 +305,40 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
             *about_means(lengths_s, ratio),
         ),
     )
+
+
+def _refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
+    """Refuse recordings that are one: they would show less noise than there is."""
+    for side, which in zip(sides, ("before", "after"), strict=True):
+        seen: dict[bytes, int] = {}
+        for number, run in enumerate(side, 1):
+            marks = (run.spans.lane == "host") & (run.spans.name == "step")
+            times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
+            if (once := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
+                raise UsageError(
+                    f"compare: recordings {once} and {number} {which} are one and the same: "
+                    "expected each once, since a copy tells nothing about noise"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypicalLength:
+    """The median step of some recordings, and where that of others like them would lie (95 %)."""
+
+    step_s: float
+    low_s: float | None  # None where there are too few steps
+    high_s: float | None
+
+
+def typical_length(runs: RunLike | Sequence[RunLike]) -> TypicalLength:
+    """Return how long the steps of a job are, of one recording or of several."""
+    lengths_s = [step_lengths_s(run) for run in _recordings(runs)]
+    step_s = geometric_mean(float(np.median(each)) for each in lengths_s)
+    noise = _noise([lengths_s])
+    if noise is None:
+        return TypicalLength(step_s=step_s, low_s=None, high_s=None)
+    times = math.exp(noise.off([1 / len(lengths_s)]))
+    return TypicalLength(step_s=step_s, low_s=step_s / times, high_s=step_s * times)
 
 
 def _recordings(side: RunLike | Sequence[RunLike]) -> tuple[Run, ...]:
@@ -268,19 +352,7 @@ def _recordings(side: RunLike | Sequence[RunLike]) -> tuple[Run, ...]:
     return tuple(run for _, run in runs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Noise:
-    """The variance of a recording's median, and with how many degrees of freedom it is known."""
-
-    variance: float
-    freedom: int
-
-    def off(self, shares: Sequence[float]) -> float:
-        """Return how far a ratio's logarithm may be off; of each side, one over its recordings."""
-        return _student(SURE, self.freedom) * math.sqrt(self.variance * sum(shares))
-
-
-def _noise(lengths_s: Sequence[Sequence[Floats]]) -> _Noise | None:
+def _noise(lengths_s: Sequence[Sequence[Floats]]) -> Noise | None:
     """Judge by how recordings drift and by how they differ; None where there are too few steps."""
     recordings = [each for side in lengths_s for each in side]
     if min(map(len, recordings)) < FEWEST_STEPS:
@@ -293,7 +365,7 @@ def _noise(lengths_s: Sequence[Sequence[Floats]]) -> _Noise | None:
     by_rule = ANEW**2 + float(np.mean(drifts))
     seen = sum(_squares(_log_medians(side)) for side in lengths_s)
     freedom = RULE_COUNTS + sum(len(side) - 1 for side in lengths_s)
-    return _Noise((RULE_COUNTS * by_rule + seen) / freedom, freedom)
+    return Noise((RULE_COUNTS * by_rule + seen) / freedom, freedom)
 
 
 def _log_medians(pieces: Sequence[Floats]) -> Floats:

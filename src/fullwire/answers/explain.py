@@ -38,6 +38,7 @@ from fullwire.findings.scaling import (
     WithFullLinks,
     turning,
 )
+from fullwire.findings.sureness import sureness
 from fullwire.findings.verdicts import (
     Colour,
     besides,
@@ -47,8 +48,9 @@ from fullwire.findings.verdicts import (
     verdict_kinds,
 )
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
+from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host
-from fullwire.run.run import Run
+from fullwire.run.run import Provenance, Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport
@@ -129,6 +131,7 @@ class Explanation(Result):
     """The account of a job's step, what it amounts to, and what it rests on."""
 
     verdict: Verdict
+    sureness: Finding | None  # how sure it is, and why; None where it decides nothing
     step_s: float  # the mean: parts add up to nothing else
     baseline_step_s: float
     is_estimated: bool  # the baseline is what this run spends on its own, not a run of one worker
@@ -143,6 +146,8 @@ class Explanation(Result):
     full: Forecast | None  # the same job, were its links used to the full
     notes: tuple[Finding, ...]  # what to know about it
     detail: Account
+    facts: Facts  # of the run
+    provenance: Provenance
     line_rates_bps: Mapping[int, float]  # of each rank's link, as far as known
     predictor: Forecaster | None  # the job ready to be asked, where it can be predicted
 
@@ -191,7 +196,6 @@ class Explanation(Result):
             factor=self.scaling_factor,
             alone_s=self.baseline_step_s,
             is_estimated=self.is_estimated,
-            step_s=self.step_s,
             full=full,
             longer_s=longer_s if longer_s is not None and longer_s > 0 else None,
         )
@@ -274,36 +278,32 @@ def explain(
     asked = opened(run)
     job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
     found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
-    parts = found.parts_s
-    baseline_s, inflation_s = _baseline(job, found, baseline)
+    parts, (baseline_s, inflation_s) = found.parts_s, _baseline(job, found, baseline)
     given_s = None if baseline is None else baseline_s
     told = evidence(job, found, rate_bps)
     case = Case(run=job, account=found, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps)
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
     others = [opened(each).run for each in many(calibrate)]
-    if bandwidth is not None:
-        others = [with_line_rate(each, rate(bandwidth)) for each in others]
+    given_bps = None if bandwidth is None else rate(bandwidth)
+    if given_bps is not None:
+        others = [with_line_rate(each, given_bps) for each in others]
     predictor, why_not = _forecaster(case, rate_bps, others)
-    helpful, full, against = _helpful(case, predictor), None, 1.0
-    links = [] if helpful is None else [fix for fix in helpful.found if fix.kind == "link"]
-    if helpful is not None and links:
-        link = max(links, key=lambda fix: fix.step_s)
-        case = replace(case, faster_link=link, gain=1 - link.step_s / helpful.from_s)
+    helpful, full = _helpful(case, predictor), None
     if helpful is not None:
-        case = replace(case, gains_by_sooner=helpful.sooner)
+        link = helpful.next_link
+        gain = 0.0 if link is None else 1 - link.step_s / helpful.from_s
+        case = replace(case, faster_link=link, gain=gain, gains_by_sooner=helpful.sooner)
     verdict = judged(case)
-    if helpful is not None and given_s is not None:
-        # A fix that one worker would profit from too has shortened the T1 that it was predicted
-        # with.
-        against = given_s / helpful.alone_s
     if predictor is not None:
         full = predictor.ask(transports=(predictor.full(),))
         if given_s is not None:
             full = replace(full, scaling_factor=given_s / full.step_s)
+    verdict = judged(case)
     return _believed(
         job,
         Explanation(
             verdict=verdict,
+            sureness=sureness(case, verdict.kind, verdict.near),
             step_s=found.step_s,
             baseline_step_s=baseline_s,
             is_estimated=baseline is None,
@@ -320,27 +320,20 @@ def explain(
                 waited=case.share(parts[Part.STRAGGLER.key]),
                 lost=1 - case.share(sum(parts[part.key] for part in OF_ONE)),
             ),
-            fixes=tuple(
-                replace(
-                    fix, forecast=replace(fix.forecast, scaling_factor=against * fix.scaling_factor)
-                )
-                for fix in (() if helpful is None else helpful.first_for(verdict.kind))
-            ),
+            fixes=() if helpful is None else helpful.first_for(verdict.kind, given_s),
             fixes_from_s=None if helpful is None else helpful.from_s,
             full=full,
             notes=(
                 *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
                 *about_baseline(found, given_s),
                 *about_median(found, predictor, helpful),
-                *about_host(
-                    job,
-                    None if bandwidth is None else rate(bandwidth),
-                    is_estimated=baseline is None,
-                ),
+                *about_host(job, given_bps, is_estimated=baseline is None),
                 *about_rate(job, predictor, full),
                 *why_not,
             ),
             detail=found,
+            facts=job.facts,
+            provenance=job.provenance,
             line_rates_bps=rate_bps,
             predictor=predictor,
         ),
