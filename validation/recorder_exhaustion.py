@@ -100,7 +100,7 @@ def _played(directory: Path, kind: str, number: int, for_good: bool) -> tuple[st
             journal.LONGEST_WAIT_NS = 0  # written at each step, so that there are calls to fail
             with contextlib.suppress(Exception):  # as recorder.inside does it
                 watch(str(directory), after_import)
-            told = {"weights": _trained(), "failed": None}
+            told: dict[str, Any] = {"weights": _trained()}
             atexit._run_exitfuncs()
             told["failed"] = bool(failed)
             _TRUE["write"](tell, json.dumps(told).encode())
@@ -121,8 +121,8 @@ def _played(directory: Path, kind: str, number: int, for_good: bool) -> tuple[st
         os.kill(child, signal.SIGKILL)
     os.close(hear)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    told = json.loads(said) if said else {"weights": "none", "failed": True}
-    return f"status {status}, weights {told['weights']}", bool(told["failed"])
+    heard = json.loads(said) if said else {"weights": "none", "failed": True}
+    return f"status {status}, weights {heard['weights']}", bool(heard["failed"])
 
 
 _LEAVE = os._exit
@@ -309,7 +309,9 @@ def main() -> None:
     total = sum(found.values(), Counter[str]())
     columns = ["what fails", "rounds", "job harmed", "run says what is missing", "refused", "whole"]
     names = ("rounds", "harmed", "partial", "refused", "whole")
-    rows = [[kind, *(each[name] for name in names)] for kind, each in found.items()]
+    rows: list[list[results.Cell]] = [
+        [kind, *(each[name] for name in names)] for kind, each in found.items()
+    ]
     results.write(
         "recorder-exhaustion",
         claim="A recorder that runs out of something harms no job.",
