@@ -38,6 +38,7 @@ from fullwire.findings.scaling import (
     WithFullLinks,
     turning,
 )
+from fullwire.findings.sureness import sureness
 from fullwire.findings.verdicts import (
     Colour,
     besides,
@@ -47,8 +48,9 @@ from fullwire.findings.verdicts import (
     verdict_kinds,
 )
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
+from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host
-from fullwire.run.run import Run
+from fullwire.run.run import Provenance, Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport
@@ -129,6 +131,7 @@ class Explanation(Result):
     """The account of a job's step, what it amounts to, and what it rests on."""
 
     verdict: Verdict
+    sureness: Finding | None  # how sure it is, and why; None where it decides nothing
     step_s: float  # the mean: parts add up to nothing else
     baseline_step_s: float
     is_estimated: bool  # the baseline is what this run spends on its own, not a run of one worker
@@ -143,6 +146,8 @@ class Explanation(Result):
     full: Forecast | None  # the same job, were its links used to the full
     notes: tuple[Finding, ...]  # what to know about it
     detail: Account
+    facts: Facts  # of the run
+    provenance: Provenance
     line_rates_bps: Mapping[int, float]  # of each rank's link, as far as known
     predictor: Forecaster | None  # the job ready to be asked, where it can be predicted
 
@@ -191,7 +196,6 @@ class Explanation(Result):
             factor=self.scaling_factor,
             alone_s=self.baseline_step_s,
             is_estimated=self.is_estimated,
-            step_s=self.step_s,
             full=full,
             longer_s=longer_s if longer_s is not None and longer_s > 0 else None,
         )
@@ -294,10 +298,12 @@ def explain(
         full = predictor.ask(transports=(predictor.full(),))
         if given_s is not None:
             full = replace(full, scaling_factor=given_s / full.step_s)
+    verdict = judged(case)
     return _believed(
         job,
         Explanation(
             verdict=verdict,
+            sureness=sureness(case, verdict.kind, verdict.near),
             step_s=found.step_s,
             baseline_step_s=baseline_s,
             is_estimated=baseline is None,
@@ -326,6 +332,8 @@ def explain(
                 *why_not,
             ),
             detail=found,
+            facts=job.facts,
+            provenance=job.provenance,
             line_rates_bps=rate_bps,
             predictor=predictor,
         ),

@@ -149,7 +149,7 @@ def whatif(
 
     fullwire whatif job.run --bandwidth 10Gbps,25Gbps --workers 8,64
     fullwire whatif job.run --transport measured --bandwidth 10Gbps
-    fullwire whatif job.run --transport measured --line-rate 1Gbps --bandwidth 10Gbps
+    fullwire whatif job.run --line-rate 1Gbps --transport measured
     fullwire whatif job.run --cluster dgx-h100 --nodes 2,16
     fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps --target 0.95
 

@@ -34,6 +34,13 @@ from .clock import Clock, Moment
 from .ending import at_end
 from .journal import Journal, Note
 
+_FRAMEWORKS = {  # by the module that its jobs load; a trainer comes before the library below it
+    "torchtitan": "torchtitan",
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning",
+    "transformers.trainer": "transformers",
+    "deepspeed": "deepspeed",
+}
 _COLLECTIVES = {
     "allreduce": "allreduce",
     "allreduce_coalesced": "allreduce",
@@ -66,6 +73,16 @@ _GOODBYE_S = 0.02
 _now = time.monotonic_ns
 _SEQUENCES = (list, tuple)
 _when_done = torch._C.Future.add_done_callback  # as it was: hooks' own use of it is watched
+
+
+def framework_in_use() -> str | None:
+    """Name the library whose trainer runs this job, or None where the script has its own loop."""
+    for module, name in _FRAMEWORKS.items():
+        if module in sys.modules:
+            return name
+    # Models of transformers load accelerate as well. A job that uses it has made its state.
+    state = sys.modules.get("accelerate.state")
+    return "accelerate" if state is not None and state.PartialState._shared_state else None
 
 
 def watch_collectives(journal: Journal, clock: Clock) -> None:
@@ -355,6 +372,9 @@ class _Collectives:
             congestion = getattr(dist.group.WORLD, "congestion", None)
             if congestion is not None:
                 self._journal.define(kind="fact", name="transport_congestion", value=congestion)
+            framework = framework_in_use()
+            if framework is not None:
+                self._journal.define(kind="fact", name="framework", value=framework)
         self._signatures[op, dtype, size, group] = number = next(self._numbers)
         name = "" if dtype is None else str(dtype).removeprefix("torch.")
         self._journal.define(
