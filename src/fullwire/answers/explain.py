@@ -80,6 +80,7 @@ class Verdict:
     why: tuple[Finding, ...]
     needed: tuple[Finding, ...]  # what would settle it, where the kind is unknown
     near: tuple[str, ...] = ()  # the kinds that a repeat may give as well
+    sureness: Finding | None = None  # how sure it is, and why; None where it decides nothing
 
     @property
     def sentence(self) -> str:
@@ -107,6 +108,7 @@ def judged(case: Case) -> Verdict:
         why=why,
         needed=tuple(kind.lacks(case)),
         near=near_kinds(case, kind),
+        sureness=sureness(case, kind.key, near_kinds(case, kind)),
     )
 
 
@@ -131,7 +133,6 @@ class Explanation(Result):
     """The account of a job's step, what it amounts to, and what it rests on."""
 
     verdict: Verdict
-    sureness: Finding | None  # how sure it is, and why; None where it decides nothing
     step_s: float  # the mean: parts add up to nothing else
     baseline_step_s: float
     is_estimated: bool  # the baseline is what this run spends on its own, not a run of one worker
@@ -261,15 +262,13 @@ def explain(
     bandwidth: str | float | None = None,
     calibrate: RunLike | Sequence[RunLike] = (),
 ) -> Explanation:
-    """Say where the time of a step goes, and what limits the job.
+    """Say where the time of a step goes, in seconds, and what limits the job.
 
     - `run`: a run, or the path of one or of a trace.
     - `baseline`: a run of the same work on one worker. Without it, T1 is estimated.
     - `bandwidth`: the line rate of the links, `"10Gbps"` or bits per second, where a run does not
       know its own.
     - `calibrate`: other runs of the same cluster, from which predictions learn its transport.
-
-    Times of the answer are seconds a step.
 
         found = fw.explain("job.run")
         found.verdict.sentence
@@ -298,12 +297,10 @@ def explain(
         full = predictor.ask(transports=(predictor.full(),))
         if given_s is not None:
             full = replace(full, scaling_factor=given_s / full.step_s)
-    verdict = judged(case)
     return _believed(
         job,
         Explanation(
             verdict=verdict,
-            sureness=sureness(case, verdict.kind, verdict.near),
             step_s=found.step_s,
             baseline_step_s=baseline_s,
             is_estimated=baseline is None,

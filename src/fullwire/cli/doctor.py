@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from fullwire.cli.options import Json, print_json
-
-if TYPE_CHECKING:
-    from fullwire.answers.doctor import Checkup
 
 _INDENT = " " * 9
 
@@ -21,21 +16,16 @@ def doctor(json: Json = False) -> None:
 
     fullwire doctor
     """
+    from textwrap import wrap
+
     from fullwire.answers.doctor import doctor as answer
+    from fullwire.report.terminal import columns, say
+    from fullwire.units import show_bytes, visible
 
     checkup = answer()
     if json:
         print_json(checkup)
-    else:
-        _print(checkup)
-
-
-def _print(checkup: Checkup) -> None:
-    from textwrap import wrap
-
-    from fullwire.report.terminal import columns, say
-    from fullwire.units import show_bytes, visible
-
+        return
     width = columns() - len(_INDENT)
     say(
         f"fullwire {checkup.fullwire}, Python {checkup.python}, {checkup.kernel}, "

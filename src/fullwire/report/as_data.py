@@ -80,7 +80,9 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
             "kind": verdict.kind,
             "sentence": verdict.sentence,
             "threshold": verdict.threshold,
-            "sureness": None if result.sureness is None else sentence(result.sureness),
+            "sureness": None
+            if result.verdict.sureness is None
+            else sentence(result.verdict.sureness),
             "reasons": list(verdict.reasons),
             "missing": list(verdict.missing),
             "near": list(verdict.near),

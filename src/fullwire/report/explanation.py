@@ -53,8 +53,8 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
     and all notes as well.
     """
     say_flush(result.verdict.sentence)
-    if result.sureness is not None:
-        say_flush(sentence(result.sureness))
+    if result.verdict.sureness is not None:
+        say_flush(sentence(result.verdict.sureness))
     gaps = [sentence(note) for note in result.notes if isinstance(note, RunIsPartial)]
     if gaps and not is_full:
         say(f"{gaps[0]}{f' And {len(gaps) - 1} more.' if gaps[1:] else ''}")

@@ -32,15 +32,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .clock import Clock, Moment
 from .ending import at_end
+from .framework import framework_in_use
 from .journal import Journal, Note
 
-_FRAMEWORKS = {  # by the module that its jobs load; a trainer comes before the library below it
-    "torchtitan": "torchtitan",
-    "lightning": "lightning",
-    "pytorch_lightning": "lightning",
-    "transformers.trainer": "transformers",
-    "deepspeed": "deepspeed",
-}
 _COLLECTIVES = {
     "allreduce": "allreduce",
     "allreduce_coalesced": "allreduce",
@@ -73,16 +67,6 @@ _GOODBYE_S = 0.02
 _now = time.monotonic_ns
 _SEQUENCES = (list, tuple)
 _when_done = torch._C.Future.add_done_callback  # as it was: hooks' own use of it is watched
-
-
-def framework_in_use() -> str | None:
-    """Name the library whose trainer runs this job, or None where the script has its own loop."""
-    for module, name in _FRAMEWORKS.items():
-        if module in sys.modules:
-            return name
-    # Models of transformers load accelerate as well. A job that uses it has made its state.
-    state = sys.modules.get("accelerate.state")
-    return "accelerate" if state is not None and state.PartialState._shared_state else None
 
 
 def watch_collectives(journal: Journal, clock: Clock) -> None:
