@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from fullwire.answers.believable import check_scaling, check_steps, check_times
 from fullwire.answers.break_even import BreakEven, break_even
@@ -26,17 +29,19 @@ from fullwire.findings.notes import (
     notes,
 )
 from fullwire.findings.scaling import (
+    Estimated,
     MedianWithFullLinks,
     NoMoreWithFullLinks,
     ScalingFactor,
     WithFullLinks,
 )
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
-from fullwire.run.placement import shares_one_host
+from fullwire.run.placement import shares_one_host, sums_on_processors
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.timeline.account import Account, Part, account, nothing
 from fullwire.timeline.breakdown import RankBreakdown
+from fullwire.timeline.contention import CrowdingSource
 from fullwire.timeline.transfers import holds_times, recorded_ranks, world
 from fullwire.units import show_rate
 from fullwire.words import sentences
@@ -49,6 +54,7 @@ class Explanation:
     verdict: Verdict
     step_s: float  # the mean: parts add up to nothing else
     baseline_step_s: float
+    baseline_between_s: tuple[float, float]  # what encloses it in 95 of 100 cases
     is_estimated: bool  # the baseline is what this run spends on its own, not a run of one worker
     scaling_factor: float | None  # None where the run holds no times, or no computation
     account: Mapping[str, float]  # seconds per step, adding up to step_s
@@ -98,11 +104,18 @@ class Explanation:
         return ScalingFactor(
             factor=self.scaling_factor,
             alone_s=self.baseline_step_s,
-            is_estimated=self.is_estimated,
+            estimate=self._estimate(),
             step_s=self.step_s,
             full=self._with_full_links(),
             longer_s=longer_s if longer_s is not None and longer_s > 0 else None,
         )
+
+    def _estimate(self) -> Finding | None:
+        if not self.is_estimated:
+            return None
+        low_s, high_s = self.baseline_between_s
+        probes = self.detail.crowding.probes or None
+        return Estimated(probes=probes, low_s=low_s, high_s=high_s)
 
     def _with_full_links(self) -> Finding | None:
         if self.full is None:
@@ -132,7 +145,7 @@ def explain(
     job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
     found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
     parts = found.parts_s
-    baseline_s, inflation_s = _baseline(job, found, baseline)
+    baseline_s, between_s, inflation_s = _baseline(job, found, baseline)
     given_s = None if baseline is None else baseline_s
     told = evidence(job, found, rate_bps)
     case = Case(run=job, account=found, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps)
@@ -148,6 +161,7 @@ def explain(
             verdict=judged(case),
             step_s=found.step_s,
             baseline_step_s=baseline_s,
+            baseline_between_s=between_s,
             is_estimated=baseline is None,
             scaling_factor=baseline_s / found.step_s if is_told and baseline_s else None,
             account=parts,
@@ -168,6 +182,7 @@ def explain(
                     job,
                     None if bandwidth is None else rate(bandwidth),
                     is_estimated=baseline is None,
+                    is_told=found.crowding.source != "none",
                 ),
                 *about_rate(job, predictor, full),
                 *why_not,
@@ -281,13 +296,35 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     return rates | others
 
 
-def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float, float | None]:
-    """Return T1, and how much longer computation takes than there; None where T1 is estimated."""
+# How far T1 of one run may be off, below and above, as shares of it.
+_OFF: Mapping[CrowdingSource, tuple[float, float]] = {
+    "probe steps": (0.10, 0.10),
+    "run delay": (0.20, 0.10),  # work beside memory traffic is slower, too
+    "none": (0.40, 0.10),  # on processors; devices compute beside communication nearly as alone
+}
+_OFF_ON_DEVICES = (0.10, 0.05)
+_REPEATS = 0.02  # within this a job repeats that is begun anew
+
+
+def _baseline(
+    run: Run, found: Account, baseline: RunLike | None
+) -> tuple[float, tuple[float, float], float | None]:
+    """Return T1, between what it lies, and how much longer computation takes than there.
+
+    The last is None where T1 is estimated.
+    """
     parts = found.parts_s
     if baseline is None:
-        # Input and host are there with one worker too: what scaling loses is the rest.
-        own = (Part.COMPUTE, Part.INPUT, Part.HOST)
-        return sum(parts[part.key] for part in own), None
+        alone_s = found.alone_s
+        if world(run) == 1:
+            below, above = _REPEATS, _REPEATS
+        elif found.crowding.source == "none" and not sums_on_processors(run):
+            below, above = _OFF_ON_DEVICES
+        else:
+            below, above = _OFF[found.crowding.source]
+            by_chance = 2 * found.crowding.scatter / max(found.crowding.probes, 1) ** 0.5
+            below, above = math.hypot(below, by_chance), math.hypot(above, by_chance)
+        return alone_s, (alone_s * max(1 - below, 0.0), alone_s * (1 + above)), None
     alone = opened(baseline)
     refuse_other_work(alone.run, run)
     if world(alone.run) != 1:
@@ -295,7 +332,11 @@ def _baseline(run: Run, found: Account, baseline: RunLike | None) -> tuple[float
     by_one = account(alone.run, {}, alone.parts())
     if by_one.is_whole_trace or not by_one.step_s:
         raise UsageError("baseline: it has no marked steps, so it does not say how long one takes")
-    return by_one.step_s, parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key]
+    lengths_s = by_one.parts_ns[:, by_one.is_typical].sum(axis=2).mean(axis=0) * 1e-9
+    by_chance = 2 * float(np.std(lengths_s)) / by_one.step_s / len(lengths_s) ** 0.5
+    off = math.hypot(_REPEATS, by_chance)
+    between_s = by_one.step_s * max(1 - off, 0.0), by_one.step_s * (1 + off)
+    return by_one.step_s, between_s, parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key]
 
 
 def _faster_link(helpful: Fixes | None) -> tuple[Fix | None, float]:

@@ -10,16 +10,26 @@ class ScalingFactor(Finding):
 
     template = (
         "Scaling factor {factor:.3f}: a step alone would take {alone_s:time}"
-        "{is_estimated: (estimated)|}, it takes {step_s:time}.{full}"
+        "{estimate}, it takes {step_s:time}.{full}"
         "{longer_s:? Computing takes {longer_s:time} more than alone.}"
     )
 
     factor: float
     alone_s: float
-    is_estimated: bool
+    estimate: Finding | None
     step_s: float
     full: Finding | None
     longer_s: float | None
+
+
+class Estimated(Finding):
+    """T1 comes from the run itself: what it was estimated from, and how far it may be off."""
+
+    template = " (estimated{probes:? from {probes} probe steps}: {low_s:time} to {high_s:time})"
+
+    probes: int | None
+    low_s: float
+    high_s: float
 
 
 class WithFullLinks(Finding):

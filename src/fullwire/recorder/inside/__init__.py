@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
+PROBE_VARIABLE = "FULLWIRE_PROBE"  # set where some steps are to be probes
 ENTERED = "entered"  # there, once a Python of the job has been here
 
 

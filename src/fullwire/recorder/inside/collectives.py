@@ -33,6 +33,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .clock import Clock, Moment
 from .ending import at_end
 from .journal import Journal, Note
+from .probes import Probes
 
 _COLLECTIVES = {
     "allreduce": "allreduce",
@@ -68,10 +69,10 @@ _SEQUENCES = (list, tuple)
 _when_done = torch._C.Future.add_done_callback  # as it was: hooks' own use of it is watched
 
 
-def watch_collectives(journal: Journal, clock: Clock) -> None:
+def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> None:
     """Begin to note collectives, whoever issues them."""
     codec = _Codec(journal)
-    collectives = _Collectives(journal, clock, codec)
+    collectives = _Collectives(journal, clock, codec, probes)
     for name, op in _COLLECTIVES.items():
         original = vars(dist.ProcessGroup).get(name)
         if original is not None:  # which of them exist depends on torch's version
@@ -91,6 +92,8 @@ def watch_collectives(journal: Journal, clock: Clock) -> None:
     dist._register_comm_hook = register_comm_hook
     future = torch._C.Future
     future.wait = codec.apart(future.wait)
+    if probes is not None:
+        future.wait = probes.waiting(future.wait)
     for name in ("then", "add_done_callback"):
         setattr(future, name, _left_for_later(getattr(future, name), codec))
     watch_reducer(journal, _COLLECTIVES)
@@ -183,10 +186,13 @@ def _left_for_later(original: Callable[..., Any], codec: _Codec) -> Callable[...
 class _Collectives:
     """Notes each collective's issue and end, and numbers what they have in common."""
 
-    def __init__(self, journal: Journal, clock: Clock, codec: _Codec) -> None:
+    def __init__(
+        self, journal: Journal, clock: Clock, codec: _Codec, probes: Probes | None
+    ) -> None:
         self._journal = journal
         self._clock = clock
         self._codec = codec
+        self._probes = probes
         self._count = itertools.count()
         self._signatures: dict[tuple[Any, ...], int] = {}
         self._numbers = itertools.count()
@@ -248,7 +254,7 @@ class _Collectives:
             return work
 
         apart = self._codec.apart(collective)
-        return collective
+        return collective if self._probes is None else self._probes.around(collective, op)
 
     def _note(
         self,

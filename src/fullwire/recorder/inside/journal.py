@@ -79,6 +79,8 @@ class Note:
     REDUCED = 15  # how long it was added up
     SENT = 16  # bytes
     BEFORE_FORWARD = 17  # processor time since the last step or batch, when, blocks read from disks
+    DELAY = 18  # how long a computing thread had no processor since the last, when, how long it ran
+    PROBE = 19  # collectives kept apart from computing, when in the step, 0
     PROCESSOR = 20  # processor time since the last, when, of it in communication's threads
 
 
