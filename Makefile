@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 # Versions of all else, for the Python that made them; without any: LOCK= make environment.
 LOCK ?= requirements.lock
 
-.PHONY: demo test quick sanitize docs environment lock
+.PHONY: demo test quick sanitize docs wheel environment lock
 
 demo: .venv/ready
 	@SHORT=$(SHORT) bash examples/demo.sh
@@ -32,6 +32,11 @@ sanitize: .venv/ready
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 
+# The source distribution, and the wheel for this Python, in dist; tried without a compiler.
+wheel:
+	@bash .ci/prerequisites $(PYTHON)
+	@bash .ci/wheel $(PYTHON)
+
 environment: .venv/ready
 
 # Makes the lock anew, of the newest versions that go together.
@@ -45,6 +50,6 @@ lock: .venv/ready
 	@bash .ci/prerequisites $(PYTHON)
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK)) \
-		"$(TORCH)" --editable ".[test,bench,docs]"
+		"$(TORCH)" --editable ".[pictures,test,bench,docs]"
 	.venv/bin/python -m compileall -q src
 	@touch $@

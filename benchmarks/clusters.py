@@ -44,7 +44,7 @@ ALGORITHMS = (
     ("ring", False),
     ("hierarchical", True),
 )
-CLI = [sys.executable, "-m", "fullwire.cli", "collective", "allreduce", "--bytes", "1GiB", "--json"]
+CLI = [sys.executable, "-m", "fullwire", "collective", "allreduce", "--bytes", "1GiB", "--json"]
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ COLLECTIVE = (
     "collective allreduce --bytes 64MiB --workers 1024 --bandwidth 50GiB/s --latency 500ns "
     "--chunks 4 --level event --chunk-order serial"
 )
-CLI = [sys.executable, "-m", "fullwire.cli"]
+CLI = [sys.executable, "-m", "fullwire"]
 CASES = {
     "fullwire --help": [*CLI, "--help"],
     "fullwire whatif vgg16@v100": [*CLI, "whatif", "vgg16@v100"],

@@ -94,7 +94,7 @@ def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     with tempfile.TemporaryDirectory() as place:
         path = fw.write(long_run(), Path(place, "long.run"))
-        command = [sys.executable, "-m", "fullwire.cli", "explain", str(path), "--json"]
+        command = [sys.executable, "-m", "fullwire", "explain", str(path), "--json"]
         samples = []
         for _ in range(runs):
             began_s = time.perf_counter()

@@ -72,7 +72,7 @@ def make(trace: Path, times: int, path: Path) -> None:
 
 def main(trace: Path, times: int, runs: int) -> None:
     """Print the table."""
-    command: list[str | Path] = [sys.executable, "-m", "fullwire.cli", "import", "--force", "-o"]
+    command: list[str | Path] = [sys.executable, "-m", "fullwire", "import", "--force", "-o"]
     print("| trace | JSON | processor | a second reads | largest memory | gunzip alone |")
     print("|---|---|---|---|---|---|")
     size = 0

@@ -141,7 +141,7 @@ def put_word(content: np.ndarray, places: np.ndarray, words: np.ndarray, order: 
 
 def contestants(capture: Path, folder: Path) -> dict[str, list[str]]:
     """Return what reads the capture, as commands; of the others, what is here."""
-    commands = {"fullwire flows": [sys.executable, "-m", "fullwire.cli", "flows", str(capture)]}
+    commands = {"fullwire flows": [sys.executable, "-m", "fullwire", "flows", str(capture)]}
     if shutil.which("gcc"):
         program = folder / "packet_peer"
         build = ["gcc", "-O3", "-o", str(program), str(HERE / "packet_peer.c"), "-lpcap"]

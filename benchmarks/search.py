@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from core import measured, spread
 
-CLI = [sys.executable, "-m", "fullwire.cli", "whatif", "resnet50@v100", "--latency", "20us"]
+CLI = [sys.executable, "-m", "fullwire", "whatif", "resnet50@v100", "--latency", "20us"]
 WORKERS = ",".join(str(8 * each) for each in range(1, 26))
 RATES = ",".join(f"{5 * each}Gbps" for each in range(1, 41))
 FEW_RATES = "1Gbps,10Gbps,25Gbps,100Gbps,200Gbps"

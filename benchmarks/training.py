@@ -41,7 +41,7 @@ def step_s(workload: str, rate: str, buckets: str, workers: str, backend: str) -
     command = [
         sys.executable,
         "-m",
-        "fullwire.cli",
+        "fullwire",
         "lab",
         "run",
         "--workload",

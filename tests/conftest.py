@@ -47,7 +47,7 @@ def cli() -> Cli:
     """Run the real command line in a process of its own."""
 
     def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "fullwire.cli", *map(str, arguments)]
+        command = [sys.executable, "-m", "fullwire", *map(str, arguments)]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=120, check=False, **options
         )

@@ -75,7 +75,7 @@ def explained(
                 [
                     sys.executable,
                     "-m",
-                    "fullwire.cli",
+                    "fullwire",
                     "lab",
                     "run",
                     "--workers",

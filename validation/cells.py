@@ -115,7 +115,7 @@ def in_the_lab(path: Path, cell: str, job: Sequence[str], backend: str) -> fw.Ru
             [
                 sys.executable,
                 "-m",
-                "fullwire.cli",
+                "fullwire",
                 "lab",
                 "run",
                 "--workers",

@@ -39,7 +39,7 @@ def recorded(job: Job, place: Path) -> fw.Run:
         command = [
             sys.executable,
             "-m",
-            "fullwire.cli",
+            "fullwire",
             "lab",
             "run",
             "--workload",

@@ -82,7 +82,7 @@ class Original:
 
 def measured(*arguments: str | Path) -> tuple[Cost, str]:
     """Run the command line; return what it took and what it printed."""
-    command = [sys.executable, "-m", "fullwire.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "fullwire", *map(str, arguments)]
     begin_s = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -17,7 +17,8 @@ from statistics import median
 from fullwire.clusters import cluster
 from fullwire.clusters.cluster import Cluster
 from fullwire.collectives.playing import collective_time
-from fullwire.importers.nccl_tests import Row, read_table
+from fullwire.importers._tables import Row
+from fullwire.importers.nccl_tests import read_table
 from validation import arguments, results
 
 MIB = 2**20

@@ -24,7 +24,7 @@ STEP_TIME_S = {"vgg16": "0.19452352295080985s", "resnet50": "0.12808580219559176
 
 def fullwire(*arguments: str | Path) -> str:
     """Run the command line and return what it prints."""
-    command = [sys.executable, "-m", "fullwire.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "fullwire", *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

@@ -18,6 +18,7 @@ import typer
 import fullwire
 from docs.making.diagrams import run_tables
 from docs.making.validation import table
+from fullwire.display import Result
 
 PACKAGE = Path(fullwire.__file__).parent
 NATIVE = Path(__file__).resolve().parents[2] / "native"
@@ -62,6 +63,7 @@ def pages() -> dict[str, str]:
         "reference/run-format.md": run_format(),
         "reference/json.md": json_keys(),
         "reference/verdicts.md": verdicts(),
+        "reference/glossary.md": glossary(),
         "reference/settings.md": settings(),
         "reference/built-in.md": built_in(),
     }
@@ -75,29 +77,39 @@ def commands() -> str:
         "# Commands",
         "Each command prints for people. With `--json` it prints one object "
         "([keys](json.md)). Exit status: 0 done, 1 a check with a negative answer, 2 a mistake "
-        "in the command, 3 damaged input.",
+        "in the command, 3 damaged input. `fullwire --install-completion` lets the shell complete "
+        "commands and options.",
     ]
-    for path, command in _walk(typer.main.get_command(app), ("fullwire",)):
-        context = typer.Context(command, info_name=" ".join(path), terminal_width=92)
+    for path, command in walk(typer.main.get_command(app), ("fullwire",)):
+        context = typer.Context(
+            command,
+            info_name=" ".join(path),
+            terminal_width=92,
+            help_option_names=["-h", "--help"],
+        )
         parts.append(f"## {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```")
     return "\n\n".join(parts)
 
 
-def _walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Go through all commands, with the words that name each."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield path, command
         return
     for name, each in inner.items():
-        yield from _walk(each, (*path, name))
+        yield from walk(each, (*path, name))
 
 
 def python() -> str:
     """Show the signature and the docstring of everything that the package exports."""
     parts = [
         "# Python",
-        "Each command is one function. Quantities are text with a unit (`'10Gbps'`) or plain "
-        "numbers in bits per second, bytes and seconds.",
+        "Each command is one function. It takes a run, or the path of a run or a trace. Quantities "
+        "are text with a unit (`'10Gbps'`) or plain numbers in bits per second, bytes and seconds. "
+        "[A notebook](../notebook.md) shows them at work.",
+        "## Results",
+        *_class("Result", Result),
     ]
     for name in fullwire.__all__:
         value = getattr(fullwire, name)
@@ -277,10 +289,10 @@ def _type(value: Any) -> str:
 
 def verdicts() -> str:
     """Describe the parts of the account and the thresholds, below the kinds of verdict."""
-    from fullwire.findings import blame, case
-    from fullwire.findings.verdicts import drawn_parts
+    from fullwire.findings import case
+    from fullwire.findings.verdicts import blamed, drawn_parts
 
-    rules = (blame.__doc__ or "").partition("\n\n")[2]
+    rules = (inspect.getdoc(blamed) or "").partition("\n\n")[2]
     return "\n\n".join(
         [
             (REFERENCE / "verdicts.md").read_text().rstrip(),
@@ -305,6 +317,21 @@ def _constants(module: Any) -> Iterator[tuple[str, str, str]]:
     for line in inspect.getsource(module).splitlines():
         if match := re.match(r"([A-Z][A-Z_]+) = ([\d.]+)\s*(?:#\s*(.*))?$", line):
             yield match[1], match[2], match[3] or ""
+
+
+def glossary() -> str:
+    """List the words of an answer with their meanings."""
+    from fullwire.words.glossary import GLOSSARY
+
+    parts = [
+        "# Glossary",
+        "The terminal, the page and the JSON keys use these words. `fullwire explain --glossary` "
+        "prints them.",
+    ]
+    for subject, words in GLOSSARY.items():
+        rows = [[f"**{word}**", meaning] for word, meaning in words.items()]
+        parts += [f"## {subject}", table(["word", "meaning"], rows)]
+    return "\n\n".join(parts)
 
 
 def settings() -> str:

@@ -13,7 +13,7 @@ sys.path[:0] = [str(ROOT)]
 from mkdocs.config.defaults import MkDocsConfig  # noqa: E402  # the hook makes its own path
 from mkdocs.structure.files import File, Files  # noqa: E402
 
-from docs.making import diagrams, reference, validation  # noqa: E402
+from docs.making import diagrams, notebook, reference, validation  # noqa: E402
 
 OUTSIDE = {  # pages of the site that lie at the root of the repository
     "index.md": "README.md",
@@ -41,6 +41,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages that are made here."""
     made = {
         **reference.pages(),
+        "notebook.md": notebook.page(),
         **{name: moved(source, name) for name, source in OUTSIDE.items()},
     }
     for name, content in made.items():

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from fullwire.answers.collective import collective as collective
     from fullwire.answers.compare import Comparison as Comparison
     from fullwire.answers.compare import compare as compare
+    from fullwire.answers.doctor import Checkup as Checkup
+    from fullwire.answers.doctor import doctor as doctor
     from fullwire.answers.explain import Explanation as Explanation
     from fullwire.answers.explain import explain as explain
+    from fullwire.answers.opening import write as write
     from fullwire.answers.traffic import flows as flows
     from fullwire.answers.whatif import WhatIf as WhatIf
     from fullwire.answers.whatif import replay as replay
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
     from fullwire.report.chrome import export as export
     from fullwire.report.page import write_page as write_page
     from fullwire.run.run import Run as Run
-    from fullwire.run.store import write as write
     from fullwire.studies.papers import Study as Study
     from fullwire.studies.papers import study as study
 
@@ -44,6 +46,7 @@ __version__ = "0.1.0"
 
 # Loaded when first asked for, so that `import fullwire` costs nothing.
 _PLACES = {
+    "Checkup": "fullwire.answers.doctor:Checkup",
     "Comparison": "fullwire.answers.compare:Comparison",
     "DamagedInput": "fullwire.errors:DamagedInput",
     "Explanation": "fullwire.answers.explain:Explanation",
@@ -55,6 +58,7 @@ _PLACES = {
     "cluster": "fullwire.clusters:cluster",
     "collective": "fullwire.answers.collective:collective",
     "compare": "fullwire.answers.compare:compare",
+    "doctor": "fullwire.answers.doctor:doctor",
     "explain": "fullwire.answers.explain:explain",
     "export": "fullwire.report.chrome:export",
     "flows": "fullwire.answers.traffic:flows",
@@ -65,7 +69,7 @@ _PLACES = {
     "study": "fullwire.studies.papers:study",
     "whatif": "fullwire.answers.whatif:whatif",
     "workloads": "fullwire.workloads:",
-    "write": "fullwire.run.store:write",
+    "write": "fullwire.answers.opening:write",
     "write_page": "fullwire.report.page:write_page",
 }
 __all__ = sorted([*_PLACES, "__version__"])

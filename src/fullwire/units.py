@@ -83,6 +83,14 @@ _RATIO = _Kind(
     Fraction(10**18),
     "more than 0, from 1e-18 to 1e18",
 )
+_SHARE = _Kind(
+    "a percentage",
+    {"%": Fraction(1, 100)},
+    "5%",
+    Fraction(1, 10**6),
+    Fraction(10),
+    "more than 0%, up to 1000%",
+)
 
 # ASCII digits only, and a bounded number of them: float() itself takes far more than people type.
 NUMBER = r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?"
@@ -110,6 +118,11 @@ def seconds(value: str | float, what: str = "time") -> float:
 def ratio(value: str | float, what: str = "ratio") -> float:
     """Read a plain number above zero, with no unit: a compression ratio, a share."""
     return float(_quantity(value, _RATIO, what))
+
+
+def share(value: str | float, what: str = "share") -> float:
+    """Read a share above zero: "5%", or the number 0.05."""
+    return float(_quantity(value, _SHARE, what))
 
 
 def show_rate(rate_bps: float) -> str:

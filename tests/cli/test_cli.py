@@ -227,7 +227,7 @@ def test_examples_of_help_stand_on_lines_of_their_own(cli: Cli) -> None:
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
-    command = f"{sys.executable} -m fullwire.cli whatif vgg16@v100 --workers "
+    command = f"{sys.executable} -m fullwire whatif vgg16@v100 --workers "
     command += ",".join(map(str, range(2, 2000))) + " --format csv | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("run,")

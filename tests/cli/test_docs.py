@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from docs.making import blocks, figures, validation
+from docs.making import blocks, figures, notebook, validation
 from fullwire.cli.app import app
 from fullwire.run.store import write
 from tests.conftest import Cli
@@ -84,6 +84,20 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     assert figures.with_figures(readme) == readme, "run: python -m docs.making.figures"
 
 
+def test_the_notebook_shows_what_its_cells_show_today() -> None:
+    pytest.importorskip("pandas", reason="the notebook makes data frames: pip install pandas")
+    kept = [cell for cell in notebook.cells() if cell["cell_type"] == "code"]
+    ran = 0
+    for cell, (code, shown) in zip(kept, notebook.outputs(), strict=True):
+        assert [set(output.get("data", ())) for output in shown] == [
+            set(output.get("data", ())) for output in cell["outputs"]
+        ]
+        if notebook.OF_OTHERS not in code:
+            assert shown == cell["outputs"], "run: python -m docs.making.notebook"
+        ran += 1
+    assert ran > 5
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/guides/predict.md"])
 def test_a_python_block_runs(name: str, tmp_path: Path) -> None:
     [block] = code(ROOT / name, "python")
@@ -132,7 +146,7 @@ def test_every_command_of_the_pages_exists_with_its_options(cli: Cli) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    made = {"commands", "python", "run-format", "json", "verdicts", "settings", "built-in"}
+    made = {"commands", "python", "run-format", "json", "glossary", "settings", "built-in"}
     for target in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", text):
         path, _, anchor = target.partition("#")
         place = page.parent / path if path else page

@@ -25,7 +25,7 @@ COLLECTIVE = (
     "--bandwidth",
     "1Gbps",
 )
-FULLWIRE = f"{sys.executable} -m fullwire.cli"
+FULLWIRE = f"{sys.executable} -m fullwire"
 
 
 def in_a_shell(command: str) -> subprocess.CompletedProcess[str]:

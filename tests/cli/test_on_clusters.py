@@ -254,3 +254,16 @@ def test_nics_and_a_spine_as_wide_as_they_are_are_blamed_together() -> None:
     assert scattered.worst is not None
     assert scattered.worst.links == "NICs and the spine's uplinks together"
     assert scattered.worst.step_s < 0.99 * scattered.step_s
+
+
+@pytest.mark.parametrize("algorithm", ["hierarchical", "multi-ring", "in-network", "ring"])
+def test_a_step_that_was_written_is_explained_by_what_its_links_had_to_carry(
+    algorithm: str, tmp_path: Path
+) -> None:
+    step = fw.replay("gpt2@a100", cluster="dgx-a100", nodes=2, algorithm=algorithm)
+    found = fw.explain(fw.write(step, tmp_path / "step.run"))
+    lost = found.account["line_rate"] + found.account["latency"]
+    assert lost == pytest.approx(found.step_s - found.account["compute"], rel=0.05)
+    assert found.predictor is not None
+    assert found.predictor.ask().step_s == pytest.approx(found.step_s, rel=1e-6)
+    assert not any("of what the line rate allows" in each for each in found.warnings)

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.explorer import explorer
+from fullwire.answers.search import explorer
 from fullwire.errors import UsageError
-from fullwire.report.page import page, write_page
-from fullwire.report.page.contents import contents
+from fullwire.report.page import contents, page, write_page
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap
 from fullwire.run.run import Provenance, Run

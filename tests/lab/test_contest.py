@@ -13,10 +13,18 @@ from pathlib import Path
 import pytest
 
 from fullwire.errors import FullwireError
-from fullwire.studies.contest import contest_in_lab, mpi_program
-from fullwire.studies.contest.description import Contest, Measured, Moved, Outcome, Turn
-from fullwire.studies.contest.iperf import IperfFailed, both_ways_bps
-from fullwire.studies.contest.view import contest_lines, contest_object, plot_contest
+from fullwire.studies.contest import (
+    Contest,
+    Measured,
+    Moved,
+    Outcome,
+    Turn,
+    contest_in_lab,
+    contest_lines,
+    contest_object,
+    mpi_program,
+    plot_contest,
+)
 from tests.conftest import Cli
 from tests.lab.test_lab import needs_namespaces
 from tests.torch.test_record import needs_torch
@@ -65,8 +73,11 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+@needs_torch
 def test_of_iperf3_both_ways_count() -> None:
     """As iperf 3.12 tells it with --bidir -J, without what is not read."""
+    from fullwire.studies.contest.rank import IperfFailed, both_ways_bps
+
     end = {
         "sum_sent": {"bits_per_second": 9.9e9, "sender": True},
         "sum_received": {"bits_per_second": 9.0e9, "sender": True},

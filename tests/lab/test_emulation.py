@@ -30,7 +30,7 @@ PROFILE = ((5.0, 2_000_000), (12.0, 400_000), (30.0, 1_200_000))  # ready in ms,
 
 
 def emulated(*options: str | Path) -> list[str]:
-    words = [sys.executable, "-m", "fullwire.cli", "lab", "run", *map(str, options)]
+    words = [sys.executable, "-m", "fullwire", "lab", "run", *map(str, options)]
     return words if "--rate" in words else [*words, "--rate", "1Gbps"]
 
 

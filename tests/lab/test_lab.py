@@ -111,7 +111,7 @@ needs_namespaces = pytest.mark.usefixtures("namespaces")
 
 
 def lab_run(*options: str, command: list[str]) -> list[str]:
-    return [sys.executable, "-m", "fullwire.cli", "lab", "run", *options, "--", *command]
+    return [sys.executable, "-m", "fullwire", "lab", "run", *options, "--", *command]
 
 
 def finished(command: list[str]) -> subprocess.CompletedProcess[bytes]:

@@ -72,7 +72,7 @@ TALKER = f"{TALKS}{AWAITS}\nsampled()"
 
 
 def record_command(place: Path, *command: str) -> list[str]:
-    return [sys.executable, "-m", "fullwire.cli", "record", "-o", str(place), "--", *command]
+    return [sys.executable, "-m", "fullwire", "record", "-o", str(place), "--", *command]
 
 
 def python(program: str) -> list[str]:

@@ -19,13 +19,13 @@ from fullwire import workloads
 from fullwire.run.facts import Facts, FactValue, named
 from fullwire.run.run import Collectives, Gradients, Links, Provenance, Run, Sockets
 from fullwire.run.store import write
-from fullwire.studies.papers import Study, playing
+from fullwire.studies.papers import Study
 from fullwire.studies.papers import study as play_study
 from fullwire.studies.papers.claims import Claim, Findings, Holds, claims
 from fullwire.studies.papers.explained import modelled_rows, shares, shares_of_modelled
 from fullwire.studies.papers.measures import Measured, measured
 from fullwire.studies.papers.predicted import Predicted, predictions
-from fullwire.studies.papers.trials import QUICK, Trial, planned
+from fullwire.studies.papers.trials import QUICK, Trial, place_of, planned
 from fullwire.studies.papers.view import print_study, study_object, write_study
 from tests.builders import MS, spans
 from tests.conftest import Cli
@@ -378,7 +378,7 @@ def test_finished_trials_are_not_played_again_and_one_that_fails_stops_nothing(
         played.append(trial)
         if trial == failing:
             return "the lab is not to be had"
-        write(a_job(exit_status=0), playing.place_of(trial, directory), replace=True)
+        write(a_job(exit_status=0), place_of(trial, directory), replace=True)
         return None
 
     monkeypatch.setattr("fullwire.studies.papers.play", play)
@@ -401,7 +401,7 @@ def test_finished_trials_are_not_played_again_and_one_that_fails_stops_nothing(
 
 
 def made(directory: Path, trial: Trial) -> Path:
-    place = playing.place_of(trial, directory)
+    place = place_of(trial, directory)
     place.parent.mkdir(exist_ok=True)
     return place
 
@@ -444,11 +444,10 @@ def test_a_tiny_study_is_played_for_real(tmp_path: Path) -> None:
 def test_a_study_that_is_killed_leaves_nobody_who_plays_on(tmp_path: Path) -> None:
     trial = Trial(kind="real", model="mlp-64", workers=1, rate="100Mbps", steps=100_000)
     code = (
-        "from pathlib import Path; from fullwire.studies.papers.playing import play; "
-        "from fullwire.studies.papers.trials import Trial; "
+        "from pathlib import Path; from fullwire.studies.papers.trials import Trial, play; "
         f"play({trial!r}, Path({str(tmp_path)!r}), 60.0)"
     )
-    place = playing.place_of(trial, tmp_path)
+    place = place_of(trial, tmp_path)
     with subprocess.Popen([sys.executable, "-c", code]) as study:
         begun = eventually(place.with_name(f"{place.name}.recording").exists, within_s=60)
         study.kill()

@@ -247,7 +247,7 @@ def test_a_rank_that_is_read_and_written_twice_changes_nothing(
 def test_what_ends_its_process_is_not_done_for_ever(
     two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fullwire.crew.on_ray._RETRIES", 1)
+    monkeypatch.setattr("fullwire.crew._RETRIES", 1)
     with (
         crew(two_nodes.address) as those,
         pytest.raises(UsageError, match="work was given up after 2 attempts"),
@@ -263,7 +263,7 @@ def test_a_node_that_cannot_do_the_work_is_named(
         crew(two_nodes.address, shared=[tmp_path, tmp_path / "nowhere"]),
     ):
         pass
-    monkeypatch.setattr("fullwire.crew.on_ray.__version__", "0.2.0")
+    monkeypatch.setattr("fullwire.crew.__version__", "0.2.0")
     with (
         pytest.raises(UsageError, match=r"has Fullwire 0\.1\.0: expected 0\.2\.0 on every node"),
         crew(two_nodes.address),

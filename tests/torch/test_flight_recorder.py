@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError
 from fullwire.importers import read
-from fullwire.importers._pickles import read_pickle
+from fullwire.importers._encodings import read_pickle
 from fullwire.run.run import SIZE_UNKNOWN
 
 

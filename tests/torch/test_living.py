@@ -18,7 +18,7 @@ from tests.conftest import Cli
 from tests.lab.test_lab import eventually
 from tests.torch.test_record import JOBS, UNCOMPILED, needs_torch, solo, span_count
 
-RECORD = [sys.executable, "-m", "fullwire.cli", "record", "-o"]
+RECORD = [sys.executable, "-m", "fullwire", "record", "-o"]
 
 
 def test_a_live_recording_is_named_with_its_process_and_left_alone(
@@ -87,7 +87,7 @@ def test_a_sitecustomize_that_raises_does_not_lose_the_recording(tmp_path: Path)
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_leave_a_run(tmp_path: Path, closed: str) -> None:
-    command = f"{sys.executable} -m fullwire.cli record -o {tmp_path / 'job.run'} -- true {closed}"
+    command = f"{sys.executable} -m fullwire record -o {tmp_path / 'job.run'} -- true {closed}"
     assert subprocess.run(["sh", "-c", command], timeout=60, check=False).returncode == 0
     assert read_run(tmp_path / "job.run").facts.exit_status == 0
 

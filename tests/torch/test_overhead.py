@@ -30,7 +30,7 @@ def test_of_two_models_in_turns_one_is_recorded_and_the_other_is_not(tmp_path: P
         [
             sys.executable,
             "-m",
-            "fullwire.cli",
+            "fullwire",
             "record",
             "-o",
             str(output),

@@ -19,7 +19,7 @@ from tests.lab.test_lab import eventually, finished, lab_run, needs_namespaces
 from tests.ports import held_port
 from tests.torch.test_record import JOBS, UNCOMPILED, check_rank, needs_torch
 
-FULLWIRE = [sys.executable, "-m", "fullwire.cli"]
+FULLWIRE = [sys.executable, "-m", "fullwire"]
 DDP = [UNCOMPILED, str(JOBS / "ddp.py")]
 
 

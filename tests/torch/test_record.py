@@ -60,7 +60,7 @@ def recorded(
 ) -> tuple[Run, subprocess.CompletedProcess[bytes]]:
     """Record a command with the real command line, and open what it wrote."""
     place = tmp_path / "job.run"
-    fullwire = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(place), "--"]
+    fullwire = [sys.executable, "-m", "fullwire", "record", "-o", str(place), "--"]
     done = subprocess.run([*fullwire, *command], capture_output=True, timeout=120, check=False)
     assert done.returncode == status, done.stderr.decode()
     assert not (tmp_path / "job.run.recording").exists()
@@ -131,7 +131,7 @@ while not os.path.exists(sys.argv[1]) and time.monotonic() < until:
 @needs_torch
 def test_on_a_terminal_one_line_says_how_the_job_goes_and_leaves_no_trace(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
-    fullwire = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(tmp_path / "job.run")]
+    fullwire = [sys.executable, "-m", "fullwire", "record", "-o", str(tmp_path / "job.run")]
     enough = tmp_path / "enough"
     script = tmp_path / "steps.py"
     script.write_text(STEPS_UNTIL_TOLD)
@@ -425,7 +425,7 @@ def test_a_job_that_never_ends_a_step_leaves_a_run_that_says_so(cli: Cli, tmp_pa
 @pytest.mark.parametrize("whom", ["launcher", "everything"])
 def test_after_kill_9_what_was_recorded_can_be_joined(tmp_path: Path, whom: str) -> None:
     place = tmp_path / "job.run"
-    fullwire = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(place), "--"]
+    fullwire = [sys.executable, "-m", "fullwire", "record", "-o", str(place), "--"]
     job = solo("endless" if whom == "everything" else "plain")
     with subprocess.Popen([*fullwire, *job], stdout=subprocess.PIPE, process_group=0) as process:
         assert process.stdout is not None
@@ -453,7 +453,7 @@ def test_on_a_full_disk_the_job_goes_on_and_what_was_written_can_be_joined(
 ) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    fullwire = f"{sys.executable} -m fullwire.cli"
+    fullwire = f"{sys.executable} -m fullwire"
     script = f"""
         mount -t tmpfs -o size=48k none {small}
         {fullwire} record -o {small}/job.run -- {" ".join(solo("long"))}
@@ -472,7 +472,7 @@ def test_on_a_full_disk_the_job_goes_on_and_what_was_written_can_be_joined(
 
 @pytest.mark.skipif(not namespaces_are_permitted(), reason=NAMESPACES_ARE_NOT_PERMITTED)
 def test_a_job_that_fails_on_a_full_disk_ends_with_its_own_status(tmp_path: Path) -> None:
-    fullwire = f"{sys.executable} -m fullwire.cli"
+    fullwire = f"{sys.executable} -m fullwire"
     script = f"""
         mount -t tmpfs -o size=48k none {tmp_path}
         {fullwire} record -o {tmp_path}/x.run -- sh -c "yes > {tmp_path}/all; exit 7"
@@ -684,7 +684,7 @@ def test_a_job_that_the_recorder_cannot_enter_is_told_apart(tmp_path: Path) -> N
 
 
 def test_a_job_that_records_itself_is_recorded_there(tmp_path: Path) -> None:
-    inner = [sys.executable, "-m", "fullwire.cli", "record", "-o", str(tmp_path / "inner.run")]
+    inner = [sys.executable, "-m", "fullwire", "record", "-o", str(tmp_path / "inner.run")]
     run, _ = recorded(tmp_path, *inner, "--", "true")
     assert run.missing == (
         f"nothing was recorded: the job recorded itself into {tmp_path / 'inner.run'}",
@@ -733,7 +733,7 @@ def test_an_unknown_command_is_a_mistake_and_leaves_nothing(cli: Cli, tmp_path: 
 def test_where_nothing_can_be_recorded_the_job_does_not_begin_and_nothing_is_left(
     tmp_path: Path,
 ) -> None:
-    record = f"{sys.executable} -m fullwire.cli record -o {tmp_path}/job.run -- echo begun"
+    record = f"{sys.executable} -m fullwire record -o {tmp_path}/job.run -- echo begun"
     done = subprocess.run(
         ["bash", "-c", f"ulimit -f 0; exec {record}"], capture_output=True, timeout=60, check=False
     )

@@ -29,8 +29,7 @@ pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 import fullwire as fw
 from fullwire import _native
 from fullwire.run.run import Carried, Collectives
-from fullwire.transport import congestion, group, programs, rendezvous
-from fullwire.transport import streams as transport_streams
+from fullwire.transport import calibrate, congestion, programs, rendezvous
 from fullwire.transport.programs import Links
 from tests import transport_ranks as ranks
 from tests.ports import held_port
@@ -622,8 +621,8 @@ def test_streams_are_chosen_by_rate_way_window_and_processors(
     (tmp_path / "lo" / "speed").write_text(f"{megabits}\n")
     (tmp_path / "tcp_wmem").write_text(f"4096 16384 {window_bytes}\n")
     (tmp_path / "tcp_rmem").write_text(f"4096\t131072\t{2 * window_bytes}\n")
-    monkeypatch.setattr(transport_streams, "_SETTINGS", tmp_path)
-    monkeypatch.setattr(transport_streams, "_DEVICES", tmp_path)
+    monkeypatch.setattr(calibrate, "_SETTINGS", tmp_path)
+    monkeypatch.setattr(calibrate, "_DEVICES", tmp_path)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as one,
@@ -633,7 +632,7 @@ def test_streams_are_chosen_by_rate_way_window_and_processors(
         other.sendall(other.recv(5) + b" and back")
         one.recv(14)
         links = Links(rate_bps=1e9, latency_s=1e-4)
-        best = transport_streams.best(links, [-1, one.fileno()], processors)
+        best = calibrate.best_streams(links, [-1, one.fileno()], processors)
     assert best == streams
 
 
@@ -642,9 +641,9 @@ def test_ranks_of_other_groups_use_this_machines_processors_too(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert group._processors(["here", "there", "here"], 2) == 4
+    assert calibrate.processors_of_a_rank(["here", "there", "here"], 2) == 4
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
-    assert group._processors(["here", "there", "here"], 2) == 0.5
+    assert calibrate.processors_of_a_rank(["here", "there", "here"], 2) == 0.5
 
 
 def test_ddp_trains_to_the_same_weights_as_with_gloo() -> None:
@@ -887,7 +886,7 @@ def test_torch_finds_the_backend_by_itself_and_loads_nothing_for_it() -> None:
 def test_a_recorded_job_tells_when_each_bucket_was_on_the_wire(tmp_path: Path) -> None:
     job = Path(__file__).parents[1] / "jobs" / "on_fullwire.py"
     workers = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(job)]
-    command = ["-m", "fullwire.cli", "record", "-o", str(tmp_path / "job.run"), "--"]
+    command = ["-m", "fullwire", "record", "-o", str(tmp_path / "job.run"), "--"]
     subprocess.run(
         [sys.executable, *command, sys.executable, *workers], check=True, capture_output=True
     )

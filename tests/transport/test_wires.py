@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import fullwire as fw
-from fullwire.report.traffic import traffic_object
+from fullwire.report.as_data import traffic_object
 from fullwire.words import sentences
 from tests import wires as w
 from validation.wires import GROUPS, Case, judged, plain, played, said_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.break_even import break_even
+from fullwire.answers.explain import break_even
 from fullwire.answers.verification import verify
 from fullwire.compression.compressor import Compressor
 from fullwire.errors import UsageError
@@ -362,11 +362,52 @@ def test_a_run_without_a_transport_is_refused_by_its_name_and_with_the_reason(
     run = a_trained_job(a_transport())
     unknown = dataclasses.replace(run, facts=run.facts.without(["line_rate_bps"]))
     place = fw.write(unknown, tmp_path / "job.run")
-    with pytest.raises(UsageError, match=r"job\.run: the line rate of its links is not known"):
+    with pytest.raises(
+        UsageError, match=r"job\.run: the line rate of its links is not known"
+    ) as at:
         fw.whatif(str(place), workers=4, bandwidth="10Gbps", transport="measured")
+    assert "give it with --line-rate" in str(at.value)
     here = dataclasses.replace(run, facts=run.facts | Facts(hosts="vm,vm", backend="gloo"))
     with pytest.raises(UsageError, match="its ranks share one host, and use no link"):
         fw.whatif(here, workers=4, bandwidth="10Gbps", transport="measured")
+
+
+# A line rate that a run does not know
+
+
+def test_a_line_rate_completes_a_recorded_run_in_every_command_that_reads_one(
+    tmp_path: Path, cli: Cli
+) -> None:
+    known = fw.write(a_trained_job(a_transport()), tmp_path / "known.run")
+    bare = a_trained_job(a_transport())
+    bare = dataclasses.replace(bare, facts=bare.facts.without(["line_rate_bps"]))
+    job = fw.write(bare, tmp_path / "job.run")
+    other = fw.write(a_trained_job(a_transport(), rate_bps=2e9), tmp_path / "other.run")
+    told = ("--line-rate", "1Gbps")
+    how = ("--transport", "measured", "--bandwidth", "10Gbps", "--json")
+    [row] = json.loads(cli("whatif", job, *told, *how).stdout)["rows"]
+    [own] = json.loads(cli("whatif", known, *how).stdout)["rows"]
+    assert (row["step_s"], row["interval"]) == (own["step_s"], own["interval"])
+    assert cli("whatif", known, "--calibrate", job, *how).returncode == 0
+    compared = cli("compare", job, other, *told)
+    assert compared.returncode == 2
+    assert "knows its own, 2 Gbps; got 1 Gbps" in compared.stderr
+    compared = cli("compare", job, known, *told, "--json")
+    assert json.loads(compared.stdout)["account"]["before"]["unexplained"] == 0
+    page = tmp_path / "page.html"
+    assert cli("report", job, "-o", page, *told).returncode == 0
+    assert "--line-rate gives it" not in page.read_text()
+
+
+def test_a_line_rate_is_refused_where_it_would_be_ignored() -> None:
+    run = a_trained_job(a_transport())
+    with pytest.raises(UsageError, match="expected a recorded run, got the built-in workload"):
+        fw.whatif("vgg16@v100", line_rate="1Gbps")
+    here = dataclasses.replace(run, facts=run.facts | Facts(hosts="vm,vm", backend="gloo"))
+    with pytest.raises(UsageError, match="has no line between its ranks, which share one host"):
+        fw.whatif(here, line_rate="1Gbps")
+    with pytest.raises(UsageError, match="knows its own, 1 Gbps; got 10 Gbps"):
+        fw.whatif(run, line_rate="10Gbps")
 
 
 # What one would do about it

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError
 from fullwire.importers import read
-from fullwire.importers._protobuf import BrokenMessageError, fields, messages, signed
+from fullwire.importers._encodings import BrokenMessageError, fields, messages, signed
 from fullwire.run.run import SIZE_UNKNOWN
 from fullwire.words import sentence
 

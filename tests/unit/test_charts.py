@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 import fullwire as fw
 from fullwire.errors import UsageError
-from fullwire.report.charts import _scaling_chart, plot_whatif
+from fullwire.report.charts import (
+    _scaling_chart,
+    check_pictures,
+    check_plot_path,
+    plot_whatif,
+)
 from tests.builders import a_run
 
 
@@ -29,6 +35,19 @@ def test_each_format_is_written(tmp_path: Path, ending: str, beginning: bytes) -
     place = tmp_path / f"x.{ending}"
     plot_whatif(fw.whatif("resnet50@v100", workers="8,64"), place)
     assert place.read_bytes().lstrip().startswith(beginning)
+
+
+def test_without_the_extra_a_picture_is_refused_before_the_work_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    line = r"vl_convert is not installed: pip install 'fullwire\[pictures\]'"
+    with pytest.raises(UsageError, match=f"--plot: .*{line}"):
+        check_plot_path(tmp_path / "x.png")
+    with pytest.raises(UsageError, match=line):
+        plot_whatif(fw.whatif("resnet50@v100", workers=8), tmp_path / "x.svg")
+    with pytest.raises(UsageError, match=f"study: .*{line}"):
+        check_pictures("study")
 
 
 def test_the_page_asks_nothing_of_the_network(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fullwire.clusters.cluster import (
     one_switch,
     with_nodes,
 )
-from fullwire.clusters.routes import routes
+from fullwire.collectives.placed import routes
 from fullwire.errors import UsageError
 from tests.strategies import cases, fabrics
 

@@ -225,7 +225,7 @@ def test_ctrl_c_ends_a_long_play() -> None:
         "--algorithm tree"
     )
     play = subprocess.Popen(
-        [sys.executable, "-m", "fullwire.cli", *command.split()], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "fullwire", *command.split()], stderr=subprocess.PIPE, text=True
     )
     while processor_s(play.pid) < 1.5:  # so it is loaded, and would play for minutes
         assert play.poll() is None

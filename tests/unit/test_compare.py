@@ -15,6 +15,7 @@ from fullwire.answers.changed import changed
 from fullwire.answers.opening import Opened
 from fullwire.answers.verification import verify
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.report.explanation import comparison_markdown
 from fullwire.run.gaps import Gap, gaps_of
 from fullwire.run.run import Run, Spans
 from fullwire.run.store import write
@@ -339,3 +340,67 @@ def test_a_damaged_run_is_named_with_its_damage(cli: Cli, tmp_path: Path) -> Non
     done = cli("compare", tmp_path / "a.run", tmp_path / "b.run")
     assert done.returncode == 3
     assert f"{tmp_path / 'b.run'}: it has no steps left to compare; missing: spans" in done.stderr
+
+
+def drifting(seed: int) -> Run:
+    walk = np.cumsum(np.random.default_rng(seed).standard_normal(400))
+    return steps_run((100 + walk).tolist())
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "limit", "state"),
+    [
+        (110, "5%", "slower"),
+        (110, "20%", "kept"),  # slower by more than noise, and within the limit
+        (100, "5%", "kept"),
+        (90, "5%", "kept"),
+    ],
+)
+def test_a_gate_fails_on_a_slowdown_beyond_noise_and_beyond_the_limit(
+    after_ms: float, limit: str, state: str
+) -> None:
+    gate = fw.compare(steps_run(noisy(100, 1)), steps_run(noisy(after_ms, 2))).gate(limit)
+    assert gate.state == state
+    assert gate.recordings is None
+
+
+def test_a_gate_that_cannot_decide_says_how_many_recordings_would() -> None:
+    found = fw.compare(steps_run(noisy(100, 1)), steps_run(noisy(101, 2)))
+    gate = found.gate("2%")
+    assert gate.state == "open"
+    assert gate.recordings is not None
+    assert gate.recordings > 1
+    assert f"{gate.recordings} recordings of each side would decide." in gate.sentence
+    hopeless = fw.compare(drifting(0), drifting(1)).gate(0.001)
+    assert (hopeless.state, hopeless.recordings) == ("open", None)
+    assert "find a quieter machine" in hopeless.sentence
+    short = fw.compare(steps_run([100.0] * 4), steps_run([200.0] * 4)).gate("5%")
+    assert "Recordings of at least 5 steps would decide." in short.sentence
+
+
+def test_the_gate_on_the_command_line_ends_with_1_and_options_may_follow_the_runs(
+    cli: Cli, tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        write(steps_run(noisy(100, number)), tmp_path / f"main-{number}.run")
+        write(steps_run(noisy(110, number + 10)), tmp_path / f"pr-{number}.run")
+    mains, prs = ["main-1.run", "main-2.run"], ["pr-1.run", "pr-2.run"]
+    slower = cli("compare", *mains, "--", *prs, "--fail-if-slower", "5%", "--json", cwd=tmp_path)
+    assert slower.returncode == 1
+    gate = json.loads(slower.stdout)["gate"]
+    assert (gate["state"], gate["limit"]) == ("slower", 0.05)
+    assert "Too slow" in gate["sentence"]
+    shown = cli("compare", *prs, "--", *mains, "--fail-if-slower", "5%", "--markdown", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("### Within the limit of 5.0%: steps are ")
+    assert "| before | 2 | 120 | " in shown.stdout
+    wrong = cli("compare", *mains, "--", *prs, "--fail-if-slower", "5", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "expected a percentage, like 5%, got '5'" in wrong.stderr
+
+
+def test_names_in_a_run_are_no_markup_in_markdown() -> None:
+    one = steps_run(noisy(100, 1), facts={"hook": "a|b <script> @all"})
+    other = steps_run(noisy(100, 2), facts={"hook": "c"})
+    shown = comparison_markdown(fw.compare(one, other), None, None)
+    assert r"a\|b \<script\> \@all" in shown

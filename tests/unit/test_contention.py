@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fullwire as fw
-from fullwire.answers.verdict import Verdict, judged
+from fullwire.answers.explain import Verdict, judged
 from fullwire.findings.case import Case
 from fullwire.report.as_data import explanation_object
 from fullwire.run.facts import Facts, FactValue, named
@@ -29,7 +29,7 @@ def judged_with(crowded_share: float) -> Verdict:
     parts_ns[:, :, Part.COMPUTE] -= crowded_ns
     parts_ns[:, :, Part.CONTENTION] = crowded_ns
     crowded = dataclasses.replace(found, parts_ns=parts_ns)
-    assert crowded.step_s == found.step_s
+    assert crowded.step_s == pytest.approx(found.step_s)
     return judged(Case(run=run, account=crowded, inflation_s=None, evidence=(), rate_bps=RATES))
 
 
@@ -96,7 +96,7 @@ def test_ranks_that_share_a_host_lose_nothing_to_a_line(
 def test_a_rate_that_is_given_for_ranks_of_one_host_is_said_to_be_of_no_use() -> None:
     found = fw.explain(on_one_host(), bandwidth="10Gbps")
     assert any("the given 10 Gbps says nothing here" in each for each in found.warnings)
-    assert not any("--bandwidth gives it" in each for each in fw.explain(on_one_host()).warnings)
+    assert not any("--line-rate gives it" in each for each in fw.explain(on_one_host()).warnings)
     assert any("hosts of their own" in each for each in found.warnings)
 
 

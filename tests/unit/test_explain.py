@@ -195,7 +195,7 @@ def test_without_a_line_rate_the_verdict_is_unknown_and_giving_one_settles_it() 
     rank = Rank(150, [BACKWARD], [(90 * PER_MS, 50, 150)])
     unknown = fw.explain(a_job(rank, rank, facts={}))
     assert unknown.verdict.kind == "unknown"
-    assert unknown.verdict.missing == ("the line rate of the links: --bandwidth",)
+    assert unknown.verdict.missing == ("the line rate of the links: --line-rate",)
     known = fw.explain(a_job(rank, rank, facts={}), bandwidth="1Gbps")
     assert known.verdict.kind == "line_rate"
     with pytest.raises(UsageError, match="knows its line rate, 1 Gbps; got 10 Gbps"):

@@ -20,7 +20,7 @@ from fullwire.answers import opening
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.importers import contents, import_run, read
 from fullwire.report.as_data import explanation_object
-from fullwire.report.page.contents import contents as page_contents
+from fullwire.report.page import contents as page_contents
 from fullwire.run.store import by_ranks, read_run
 from tests.conftest import Cli
 from tests.lab.test_sampler import is_over
@@ -189,7 +189,7 @@ def test_a_disk_without_room_is_one_line_and_leaves_nothing(
 
 def importing(traces: Path, place: Path) -> subprocess.Popen[bytes]:
     """Begin to import by two processes, and return when the first trace was read."""
-    command: list[str | Path] = [sys.executable, "-m", "fullwire.cli", "import", traces]
+    command: list[str | Path] = [sys.executable, "-m", "fullwire", "import", traces]
     command += ["-o", place, "--processes", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60

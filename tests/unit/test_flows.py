@@ -138,6 +138,16 @@ def test_traffic_without_repetition_has_no_iterations() -> None:
     assert result.gradient_bytes is None
 
 
+def test_a_transfer_that_its_sender_paces_is_no_training() -> None:
+    paced: list[Sent] = [(0, 1, 100_000, 10 * n, 10 * n + 3) for n in range(300)]
+    assert analysed(paced).iterations is None
+    answers: list[Sent] = [(1, 0, 200, 10 * n, 10 * n + 3) for n in range(300)]
+    assert analysed(paced + answers).iterations is None
+    # Beside a training it is a stranger, and the training stays.
+    beside: list[Sent] = [(2, 3, 100_000, 10 * n, 10 * n + 3) for n in range(300)]
+    assert count(analysed([*ring(2, 12), *beside])) == 12
+
+
 def test_one_long_transfer_has_no_iterations() -> None:
     assert analysed([(0, 1, 10**9, 0, 5000)]).iterations is None
 

@@ -454,6 +454,17 @@ def test_ranks_merged_into_one_file_are_refused(tmp_path: Path) -> None:
         read(merged.write(tmp_path / "merged.json"))
 
 
+def test_a_device_with_a_process_of_its_own_is_one_rank(tmp_path: Path) -> None:
+    """An inference trace: what the device's own process launches has numbers of its own."""
+    trace = Job(None).kernel(GEMM, 0, 10, launch=0).kernel(GEMM, 20, 30, launch=18)
+    for event in trace.events[2:]:
+        event["pid"] = 4_000_007
+    run = read(trace.write(tmp_path / "trace.json"))
+    kernels = run.spans.rows(run.spans.lane == "compute")
+    assert (kernels.end_ns - kernels.start_ns).tolist() == [10_000, 10_000]
+    assert not any("merged" in sentence for sentence in run.missing)
+
+
 def test_files_without_a_rank_are_taken_as_their_names_count(tmp_path: Path) -> None:
     for number in range(12):
         job = Job(None, world=12).step(0, 0, 100).kernel(GEMM, 0, 10 + number, launch=1)
@@ -741,7 +752,7 @@ def test_transfer_of_all_ranks_is_the_network_even_without_a_line_rate(tmp_path:
     verdict = fullwire.explain(read(traces)).verdict
     assert verdict.kind == "unknown"
     assert "it is the network, not a late rank" in verdict.sentence
-    assert verdict.missing == ("the line rate of the links: --bandwidth",)
+    assert verdict.missing == ("the line rate of the links: --line-rate",)
     assert fullwire.explain(read(traces), bandwidth="60Gbps").verdict.kind == "line_rate"
     assert fullwire.explain(read(traces), bandwidth="400Gbps").verdict.kind == "transport"
 

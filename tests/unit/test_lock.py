@@ -16,9 +16,18 @@ def locked() -> dict[str, str]:
     return {each[1]: each[2] for each in found if each}
 
 
+def test_the_core_draws_no_pictures_and_brings_no_torch() -> None:
+    """An install without extras stays small; docs/design/install.md says why."""
+    text = (ROOT / "pyproject.toml").read_text()
+    core = "".join(re.findall(r"^dependencies = (\[.*?^\])$", text, re.M | re.S))
+    assert "pyarrow" in core
+    assert not re.search(r"altair|vl-convert|torch|ray\b", core)
+
+
 def test_the_lock_holds_what_the_environment_is_asked_for_and_no_torch() -> None:
     text = (ROOT / "pyproject.toml").read_text()
-    asked = "".join(re.findall(r"^(?:dependencies|test|bench) = (\[.*?\])$", text, re.M | re.S))
+    lists = r"^(?:dependencies|pictures|test|bench|docs) = (\[.*?\])(?:  #.*)?$"
+    asked = "".join(re.findall(lists, text, re.M | re.S))
     names = set(re.findall(r'"([a-zA-Z0-9-]+)[<>=][^"]*"', asked)) - {"tomli"}  # Python 3.10's
     assert len(names) > 10
     assert names <= locked().keys()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fullwire
 from fullwire.errors import DamagedInput, FullwireError, UsageError
-from fullwire.importers import read
+from fullwire.importers import read, tables
 from fullwire.importers.nccl_tests import read_table
 from fullwire.simulation.transport import TableTransport
 from tests.conftest import Cli
@@ -153,6 +153,69 @@ def test_rows_between_lines_of_nccl_are_put_together(
     assert [row.bytes for row in table.rows] == [2**power for power in range(23, 34)]
     assert (table.op, table.workers) == ("allreduce", 2)
     assert table.rows[-1].in_place_bus_gb_s == pytest.approx(bus_gb_s, rel=0.05)
+
+
+ROWS = """\
+     1048576        262144     float     sum      -1    105.9    9.90   17.33      0    105.7    9.92   17.37      0
+     2097152        524288     float     sum      -1    142.1   14.76   25.83      0    140.4   14.94   26.14    N/A
+"""  # noqa: E501 as NVIDIA's all_reduce_perf prints it
+
+
+@pytest.mark.parametrize(
+    "heading",
+    ["", "       size         count      type   redop    root     time   algbw   busbw\n"],
+)
+def test_a_table_is_read_without_its_marks(tmp_path: Path, heading: str) -> None:
+    path = tmp_path / "all_reduce.txt"
+    path.write_text(heading + ROWS)
+    table = read_table(path)
+    assert [(row.bytes, row.time_us, row.bus_gb_s) for row in table.rows] == [
+        (1_048_576, 105.9, 17.33),
+        (2_097_152, 142.1, 25.83),
+    ]
+    assert (table.op, table.workers, table.rows[1].in_place_us) == ("allreduce", 8, 140.4)
+    assert not any("average" in problem for problem in table.problems)
+    assert read(path).facts.workers == 8
+
+
+@pytest.mark.parametrize(
+    "row", ["8 2 int8 0 1268.1 31.58 31.58 0 1279.3 31.30 31.30 0", "8 2 float 5.63 0.01 0.01 0"]
+)
+def test_columns_are_told_by_a_whole_row(tmp_path: Path, row: str) -> None:
+    (tmp_path / "perf.txt").write_text(row + "\n")
+    assert len(read_table(tmp_path / "perf.txt").rows) == 1
+    (tmp_path / "perf.txt").write_text(row.rpartition(" ")[0] + "\n")
+    with pytest.raises(DamagedInput, match="no whole row"):
+        read_table(tmp_path / "perf.txt")
+
+
+CSV = """\
+numCycle,collective,nodes,ranks,ranksPerNode,gpusPerRank,size,type,redop,inplace,time,algbw,busbw,#wrong
+0,AllReduce,1,8,8,1,1048576,float,sum,0,105.9,9.90,17.33,0
+0,AllReduce,1,8,8,1,1048576,float,sum,1,105.7,9.92,17.37,0
+0,AllReduce,1,8,8,1,2097152,float,sum,0,142.1,14.76,25.83,N/A
+0,AllReduce,1,8,8,1,2097152,float,sum
+"""
+JSON = """[
+{"numCycle":0, "name":"AllReduce", "gpus":8, "size":1048576, "type":"float", "redop":"sum", \
+"inPlace":0, "time":105.9, "algBw":9.90, "busBw":17.33, "wrong":"0"},
+{"numCycle":0, "name":"AllReduce", "gpus":8, "size":1048576, "type":"float", "redop":"sum", \
+"inPlace":1, "time":105.7, "algBw":9.92, "busBw":17.37, "wrong":"0"}
+]
+"""
+
+
+@pytest.mark.parametrize(("text", "sizes", "broken"), [(CSV, 2, 1), (JSON, 1, 0)])
+def test_files_that_rccl_tests_write_are_read(
+    tmp_path: Path, text: str, sizes: int, broken: int
+) -> None:
+    """Their form is that of ROCm/rccl-tests, src/common.cu, Reporter::writeFile."""
+    (tmp_path / "out").write_text(text)
+    [table] = tables(tmp_path / "out")
+    assert (table.op, table.workers, len(table.rows)) == ("allreduce", 8, sizes)
+    row = table.rows[0]
+    assert (row.bytes, row.dtype, row.time_us, row.in_place_us) == (2**20, "float32", 105.9, 105.7)
+    assert len(table.problems) == broken
 
 
 def test_the_table_is_a_run_of_collectives(shared_data: Path) -> None:

@@ -6,10 +6,11 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fullwire.crew.on_ray import _private_files
+from fullwire.crew import _connected
 from fullwire.errors import DamagedInput
 from fullwire.recorder.journals import files_in
 
@@ -61,7 +62,12 @@ def test_ray_s_token_is_for_its_owner_alone(
     there.write_text("a token that Ray wrote earlier")
     there.chmod(0o644)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(there))
-    with _private_files():
-        new.write_text("a token that Ray writes")
+    ray = SimpleNamespace(
+        init=lambda **_: new.write_text("a token that Ray writes"),
+        shutdown=lambda: None,
+        _private=SimpleNamespace(worker=SimpleNamespace()),
+    )
+    with _connected(ray, address="local"):
+        pass
     assert there.stat().st_mode & 0o777 == 0o600
     assert new.stat().st_mode & 0o777 == 0o600

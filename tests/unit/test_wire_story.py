@@ -18,8 +18,8 @@ from fullwire.answers.audited import AuditedTraffic, audited
 from fullwire.answers.compare import compare
 from fullwire.answers.traffic import flows_and_run
 from fullwire.errors import UsageError
+from fullwire.packets.edges import read_hosts
 from fullwire.packets.flows import analyse_flows
-from fullwire.packets.hosts_file import read_hosts
 from fullwire.packets.pattern import Pattern, find_pattern
 from fullwire.packets.usual_iteration import usual_iteration
 from fullwire.packets.wire_steps import with_steps

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import product
+from typing import Any
 
 from fullwire.answers.believable import check_shares, check_steps, check_times
+from fullwire.display import Result, html_table
 from fullwire.findings.audit import audit
 from fullwire.findings.finding import Finding
 from fullwire.findings.traffic import traffic_findings
+from fullwire.packets.edges import EdgeFacts
 from fullwire.packets.flows import Traffic
 from fullwire.words import sentences
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class AuditedTraffic(Traffic):
+@dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
+class AuditedTraffic(Result, Traffic):
     """What packets say of a training, and what else there is to say of its bytes."""
 
     groups: tuple[AuditedTraffic, ...] = ()
@@ -29,17 +34,30 @@ class AuditedTraffic(Traffic):
         """Return what packets say, as one would tell it."""
         return tuple(traffic_findings(self))
 
+    def _in_short(self) -> Iterator[str]:
+        yield from sentences(self.story[:3])
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        names = [field.name for field in fields(EdgeFacts)]
+        pairs = list(product(self.hosts, self.hosts))
+        return {
+            "edges": {name: [getattr(edge, name) for edge in self.edges] for name in names},
+            "matrix": {
+                "source": [source for source, _ in pairs],
+                "target": [target for _, target in pairs],
+                "payload_bytes": self.matrix_payload_bytes.reshape(-1),
+                "wire_bytes": self.matrix_wire_bytes.reshape(-1),
+            },
+        }
+
+    def _picture(self) -> str:
+        return html_table(self._tables()["edges"])
+
 
 def audited(traffic: Traffic) -> AuditedTraffic:
     """Audit what packets say, of each training by itself."""
     known = {each.name: getattr(traffic, each.name) for each in fields(traffic)}
-    _check(traffic)
-    known["groups"] = tuple(audited(group) for group in traffic.groups)
-    return AuditedTraffic(**known, findings=tuple(audit(traffic)))
-
-
-def _check(traffic: Traffic) -> None:
-    """Refuse what no packets can say: whatever their times were, an iteration takes some."""
+    # No packets can say it: whatever their times were, an iteration takes some.
     source = traffic.detail.run.provenance.source
     check_shares(source, busy_share=traffic.busy_fractions)
     check_shares(source, packets_sent_again=[edge.sent_again for edge in traffic.edges])
@@ -49,3 +67,5 @@ def _check(traffic: Traffic) -> None:
         check_steps(source, period=traffic.iterations.period_s)
         check_times(source, communication=traffic.iterations.communicating_s)
         check_shares(source, confidence=traffic.iterations.confidence)
+    known["groups"] = tuple(audited(group) for group in traffic.groups)
+    return AuditedTraffic(**known, findings=tuple(audit(traffic)))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fullwire.answers.believable import check_shares, check_times
 from fullwire.answers.conditions import (
@@ -53,11 +51,23 @@ def collective(
 ) -> CollectiveTime:
     """Time a collective of so many bytes: `allreduce`, `reducescatter`, `allgather` and others.
 
-    Bytes are of the whole vector. `level="event"` plays every transfer; `"closed"` uses a formula
-    where one is exact. `algorithm="auto"` times all that can be used here, takes the quickest and
-    says why. `reduce_cost` is a file of measured additions, `bytes,seconds` a line.
-    On a described cluster workers are its devices, and bandwidth and latency those of its NICs;
-    rank r is on device `order[r]`. `progress` hears how many of how many transfers are done.
+    - `op`: one of them, by its name.
+    - `bytes`: of the whole vector, `"64MiB"` or a number.
+    - `workers`, `bandwidth` (bits per second), `latency` (seconds): of one switch. On a described
+      cluster workers are its devices, and bandwidth and latency those of its NICs.
+    - `algorithm`: by its name. `"auto"` times all that can be used here, takes the quickest and
+      says why.
+    - `chunks`, `chunk_order`: into how many pieces the vector is cut, `"pipelined"` or `"serial"`.
+    - `level`: `"event"` plays every transfer; `"closed"` uses a formula where one is exact.
+    - `reduce_cost`: a file of measured additions, `bytes,seconds` a line.
+    - `cluster`, `nodes`: a described cluster, by name or file, and how many nodes it has.
+    - `placement`, `order`: ranks `"packed"` or `"scattered"`, or rank r on device `order[r]`.
+    - `servers`: of a parameter server.
+    - `progress`: hears how many of how many transfers are done.
+
+    Times of the answer are seconds, bandwidths bits per second.
+
+        fw.collective("allreduce", bytes="64MiB", workers=8, bandwidth="100Gbps").time_s
     """
     op = op.lower().replace("-", "").replace("_", "")
     adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
@@ -69,20 +79,20 @@ def collective(
         )
     among = None if workers is None else worker_count(workers)
     order = None if order is None else device_order(order)
-    how: dict[str, Any] = {
-        "chunks": chunks,
-        "chunk_order": chunk_order,
-        "level": level,
-        "adds": adds,
-    }
     if cluster is None:
-        where = _one_switch(among, bandwidth, latency)
+        if among is None or bandwidth is None:
+            raise UsageError("collective: expected workers and bandwidth, or a described cluster")
+        latency_s = read_latency(latency or 0.0)
+        where = one_switch(workers=among, rate_bps=rate(bandwidth), latency_s=latency_s)
         algorithm = algorithm or names(op)[0]
     else:
         where = _described(cluster, nodes, bandwidth, latency)
         algorithm = algorithm or usual_algorithm(op, where)
     where = where if among is None else with_workers(where, among)
-    devices = _order(where, among, placement, order)
+    if is_scattered(where, placement):
+        if order is not None:
+            raise UsageError("order: expected either an order, or ranks scattered over the leaves")
+        order = [int(device) for device in scattered(where)[:among]]
 
     def timed(name: str) -> CollectiveTime:
         found = collective_time(
@@ -91,10 +101,13 @@ def collective(
             where,
             size,
             workers=among,
-            order=devices,
+            order=order,
             servers=servers,
             told=progress,
-            **how,
+            chunks=chunks,
+            chunk_order=chunk_order,
+            level=level,
+            adds=adds,
         )
         check_times(f"{op} {name}", time=found.time_s)
         check_shares(f"{op} {name}", busiest_link_share=found.busiest_share)
@@ -103,32 +116,10 @@ def collective(
     if algorithm != AUTO:
         return timed(algorithm)
     tried = open_to(op, where, among)
-    if where.is_flat and devices is None and set(tried) <= set(with_formula(op)):
+    if where.is_flat and order is None and set(tried) <= set(with_formula(op)):
         return quickest_time(tried, timed, tuned(around_a_switch(op, where, adds)))
-    costs = {
-        name: believed_cost(op, name, where, among or where.devices, devices) for name in tried
-    }
+    costs = {name: believed_cost(op, name, where, among or where.devices, order) for name in tried}
     return quickest_time(tried, timed, tuned(over_links(costs, adds)))
-
-
-def _one_switch(
-    workers: int | None, bandwidth: str | float | None, latency: str | float | None
-) -> Cluster:
-    if workers is None or bandwidth is None:
-        raise UsageError("collective: expected workers and bandwidth, or a described cluster")
-    return one_switch(
-        workers=workers, rate_bps=rate(bandwidth), latency_s=read_latency(latency or 0.0)
-    )
-
-
-def _order(
-    where: Cluster, workers: int | None, placement: str, order: Sequence[int] | None
-) -> Sequence[int] | None:
-    if not is_scattered(where, placement):
-        return order
-    if order is not None:
-        raise UsageError("order: expected either an order, or ranks scattered over the leaves")
-    return [int(device) for device in scattered(where)[:workers]]
 
 
 def _described(

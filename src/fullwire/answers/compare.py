@@ -15,24 +15,36 @@ times are those of one pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist, geometric_mean
+from typing import Any, Literal
 
 import numpy as np
 
 from fullwire.answers.believable import check_steps
+from fullwire.answers.opening import RunLike, many, opened
 from fullwire.collectives.cost import Floats
+from fullwire.display import Result, html_table
 from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import name_of
 from fullwire.findings.comparisons import (
     SMALL,
+    LongerDecide,
+    NoneDecide,
+    NotSlowerThanAllowed,
     OtherPasses,
+    SlowdownMayHide,
+    SlowerThanAllowed,
+    SoManyDecide,
     WorkInTheSameTime,
     about_means,
     about_recordings,
     bytes_and_time,
     change_of_steps,
     comparison_notes,
+    size_of_change,
 )
 from fullwire.findings.finding import Finding
 from fullwire.run.facts import REGISTRY
@@ -42,8 +54,8 @@ from fullwire.timeline.account import typical_steps
 from fullwire.timeline.passes import passes_of_step
 from fullwire.timeline.timeline import check_times, steps_of
 from fullwire.timeline.transfers import world
-from fullwire.units import show_bytes
-from fullwire.words import sentences
+from fullwire.units import share, show_bytes
+from fullwire.words import sentence, sentences
 
 PIECES = 5  # of a recording, in order of time
 # Standard deviation of a median that its steps do not show: the same job, begun anew, is
@@ -72,8 +84,43 @@ class Recording:
     step_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The variance of a recording's median, and with how many degrees of freedom it is known."""
+
+    variance: float
+    freedom: int
+
+    def off(self, shares: Sequence[float]) -> float:
+        """Return how far a ratio's logarithm may be off; of each side, one over its recordings."""
+        return _student(SURE, self.freedom) * math.sqrt(self.variance * sum(shares))
+
+    def recordings_for(self, change: float) -> int | None:
+        """Return how many recordings of each side tell a change from such noise, if few do."""
+        for count in range(1, _MOST_RECORDINGS + 1):
+            seen = Noise(self.variance, RULE_COUNTS + 2 * (count - 1))
+            if math.expm1(seen.off([1 / count, 1 / count])) <= change:
+                return count
+        return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Gate:
+    """Whether steps became longer by more than a limit and than noise."""
+
+    limit: float
+    state: Literal["slower", "kept", "open"]  # open: noise may hide a slowdown of the limit
+    recordings: int | None  # of each side, that would decide what is open
+    finding: Finding
+
+    @property
+    def sentence(self) -> str:
+        """Return the answer in words."""
+        return sentence(self.finding)
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class Comparison(Result):
     """Median steps, their ratio after/before, and whether the difference is more than noise.
 
     Where steps of the runs have other numbers of passes, all times are those of one pass. Of
@@ -95,6 +142,7 @@ class Comparison:
     passes: tuple[int, int] | None  # of a step, where they differ: then times are of one pass
     edge_bytes: tuple[float, float] | None  # of an iteration, where both runs have packets
     recordings_for_small: int | None  # of each side, to tell SMALL from noise; None if too many
+    noise: Noise | None  # of a recording's median; None where there are too few steps
     notes: tuple[Finding, ...]  # what to know about it
 
     @property
@@ -131,6 +179,51 @@ class Comparison:
             about_recordings(counts, self.unseen, self.recordings_for_small, is_open=is_open)
         )
 
+    def gate(self, limit: str | float) -> Gate:
+        """Say whether steps became longer by more than a limit, such as "5%", and than noise."""
+        allowed = share(limit, "limit")
+        told: dict[str, Any] = {
+            "of_passes": self.passes is not None,
+            "change": size_of_change(self.ratio),
+            "limit": allowed,
+        }
+        if self.noise is None or self.unseen is None:
+            found: Finding = SlowdownMayHide(**told, more=LongerDecide(fewest=FEWEST_STEPS))
+            return Gate(limit=allowed, state="open", recordings=None, finding=found)
+        if self.is_significant and self.ratio > 1 + allowed:
+            found = SlowerThanAllowed(**told)
+            return Gate(limit=allowed, state="slower", recordings=None, finding=found)
+        if self.unseen <= allowed or (self.high or math.inf) <= 1 + allowed:
+            found = NotSlowerThanAllowed(**told, unseen=self.unseen)
+            return Gate(limit=allowed, state="kept", recordings=None, finding=found)
+        needed = self.noise.recordings_for(allowed)
+        more = NoneDecide() if needed is None else SoManyDecide(needed=needed)
+        found = SlowdownMayHide(**told, more=more)
+        return Gate(limit=allowed, state="open", recordings=needed, finding=found)
+
+    def _in_short(self) -> Iterator[str]:
+        yield from sentences(self.findings[:2])
+        yield f"steps compared: {self.before_steps:,} before, {self.after_steps:,} after"
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        sides = ["before"] * len(self.before_recordings) + ["after"] * len(self.after_recordings)
+        recordings = (*self.before_recordings, *self.after_recordings)
+        return {
+            "recordings": {
+                "side": sides,
+                "steps": [each.steps for each in recordings],
+                "step_s": [each.step_s for each in recordings],
+            },
+            "facts": {
+                name: [row[number] for row in self.differing_facts]
+                for number, name in enumerate(("fact", "before", "after"))
+            },
+        }
+
+    def _picture(self) -> str:
+        facts = self._tables()["facts"]
+        return html_table(facts) if self.differing_facts else ""
+
     @property
     def work_ratio(self) -> float:
         """Return how many times the work the second run does in the same time."""
@@ -143,20 +236,39 @@ class Comparison:
         return None if self.high is None else self.high / self.ratio - 1
 
 
-def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparison:
-    """Compare the steps of two runs of the same work, or of several recordings of each."""
+def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLike]) -> Comparison:
+    """Say whether the steps of two runs of the same work differ by more than noise.
+
+    - `before`, `after`: a run or its path, or several recordings of that side as a list. Several
+      tell smaller changes from noise.
+
+    Times are seconds; `ratio` is after over before, with `low` and `high` its 95 % interval.
+
+        fw.compare("before.run", "after.run").ratio
+        fw.compare(["a1.run", "a2.run"], ["b1.run", "b2.run"]).is_significant
+    """
     sides = _recordings(before), _recordings(after)
     [first, *others], [second, *_] = sides
     for side, which in zip(sides, ("before", "after"), strict=True):
-        _refuse_twice_the_same(side, which)
+        seen: dict[bytes, int] = {}
+        for number, run in enumerate(side, 1):  # one twice would show less noise than there is
+            marks = (run.spans.lane == "host") & (run.spans.name == "step")
+            times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
+            if (once := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
+                raise UsageError(
+                    f"compare: recordings {once} and {number} {which} are one and the same: "
+                    "expected each once, since a copy tells nothing about noise"
+                )
     for each in (*others, *sides[1]):
         refuse_other_work(first, each)
-    passes = _other_passes(sides)
+    known = [[passes_of_step(run) or 0 for run in side] for side in sides]
+    has_other_passes = 0 not in known[0] + known[1] and len({*known[0], *known[1]}) > 1
+    passes = (known[0][0], known[1][0]) if has_other_passes else None
     lengths_s = [[step_lengths_s(run) for run in side] for side in sides]
     if passes is not None:
         lengths_s = [
-            [lengths / (passes_of_step(run) or 1) for lengths, run in zip(each, side, strict=True)]
-            for each, side in zip(lengths_s, sides, strict=True)
+            [lengths / count for lengths, count in zip(each, counts, strict=True)]
+            for each, counts in zip(lengths_s, known, strict=True)
         ]
     found = [
         tuple(Recording(steps=len(each), step_s=float(np.median(each))) for each in side)
@@ -166,6 +278,18 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
     ratio, noise = after_s / before_s, _noise(lengths_s)
     off = None if noise is None else noise.off([1 / len(side) for side in lengths_s])
     low, high = (None, None) if off is None else (ratio * math.exp(-off), ratio * math.exp(off))
+    # What recordings of one side differ in, which should be of one job.
+    differing = [
+        {name for again in side[1:] for name, *_ in _differing_facts(side[0], again)}
+        for side in sides
+    ]
+    edge_bytes = None
+    if len(first.flows) and len(second.flows):
+        from fullwire.packets.flows import analyse_flows  # here: few runs hold packets
+
+        of_first, of_second = (analyse_flows(run).payload_bytes_per_edge for run in (first, second))
+        if of_first is not None and of_second is not None:
+            edge_bytes = (of_first, of_second)
     return Comparison(
         before_s=before_s,
         after_s=after_s,
@@ -180,85 +304,67 @@ def compare(before: Run | Sequence[Run], after: Run | Sequence[Run]) -> Comparis
         differing_facts=_differing_facts(first, second),
         workers=(world(first), world(second)),
         passes=passes,
-        edge_bytes=_edge_bytes(first, second),
-        recordings_for_small=None if noise is None else _recordings_for_small(noise),
+        edge_bytes=edge_bytes,
+        recordings_for_small=None if noise is None else noise.recordings_for(SMALL),
+        noise=noise,
         notes=(
-            *comparison_notes(sides, [_differing_within(side) for side in sides]),
+            *comparison_notes(
+                sides, [sorted(names) if names - {"warnings"} else [] for names in differing]
+            ),
             *about_means(lengths_s, ratio),
         ),
     )
 
 
-def _other_passes(sides: Sequence[Sequence[Run]]) -> tuple[int, int] | None:
-    """Return the passes of a step on each side, where runs are known to differ in them."""
-    known = [[passes_of_step(run) or 0 for run in side] for side in sides]
-    if 0 in known[0] + known[1] or len({*known[0], *known[1]}) == 1:
-        return None
-    return known[0][0], known[1][0]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypicalLength:
+    """The median step of some recordings, and where that of others like them would lie (95 %)."""
+
+    step_s: float
+    low_s: float | None  # None where there are too few steps
+    high_s: float | None
 
 
-def _recordings(side: Run | Sequence[Run]) -> tuple[Run, ...]:
-    return (side,) if isinstance(side, Run) else tuple(side)
+def typical_length(runs: RunLike | Sequence[RunLike]) -> TypicalLength:
+    """Return how long the steps of a job are, of one recording or of several."""
+    lengths_s = [step_lengths_s(run) for run in _recordings(runs)]
+    step_s = geometric_mean(float(np.median(each)) for each in lengths_s)
+    noise = _noise([lengths_s])
+    if noise is None:
+        return TypicalLength(step_s=step_s, low_s=None, high_s=None)
+    times = math.exp(noise.off([1 / len(lengths_s)]))
+    return TypicalLength(step_s=step_s, low_s=step_s / times, high_s=step_s * times)
 
 
-@dataclass(frozen=True, slots=True)
-class _Noise:
-    """The variance of a recording's median, and with how many degrees of freedom it is known."""
+def _recordings(side: RunLike | Sequence[RunLike]) -> tuple[Run, ...]:
+    runs = tuple((given, opened(given).run) for given in many(side))
+    if not runs:
+        raise UsageError("compare: expected at least one recording of each side")
+    for given, run in runs:
+        refuse_without_steps(
+            run, name_of(given) if isinstance(given, str | Path) else run.provenance.source
+        )
+    return tuple(run for _, run in runs)
 
-    variance: float
-    freedom: int
 
-    def off(self, shares: Sequence[float]) -> float:
-        """Return how far a ratio's logarithm may be off; of each side, one over its recordings."""
-        return _student(SURE, self.freedom) * math.sqrt(self.variance * sum(shares))
-
-
-def _noise(lengths_s: Sequence[Sequence[Floats]]) -> _Noise | None:
+def _noise(lengths_s: Sequence[Sequence[Floats]]) -> Noise | None:
     """Judge by how recordings drift and by how they differ; None where there are too few steps."""
     recordings = [each for side in lengths_s for each in side]
     if min(map(len, recordings)) < FEWEST_STEPS:
         return None
-    by_rule = ANEW**2 + float(np.mean([_variance_of_pieces(each) for each in recordings]))
+    drifts = []  # the variance of the fifths' medians; one slow stretch among steady steps is none
+    for lengths in recordings:
+        of_pieces = _squares(_log_medians(np.array_split(lengths, PIECES))) / (PIECES - 1)
+        away = np.abs(np.log(lengths / np.median(lengths)))
+        drifts.append(min(of_pieces, float(1.4826 * np.median(away)) ** 2))
+    by_rule = ANEW**2 + float(np.mean(drifts))
     seen = sum(_squares(_log_medians(side)) for side in lengths_s)
     freedom = RULE_COUNTS + sum(len(side) - 1 for side in lengths_s)
-    return _Noise((RULE_COUNTS * by_rule + seen) / freedom, freedom)
-
-
-def _recordings_for_small(noise: _Noise) -> int | None:
-    """Return how many recordings of each side would tell a small change from such noise."""
-    for count in range(1, _MOST_RECORDINGS + 1):
-        known = _Noise(noise.variance, RULE_COUNTS + 2 * (count - 1))
-        if math.expm1(known.off([1 / count, 1 / count])) <= SMALL:
-            return count
-    return None
-
-
-def _variance_of_pieces(lengths_s: Floats) -> float:
-    """Return the variance of the fifths' medians; one slow stretch among steady steps is none."""
-    of_pieces = _squares(_log_medians(np.array_split(lengths_s, PIECES))) / (PIECES - 1)
-    away = np.abs(np.log(lengths_s / np.median(lengths_s)))
-    return min(of_pieces, float(1.4826 * np.median(away)) ** 2)
+    return Noise((RULE_COUNTS * by_rule + seen) / freedom, freedom)
 
 
 def _log_medians(pieces: Sequence[Floats]) -> Floats:
     return np.log([np.median(each) for each in pieces])
-
-
-def _differing_within(side: Sequence[Run]) -> list[str]:
-    """Name what recordings of one side differ in, which should be of one job."""
-    differs = {name for again in side[1:] for name, *_ in _differing_facts(side[0], again)}
-    return sorted(differs) if differs - {"warnings"} else []
-
-
-def _edge_bytes(before: Run, after: Run) -> tuple[float, float] | None:
-    """Return what an edge carries in an iteration of each run, if packets say it of both."""
-    if not len(before.flows) or not len(after.flows):
-        return None
-    from fullwire.packets.flows import analyse_flows  # here: few runs hold packets
-
-    first = analyse_flows(before).payload_bytes_per_edge
-    second = analyse_flows(after).payload_bytes_per_edge
-    return None if first is None or second is None else (first, second)
 
 
 def step_lengths_s(run: Run) -> Floats:
@@ -286,19 +392,6 @@ def refuse_without_steps(run: Run, name: str) -> None:
     if damage := reasons(run.gaps, {"spans"}):
         raise DamagedInput(name, f"it has no steps left to compare; missing: {damage[0]}")
     raise UsageError(f"{name}: it has no steps to compare")
-
-
-def _refuse_twice_the_same(side: Sequence[Run], which: str) -> None:
-    """Refuse recordings that are one: they would show less noise than there is."""
-    seen: dict[bytes, int] = {}
-    for number, run in enumerate(side, 1):
-        marks = (run.spans.lane == "host") & (run.spans.name == "step")
-        times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
-        if (first := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
-            raise UsageError(
-                f"compare: recordings {first} and {number} {which} are one and the same: expected "
-                "each once, since a copy tells nothing about noise"
-            )
 
 
 def _student(share: float, freedom: int) -> float:

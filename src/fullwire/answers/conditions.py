@@ -52,14 +52,13 @@ def is_scattered(fabric: Cluster | None, placement: str) -> bool:
 
 def device_order(given: OneOrMany) -> tuple[int, ...]:
     """Read which device each rank is on."""
-    return several(given, _device)
-
-
-def _device(value: Any) -> int:
-    number = _typed_whole(value) if isinstance(value, str) else _whole(value)
-    if number is None or number < 0:
-        raise UsageError(f"order: expected devices, counted from 0, got {shown(value)}")
-    return number
+    devices = []
+    for value in _each(given):
+        number = _typed_whole(value) if isinstance(value, str) else _whole(value)
+        if number is None or number < 0:
+            raise UsageError(f"order: expected devices, counted from 0, got {shown(value)}")
+        devices.append(number)
+    return tuple(devices)
 
 
 def asked_changes(where: str, given: Mapping[str, OneOrMany]) -> Changes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fullwire.errors import UsageError
@@ -10,9 +9,8 @@ from fullwire.importers import read
 from fullwire.recorder.assemble import Known
 from fullwire.run.emulation import BACKENDS, BYTES_A_VALUE, Emulation
 from fullwire.run.facts import Facts
-from fullwire.run.run import Run
 from fullwire.simulation.buckets import DdpBuckets, bucket_policy
-from fullwire.simulation.typical import Step, typical_step
+from fullwire.simulation.typical import typical_step
 from fullwire.units import ratio, shown
 
 USUAL_STEPS = 10
@@ -50,6 +48,14 @@ def emulated_job(
     dilation = 1.0 if dilate is None else ratio(dilate, "dilate")
     if dilation < 1:
         raise UsageError(f"dilate: expected 1 or more, since time is stretched, got {dilate}")
+    # Buckets as asked for, or as recorded, as DDP takes them; None is its own default.
+    text = (run.facts.buckets or "ddp") if buckets is None else buckets
+    policy = bucket_policy(text)
+    if not isinstance(policy, DdpBuckets):
+        asked = "was recorded with" if buckets is None else "got"
+        raise UsageError(
+            f"buckets: the job trains under PyTorch DDP: expected ddp or ddp:SIZE, {asked} {text}"
+        )
     backward_ns = max(step.backward_ns, int(step.ready_ns[-1]))
     # In a run of several workers the forward holds what the rank waited for, and the step does not.
     forward_ns = max(0, min(step.forward_ns, step.step_ns - backward_ns))
@@ -60,33 +66,16 @@ def emulated_job(
         rest_ns=max(0, step.step_ns - backward_ns - forward_ns),
         ready_ns=tuple(step.ready_ns.tolist()),
         gradient_bytes=tuple(step.bytes.tolist()),
-        bucket_cap_bytes=_bucket_cap_bytes(run, buckets),
+        bucket_cap_bytes=None if policy == DdpBuckets() else policy.cap_bytes,
         steps=USUAL_STEPS if steps is None else steps,
         dilation=dilation,
         backend=BACKENDS[0] if backend is None else backend,
     )
     facts = run.facts.only(_KEPT_FACTS) | Facts(dilation=dilation if dilation > 1 else None)
     known = Known(source=f"{workload}, emulated", basis=run.provenance.basis, facts=facts)
-    return EmulatedJob(emulation=emulation, known=known, warnings=tuple(_left_out(step)))
-
-
-def _left_out(step: Step) -> Iterator[str]:
-    count = len(step.others.op)
-    if count:
-        kinds = ", ".join(sorted(set(step.others.op)))
-        yield (
-            f"{count} other collective{'s' if count > 1 else ''} of each recorded step ({kinds}) "
-            f"{'are' if count > 1 else 'is'} left out: emulated accelerators send gradients only"
-        )
-
-
-def _bucket_cap_bytes(run: Run, buckets: str | None) -> int | None:
-    """Return the buckets asked for, or as recorded, as DDP takes them; None is its own default."""
-    text = (run.facts.buckets or "ddp") if buckets is None else buckets
-    policy = bucket_policy(text)
-    if not isinstance(policy, DdpBuckets):
-        asked = "was recorded with" if buckets is None else "got"
-        raise UsageError(
-            f"buckets: the job trains under PyTorch DDP: expected ddp or ddp:SIZE, {asked} {text}"
-        )
-    return None if policy == DdpBuckets() else policy.cap_bytes
+    count, kinds = len(step.others.op), ", ".join(sorted(set(step.others.op)))
+    left_out = (
+        f"{count} other collective{'s' if count > 1 else ''} of each recorded step ({kinds}) "
+        f"{'are' if count > 1 else 'is'} left out: emulated accelerators send gradients only"
+    )
+    return EmulatedJob(emulation=emulation, known=known, warnings=(left_out,) if count else ())

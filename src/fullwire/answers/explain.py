@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import nan
+from typing import Any
 
 import numpy as np
 
 from fullwire.answers.believable import check_scaling, check_steps, check_times
-from fullwire.answers.break_even import BreakEven, break_even
 from fullwire.answers.compare import refuse_other_work
 from fullwire.answers.conditions import rate
-from fullwire.answers.opening import RunLike, opened
-from fullwire.answers.verdict import Verdict, judged
+from fullwire.answers.opening import RunLike, many, opened, with_line_rate
+from fullwire.clusters.cluster import Torus
+from fullwire.collectives.cost import Floats
+from fullwire.collectives.registry import with_formula
+from fullwire.display import Bar, Result, html_account, html_table
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.findings.case import NOTABLE, THRESHOLD, Case, communicates, computes, enough_steps
 from fullwire.findings.evidence import evidence
@@ -34,21 +38,97 @@ from fullwire.findings.scaling import (
     NoMoreWithFullLinks,
     ScalingFactor,
     WithFullLinks,
+    turning,
+)
+from fullwire.findings.verdicts import (
+    Colour,
+    besides,
+    drawn_parts,
+    kind_of,
+    near_kinds,
+    verdict_kinds,
 )
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
 from fullwire.run.placement import shares_one_host, sums_on_processors
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
+from fullwire.simulation.sweep import sweep
+from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Account, Part, account, nothing
 from fullwire.timeline.breakdown import RankBreakdown
 from fullwire.timeline.contention import CrowdingSource
 from fullwire.timeline.transfers import holds_times, recorded_ranks, world
-from fullwire.units import show_rate
-from fullwire.words import sentences
+from fullwire.units import show_rate, show_time
+from fullwire.words import sentence, sentences, setting
+
+_UNNAMED = Colour(light="#8c96a3", dark="#8c96a3")  # of a part that has none of its own
+_POINTS = 600  # rates that are looked at, two of them 1.5 % apart
+_FAR = 100.0  # times slower and faster than now: beyond it nobody asks
+_MOST_WORKERS = 4096
+_SIZES = 100  # that are looked at first
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Explanation:
+OF_ONE = (Part.COMPUTE, Part.INPUT, Part.HOST)  # parts of a step that one worker has as well
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the account amounts to, and why. Its sentences are filled in when they are read."""
+
+    kind: str  # a key of `fullwire.findings.verdicts.verdict_kinds()`
+    threshold: float
+    findings: tuple[Finding, ...]  # the verdict itself, then what it would leave unsaid
+    why: tuple[Finding, ...]
+    needed: tuple[Finding, ...]  # what would settle it, where the kind is unknown
+    near: tuple[str, ...] = ()  # the kinds that a repeat may give as well
+
+    @property
+    def sentence(self) -> str:
+        """Return the verdict in words."""
+        return " ".join(sentences(self.findings))
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Return why, a clause each."""
+        return sentences(self.why)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Return what would settle it, a clause each."""
+        return sentences(self.needed)
+
+
+def judged(case: Case) -> Verdict:
+    """Judge a case."""
+    kind, why = kind_of(case)
+    return Verdict(
+        kind=kind.key,
+        threshold=THRESHOLD,
+        findings=(kind.says(case), *besides(case, kind)),
+        why=why,
+        needed=tuple(kind.lacks(case)),
+        near=near_kinds(case, kind),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """Where communication begins, or ceases, to cost the threshold; None where it never does."""
+
+    bandwidth_bps: float | None
+    workers: int | None
+    line_takes_over_bps: float | None  # below it the line is slower than the transport
+    is_limited: bool  # now
+    finding: Finding
+
+    @property
+    def sentence(self) -> str:
+        """Return it in words."""
+        return sentence(self.finding)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Explanation(Result):
     """The account of a job's step, what it amounts to, and what it rests on."""
 
     verdict: Verdict
@@ -100,13 +180,23 @@ class Explanation:
         """Return what the step loses to having several workers, where that is known."""
         if self.scaling_factor is None:
             return None
+        full: Finding | None = None
+        if self.full is not None:
+            median_s, factor = self.other_median_s, self.full.scaling_factor
+            now = self.scaling_factor if median_s is None else self.predicted_from_s / median_s
+            if factor <= now:
+                full = NoMoreWithFullLinks()
+            elif median_s is None:
+                full = WithFullLinks(factor=factor)
+            else:
+                full = MedianWithFullLinks(factor=factor, now=now)
         longer_s = self.compute_inflation_s
         return ScalingFactor(
             factor=self.scaling_factor,
             alone_s=self.baseline_step_s,
             estimate=self._estimate(),
             step_s=self.step_s,
-            full=self._with_full_links(),
+            full=full,
             longer_s=longer_s if longer_s is not None and longer_s > 0 else None,
         )
 
@@ -117,16 +207,58 @@ class Explanation:
         probes = self.detail.crowding.probes or None
         return Estimated(probes=probes, low_s=low_s, high_s=high_s)
 
-    def _with_full_links(self) -> Finding | None:
-        if self.full is None:
-            return None
-        factor, median_s = self.full.scaling_factor, self.other_median_s
-        now = self.scaling_factor if median_s is None else self.predicted_from_s / median_s
-        if now is not None and factor <= now:
-            return NoMoreWithFullLinks()
-        if median_s is None:
-            return WithFullLinks(factor=factor)
-        return MedianWithFullLinks(factor=factor, now=self.predicted_from_s / median_s)
+    def _in_short(self) -> Iterator[str]:
+        yield self.verdict.sentence
+        if self.scaling is not None:
+            yield sentence(self.scaling)
+        if self.fixes:
+            best = self.fixes[0]
+            step = f"{show_time(best.step_s)} a step"
+            yield f"best of {len(self.fixes)} fixes: {sentence(best)}, {step}"
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            "account": {
+                "part": list(self.account),
+                "time_s": list(self.account.values()),
+                "share": [time_s / self.step_s for time_s in self.account.values()]
+                if self.step_s
+                else [nan] * len(self.account),
+            },
+            "ranks": {
+                field.name: [getattr(rank, field.name) for rank in self.ranks]
+                for field in fields(RankBreakdown)
+            },
+            "fixes": {
+                "change": list(sentences(self.fixes)),
+                "setting": [setting(fix) for fix in self.fixes],
+                "kind": [fix.kind for fix in self.fixes],
+                "risk": [fix.risk for fix in self.fixes],
+                "step_s": [fix.step_s for fix in self.fixes],
+                "low_s": [fix.low_s for fix in self.fixes],
+                "high_s": [fix.high_s for fix in self.fixes],
+                "scaling_factor": [fix.scaling_factor for fix in self.fixes],
+            },
+            "evidence": {
+                "name": [figure.key for figure in self.evidence],
+                "value": [figure.value for figure in self.evidence],
+                "sentence": list(sentences(self.evidence)),
+            },
+        }
+
+    def _picture(self) -> str:
+        if not self.step_s:
+            return ""
+        blamed = verdict_kinds()[self.verdict.kind].part
+        drawn = drawn_parts()
+        bars = [
+            Bar(drawn[part].label, time_s, colour.light, is_blamed=part == blamed)
+            for part, time_s in self.account.items()
+            if time_s > 0 and (colour := drawn[part].colour or _UNNAMED)
+        ]
+        fixes = self._tables()["fixes"]
+        shown = {name: fixes[name] for name in ("change", "step_s", "scaling_factor", "setting")}
+        return html_account(bars) + (html_table(shown) if self.fixes else "")
 
 
 def explain(
@@ -134,12 +266,21 @@ def explain(
     *,
     baseline: RunLike | None = None,
     bandwidth: str | float | None = None,
-    calibrate: Sequence[RunLike] = (),
+    calibrate: RunLike | Sequence[RunLike] = (),
 ) -> Explanation:
     """Say where the time of a step goes, and what limits the job.
 
-    `baseline` is a run of the same work on one worker; `bandwidth` is the line rate of the links,
-    for runs that do not know theirs; `calibrate` are other runs of the same cluster.
+    - `run`: a run, or the path of one or of a trace.
+    - `baseline`: a run of the same work on one worker. Without it, T1 is estimated.
+    - `bandwidth`: the line rate of the links, `"10Gbps"` or bits per second, where a run does not
+      know its own.
+    - `calibrate`: other runs of the same cluster, from which predictions learn its transport.
+
+    Times of the answer are seconds a step.
+
+        found = fw.explain("job.run")
+        found.verdict.sentence
+        found.to_pandas("fixes")
     """
     asked = opened(run)
     job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
@@ -150,15 +291,30 @@ def explain(
     told = evidence(job, found, rate_bps)
     case = Case(run=job, account=found, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps)
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
-    predictor, why_not = _forecaster(case, rate_bps, [opened(each).run for each in calibrate])
-    helpful = _helpful(case, predictor)
-    full = None if predictor is None else _at_full_utilization(given_s, predictor)
-    link, gain = _faster_link(helpful)
-    case = replace(case, faster_link=link, gain=gain)
+    others = [opened(each).run for each in many(calibrate)]
+    if bandwidth is not None:
+        others = [with_line_rate(each, rate(bandwidth)) for each in others]
+    predictor, why_not = _forecaster(case, rate_bps, others)
+    helpful, full, against = _helpful(case, predictor), None, 1.0
+    links = [] if helpful is None else [fix for fix in helpful.found if fix.kind == "link"]
+    if helpful is not None and links:
+        link = max(links, key=lambda fix: fix.step_s)
+        case = replace(case, faster_link=link, gain=1 - link.step_s / helpful.from_s)
+    if helpful is not None:
+        case = replace(case, gains_by_sooner=helpful.sooner)
+    verdict = judged(case)
+    if helpful is not None and given_s is not None:
+        # A fix that one worker would profit from too has shortened the T1 that it was predicted
+        # with.
+        against = given_s / helpful.alone_s
+    if predictor is not None:
+        full = predictor.ask(transports=(predictor.full(),))
+        if given_s is not None:
+            full = replace(full, scaling_factor=given_s / full.step_s)
     return _believed(
         job,
         Explanation(
-            verdict=judged(case),
+            verdict=verdict,
             step_s=found.step_s,
             baseline_step_s=baseline_s,
             baseline_between_s=between_s,
@@ -170,8 +326,18 @@ def explain(
             evidence=told,
             break_even=None
             if predictor is None
-            else break_even(predictor, THRESHOLD, case.share(parts[Part.STRAGGLER.key])),
-            fixes=() if helpful is None else _against(given_s, helpful),
+            else break_even(
+                predictor,
+                THRESHOLD,
+                waited=case.share(parts[Part.STRAGGLER.key]),
+                lost=1 - case.share(sum(parts[part.key] for part in OF_ONE)),
+            ),
+            fixes=tuple(
+                replace(
+                    fix, forecast=replace(fix.forecast, scaling_factor=against * fix.scaling_factor)
+                )
+                for fix in (() if helpful is None else helpful.first_for(verdict.kind))
+            ),
             fixes_from_s=None if helpful is None else helpful.from_s,
             full=full,
             notes=(
@@ -226,24 +392,7 @@ def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
     is_told = computes(case) and enough_steps(case) and not case.lost
     if case.account.is_whole_trace or not is_told:
         return None
-    return fixes_by_account(case.account)
-
-
-def _against(given_s: float | None, helpful: Fixes) -> tuple[Fix, ...]:
-    """Hold fixes against a baseline's T1, where there is one.
-
-    A fix that one worker would profit from too has shortened the T1 that it was predicted with.
-    """
-    times = 1.0 if given_s is None else given_s / helpful.alone_s
-    return tuple(
-        replace(fix, forecast=replace(fix.forecast, scaling_factor=times * fix.scaling_factor))
-        for fix in helpful.found
-    )
-
-
-def _at_full_utilization(given_s: float | None, predictor: Forecaster) -> Forecast:
-    found = predictor.ask(transports=(predictor.full(),))
-    return found if given_s is None else replace(found, scaling_factor=given_s / found.step_s)
+    return fixes_by_account(case.run, case.account)
 
 
 def _forecaster(
@@ -255,22 +404,18 @@ def _forecaster(
     try:
         found = forecaster(case.run, min(rate_bps.values(), default=None), calibrate)
         if found is not None:
-            _check(found, case.run)
+            # A step that cannot be is not predicted from: its account may be true all the same.
+            now, source = found.ask(), case.run.provenance.source
+            check_steps(
+                source,
+                median_step=found.measured_s,
+                step_of_one_worker=found.alone_s,
+                predicted_step=now.step_s,
+            )
+            check_scaling(source, world(case.run), now.scaling_factor)
     except (UsageError, DamagedInput) as error:
         return None, (NoFixesPredicted(why=str(error)),)
     return found, ()
-
-
-def _check(found: Forecaster, run: Run) -> None:
-    """Refuse to predict from a step that cannot be: its account may be true all the same."""
-    now = found.ask()
-    check_steps(
-        run.provenance.source,
-        median_step=found.measured_s,
-        step_of_one_worker=found.alone_s,
-        predicted_step=now.step_s,
-    )
-    check_scaling(run.provenance.source, world(run), now.scaling_factor)
 
 
 def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, float]:
@@ -339,10 +484,68 @@ def _baseline(
     return by_one.step_s, between_s, parts[Part.COMPUTE.key] - by_one.parts_s[Part.COMPUTE.key]
 
 
-def _faster_link(helpful: Fixes | None) -> tuple[Fix | None, float]:
-    """Return the next link on sale that would help, and what share of the step it would gain."""
-    links = [] if helpful is None else [fix for fix in helpful.found if fix.kind == "link"]
-    if helpful is None or not links:
-        return None, 0.0
-    next_one = max(links, key=lambda fix: fix.step_s)
-    return next_one, 1 - next_one.step_s / helpful.from_s
+def break_even(
+    job: Forecaster, threshold: float, waited: float | None = None, lost: float | None = None
+) -> BreakEven:
+    """Find where the share of the step that communication costs crosses the threshold.
+
+    `waited` is the share of a step that ranks waited for late ones, as an account has it, and
+    `lost` all that the account says a step loses to having several workers. Where the account and
+    the prediction are on two sides of the threshold, the prediction is moved to the account.
+    """
+    rates_bps = np.geomspace(job.rate_bps / _FAR, job.rate_bps * _FAR, _POINTS)
+    [now] = _lost(job)
+    is_apart = lost is not None and (lost >= threshold) != bool(now >= threshold)
+    away = lost - float(now) if lost is not None and is_apart else 0.0
+    is_limited = bool(now + away >= threshold)
+    by_rate = _lost(job, bandwidth_bps=tuple(rates_bps.tolist())) + away
+    enough = np.flatnonzero(by_rate < threshold)
+    rate_bps = float(rates_bps[enough[0]]) if len(enough) and enough[0] > 0 else None
+    # The smallest job that loses so much is found among some sizes, then among all next to them.
+    # An algorithm that has no formula for any number of workers needs all devices of its nodes.
+    fabric, unit = job.grid.cluster, 1
+    if fabric is not None and not set(job.grid.algorithms) <= set(with_formula("allreduce")):
+        unit = fabric.devices_per_node
+    workers, sizes = None, np.geomspace(max(2, unit), _MOST_WORKERS, _SIZES).astype(np.int64)
+    sizes = np.unique(sizes // unit * unit)
+    if fabric is not None and isinstance(fabric.network, Torus):
+        sizes = sizes[:0]  # it has as many devices as it has
+    for _ in ("some", "all"):
+        if not len(sizes):
+            break
+        of_sizes = _lost(job, workers=tuple(sizes.tolist())) + away
+        losing = np.flatnonzero(of_sizes >= threshold)
+        if not len(losing):
+            workers = None
+            break
+        workers, below = int(sizes[losing[0]]), int(sizes[max(losing[0] - 1, 0)])
+        sizes = np.arange(below, workers + 1, unit)
+    [transport] = job.grid.transports
+    line_bps = None
+    if isinstance(transport, MeasuredTransport):
+        line_bps = transport.line_limits_up_to_bps(job.workers)
+        if line_bps >= _FAR * job.rate_bps:
+            line_bps = None  # so little work was not seen
+    step = job.subject.step
+    is_waiting = step.waiting_ns >= threshold * (step.step_ns + step.waiting_ns)
+    is_waiting &= waited is None or waited >= threshold  # else it is scatter that nobody waited for
+    finding = turning(
+        is_limited=is_limited,
+        is_waiting=is_waiting,
+        rate_bps=rate_bps,
+        workers=workers,
+        line_bps=line_bps,
+        threshold=threshold,
+    )
+    return BreakEven(
+        bandwidth_bps=rate_bps,
+        workers=workers,
+        line_takes_over_bps=line_bps,
+        is_limited=is_limited,
+        finding=finding,
+    )
+
+
+def _lost(job: Forecaster, **axis: object) -> Floats:
+    grid = replace(job.grid, **axis)  # type: ignore[arg-type]  # an axis of the grid
+    return np.asarray(1 - sweep([job.subject], grid)["scaling_factor"])

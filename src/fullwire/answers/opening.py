@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from fullwire.files import path_of
+from fullwire.errors import UsageError
+from fullwire.files import name_of, path_of
 from fullwire.importers import read
+from fullwire.run.facts import Facts
+from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run, Spans
 from fullwire.run.store import ByRanks, by_ranks, is_run
+from fullwire.run.store import write as write_run
 from fullwire.timeline.utilization import SAMPLES, missing_tables
+from fullwire.units import bits_per_second, show_rate
 
 LARGE = 250_000  # spans: some 100 MB with their timelines
 
@@ -31,6 +36,25 @@ class Opened:
 RunLike: TypeAlias = Run | str | Path | Opened  # a run, where one is, or the name of a workload
 
 
+def write(run: Run | str | Path, path: str | Path, *, replace: bool = False) -> Path:
+    """Write a run so that it appears whole or not at all, and return where.
+
+    - `run`: a run, or the path of one, of a trace, or the name of a workload.
+    - `path`: the directory that the run becomes.
+    - `replace`: a run that exists is replaced.
+
+        fw.write(fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps"), "predicted.run")
+    """
+    return write_run(read(run) if isinstance(run, str | Path) else run, path, replace=replace)
+
+
+def many(given: RunLike | Sequence[RunLike]) -> tuple[RunLike, ...]:
+    """Return runs that were given one by one or as a sequence; a path is one."""
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return tuple(given)
+    return (given,)
+
+
 def opened(given: RunLike) -> Opened:
     """Open a run; of one that was written rank by rank and is large, an outline.
 
@@ -47,3 +71,32 @@ def opened(given: RunLike) -> Opened:
         if found is not None and len(missing_tables(found.outline)) == len(SAMPLES):
             return Opened(found.outline, found)
     return Opened(read(given))
+
+
+def completed(given: RunLike, line_rate: str | float | None) -> Opened:
+    """Open a run, and give it the line rate of its links, which it does not know.
+
+    A rate that it could not use is refused: one that contradicts its own, and any where no line is.
+    """
+    found = opened(given)
+    if line_rate is None:
+        return found
+    run, rate_bps = found.run, bits_per_second(line_rate, "line rate")
+    name = name_of(given) if isinstance(given, str | Path) else run.provenance.source
+    known_bps = run.facts.line_rate_bps
+    if run.provenance.origin == "modelled":
+        raise UsageError(f"line rate: expected a recorded run, got the built-in workload {name}")
+    if shares_one_host(run):
+        raise UsageError(f"line rate: {name} has no line between its ranks, which share one host")
+    if known_bps not in (None, rate_bps):
+        raise UsageError(
+            f"line rate: {name} knows its own, {show_rate(known_bps)}; got {show_rate(rate_bps)}"
+        )
+    return replace(found, run=with_line_rate(run, rate_bps))
+
+
+def with_line_rate(run: Run, rate_bps: float) -> Run:
+    """Return a run with the line rate of its links, where it does not know its own."""
+    if run.facts.line_rate_bps is not None or shares_one_host(run):
+        return run
+    return replace(run, facts=run.facts | Facts(line_rate_bps=rate_bps))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fullwire.answers.conditions import OneOrMany, count, several
-from fullwire.answers.opening import Opened, RunLike, opened
+from fullwire.answers.opening import Opened, RunLike, completed, many, with_line_rate
 from fullwire.errors import UsageError
 from fullwire.files import name_of
-from fullwire.importers.nccl_tests import read_table
+from fullwire.importers import tables
 from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import Calibration, calibrated, line_rate_bps
@@ -17,24 +17,30 @@ from fullwire.simulation.grid import Subject
 from fullwire.simulation.subject import plain_subject
 from fullwire.simulation.sweep import with_residue
 from fullwire.simulation.transport import TableTransport, Transport, full_transport
-from fullwire.units import shown
+from fullwire.units import bits_per_second, shown
 from fullwire.workloads import MOST_SAMPLES
 
+_RATE_UNKNOWN = "the line rate of its links is not known"
 
-def named(runs: RunLike | Sequence[RunLike]) -> list[tuple[str, Run]]:
-    """Open what is named; a run is called what it was opened as, or by its source."""
-    many = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
-    if not many:
+
+def named(
+    runs: RunLike | Sequence[RunLike], line_rate: str | float | None = None
+) -> list[tuple[str, Run]]:
+    """Open what is named; a run is called what it was opened as, or by its source.
+
+    `line_rate` is that of their links, for runs that do not know it.
+    """
+    asked = many(runs)
+    if not asked:
         raise UsageError("what-if: expected at least one run")
-    found = [_named(each) for each in many]
+    found = []
+    for each in asked:  # which may be a run, and then its source is its name
+        run = completed(each, line_rate).run
+        name = name_of(each) if isinstance(each, str | Path) else run.provenance.source
+        found.append((name, run))
     if len({name for name, _ in found}) < len(found):
         return [(f"{name} ({number})", run) for number, (name, run) in enumerate(found, 1)]
     return found
-
-
-def _named(given: RunLike) -> tuple[str, Run]:
-    run = opened(given).run
-    return name_of(given) if isinstance(given, str | Path) else run.provenance.source, run
 
 
 def with_batches(
@@ -62,32 +68,40 @@ class Transports:
         runs: Sequence[Run],
         calibrate: RunLike | Sequence[RunLike],
         names: tuple[str, ...] = (),
+        line_rate: str | float | None = None,
     ) -> None:
-        self._runs = [*runs, *(run for _, run in named(calibrate))] if calibrate else list(runs)
+        others = [run for _, run in named(calibrate)] if calibrate else []
+        if line_rate is not None:  # of the same cluster; where links differ, runs know theirs
+            rate_bps = bits_per_second(line_rate, "line rate")
+            others = [with_line_rate(run, rate_bps) for run in others]
+        self._runs = [*runs, *others]
         self._names = names or tuple(run.provenance.source for run in runs)
         self.calibration: Calibration | None = None
 
     def named(self, text: str) -> Transport:
         """Return a transport by its name."""
+        if text != "measured" and Path(text).is_file():
+            found = tables(text)
+            table = next((each for each in found if each.op == "allreduce"), found[0])
+            if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
+                raise UsageError(
+                    f"{text}: expected a table of several ranks: one alone sends nothing"
+                )
+            return TableTransport(name=Path(text).name, points=table.points())
         if text != "measured":
-            return _timed(Path(text)) if Path(text).is_file() else full_transport(text)
+            return full_transport(text)
         if self.calibration is None:
-            self._refuse_silent_runs()
+            why = [_shows_no_transport(run) for run in self._runs]
+            if None not in why:
+                pairs = zip(self._names, why, strict=False)
+                told = "; ".join(f"{name}: {reason}" for name, reason in pairs)
+                give = "give it with --line-rate, " if _RATE_UNKNOWN in why else ""
+                raise UsageError(
+                    f"{told}. So nothing is known about the transport: {give}name a run on links "
+                    "of a known rate with --calibrate, or ask for --transport full"
+                )
             self.calibration = calibrated(self._runs)
         return self.calibration.transport
-
-    def _refuse_silent_runs(self) -> None:
-        """Refuse runs of which none shows a transport, and say of each why it does not."""
-        why = [_shows_no_transport(run) for run in self._runs]
-        if None in why:
-            return
-        said = "; ".join(
-            f"{name}: {reason}" for name, reason in zip(self._names, why, strict=False)
-        )
-        raise UsageError(
-            f"{said}. So nothing is known about the transport: name a run on links of a known rate "
-            "with --calibrate, or ask for --transport full"
-        )
 
 
 def _shows_no_transport(run: Run) -> str | None:
@@ -97,17 +111,10 @@ def _shows_no_transport(run: Run) -> str | None:
     if shares_one_host(run):
         return "its ranks share one host, and use no link"
     if line_rate_bps(run) is None:
-        return "the line rate of its links is not known"
+        return _RATE_UNKNOWN
     if not len(run.collectives):
         return "it has no collectives"
     return None
-
-
-def _timed(path: Path) -> TableTransport:
-    table = read_table(path)
-    if table.workers == 1 and not any(row.bus_gb_s for row in table.rows):
-        raise UsageError(f"{path}: expected a table of several ranks: one alone sends nothing")
-    return TableTransport(name=path.name, points=table.points())
 
 
 def subject_of(name: str, run: Run, found: Transports) -> Subject:

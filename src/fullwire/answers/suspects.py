@@ -25,7 +25,7 @@ from fullwire.clusters.cluster import (
     with_workers,
 )
 from fullwire.collectives.tuning import AUTO
-from fullwire.findings.suspicions import WORTH_BLAMING, Suspect, Suspicion
+from fullwire.findings.predictions import WORTH_BLAMING, Suspect, Suspicion
 from fullwire.simulation.grid import Grid, Subject, tried
 from fullwire.simulation.on_links import OnLinks
 from fullwire.simulation.sweep import sweep
@@ -84,7 +84,14 @@ def _suspicion(subject: Subject, point: Grid) -> Suspicion:
     suspects = tuple(_asked(subject, each) for each in _wider(point, has_spine=has_spine))
     if has_spine and all(suspect.step_s >= (1 - WORTH_BLAMING) * step_s for suspect in suspects):
         suspects += (_asked(subject, (NICS_AND_SPINE, "both twice as fast", _faster(point))),)
-    suspects += (_asked(subject, (LATENCIES, "none", _without_latency(point))),)
+    inside = fabric.inside
+    at_once = replace(
+        fabric,
+        network=replace(network, latency_s=0.0) if isinstance(network, LeafSpine) else network,
+        inside=None if inside is None else replace(inside, latency_s=0.0),
+    )
+    without_latency = replace(point, latency_s=(0.0,), cluster=at_once)
+    suspects += (_asked(subject, (LATENCIES, "none", without_latency)),)
     return Suspicion(
         run=subject.name,
         cluster=fabric.name,
@@ -121,7 +128,11 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
         yield SLOW_HOSTS, change, replace(point, cluster=wider)
     if has_spine and isinstance(network, LeafSpine):
         if network.oversubscription > 1:
-            wider = replace(fabric, network=_with_a_wide_spine(network))
+            wide = replace(network, oversubscription=1.0)
+            if network.leaves_per_pod is not None:  # the core stays as wide as it was
+                kept_ratio = network.oversubscription * network.core_oversubscription
+                wide = replace(wide, core_oversubscription=kept_ratio)
+            wider = replace(fabric, network=wide)
             yield LINK_KINDS[SPINE], "a 1:1 spine", replace(point, cluster=wider)
         if network.core_oversubscription > 1:
             wider = replace(fabric, network=replace(network, core_oversubscription=1.0))
@@ -138,26 +149,6 @@ def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
             fabric, inside=replace(fabric.inside, rate_bps=_FASTER * fabric.inside.rate_bps)
         )
         yield LINK_KINDS[IN_NODE], "in-node links twice as fast", replace(point, cluster=wider)
-
-
-def _without_latency(point: Grid) -> Grid:
-    fabric = point.cluster
-    assert fabric is not None
-    network, inside = fabric.network, fabric.inside
-    if isinstance(network, LeafSpine):
-        network = replace(network, latency_s=0.0)
-    if inside is not None:
-        inside = replace(inside, latency_s=0.0)
-    return replace(point, latency_s=(0.0,), cluster=replace(fabric, network=network, inside=inside))
-
-
-def _with_a_wide_spine(network: LeafSpine) -> LeafSpine:
-    """Return it with a 1:1 spine, and the core as wide as it was."""
-    wider = replace(network, oversubscription=1.0)
-    if network.leaves_per_pod is None:
-        return wider
-    kept = network.oversubscription * network.core_oversubscription
-    return replace(wider, core_oversubscription=kept)
 
 
 def _faster(point: Grid) -> Grid:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +24,11 @@ def flows(
 ) -> AuditedTraffic:
     """Say what packets say: of captures of one job, or of a run that was made of them.
 
-    `hosts` is a file of lines such as `node0 10.0.0.1 10.0.1.1 ranks=0-7`; `gradient` is how large
-    the model's gradients are, against which bytes are then held.
+    - `captures`: files with packets, plain or packed, or one run that was made of them.
+    - `hosts`: a file of lines such as `node0 10.0.0.1 10.0.1.1 ranks=0-7`.
+    - `gradient`: how large the model's gradients are, `"102MB"` or bytes, to hold bytes against.
 
-    fw.flows("rank0.pcap", "rank1.pcap").pattern.kind
+        fw.flows("rank0.pcap", "rank1.pcap").pattern.kind
     """
     return flows_and_run(*captures, hosts=hosts, gradient=gradient)[0]
 
@@ -44,7 +44,7 @@ def flows_and_run(
         raise UsageError("gradient: expected a size above 0")
     run = _traffic_run(*captures)
     if hosts is not None:
-        from fullwire.packets.hosts_file import read_hosts
+        from fullwire.packets.edges import read_hosts
 
         run = replace(run, facts=run.facts | read_hosts(path_of(hosts, "hosts")))
     from fullwire.answers.audited import audited  # which begin when captures have been read
@@ -75,13 +75,10 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
                 return read_run(place)
     from fullwire.packets.pcap import read_captures
 
-    return read_captures(_captures([path_of(capture, "flows") for capture in captures]))
-
-
-def _captures(places: Sequence[Path]) -> list[Path]:
-    """Return the captures that are given: files, and what directories hold of them."""
+    # Files that are given, and what directories hold of them.
+    places = [path_of(capture, "flows") for capture in captures]
     refuse_packed([place for place in places if not is_directory(place)])
     found = files_like(places, lambda path: is_capture(beginning_of(path)))
     if not found:
         raise DamagedInput(places[0], "neither a run nor a folder of packet captures")
-    return found
+    return read_captures(found)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fullwire.answers.conditions import rate, worker_count
+from fullwire.compression.codec import CODECS
 from fullwire.errors import FullwireError
 from fullwire.findings.comparisons import (
     ChangedBackend,
@@ -20,8 +21,7 @@ from fullwire.findings.comparisons import (
     Verified,
 )
 from fullwire.findings.finding import Finding
-from fullwire.fixes.compression import casting
-from fullwire.fixes.transport import FILLS_THE_LINE
+from fullwire.fixes.fix import FILLS_THE_LINE
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.calibrate import held_against
@@ -29,6 +29,8 @@ from fullwire.simulation.forecast import forecaster
 from fullwire.simulation.typical import typical_step
 from fullwire.timeline.passes import passes_of_step
 from fullwire.words import sentences
+
+_CASTING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,5 +142,6 @@ def _changes(before: Run, after: Run) -> Iterator[tuple[Finding, tuple[str, Any]
     if differs("buckets"):
         buckets = str(after.facts.buckets)
         yield ChangedBuckets(buckets=buckets), ("buckets", (bucket_policy(buckets),))
-    if differs("hook") and (cast := casting(after)) is not None:
+    if differs("hook") and after.facts.hook in _CASTING_HOOKS:
+        cast = CODECS["fp16"].compressor(on_gpu=after.facts.backend == "nccl")
         yield ChangedHook(hook=str(after.facts.hook)), ("compressors", (cast,))

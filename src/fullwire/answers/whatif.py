@@ -33,36 +33,52 @@ from fullwire.answers.subjects import (
 )
 from fullwire.answers.suspects import suspicions
 from fullwire.clusters import ClusterLike, cluster
-from fullwire.clusters.cluster import Cluster, one_switch, with_nodes
+from fullwire.clusters.cluster import one_switch, with_nodes
 from fullwire.collectives.cost import Floats
 from fullwire.collectives.registry import usual_algorithm
-from fullwire.collectives.tuning import AUTO, Range, Times, around_a_switch, over_links, ranges
+from fullwire.collectives.tuning import AUTO, Range, around_a_switch, over_links, ranges
 from fullwire.compression.compressor import Compressor
 from fullwire.crew import HERE, Crew, crew
+from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
 from fullwire.findings.collective import TunerTakes, by_size
 from fullwire.findings.finding import Finding
-from fullwire.findings.predictions import prediction_notes, target_findings
-from fullwire.findings.suspicions import Suspicion, suspicion_finding
+from fullwire.findings.predictions import Suspicion, prediction_notes, suspicion_finding
+from fullwire.findings.scaling import target_findings
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import bucket_policy
 from fullwire.simulation.conditions import CHANGES, Changes, changed, unfolded, with_names
 from fullwire.simulation.grid import MOST_APART, Grid, Predictions, Subject, tried
 from fullwire.simulation.interval import interval_s
 from fullwire.simulation.on_links import OnLinks
-from fullwire.simulation.replay import replay as replay_subject
 from fullwire.simulation.scenario import Order, Scenario, lane_order
 from fullwire.simulation.stragglers import jitter
 from fullwire.simulation.subject import recorded_cluster
 from fullwire.simulation.sweep import Progress, sweep
+from fullwire.simulation.sweep import replay as replay_subject
 from fullwire.simulation.target import Targets, targets
 from fullwire.simulation.transport import FullTransport
-from fullwire.units import ratio
+from fullwire.units import ratio, show_time
 from fullwire.words import sentences
 
 # What is asked when neither the person nor the run says: sizes and speeds that people buy.
 USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
 USUAL_BANDWIDTHS = ("1Gbps", "10Gbps", "25Gbps", "100Gbps", "400Gbps")
+# The conditions of a replay, as `_grid` calls them.
+_REPLAYED = {
+    "bandwidth": "bandwidth",
+    "workers": "workers",
+    "compression": "compression",
+    "codec": "codec",
+    "transport": "transport_",
+    "buckets": "buckets",
+    "algorithm": "algorithm",
+    "latency": "latency_",
+    "cluster": "cluster_",
+    "nodes": "nodes",
+    "placement": "placement",
+    "jitter": "jitter_",
+}
 MOST_TUNED = 16  # clusters of which a result says what the tuner takes
 
 
@@ -76,8 +92,8 @@ class Tuned:
     ranges: tuple[Range, ...]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class WhatIf:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class WhatIf(Result):
     """Predictions as a table, what reaches the target if one was asked for, and what to know."""
 
     predictions: Predictions
@@ -142,6 +158,33 @@ class WhatIf:
             columns |= dict(zip(("step_low_s", "step_high_s"), self.interval_s, strict=True))
         return columns
 
+    def _in_short(self) -> Iterator[str]:
+        runs = dict.fromkeys(self["run"].tolist())
+        yield f"{len(self):,} predictions of {', '.join(runs)}"
+        step_s, factor = self["step_s"], self["scaling_factor"]
+        least, most = show_time(float(step_s.min())), show_time(float(step_s.max()))
+        low, high = f"{factor.min():.3f}", f"{factor.max():.3f}"
+        yield (
+            f"step {least if least == most else f'{least} to {most}'}; "
+            f"scaling factor {low if low == high else f'{low} to {high}'}"
+        )
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"predictions": self.columns()}
+
+    def _picture(self) -> str:
+        varying = {axis for axis, values in self.predictions.axes.items() if len(values) > 1}
+        if "codec" in varying:
+            varying.add("compression")
+            if all(codec.is_free for codec in self.predictions.axes["codec"]):
+                varying.remove("codec")  # which is then a ratio and has no name
+        shown = varying | {"step_s", "step_low_s", "step_high_s", "scaling_factor"}
+        return html_table({name: each for name, each in self.columns().items() if name in shown})
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Complete `table["` with the names of columns."""
+        return list(self.columns())
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Go through the rows as dictionaries of plain values."""
         columns = {name: column.tolist() for name, column in self.predictions.columns().items()}
@@ -190,28 +233,49 @@ def whatif(
     target: str | float | None = None,
     progress: Progress | None = None,
     on: str = HERE,
+    line_rate: str | float | None = None,
     **more: OneOrMany,
 ) -> WhatIf:
     """Predict a step under every combination of the conditions given.
 
-    A condition that is not given is as the run was recorded; where the run does not say, workers
-    and bandwidths are the usual ones, gradients go in PyTorch's buckets around a ring. A transport
-    that is "measured" is what the collectives of the runs show, and of those in `calibrate`.
+    A condition takes one value, or several as a list or as text with commas. One that is not given
+    is as the run was recorded. Where the run does not say, workers and bandwidths are the usual
+    ones, and gradients go in PyTorch's buckets around a ring.
 
-    On a described cluster, a file or the name of a built-in one, workers are its devices, and
-    bandwidth and latency those of its NICs, whose uplinks follow; `nodes` says how many of its
-    nodes there are, and `placement` whether ranks are "packed" node by node or "scattered" over
-    its leaves.
-    `accumulate` adds up the gradients of so many passes before they are sent; with `local_steps`
-    workers average their parameters after so many steps of their own. Times are those of one pass
-    in either case. `jitter` is how ranks scatter: the step waits for the slowest of them.
-    `on="ray"`, or a Ray cluster's address, has the grid computed there. What `more` there is are
-    conditions that change the recorded step: `simulation/conditions.py` lists them.
+    - `runs`: runs, paths of runs or traces, or workloads such as `vgg16@v100`.
+    - `bandwidth` (bits per second), `latency` (seconds): of the links.
+    - `workers`: how many.
+    - `compression`: an ideal ratio.
+    - `codec`: the name of a compressor.
+    - `transport`: `"full"` or `"measured"`, the one that the collectives of the runs show.
+    - `calibrate`: more runs of the same cluster that show it.
+    - `line_rate` (bits per second): of the links on which runs were recorded, where they do not
+      know it.
+    - `buckets`, `algorithm`, `lane`: how gradients are grouped, how a collective goes, and in which
+      order messages go.
+    - `cluster`, `nodes`, `placement`: a described cluster, by file or name. Workers are then its
+      devices. `bandwidth` and `latency` are those of its NICs, and its uplinks follow. Ranks are
+      `"packed"` node by node, or `"scattered"` over its leaves.
+    - `accumulate`: the gradients of so many passes are added up before they are sent.
+    - `local_steps`: workers average their parameters after so many steps of their own. Times are
+      those of one pass, here and with `accumulate`.
+    - `jitter`: how ranks scatter. The step waits for the slowest of them.
+    - `batch`: of a worker, for built-in workloads.
+    - `target`: a scaling factor. The answer says what reaches it.
+    - `progress`: hears how many of how many predictions are done.
+    - `on`: `"ray"`, or a Ray cluster's address, has the grid computed there.
+    - `more`: conditions that change the recorded step; `fullwire whatif --help` lists them.
+
+    Times of the answer are seconds, rates bits per second.
+
+        table = fw.whatif("job.run", bandwidth="10Gbps,100Gbps", workers=[8, 64])
+        table["scaling_factor"]
+        table.to_pandas()
     """
     changes = asked_changes("whatif", more)
-    many = named(with_batches(runs, batch))
+    many = named(with_batches(runs, batch), line_rate)
     only = [run for _, run in many]
-    found = Transports(only, calibrate, tuple(name for name, _ in many))
+    found = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
     grid = _grid(
         only,
         found,
@@ -250,7 +314,18 @@ def _predicted(
     subjects = changed(whole, changes)
     predictions = sweep(subjects, grid, progress, those)
     around_s = interval_s(subjects, grid, predictions, found.calibration, those)
-    _check(predictions, around_s)
+    names = predictions["run"]
+    check_steps(
+        names, step=predictions["step_s"], step_of_one_worker=predictions["baseline_step_s"]
+    )
+    check_times(
+        names,
+        communication=predictions["communication_s"],
+        low_end=around_s[0],
+        high_end=around_s[1],
+    )
+    check_scaling(names, predictions["workers"], predictions["scaling_factor"])
+    check_shares(names, network_utilization=predictions["network_utilization"])
     reaching = None
     if wanted is not None:
         reaching = targets(with_names(subjects, changes), grid, wanted, those)
@@ -271,35 +346,26 @@ def _predicted(
     )
 
 
-def _check(predictions: Predictions, interval_s: tuple[Floats, Floats]) -> None:
-    """Refuse predictions that cannot be, by the name of the run that they come from."""
-    names = predictions["run"]
-    for name in dict.fromkeys(names.tolist()):
-        here = names == name
-        check_steps(
-            name,
-            step=predictions["step_s"][here],
-            step_of_one_worker=predictions["baseline_step_s"][here],
-        )
-        check_times(
-            name,
-            communication=predictions["communication_s"][here],
-            low_end=interval_s[0][here],
-            high_end=interval_s[1][here],
-        )
-        workers = predictions["workers"][here]
-        check_scaling(name, workers, predictions["scaling_factor"][here])
-        check_shares(name, network_utilization=predictions["network_utilization"][here])
-
-
 def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
-    """Play a run's typical step under one set of conditions, named as in `whatif`."""
-    [(name, only)] = named(run)
+    """Play a run's typical step under one set of conditions, and return it as a run.
+
+    `run` is a run, a path or a workload. `conditions` are those of `whatif`, each with one value;
+    `lane` is the order of messages.
+
+        fw.explain(fw.replay("vgg16@v100", workers=8, bandwidth="10Gbps"))
+    """
+    line_rate = conditions.pop("line_rate", None)
+    [(name, only)] = named(run, line_rate)
     changes = asked_changes(
         "replay", {each: conditions.pop(each) for each in CHANGES if each in conditions}
     )
-    found = Transports([only], conditions.pop("calibrate", ()))
-    grid = _grid([only], found, lane=lane_order(lane), **_as_in_grid(conditions))
+    found = Transports([only], conditions.pop("calibrate", ()), (name,), line_rate)
+    for name in conditions:
+        if name not in _REPLAYED:
+            known = ", ".join(_REPLAYED)
+            raise UsageError(f"replay: expected conditions among {known}, got {name!r}")
+    given = {_REPLAYED[name]: value for name, value in conditions.items()}
+    grid = _grid([only], found, lane=lane_order(lane), **given)
     axes = (
         grid.workers,
         grid.bandwidth_bps,
@@ -329,30 +395,6 @@ def replay(run: RunLike, *, lane: str = "fifo", **conditions: OneOrMany) -> Run:
     return replay_subject(only, subject, scenario)
 
 
-_IN_GRID = {name: f"{name}_" for name in ("transport", "latency", "cluster", "jitter")}
-
-
-def _as_in_grid(conditions: Mapping[str, OneOrMany]) -> dict[str, OneOrMany]:
-    known = (
-        "bandwidth",
-        "workers",
-        "compression",
-        "codec",
-        "transport",
-        "buckets",
-        "algorithm",
-        "latency",
-        "cluster",
-        "nodes",
-        "placement",
-        "jitter",
-    )
-    for name in conditions:
-        if name not in known:
-            raise UsageError(f"replay: expected conditions among {', '.join(known)}, got {name!r}")
-    return {_IN_GRID.get(name, name): value for name, value in conditions.items()}
-
-
 def _grid(
     runs: Sequence[Run],
     found: Transports,
@@ -373,27 +415,44 @@ def _grid(
     local_steps: OneOrMany = 1,
     jitter_: OneOrMany = "recorded",
 ) -> Grid:
-    fabric = _same_cluster(runs) if cluster_ is None else cluster(cluster_)
+    if cluster_ is None:  # the one that all runs were recorded on, if they were on one
+        recorded = {recorded_cluster(run) for run in runs}
+        fabric = recorded.pop() if len(recorded) == 1 else None
+    else:
+        fabric = cluster(cluster_)
     recorded_workers = _recorded(runs, "workers", None)
     if recorded_workers == 1:  # a profile of one worker: the question is how it will scale
         recorded_workers = None
     usual_workers, usual_rates, usual_latency = _first(recorded_workers, USUAL_WORKERS), None, None
     usual = "ring"
     if fabric is not None:
-        usual = "ring" if _have_one_ring(runs) else usual_algorithm("allreduce", fabric)
+        has_one_ring = all(run.facts.backend in ("gloo", "fullwire") for run in runs)
+        usual = "ring" if has_one_ring else usual_algorithm("allreduce", fabric)
         usual_workers = fabric.devices
         usual_rates, usual_latency = fabric.nics.rate_bps, fabric.nics.latency_s
+    devices = None
+    if nodes is not None:
+        if fabric is None:
+            raise UsageError(
+                "nodes: expected a described cluster with them: --cluster FILE or a name"
+            )
+        if workers is not None:
+            raise UsageError("nodes: expected nodes or workers, got both")
+        counts = several(nodes, lambda text: count(text, "nodes"))
+        devices = [with_nodes(fabric, each).devices for each in counts]
+    # Gradients are on a GPU with NCCL; every device of the built-in workloads is one.
+    is_on_gpu = all(
+        run.facts.backend == "nccl" or run.provenance.basis == "modelled" for run in runs
+    )
     return Grid(
-        workers=several(
-            _first(workers, _devices(fabric, nodes, workers), usual_workers), worker_count
-        ),
+        workers=several(_first(workers, devices, usual_workers), worker_count),
         bandwidth_bps=several(
             _first(
                 bandwidth, usual_rates, _recorded(runs, "line_rate_bps", None), USUAL_BANDWIDTHS
             ),
             rate,
         ),
-        compressors=compressors(compression, codec, on_gpu=all(map(_packs_on_gpu, runs))),
+        compressors=compressors(compression, codec, on_gpu=is_on_gpu),
         transports=several(transport_, lambda text: found.named(str(text))),
         buckets=several(
             _first(buckets, _recorded(runs, "buckets", "ddp")),
@@ -410,36 +469,6 @@ def _grid(
         cluster=fabric,
         is_scattered=is_scattered(fabric, placement),
     )
-
-
-def _packs_on_gpu(run: Run) -> bool:
-    """Say whether gradients are on a GPU; every device of the built-in workloads is one."""
-    return run.facts.backend == "nccl" or run.provenance.basis == "modelled"
-
-
-def _have_one_ring(runs: Sequence[Run]) -> bool:
-    """Say whether the runs' backends go around one ring, whatever NICs there are."""
-    return all(run.facts.backend in ("gloo", "fullwire") for run in runs)
-
-
-def _same_cluster(runs: Sequence[Run]) -> Cluster | None:
-    """Return the described cluster that all runs were recorded on, if it is one."""
-    found = {recorded_cluster(run) for run in runs}
-    return found.pop() if len(found) == 1 else None
-
-
-def _devices(fabric: Cluster | None, nodes: OneOrMany, workers: OneOrMany) -> OneOrMany:
-    """Return the devices of so many nodes, where nodes were asked for."""
-    if nodes is None:
-        return None
-    if fabric is None:
-        raise UsageError("nodes: expected a described cluster with them: --cluster FILE or a name")
-    if workers is not None:
-        raise UsageError("nodes: expected nodes or workers, got both")
-    return [
-        with_nodes(fabric, each).devices
-        for each in several(nodes, lambda text: count(text, "nodes"))
-    ]
 
 
 def _first(*choices: OneOrMany) -> OneOrMany:
@@ -467,22 +496,19 @@ def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
     for latency_s, workers, rate_bps in itertools.product(
         grid.latency_s, grid.workers, grid.bandwidth_bps
     ):
+        if grid.cluster is None or grid.cluster.is_flat:
+            flat = one_switch(workers=workers, rate_bps=share * rate_bps, latency_s=latency_s)
+            times = around_a_switch("allreduce", flat, subject.adds)
+        else:
+            nics = dataclasses.replace(grid.cluster.nics, rate_bps=share * rate_bps)
+            fabric = dataclasses.replace(grid.cluster, nics=nics)
+            where = OnLinks.of(fabric, latency_s, is_scattered=grid.is_scattered)
+            assert where is not None
+            costs = {each: where.cost("allreduce", each, workers) for each in tried(grid)}
+            times = over_links(costs, subject.adds)
         yield Tuned(
             workers=workers,
             bandwidth_bps=rate_bps,
             latency_s=latency_s,
-            ranges=tuple(ranges(_times(subject, grid, workers, share * rate_bps, latency_s))),
+            ranges=tuple(ranges(times)),
         )
-
-
-def _times(subject: Subject, grid: Grid, workers: int, rate_bps: float, latency_s: float) -> Times:
-    """Return what all-reduces take in one place of a grid."""
-    if grid.cluster is None or grid.cluster.is_flat:
-        flat = one_switch(workers=workers, rate_bps=rate_bps, latency_s=latency_s)
-        return around_a_switch("allreduce", flat, subject.adds)
-    nics = dataclasses.replace(grid.cluster.nics, rate_bps=rate_bps)
-    fabric = dataclasses.replace(grid.cluster, nics=nics)
-    where = OnLinks.of(fabric, latency_s, is_scattered=grid.is_scattered)
-    assert where is not None
-    costs = {each: where.cost("allreduce", each, workers) for each in tried(grid)}
-    return over_links(costs, subject.adds)

@@ -10,18 +10,18 @@ import signal
 import sys
 from typing import NoReturn, TextIO
 
-# One thread is enough for what we compute; a pool of idle ones would spin at every start.
+# One thread is enough for our sums. A pool of idle threads would spin at every start.
 if "OPENBLAS_NUM_THREADS" not in os.environ:
     os.putenv("OPENBLAS_NUM_THREADS", "1")  # not in os.environ, which the jobs we start are given
 
 
-_OBJECTS_BETWEEN_COLLECTIONS = 50_000
+_OBJECTS_BETWEEN_COLLECTIONS = 200_000
 
 
 def main() -> None:
     """Run the command line; Ctrl-C ends it without a word, also while it is still being loaded."""
-    # Loading what a command needs makes objects by the hundred thousand and no garbage: they need
-    # not be looked through every few hundred, nor once more at the end.
+    # Imports make objects by the hundred thousand and little garbage. The collector can look
+    # through them seldom, and skips them at the end.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     atexit.register(gc.freeze)
     is_asked: list[int] = []
@@ -39,7 +39,7 @@ def main() -> None:
     except Exception:
         if not is_asked:
             raise
-        sys.exit(130)  # what was being loaded made another error of it, as numpy does
+        sys.exit(130)  # numpy makes another error of it while it is being imported
 
 
 def _run_or_refuse() -> None:
@@ -63,11 +63,15 @@ def _run_or_refuse() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         _stop("standard output is closed", 2)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot encode is escaped, as on stderr
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # characters that it lacks are escaped, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        from fullwire.cli.app import app_for
+        from fullwire.cli.app import app, app_for
 
+        if "_FULLWIRE_COMPLETE" in os.environ:  # a shell asks how a line may go on
+            app(prog_name="fullwire")
         command = get_command(app_for(arguments))
         # Not by typer's own runner, which would print what goes wrong.
         with command.make_context("fullwire", arguments) as context:
@@ -79,7 +83,7 @@ def _run_or_refuse() -> None:
         _stop(str(error), error.exit_status)
     except MemoryError:
         _stop("out of memory: ask for a smaller grid or fewer workers", 2)
-    except BrokenPipeError:  # whoever was reading has seen enough, as in `| head`
+    except BrokenPipeError:  # the reader has seen enough, as in `| head`
         _abandon(sys.stdout)
         sys.exit(0)
     except OSError as error:

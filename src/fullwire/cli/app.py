@@ -6,6 +6,7 @@ Each module loads what it needs inside its command, so that `--help` and small q
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from copy import copy
 from typing import Annotated
@@ -17,6 +18,7 @@ from fullwire.cli import (
     cluster,
     collective,
     compare,
+    doctor,
     explain,
     export,
     flows,
@@ -33,9 +35,11 @@ from fullwire.cli import (
 app = typer.Typer(
     name="fullwire",
     help="Is the network the bottleneck of your training, and what would fix it?",
+    epilog="Start with: fullwire record -o job.run -- torchrun train.py, then fullwire explain "
+    "job.run. Each command has examples: fullwire record -h. Words: fullwire explain --glossary",
     rich_markup_mode=None,  # plain help: the decorated kind takes 0.2 s longer to start
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
 )
 app.command("record", context_settings={"allow_interspersed_args": False})(record.record)
@@ -51,15 +55,16 @@ app.command("flows")(flows.flows)
 app.command("show")(show.show)
 app.command("compare", cls=compare.TwoSides)(compare.compare)
 app.command("workloads")(workloads.workloads)
+app.command("doctor")(doctor.doctor)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(lab.app, name="lab")
 app.add_typer(bench.app, name="bench")
 
 for _group in (app, cluster.app, lab.app, bench.app):
     for _command in _group.registered_commands:
-        # Examples stay on lines of their own; what follows a \b is not filled up as prose is.
+        # Examples stay on lines of their own: a paragraph after \b is not filled up as prose is.
         _text = inspect.cleandoc(_command.callback.__doc__ or "") if _command.callback else ""
-        _command.help = _text.replace("\n\nfullwire ", "\n\n\b\nfullwire ")
+        _command.help = re.sub(r"\n\n(?=(?:fullwire|srun|torchrun) )", "\n\n\b\n", _text)
 
 
 def _print_version(asked: bool) -> None:
@@ -79,7 +84,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Is the network the bottleneck of your training, and what would fix it?"""
+    """Hold the options that every command shares."""
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:

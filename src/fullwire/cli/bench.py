@@ -1,4 +1,4 @@
-"""fullwire bench: what Fullwire's own parts cost and give on this machine."""
+"""fullwire bench: cost and speed of Fullwire's own parts on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def recorder(
     pairs: Annotated[int, typer.Option(help="So many pairs of turns; at least 5")] = 48,
     json: Json = False,
 ) -> None:
-    """Train a model of 40 layers on two ranks, recorded and not, and compare the steps.
+    """Measure the cost of recording a job.
+
+    Two ranks train a model of 40 layers, recorded and unrecorded in turns:
 
     fullwire bench recorder
     """
@@ -68,16 +70,25 @@ def transport(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Reduce with our transport and with others in turns, in a lab or as a rank of torchrun.
+    """Compare our transport with others.
+
+    They reduce in turns, in a lab or as a rank of torchrun:
 
     fullwire bench transport --workers 2 --rate 10Gbps --against gloo
     fullwire bench transport --workers 2 --rate 5Gbps --encrypt
-    torchrun --nnodes 2 ... --no-python fullwire bench transport --rate 25Gbps --against gloo
+    torchrun ... --no-python fullwire bench transport --rate 25Gbps
     """
     from fullwire.report.charts import check_plot_path
-    from fullwire.studies.contest import check_torch, contest_in_lab
-    from fullwire.studies.contest.description import PLAIN, USUAL_SIZES, Contest
-    from fullwire.studies.contest.view import contest_lines, contest_object, plot_contest
+    from fullwire.studies.contest import (
+        PLAIN,
+        USUAL_SIZES,
+        Contest,
+        check_torch,
+        contest_in_lab,
+        contest_lines,
+        contest_object,
+        plot_contest,
+    )
     from fullwire.units import bits_per_second, size_bytes
 
     contest = Contest(

@@ -11,7 +11,7 @@ from fullwire.cli.options import Force, Json, print_json
 from fullwire.cli.telling import tell
 
 app = typer.Typer(
-    help="Look at described clusters: files of yours, and those built in.",
+    help="Show described clusters: yours, and those built in.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -28,6 +28,9 @@ def show(
 ) -> None:
     """Draw a cluster and list its links.
 
+    --toml prints a file to start a description of your own cluster from:
+
+    fullwire cluster show dgx-h100 --toml > ours.toml
     fullwire cluster show dgx-h100 --nodes 64 --plot cluster.png
     """
     from fullwire.clusters import cluster as described
@@ -55,7 +58,7 @@ def show(
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List the built-in clusters, and what their figures rest on."""
+    """List the built-in clusters, and the source of their figures."""
     from fullwire.clusters import cluster as described
     from fullwire.clusters import names
     from fullwire.report.as_data import cluster_object

@@ -46,10 +46,12 @@ def collective(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Time one collective, transfer by transfer.
+    """Time one collective on a described network.
 
-    fullwire collective allreduce --bytes 64MiB --workers 64 --bandwidth 100Gbps --latency 5us
-    fullwire collective allreduce --bytes 1GiB --cluster dgx-h100 --algorithm hierarchical
+    The answer plays every transfer, and compares algorithms with --algorithm auto:
+
+    fullwire collective allreduce --bytes 64MiB --workers 64 --bandwidth 100Gbps
+    fullwire collective allreduce --bytes 1GiB --cluster dgx-h100 --algorithm auto
     """
     from fullwire.answers.collective import collective as answer
     from fullwire.report.terminal import print_collective

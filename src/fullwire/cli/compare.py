@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from fullwire.cli.options import Json, print_json
+from fullwire.cli.options import Json, LineRate, print_json
 from fullwire.errors import UsageError
 
 _AFTER = "fullwire.compare.after"  # how many runs stand after --
@@ -19,34 +20,55 @@ class TwoSides(TyperCommand):
     """Remembers where `--` parts the recordings of one side from the other's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Count what stands after `--`, which is then dropped as everywhere."""
+        """Count the runs after `--`, and let options stand there as well."""
         if "--" in args:
-            ctx.meta[_AFTER] = len(args) - 1 - args.index("--")
+            place = args.index("--")
+            options, _, _ = self.make_parser(ctx).parse_args(args[place + 1 :])
+            ctx.meta[_AFTER] = len(options["runs"] or ())
+            args = args[:place] + args[place + 1 :]
         return super().parse_args(ctx, args)
 
 
 def compare(
     context: typer.Context,
     runs: Annotated[list[str], typer.Argument(metavar="BEFORE.run... [--] AFTER.run...")],
+    fail_if_slower: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Exit status 1 if steps became longer by more than this, and than noise: 5%",
+        ),
+    ] = None,
+    line_rate: LineRate = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Compare the steps of two runs of the same work: better, worse, or noise?
+    """Compare two runs: faster, slower, or noise?
 
-    Several recordings of each tell smaller changes from noise:
+    Several recordings of each side tell smaller changes from noise:
 
+    fullwire compare before.run after.run
     fullwire compare before*.run -- after*.run
+    fullwire compare main*.run -- pr*.run --fail-if-slower 5% --markdown
 
-    Where what changed can be predicted (links, workers, buckets, a casting hook), the prediction
-    that the first run gives is held against the second.
+    The first run predicts the second where links, workers, buckets or a casting hook changed. The
+    answer then has the prediction beside the measurement.
     """
     from fullwire.answers.changed import changed
     from fullwire.answers.compare import compare as answer
     from fullwire.answers.compare import refuse_without_steps
-    from fullwire.answers.opening import opened
+    from fullwire.answers.opening import completed
     from fullwire.answers.verification import verify
-    from fullwire.report.as_data import comparison_object, verification_object
-    from fullwire.report.comparison import print_comparison
+    from fullwire.report.as_data import comparison_object, gate_object, verification_object
+    from fullwire.report.explanation import comparison_markdown, print_comparison
+    from fullwire.units import share
 
+    if markdown and json:
+        raise UsageError("compare: expected --markdown or --json, got both")
+    if fail_if_slower is not None:
+        share(fail_if_slower, "--fail-if-slower")  # refused before runs are read
     stand_after = context.meta.get(_AFTER)
     if stand_after is None and len(runs) != 2:
         raise UsageError(
@@ -57,19 +79,25 @@ def compare(
     if not 0 < stand_before < len(runs):
         raise UsageError("compare: expected runs on both sides of --")
     before, after = runs[:stand_before], runs[stand_before:]
-    sides = [[opened(each) for each in side] for side in (before, after)]
+    sides = [[completed(each, line_rate) for each in side] for side in (before, after)]
     for name, each in zip(runs, itertools.chain(*sides), strict=True):
         refuse_without_steps(each.run, name)
     first, second = ([each.run for each in side] for side in sides)
     result, parts = answer(first, second), changed(*sides)
     verification = verify(first[0], second[0], before_again=first[1:], after_again=second[1:])
+    gate = None if fail_if_slower is None else result.gate(fail_if_slower)
     if json:
         print_json(
             {
                 **comparison_object(result),
                 "account": None if parts is None else asdict(parts),
                 "prediction": verification_object(verification),
+                "gate": gate_object(gate),
             }
         )
+    elif markdown:
+        sys.stdout.write(comparison_markdown(result, parts, verification, gate))
     else:
-        print_comparison(result, parts, verification, before, after)
+        print_comparison(result, parts, verification, before, after, gate)
+    if gate is not None and gate.state == "slower":
+        raise typer.Exit(1)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Annotated
 
 import typer
 
 from fullwire.cli.options import Json, print_json
+
+
+def _print_glossary(asked: bool) -> None:
+    if asked:
+        from fullwire.words.glossary import glossary_lines
+
+        for line in glossary_lines(shutil.get_terminal_size().columns):
+            typer.echo(line)
+        raise typer.Exit
 
 
 def explain(
@@ -20,18 +30,31 @@ def explain(
         typer.Option(
             "--line-rate",
             "--bandwidth",
-            help="Line rate of the links, where the run does not say: 10Gbps",
+            help="Line rate of the recorded links, where the run does not say: 10Gbps",
         ),
     ] = None,
     calibrate: Annotated[
         list[str] | None,
         typer.Option(metavar="RUN", help="More runs of the same cluster, for what is predicted"),
     ] = None,
+    glossary: Annotated[
+        bool,
+        typer.Option(
+            "--glossary",
+            help="Print the meaning of each word of an answer.",
+            callback=_print_glossary,
+            is_eager=True,
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Say what limits a job, and where the time of its step goes.
+    """Say what limits a job, and what would help.
 
+    The answer has the verdict, the account of a step, evidence and fixes:
+
+    fullwire explain job.run
     fullwire explain job.run --baseline one.run
+    fullwire explain job.run --line-rate 10Gbps
     """
     from fullwire.answers.explain import explain as answer
     from fullwire.report.as_data import explanation_object

@@ -23,7 +23,9 @@ def export(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write a run as a Chrome trace: a process for each rank, lanes as threads.
+    """Write a run as a trace for Perfetto.
+
+    Each rank becomes a process, and each lane a thread. ui.perfetto.dev opens the file:
 
     fullwire export job.run --format chrome -o job.json
     """

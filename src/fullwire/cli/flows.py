@@ -1,4 +1,4 @@
-"""fullwire flows: what packets say of a training."""
+"""fullwire flows: a training seen from its packets."""
 
 from __future__ import annotations
 
@@ -31,9 +31,13 @@ def flows(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Say from packets who talks with whom, in which shape, how often, with how many bytes.
+    """Find the training in captured packets.
+
+    The answer names the ring or tree, its iterations, the bytes of the gradient and a slow link.
+    Capture headers on every host, or on a switch, with tcpdump -s 128 -w rank0.pcap:
 
     fullwire flows rank0.pcap rank1.pcap.zst
+    fullwire flows captures/*.pcap --gradient 102MB --plot traffic.html
     """
     from fullwire.answers.traffic import flows_and_run
 
@@ -43,7 +47,8 @@ def flows(
         check_plot_path(plot, replace=force)
     result, run = flows_and_run(*captures, hosts=hosts, gradient=gradient)
     # Not before captures have been read: loading this takes a while.
-    from fullwire.report.traffic import print_traffic, traffic_object
+    from fullwire.report.as_data import traffic_object
+    from fullwire.report.terminal import print_traffic
 
     if json:
         print_json(traffic_object(result))

@@ -13,7 +13,7 @@ from fullwire.cli.options import Force, On
 from fullwire.cli.telling import tell
 from fullwire.registry import keys_in
 
-_MOST_SAID = 5  # of what is missing
+_MOST_SAID = 5  # gaps
 _FORMATS = ", ".join(keys_in("fullwire.importers"))
 
 
@@ -42,6 +42,13 @@ def import_(
         str | None,
         typer.Option(metavar="REGEX", help="Names of kernels that communicate, besides known ones"),
     ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="How a training log tells a step: a group named s, ms, us or per_s is its length",
+        ),
+    ] = None,
     processes: Annotated[
         int | None,
         typer.Option(min=1, help="How many profiler traces are read at once [default: processors]"),
@@ -49,11 +56,13 @@ def import_(
     on: On = "here",
     force: Force = False,
 ) -> None:
-    """Read another tool's trace and write it as a run.
+    """Make a run of another tool's traces.
+
+    Profiler traces, Horovod timelines, NCCL logs and others, single files or whole folders. The
+    format is recognised from the content:
 
     fullwire import traces/ nccl-logs/ -o job.run
-
-    fullwire import vgg16.bk.log --step-time 194.5ms --reduce-cost cuda_vec_add.log -o vgg16.run
+    fullwire import vgg16.log --step-time 194.5ms -o vgg16.run
     """
     from fullwire.importers import import_run
     from fullwire.run.store import read_run
@@ -72,6 +81,7 @@ def import_(
             step_time=step_time,
             reduce_cost=reduce_cost,
             communication=communication,
+            pattern=pattern,
             processes=processes,
             on=on,
             replace=force,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fullwire.lab.description import LabDescription
 
 app = typer.Typer(
-    help="Make a cluster of network namespaces in this machine; no root needed.",
+    help="Make a cluster inside this machine, without root.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -133,9 +133,9 @@ def run(
     probe: Probe = True,
     force: Force = False,
 ) -> None:
-    """Run a command on every host of a cluster made for it; with -o, record it.
+    """Run a command on every host of a lab.
 
-    On a described cluster a host runs it once for each of its devices.
+    -o records it. On a described cluster a host runs the command once for each device:
 
     fullwire lab run --workers 4 --rate 1Gbps -o job.run -- python train.py
     fullwire lab run --workers 4 --rate 10Gbps --workload vgg16@v100 --dilate 10
@@ -253,7 +253,7 @@ def shell(
     congestion: Congestion = None,
     cpus: Cpus = None,
 ) -> None:
-    """Open a prompt on one host of a cluster.
+    """Open a prompt on one host of a lab.
 
     fullwire lab shell --workers 2 --rate 1Gbps --host 1
     """

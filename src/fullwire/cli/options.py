@@ -18,6 +18,12 @@ ClusterOption: TypeAlias = Annotated[
     str | None,
     typer.Option("--cluster", metavar="FILE|NAME", help="A described cluster: dgx-h100, ours.toml"),
 ]
+LineRate: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--line-rate", help="Line rate of the recorded links, where a run does not say: 10Gbps"
+    ),
+]
 Placement: TypeAlias = Annotated[
     str,
     typer.Option(help="Ranks on its devices: packed node by node, or scattered over its leaves"),

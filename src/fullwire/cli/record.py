@@ -1,4 +1,4 @@
-"""fullwire record: run a job unchanged and keep what it did; fullwire join: what is left of one."""
+"""fullwire record runs and records a job; fullwire join makes a run of its parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def record(
     output: Output,
     force: Force = False,
     part: Annotated[
-        bool, typer.Option("--part", help="One task of several: leave files for fullwire join")
+        bool,
+        typer.Option("--part", help="One task of several hosts: leave files for fullwire join"),
     ] = False,
     packets: Packets = False,
     probe: Annotated[
@@ -31,9 +32,21 @@ def record(
         ),
     ] = False,
 ) -> None:
-    """Run a training job unchanged, record it, and end with the job's exit status.
+    """Run a training job unchanged, and record it.
+
+    Put it before the command that you run anyway. Output and exit status are the job's:
 
     fullwire record -o job.run -- torchrun --nproc-per-node=2 train.py
+    fullwire record -o job.run -- accelerate launch train.py
+    fullwire explain job.run
+
+    On several hosts every task records a part, and join makes one run of them. In a Slurm script,
+    with one task on each host and a folder that all of them see:
+
+    srun fullwire record --part -o job.run -- torchrun --nnodes=4 ... train.py
+    fullwire join job.run.recording -o job.run
+
+    mpirun and Kubernetes work the same way: --part in every task, then join.
     """
     from fullwire.recorder.record import record as run_and_keep
     from fullwire.recorder.record import record_part
@@ -54,9 +67,12 @@ def join(
     output: Output,
     force: Force = False,
 ) -> None:
-    """Make one run of a job recorded in parts, or killed together with `fullwire record`.
+    """Make a run of parts, or of a killed recording.
+
+    After a job on several hosts, or when `fullwire record` was killed together with its job:
 
     fullwire join job.run.recording -o job.run
+    fullwire join host*/job.run.recording -o job.run
     """
     from fullwire.recorder.record import join as joined
     from fullwire.report.recording import recording_lines

@@ -19,7 +19,12 @@ def report(
         typer.Option(metavar="ONE.run", help="The same work on one worker [default: estimated]"),
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(help="Line rate of the links, where a run does not say: 10Gbps")
+        str | None,
+        typer.Option(
+            "--line-rate",
+            "--bandwidth",
+            help="Line rate of the recorded links, where a run does not say: 10Gbps",
+        ),
     ] = None,
     calibrate: Annotated[
         list[str] | None,
@@ -27,7 +32,9 @@ def report(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write what explain says as one offline HTML page, with timelines and an explorer.
+    """Write the explanation as one offline HTML page.
+
+    The page also has timelines, charts and an explorer. It opens in any browser:
 
     fullwire report job.run -o report.html
     fullwire report before.run after.run -o report.html

@@ -1,4 +1,4 @@
-"""fullwire show: what is in a run."""
+"""fullwire show: the content of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a built-in workload")],
     json: Json = False,
 ) -> None:
-    """Print what is in a run: its origin, facts and tables, and what is missing."""
+    """List the content of a run.
+
+    Its origin, facts and tables, and the gaps in it:
+
+    fullwire show job.run
+    """
     from fullwire.importers import contents
     from fullwire.report.as_data import run_object
     from fullwire.report.terminal import print_run

@@ -21,14 +21,18 @@ def study(
     ] = Path("study"),
     json: Json = False,
 ) -> None:
-    """Redo the two papers in the lab: predicted beside measured, and which claims hold here.
+    """Redo the two papers in the lab.
+
+    Each claim is predicted and measured, and the answer says which of them hold on this machine:
 
     fullwire study --quick -o study
     """
     from fullwire.cli.leaving import signals_end_it
+    from fullwire.report.charts import check_pictures
     from fullwire.studies.papers import study as answer
     from fullwire.studies.papers.view import print_study, study_object, write_study
 
+    check_pictures("study")  # before minutes of trials
     with signals_end_it():
         result = answer(output, quick=quick, say=say)
     written = write_study(result)

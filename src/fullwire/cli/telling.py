@@ -1,4 +1,4 @@
-"""What commands tell on standard error: how far they have come, what they wrote, which lab runs."""
+"""Messages on standard error: progress, written files, the lab of a job."""
 
 from __future__ import annotations
 

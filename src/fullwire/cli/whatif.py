@@ -14,6 +14,7 @@ from fullwire.cli.options import (
     ClusterOption,
     Force,
     Json,
+    LineRate,
     On,
     Placement,
     print_json,
@@ -51,7 +52,7 @@ Transport: TypeAlias = Annotated[
     str,
     typer.Option(
         help="full, full:SHARE of the line rate that carries payload, measured: as the "
-        "collectives of the runs show, or a file that nccl-tests printed"
+        "collectives of the runs show, or a file that nccl-tests or an OSU benchmark printed"
     ),
 ]
 Calibrate: TypeAlias = Annotated[
@@ -120,6 +121,7 @@ def whatif(
     codec: Codec = None,
     transport: Transport = "full",
     calibrate: Calibrate = None,
+    line_rate: LineRate = None,
     buckets: Buckets = None,
     algorithm: Algorithm = None,
     latency: Latency = None,
@@ -141,11 +143,17 @@ def whatif(
     json: Json = False,
     **more: Text,
 ) -> None:
-    """Predict steps and scaling under other networks, cluster sizes and compressors.
+    """Predict a step under other conditions.
 
-    Lists are separated by commas, and every combination is predicted:
+    Commas separate the values of a list. Every combination is predicted:
 
-    fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps,100Gbps --target 0.95
+    fullwire whatif job.run --bandwidth 10Gbps,25Gbps --workers 8,64
+    fullwire whatif job.run --transport measured --bandwidth 10Gbps
+    fullwire whatif job.run --transport measured --line-rate 1Gbps --bandwidth 10Gbps
+    fullwire whatif job.run --cluster dgx-h100 --nodes 2,16
+    fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps --target 0.95
+
+    `fullwire workloads` lists the built-in models, `fullwire cluster list` the built-in clusters.
     """
     from fullwire.answers import whatif as answers
     from fullwire.run.store import write
@@ -168,6 +176,7 @@ def whatif(
         "latency": latency,
         "jitter": jitter,
         "calibrate": calibrate or (),
+        "line_rate": line_rate,
         "cluster": cluster,
         "nodes": nodes,
         "placement": placement,
@@ -207,7 +216,7 @@ def _check_together(format_: str, json: bool, calibrate: object, transport: str)
 
 
 def _check_replay(runs: list[str], accumulate: str, local_steps: str) -> None:
-    """Refuse what one simulated step cannot show: other runs, and steps without collectives."""
+    """Refuse several runs, and steps that one simulated step cannot show."""
     if len(runs) != 1:
         raise UsageError(f"-o: expected one run to replay, got {len(runs)}")
     if (accumulate, local_steps) != ("1", "1"):

@@ -18,9 +18,12 @@ def workloads(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the built-in models, usable wherever a run is; --json NAME prints every gradient.
+    """List the built-in models.
 
-    vgg16@v100:64 is vgg16@v100 with a batch of 64, in every command that takes a run.
+    Every command that takes a run takes these names too. vgg16@v100:64 is vgg16@v100 with a batch
+    of 64. With a name and --json, the answer has every gradient:
+
+    fullwire workloads vgg16@v100 --json
     """
     from fullwire.report.as_data import workload_object
     from fullwire.report.terminal import print_workloads

@@ -23,7 +23,13 @@ def names() -> tuple[str, ...]:
 
 
 def cluster(given: ClusterLike, nodes: int | None = None) -> Cluster:
-    """Take a cluster by the name of its file or its own, with another number of nodes if given."""
+    """Take a described cluster, with another number of nodes if given.
+
+    - `given`: a TOML file, or the name of a built-in cluster (`fullwire cluster list`).
+    - `nodes`: how many there are.
+
+        fw.cluster("dgx-h100", nodes=16).devices
+    """
     known = given if isinstance(given, Cluster) else _read(given)
     return known if nodes is None else with_nodes(known, nodes)
 
@@ -43,6 +49,10 @@ def _read(given: str | Path) -> Cluster:
         text = content.decode("utf-8-sig")  # some editors put a mark before it
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: expected text in UTF-8, byte {error.start} is none") from None
+    if text.lstrip().startswith("<"):
+        from fullwire.clusters.nccl_topology import cluster_of_topology  # here: few are XML
+
+        return cluster_of_topology(text, str(path))
     return described(text, built_in or str(path))
 
 

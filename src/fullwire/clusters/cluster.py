@@ -1,7 +1,7 @@
 """A cluster as people buy it: devices in nodes, NICs, switches, and the links between them.
 
 Workers around one switch are the simplest case (`one_switch`). Which links a transfer uses is in
-routes.py; a switch never is the bottleneck, a link may be.
+collectives/placed.py; a switch never is the bottleneck, a link may be.
 
     device -- in-node links -- NIC -- leaf -- spine -- leaf -- NIC -- in-node links -- device
 
@@ -33,7 +33,9 @@ from typing import Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.display import Result
 from fullwire.errors import UsageError
+from fullwire.units import show_rate
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -145,8 +147,8 @@ class OtherHost:
         _check_above_zero("hosts.nic_rate", self.nic_rate_bps, "a rate in bit/s")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Cluster(Result):
     """A described cluster. Devices count from node to node, links as `link_names` names them.
 
     `startup_s` is what any collective takes before its bytes move: launching it on all devices, and
@@ -218,6 +220,12 @@ class Cluster:
                 f"nics.of_device: expected a NIC from 0 to {nics - 1} for each of {devices} "
                 f"devices, got {shortened}"
             )
+
+    def _in_short(self) -> Iterator[str]:
+        yield (
+            f"{self.name}; {self.nodes:,} nodes of {self.devices_per_node} devices, "
+            f"{self.nics_per_node} x {show_rate(self.nics.rate_bps)} a node"
+        )
 
     @property
     def devices(self) -> int:

@@ -30,19 +30,32 @@ def by_every_device(between: States) -> States:
     def states(op: str, layout: Layout) -> Stated:
         inner = _among_nodes(between, op, layout)
         share, devices = inner.blocks, layout.per_node
+        device = np.arange(devices)[:, None]
         parts = []
         for number, stages in enumerate(inner.parts):
             own = share // len(inner.parts)  # parts touch equal numbers of blocks, in turn
             scatter = around_nodes(layout, share, number * own, own, lead=1, reduces=True)
             gather = around_nodes(layout, share, number * own, own, lead=0, reduces=False)
-            lifted = tuple(_by_each(transfers, devices, share) for transfers in stages)
+            lifted = tuple(  # what nodes do, the devices of the same place do with their share
+                stage(
+                    transfers.source * devices + device,
+                    transfers.target * devices + device,
+                    device * share + transfers.first_block,
+                    reduces=transfers.reduces,
+                    block_count=transfers.block_count,
+                    block_step=transfers.block_step,
+                    rounds=transfers.rounds,
+                    shift=transfers.shift,
+                    window=transfers.window,
+                )
+                for transfers in stages
+            )
             parts.append(phases(op, (scatter,), lifted, (gather,)))
         places = None
         if op != "allreduce":  # rank r begins or ends with the r-th piece of the message
             pieces = max(inner.blocks // layout.nodes, 1)
             of_node = np.arange(inner.blocks) if inner.places is None else inner.places
             node, piece = np.divmod(of_node, pieces)
-            device = np.arange(devices)[:, None]
             places = ((node * devices + device) * pieces + piece).reshape(-1)
         return Stated(share * devices, tuple(parts), places, inner.switches * devices)
 
@@ -100,20 +113,4 @@ def for_all_devices(transfers: Stage, devices: int) -> Stage:
         block_count=transfers.block_count * devices,
         shift=transfers.shift * devices,
         window=transfers.window * devices,
-    )
-
-
-def _by_each(transfers: Stage, devices: int, share: int) -> Stage:
-    """Turn a stage between nodes into one between the devices of the same place."""
-    device = np.arange(devices)[:, None]
-    return stage(
-        transfers.source * devices + device,
-        transfers.target * devices + device,
-        device * share + transfers.first_block,
-        reduces=transfers.reduces,
-        block_count=transfers.block_count,
-        block_step=transfers.block_step,
-        rounds=transfers.rounds,
-        shift=transfers.shift,
-        window=transfers.window,
     )

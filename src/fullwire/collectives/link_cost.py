@@ -35,7 +35,6 @@ from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.placed import Placed, placed
 from fullwire.collectives.plan import plan_on
 from fullwire.collectives.registry import statement
-from fullwire.collectives.stages import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +159,29 @@ def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> L
     rounds = [[stage.rounds for stage in part] for part in plan.stages]
     if is_pipelined or any(of_part != rounds[0] for of_part in rounds):  # not side by side
         return replace(
-            known,
-            rounds=(_at_full_utilization(where, links),),
+            _at_full_utilization(where, links, known),
             hops=max(map(sum, rounds)),
-            adds=_adds_at_once(where),
             is_near=is_pipelined,
         )
     steps = list(_steps(where))
-    is_exact = all(_is_alike(where, links, step) for step in steps) and all(
-        map(_follows_itself, plan.stages)
+    # All who send in a stage have received in the one before, round after round.
+    follows = all(
+        np.isin(after.source, before.target).all()
+        for part in plan.stages
+        for before, after in [
+            *pairwise(part),
+            *((stage, stage) for stage in part if stage.rounds > 1),
+        ]
     )
+    is_exact = follows
+    for step in steps:  # all transfers carry as much, as fast, at the rate that the NICs have
+        slowest = _slowest(where, links, step.load)
+        slowest_s = np.maximum(slowest[:, 0], slowest[:, 1] / links.nic_rate_bps)
+        latency_s = where.routes.latency_s[step.load.connection]
+        is_exact &= step.beside[0] is step.load and all(
+            bool(np.ptp(values) <= 1e-12 * values.max())
+            for values in (step.load.share, slowest_s, latency_s)
+        )
     # Some ways are longer than others: where each step goes ways of its own, ranks do not go from
     # step to step at about the same times.
     goes_own_ways = plan.op in ("alltoall", "broadcast") or plan.algorithm == "parameter-server"
@@ -185,14 +197,6 @@ def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> L
         ),
         is_exact=is_exact,
         is_near=is_exact or stays_in_step,
-    )
-
-
-def _follows_itself(part: Part) -> bool:
-    """Say whether all who send in a stage have received in the one before, round after round."""
-    repeated = [(stage, stage) for stage in part if stage.rounds > 1]
-    return all(
-        np.isin(after.source, before.target).all() for before, after in [*pairwise(part), *repeated]
     )
 
 
@@ -336,34 +340,21 @@ def _crossed(where: Placed, connection: Ints) -> tuple[Ints, Ints]:
     return where.routes.link[np.arange(len(which)) + (begin[connection] - first)[which]], which
 
 
-def _is_alike(where: Placed, links: _Links, step: _Step) -> bool:
-    """Say whether all transfers carry as much, as fast, at the rate that the NICs have."""
-    slowest = _slowest(where, links, step.load)
-    slowest_s = np.maximum(slowest[:, 0], slowest[:, 1] / links.nic_rate_bps)
-    latency_s = where.routes.latency_s[step.load.connection]
-    return step.beside[0] is step.load and all(
-        bool(np.ptp(values) <= 1e-12 * values.max())
-        for values in (step.load.share, slowest_s, latency_s)
-    )
+def _at_full_utilization(where: Placed, links: _Links, known: LinkCost) -> LinkCost:
+    """Add what the busiest link has to carry in all, the latencies in a row, and the additions.
 
-
-def _at_full_utilization(where: Placed, links: _Links) -> RoundsCost:
-    """Return what the busiest link has to carry in all, and the latencies in a row."""
-    load = where.blocks_over_links(len(links.own)) / where.plan.message_blocks
+    These are of the rank that adds most, where chunks follow each other closely.
+    """
+    plan = where.plan
+    load = where.blocks_over_links(len(links.own)) / plan.message_blocks
     in_a_row_s = [
         sum(
             stage.rounds * float(where.routes.latency_s[connection].max())
             for stage, connection in zip(part, connections, strict=True)
         )
-        for part, connections in zip(where.plan.stages, where.transfers, strict=True)
+        for part, connections in zip(plan.stages, where.transfers, strict=True)
     ]
     kind, bound = links.busiest(load)
-    return RoundsCost((Pace((1.0,), *bound, max(in_a_row_s)),), kind)
-
-
-def _adds_at_once(where: Placed) -> tuple[tuple[int, float], ...]:
-    """Return what the rank that adds most adds, where chunks follow each other closely."""
-    plan = where.plan
     counts: dict[float, Ints] = {}
     for part in plan.stages:
         for stage in part:
@@ -372,4 +363,8 @@ def _adds_at_once(where: Placed) -> tuple[tuple[int, float], ...]:
                     stage.block_count / plan.message_blocks, np.zeros(plan.seats, np.int64)
                 )
                 np.add.at(count, stage.target, stage.rounds)
-    return tuple((int(count.max()), share) for share, count in counts.items())
+    return replace(
+        known,
+        rounds=(RoundsCost((Pace((1.0,), *bound, max(in_a_row_s)),), kind),),
+        adds=tuple((int(count.max()), share) for share, count in counts.items()),
+    )

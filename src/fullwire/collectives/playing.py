@@ -7,9 +7,9 @@ slow reaches. How many transfers were played follows the kinds there are, not th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,8 +23,9 @@ from fullwire.collectives.plan import plan_on
 from fullwire.collectives.registry import Wires, statement
 from fullwire.collectives.stages import Int32
 from fullwire.collectives.tuning import Tuning
+from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
-from fullwire.units import shown
+from fullwire.units import show_bytes, show_rate, show_time, shown
 
 LEVELS = ("event", "closed")
 CHUNK_ORDERS = ("pipelined", "serial")
@@ -33,8 +34,8 @@ MOST_AT_ONCE = 30_000_000  # transfers of all chunks whose progress is kept: som
 Told: TypeAlias = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTime:
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class CollectiveTime(Result):
     """How long a collective takes; `transfers` were counted while they were played.
 
     On a described cluster `played` of them stood for all. Its busiest link is the one that needs
@@ -59,14 +60,33 @@ class CollectiveTime:
     busiest_link: str | None = None
     busiest_share: float | None = None
 
+    def _in_short(self) -> Iterator[str]:
+        where = "" if self.cluster is None else f" on {self.cluster}"
+        yield (
+            f"{self.op} of {show_bytes(self.bytes)} by {self.algorithm} among {self.workers:,} "
+            f"workers{where}: {show_time(self.time_s)}"
+        )
+        yield f"bus bandwidth {show_rate(self.bus_bandwidth_bps)}"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class TunedTime(CollectiveTime):
     """The quickest of the algorithms that could be timed, and what was known of the others."""
 
     times_s: Mapping[str, float]
     left_out: Mapping[str, str]  # why an algorithm could not be timed
     tuning: Tuning
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            "algorithms": {
+                "algorithm": list(self.times_s),
+                "time_s": list(self.times_s.values()),
+            }
+        }
+
+    def _picture(self) -> str:
+        return html_table(self._tables()["algorithms"])
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -313,6 +333,20 @@ def _play(
         )
     whole = chunks * plan.transfer_count()
     block_bytes = size_bytes / chunks / plan.message_blocks
+    columns = []  # each part as the engine takes it
+    for stages, of_stages in zip(plan.stages, alike.transfers, strict=True):
+        counts = [len(connections) for connections in of_stages]
+        size = np.array([stage.block_count * block_bytes for stage in stages], np.float64)
+        add_s = np.where([stage.reduces for stage in stages], adds(size), 0.0)
+        columns.append(
+            (
+                np.array([stage.rounds for stage in stages], np.int64),
+                np.cumsum([0, *counts], dtype=np.int64),
+                np.concatenate(of_stages),
+                np.repeat(size, counts),
+                np.repeat(add_s, counts),
+            )
+        )
     time_s, transfers = _native.play(
         alike.seats,
         alike.bytes_per_s,
@@ -323,26 +357,12 @@ def _play(
         alike.crossings_begin,
         alike.link,
         alike.weight,
-        [_columns(where, alike, part, block_bytes, adds) for part in range(len(plan.stages))],
+        columns,
         chunks,
         serial,
         None if told is None else lambda done: told(done, whole),
     )
     return time_s, transfers, played * chunks
-
-
-def _columns(
-    where: Placed, alike: Alike, part: int, block_bytes: float, adds: AddTimes
-) -> tuple[Ints, Ints, Int32, Floats, Floats]:
-    """Return a part as the engine takes it."""
-    stages, transfers = where.plan.stages[part], alike.transfers[part]
-    size = np.array([stage.block_count * block_bytes for stage in stages], np.float64)
-    add_s = np.where([stage.reduces for stage in stages], adds(size), 0.0)
-    counts = [len(connections) for connections in transfers]
-    begin = np.cumsum([0, *counts], dtype=np.int64)
-    rounds = np.array([stage.rounds for stage in stages], np.int64)
-    connections = np.concatenate(transfers)
-    return rounds, begin, connections, np.repeat(size, counts), np.repeat(add_s, counts)
 
 
 def _counted(alike: Alike, where: Placed) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The algorithms there are: each a file in `algorithms/`, which registers what it states.
+"""The algorithms there are: each file of `algorithms/` holds one, or some that are related.
 
 An algorithm states each operation that it can carry out as stages of transfers (stages.py), and on
 links that are equal it may know a formula for what that costs. Of equal times the algorithm of the
@@ -7,11 +7,9 @@ lowest place wins, which is the usual one.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from typing import TypeAlias
 
 import numpy as np
@@ -20,6 +18,7 @@ from fullwire.clusters.cluster import Cluster
 from fullwire.collectives.cost import AddTimes, Cost, Floats
 from fullwire.collectives.stages import Layout, Stated
 from fullwire.errors import UsageError
+from fullwire.registry import Registry
 
 OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 
@@ -84,15 +83,13 @@ class Algorithm:
     fits: Fits = anywhere
     by_name_only: bool = False
 
+    @property
+    def key(self) -> str:
+        """Return the name by which people ask for it."""
+        return self.name
 
-_REGISTERED: dict[tuple[str, str], Algorithm] = {}
 
-
-def register(algorithm: Algorithm) -> None:
-    """Add an algorithm to those there are."""
-    for op in algorithm.ops:
-        if _REGISTERED.setdefault((op, algorithm.name), algorithm) is not algorithm:
-            raise ValueError(f"{op} by {algorithm.name} is registered twice")
+ALGORITHMS = Registry(Algorithm, "fullwire.collectives.algorithms", name="ALGORITHM")
 
 
 @cache
@@ -100,11 +97,7 @@ def known(op: str) -> Mapping[str, Algorithm]:
     """Return the algorithms for a collective by name, the usual one first."""
     if op not in OPS:
         raise UsageError(f"collective: expected one of {', '.join(OPS)}, got {op!r}")
-    from fullwire.collectives import algorithms as folder
-
-    for module in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):
-        import_module(module.name)
-    of_op = [algorithm for (of, _), algorithm in _REGISTERED.items() if of == op]
+    of_op = [algorithm for algorithm in ALGORITHMS.values() if op in algorithm.ops]
     return {way.name: way for way in sorted(of_op, key=lambda way: (way.place, way.name))}
 
 
@@ -135,24 +128,19 @@ def open_to(op: str, cluster: Cluster, workers: int | None = None) -> tuple[str,
     Around one switch they are those with a formula, if there are any: the others are the same
     there, or take longer.
     """
-    _refuse_half_filled_nodes(op, cluster, cluster.devices if workers is None else workers)
+    among, of_node = cluster.devices if workers is None else workers, cluster.devices_per_node
+    uses_all_nics = usual_algorithm(op, cluster) == "multi-ring"
+    if uses_all_nics and among > of_node and among % of_node:  # the rest may be ten times off
+        raise UsageError(
+            f"auto: expected up to {of_node} workers, or a multiple of the {of_node} devices of a "
+            f"node of {cluster.name}, got {among}: only algorithms over full nodes use all NICs; "
+            "one that does without is taken by its name"
+        )
     candidates = [
         name for name in fitting(op, cluster, workers) if not known(op)[name].by_name_only
     ]
     of_switch = [name for name in candidates if name in of_one_switch(op)]
     return tuple(of_switch if cluster.is_flat and of_switch else candidates)
-
-
-def _refuse_half_filled_nodes(op: str, cluster: Cluster, workers: int) -> None:
-    """Refuse a choice without what uses all NICs of a node: the rest may be ten times off."""
-    of_node = cluster.devices_per_node
-    uses_all_nics = usual_algorithm(op, cluster) == "multi-ring"
-    if uses_all_nics and workers > of_node and workers % of_node:
-        raise UsageError(
-            f"auto: expected up to {of_node} workers, or a multiple of the {of_node} devices of a "
-            f"node of {cluster.name}, got {workers}: only algorithms over full nodes use all NICs; "
-            "one that does without is taken by its name"
-        )
 
 
 def statement(op: str, algorithm: str) -> Statement:

@@ -15,7 +15,6 @@ real arrays, which is how a plan is known to be right.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -177,22 +176,17 @@ def execute(stated: Plan, vectors: NDArray[Any]) -> NDArray[Any]:
     spans = [slice(edges[place], edges[place + 1]) for place in places]
     for part in stated.stages:
         for stage in part:
+            reach = stage.block_count * stage.block_step
             for number in range(stage.rounds):
-                _execute_round(stage, stage.first_blocks(number), spans, held)
+                # Everything is read before anything is written, as on the wire.
+                mail = [
+                    (stage.target[row], span, held[stage.source[row], span].copy())
+                    for row, first in enumerate(stage.first_blocks(number))
+                    for span in spans[first : first + reach : stage.block_step]
+                ]
+                for target, span, payload in mail:
+                    held[target, span] = held[target, span] + payload if stage.reduces else payload
     return held[: stated.workers]
-
-
-def _execute_round(
-    stage: Stage, first_blocks: Int32, spans: Sequence[slice], held: NDArray[Any]
-) -> None:
-    """Deliver one round: everything is read before anything is written, as on the wire."""
-    mail = []
-    reach = stage.block_count * stage.block_step
-    for row, first in enumerate(first_blocks):
-        for span in spans[first : first + reach : stage.block_step]:
-            mail.append((stage.target[row], span, held[stage.source[row], span].copy()))
-    for target, span, payload in mail:
-        held[target, span] = held[target, span] + payload if stage.reduces else payload
 
 
 def _spelt_out(part: Part) -> Transfers:

@@ -17,6 +17,7 @@ from fullwire.timeline.transfers import world
 
 THRESHOLD = 0.10  # of the step: what a part must reach to be the verdict
 FEWEST_STEPS = 3  # of a measured job after its warm-up, to tell what a step usually is
+NEAR = 0.02  # of the step: a repeat may have a part so much larger or smaller
 MUCH_IN_ALL = 0.20  # of the step, lost in parts that are each below the threshold
 # Of the line rate, used by exposed transfers. In 68 labs at 0.5 to 10 Gbps, Gloo used at most 72 %
 # of a line faster than its processors fill, at least 79 % of a slower one (validation/README.md).
@@ -38,6 +39,8 @@ class Case:
     rate_bps: Mapping[int, float]  # of each rank's link, as far as known
     faster_link: Fix | None = None  # the next on sale that would help,
     gain: float = 0.0  # and by how much of a step
+    floor_off_s: float = 0.0  # the bytes at line rate are tried with so much more of the transfers
+    gains_by_sooner: bool | None = None  # transfers that begin sooner would help, if predicted
 
     @property
     def step_s(self) -> float:
@@ -77,6 +80,11 @@ class Case:
     def whole(self) -> Length:
         """Return what the account is of: every step, or all of the trace where none is marked."""
         return Length(step_s=self.step_s, is_whole_trace=self.account.is_whole_trace)
+
+    @property
+    def floor_s(self) -> float:
+        """Return what the bytes of exposed transfers take at line rate."""
+        return max(self.account.parts_s[Part.LINE_RATE.key] + self.floor_off_s, 0.0)
 
     @property
     def gains_by_link(self) -> bool:

@@ -168,21 +168,16 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
         chunks=result.chunks,
         chunk_order=result.chunk_order,
     )
-    yield CollectiveTook(
-        time_s=result.time_s, bus_bps=result.bus_bandwidth_bps, found=_how_found(result)
-    )
+    how: Finding = InClosedForm()
+    if result.played is not None and result.played != result.transfers:
+        how = PlayedForAlike(transfers=result.transfers, played=result.played)
+    elif result.transfers is not None:
+        how = Played(transfers=result.transfers)
+    yield CollectiveTook(time_s=result.time_s, bus_bps=result.bus_bandwidth_bps, found=how)
     if result.busiest_share is not None:
         yield BusiestLinks(
             kind=result.busiest, link=result.busiest_link, share=result.busiest_share
         )
-
-
-def _how_found(result: CollectiveTime) -> Finding:
-    if result.played is not None and result.played != result.transfers:
-        return PlayedForAlike(transfers=result.transfers, played=result.played)
-    if result.transfers is None:
-        return InClosedForm()
-    return Played(transfers=result.transfers)
 
 
 def tuning_findings(result: TunedTime) -> Iterator[Finding]:

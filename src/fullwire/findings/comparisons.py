@@ -90,13 +90,18 @@ class MoreThanNoise(Finding):
     interval: RatioInterval
 
 
+def size_of_change(ratio: float) -> Finding:
+    """Say by how much steps changed."""
+    if abs(ratio - 1) < _NOT_SHOWN:
+        return AsLongAsBefore()
+    return LongerOrShorter(share=abs(ratio - 1), is_shorter=ratio < 1)
+
+
 def change_of_steps(
     ratio: float, low: float | None, high: float | None, *, of_passes: bool = False
 ) -> Finding:
     """Say whether the second run is better, and whether that is more than noise."""
-    change: Finding = LongerOrShorter(share=abs(ratio - 1), is_shorter=ratio < 1)
-    if abs(ratio - 1) < _NOT_SHOWN:
-        change = AsLongAsBefore()
+    change = size_of_change(ratio)
     if low is None or high is None:
         return TooFewToTell(of_passes=of_passes, change=change)
     interval = RatioInterval(low=low, high=high)
@@ -105,6 +110,69 @@ def change_of_steps(
         kind = NoDifference if abs(ratio - 1) < SMALL else NoiseMayBeAll
         return kind(of_passes=of_passes, change=change, interval=interval, unseen=unseen)
     return MoreThanNoise(of_passes=of_passes, change=change, interval=interval)
+
+
+class SlowerThanAllowed(Finding):
+    """The change is beyond noise and beyond the limit."""
+
+    template = (
+        "Too slow: {of_passes:passes|steps} are {change}, more than noise, and the limit is "
+        "{limit:.1%}."
+    )
+
+    of_passes: bool
+    change: Finding
+    limit: float
+
+
+class NotSlowerThanAllowed(Finding):
+    """The change is within the limit, and these recordings would show more."""
+
+    template = (
+        "Within the limit of {limit:.1%}: {of_passes:passes|steps} are {change}; a slowdown of "
+        "{unseen:.1%} would show."
+    )
+
+    of_passes: bool
+    change: Finding
+    limit: float
+    unseen: float
+
+
+class SlowdownMayHide(Finding):
+    """Noise may hide a slowdown as large as the limit."""
+
+    template = (
+        "Not decided: noise may hide a slowdown of {limit:.1%}. {of_passes:Passes|Steps} are "
+        "{change}. {more}"
+    )
+
+    of_passes: bool
+    change: Finding
+    limit: float
+    more: Finding
+
+
+class SoManyDecide(Finding):
+    """How many recordings show a slowdown as large as the limit."""
+
+    template = "{needed} recordings of each side would decide."
+
+    needed: int
+
+
+class NoneDecide(Finding):
+    """More recordings than anybody makes."""
+
+    template = "These recordings scatter too much: find a quieter machine, or allow more."
+
+
+class LongerDecide(Finding):
+    """Recordings of a few steps tell nothing about noise."""
+
+    template = "Recordings of at least {fewest} steps would decide."
+
+    fewest: int
 
 
 class OtherPasses(Finding):

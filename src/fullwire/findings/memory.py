@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fullwire.findings.finding import Finding
 from fullwire.workloads import Workload, workload
 from fullwire.workloads.devices import DEVICES
@@ -121,28 +119,26 @@ def memory_finding(load: Workload) -> Finding:
             device_bytes=memory.device,
             largest_batch=memory.largest_batch,
         )
+    # What would fit is a smaller batch, the state on many devices, or another device.
+    instead: list[Finding] = []
+    if memory.largest_batch:
+        instead.append(SmallerBatch(largest=memory.largest_batch))
+    elif memory.least_shards is None:
+        sample_bytes = memory.activations_of_sample
+        instead.append(NoBatchFits(state_bytes=memory.state))
+        instead.append(ShardingIsNotEnough(sample_bytes=sample_bytes))
+    else:
+        instead.append(NoBatchFits(state_bytes=memory.state))
+        instead.append(FitsWhenSharded(shards=memory.least_shards))
+    larger = tuple(
+        name for name in DEVICES if workload(f"{load.model.name}@{name}:{load.samples}").memory.fits
+    )
+    if larger:
+        instead.append(FitsOn(devices=larger))
     return WorkloadDoesNotFit(
         workload=load.name,
         needs=needs,
         device=load.device.title,
         device_bytes=memory.device,
-        instead=tuple(_instead(load)),
+        instead=tuple(instead),
     )
-
-
-def _instead(load: Workload) -> Iterator[Finding]:
-    """Say what would fit: a smaller batch, the state on many devices, another device."""
-    memory = load.memory
-    if memory.largest_batch:
-        yield SmallerBatch(largest=memory.largest_batch)
-    else:
-        yield NoBatchFits(state_bytes=memory.state)
-        if memory.least_shards is None:
-            yield ShardingIsNotEnough(sample_bytes=memory.activations_of_sample)
-        else:
-            yield FitsWhenSharded(shards=memory.least_shards)
-    larger = tuple(
-        name for name in DEVICES if workload(f"{load.model.name}@{name}:{load.samples}").memory.fits
-    )
-    if larger:
-        yield FitsOn(devices=larger)

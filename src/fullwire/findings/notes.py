@@ -201,7 +201,7 @@ class RanksMissing(Finding):
 class LineRateUnknown(Finding):
     """Nothing says how fast the links are."""
 
-    template = "The line rate is unknown, so transfers are unexplained: --bandwidth gives it."
+    template = "The line rate is unknown, so transfers are unexplained: --line-rate gives it."
 
 
 class RanksSlowEachOther(Finding):
@@ -332,7 +332,18 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
             probes=int((probes.rank == probes.rank[0]).sum()),
             probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
         )
-    yield from _between_steps(run)
+    # How much of the time lies between steps, as evaluation or a checkpoint may.
+    is_mark = (run.spans.lane == "host") & np.isin(run.spans.name, ["step", "probe"])
+    marks = run.spans.rows(is_mark)
+    ranks, place = np.unique(marks.rank, return_inverse=True)
+    first_ns = np.full(len(ranks), marks.start_ns.max(initial=0))
+    last_ns = np.full(len(ranks), marks.end_ns.min(initial=0))
+    np.minimum.at(first_ns, place, marks.start_ns)
+    np.maximum.at(last_ns, place, marks.end_ns)
+    whole_ns = int((last_ns - first_ns).sum())
+    between = 1 - int((marks.end_ns - marks.start_ns).sum()) / max(whole_ns, 1)
+    if len(marks) and between > BETWEEN:
+        yield TimeBetweenSteps(share=between)
     without = tuple(sorted(set(recorded_ranks(run).tolist()) - set(found.ranks)))
     if without:
         yield RanksLeftOut(count=len(without), ranks=without)
@@ -347,21 +358,6 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
         if missing and run.provenance.origin == "measured":
             yield NoSamples(tables=missing)
         yield from about_others(run)
-
-
-def _between_steps(run: Run) -> Iterator[Finding]:
-    """Say how much of the time lies between steps, as evaluation or a checkpoint may."""
-    is_mark = (run.spans.lane == "host") & np.isin(run.spans.name, ["step", "probe"])
-    marks = run.spans.rows(is_mark)
-    ranks, place = np.unique(marks.rank, return_inverse=True)
-    first_ns = np.full(len(ranks), marks.start_ns.max(initial=0))
-    last_ns = np.full(len(ranks), marks.end_ns.min(initial=0))
-    np.minimum.at(first_ns, place, marks.start_ns)
-    np.maximum.at(last_ns, place, marks.end_ns)
-    whole_ns = int((last_ns - first_ns).sum())
-    between = 1 - int((marks.end_ns - marks.start_ns).sum()) / max(whole_ns, 1)
-    if len(marks) and between > BETWEEN:
-        yield TimeBetweenSteps(share=between)
 
 
 def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Finding]:

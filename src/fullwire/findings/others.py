@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fullwire.findings.finding import Finding
+from fullwire.fixes.fix import MUCH_BESIDE
 from fullwire.run.run import Run
 from fullwire.simulation.calibrate import share_of_others
-
-_MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
 
 
 class OtherWork(Finding):
@@ -25,5 +24,5 @@ class OtherWork(Finding):
 def about_others(run: Run) -> Iterator[Finding]:
     """Say it where other work used the processors on which a run was recorded."""
     share = share_of_others(run)
-    if share >= _MUCH_BESIDE:
+    if share >= MUCH_BESIDE:
         yield OtherWork(share=share)

@@ -1,14 +1,11 @@
-"""What predictions say: how sure they are, and what reaches a scaling factor.
-
-The second are the sentences that people repeat in a meeting.
-"""
+"""What predictions say: how sure they are, and which links of a cluster hold a job back."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from fullwire.clusters.cluster import LINK_KINDS, SPINE
 from fullwire.collectives.tuning import AUTO
 from fullwire.findings.finding import Finding
 from fullwire.findings.memory import memory_finding
@@ -16,13 +13,13 @@ from fullwire.findings.others import about_others
 from fullwire.run.run import Run
 from fullwire.simulation.grid import Grid, Subject, tried
 from fullwire.simulation.on_links import OnLinks
-from fullwire.simulation.target import LEAST_BPS, Reached, Targets
 from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import mean_step_s
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.workloads import workload
 
 NOTABLE = 0.01  # of the step: a median that differs from the mean by less is not said
+WORTH_BLAMING = 0.01  # of the step
 
 
 class Modelled(Finding):
@@ -167,31 +164,55 @@ def prediction_notes(
     ranks_are_placed: bool = False,
 ) -> Iterator[Finding]:
     """Go through what there is to know; ranks are placed where it was said how many a host has."""
-    yield from _modelled(named)
-    yield from _too_large(named)
+    by_device: dict[tuple[str, str], list[str]] = {}
+    for name, run in named:
+        if run.provenance.basis == "modelled":
+            device = str(run.facts.device), str(run.facts.efficiency)
+            by_device.setdefault(device, []).append(name)
+    for (title, efficiency), names in by_device.items():
+        yield Modelled(names=tuple(names), device=title, efficiency=efficiency)
+    for _, run in named:  # built-in workloads that would not fit into their device
+        if run.provenance.origin == "modelled":
+            load = workload(run.provenance.source)
+            if not load.memory.fits:
+                yield memory_finding(load)
+    measured = [each for each in grid.transports if isinstance(each, MeasuredTransport)]
     for (name, run), subject in zip(named, subjects, strict=True):
-        yield from _of_run(name, run, subject, grid)
+        yield from _of_run(name, run, subject, is_measured=bool(measured))
     for compressor in grid.compressors:
         if compressor.caveat:
             yield CodecCost(codec=compressor.name, caveat=compressor.caveat)
-    yield from _more_hosts(grid, ranks_are_placed=ranks_are_placed)
-    for transport in (each for each in grid.transports if isinstance(each, MeasuredTransport)):
+    for transport in measured:
+        if max(grid.workers) > transport.workers and not ranks_are_placed:
+            yield MoreHostsAlike(
+                hosts=transport.machines,
+                ranks=transport.workers / transport.machines,
+                processors=transport.processors,
+            )
+    for transport in measured:
         limits_bps = {each: transport.line_limits_up_to_bps(each) for each in grid.workers}
         workers = min(limits_bps, key=lambda each: (limits_bps[each], each))
         if max(grid.bandwidth_bps) > limits_bps[workers]:
             yield BeyondTheLine(workers=workers, rate_bps=limits_bps[workers])
-    yield from _drifting(grid)
+    where = OnLinks.of(grid.cluster, grid.latency_s[0], is_scattered=grid.is_scattered)
+    if where is not None:
+        most = max(grid.workers)
+        asked = {*grid.algorithms, *(tried(grid) if AUTO in grid.algorithms else ())} - {AUTO}
+        costs = {name: where.cost("allreduce", name, most) for name in sorted(asked)}
+        apart = tuple(name for name, cost in costs.items() if not cost.is_believed)
+        if apart:
+            yield RanksDriftApart(algorithms=apart, workers=most, cluster=where.cluster.name)
     if {"tree", AUTO} & set(grid.algorithms) and max(grid.workers) > 2:
         yield TreeAtItsBest()
 
 
-def _of_run(name: str, run: Run, subject: Subject, grid: Grid) -> Iterator[Finding]:
+def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iterator[Finding]:
     if subject.step.is_estimated:
         yield EstimatedFromSeveral(run=name)
     median_ns, mean_s = subject.step.measured_ns, mean_step_s(run)
     if median_ns and mean_s is not None and abs(mean_s / (median_ns * 1e-9) - 1) > NOTABLE:
         yield MedianIsReplayed(run=name, median_s=median_ns * 1e-9, mean_s=mean_s)
-    if any(isinstance(transport, MeasuredTransport) for transport in grid.transports):
+    if is_measured:
         yield from (OfRun(run=name, what=each) for each in about_others(run))
     if subject.step.shards > 1:
         yield SummedInGroups(run=name, shards=subject.step.shards)
@@ -200,300 +221,129 @@ def _of_run(name: str, run: Run, subject: Subject, grid: Grid) -> Iterator[Findi
         yield OthersMayBeLater(run=name)
 
 
-def _more_hosts(grid: Grid, *, ranks_are_placed: bool) -> Iterator[Finding]:
-    for transport in (each for each in grid.transports if isinstance(each, MeasuredTransport)):
-        if max(grid.workers) > transport.workers and not ranks_are_placed:
-            yield MoreHostsAlike(
-                hosts=transport.machines,
-                ranks=transport.workers / transport.machines,
-                processors=transport.processors,
-            )
+# ---- which links hold a job back -----------------------------------------------------------------
 
 
-def _drifting(grid: Grid) -> Iterator[Finding]:
-    where = OnLinks.of(grid.cluster, grid.latency_s[0], is_scattered=grid.is_scattered)
-    if where is None:
-        return
-    workers = max(grid.workers)
-    asked = {*grid.algorithms, *(tried(grid) if AUTO in grid.algorithms else ())} - {AUTO}
-    names = tuple(
-        each for each in sorted(asked) if not where.cost("allreduce", each, workers).is_believed
-    )
-    if names:
-        yield RanksDriftApart(algorithms=names, workers=workers, cluster=where.cluster.name)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """One kind of link, what was changed about it, and what the step would be then."""
+
+    links: str
+    change: str
+    step_s: float
 
 
-def _too_large(named: Sequence[tuple[str, Run]]) -> Iterator[Finding]:
-    """Say which built-in workloads would not fit into their device."""
-    for _, run in named:
-        if run.provenance.origin == "modelled":
-            load = workload(run.provenance.source)
-            if not load.memory.fits:
-                yield memory_finding(load)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """A job on a described cluster, and what the step would be with each kind of link wider."""
 
-
-def _modelled(named: Sequence[tuple[str, Run]]) -> Iterator[Finding]:
-    """Say of each device which of the runs are modelled on it."""
-    by_device: dict[tuple[str, str], list[str]] = {}
-    for name, run in named:
-        if run.provenance.basis == "modelled":
-            device = str(run.facts.device), str(run.facts.efficiency)
-            by_device.setdefault(device, []).append(name)
-    for (title, efficiency), names in by_device.items():
-        yield Modelled(names=tuple(names), device=title, efficiency=efficiency)
-
-
-class Label(Finding):
-    """The conditions of a case: those that differ from another's."""
-
-    template = (
-        "{case.run}, {case.workers} {case.workers:worker|workers}{buckets:?, {buckets}}"
-        "{algorithm:?, {algorithm}}{transport:?, transport {transport}}"
-        "{latency}{accumulate:?, gradients of {accumulate} passes}"
-        "{local_steps:?, local steps {local_steps}}{jitter:?, jitter {jitter}}"
-    )
-
-    case: Reached
-    buckets: str | None
-    algorithm: str | None
-    transport: str | None
-    latency: LatencyOf | None
-    accumulate: int | None
-    local_steps: int | None
-    jitter: str | None
-
-
-class LatencyOf(Finding):
-    """A latency, also one of 0."""
-
-    template = ", latency {latency_s:time}"
-
-    latency_s: float
-
-
-class TargetNeeds(Finding):
-    """What one case needs to reach the scaling factor."""
-
-    template = "{label}: a scaling factor of {scaling_factor:g} needs {needs:;}."
-
-    label: Label
-    scaling_factor: float
-    needs: tuple[Finding, ...]
-
-
-class NoCompression(Finding):
-    """It is reached as it is."""
-
-    template = "no compression"
-
-
-class CompressionOf(Finding):
-    """The least ratio."""
-
-    template = "{ratio:.4g}x compression"
-
-    ratio: float
-
-
-class MoreThanAnyCompression(Finding):
-    """No ratio reaches it."""
-
-    template = "more than any compression (best {best:.4f})"
-
-    best: float
-
-
-class AtRate(Finding):
-    """What is needed at a line rate."""
-
-    template = "{needed} at {rate_bps:rate}"
-
-    needed: Finding
-    rate_bps: float
-
-
-class BandwidthOf(Finding):
-    """The least line rate."""
-
-    template = "{rate_bps:rate} {how}"
-
-    rate_bps: float
-    how: Finding
-
-
-class NextToNoBandwidth(Finding):
-    """Any line reaches it."""
-
-    template = "next to no bandwidth {how}"
-
-    how: Finding
-
-
-class MoreThanAnyBandwidth(Finding):
-    """No line reaches it."""
-
-    template = "more than any bandwidth {how} (best {best:.4f})"
-
-    how: Finding
-    best: float
-
-
-class WithCodec(Finding):
-    """A compressor with its cost."""
-
-    template = "with codec {codec}"
-
-    codec: str
-
-
-class WithoutCompression(Finding):
-    """Gradients as they are."""
-
-    template = "without compression"
-
-
-class WithCompression(Finding):
-    """A ratio that costs nothing."""
-
-    template = "with {ratio:g}x compression"
-
-    ratio: float
-
-
-class AlikeForAllRuns(Finding):
-    """All runs need the same."""
-
-    template = "{workers} workers at {rate_bps:rate}: {needed} for any of these runs."
-
+    run: str
+    cluster: str
     workers: int
-    rate_bps: float
-    needed: Finding
+    is_scattered: bool
+    oversubscription: float | None  # None where nothing goes through a spine
+    step_s: float
+    overhead_s: float
+    busiest: str | None  # the links that most of a collective's time is spent on
+    suspects: tuple[Suspect, ...]
+
+    @property
+    def worst(self) -> Suspect | None:
+        """Return what to blame: the links that cost most, if that is worth mentioning."""
+        least = min(self.suspects, key=lambda each: each.step_s, default=None)
+        return least if least is not None and self.is_to_blame(least) else None
+
+    def is_to_blame(self, suspect: Suspect) -> bool:
+        """Say whether the step would be noticeably shorter."""
+        return suspect.step_s < (1 - WORTH_BLAMING) * self.step_s
+
+    def of(self, links: str) -> Suspect | None:
+        """Return what was found out about one kind of link."""
+        return next((suspect for suspect in self.suspects if suspect.links == links), None)
 
 
-class FromLeastToMost(Finding):
-    """The runs that need least and most."""
-
-    template = (
-        "{workers} workers at {rate_bps:rate}: from {least} ({least_run}) to {most} ({most_run})."
-    )
-
-    workers: int
-    rate_bps: float
-    least: Finding
-    least_run: str
-    most: Finding
-    most_run: str
-
-
-def target_findings(targets: Targets, varying: Collection[str]) -> Iterator[Finding]:
-    """Go through what reaches the target: a finding per case, and one for all runs together.
-
-    `varying` are the axes that have more than one value.
-    """
-    ratios = _by_label(targets.least_compression, varying)
-    rates = _by_label(targets.least_bandwidth, varying)
-    for label in rates:
-        needs: list[Finding] = [
-            AtRate(needed=_needed(case), rate_bps=case.bandwidth_bps or 0.0)
-            for case in ratios.get(label, [])
-        ]
-        needs += [_bandwidth(case) for case in _worth_saying(rates[label])]
-        shown = _label(rates[label][0], varying)
-        yield TargetNeeds(label=shown, scaling_factor=targets.scaling_factor, needs=tuple(needs))
-    yield from _summary(targets, varying)
-
-
-_LABELLED = (
-    "buckets",
-    "algorithm",
-    "transport",
-    "latency_s",
-    "accumulate",
-    "local_steps",
-    "jitter",
+_WHERE = (
+    "{job.run}, {job.workers} workers of {job.cluster}"
+    "{job.is_scattered:, scattered over the leaves|}: "
 )
 
 
-def _by_label(
-    reached: Sequence[Reached], varying: Collection[str]
-) -> dict[tuple[object, ...], list[Reached]]:
-    names = ("run", "workers", *(name for name in _LABELLED if name in varying))
+class NoLinkHoldsBack(Finding):
+    """No kind of link would shorten the step noticeably."""
 
-    def label(case: Reached) -> tuple[object, ...]:
-        return tuple(getattr(case, name) for name in names)
-
-    return {key: list(cases) for key, cases in groupby(reached, label)}
-
-
-def _label(case: Reached, varying: Collection[str]) -> Label:
-    shown = {name: getattr(case, name) if name in varying else None for name in _LABELLED}
-    latency_s = shown.pop("latency_s")
-    return Label(
-        case=case, latency=None if latency_s is None else LatencyOf(latency_s=latency_s), **shown
+    template = (
+        f"{_WHERE}no link holds it back"
+        "{job.oversubscription:?, the {job.oversubscription:g}:1 spine included}: a step takes "
+        "{job.step_s:time}."
     )
 
-
-def _worth_saying(rates: list[Reached]) -> list[Reached]:
-    """Keep codecs and the least compression; the ratios between are in the JSON."""
-    free = [case for case in rates if case.codec is None]
-    return free[:1] + [case for case in rates if case.codec is not None]
+    job: Suspicion
 
 
-def _needed(case: Reached) -> Finding:
-    if case.compression is None:
-        return MoreThanAnyCompression(best=case.best_scaling_factor)
-    if case.compression == 1:
-        return NoCompression()
-    return CompressionOf(ratio=_rounded_up(case.compression))
+class LinksHoldBack(Finding):
+    """The kind of link that costs most, and how far the spine is to blame."""
+
+    template = (
+        f"{_WHERE}the {{links}} hold it back: with {{worst.change}} a step would take "
+        "{worst.step_s:time} instead of {job.step_s:time} ({shorter:.1%} less){spine}."
+    )
+
+    job: Suspicion
+    links: Finding
+    worst: Suspect
+    shorter: float
+    spine: Finding | None
 
 
-def _bandwidth(case: Reached) -> Finding:
-    how = _how(case)
-    if case.bandwidth_bps is None:
-        return MoreThanAnyBandwidth(how=how, best=case.best_scaling_factor)
-    if case.bandwidth_bps <= LEAST_BPS:
-        return NextToNoBandwidth(how=how)
-    return BandwidthOf(rate_bps=_rounded_up(case.bandwidth_bps), how=how)
+class NamedLinks(Finding):
+    """A kind of link."""
+
+    template = "{name}"
+
+    name: str
 
 
-def _how(case: Reached) -> Finding:
-    if case.codec is not None:
-        return WithCodec(codec=case.codec)
-    if case.compression is None or case.compression == 1:
-        return WithoutCompression()
-    return WithCompression(ratio=case.compression)
+class SpineUplinks(Finding):
+    """The uplinks of a spine."""
+
+    template = "uplinks of the {oversubscription:g}:1 spine"
+
+    oversubscription: float | None
 
 
-def _summary(targets: Targets, varying: Collection[str]) -> Iterator[Finding]:
-    """Draw several runs together, bandwidth by bandwidth, where nothing else varies."""
-    if "run" not in varying or set(varying) - {"run", "workers", "bandwidth_bps", "codec"}:
-        return
-    ordered = sorted(targets.least_compression, key=_place)
-    for (workers, rate_bps), cases in groupby(ordered, key=_place):
-        least, *_, most = sorted(cases, key=_difficulty)
-        needed = _needed(least)
-        if needed == _needed(most):
-            yield AlikeForAllRuns(workers=workers, rate_bps=rate_bps, needed=needed)
-        else:
-            yield FromLeastToMost(
-                workers=workers,
-                rate_bps=rate_bps,
-                least=needed,
-                least_run=least.run,
-                most=_needed(most),
-                most_run=most.run,
-            )
+class SpineDoesNot(Finding):
+    """A wide spine would change next to nothing."""
+
+    template = (
+        "; the {oversubscription:g}:1 spine does not, {change} would change nothing that matters"
+    )
+
+    oversubscription: float | None
+    change: str
 
 
-def _place(case: Reached) -> tuple[int, float]:
-    return case.workers, case.bandwidth_bps or 0.0
+class SpineAlone(Finding):
+    """What a wide spine alone would give."""
+
+    template = "; {change} alone would give {step_s:time}"
+
+    change: str
+    step_s: float
 
 
-def _difficulty(case: Reached) -> float:
-    return math.inf if case.compression is None else case.compression
-
-
-def _rounded_up(number: float) -> float:
-    """Round to three digits, upwards: what is printed still reaches the target."""
-    digit = 10.0 ** (math.floor(math.log10(number)) - 2)
-    return math.ceil(number / digit - 1e-9) * digit
+def suspicion_finding(job: Suspicion) -> Finding:
+    """Return what there is to say of a job on a described cluster."""
+    worst, spine = job.worst, job.of(LINK_KINDS[SPINE])
+    if worst is None:
+        return NoLinkHoldsBack(job=job)
+    ratio = job.oversubscription
+    links: Finding = NamedLinks(name=worst.links)
+    of_spine: Finding | None = None
+    if worst.links == LINK_KINDS[SPINE]:
+        links = SpineUplinks(oversubscription=ratio)
+    elif spine is not None and job.is_to_blame(spine):
+        of_spine = SpineAlone(change=spine.change, step_s=spine.step_s)
+    elif spine is not None:
+        of_spine = SpineDoesNot(oversubscription=ratio, change=spine.change)
+    shorter = 1 - worst.step_s / job.step_s
+    return LinksHoldBack(job=job, links=links, worst=worst, shorter=shorter, spine=of_spine)

@@ -263,8 +263,31 @@ def traffic_findings(result: Traffic) -> Iterator[Finding]:
             confidence=found.confidence,
         )
     if result.payload_bytes_per_edge is not None:
-        yield BytesPerEdge(bytes=result.payload_bytes_per_edge, gradient=_gradient(result))
-    yield _slow_link(result)
+        gradient_bytes = result.gradient_bytes
+        gradient: Finding | None = None
+        if gradient_bytes is not None and result.gathered_bytes:
+            gradient = GatheredAndReduced(
+                gathered_bytes=result.gathered_bytes, gradient_bytes=gradient_bytes
+            )
+        elif gradient_bytes is not None:
+            ranks = result.ranks or len(result.pattern.order) or len(result.hosts)
+            gradient = told = GradientIs(gradient_bytes=gradient_bytes, ranks=ranks)
+            if_sharded = result.if_sharded_bytes
+            if result.collectives is None and if_sharded is not None:
+                gradient = GradientIfSharded(gradient=told, if_sharded_bytes=if_sharded)
+            elif result.collectives is None:
+                gradient = GradientIfOneSum(gradient=told)
+        yield BytesPerEdge(bytes=result.payload_bytes_per_edge, gradient=gradient)
+    slow = result.slow_link
+    if slow is not None:
+        least, most = slow.others_busy
+        yield SlowLinkFound(host=slow.host, busy=slow.busy_fraction, least=least, most=most)
+    elif found is None:
+        yield NoLinkToCallSlow()
+    elif len(result.hosts) == 2 and result.busy_fractions.min(initial=1.0) > 0:
+        yield NoSlowLinkOfTwo()
+    else:
+        yield NoSlowLink()
 
 
 def training(group: Traffic) -> Finding:
@@ -273,34 +296,6 @@ def training(group: Traffic) -> Finding:
         return Training(hosts=group.hosts)
     begin_s, end_s = group.during_s
     return TrainingAt(begin_s=begin_s, end_s=end_s)
-
-
-def _gradient(result: Traffic) -> Finding | None:
-    if result.gradient_bytes is None:
-        return None
-    if result.gathered_bytes:
-        return GatheredAndReduced(
-            gathered_bytes=result.gathered_bytes, gradient_bytes=result.gradient_bytes
-        )
-    ranks = result.ranks or len(result.pattern.order) or len(result.hosts)
-    told = GradientIs(gradient_bytes=result.gradient_bytes, ranks=ranks)
-    if result.collectives is not None:
-        return told
-    if result.if_sharded_bytes is None:
-        return GradientIfOneSum(gradient=told)
-    return GradientIfSharded(gradient=told, if_sharded_bytes=result.if_sharded_bytes)
-
-
-def _slow_link(result: Traffic) -> Finding:
-    slow = result.slow_link
-    if slow is not None:
-        least, most = slow.others_busy
-        return SlowLinkFound(host=slow.host, busy=slow.busy_fraction, least=least, most=most)
-    if result.iterations is None:
-        return NoLinkToCallSlow()
-    if len(result.hosts) == 2 and result.busy_fractions.min(initial=1.0) > 0:
-        return NoSlowLinkOfTwo()
-    return NoSlowLink()
 
 
 def _shape(result: Traffic) -> Finding:

@@ -8,7 +8,7 @@ The step is the median one, but where a part that the median does not have is th
 rank that is late in every fifth step, say, or of metrics that are summed in every tenth. Then fixes
 are of the mean step, the long ones included.
 
-A new kind is a new file in this folder that calls `register`.
+A new kind is a new file in this folder with a class that `register` marks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fullwire.fixes.fix import Fix, FixKind, Risk, fix_kinds
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
-from fullwire.timeline.steadiness import FewSteps, few_steps
+from fullwire.timeline.steadiness import few_steps
 
 __all__ = ["Fix", "FixKind", "Fixes", "Risk", "fix_kinds", "fixes", "fixes_by_account"]
 
@@ -27,6 +27,8 @@ LEAST_GAIN = 0.01  # of the step
 _AS_GOOD = 0.02  # of the step: gains that differ by less are as good as equal
 # Losses that some steps may have and others do not.
 _IN_FEW_STEPS = (Part.STRAGGLER, Part.INPUT, Part.HOST, Part.LATENCY)
+_REPEATS = 0.02  # within this a job repeats that is begun anew, where nothing holds it up
+_SENT_BY_FEW = "what only they send: less often, or joined into one (torch.cat)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,37 @@ class Fixes:
     found: tuple[Fix, ...]
     from_s: float
     alone_s: float
+    tried: frozenset[str] = frozenset()  # the kinds that this job allows to predict
+
+    @property
+    def sooner(self) -> bool | None:
+        """Say whether transfers that begin sooner would help; None where that is not known."""
+        kinds = {key for key, kind in fix_kinds().items() if kind.begins_sooner}
+        if not self.tried & kinds:
+            return None
+        return any(fix.kind in kinds for fix in self.found)
+
+    def first_for(self, verdict: str) -> tuple[Fix, ...]:
+        """Return them with those first that are an answer to this kind of verdict."""
+        answers = {key for key, kind in fix_kinds().items() if verdict in kind.addresses}
+        answers.add(verdict)
+        return tuple(sorted(self.found, key=lambda fix: fix.kind not in answers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLongSteps(Fix):
+    """Steps that all take as long as the usual ones."""
+
+    template = "the {few} long of {of} steps as short as the others"
+
+    few: int
+    of: int
 
 
 def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
     """Predict everything that could help this job, the most helpful first."""
-    part = _largest_loss(account)
+    lost_s = {part: account.parts_s[part.key] for part in Part if part != Part.COMPUTE}
+    part = max(lost_s, key=lost_s.__getitem__)
     rare = few_steps(account, part) if part in _IN_FEW_STEPS else None
     beyond_s = 0.0 if rare is None else max(account.step_s - job.measured_s, 0.0)
     from_s = job.measured_s + beyond_s
@@ -50,34 +78,33 @@ def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
         for fix in kind.predict(run, job, account)
     ]
     if rare is not None:
-        considered.append(_no_long_steps(job, account, part, rare))
+        usual, own = rare.usual_s, fix_kinds().get(part.key)
+        all_usual = Forecast(
+            step_s=usual.value,
+            scaling_factor=min(job.alone_s / usual.value, 1.0),
+            low_s=usual.low * (1 - _REPEATS),
+            high_s=usual.high * (1 + _REPEATS),
+        )
+        setting = (own.in_few_steps(run, account) if own else "") or _SENT_BY_FEW
+        considered.append(
+            NoLongSteps(kind=part.key, few=rare.few, of=rare.of, how=setting, forecast=all_usual)
+        )
     useful = [fix for fix in considered if fix.step_s < (1 - LEAST_GAIN) * from_s]
-    found = sorted(useful, key=lambda fix: _order(fix, from_s))
-    return Fixes(tuple(found), from_s, job.alone_s)
+    useful.sort(
+        key=lambda fix: (round(fix.step_s / (_AS_GOOD * from_s)), fix.kind == "link", fix.step_s)
+    )
+    tried = frozenset(fix.kind for fix in considered)
+    return Fixes(tuple(useful), from_s, job.alone_s, tried)
 
 
-def fixes_by_account(account: Account) -> Fixes:
+def fixes_by_account(run: Run, account: Account) -> Fixes:
     """Take off the step what is lost beside the network, where no line rate allows a prediction.
 
     It is what the account says that a step would be without, so there is no interval.
     """
     step_s, alone_s = account.step_s, account.alone_s
-    found = [
-        fix
-        for kind in fix_kinds().values()
-        if kind.by_account is not None
-        for fix in kind.by_account(account)
-    ]
+    found = [fix for kind in fix_kinds().values() for fix in kind.by_account(run, account)]
     return Fixes(tuple(sorted(found, key=lambda fix: fix.step_s)), step_s, alone_s)
-
-
-def _order(fix: Fix, from_s: float) -> tuple[float, bool, float]:
-    return round(fix.step_s / (_AS_GOOD * from_s)), fix.kind == "link", fix.step_s
-
-
-def _largest_loss(account: Account) -> Part:
-    lost = {part: account.parts_s[part.key] for part in Part if part != Part.COMPUTE}
-    return max(lost, key=lost.__getitem__)
 
 
 def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:
@@ -93,35 +120,3 @@ def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:
         scaling_factor=fix.scaling_factor * fix.step_s / step_s,
     )
     return replace(fix, forecast=longer)
-
-
-_REPEATS = 0.02  # within this a job repeats that is begun anew, where nothing holds it up
-_SENT_BY_FEW = "what only they send: less often, or joined into one (torch.cat)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoLongSteps(Fix):
-    """Steps that all take as long as the usual ones."""
-
-    template = "the {few} long of {of} steps as short as the others"
-
-    few: int
-    of: int
-
-
-def _no_long_steps(job: Forecaster, account: Account, part: Part, rare: FewSteps) -> Fix:
-    """Try steps that all take as long as the usual ones."""
-    usual, kind = rare.usual_s, fix_kinds().get(part.key)
-    setting = kind.in_few_steps(account) if kind and kind.in_few_steps else _SENT_BY_FEW
-    return NoLongSteps(
-        kind=part.key,
-        few=rare.few,
-        of=rare.of,
-        how=setting,
-        forecast=Forecast(
-            step_s=usual.value,
-            scaling_factor=min(job.alone_s / usual.value, 1.0),
-            low_s=usual.low * (1 - _REPEATS),
-            high_s=usual.high * (1 + _REPEATS),
-        ),
-    )

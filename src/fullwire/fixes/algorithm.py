@@ -35,13 +35,19 @@ class SumsByTree(Fix):
     how: str = _NCCL_TREE
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    hosts, is_nccl = len(set(host_of_rank(run).values())), run.facts.backend == "nccl"
-    if 1 < hosts < job.workers:
-        setting = _NCCL_TREE if is_nccl else _BY_A_HOOK
-        yield SumsWithinHosts(hosts=hosts, how=setting, forecast=job.ask(workers=(hosts,)))
-    elif is_nccl:  # Gloo's ring is not to be chosen
-        yield SumsByTree(forecast=job.ask(algorithms=("tree",)))
+@register
+class Algorithm(FixKind):
+    """Sums over hosts in two levels, or by a tree."""
 
+    key = "algorithm"
+    label = "another algorithm"
+    addresses = ("line_rate", "transport", "latency")
 
-register(FixKind(key="algorithm", risk="exact", label="another algorithm", predict=_predict))
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try sums within hosts first; of NCCL with a rank a host, the tree."""
+        hosts, is_nccl = len(set(host_of_rank(run).values())), run.facts.backend == "nccl"
+        if 1 < hosts < job.workers:
+            setting = _NCCL_TREE if is_nccl else _BY_A_HOOK
+            yield SumsWithinHosts(hosts=hosts, how=setting, forecast=job.ask(workers=(hosts,)))
+        elif is_nccl:  # Gloo's ring is not to be chosen
+            yield SumsByTree(forecast=job.ask(algorithms=("tree",)))

@@ -26,13 +26,19 @@ class OtherBuckets(Fix):
     cap_mib: int
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    """Try bucket sizes, and name the best."""
-    if run.facts.buckets is None:
-        return
-    tried = [(cap, job.ask(buckets=(DdpBuckets(cap * _MIB, cap * _MIB),))) for cap in _CAPS_MIB]
-    cap, found = min(tried, key=lambda each: each[1].step_s)
-    yield OtherBuckets(cap_mib=cap, forecast=found)
+@register
+class Buckets(FixKind):
+    """Buckets of another size."""
 
+    key = "buckets"
+    label = "other buckets"
+    addresses = ("overlap", "transport", "latency")
+    begins_sooner = True
 
-register(FixKind(key="buckets", risk="exact", label="other buckets", predict=_predict))
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try bucket sizes, and name the best."""
+        if run.facts.buckets is None:
+            return
+        tried = [(cap, job.ask(buckets=(DdpBuckets(cap * _MIB, cap * _MIB),))) for cap in _CAPS_MIB]
+        cap, found = min(tried, key=lambda each: each[1].step_s)
+        yield OtherBuckets(cap_mib=cap, forecast=found)

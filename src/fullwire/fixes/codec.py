@@ -23,11 +23,17 @@ class SentWhole(Fix):
     hook: str
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    step = job.subject.step
-    if run.facts.hook is not None and step.packing_ns:
-        whole = dataclasses.replace(step, packing_ns=0, sent_share=1.0)
-        yield SentWhole(hook=str(run.facts.hook), forecast=job.ask(step=whole))
+@register
+class Codec(FixKind):
+    """No communication hook."""
 
+    key = "codec"
+    label = "no compression"
+    addresses = ("codec",)
 
-register(FixKind(key="codec", risk="exact", label="no compression", predict=_predict))
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try the step without a hook, where the run has one that packs."""
+        step = job.subject.step
+        if run.facts.hook is not None and step.packing_ns:
+            whole = dataclasses.replace(step, packing_ns=0, sent_share=1.0)
+            yield SentWhole(hook=str(run.facts.hook), forecast=job.ask(step=whole))

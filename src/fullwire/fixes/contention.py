@@ -1,4 +1,4 @@
-"""Computation that the job's own communication and ranks slow down no more."""
+"""Computing that neither the job's own sums nor its other ranks slow down."""
 
 from __future__ import annotations
 
@@ -6,50 +6,42 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fullwire.fixes.fix import Fix, FixKind, register, without_loss
-from fullwire.run.placement import shares_one_host, sums_on_processors
+from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
-from fullwire.timeline.account import Account
+from fullwire.timeline.account import Account, Part
 
-_FEWER_THREADS = (
-    "a processor that only communication uses: taskset for the ranks, OMP_NUM_THREADS one lower; "
-    "fewer ranks on a host; larger buckets; init_process_group('fullwire') takes less of it"
+_ON_PROCESSORS = (
+    "fewer threads (torch.set_num_threads), a processor for communication alone (taskset), larger "
+    "buckets, the fullwire backend, or hosts of their own: whatif tells what their links would cost"
 )
-_FEWER_CHANNELS = "fewer SMs for NCCL: NCCL_MAX_CTAS=8 or NCCL_MAX_NCHANNELS=8; larger buckets"
-_EITHER = f"on processors, {_FEWER_THREADS}; on GPUs, {_FEWER_CHANNELS}"
+_ON_DEVICES = "fewer channels for sums (NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS), or larger buckets"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputesUndisturbed(Fix):
-    """Computing that takes as long as by itself."""
+class NothingInTheWay(Fix):
+    """No computing beside sums or other ranks that slow it down."""
 
-    template = "computing that shares no processors with communication or other ranks"
+    template = "ranks that have their processors to themselves"
 
     kind: str = "contention"
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    if not shares_one_host(run):
-        how = _FEWER_THREADS if sums_on_processors(run) else _FEWER_CHANNELS
-        yield from _without(account, how)
+@register
+class Contention(FixKind):
+    """Computing that nothing of the job's slows down."""
 
+    key = "contention"
+    label = "no contention"
+    addresses = ("contention",)
 
-def _by_account(account: Account) -> Iterator[Fix]:
-    yield from _without(account, _EITHER)
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Take the contention off the step: nothing was measured without it."""
+        return self.by_account(run, account)
 
-
-def _without(account: Account, how: str) -> Iterator[Fix]:
-    found = without_loss(account, account.crowded_s, of_one=False)
-    if found is not None:
-        yield ComputesUndisturbed(how=how, forecast=found)
-
-
-register(
-    FixKind(
-        key="contention",
-        risk="exact",
-        label="undisturbed computing",
-        predict=_predict,
-        by_account=_by_account,
-    )
-)
+    def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
+        """Take the contention off the step."""
+        found = without_loss(account, account.parts_s[Part.CONTENTION.key], of_one=False)
+        if found is not None:
+            setting = _ON_PROCESSORS if sums_on_processors(run) else _ON_DEVICES
+            yield NothingInTheWay(how=setting, forecast=found)

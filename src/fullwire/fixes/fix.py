@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import nan
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 from fullwire.run.run import Run
+from fullwire.simulation.calibrate import share_of_others
 from fullwire.simulation.forecast import Forecast, Forecaster
+from fullwire.simulation.processors import used_share
 from fullwire.timeline.account import Account
 
 MUCH = 0.05  # of the step: what an account alone calls worth removing
+MANY, MUCH_BYTES = 20, 2**20  # collectives of a step, and of up to which size: worth joining
+FILLS_THE_LINE = "fullwire"  # the backend that a full wire is predicted for
+MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
+_ALL_TAKEN = 0.9  # of all processors' time
 
 # exact: the same results up to the order of sums; numeric: gradients are rounded; semantic: another
 # batch, or fewer synchronizations. Only exact fixes are applied without being asked for.
@@ -54,29 +61,40 @@ class Fix:
         return self.forecast.high_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixKind:
-    """A kind of fix: what it is, and how its gain is predicted.
+class FixKind(ABC):
+    """A kind of fix: what it is, and how its gain is predicted. Each kind is a class.
 
     How it is applied to a job is to stand here, beside the prediction, in the same file.
     """
 
-    key: str
-    risk: Risk
-    label: str
-    predict: Callable[[Run, Forecaster, Account], Iterator[Fix]]
-    by_account: Callable[[Account], Iterator[Fix]] | None = None  # without any prediction
-    in_few_steps: Callable[[Account], str] | None = None  # its setting, where few steps are long
+    key: ClassVar[str]
+    risk: ClassVar[Risk] = "exact"
+    label: ClassVar[str]
+    addresses: ClassVar[tuple[str, ...]]  # the kinds of verdict for which it is an answer
+    begins_sooner: ClassVar[bool] = False  # it has transfers begin beside computation
+
+    @abstractmethod
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Go through what can be changed of this kind, each with the step that it would give."""
+
+    def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
+        """Go through what an account alone tells, where nothing can be predicted."""
+        return iter(())
+
+    def in_few_steps(self, run: Run, account: Account) -> str:
+        """Return its setting where few steps are long, if that is its matter."""
+        return ""
 
 
+KindT = TypeVar("KindT", bound=FixKind)
 _KINDS: dict[str, FixKind] = {}
 
 
-def register(kind: FixKind) -> FixKind:
+def register(kind: type[KindT]) -> type[KindT]:
     """Add a kind of fix."""
     if kind.key in _KINDS:
         raise ValueError(f"fix {kind.key}: registered twice")
-    _KINDS[kind.key] = kind
+    _KINDS[kind.key] = kind()
     return kind
 
 
@@ -102,3 +120,11 @@ def without_loss(account: Account, lost_s: float, *, of_one: bool) -> Forecast |
         low_s=nan,
         high_s=nan,
     )
+
+
+def who_takes_processors(run: Run) -> Literal["job", "others"] | None:
+    """Say whose work leaves no processor free; None where some are, or nothing was sampled."""
+    used = used_share(run)
+    if used is None or used < _ALL_TAKEN:
+        return None
+    return "others" if share_of_others(run) >= MUCH_BESIDE else "job"

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fullwire.fixes.fix import Fix, FixKind, register, without_loss
-from fullwire.fixes.input import LOADER
+from fullwire.fixes.fix import Fix, FixKind, fix_kinds, register, without_loss
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
 from fullwire.timeline.ahead import has_loader, usual_ahead_s
 
 _ELSEWHERE = "logs, checkpoints, metrics: less often, or in another process"
-_READS = f"batches that the script reads by itself: {LOADER}"
+_READS = "batches that the script reads by itself: {loader}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,30 +24,33 @@ class HostIsReady(Fix):
     kind: str = "host"
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    found = job.beginning_sooner(round(usual_ahead_s(account) * 1e9))
-    if found is not None:
-        yield HostIsReady(how=_setting(account), forecast=found)
+def _setting(run: Run, account: Account) -> str:
+    if has_loader(account):
+        return _ELSEWHERE
+    return _READS.format(loader=fix_kinds()["input"].in_few_steps(run, account))
 
 
-def _by_account(account: Account) -> Iterator[Fix]:
-    lost_s = min(usual_ahead_s(account), account.parts_s[Part.HOST.key])
-    found = without_loss(account, lost_s, of_one=True)
-    if found is not None:
-        yield HostIsReady(how=_setting(account), forecast=found)
+@register
+class Host(FixKind):
+    """The host out of the way of computing."""
 
+    key = "host"
+    label = "host work elsewhere"
+    addresses = ("host",)
 
-def _setting(account: Account) -> str:
-    return _ELSEWHERE if has_loader(account) else _READS
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try a step that begins sooner by what the host does ahead."""
+        found = job.beginning_sooner(round(usual_ahead_s(account) * 1e9))
+        if found is not None:
+            yield HostIsReady(how=_setting(run, account), forecast=found)
 
+    def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
+        """Take off the step what the host does ahead."""
+        lost_s = min(usual_ahead_s(account), account.parts_s[Part.HOST.key])
+        found = without_loss(account, lost_s, of_one=True)
+        if found is not None:
+            yield HostIsReady(how=_setting(run, account), forecast=found)
 
-register(
-    FixKind(
-        key="host",
-        risk="exact",
-        label="host work elsewhere",
-        predict=_predict,
-        by_account=_by_account,
-        in_few_steps=lambda account: _ELSEWHERE,
-    )
-)
+    def in_few_steps(self, run: Run, account: Account) -> str:
+        """Return what to do about work of the host that few steps have."""
+        return _ELSEWHERE

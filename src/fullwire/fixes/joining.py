@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fullwire.fixes.fix import Fix, FixKind, register
+from fullwire.fixes.fix import MANY, MUCH_BYTES, Fix, FixKind, register
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
 
-MANY, MUCH_BYTES = 20, 2**20  # collectives of a step, and of up to which size: worth joining
 _JOINED = {
     "allreduce": (
         "all-reduces",
@@ -38,16 +37,22 @@ class Joined(Fix):
     ops: str
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    step = job.subject.step
-    if step.others.sum_gradients or bool((run.collectives.op == "reducescatter").any()):
-        return  # which is no script's doing
-    for op, (named, setting) in _JOINED.items():
-        places = step.others.small(op, MUCH_BYTES)
-        if len(places) >= MANY:
-            # Without residue: that there are many small ones is what it is of.
-            found = job.as_modelled().ask(step=step.with_joined(places))
-            yield Joined(count=len(places), ops=named, how=setting, forecast=found)
+@register
+class Joining(FixKind):
+    """Many small collectives as one."""
 
+    key = "joining"
+    label = "joined collectives"
+    addresses = ("latency", "transport")
 
-register(FixKind(key="joining", risk="exact", label="joined collectives", predict=_predict))
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try the small collectives of each kind joined, where a script has many."""
+        step = job.subject.step
+        if step.others.sum_gradients or bool((run.collectives.op == "reducescatter").any()):
+            return  # which is no script's doing
+        for op, (named, setting) in _JOINED.items():
+            places = step.others.small(op, MUCH_BYTES)
+            if len(places) >= MANY:
+                # Without residue: that there are many small ones is what it is of.
+                found = job.as_modelled().ask(step=step.with_joined(places))
+                yield Joined(count=len(places), ops=named, how=setting, forecast=found)

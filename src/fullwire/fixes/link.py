@@ -37,26 +37,25 @@ class FasterLinks(Fix):
     rate_bps: float
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    """Try links on sale that are faster; first, where few are slower, these as the others are."""
-    slow, next_bps = _slow_links(run, job)
-    if slow:
-        found = job.ask(bandwidth_bps=(next_bps,))
-        yield LinksAsTheOthers(ranks=slow, rate_bps=next_bps, forecast=found)
-    faster = [rate_bps for rate_bps in _ON_SALE_BPS if rate_bps > next_bps]
-    for rate_bps in faster[:_FASTER_LINKS]:
-        yield FasterLinks(rate_bps=rate_bps, forecast=job.ask(bandwidth_bps=(rate_bps,)))
+@register
+class Link(FixKind):
+    """Links that are faster."""
 
+    key = "link"
+    label = "faster links"
+    addresses = ("line_rate", "transport")
 
-def _slow_links(run: Run, job: Forecaster) -> tuple[tuple[int, ...], float]:
-    """Return the few ranks that have the slowest links, if not all do, and the next rate to it."""
-    usual_bps, others = run.facts.line_rate_bps, run.facts.other_line_rates_bps or ()
-    slow = tuple(int(rank) for rank, rate_bps in others if rate_bps == job.rate_bps)
-    known_bps = [each for each in (usual_bps, *dict(others).values()) if isinstance(each, float)]
-    faster_bps = [rate_bps for rate_bps in known_bps if rate_bps > job.rate_bps]
-    if not faster_bps or not 0 < 2 * len(slow) <= job.workers:
-        return (), job.rate_bps
-    return slow, min(faster_bps)
-
-
-register(FixKind(key="link", risk="exact", label="faster links", predict=_predict))
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try links on sale that are faster; first, where few are slower, these as others are."""
+        next_bps = job.rate_bps
+        usual_bps, others = run.facts.line_rate_bps, run.facts.other_line_rates_bps or ()
+        slow = tuple(int(rank) for rank, rate_bps in others if rate_bps == job.rate_bps)
+        known_bps = [bps for bps in (usual_bps, *dict(others).values()) if isinstance(bps, float)]
+        faster_bps = [rate_bps for rate_bps in known_bps if rate_bps > job.rate_bps]
+        if faster_bps and 0 < 2 * len(slow) <= job.workers:
+            next_bps = min(faster_bps)
+            found = job.ask(bandwidth_bps=(next_bps,))
+            yield LinksAsTheOthers(ranks=slow, rate_bps=next_bps, forecast=found)
+        faster = [rate_bps for rate_bps in _ON_SALE_BPS if rate_bps > next_bps]
+        for rate_bps in faster[:_FASTER_LINKS]:
+            yield FasterLinks(rate_bps=rate_bps, forecast=job.ask(bandwidth_bps=(rate_bps,)))

@@ -22,11 +22,18 @@ class SentMeanwhile(Fix):
     how: str = "DistributedDataParallel(model) in place of collectives called after it"
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    step = job.subject.step
-    if run.facts.buckets is None and step.others.are_gradients:
-        alone = dataclasses.replace(step, others=type(step.others)())
-        yield SentMeanwhile(forecast=job.ask(step=alone))
+@register
+class Overlap(FixKind):
+    """Gradients sent beside the backward pass."""
 
+    key = "overlap"
+    label = "overlap"
+    addresses = ("overlap", "line_rate", "transport", "latency")
+    begins_sooner = True
 
-register(FixKind(key="overlap", risk="exact", label="overlap", predict=_predict))
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try gradients in buckets, where a script sends them after the pass."""
+        step = job.subject.step
+        if run.facts.buckets is None and step.others.are_gradients:
+            alone = dataclasses.replace(step, others=type(step.others)())
+            yield SentMeanwhile(forecast=job.ask(step=alone))

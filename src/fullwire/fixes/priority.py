@@ -21,9 +21,16 @@ class NeededFirst(Fix):
     how: str = "not in PyTorch itself; ByteScheduler and its like"
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    if run.facts.buckets is not None:
-        yield NeededFirst(forecast=job.ask(lane="priority"))
+@register
+class Priority(FixKind):
+    """What is needed first is sent first."""
 
+    key = "priority"
+    label = "needed first, sent first"
+    addresses = ("overlap", "line_rate")
+    begins_sooner = True
 
-register(FixKind(key="priority", risk="exact", label="needed first, sent first", predict=_predict))
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try the order of the next use, where there are buckets to order."""
+        if run.facts.buckets is not None:
+            yield NeededFirst(forecast=job.ask(lane="priority"))

@@ -7,13 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullwire.fixes.fix import Fix, FixKind, register, without_loss
+from fullwire.fixes.fix import Fix, FixKind, register, who_takes_processors, without_loss
+from fullwire.run.placement import sums_on_processors
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.simulation.stragglers import NoJitter
 from fullwire.timeline.account import Account, Late, Part, late_ranks
 
-_EVENLY = "batches of equal work, and nothing else on the ranks' hosts"
+_EVENLY = {
+    None: "batches of equal work, and nothing else on the ranks' hosts",
+    "job": "batches of equal work, and fewer threads (torch.set_num_threads): no processor is free",
+    "others": "end or move the other work that takes the ranks' processors",
+}
+_ON_TAKEN_PROCESSORS = {
+    "job": "fewer threads (torch.set_num_threads), or a host of its own: no processor is free",
+    "others": "end or move the other work that takes its processors",
+}
 _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
     "look at its device: clock, temperature (of a GPU: nvidia-smi -q -d PERFORMANCE), other work",
     "look at its input: DataLoader(num_workers=...), its disk, its share of the data",
@@ -40,41 +49,46 @@ class LateRanksInTime(Fix):
     ranks: tuple[int, ...]
 
 
-def _setting(account: Account, late: Late | None) -> str:
+def _setting(run: Run, account: Account, late: Late | None) -> str:
     """Say where to look: at what the late ranks spend most beyond the usual on."""
+    taken_by = who_takes_processors(run)
     if late is None:
-        return _EVENLY
+        return _EVENLY[taken_by]
     rows = [account.ranks.index(rank) for rank in late.ranks]
     excess_ns = account.excess_ns[rows][:, account.is_typical].mean(axis=(0, 1))
-    return _WHERE_A_RANK_IS_SLOW[int(np.argmax(excess_ns))]
+    most = int(np.argmax(excess_ns))
+    if most == 0 and taken_by is not None and sums_on_processors(run):
+        return _ON_TAKEN_PROCESSORS[taken_by]
+    return _WHERE_A_RANK_IS_SLOW[most]
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    if job.subject.step.waiting_ns:
-        yield _fix(account, job.ask(jitters=(NoJitter(),)))
-
-
-def _by_account(account: Account) -> Iterator[Fix]:
-    found = without_loss(account, account.parts_s[Part.STRAGGLER.key], of_one=False)
-    if found is not None:
-        yield _fix(account, found)
-
-
-def _fix(account: Account, found: Forecast) -> Fix:
+def _fix(run: Run, account: Account, found: Forecast) -> Fix:
     late = late_ranks(account)
-    setting = _setting(account, late)
+    setting = _setting(run, account, late)
     if late is None:
         return NoneIsLate(how=setting, forecast=found)
     return LateRanksInTime(ranks=late.ranks, how=setting, forecast=found)
 
 
-register(
-    FixKind(
-        key="straggler",
-        risk="exact",
-        label="no late rank",
-        predict=_predict,
-        by_account=_by_account,
-        in_few_steps=lambda account: _setting(account, late_ranks(account)),
-    )
-)
+@register
+class Straggler(FixKind):
+    """No rank slower than the usual one."""
+
+    key = "straggler"
+    label = "no late rank"
+    addresses = ("straggler",)
+
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try ranks without jitter, where any is waited for."""
+        if job.subject.step.waiting_ns:
+            yield _fix(run, account, job.ask(jitters=(NoJitter(),)))
+
+    def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
+        """Take the waiting for ranks off the step."""
+        found = without_loss(account, account.parts_s[Part.STRAGGLER.key], of_one=False)
+        if found is not None:
+            yield _fix(run, account, found)
+
+    def in_few_steps(self, run: Run, account: Account) -> str:
+        """Return where to look."""
+        return _setting(run, account, late_ranks(account))

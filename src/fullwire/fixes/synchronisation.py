@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fullwire.fixes.fix import Fix, FixKind, Risk, register
 from fullwire.run.run import Run
@@ -34,22 +35,22 @@ class FewerSums(Fix):
         return self.every - 1
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    if run.facts.buckets is not None:
-        setting = _BY_DDP
-    elif job.subject.step.others.are_gradients:
-        setting = _BY_SCRIPT
-    else:
-        return
-    for every in _SYNCHRONISED_EVERY:
-        yield FewerSums(every=every, how=setting, forecast=job.ask(accumulate=(every,)))
+@register
+class Synchronisation(FixKind):
+    """Gradients added up locally."""
 
+    key = "synchronisation"
+    risk: ClassVar[Risk] = "semantic"
+    label = "fewer synchronizations"
+    addresses = ("line_rate", "transport", "latency", "codec", "contention")
 
-register(
-    FixKind(
-        key="synchronisation",
-        risk="semantic",
-        label="fewer synchronizations",
-        predict=_predict,
-    )
-)
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try to send the gradients of several steps together."""
+        if run.facts.buckets is not None:
+            setting = _BY_DDP
+        elif job.subject.step.others.are_gradients:
+            setting = _BY_SCRIPT
+        else:
+            return
+        for every in _SYNCHRONISED_EVERY:
+            yield FewerSums(every=every, how=setting, forecast=job.ask(accumulate=(every,)))

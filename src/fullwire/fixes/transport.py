@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fullwire.fixes.fix import Fix, FixKind, register
+from fullwire.fixes.fix import FILLS_THE_LINE, Fix, FixKind, register
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.simulation.transport import FullTransport
 from fullwire.timeline.account import Account
 
-FILLS_THE_LINE = "fullwire"  # the backend that a full wire is predicted for
 _SETTINGS = {
     "gloo": f'init_process_group("{FILLS_THE_LINE}"): no setting of Gloo\'s does it',
     FILLS_THE_LINE: (
@@ -37,20 +36,22 @@ class FullerTransport(Fix):
     rate_bps: float
 
 
-def _predict(run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-    if isinstance(job.grid.transports[0], FullTransport):
-        return
-    is_gloo = run.facts.backend == "gloo"
-    found = (job.filling() if is_gloo else job.unhindered()).ask()
-    yield FullerTransport(rate_bps=job.rate_bps, how=_setting(run), forecast=found)
+@register
+class Transport(FixKind):
+    """A transport that fills the line."""
 
+    key = "transport"
+    label = "a fuller transport"
+    addresses = ("transport", "latency", "contention")
 
-def _setting(run: Run) -> str:
-    backend, network = run.facts.backend, run.facts.nccl_network or ""
-    if backend != "nccl":
-        return _SETTINGS.get(str(backend), _OTHER_BACKEND)
-    is_rdma = network and not network.startswith("Socket")
-    return _NCCL_BY_RDMA if is_rdma else _NCCL_BY_SOCKETS
-
-
-register(FixKind(key="transport", risk="exact", label="a fuller transport", predict=_predict))
+    def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
+        """Try the line that there is, used to the full."""
+        if isinstance(job.grid.transports[0], FullTransport):
+            return
+        backend, network = run.facts.backend, run.facts.nccl_network or ""
+        setting = _SETTINGS.get(str(backend), _OTHER_BACKEND)
+        if backend == "nccl":
+            is_rdma = network and not network.startswith("Socket")
+            setting = _NCCL_BY_RDMA if is_rdma else _NCCL_BY_SOCKETS
+        found = (job.filling() if backend == "gloo" else job.unhindered()).ask()
+        yield FullerTransport(rate_bps=job.rate_bps, how=setting, forecast=found)

@@ -40,6 +40,7 @@ from fullwire.registry import Registry
 from fullwire.run.gaps import gaps_of
 
 if TYPE_CHECKING:
+    from fullwire.importers._tables import Table
     from fullwire.run.run import Run
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "contents",
     "import_run",
     "read",
+    "tables",
 ]
 
 FORMATS = Registry(Format, "fullwire.importers", name="FORMAT", group="fullwire.importers")
@@ -66,16 +68,25 @@ def read(
     step_time: str | float | None = None,
     reduce_cost: str | Path | None = None,
     communication: str | None = None,
+    pattern: str | None = None,
 ) -> Run:
     """Open a run, a foreign trace, or a built-in workload such as `vgg16@v100`.
 
-    Where ranks have a file each, there may be `more` of them, or directories of them; NCCL's logs
-    beside another trace of the job are added to it. `communication` is a regular expression for
-    names of kernels that communicate. `step_time` and `reduce_cost` (a file) belong to netx logs,
-    which do not hold them.
+    - `path`, `more`: files or directories. Where ranks have a file each there are several; NCCL's
+      logs beside another trace of the job are added to it.
+    - `format`: which reader to use, where the content does not tell.
+    - `communication`: a regular expression for names of kernels that communicate.
+    - `pattern`: finds the steps in the log of a script, a regular expression with a group named
+      s, ms, us or per_s.
+    - `step_time` (seconds), `reduce_cost` (a file): what netx logs do not hold.
+
+        run = fw.read("job.run")
+        run.spans.to_pandas()
     """
-    options = Options(step_time=step_time, reduce_cost=reduce_cost, communication=communication)
-    return _read(_given("read", (path, *more), format), options)
+    options = Options(
+        step_time=step_time, reduce_cost=reduce_cost, communication=communication, pattern=pattern
+    )
+    return _read(_given("read", (path, *more), format, pattern), options)
 
 
 def contents(path: str | Path) -> tuple[Run, Mapping[str, int]]:
@@ -89,6 +100,16 @@ def contents(path: str | Path) -> tuple[Run, Mapping[str, int]]:
     return run, {name: len(table) for name, table in run.tables() if len(table)}
 
 
+def tables(path: str | Path, *, format: str | None = None) -> list[Table]:
+    """Read the tables of a benchmark of collectives: nccl-tests, rccl-tests or OSU."""
+    found = _given("tables", (path,), format)
+    form = None if found.kind in (RUN, WORKLOAD) else FORMATS[found.kind]
+    if form is None or form.tables is None:
+        takers = " or ".join(each.label for each in FORMATS.values() if each.tables)
+        raise UsageError(f"{path}: expected {takers}, got a {found.kind}")
+    return [table for file in files_of(form, found.traces) for table in form.tables(file)]
+
+
 def import_run(
     output: str | Path,
     path: str | Path,
@@ -97,6 +118,7 @@ def import_run(
     step_time: str | float | None = None,
     reduce_cost: str | Path | None = None,
     communication: str | None = None,
+    pattern: str | None = None,
     processes: int | None = None,
     on: str = HERE,
     replace: bool = False,
@@ -107,8 +129,10 @@ def import_run(
     `processes` read at once, or those of a Ray cluster if `on` names one ("ray", or its address);
     `told` hears how many of how many traces are read.
     """
-    options = Options(step_time=step_time, reduce_cost=reduce_cost, communication=communication)
-    found = _given("import", (path, *more), format)
+    options = Options(
+        step_time=step_time, reduce_cost=reduce_cost, communication=communication, pattern=pattern
+    )
+    found = _given("import", (path, *more), format, pattern)
     if found.kind not in (RUN, WORKLOAD) and (write := FORMATS[found.kind].write):
         _refuse_others(found, options)
         writing = Writing(
@@ -130,9 +154,13 @@ def import_run(
     return write_run(_read(found, options), output, replace=replace)
 
 
-def _given(where: str, paths: Sequence[str | Path], format: str | None) -> Given:
+def _given(
+    where: str, paths: Sequence[str | Path], format: str | None, pattern: str | None = None
+) -> Given:
     if format is not None:
         check_name(FORMATS, format)
+    elif pattern is not None:  # of whatever script, so that its lines cannot tell
+        return given(FORMATS, where, paths, "training-log")
     return given(FORMATS, where, paths, format)
 
 
@@ -141,9 +169,8 @@ def _read(found: Given, options: Options) -> Run:
     _refuse_others(found, options)
     if found.kind == WORKLOAD:
         from fullwire import workloads
-        from fullwire.workloads.modelled import modelled_run
 
-        return modelled_run(workloads.workload(str(found.traces[0])))
+        return workloads.modelled_run(workloads.workload(str(found.traces[0])))
     if found.kind == RUN:
         from fullwire.run.store import read_run
 
@@ -152,17 +179,11 @@ def _read(found: Given, options: Options) -> Run:
     files = found.traces if form.searches_directories else files_of(form, found.traces)
     run = form.read(files, options)
     if form.beside is None:
-        run = _with_others(run, found)
+        for adding, logs in _beside(found):
+            run = adding(run, logs)
     if not found.left_out:
         return run
     return dataclasses.replace(run, gaps=gaps_of([*run.gaps, *found.left_out]))
-
-
-def _with_others(run: Run, found: Given) -> Run:
-    """Add what files say that stand beside the traces, as NCCL's logs do."""
-    for adding, files in _beside(found):
-        run = adding(run, files)
-    return run
 
 
 def _beside(found: Given) -> Iterator[tuple[Beside, list[Path]]]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    from fullwire.importers._tables import Table
     from fullwire.run.run import Run
 
-Option: TypeAlias = Literal["step_time", "reduce_cost", "communication"]
+Option: TypeAlias = Literal["step_time", "reduce_cost", "communication", "pattern"]
 
 
 class Likeness(NamedTuple):
@@ -33,6 +34,7 @@ class Options:
     step_time: str | float | None = None
     reduce_cost: str | Path | None = None
     communication: str | None = None
+    pattern: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +68,4 @@ class Format:
     options: tuple[Option, ...] = ()
     beside: Beside | None = None  # its files may stand beside those of another format
     write: Callable[[Sequence[Path], Options, Writing], Path] | None = None  # in bounded memory
+    tables: Callable[[Path], list[Table]] | None = None  # of a benchmark of collectives

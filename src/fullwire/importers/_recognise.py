@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,15 +46,27 @@ def given(
     found = [[format] if format else kinds_of(formats, place) for place in places]
     kinds = [each[0] for each in found]
     kind = next((each for each in kinds if not _is_companion(formats, each)), kinds[0])
-    _refuse_mixed(formats, places, kinds, kind)
+    for place, each in zip(places, kinds, strict=True):
+        if each != kind and not _is_companion(formats, each):
+            raise UsageError(f"read: {places[0]} is a {kinds[0]}, and {place} is a {each}")
     traces = [place for place, each in zip(places, kinds, strict=True) if each == kind]
-    others = zip(places, found, strict=True)
-    return Given(
-        kind,
-        traces,
-        [place for place in places if place not in traces],
-        [each for pair in others for each in _left_out(formats, *pair, kind)],
-    )
+    is_of_many = kind not in (RUN, WORKLOAD) and formats[kind].is_of_many
+    if not is_of_many and len(traces) > 1:
+        raise UsageError(f"read: one file makes a run of a {kind}, got {len(traces)}")
+    # What else is in directories: NCCL's logs are used beside anything, others are not.
+    left_out = []
+    for place, of_place in zip(places, found, strict=True):
+        others = {*of_place} - {kind}
+        unused = sorted(
+            each for each in others if each == _ARCHIVE or not _is_companion(formats, each)
+        )
+        if unused:
+            left_out.append(
+                f"{name_of(place)}: left out is what else is in it ({', '.join(unused)}): a run "
+                f"is made of one kind, here {kind}"
+            )
+    beside = [place for place in places if place not in traces]
+    return Given(kind, traces, beside, left_out)
 
 
 def check_name(formats: Mapping[str, Format], format: object) -> None:
@@ -66,7 +78,8 @@ def check_name(formats: Mapping[str, Format], format: object) -> None:
 
 def files_among(format: Format, places: Sequence[Path]) -> list[Path]:
     """Return the files of a format: those given, and those in directories that look like it."""
-    return files_like(places, lambda path: _looks_like(path, format))
+    alone = {format.key: format}
+    return files_like(places, lambda path: _kind_of_file(alone, path) == format.key)
 
 
 def files_of(format: Format, places: Sequence[Path]) -> list[Path]:
@@ -104,33 +117,6 @@ def kinds_of(formats: Mapping[str, Format], path: Path) -> list[str]:
 def _is_companion(formats: Mapping[str, Format], kind: str) -> bool:
     """Say whether files of this kind add to others, as NCCL's logs do."""
     return kind not in (RUN, WORKLOAD) and formats[kind].beside is not None
-
-
-def _left_out(
-    formats: Mapping[str, Format], place: Path, found: Sequence[str], kind: str
-) -> Iterator[str]:
-    """Say what else is in a directory: NCCL's logs are used beside anything, others are not."""
-    others = sorted(
-        each for each in {*found} - {kind} if each == _ARCHIVE or not _is_companion(formats, each)
-    )
-    if others:
-        yield (
-            f"{name_of(place)}: left out is what else is in it ({', '.join(others)}): a run is "
-            f"made of one kind, here {kind}"
-        )
-
-
-def _refuse_mixed(
-    formats: Mapping[str, Format], places: Sequence[Path], kinds: Sequence[str], kind: str
-) -> None:
-    """Refuse files that do not make one run together."""
-    for place, each in zip(places, kinds, strict=True):
-        if each != kind and not _is_companion(formats, each):
-            raise UsageError(f"read: {places[0]} is a {kinds[0]}, and {place} is a {each}")
-    count = sum(each == kind for each in kinds)
-    is_of_many = kind not in (RUN, WORKLOAD) and formats[kind].is_of_many
-    if not is_of_many and count > 1:
-        raise UsageError(f"read: one file makes a run of a {kind}, got {count}")
 
 
 def _of_directory(formats: Mapping[str, Format], path: Path) -> list[str]:
@@ -173,18 +159,14 @@ def _of_file(formats: Mapping[str, Format], path: Path) -> str:
 
     if is_run(path.parent):
         raise UsageError(f"{path}: it is part of a run: name the folder, {path.parent}")
-    raise DamagedInput(path, _why_not(formats, path))
-
-
-def _why_not(formats: Mapping[str, Format], path: Path) -> str:
-    """Name the kind of a file that is not read, or the formats that it resembles."""
+    # Name the kind of a file that is not read, or the formats that it resembles.
     beginning = beginning_of(path, MOST_SNIFFED_BYTES)
     if named := unread(path, beginning):
-        return named
-    likeness = {format_.label: format_.looks_like(beginning).lacks for format_ in formats.values()}
+        raise DamagedInput(path, named)
+    likeness = {each.label: each.looks_like(beginning).lacks for each in formats.values()}
     near = near_miss({label: lacks for label, lacks in likeness.items() if lacks})
     known = f"none of the formats that are read: a run, {_in_words(formats.values())}"
-    return f"{near}: {known}" if near else known
+    raise DamagedInput(path, f"{near}: {known}" if near else known)
 
 
 def _kind_of_file(formats: Mapping[str, Format], path: Path) -> str:
@@ -194,15 +176,6 @@ def _kind_of_file(formats: Mapping[str, Format], path: Path) -> str:
     if kind or not _may_say_later(beginning):
         return kind
     return _by_beginning(formats, beginning_of(path, MOST_SNIFFED_BYTES))
-
-
-def _looks_like(path: Path, format: Format) -> bool:
-    beginning = beginning_of(path)
-    if format.looks_like(beginning).score:
-        return True
-    if not _may_say_later(beginning):
-        return False
-    return format.looks_like(beginning_of(path, MOST_SNIFFED_BYTES)).score > 0
 
 
 def _may_say_later(beginning: bytes) -> bool:
@@ -246,21 +219,34 @@ _KINDS = (
         rb"\xff\xfe|\xfe\xff",
         instead="`iconv -f utf-16 -t utf-8` makes a file that is",
     ),
-    _Unread("a profile of JAX or TensorFlow (xplane.pb)", ends=(".xplane.pb",)),
     _Unread(
-        "a timeline of JAX or TensorFlow (Chrome trace)",
-        rb'\s*\{.{0,4000}?"traceEvents".{0,4000}?"/(?:job|host|device):',
+        "a profile of JAX or TensorFlow (xplane.pb)",
+        ends=(".xplane.pb",),
+        instead="export it as a Chrome trace: a .trace.json.gz lies beside it, or "
+        "`xprof` and `tensorboard` write one",
     ),
     _Unread("a log of TensorBoard", rb".{12}\x09?.{0,40}brain\.Event:"),
-    _Unread("a report of Nsight", ends=(".nsys-rep", ".qdrep", ".ncu-rep")),
+    _Unread(
+        "a report of Nsight",
+        ends=(".nsys-rep", ".qdrep", ".ncu-rep"),
+        instead="record the job with the PyTorch profiler, or with `fullwire record`",
+    ),
     _Unread("an SQLite database, such as Nsight Systems exports", rb"SQLite format 3\0"),
+    _Unread("a profile of perf (perf.data)", rb"PERFILE2|2ELIFREP"),
+    _Unread("a trace of Windows (.etl)", ends=(".etl",)),
+    _Unread("a profile of pprof", ends=(".pprof", ".pb.gz", ".prof")),
+    _Unread("a checkpoint", ends=(".safetensors", ".ckpt", ".pth", ".pt", ".gguf", ".distcp")),
+    _Unread("arrays of NumPy", ends=(".npz",)),
+    _Unread("a notebook", rb"\s{0,40}\{\s{0,40}\"cells\"\s{0,8}:", ends=(".ipynb",)),
+    _Unread("a table in Parquet", rb"PAR1", instead="a run is a folder: name the folder"),
+    _Unread("a trace of Perfetto (protobuf)", ends=(".pftrace", ".perfetto-trace")),
+    _Unread("a trace in OTF2", ends=(".otf2",)),
     _Unread("a snapshot of PyTorch's memory", rb"\x80.{0,4000}?(?:segments|device_traces)"),
     _Unread(
         "a topology of NCCL (XML)",
         rb"\s*(?:<\?xml[^>]*>)?\s*<(?:system|graphs) version=",
-        instead="describe the cluster in a file for --cluster",
+        instead="it describes hosts: name it after --cluster, or `fullwire cluster show` it",
     ),
-    _Unread("a table of the OSU benchmarks", rb"(?:.{0,200}\n)?\s*# OSU (?:MPI|NCCL)"),
     _Unread("a report of mpiP", rb"@ mpiP"),
     _Unread("a file of HDF5", rb"\x89HDF\r\n\x1a\n"),
     _Unread("an array of NumPy", rb"\x93NUMPY"),

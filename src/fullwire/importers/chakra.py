@@ -12,6 +12,7 @@ beginning and a length. A collective without times stands at 0 and has no length
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -24,8 +25,8 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
+from fullwire.importers._encodings import BrokenMessageError, fields, messages, signed
 from fullwire.importers._format import LIKELY, POSSIBLE, UNLIKE, Format, Likeness
-from fullwire.importers._protobuf import BrokenMessageError, Field, fields, messages, signed
 from fullwire.importers.kineto.recognise import dtype_of, op_of
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
@@ -162,45 +163,38 @@ def _run(paths: Sequence[Path], traces: Mapping[int, _Trace], missing: list[str]
     if len(traces) < world:
         least = "" if stated else "at least "  # as the number of a rank says
         missing.append(f"{len(traces)} of {least}{world} ranks are here")
-    starts = [
-        *(
-            collective.start_ns
-            for trace in traces.values()
-            for collective in trace.collectives
-            if collective.duration_ns
-        ),
-        *(start_ns for trace in traces.values() for _, start_ns, _ in trace.computations),
-    ]
-    zero_ns = min(starts, default=0)
+    rows = [collective for trace in traces.values() for collective in trace.collectives]
+    computations = [(rank, *each) for rank, trace in traces.items() for each in trace.computations]
+    starts = [collective.start_ns for collective in rows if collective.duration_ns]
+    zero_ns = min([*starts, *(start_ns for _, _, start_ns, _ in computations)], default=0)
+    untimed = sum(not collective.duration_ns for collective in rows)
+    remarks = []
+    if untimed:
+        remarks.append(
+            f"when {untimed:,} of {len(rows):,} collectives were, it does not hold: "
+            "they stand at its beginning, in its order"
+        )
+    if not computations:
+        remarks.append("no computation has times in it")
+    start_ns = np.array([start for _, _, start, _ in computations], np.int64) - zero_ns
     return Run(
         provenance=Provenance(
             origin="imported", source=", ".join(name_of(path) for path in paths[:_SHOWN])
         ),
-        facts=_facts(world, traces),
+        facts=Facts(workers=world, remarks="; ".join(remarks) or None),
         gaps=gaps_of(missing),
-        spans=Spans.joined([_spans(rank, trace, zero_ns) for rank, trace in traces.items()]),
+        spans=Spans(
+            rank=np.array([rank for rank, _, _, _ in computations], np.int64),
+            step=np.full(len(computations), -1),
+            lane=np.full(len(computations), "compute", object),
+            name=np.array([name for _, name, _, _ in computations], object),
+            start_ns=start_ns,
+            end_ns=start_ns + np.array([length for _, _, _, length in computations], np.int64),
+        ),
         collectives=Collectives.joined(
             [_table(rank, trace, zero_ns) for rank, trace in traces.items()]
         ),
     )
-
-
-def _facts(world: int, traces: Mapping[int, _Trace]) -> Facts:
-    collectives = sum(len(trace.collectives) for trace in traces.values())
-    timed = sum(
-        bool(collective.duration_ns)
-        for trace in traces.values()
-        for collective in trace.collectives
-    )
-    remarks = []
-    if timed < collectives:
-        remarks.append(
-            f"when {collectives - timed:,} of {collectives:,} collectives were, it does not hold: "
-            "they stand at its beginning, in its order"
-        )
-    if not any(trace.computations for trace in traces.values()):
-        remarks.append("no computation has times in it")
-    return Facts(workers=world, remarks="; ".join(remarks) or None)
 
 
 def _table(rank: int, trace: _Trace, zero_ns: int) -> Collectives:
@@ -227,26 +221,19 @@ def _table(rank: int, trace: _Trace, zero_ns: int) -> Collectives:
     )
 
 
-def _spans(rank: int, trace: _Trace, zero_ns: int) -> Spans:
-    rows = trace.computations
-    start_ns = np.array([start for _, start, _ in rows], np.int64) - zero_ns
-    return Spans(
-        rank=np.full(len(rows), rank),
-        step=np.full(len(rows), -1),
-        lane=np.full(len(rows), "compute", object),
-        name=np.array([name for name, _, _ in rows], object),
-        start_ns=start_ns,
-        end_ns=start_ns + np.array([length for _, _, length in rows], np.int64),
-    )
-
-
 def _traced(path: Path) -> _Trace:
     trace = _Trace()
     with opened_plain(path) as file:
         is_text = file.read(1) == b"{"
         file.seek(0)
+        # Before the nodes stands the metadata: the first message, or an object without a name.
+        nodes = (
+            (_json_node(given) for given in _objects(file) if "name" in given or "type" in given)
+            if is_text
+            else map(_node, itertools.islice(messages(file, _MOST_MESSAGE_BYTES), 1, None))
+        )
         try:
-            for node in _of_json(file) if is_text else _of_protobuf(file):
+            for node in nodes:
                 trace.nodes += 1
                 if trace.nodes > _MOST_NODES:
                     trace.problem = f"more than {_MOST_NODES:,} nodes; those before are read"
@@ -327,12 +314,6 @@ def _size(node: _Node) -> tuple[int, str]:
     return 0, SIZE_UNKNOWN
 
 
-def _of_protobuf(file: BinaryIO) -> Iterator[_Node]:
-    for number, message in enumerate(messages(file, _MOST_MESSAGE_BYTES)):
-        if number:  # the first is GlobalMetadata
-            yield _node(message)
-
-
 def _node(message: bytes) -> _Node:
     node = _Node()
     for number, value in fields(message):
@@ -360,30 +341,20 @@ _TEXT = 29
 
 
 def _attribute(message: bytes) -> tuple[str, int | str | None]:
-    name, told = "", None
+    name = ""
+    told: int | str | None = None
     for number, value in fields(message):
-        told = _value(number, value) if number > 2 else told
         if number == 1 and isinstance(value, bytes):
             name = value[:_LONGEST_NAME].decode(errors="replace")
+        elif number == _TEXT and isinstance(value, bytes):
+            told = value[:_LONGEST_NAME].decode(errors="replace")
+        elif number in _AS_WRITTEN and isinstance(value, int):
+            told = signed(value)
+        elif number in _ZIGZAG and isinstance(value, int):
+            told = (value >> 1) ^ -(value & 1)
+        elif number > 2:
+            told = None
     return name, told
-
-
-def _value(number: int, value: Field) -> int | str | None:
-    if number == _TEXT and isinstance(value, bytes):
-        return value[:_LONGEST_NAME].decode(errors="replace")
-    if number in _AS_WRITTEN and isinstance(value, int):
-        return signed(value)
-    if number in _ZIGZAG and isinstance(value, int):
-        return (value >> 1) ^ -(value & 1)
-    return None
-
-
-def _of_json(file: BinaryIO) -> Iterator[_Node]:
-    """Go through the nodes of either JSON form, holding one at a time."""
-    for given in _objects(file):
-        if "name" not in given and "type" not in given:
-            continue  # the metadata
-        yield _json_node(given)
 
 
 def _objects(file: BinaryIO) -> Iterator[dict[str, Any]]:
@@ -425,11 +396,31 @@ def _json_node(given: Mapping[str, Any]) -> _Node:
     node.duration_us = _whole(given.get("durationMicros", given.get("duration_micros")))
     listed = given.get("attr", given.get("attrs"))
     for each in listed if isinstance(listed, list) else []:
-        if isinstance(each, dict) and isinstance(each.get("name"), str):
-            value = _json_value(each)
-            if value is not None:
-                node.attributes[each["name"][:_LONGEST_NAME]] = value
-    node.type = _TYPES.get(told, 0) if isinstance(told, str) else _type_of(node)
+        if not isinstance(each, dict) or not isinstance(each.get("name"), str):
+            continue
+        for key, value in each.items():  # the first value counts, whatever its type is called
+            if key in ("name", "type", "docString", "doc_string"):
+                continue
+            if isinstance(value, bool | int):
+                node.attributes[each["name"][:_LONGEST_NAME]] = int(value)
+                break
+            if isinstance(value, str):
+                is_number = "str" not in key.lower() and re.fullmatch(r"-?\d{1,18}", value)
+                node.attributes[each["name"][:_LONGEST_NAME]] = (
+                    int(value) if is_number else value[:_LONGEST_NAME]
+                )
+                break
+    if isinstance(told, str):
+        node.type = _TYPES.get(told, 0)
+    elif node.name == "record_param_comms":  # in PyTorch's form, of nested names one counts
+        is_named = node.attributes.get("collective_name", "") not in ("", "wait", "init")
+        node.type = _COLLECTIVE if is_named else 0
+    elif node.name.startswith(_CALL):
+        plain = node.name.removeprefix(_CALL)
+        if plain.startswith(("send", "recv")):
+            node.type = _SENDS
+        else:
+            node.type = _COLLECTIVE if op_of(plain.removesuffix("_")) else 0
     if node.name == _GROUPS:
         node.largest_group = _largest_group(json.dumps(given.get("inputs")))
     elif "inputs" in given and told is None:
@@ -437,31 +428,6 @@ def _json_node(given: Mapping[str, Any]) -> _Node:
         is_early = isinstance(inputs, list)
         node.arguments = _arguments({"values": inputs, "types": types} if is_early else inputs)
     return node
-
-
-def _type_of(node: _Node) -> int:
-    """Return what a node of PyTorch's form is; of nested names of one collective, one counts."""
-    if node.name == "record_param_comms":
-        is_named = node.attributes.get("collective_name", "") not in ("", "wait", "init")
-        return _COLLECTIVE if is_named else 0
-    if node.name.startswith(_CALL):
-        plain = node.name.removeprefix(_CALL)
-        if plain.startswith(("send", "recv")):
-            return _SENDS
-        return _COLLECTIVE if op_of(plain.removesuffix("_")) else 0
-    return 0
-
-
-def _json_value(given: Mapping[str, Any]) -> int | str | None:
-    for key, value in given.items():
-        if key in ("name", "type", "docString", "doc_string"):
-            continue
-        if isinstance(value, bool | int):
-            return int(value)
-        if isinstance(value, str):
-            is_number = "str" not in key.lower() and re.fullmatch(r"-?\d{1,18}", value)
-            return int(value) if is_number else value[:_LONGEST_NAME]
-    return None
 
 
 def _whole(value: object) -> int:

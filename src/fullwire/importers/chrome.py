@@ -85,7 +85,12 @@ def read_chrome(path: Path) -> Run:
             raise DamagedInput(path, "expected a trace as `fullwire export` writes it")
         while line := file.readline(_LONGEST_LINE):
             if line.startswith(b'], "otherData": '):
-                about = _about(path, line + file.read(_LONGEST_LINE * 16))
+                content = (line + file.read(_LONGEST_LINE * 16)).rstrip()
+                content = content.removeprefix(b'], "otherData": ').removesuffix(b"}")
+                try:
+                    about = msgspec.json.decode(content, type=_About)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    raise DamagedInput(path, f"its facts cannot be read: {error}") from None
                 break
             rows.take(line)
     missing = [f"{name_of(path)}: {problem}" for problem in rows.problems()]
@@ -93,41 +98,29 @@ def read_chrome(path: Path) -> Run:
         missing.append(f"{name_of(path)}: it ends before its facts, so events may be missing too")
     if about is None and not rows.count:
         raise DamagedInput(path, "it ends before its first event")
-    try:
-        return _run(path, rows, about, missing)
-    except UsageError as error:  # what a person cannot have typed: the file says something odd
-        raise DamagedInput(path, str(error)) from None
-
-
-def _run(path: Path, rows: _Rows, about: _About | None, missing: list[str]) -> Run:
     provenance = Provenance(origin="imported", source=name_of(path))
     facts = Facts()
-    if about is not None:
-        given: Any = msgspec.structs.asdict(about.provenance)
-        provenance = Provenance(**given)
-        missing = [*about.missing, *missing]
-        facts = named(
-            {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in about.facts.items()
-            }
-        )
-    return Run(
-        provenance=provenance,
-        facts=facts,
-        gaps=gaps_of(missing),
-        spans=rows.table(Spans),
-        gradients=rows.table(Gradients),
-        collectives=rows.table(Collectives),
-    )
-
-
-def _about(path: Path, line: bytes) -> _About:
-    content = line.rstrip().removeprefix(b'], "otherData": ').removesuffix(b"}")
     try:
-        return msgspec.json.decode(content, type=_About)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedInput(path, f"its facts cannot be read: {error}") from None
+        if about is not None:
+            given: Any = msgspec.structs.asdict(about.provenance)
+            provenance = Provenance(**given)
+            missing = [*about.missing, *missing]
+            facts = named(
+                {
+                    name: tuple(value) if isinstance(value, list) else value
+                    for name, value in about.facts.items()
+                }
+            )
+        return Run(
+            provenance=provenance,
+            facts=facts,
+            gaps=gaps_of(missing),
+            spans=rows.table(Spans),
+            gradients=rows.table(Gradients),
+            collectives=rows.table(Collectives),
+        )
+    except UsageError as error:  # what a person cannot have typed: the file says something odd
+        raise DamagedInput(path, str(error)) from None
 
 
 class _Rows:

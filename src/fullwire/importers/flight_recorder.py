@@ -30,7 +30,7 @@ import numpy as np
 
 from fullwire.errors import DamagedInput
 from fullwire.files import name_of, opened_plain
-from fullwire.importers import _pickles
+from fullwire.importers._encodings import is_pickle, read_pickle
 from fullwire.importers._format import POSSIBLE, UNLIKE, Format, Likeness
 from fullwire.importers.kineto.recognise import dtype_of, op_of
 from fullwire.run.facts import Facts
@@ -80,7 +80,7 @@ class _Dump:
 
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is such a dump."""
-    is_one = _pickles.looks_like(beginning) or beginning.lstrip()[:1] == b"{"
+    is_one = is_pickle(beginning) or beginning.lstrip()[:1] == b"{"
     told = (b"profiling_name", b"collective_seq_id", b"pg_config", b"comm_lib_version")
     is_one = is_one and any(key in beginning for key in told) and b"traceEvents" not in beginning
     return POSSIBLE if is_one else UNLIKE
@@ -108,10 +108,7 @@ def read_flight_recorder(paths: Sequence[Path]) -> Run:
     if not any(dump.entries for dump in dumps.values()):
         why = missing[0].removeprefix(f"{name_of(paths[0])}: ") if missing else "it has no entries"
         raise DamagedInput(paths[0], why)
-    return _run(paths, dict(sorted(dumps.items())), missing)
-
-
-def _run(paths: Sequence[Path], dumps: Mapping[int, _Dump], missing: list[str]) -> Run:
+    dumps = dict(sorted(dumps.items()))
     rows = [(rank, entry) for rank, dump in dumps.items() for entry in dump.entries]
     world = max(max(dumps) + 1, *(dump.world for dump in dumps.values()))
     if len(dumps) < world:
@@ -156,11 +153,7 @@ def _remarks(entries: Sequence[_Entry], dumps: Mapping[int, _Dump]) -> Iterator[
     open_ = sum(not each.has_ended for each in entries)
     if open_:
         yield f"{open_:,} had not been seen to end"
-    yield from _behind(dumps)
-
-
-def _behind(dumps: Mapping[int, _Dump]) -> Iterator[str]:
-    """Name the ranks that never asked for a group's last collective, which others wait for."""
+    # Name the ranks that never asked for a group's last collective, which others wait for.
     last: dict[str, dict[int, int]] = defaultdict(dict)
     for rank, dump in dumps.items():
         for entry in dump.entries:
@@ -177,13 +170,13 @@ def _behind(dumps: Mapping[int, _Dump]) -> Iterator[str]:
 
 def _dump(path: Path) -> _Dump:
     with opened_plain(path) as file:
-        is_pickle = file.read(1) == b"\x80"
-        most_bytes = _MOST_FILE_BYTES if is_pickle else _MOST_JSON_BYTES
+        is_packed = file.read(1) == b"\x80"
+        most_bytes = _MOST_FILE_BYTES if is_packed else _MOST_JSON_BYTES
         if file.seek(0, os.SEEK_END) > most_bytes:
             raise DamagedInput(path, f"larger than {most_bytes:,} bytes, as no dump is")
         file.seek(0)
-        if is_pickle:
-            found = _pickles.read_pickle(path, file)
+        if is_packed:
+            found = read_pickle(path, file)
             value, unfinished, problem = found.value, found.unfinished, found.problem
         else:
             value, unfinished, problem = _from_json(path, file.read())
@@ -209,24 +202,19 @@ def _from_json(path: Path, content: bytes) -> tuple[object, tuple[object, ...], 
     try:
         return json.loads(text), (), ""
     except (ValueError, RecursionError):
-        entries = list(_whole_entries(text))
-    if not entries:
-        raise DamagedInput(path, "expected the JSON of a Flight Recorder dump")
-    return None, tuple(entries), f"it is cut or damaged after {len(entries):,} entries"
-
-
-def _whole_entries(text: str) -> Iterator[object]:
-    decoder = json.JSONDecoder()
-    start = text.find("[", text.find('"entries"'))
-    place = start + 1
+        decoder, entries = json.JSONDecoder(), list[object]()
+        place = text.find("[", text.find('"entries"')) + 1
     while 0 < place < len(text):
         try:
             entry, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            return
-        yield entry
+            break
+        entries.append(entry)
         while place < len(text) and text[place] in ", \t\r\n":
             place += 1
+    if not entries:
+        raise DamagedInput(path, "expected the JSON of a Flight Recorder dump")
+    return None, tuple(entries), f"it is cut or damaged after {len(entries):,} entries"
 
 
 def _is_entry(value: object) -> bool:
@@ -235,7 +223,14 @@ def _is_entry(value: object) -> bool:
 
 def _of_values(path: Path, whole: Mapping[Any, Any], problems: list[str]) -> _Dump:
     listed = _list(whole.get("entries"))
-    members = _members(whole.get("pg_config"))
+    config = whole.get("pg_config")
+    members: dict[str, tuple[int, ...]] = {}  # of each process group, as far as they are told
+    for name, told in config.items() if isinstance(config, dict) else ():
+        ranks = told.get("ranks") if isinstance(told, dict) else None
+        text = ranks if isinstance(ranks, str) else ""
+        members[str(name)[:_LONGEST_NAME]] = tuple(
+            int(each) for each in re.findall(r"\d{1,9}", text[:10_000_000])
+        )
     work = _Work()
     entries = []
     for each in listed[:_MOST_ENTRIES]:
@@ -244,40 +239,21 @@ def _of_values(path: Path, whole: Mapping[Any, Any], problems: list[str]) -> _Du
             entries.append(entry)
     if len(entries) < len(listed):
         problems.append(f"{len(listed) - len(entries):,} entries cannot be understood")
+    # The rank that a dump tells, or the one in its name, which may also end in a date.
+    rank = _whole(whole.get("rank"), _MOST_RANK)
+    if rank is None and (named := _RANK_IN_NAME.search(path.name.removesuffix(".json"))):
+        known = {each for of in members.values() for each in of}
+        in_name = int(named[1] or named[2])
+        rank = in_name if not known or in_name in known else None
     library = str(listed[0].get("profiling_name", "")) if listed and entries else ""
     return _Dump(
         path=path,
-        rank=_rank_of(path, whole, members),
+        rank=rank,
         world=max(map(len, members.values()), default=0),
         library=library.partition(":")[0] if ":" in library else "",
         entries=tuple(entries),
         problems=tuple(problems),
     )
-
-
-def _members(config: object) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of each process group, as far as they are told."""
-    members: dict[str, tuple[int, ...]] = {}
-    for name, told in config.items() if isinstance(config, dict) else ():
-        ranks = told.get("ranks") if isinstance(told, dict) else None
-        text = ranks if isinstance(ranks, str) else ""
-        members[str(name)[:_LONGEST_NAME]] = tuple(
-            int(each) for each in re.findall(r"\d{1,9}", text[:10_000_000])
-        )
-    return members
-
-
-def _rank_of(
-    path: Path, whole: Mapping[Any, Any], members: Mapping[str, tuple[int, ...]]
-) -> int | None:
-    """Return the rank that a dump tells, or the one in its name, which may also end in a date."""
-    rank = _whole(whole.get("rank"), _MOST_RANK)
-    if rank is not None:
-        return rank
-    named = _RANK_IN_NAME.search(path.name.removesuffix(".json"))
-    ranks = {each for of in members.values() for each in of}
-    found = int(named[1] or named[2]) if named else None
-    return found if not ranks or found in ranks else None
 
 
 class _Work:
@@ -303,6 +279,8 @@ def _entry(
         sender, receiver = (peers[2], peers[4]) if peers[3] == "->" else (peers[4], peers[2])
         op, group = "sendrecv", f"{group} {sender}>{receiver}"
     size, dtype = _size(given, op, work)
+    lasted_ms = given.get("duration_ms")
+    is_timed = isinstance(lasted_ms, int | float) and 0 <= lasted_ms <= _LONGEST_MS
     return _Entry(
         group=_storable(group),
         op=op or _storable(plain) or "unknown",
@@ -310,7 +288,7 @@ def _entry(
         dtype=dtype,
         bytes=size,
         issue_ns=issued,
-        duration_ns=_duration_ns(given.get("duration_ms")),
+        duration_ns=round(lasted_ms * 1e6) if is_timed else 0,  # type: ignore[operator]  # a number
         has_ended=given.get("state") == "completed" or given.get("retired") is True,
     )
 
@@ -360,11 +338,6 @@ def _list(value: object) -> Sequence[Any]:
 def _whole(value: object, most: int) -> int | None:
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return value if is_whole and 0 <= value <= most else None  # type: ignore[operator, return-value]  # an int, by the line above
-
-
-def _duration_ns(given: object) -> int:
-    is_told = isinstance(given, int | float) and 0 <= given <= _LONGEST_MS
-    return round(given * 1e6) if is_told else 0  # type: ignore[operator]  # a number, likewise
 
 
 def _storable(text: str) -> str:

@@ -41,7 +41,6 @@ _CHUNK_BYTES = 2**20
 _LONGEST_EVENT = 2**20  # bytes
 _MOST_TENSORS = 1_000_000
 _MOST_EVENTS = 50_000_000
-_MOST_RANK = 1_000_000
 _DEEPEST = 16  # activities within each other; Horovod has two
 _LATEST_US = 3.2e13  # a year after the start
 _MOST_BYTES = 2**50
@@ -67,6 +66,7 @@ _ITEM_BYTES = {
     "float64": 8,
     "bool": 1,
 }
+_A_RANK = re.compile(r"0?\d{1,6}|1000000", re.ASCII)  # up to a million
 _SENDS = re.compile(r"(?:NCCL|MPI|GLOO|CCL|DDL|CUDA)_\w+")
 
 
@@ -136,16 +136,38 @@ def read_horovod(path: Path) -> Run:
         missing.append("the timeline tells of rank 0 alone: when others were ready is not in it")
     elif alone:
         missing.append(f"of {alone:,} collectives not every rank's readiness is told")
-    steps = _steps(book.collectives)
+    # A step begins with the first of the tensors that come in every step.
+    begins: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for each in book.collectives:
+        begins[each.tensor, each.op].append(each.begin_ns)
+    counts = Counter(len(times) for times in begins.values() if len(times) > 1)
+    steps = np.empty(0, np.int64)
+    if counts:
+        usual = max(counts, key=lambda count: (counts[count] * count, count))
+        times = [sorted(each) for each in begins.values() if len(each) == usual]
+        steps = np.unique(np.array(times, np.int64).min(axis=0))
     facts = Facts(
         workers=ranks[-1] + 1,
         remarks="collectives end when they do on rank 0, and computation is not in a timeline",
     )
+    # The steps of every rank, and what rank 0 was doing with tensors.
+    count = max(len(steps) - 1, 0)
+    phases = sorted(book.phases, key=lambda each: (each[1], each[2], each[0]))
+    begin_ns = np.array([begin for _, begin, _ in phases], np.int64)
+    end_ns = np.array([end for _, _, end in phases], np.int64)
+    names = ["step"] * (count * len(ranks)) + [f"{name} (phase)" for name, _, _ in phases]
     return Run(
         provenance=Provenance(origin="imported", source=name_of(path)),
         facts=facts,
         gaps=gaps_of(missing),
-        spans=_spans(book, ranks, steps),
+        spans=Spans(
+            rank=np.concatenate([np.repeat(ranks, count), np.zeros(len(phases), np.int64)]),
+            step=np.concatenate([np.tile(np.arange(count), len(ranks)), _step_of(begin_ns, steps)]),
+            lane=np.full(len(names), "host", object),
+            name=np.array(names, object),
+            start_ns=np.concatenate([np.tile(steps[:-1], len(ranks)), begin_ns]),
+            end_ns=np.concatenate([np.tile(steps[1:], len(ranks)), end_ns]),
+        ),
         collectives=_table(book.collectives, steps),
     )
 
@@ -184,7 +206,7 @@ class _Book:
             elif tensor.stack and tensor.sent_ns < 0 and _SENDS.match(event.name):
                 tensor.sent_ns = time_ns
             tensor.stack.append((event.name, time_ns))
-        elif event.ph == "X" and tensor.stack and _is_rank(event.name):
+        elif event.ph == "X" and tensor.stack and _A_RANK.fullmatch(event.name):
             tensor.ready_ns.setdefault(int(event.name), time_ns)
         elif event.ph == "E" and tensor.stack:
             name, begin_ns = tensor.stack.pop()
@@ -199,7 +221,11 @@ class _Book:
 
     def _finish(self, tensor: _Tensor, name: str, begin_ns: int, end_ns: int, args: _Args) -> None:
         op = _OPS[name]
-        size = _bytes(args)
+        size, item_bytes = -1, _ITEM_BYTES.get(args.dtype, 0)
+        lengths = re.fullmatch(r"\[((?:\d{1,15}(?:, ?\d{1,15})*)?),?\]", args.shape[:2000])
+        if item_bytes and lengths is not None:
+            size = item_bytes * math.prod(map(int, re.findall(r"\d+", lengths[1])))
+            size = size if size <= _MOST_BYTES else -1
         ready_ns = {rank: ns for rank, ns in tensor.ready_ns.items() if ns <= end_ns}
         occurrence = self._occurrences[tensor.name, op]
         self._occurrences[tensor.name, op] += 1
@@ -232,7 +258,12 @@ def _read(path: Path, book: _Book) -> Iterator[str]:
         rest = rest[1:]
         while True:
             chunk = file.read(_CHUNK_BYTES)
-            cut = _last_gap(rest) if chunk else len(rest)
+            cut = len(rest)
+            if chunk:  # where the last whole event of this piece has ended, as far as its end shows
+                cut = rest.rfind(b"},")
+                while cut >= 0 and rest[cut + 2 : cut + 20].lstrip()[:1] != b"{":
+                    cut = rest.rfind(b"},", 0, cut)
+                cut += 1
             events, problem = _events(rest[:cut], is_last=not chunk)
             for event in events:
                 book.note(event)
@@ -251,14 +282,6 @@ def _read(path: Path, book: _Book) -> Iterator[str]:
         yield f"{book.odd:,} events do not fit what came before them, and are left out"
 
 
-def _last_gap(text: bytes) -> int:
-    """Return where the last whole event of a piece has ended, as far as its end shows."""
-    gap = text.rfind(b"},")
-    while gap >= 0 and text[gap + 2 : gap + 20].lstrip()[:1] != b"{":
-        gap = text.rfind(b"},", 0, gap)
-    return gap + 1
-
-
 def _events(text: bytes, *, is_last: bool) -> tuple[list[_Event], str]:
     """Decode events with commas between; where that fails, one by one until it does."""
     text = text.strip(b", \t\r\n")
@@ -267,57 +290,25 @@ def _events(text: bytes, *, is_last: bool) -> tuple[list[_Event], str]:
     try:
         return msgspec.json.decode(b"[" + text + b"]", type=list[_Event]), ""
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _one_by_one(text.decode(errors="replace"))
-
-
-def _one_by_one(text: str) -> tuple[list[_Event], str]:
-    """Decode what can be decoded, and say where it ends."""
+        rest = text.decode(errors="replace")
     decoder, place = json.JSONDecoder(), 0
     events: list[_Event] = []
-    while place < len(text):
+    while place < len(rest):
         try:
-            found, place = decoder.raw_decode(text, place)
+            found, place = decoder.raw_decode(rest, place)
         except (ValueError, RecursionError):
-            where = shown(text[place : place + 40])
-            return events, f"it is cut or damaged at {where}"
+            return events, f"it is cut or damaged at {shown(rest[place : place + 40])}"
         try:
             events.append(msgspec.convert(found, _Event))
         except (msgspec.ValidationError, UnicodeEncodeError):  # half a surrogate pair
             events.append(_Event(ph="?"))  # counted as one that does not fit
-        while place < len(text) and text[place] in ", \t\r\n":
+        while place < len(rest) and rest[place] in ", \t\r\n":
             place += 1
     return events, ""
 
 
-def _is_rank(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) <= 7 and int(name) <= _MOST_RANK
-
-
-def _bytes(args: _Args) -> int:
-    """Return the size of a tensor; below 0 where it is not told."""
-    item = _ITEM_BYTES.get(args.dtype, 0)
-    lengths = re.fullmatch(r"\[((?:\d{1,15}(?:, ?\d{1,15})*)?),?\]", args.shape[:2000])
-    if not item or lengths is None:
-        return -1
-    size = item * math.prod(map(int, re.findall(r"\d+", lengths[1])))
-    return size if size <= _MOST_BYTES else -1
-
-
 def _storable(text: str) -> str:
     return text[:300].encode(errors="backslashreplace").decode()
-
-
-def _steps(collectives: list[_Collective]) -> Whole:
-    """Return when each step begins: with the first of the tensors that come in every step."""
-    begins: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for each in collectives:
-        begins[each.tensor, each.op].append(each.begin_ns)
-    counts = Counter(len(times) for times in begins.values() if len(times) > 1)
-    if not counts:
-        return np.empty(0, np.int64)
-    usual = max(counts, key=lambda count: (counts[count] * count, count))
-    times = np.array([sorted(each) for each in begins.values() if len(each) == usual], np.int64)
-    return np.unique(times.min(axis=0))
 
 
 def _table(collectives: list[_Collective], steps: Whole) -> Collectives:
@@ -346,24 +337,6 @@ def _step_of(time_ns: Whole, steps: Whole) -> Whole:
     """Return the step of each moment; the last has no end, and is none."""
     place = np.searchsorted(steps, time_ns, side="right") - 1
     return np.where(place < len(steps) - 1, place, -1)
-
-
-def _spans(book: _Book, ranks: list[int], steps: Whole) -> Spans:
-    """Mark the steps of every rank, and what rank 0 was doing with tensors."""
-    count = max(len(steps) - 1, 0)
-    phases = sorted(book.phases, key=lambda each: (each[1], each[2], each[0]))
-    begin_ns = np.array([begin for _, begin, _ in phases], np.int64)
-    names = ["step"] * (count * len(ranks)) + [f"{name} (phase)" for name, _, _ in phases]
-    return Spans(
-        rank=np.concatenate([np.repeat(ranks, count), np.zeros(len(phases), np.int64)]),
-        step=np.concatenate([np.tile(np.arange(count), len(ranks)), _step_of(begin_ns, steps)]),
-        lane=np.full(len(names), "host", object),
-        name=np.array(names, object),
-        start_ns=np.concatenate([np.tile(steps[:-1], len(ranks)), begin_ns]),
-        end_ns=np.concatenate(
-            [np.tile(steps[1:], len(ranks)), np.array([end for _, _, end in phases], np.int64)]
-        ),
-    )
 
 
 FORMAT = Format(

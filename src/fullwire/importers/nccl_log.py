@@ -268,9 +268,20 @@ class _Log:
             for (one, other), gb_s in self._links.items()
             if (back := self._links.get((other, one), gb_s)) > gb_s
         ]
+        # The network: as it is said, else as paths show it, else what was found first.
+        network = _listed(self._networks)
+        if self._sockets_of_libfabric and all("Libfabric" in each for each in self._networks):
+            network = f"Socket (libfabric's {self._sockets_of_libfabric})"
+        if not network:
+            used = Counter[str]()
+            for path, count in self._paths.items():
+                if path.startswith("NET/"):
+                    used[path.split("/")[1]] += count
+            by_device = "IB" if self._adapters else "Socket" if self._interfaces else ""
+            network = _listed(used) or by_device
         facts = {
             "nccl_version": _listed(self._versions),
-            "nccl_network": self._network_used(),
+            "nccl_network": network,
             "nccl_adapters": _listed(self._adapters),
             "nccl_interfaces": _listed(self._interfaces),
             "nccl_settings": _listed(self._settings),
@@ -290,20 +301,6 @@ class _Log:
             "nccl_plugins": _listed(self._plugins),
         }
         return named({name: value for name, value in facts.items() if value})
-
-    def _network_used(self) -> str:
-        """Name the network: as it is said, else as paths show it, else what was found first."""
-        if self._sockets_of_libfabric and all("Libfabric" in each for each in self._networks):
-            return f"Socket (libfabric's {self._sockets_of_libfabric})"
-        if self._networks:
-            return _listed(self._networks)
-        used = Counter[str]()
-        for path, count in self._paths.items():
-            if path.startswith("NET/"):
-                used[path.split("/")[1]] += count
-        if used:
-            return _listed(used)
-        return "IB" if self._adapters else "Socket" if self._interfaces else ""
 
 
 def _count(counter: Counter[str], name: str) -> None:

@@ -1,31 +1,40 @@
-"""What nccl-tests print: a table of sizes, times and bandwidths, with NCCL's own lines between.
+"""What nccl-tests and rccl-tests print: a table of sizes, times and bandwidths, or its CSV or JSON.
 
     #       size         count    type   redop     time   algbw   busbw  error     time  ...
     #        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  ...
       8589934592    2147483648   float     sum    63896  134.44  235.26    N/A    63959  ...
 
 Out of place first, in place after it. With NCCL_DEBUG=INFO, lines of NCCL break rows apart, and
-even begin within them: a row is all numbers from its size on until the next row's.
+even begin within them: a row is all numbers from its size on until the next row's. Of a table that
+lost its heading, whole rows are read.
+
+rccl-tests write the same with `-Z csv` or `-Z json`, a line for each place (src/common.cu there):
+
+    numCycle,collective,ranks,rankspernode,gpusperrank,size,type,redop,inplace,time,algbw,busbw,#wrong
+    0,AllReduce,8,1,1,1024,float,sum,0,50.0,0.02048,0.03584,0
 """
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import msgspec
 
 from fullwire.collectives.cost import bus_factor
 from fullwire.errors import DamagedInput
-from fullwire.files import lines_of, name_of
-from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness
+from fullwire.files import SNIFFED_BYTES, lines_of, name_of, opened_plain
+from fullwire.importers._format import LIKELY, POSSIBLE, UNLIKE, Format, Likeness
+from fullwire.importers._tables import Row, Table, run_of
 from fullwire.importers.nccl_log import log_facts, read_nccl_logs
-from fullwire.run.facts import NO_FACTS, Facts
-from fullwire.run.gaps import Gap, gaps_of
-from fullwire.run.run import Collectives, Provenance, Run
+from fullwire.run.facts import NO_FACTS
+from fullwire.run.gaps import Gap
+from fullwire.run.run import Run
 
 _LONGEST_LINE = 64 * 1024
 _MOST_LINES = 20_000_000
@@ -39,7 +48,18 @@ _RANK = re.compile(r"#\s+Rank\s+(\d{1,6})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^
 _PERF = re.compile(r"\b(\w+)_perf\b")
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
 _HEADING = re.compile(rb"#\s+size\s+count(?:\s+\(?elements\)?)?\s+type\s")
-_BARE = re.compile(rb"(?:^|\n) *size +count .{0,40}type .{0,80}algbw")
+# A heading that lost its mark, or a row that lost its heading, with both places or the first alone.
+_BARE = re.compile(
+    rb"(?:^|\n) {0,40}(?:size +count .{0,40}type .{0,80}algbw"
+    rb"|\d{1,16} +\d{1,16} +(?:u?int\d+|float|double|half|bfloat16|f\w+\d\w*) +"
+    rb"(?:[a-z]+ +)?(?:-?\d+ +)?"
+    rb"\d+(?:\.\d+)? +\d+\.\d\d +\d+\.\d\d +[\dN])"
+)
+_SEPARATED = re.compile(
+    rb"\s{0,40}(?:\[\s{0,40}\{\"numCycle\":|[^\n]{0,200}\bsize,[^\n]{0,200}\balgbw,\s?busbw\b)",
+    re.IGNORECASE,
+)
+_MOST_SEPARATED_BYTES = 64 * 2**20
 # mpirun and srun put the rank before what it prints, even within a row; srun pads it with spaces.
 # Kubernetes puts the time before a line.
 _TAGS = re.compile(
@@ -58,43 +78,9 @@ _OPS = {
     "gather": "gather",
     "scatter": "scatter",
 }
+_DTYPES = {"float": "float32", "half": "float16"}
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg")
 _OF_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "gather", "scatter")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One size: microseconds and GB/s (powers of ten), as printed."""
-
-    bytes: int
-    dtype: str
-    time_us: float
-    algorithm_gb_s: float
-    bus_gb_s: float
-    in_place_us: float | None
-    in_place_bus_gb_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """All that one run of nccl-tests printed."""
-
-    op: str  # "" where neither the output nor its name tells
-    workers: int
-    device: str
-    rows: tuple[Row, ...]
-    problems: tuple[str, ...]
-
-    def points(self) -> tuple[tuple[float, float], ...]:
-        """Return bytes that each rank sends and the seconds that takes, out of place, ascending."""
-        last = self.rows[-1]
-        told = last.bus_gb_s / last.algorithm_gb_s if last.algorithm_gb_s else 1.0
-        factor = bus_factor(self.op, self.workers) if self.op and self.workers > 1 else told
-        slowest: dict[float, float] = {}
-        for row in self.rows:
-            sent = factor * row.bytes
-            slowest[sent] = max(slowest.get(sent, 0.0), row.time_us * 1e-6)
-        return tuple(sorted(slowest.items()))
 
 
 def looks_like(beginning: bytes) -> Likeness:
@@ -103,7 +89,9 @@ def looks_like(beginning: bytes) -> Likeness:
     has_table = _HEADING.search(beginning) is not None
     if has_table or any(each in beginning for each in begins):
         return LIKELY
-    return Likeness(0, "the # before its heading") if _BARE.search(beginning) else UNLIKE
+    if _SEPARATED.match(beginning):
+        return LIKELY
+    return POSSIBLE if _BARE.search(beginning, 0, SNIFFED_BYTES) else UNLIKE
 
 
 def read_table(path: Path) -> Table:
@@ -114,6 +102,10 @@ def read_table(path: Path) -> Table:
 
 def read_tables(path: Path) -> list[Table]:
     """Read what one or more of nccl-tests printed into a file."""
+    with opened_plain(path) as file:
+        if _SEPARATED.match(file.read(1024)):
+            file.seek(0)
+            return _separated(path, file.read(_MOST_SEPARATED_BYTES))
     tables, reading = list[Table](), _Reading()
     for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
         said = _OF_NCCL.split(line.decode(errors="replace"), maxsplit=1)[0]
@@ -134,6 +126,7 @@ class _Reading:
     def __init__(self, op: str = "") -> None:
         self.mentioned = ""  # since the table's end: the next one's
         self._op, self._has_end, self._broken = op, False, 0
+        self._has_marks = False  # lines that begin with #, the last of which is its average
         self._wrong = 0  # values that a validation found
         self._columns, self._row, self._rows = list[str](), list[str](), list[Row]()
         self._hosts: dict[int, str] = {}
@@ -149,8 +142,9 @@ class _Reading:
         if (perf := _PERF.search(text)) is not None and (op := _op(perf[1])):
             self._op = self._op or op
             self.mentioned = op if self._has_end else self.mentioned
-        if text.startswith("#"):
+        if text.startswith("#") or _columns(text):
             self._columns = _columns(text) or self._columns
+            self._has_marks |= text.startswith("#")
             rank = _RANK.match(text)
             if rank is not None and len(self._hosts) < _MOST_RANKS:
                 self._hosts[int(rank[1])] = rank[3].strip()
@@ -159,7 +153,14 @@ class _Reading:
                 self._wrong = int(wrong[1])
             return
         words = text.split()
-        if self._columns and _begins_row(words):
+        begins_row = (
+            len(words) >= 3
+            and all(word.isascii() and word.isdigit() and len(word) <= 16 for word in words[:2])
+            and words[2][:1].isalpha()
+        )
+        if begins_row and not self._columns:
+            self._columns = _columns_of(words)
+        if self._columns and begins_row:
             self._reduces |= words[3:4] != [] and words[3] in _REDUCTIONS
             self._has_root |= words[4:5] != [] and words[4].isdigit()
             self._broken += not _keep(self._rows, self._row, self._columns)
@@ -182,7 +183,13 @@ class _Reading:
                 op = _op_told(widest, len(self._hosts), self._reduces, self._has_root)
             told = _ranks_told(op, widest)
             workers = len(self._hosts) or told or 1
-            problems = [*_problems(self._broken, self._has_end, self._wrong)]
+            problems = []
+            if self._wrong:
+                problems.append(f"{self._wrong:,} values were wrong, by its own validation")
+            if self._broken:
+                problems.append(f"{self._broken} rows are not whole, and are left out")
+            if self._has_marks and not self._has_end:
+                problems.append("it ends before its average, so sizes may be missing")
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
             if not self._hosts:
@@ -211,42 +218,7 @@ def read_nccl_tests(paths: Sequence[Path]) -> Run:
             raise
         run = read_nccl_logs(paths)
         return replace(run, gaps=(*run.gaps, Gap(str(error))))
-    devices = dict.fromkeys(table.device for table in tables if table.device)
-    facts = said | Facts(
-        workers=max(table.workers for table in tables),
-        backend="nccl",
-        device=", ".join(devices).encode(errors="backslashreplace").decode() or None,
-    )
-    begin_ns = 0
-    parts = []
-    for number, table in enumerate(tables):
-        parts.append(_collectives(table, number, begin_ns))
-        begin_ns = int(parts[-1].end_ns.max())
-    return Run(
-        provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths))),
-        facts=facts,
-        gaps=gaps_of([*(problem for table in tables for problem in table.problems), *problems]),
-        collectives=Collectives.joined(parts),
-    )
-
-
-def _collectives(table: Table, number: int, begin_ns: int) -> Collectives:
-    """Return a table as collectives of all its ranks, from a moment on."""
-    ranks, count = table.workers, len(table.rows)
-    length_ns = np.array([round(row.time_us * 1e3) for row in table.rows], np.int64)
-    end_ns = begin_ns + np.cumsum(length_ns)
-    return Collectives(
-        rank=np.repeat(np.arange(ranks), count),
-        step=np.full(ranks * count, -1),
-        sequence=np.tile(np.arange(count), ranks),
-        group=np.full(ranks * count, f"nccl-tests {number}", object),
-        op=np.full(ranks * count, table.op or "unknown", object),
-        dtype=np.array([row.dtype for row in table.rows] * ranks, object),
-        bytes=np.tile([row.bytes for row in table.rows], ranks),
-        issue_ns=np.tile(end_ns - length_ns, ranks),
-        start_ns=np.tile(end_ns - length_ns, ranks),
-        end_ns=np.tile(end_ns, ranks),
-    )
+    return run_of(paths, tables, said, problems)
 
 
 def _columns(line: str) -> list[str]:
@@ -256,12 +228,64 @@ def _columns(line: str) -> list[str]:
     return words[: words.index("time")] if is_heading else []
 
 
-def _begins_row(words: list[str]) -> bool:
-    return (
-        len(words) >= 3
-        and all(word.isascii() and word.isdigit() and len(word) <= 16 for word in words[:2])
-        and words[2][:1].isalpha()
+def _columns_of(words: list[str]) -> list[str]:
+    """Return the columns before the first time that a whole row has; a root makes them odd."""
+    columns = ["size", "count", "type"]
+    if words[3:4] != [] and words[3][:1].isalpha():
+        columns.append("redop")
+    numbers = words[len(columns) :]
+    is_whole = len(numbers) in (4, 5, 8, 9) and all(
+        word in ("N/A", "-1") or _number(word) is not None for word in numbers
     )
+    return [*columns, "root"][: len(columns) + len(numbers) % 2] if is_whole else []
+
+
+def _separated(path: Path, content: bytes) -> list[Table]:
+    """Read the CSV or the JSON of rccl-tests: one table for each operation and number of ranks."""
+    text = content.decode(errors="replace")
+    try:
+        if text.lstrip()[:1] == "[":
+            given: Any = msgspec.json.decode(content, type=list[dict[str, str | int | float]])
+        else:
+            given = list(csv.DictReader(text.splitlines(), restkey="", restval=""))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, csv.Error) as error:
+        raise DamagedInput(path, f"expected the results of rccl-tests: {error}") from None
+    tables: dict[tuple[str, int], dict[tuple[str, str, str, str], Row]] = {}
+    broken = 0
+    for each in given[:_MOST_ROWS]:
+        told = {key.lower().strip(): str(value).strip(' "') for key, value in each.items()}
+        op = _op(told.get("collective", told.get("name", path.stem)))
+        counts = [_number(told.get(name, "1")) for name in ("ranks", "gpusperrank", "gpus")]
+        time_us, algorithm, bus, size = (
+            _number(told.get(name, "")) for name in ("time", "algbw", "busbw", "size")
+        )
+        ranks = math.prod(count or 0 for count in counts)
+        is_usable = None not in (time_us, algorithm, bus, size) and 0 < ranks <= _MOST_RANKS
+        if not is_usable or not 0 < (time_us or 0) <= _LONGEST_US or (size or 0) > _MOST_BYTES:
+            broken += 1
+            continue
+        dtype = told.get("type", "")[:40]
+        rows = tables.setdefault((op, int(ranks)), {})
+        key = (told.get("numcycle", ""), told.get("size", ""), dtype, told.get("redop", ""))
+        if told.get("inplace") == "1" and key in rows:
+            rows[key] = replace(rows[key], in_place_us=time_us, in_place_bus_gb_s=bus)
+        elif told.get("inplace", "0") == "0":
+            rows[key] = Row(
+                bytes=int(size or 0),
+                dtype=_DTYPES.get(dtype, dtype),
+                time_us=time_us or 0.0,
+                algorithm_gb_s=algorithm or 0.0,
+                bus_gb_s=bus or 0.0,
+            )
+    problems = [f"{name_of(path)}: {broken:,} rows are not whole, and are left out"] * (broken > 0)
+    found = [
+        Table(op=op, workers=ranks, device="", rows=(*rows.values(),), problems=tuple(problems))
+        for (op, ranks), rows in tables.items()
+        if rows
+    ]
+    if not found:
+        raise DamagedInput(path, "expected the results of rccl-tests, and no whole row is in it")
+    return found
 
 
 def _number(text: str) -> float | None:
@@ -285,7 +309,7 @@ def _keep(rows: list[Row], words: list[str], columns: list[str]) -> bool:
     rows.append(
         Row(
             bytes=size,
-            dtype={"float": "float32", "half": "float16"}.get(dtype, dtype),
+            dtype=_DTYPES.get(dtype, dtype),
             time_us=time_us,
             algorithm_gb_s=algorithm,
             bus_gb_s=bus,
@@ -312,7 +336,7 @@ def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
 
     Of those that neither reduce nor have a root, several have the same share.
     """
-    if ranks < 2 or row.bus_gb_s <= 0 or not (reduces or has_root):
+    if ranks < 2 or min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
         return ""
     share = row.bus_gb_s / row.algorithm_gb_s
     unsure = max(0.01, 2 * share * _LAST_DIGIT / min(row.algorithm_gb_s, row.bus_gb_s))
@@ -327,15 +351,6 @@ def _op(text: str) -> str:
     return next((op for word, op in _OPS.items() if word in plain), "")
 
 
-def _problems(broken: int, has_end: bool, wrong: int) -> Iterator[str]:
-    if wrong:
-        yield f"{wrong:,} values were wrong, by its own validation"
-    if broken:
-        yield f"{broken} rows are not whole, and are left out"
-    if not has_end:
-        yield "it ends before its average, so sizes may be missing"
-
-
 FORMAT = Format(
     key="nccl-tests",
     label="tables of nccl-tests",
@@ -343,4 +358,5 @@ FORMAT = Format(
     read=lambda files, options: read_nccl_tests(files),
     is_of_many=True,
     tells=20,
+    tables=read_tables,
 )

@@ -72,16 +72,41 @@ def read_netx(path: Path, *, step_time_s: float | None, reduce_cost: Path | None
     log = _read_log(path)
     ready_ns = np.rint(np.cumsum(log.waits_us) * 1e3).astype(np.int64)
     backward_ns = int(ready_ns[-1])
-    step_ns = _step_ns(path, step_time_s, backward_ns)
+    if step_time_s is None:
+        raise UsageError(
+            f"{path}: a netx log holds no step time: give it, like --step-time 194.5ms"
+        )
+    if step_time_s > _LONGEST_STEP_S:
+        raise UsageError(f"step time: expected at most a day, got {step_time_s:g} s")
+    step_ns = round(step_time_s * 1e9)
+    if step_ns < backward_ns:
+        raise UsageError(
+            f"{path}: the step time of {step_time_s:g} s is shorter than the backward pass, "
+            f"which takes {backward_ns / 1e9:g} s"
+        )
     cost = None if reduce_cost is None else read_reduce_cost(reduce_cost).points
     name = name_of(path)
     cut = () if log.has_end else (f"{name}: its last line has no end, so it may have been cut",)
+    one, each = np.zeros(3, np.int64), np.zeros(len(log.sizes), np.int64)
     return Run(
         provenance=Provenance(origin="imported", source=name),
         facts=Facts(workers=1, reduce_cost=cost),
         gaps=gaps_of(cut),
-        spans=_spans(step_ns, backward_ns),
-        gradients=_gradients(step_ns - backward_ns + ready_ns, log.sizes),
+        spans=Spans(
+            rank=one,
+            step=one,
+            lane=np.array(["host", "compute", "compute"], object),
+            name=np.array(["step", "forward", "backward"], object),
+            start_ns=np.array([0, 0, step_ns - backward_ns]),
+            end_ns=np.array([step_ns, step_ns - backward_ns, step_ns]),
+        ),
+        gradients=Gradients(
+            rank=each,
+            step=each,
+            order=np.arange(len(log.sizes)),
+            bytes=log.sizes,
+            ready_ns=step_ns - backward_ns + ready_ns,
+        ),
     )
 
 
@@ -108,22 +133,6 @@ def read_reduce_cost(path: Path) -> AddTimes:
     return AddTimes(tuple(points))
 
 
-def _step_ns(path: Path, step_time_s: float | None, backward_ns: int) -> int:
-    if step_time_s is None:
-        raise UsageError(
-            f"{path}: a netx log holds no step time: give it, like --step-time 194.5ms"
-        )
-    if step_time_s > _LONGEST_STEP_S:
-        raise UsageError(f"step time: expected at most a day, got {step_time_s:g} s")
-    step_ns = round(step_time_s * 1e9)
-    if step_ns < backward_ns:
-        raise UsageError(
-            f"{path}: the step time of {step_time_s:g} s is shorter than the backward pass, "
-            f"which takes {backward_ns / 1e9:g} s"
-        )
-    return step_ns
-
-
 def _read_log(path: Path) -> _Log:
     lines = _lines(path)
     header = next(lines, None)
@@ -135,16 +144,6 @@ def _read_log(path: Path) -> _Log:
         raise DamagedInput(path, "expected 1 batch: waits are averages over batches", line=2)
     most = _MOST_GRADIENTS
     declared = _whole(path, next(lines, None), 3, "the number of gradients", most=most)
-    log = _read_gradients(path, lines, declared)
-    for line in lines:
-        if line.text:
-            raise DamagedInput(
-                path, f"line 3 announces {declared} gradients, here is one more", line=line.number
-            )
-    return log
-
-
-def _read_gradients(path: Path, lines: Iterator[_Line], declared: int) -> _Log:
     waits_us, sizes = np.empty(declared), np.empty(declared, np.int64)
     count, has_end = 0, True
     for line in itertools.islice(lines, declared):
@@ -163,20 +162,22 @@ def _read_gradients(path: Path, lines: Iterator[_Line], declared: int) -> _Log:
             f"line 3 announces {declared} gradients, the file ends after {count}",
             line=4 + count,
         )
+    for line in lines:
+        if line.text:
+            raise DamagedInput(
+                path, f"line 3 announces {declared} gradients, here is one more", line=line.number
+            )
     return _Log(waits_us, sizes, has_end)
 
 
 def _lines(path: Path) -> Iterator[_Line]:
     lines = lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE)
     for number, line in enumerate(lines, 1):
-        yield _Line(number, _text(path, number, line), line.endswith(b"\n"))
-
-
-def _text(path: Path, number: int, line: bytes) -> str:
-    try:
-        return line.decode("ascii").strip(" \t\r\n")
-    except UnicodeDecodeError:
-        raise DamagedInput(path, "expected plain text, got other bytes", line=number) from None
+        try:
+            text = line.decode("ascii").strip(" \t\r\n")
+        except UnicodeDecodeError:
+            raise DamagedInput(path, "expected plain text, got other bytes", line=number) from None
+        yield _Line(number, text, line.endswith(b"\n"))
 
 
 def _whole(path: Path, line: _Line | None, number: int, what: str, *, most: int) -> int:
@@ -207,25 +208,6 @@ def _two_numbers(path: Path, line: _Line, form: str) -> tuple[float, float]:
 def _refuse(path: Path, line: _Line, form: str) -> NoReturn:
     raise DamagedInput(
         path, f"expected {form}, two numbers, got {shown(line.text)}", line=line.number
-    )
-
-
-def _spans(step_ns: int, backward_ns: int) -> Spans:
-    none = np.zeros(3, np.int64)
-    return Spans(
-        rank=none,
-        step=none,
-        lane=np.array(["host", "compute", "compute"], object),
-        name=np.array(["step", "forward", "backward"], object),
-        start_ns=np.array([0, 0, step_ns - backward_ns]),
-        end_ns=np.array([step_ns, step_ns - backward_ns, step_ns]),
-    )
-
-
-def _gradients(ready_ns: Whole, sizes: Whole) -> Gradients:
-    none = np.zeros(len(sizes), np.int64)
-    return Gradients(
-        rank=none, step=none, order=np.arange(len(sizes)), bytes=sizes, ready_ns=ready_ns
     )
 
 

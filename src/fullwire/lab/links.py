@@ -282,6 +282,12 @@ class Network:
             for leaf in self.leaves:
                 _delay(self._switch, leaf.up, self._description.spine_latency_s, loss=0.0)
 
+    def sent_bytes(self, host: Host) -> int:
+        """Return what a host has sent so far, as its ports on the switches have counted."""
+        ports = [_index(self._switch, nic.port) for nic in host.nics]
+        links = [self._switch.link("get", index=port)[0] for port in ports]
+        return sum(int(link.get_attr("IFLA_STATS64")["rx_bytes"]) for link in links)
+
     def cut(self, host: Host) -> None:
         """Pull the cable: the host's interface loses its carrier."""
         self._set_port(host, "down")

@@ -80,7 +80,11 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rank's command has ended, with an exit status as a shell shows it."""
+    """A rank's command has ended, with an exit status as a shell shows it.
+
+    `sent_bytes` is what its host has sent to the switches since a command began there.
+    """
 
     rank: int
     status: int
+    sent_bytes: int = 0

@@ -1,8 +1,16 @@
-"""One job on a lab: ranks on their hosts, faults on a timetable, and the exit status of it all."""
+"""One job on a lab: ranks on their hosts, faults on a timetable, and the exit status of it all.
+
+The lab starts every rank itself, with the variables that frameworks read. A command may also be a
+launcher, which starts ranks of its own. torchrun takes the other hosts from variables as well as
+from options (torch/distributed/argparse_util.py). Other launchers take them from options only. A
+host that sent nothing shows a job that never met the others.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +27,15 @@ _LAST_WORDS_S = 0.5  # for an end that is on its way to us
 _LONGEST_WAIT_S = 3600.0  # at once: the kernel counts milliseconds, in 31 bits
 _POLITE_S = 3.0  # between asking a job to end and ending it
 
+_TALK_BYTES = 1000  # a host that sends less is in no job with others
+_LONG_JOB_S = 2.0  # a shorter command may be no job of several hosts
+_TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+_OTHER_LAUNCHERS = ("accelerate", "deepspeed", "horovodrun", "mpiexec", "mpirun")
+_APART = re.compile(
+    r"--standalone|--nnodes[= ]1(:1)?(?=\s|$)|--rdzv[-_]endpoint[= ](localhost|127\.0\.0\.1)\S*"
+)
+_SCRIPT_BYTES = 1 << 16  # of a shell script, in which a launcher may stand
+
 Say = Callable[[str], None]
 
 
@@ -32,23 +49,33 @@ def run_job(
     say: Say = lambda sentence: None,
 ) -> int:
     """Run a command as every rank and return its exit status, which is the first failing rank's."""
-    ranks = range(lab.description.ranks)
-    for rank in ranks:
-        lab.start(
-            rank,
-            command,
-            {**environment, **rank_environment(lab, rank)},
-            packet_socket=packet_socket,
-        )
+    words = _words(command)
+    launcher = next((word for word in words if word in (*_TORCHRUN, *_OTHER_LAUNCHERS)), None)
+    apart = _APART.search(" ".join(words))  # told so: torchrun would wait for hosts in vain
+    if launcher in _OTHER_LAUNCHERS or (launcher and apart):
+        cause = apart[0] if apart else f"{launcher} reads no variable that names the others"
+        if lab.description.ranks > 1:
+            say(
+                f"warning: each host runs a job of its own ({cause}): expected `-- python SCRIPT`, "
+                "for the lab starts every rank, or torchrun with its own defaults"
+            )
+    for rank in range(lab.description.ranks):
+        variables = {**environment, **rank_environment(lab, rank)}
+        if not apart:
+            variables |= _torchrun_environment(lab, rank)
+        lab.start(rank, command, variables, packet_socket=packet_socket)
     job = _Job(lab, faults, say)
     try:
-        return job.finish()
+        status = job.finish()
     except KeyboardInterrupt:
         job.end(signal.SIGINT)
         raise
     except BaseException:
         job.end(signal.SIGTERM)
         raise
+    if status == 0:
+        job.tell_who_never_met(is_sure=launcher is not None)
+    return status
 
 
 def run_shell(lab: Lab, host: int) -> int:
@@ -101,7 +128,7 @@ def summary(lab: Lab) -> str:
 
 
 def rank_environment(lab: Lab, rank: int) -> dict[str, str]:
-    """Return what torch.distributed wants to know in a rank."""
+    """Return the variables that torch.distributed and the frameworks on it read in a rank."""
     description = lab.description
     interface = interface_of(description.nic_of(rank))
     return {
@@ -109,11 +136,40 @@ def rank_environment(lab: Lab, rank: int) -> dict[str, str]:
         "WORLD_SIZE": str(description.ranks),
         "LOCAL_RANK": str(description.place_of(rank)),
         "LOCAL_WORLD_SIZE": str(description.ranks_per_host),
+        "NODE_RANK": str(description.host_of(rank)),  # Lightning's
+        "OMPI_COMM_WORLD_RANK": str(rank),  # Open MPI's, which many scripts read
+        "OMPI_COMM_WORLD_SIZE": str(description.ranks),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(description.place_of(rank)),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(description.ranks_per_host),
+        "OMPI_COMM_WORLD_NODE_RANK": str(description.place_of(rank)),
         "MASTER_ADDR": lab.addresses[0],
         "MASTER_PORT": str(MASTER_PORT),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
     }
+
+
+def _torchrun_environment(lab: Lab, rank: int) -> dict[str, str]:
+    """Return what makes one job of a torchrun in each rank's place; its options still win."""
+    return {
+        "PET_NNODES": str(lab.description.ranks),
+        "PET_NODE_RANK": str(rank),
+        "PET_MASTER_ADDR": lab.addresses[0],
+        "PET_MASTER_PORT": str(MASTER_PORT),
+        "PET_RDZV_ENDPOINT": f"{lab.addresses[0]}:{MASTER_PORT}",
+    }
+
+
+def _words(command: Sequence[str]) -> list[str]:
+    """Return the words of a command and of the shell scripts that it names, without folders."""
+    words = " ".join(command).split()
+    for word in command:
+        with contextlib.suppress(OSError, ValueError):
+            with open(word, "rb") as file:
+                text = file.read(_SCRIPT_BYTES)
+            if text.startswith(b"#!") or word.endswith(".sh"):
+                words += text.decode(errors="replace").split()
+    return [word if word.startswith("-") else word.rpartition("/")[2] for word in words]
 
 
 class _Job:
@@ -128,6 +184,7 @@ class _Job:
         self._began_s = time.monotonic()
         self._ends_at_s: float | None = None
         self._status = 0
+        self._sent_bytes: dict[int, int] = {}  # by each host that a rank has ended on
 
     def finish(self) -> int:
         """Wait for the last rank, while the timetable runs."""
@@ -138,6 +195,8 @@ class _Job:
                 self._say("only paused hosts are left, and nothing restores them: they are killed")
             ended = self._lab.next_end(self._time_to_next_s())
             if ended is not None:
+                host = self._lab.description.host_of(ended.rank)
+                self._sent_bytes[host] = ended.sent_bytes
                 self._note_end(ended.rank, ended.status)
             elif self._ends_at_s is not None and time.monotonic() >= self._ends_at_s:
                 self._status = self._status or 128 + signal.SIGKILL
@@ -146,6 +205,17 @@ class _Job:
             else:
                 self._disturb()
         return self._status
+
+    def tell_who_never_met(self, *, is_sure: bool) -> None:
+        """Warn of hosts that sent nothing: their ranks were alone."""
+        silent = [host for host, sent in sorted(self._sent_bytes.items()) if sent < _TALK_BYTES]
+        is_long = time.monotonic() - self._began_s >= _LONG_JOB_S
+        if self._lab.description.cluster.nodes > 1 and silent and (is_sure or is_long):
+            hosts = "host" if len(silent) == 1 else "hosts"
+            self._say(
+                f"warning: {hosts} {', '.join(map(str, silent))} sent nothing to another host: "
+                "ranks there never met those elsewhere"
+            )
 
     def _is_at_a_standstill(self) -> bool:
         left = {self._lab.description.host_of(rank) for rank in self._running}

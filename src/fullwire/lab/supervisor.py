@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +86,7 @@ class _Inside:
         uplinks = measured_uplinks(self._network, description)
         self._network.add_netem()  # after measuring: delay and loss are no matter of the rate
         self._processes = Processes()
+        self._sent_before: dict[int, int] = {}  # by each host, the job that is on it
         self.ready = Ready(
             links=links,
             uplinks=uplinks,
@@ -105,12 +107,16 @@ class _Inside:
                     else:
                         child_ended.recv(4096)
                 for ended in self._processes.reaped():
-                    connection.send(ended)
+                    host = self._network.hosts[self._description.host_of(ended.rank)]
+                    sent_bytes = self._network.sent_bytes(host) - self._sent_before[host.number]
+                    connection.send(replace(ended, sent_bytes=sent_bytes))
 
     def _do(self, request: Start | Fault | Signal) -> None:
         if isinstance(request, Start):
             cpus = self._description.cpus
             host = self._network.hosts[self._description.host_of(request.rank)]
+            if host not in self._processes.hosts:
+                self._sent_before[host.number] = self._network.sent_bytes(host)
             self._processes.start(host, request, cpus[host.number] if cpus else frozenset())
         elif isinstance(request, Signal):
             self._processes.signal_groups(request.number)
@@ -151,6 +157,11 @@ class Processes:
 
     def __init__(self) -> None:
         self._started: dict[int, tuple[int, Host]] = {}  # rank and host of each
+
+    @property
+    def hosts(self) -> set[Host]:
+        """Those that a command runs on."""
+        return {host for _, host in self._started.values()}
 
     def start(self, host: Host, request: Start, processors: frozenset[int]) -> None:
         """Start a rank's command on its host."""

@@ -3,6 +3,12 @@
 Addresses are one host's where the run says so: a hosts file, a capture that knows its own host, or
 the sockets of a recorded job. Ranks are counted where the run knows its hosts. Of each edge the
 facts tell how it carries its part: connections, round trips, bursts, what was sent again.
+
+A hosts file says which addresses are one host's, and which ranks run there:
+
+    # name  addresses                 ranks (optional)
+    node0   10.0.0.1 10.0.1.1         ranks=0-7
+    node1   10.0.0.2 10.0.1.2         ranks=8-15
 """
 
 from __future__ import annotations
@@ -10,18 +16,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.errors import UsageError
+from fullwire.files import opened
 from fullwire.run.endpoint import host_of
+from fullwire.run.facts import Facts
 from fullwire.run.run import Real, Run, Text, Whole
+from fullwire.units import shown
 
 _LEAST_HOST = 1e-3  # of all payload: a host with less has no part in the training
 _LEAST_EDGE = 0.01  # of the largest edge: what sends less breaks no silence
 _LEAST_DESCRIBED = 0.01  # of the largest edge's payload
 _MOST_DESCRIBED = 64  # edges
 _SILENCE_S = 1e-3  # parts bursts: longer than what TCP waits for, shorter than a step
+_MOST_HOSTS_BYTES = 2**26
+_MOST_RANKS = 1_000_000
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -182,6 +195,8 @@ def edge_facts(run: Run, edges: Edges) -> tuple[EdgeFacts, ...]:
     packets, again = edges.matrix(edges.packets), edges.matrix(edges.retransmits)
     names = host_names(run)
     ends = [hosts_of(column, edges.hosts, names) for column in (table.source, table.destination)]
+    carries = edges.payload_bytes > 0
+    silence = max(round(_SILENCE_S * 1e9 / edges.width_ns), 1)
     described = []
     for edge in np.argsort(-payload, axis=None, kind="stable")[:_MOST_DESCRIBED].tolist():
         source, target = divmod(edge, len(edges.hosts))
@@ -192,7 +207,11 @@ def edge_facts(run: Run, edges: Edges) -> tuple[EdgeFacts, ...]:
         timed = rows[table.rtt_samples[rows] > 0]
         # Of several connections, the one with most samples tells a usual round trip.
         usual = timed[int(np.argmax(table.rtt_samples[timed]))] if len(timed) else None
-        bursts, burst_bytes, burst_s = _bursts(edges, edge)
+        slots, place = np.unique(edges.slot[carries & (edges.edge == edge)], return_inverse=True)
+        in_slot = np.bincount(place, edges.payload_bytes[carries & (edges.edge == edge)])
+        first = np.flatnonzero(np.append(True, np.diff(slots) - 1 >= silence))
+        last = np.append(first[1:], len(slots)) - 1
+        lasts_s = (slots[last] - slots[first] + 1) * edges.width_ns * 1e-9
         described.append(
             EdgeFacts(
                 source=edges.hosts[source],
@@ -203,22 +222,73 @@ def edge_facts(run: Run, edges: Edges) -> tuple[EdgeFacts, ...]:
                 rtt_median_s=None if usual is None else float(table.rtt_median_ns[usual]) * 1e-9,
                 rtt_long_s=None if usual is None else float(table.rtt_long_ns[usual]) * 1e-9,
                 sent_again=float(again[source, target] / max(packets[source, target], 1)),
-                bursts=bursts,
-                burst_bytes=burst_bytes,
-                burst_s=burst_s,
+                bursts=len(first),
+                burst_bytes=float(np.median(np.add.reduceat(in_slot, first))),
+                burst_s=float(np.median(lasts_s)),
             )
         )
     return tuple(described)
 
 
-def _bursts(edges: Edges, edge: int) -> tuple[int, float, float]:
-    """Return how many bursts an edge has, and the bytes and the time of the median one."""
-    rows = (edges.edge == edge) & (edges.payload_bytes > 0)
-    slots, place = np.unique(edges.slot[rows], return_inverse=True)
-    payload = np.bincount(place, edges.payload_bytes[rows])
-    silence = max(round(_SILENCE_S * 1e9 / edges.width_ns), 1)
-    first = np.flatnonzero(np.append(True, np.diff(slots) - 1 >= silence))
-    last = np.append(first[1:], len(slots)) - 1
-    lasts_s = (slots[last] - slots[first] + 1) * edges.width_ns * 1e-9
-    size = np.add.reduceat(payload, first)
-    return len(first), float(np.median(size)), float(np.median(lasts_s))
+def read_hosts(path: Path) -> Facts:
+    """Read a hosts file as the facts `addresses` and, where it has ranks, `hosts`."""
+    with opened(path) as file:
+        content = file.read(_MOST_HOSTS_BYTES)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+    owner: dict[str, str] = {}  # of each address
+    addresses: dict[str, list[str]] = {}
+    host_of_rank: dict[int, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        place, name = f"{path}, line {number}", words[0]
+        if name in addresses or "," in name or "=" in name:
+            raise UsageError(f"{place}: expected a new host's name, got {shown(name)}")
+        addresses[name], ranks = _of_host(words[1:], place)
+        for rank in ranks:
+            if host_of_rank.setdefault(rank, name) != name:
+                raise UsageError(f"{place}: rank {rank} is on {host_of_rank[rank]} already")
+    for name, own in addresses.items():
+        if not own:
+            raise UsageError(f"{path}: {name} has no address")
+        for address in own:
+            if owner.setdefault(address, name) != name:
+                raise UsageError(f"{path}: {address} belongs to {owner[address]} and to {name}")
+    if not owner:
+        raise UsageError(f"{path}: expected lines like: node0 10.0.0.1 10.0.1.1 ranks=0-7")
+    facts = Facts(addresses=",".join(f"{name}={'+'.join(own)}" for name, own in addresses.items()))
+    if host_of_rank:
+        if sorted(host_of_rank) != list(range(len(host_of_rank))):
+            raise UsageError(
+                f"{path}: expected ranks from 0 without holes, got {len(host_of_rank)}"
+            )
+        facts |= Facts(hosts=",".join(host_of_rank[rank] for rank in range(len(host_of_rank))))
+    return facts
+
+
+def _of_host(words: list[str], place: str) -> tuple[list[str], list[int]]:
+    """Read the addresses and the ranks that a line gives its host."""
+    addresses: list[str] = []
+    ranks: list[int] = []
+    for word in words:
+        if word.startswith("ranks="):
+            continue
+        try:
+            addresses.append(str(ip_address(word)))
+        except ValueError:
+            raise UsageError(f"{place}: expected an address, got {shown(word)}") from None
+    for word in words:
+        if not word.startswith("ranks="):
+            continue
+        first, _, last = word[6:].partition("-")
+        of_word = range(0)
+        if first.isdecimal() and (last or first).isdecimal():
+            of_word = range(int(first), int(last or first) + 1)
+        if not 0 < len(of_word) <= _MOST_RANKS:
+            raise UsageError(f"{place}: expected ranks=0 or ranks=0-7, got {shown(word[6:])}")
+        ranks += of_word
+    return addresses, ranks

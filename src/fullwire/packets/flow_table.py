@@ -4,6 +4,11 @@ What several of them saw of one flow is reconciled: of a connection captured at 
 that saw more counts, and where both saw the same, the sender's. Captures that follow each other in
 time, as `tcpdump -C` writes them, are one. Where captures of several hosts have clocks that differ
 for certain, times are told by the first one's.
+
+By how much clocks differ is told by connections that were captured at both ends. A packet cannot
+arrive before it was sent. So what one end's clock shows less the other's is at most the offset on
+the way there and at least the offset on the way back; the packets that waited least set the bounds.
+Both are certain; the offset is taken in the middle, and is that uncertain.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from ipaddress import ip_address
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,7 +26,6 @@ import numpy as np
 
 from fullwire._native import PacketScan
 from fullwire.files import name_of
-from fullwire.packets.capture_clocks import Passed, clock_offsets, show_the_same
 from fullwire.run.endpoint import address_of, endpoint, host_of
 from fullwire.run.facts import Facts, named
 from fullwire.run.gaps import gaps_of
@@ -38,6 +43,7 @@ from fullwire.run.run import (
 _ROCE = 256  # as native/packets/packet_headers.hpp numbers it
 _MAIN_FLOW = 0.02  # of the largest flow's payload
 _ALL = 0.05  # of the payload: what is missing of all of it
+_SAME = 0.2  # of the sequence numbers that either passed once: by chance it is none
 Columns: TypeAlias = Mapping[str, Whole]
 Scanned: TypeAlias = tuple[Path, PacketScan, str]  # and why it was not read to its end, if so
 
@@ -159,6 +165,31 @@ class _Capture:
                 yield f"{self.name}: {self.counts[key]:,} {what}"
 
 
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Passed:
+    """When flows passed certain sequence numbers, in one capture.
+
+    `local` is the host that it was made on, if that shows.
+    """
+
+    local: str | None
+    ends: Sequence[tuple[str, str]]
+    columns: Mapping[str, Whole]  # flow, sequence, is_acknowledgement, time_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """What a capture's clock shows more than the first one's, in nanoseconds."""
+
+    offset_ns: int
+    uncertainty_ns: int
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the clocks differ at all, as far as anyone can say."""
+        return abs(self.offset_ns) > self.uncertainty_ns
+
+
 class _Seen(NamedTuple):
     """One flow as one capture saw it."""
 
@@ -239,35 +270,26 @@ def _reconciled(captures: Sequence[_Capture], passed: Sequence[Passed]) -> list[
             seen[ends].append(
                 _Seen(number, flow, first[flow], last[flow], payload[flow], is_sender)
             )
-    return [
-        observation
-        for observations in seen.values()
-        for observation in _fullest(observations, are_apart)
-    ]
-
-
-def _fullest(observations: list[_Seen], are_apart: Callable[[int, int], bool]) -> list[_Seen]:
-    """Join observations that follow each other in time, and return the joined ones with most.
-
-    What two captures both saw follows in time as well, where their clocks differ by more than they
-    lasted.
-    """
-    if len(observations) == 1:
-        return observations
-    places: list[list[_Seen]] = []
-    for later in sorted(observations, key=lambda seen: (seen.first_ns, not seen.is_sender)):
-        for place in places:
-            latest = place[-1]
-            follows = latest.last_ns <= later.first_ns and latest.capture != later.capture
-            if follows and are_apart(latest.capture, later.capture):
-                place.append(later)
-                break
-        else:
-            places.append([later])
-    return max(
-        places,
-        key=lambda place: (sum(seen.payload_bytes for seen in place), place[0].is_sender),
-    )
+    chosen: list[_Seen] = []
+    for observations in seen.values():
+        # Observations that follow each other in time are one place's. What two captures both saw
+        # follows in time as well, where their clocks differ by more than they lasted.
+        places: list[list[_Seen]] = []
+        for later in sorted(observations, key=lambda each: (each.first_ns, not each.is_sender)):
+            for place in places:
+                latest = place[-1]
+                follows = latest.last_ns <= later.first_ns and latest.capture != later.capture
+                if follows and are_apart(latest.capture, later.capture):
+                    place.append(later)
+                    break
+            else:
+                places.append([later])
+        fullest = max(
+            places,
+            key=lambda place: (sum(each.payload_bytes for each in place), place[0].is_sender),
+        )
+        chosen += fullest
+    return chosen
 
 
 def _flows(captures: Sequence[_Capture], chosen: Iterable[_Seen], ahead_ns: Sequence[int]) -> Flows:
@@ -394,3 +416,67 @@ def _facts(captures: Sequence[_Capture], chosen: Iterable[_Seen]) -> Facts:
         for capture in captures
     )
     return named(facts)
+
+
+def clock_offsets(captures: Sequence[Passed]) -> list[ClockOffset | None]:
+    """Return each capture's offset from the first, where connections lead from one to the other."""
+    offsets: list[ClockOffset | None] = [None] * len(captures)
+    if not captures or captures[0].local is None:
+        return offsets
+    offsets[0] = ClockOffset(offset_ns=0, uncertainty_ns=0)
+    # Captures of two hosts tell each other's offset if they show packets both ways between them.
+    number: dict[tuple[str, str], int] = {}
+    marks = [_marks(capture, number) for capture in captures]
+    senders = np.array([host_of(source) for source, _ in number], object)
+    links: dict[tuple[int, int], ClockOffset] = {}
+    for first, second in combinations(range(len(captures)), 2):
+        hosts = captures[first].local, captures[second].local
+        if None in hosts or hosts[0] == hosts[1]:
+            continue
+        both, at_first, at_second = np.intersect1d(
+            marks[first][0], marks[second][0], assume_unique=True, return_indices=True
+        )
+        differs_ns = marks[second][1][at_second] - marks[first][1][at_first]
+        sender = senders[both >> 33]
+        there, back = differs_ns[sender == hosts[0]], differs_ns[sender == hosts[1]]
+        if not len(there) or not len(back):
+            continue
+        most, least = int(there.min()), int(back.max())
+        # Clocks that drift against each other make the bounds cross; the middle is no worse then.
+        offset_ns, uncertainty_ns = (most + least) // 2, -(-abs(most - least) // 2)
+        links[first, second] = ClockOffset(offset_ns=offset_ns, uncertainty_ns=uncertainty_ns)
+        links[second, first] = ClockOffset(offset_ns=-offset_ns, uncertainty_ns=uncertainty_ns)
+    while reachable := [
+        (known.uncertainty_ns + link.uncertainty_ns, start, end)
+        for (start, end), link in links.items()
+        if (known := offsets[start]) is not None and offsets[end] is None
+    ]:
+        uncertainty_ns, start, end = min(reachable)
+        begin = offsets[start]
+        assert begin is not None
+        offsets[end] = ClockOffset(
+            offset_ns=begin.offset_ns + links[start, end].offset_ns, uncertainty_ns=uncertainty_ns
+        )
+    return offsets
+
+
+def show_the_same(one: Passed, other: Passed) -> bool:
+    """Whether two captures show the same packets of the flows in both, whatever clocks say."""
+    number: dict[tuple[str, str], int] = {ends: at for at, ends in enumerate(one.ends)}
+    common = [number[ends] for ends in set(one.ends) & set(other.ends)]
+    marks = [_marks(capture, number)[0] for capture in (one, other)]
+    fewer = min(int(np.isin(passed >> 33, common).sum()) for passed in marks)
+    return len(np.intersect1d(marks[0], marks[1], assume_unique=True)) > _SAME * fewer
+
+
+def _marks(capture: Passed, number: dict[tuple[str, str], int]) -> tuple[Whole, Whole]:
+    """Return what passed as numbers that are the same in every capture, and when; no duplicates.
+
+    A sequence number that passed twice was sent again, or has wrapped.
+    """
+    flows = np.array([number.setdefault(ends, len(number)) for ends in capture.ends], np.int64)
+    columns = capture.columns
+    marks = flows[columns["flow"]] << 33 if len(flows) else np.empty(0, np.int64)
+    marks = marks | columns["sequence"] << 1 | columns["is_acknowledgement"]
+    once, place, count = np.unique(marks, return_index=True, return_counts=True)
+    return once[count == 1], columns["time_ns"][place[count == 1]]

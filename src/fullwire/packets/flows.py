@@ -2,6 +2,17 @@
 
 Who talks with whom in which shape, how often and with how many bytes the same comes again, how
 large the gradient must be for that, and whether one link is slower than the others.
+
+Several trainings in one capture are told apart. Groups of hosts that send each other nothing are
+trainings of their own. Two rings of one job, one for each network card, do not meet either; but
+they repeat equally often. Trainings follow each other between the same hosts with no connection in
+common: a job that was started again counts as another. Connections that come and go with each
+iteration make no job of each: what lies between two gaps has to repeat by itself.
+
+One link slows the job where its sender is busy while others wait. A sender is busy from packet to
+packet as long as they follow each other as closely as they usually do; on a slow line that distance
+is longer, and it is the line that is busy. Averages of rates are alike around a ring, whichever
+link is slow.
 """
 
 from __future__ import annotations
@@ -9,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullwire.errors import UsageError
 from fullwire.packets.edges import (
@@ -28,19 +40,44 @@ from fullwire.packets.messages import (
     find_collectives,
     iterations_of,
 )
-from fullwire.packets.pattern import Pattern, find_pattern
-from fullwire.packets.senders import SlowLink, sending_of, slow_link
-from fullwire.packets.trainings import trainings_in_turn, trainings_of
+from fullwire.packets.pattern import Pattern, components, find_pattern
 from fullwire.packets.without_silence import (
     counted_by_broadcast,
     counted_by_bytes,
     iterations_by_lengths,
     pattern_since_startup,
 )
-from fullwire.run.run import UNREAD, Real, Run, Whole
+from fullwire.run.run import UNREAD, AnyTable, Real, Run, Whole
 
 _OF_HOSTS = ("addresses", "hosts")  # facts
 _SURE = 0.9  # confidence that leaves nothing to look for
+_FAINT = 0.01  # of the largest edge among its hosts: a heartbeat does not make two jobs one
+_MOST_HOSTS = 256
+_SAME_PERIOD = 0.05
+_LEAST_GAP_NS = 500_000_000  # a job takes longer to start
+_LEAST_SHARE = 0.02  # of the payload: what else hosts sent each other is no job
+_MOST_JOBS = 16
+_LEAST_BUSY = 0.5  # a slow link is busy most of the time...
+_MUCH_BUSIER = 1.6  # ...and so much more than the others...
+_MUCH_SLOWER = 1.4  # ...because it is slower, and not because it has more to send
+_CLOSE = 4  # times the usual distance of packets: a sender that pauses longer waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowLink:
+    """The host whose sending keeps the others waiting, by how long each is busy."""
+
+    host: str
+    busy_fraction: float
+    others_busy: tuple[float, float]  # the least and the most of the others
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Sending:
+    """How each host sends: the share of communication in which it does, and how fast then."""
+
+    busy: Real
+    rate_bps: Real  # of payload; 0 where it sends nothing
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -211,7 +248,10 @@ def _iterations(
     parted = iterations_of_edges(series_of(edges), len(edges.hosts))
     if told is not None and (parted is None or told.confidence >= parted.confidence):
         return told
-    return parted or iterations_by_lengths(run, edges) or counted_by_broadcast(edges)
+    by_lengths = None if parted is not None else iterations_by_lengths(run, edges)
+    if by_lengths is not None and by_lengths.is_exchange(len(edges.hosts)):
+        return by_lengths
+    return parted or counted_by_broadcast(edges)
 
 
 def _pattern(edges: Edges, payload: Whole, iterations: Iterations | None) -> Pattern:
@@ -231,3 +271,167 @@ def _pattern(edges: Edges, payload: Whole, iterations: Iterations | None) -> Pat
     within = (edges.slot >= iterations.first_slot) & (edges.slot <= iterations.last_slot)
     together = edges.matrix(np.where(within, edges.payload_bytes, 0)).astype(float)
     return find_pattern(together)
+
+
+def trainings_of(edges: Edges) -> list[Edges]:
+    """Return what is to be looked at by itself: all, or groups that repeat each in their own time.
+
+    One group that repeats, and has most of the bytes, is the training; others are strangers to it.
+    """
+    if len(edges.hosts) > _MOST_HOSTS:
+        return [edges]
+    # Who sends to whom, but for what is faint beside what both ends send others.
+    payload = edges.matrix(edges.payload_bytes)
+    most = np.maximum(payload.max(axis=0), payload.max(axis=1))
+    links = np.asarray(payload > _FAINT * np.maximum.outer(most, most), bool)
+    groups = [among(edges, np.array(group)) for group in components(links) if len(group) > 1]
+    if len(groups) < 2:
+        return [edges]
+    iterations = [iterations_of_edges(series_of(group), len(group.hosts)) for group in groups]
+    repeating = [group for group, by in zip(groups, iterations, strict=True) if by is not None]
+    known = [by for by in iterations if by is not None]
+    if not known:
+        return [edges]
+    are_one = len(known) == len(groups) and all(
+        other.count == known[0].count and abs(other.period_s / known[0].period_s - 1) < _SAME_PERIOD
+        for other in known
+    )
+    if are_one:
+        return [edges]
+    if len(known) == 1 and 2 * repeating[0].payload_bytes.sum() > edges.payload_bytes.sum():
+        return repeating
+    return groups
+
+
+def among(edges: Edges, hosts: Whole) -> Edges:
+    """Return what some of the hosts send each other."""
+    number = np.full(len(edges.hosts), -1)
+    number[hosts] = np.arange(len(hosts))
+    source, target = number[edges.source], number[edges.target]
+    kept = (source >= 0) & (target >= 0)
+    columns = ("connection", "slot", "payload_bytes", "wire_bytes", "packets", "retransmits")
+    return replace(
+        edges,
+        hosts=tuple(edges.hosts[host] for host in hosts.tolist()),
+        strangers_bytes=edges.strangers_bytes + int(edges.payload_bytes[~kept].sum()),
+        source=source[kept],
+        target=target[kept],
+        **{name: getattr(edges, name)[kept] for name in columns},
+    )
+
+
+def trainings_in_turn(run: Run) -> list[Run]:
+    """Return the packets of each of several trainings that follow each other, or of all."""
+    begins_ns = _begins_ns(run)
+    if not 1 < len(begins_ns) <= _MOST_JOBS:
+        return [run]
+    turns = [_during(run, *times) for times in zip(begins_ns, [*begins_ns[1:], None], strict=True)]
+    for turn in turns:
+        edges = edges_of(turn)
+        # What one host sends alone is its capture's, by its clock.
+        has_senders = len(set(edges.source[edges.main()].tolist())) > 1
+        if not has_senders or iterations_of_edges(series_of(edges), len(edges.hosts)) is None:
+            return [run]
+    return turns
+
+
+def _begins_ns(run: Run) -> list[int]:
+    """Return when each group of connections begins that has none in common with those before."""
+    table = run.connections
+    if not len(table):
+        return []
+    # From when to when each connection lasts, both ways and in all captures, with its payload.
+    # Queue pairs do not say which of them belong together, so there each way is one by itself.
+    known: dict[frozenset[str], int] = {}
+    pairs = zip(table.source.tolist(), table.destination.tolist(), strict=True)
+    number = np.array([known.setdefault(frozenset(ends), len(known)) for ends in pairs])
+    first_ns = np.full(len(known), np.iinfo(np.int64).max)
+    last_ns = np.full(len(known), np.iinfo(np.int64).min)
+    np.minimum.at(first_ns, number, table.start_ns)
+    np.maximum.at(last_ns, number, table.end_ns)
+    payload = np.bincount(number, table.payload_bytes).astype(np.int64)
+    order = np.argsort(first_ns)
+    first_ns, payload = first_ns[order], payload[order]
+    reached_ns = np.maximum.accumulate(last_ns[order])
+    least_ns = max(_LEAST_GAP_NS, 2 * _width_ns(run))
+    gaps = 1 + np.flatnonzero(first_ns[1:] - reached_ns[:-1] > least_ns)
+    least = _LEAST_SHARE * payload.sum()
+    begins_ns = [
+        int(part_ns[0])
+        for part_ns, sent in zip(np.split(first_ns, gaps), np.split(payload, gaps), strict=True)
+        if sent.sum() > least
+    ]
+    return [int(first_ns[0]), *begins_ns[1:]]  # the first has what came before it, too
+
+
+def _during(run: Run, begin_ns: int, end_ns: int | None) -> Run:
+    """Return what began within a period; a bin of time may begin before what is in it."""
+
+    def rows(table: AnyTable, started_ns: Whole, slack_ns: int = 0) -> AnyTable:
+        within = started_ns >= begin_ns - slack_ns
+        if end_ns is not None:
+            within &= started_ns < end_ns - slack_ns
+        return table.rows(within)
+
+    width_ns = _width_ns(run)
+    return replace(
+        run,
+        facts=run.facts.only(_OF_HOSTS),
+        gaps=(),
+        flows=rows(run.flows, run.flows.start_ns, width_ns),
+        connections=rows(run.connections, run.connections.start_ns),
+        messages=rows(run.messages, run.messages.begin_ns),
+    )
+
+
+def _width_ns(run: Run) -> int:
+    return int((run.flows.end_ns - run.flows.start_ns).max())
+
+
+def sending_of(edges: Edges, iterations: Iterations | None) -> Sending:
+    """Say how each host sends from the first iteration to the last."""
+    within, slots = np.zeros(0, bool), 1
+    if len(edges.slot):
+        first = iterations.first_slot if iterations else int(edges.slot.min())
+        last = iterations.last_slot if iterations else int(edges.slot.max())
+        within = (edges.slot >= first) & (edges.slot <= last) & (edges.payload_bytes > 0)
+        slots = last - first + 1
+    share = 1.0 if iterations is None else iterations.communicating_s / iterations.period_s
+    window = max(slots * min(share, 1.0), 1.0)
+    busy = [_busy_slots(edges, within & (edges.source == h)) for h in range(len(edges.hosts))]
+    sent = np.bincount(edges.source[within], edges.payload_bytes[within], len(edges.hosts))
+    return Sending(
+        busy=np.minimum(np.array(busy) / window, 1.0),
+        rate_bps=sent * 8e9 / (np.maximum(busy, 1.0) * edges.width_ns),
+    )
+
+
+def _busy_slots(edges: Edges, chosen: NDArray[np.bool_]) -> float:
+    slots, place = np.unique(edges.slot[chosen], return_inverse=True)
+    if len(slots) < 2:
+        return float(len(slots))
+    payload = np.bincount(place, edges.payload_bytes[chosen])
+    steps = np.diff(slots)
+    order = np.argsort(steps, kind="stable")
+    reached = np.cumsum(payload[1:][order])  # a step ends with the bytes that it took to send
+    usual = steps[order][np.searchsorted(reached, reached[-1] / 2)]
+    return float(steps[steps <= _CLOSE * usual].sum() + 1)
+
+
+def slow_link(hosts: tuple[str, ...], sending: Sending) -> SlowLink | None:
+    """Find the one host that is much busier than all others because it sends much slower."""
+    active = np.flatnonzero(sending.busy > 0)
+    if len(active) < 2:
+        return None
+    slowest = int(np.argmax(sending.busy))
+    others = active[active != slowest]
+    busy, rate_bps = sending.busy, sending.rate_bps
+    if busy[slowest] < max(_LEAST_BUSY, _MUCH_BUSIER * float(np.median(busy[others]))):
+        return None
+    if rate_bps[slowest] * _MUCH_SLOWER > float(np.median(rate_bps[others])):
+        return None
+    return SlowLink(
+        host=hosts[slowest],
+        busy_fraction=float(busy[slowest]),
+        others_busy=(float(busy[others].min()), float(busy[others].max())),
+    )

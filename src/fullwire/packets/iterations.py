@@ -89,6 +89,14 @@ class Iterations:
         main = self.edge_bytes > _MAIN_EDGE * self.edge_bytes.max()
         return float(np.median(self.edge_bytes[main]))
 
+    def is_exchange(self, hosts: int) -> bool:
+        """Whether a host both sends and receives, as one does in any sum.
+
+        A transfer that its sender paces repeats as well, one way.
+        """
+        main = self.edges[self.edge_bytes > _MAIN_EDGE * self.edge_bytes.max()]
+        return bool(np.isin(main // hosts, main % hosts).any())
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Cut:
@@ -172,13 +180,16 @@ def series_of(edges: Edges) -> Series:
 def iterations_of_edges(series: Series, hosts: int) -> Iterations | None:
     """Find iterations of all edges, or of those that agree, whichever is surer."""
     of_all = find_iterations(series, hosts)
+    of_all = None if of_all is None or not of_all.is_exchange(hosts) else of_all
     if of_all is not None and of_all.confidence >= _SURE:
         return of_all
     agreeing = _agreeing(series, hosts)
     if agreeing is None:
         return of_all
     of_agreeing = find_iterations(series.rows(np.isin(series.edge, agreeing)), hosts)
-    if of_agreeing is None or (of_all is not None and of_all.confidence >= of_agreeing.confidence):
+    if of_agreeing is None or not of_agreeing.is_exchange(hosts):
+        return of_all
+    if of_all is not None and of_all.confidence >= of_agreeing.confidence:
         return of_all
     return of_agreeing
 
@@ -309,7 +320,14 @@ def _iterations(series: Series, cut: _Cut) -> Iterations | None:
     if np.mean(alike) < _LEAST_ALIKE:
         return None
     cut = replace(cut, first=cut.first[alike], last=cut.last[alike])
-    usual += _sent_ahead(reached[cut.first[1:]] - reached[cut.last[:-1] + 1], usual)
+    # What the iterations' own edges carry between any two alike is part of one: where one host is
+    # late, the others send what they have, and silence parts that from the rest.
+    main = usual > _MAIN_EDGE * usual.max()
+    between = reached[cut.first[1:]] - reached[cut.last[:-1] + 1]
+    ahead = np.where(main, np.median(between, axis=0), 0.0)
+    are_close = np.abs(between.sum(axis=1) - ahead.sum()) <= _ALIKE * usual.sum()
+    if ahead.sum() > _ALIKE * usual.sum() and np.mean(are_close) >= _LEAST_ALIKE:
+        usual += ahead
     # A burst with an iteration's bytes on every edge holds one as well, whatever else was sent just
     # before, without a silence between.
     main = usual > _MAIN_EDGE * usual.max()
@@ -333,17 +351,3 @@ def _iterations(series: Series, cut: _Cut) -> Iterations | None:
         confidence=cut.confidence,
         basis="silence",
     )
-
-
-def _sent_ahead(between: Real, usual: Real) -> Real:
-    """Return what the iterations' own edges carry between any two alike: it is part of one.
-
-    Where one host is late, the others send what they have, and silence parts that from the rest.
-    """
-    main = usual > _MAIN_EDGE * usual.max()
-    ahead = np.where(main, np.median(between, axis=0), 0.0)
-    total = between.sum(axis=1)
-    alike = np.abs(total - ahead.sum()) <= _ALIKE * usual.sum()
-    if ahead.sum() <= _ALIKE * usual.sum() or np.mean(alike) < _LEAST_ALIKE:
-        return np.zeros(len(usual))
-    return ahead

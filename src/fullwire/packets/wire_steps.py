@@ -26,36 +26,21 @@ def with_steps(run: Run, traffic: Traffic) -> Run:
     found = traffic.iterations
     if len(run.spans) or found is None or len(found.begins_ns) < 2:
         return run
-    ranks = _ranks(run, traffic)
+    # A rank for each host: the first that is known to be there, or the host's number.
+    known = ranks_by_host(run, traffic.hosts)
+    ranks = np.arange(len(traffic.hosts))
+    if known is not None:
+        ranks = np.array([known[host][0] for host in traffic.hosts])
     collectives = Collectives.empty()
     if traffic.collectives is not None and found.basis == "messages":
         collectives = _collectives(traffic.collectives, found, ranks)
-    remark = f"{FROM_PACKETS}, from the first bytes of one to the first of the next; "
-    remark += "what was computed in them is not known"
-    return replace(
-        run,
-        facts=run.facts | Facts(remarks=remark, workers=traffic.ranks),
-        spans=_spans(found, ranks, with_traffic=not len(collectives)),
-        collectives=collectives,
-    )
-
-
-def _ranks(run: Run, traffic: Traffic) -> Whole:
-    """Return a rank for each host: the first that is known to be there, or the host's number."""
-    known = ranks_by_host(run, traffic.hosts)
-    if known is None:
-        return np.arange(len(traffic.hosts))
-    return np.array([known[host][0] for host in traffic.hosts])
-
-
-def _spans(found: Iterations, ranks: Whole, *, with_traffic: bool) -> Spans:
-    """Make the steps; where no collectives are known, all the traffic of each is one span."""
+    # Where no collectives are known, all the traffic of each step is one span.
     begins_ns, ends_ns = found.begins_ns[:-1], found.begins_ns[1:]
     steps = len(begins_ns)
     kinds = [("host", "step", ends_ns)]
-    if with_traffic:
+    if not len(collectives):
         kinds.append(("communication", "traffic", np.minimum(found.ends_ns[:-1], ends_ns)))
-    parts = [
+    spans = [
         Spans(
             rank=np.full(steps, rank),
             step=np.arange(steps),
@@ -67,7 +52,14 @@ def _spans(found: Iterations, ranks: Whole, *, with_traffic: bool) -> Spans:
         for rank in ranks.tolist()
         for lane, name, until_ns in kinds
     ]
-    return Spans.joined(parts)
+    remark = f"{FROM_PACKETS}, from the first bytes of one to the first of the next; "
+    remark += "what was computed in them is not known"
+    return replace(
+        run,
+        facts=run.facts | Facts(remarks=remark, workers=traffic.ranks),
+        spans=Spans.joined(spans),
+        collectives=collectives,
+    )
 
 
 def _collectives(seen: SeenCollectives, found: Iterations, ranks: Whole) -> Collectives:

@@ -114,11 +114,7 @@ def iterations_by_lengths(run: Run, edges: Edges) -> Iterations | None:
         edge = int(source[chosen[0]] * len(edges.hosts) + target[chosen[0]])
         repeated = _Repeated.by_connection(edge, rows.payload_bytes[chosen], rows.last_ns[chosen])
         repeating += [] if repeated is None else [repeated]
-    return _agreed(edges, repeating, min(len(main), _MOST_CONNECTIONS))
-
-
-def _agreed(edges: Edges, repeating: list[_Repeated], asked: int) -> Iterations | None:
-    """Make iterations of what connections tell, if most of those that were asked tell the same."""
+    asked = min(len(main), _MOST_CONNECTIONS)
     if not repeating:
         return None
     count = int(np.bincount([by.count for by in repeating]).argmax())

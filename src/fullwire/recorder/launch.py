@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fullwire.errors import UsageError
-from fullwire.recorder.inside import DIRECTORY_VARIABLE, PROBE_VARIABLE
-from fullwire.recorder.inside.journal import RUNNING
+from fullwire.recorder.inside import DIRECTORY_VARIABLE
+from fullwire.recorder.inside.journal import PROBE_VARIABLE, RUNNING
 from fullwire.recorder.journals import Header
 from fullwire.recorder.sampler import CAPTURING_SUFFIX, SUFFIX
 from fullwire.recorder.samples import header_of

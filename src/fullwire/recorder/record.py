@@ -98,9 +98,17 @@ def record(
 ) -> Recording:
     """Run a command and write what its processes did as a run.
 
-    With `packets`, headers of what this host's interfaces carry meanwhile are captured: the run has
-    its flows, and the captures themselves. With `probe`, a few steps keep communication apart from
-    computing: they show what computing takes by itself, and are left out of step times.
+    - `command`: the words of the command.
+    - `output`: where the run is written.
+    - `packets`: capture headers of what this host's interfaces carry meanwhile. The run then has
+      its flows, and the captures themselves.
+    - `probe`: a few steps keep communication apart from computing. They show what computing takes
+      by itself, and are left out of step times.
+    - `replace`: a run that exists is replaced.
+
+        done = fw.record(["torchrun", "--nproc-per-node=2", "train.py"], "job.run")
+        done.exit_status
+        fw.explain(done.path)
     """
     _check_command(command)
     refuse_one_of_many(Path(output), os.environ)
@@ -196,7 +204,14 @@ def record_part(
 def join(
     directories: Sequence[str | Path], output: str | Path, *, replace: bool = False
 ) -> Recording:
-    """Make one run of a job that was recorded in parts, or whose end nobody was left to see."""
+    """Make one run of a job that was recorded in parts, or whose end nobody was left to see.
+
+    - `directories`: those of its recordings, from one host or from several.
+    - `output`: where the run is written.
+    - `replace`: a run that exists is replaced.
+
+        fw.join(["host0.recording", "host1.recording"], "job.run").path
+    """
     if isinstance(directories, str):
         raise UsageError(f"join: expected a list of directories, got {directories!r}")
     places = [Path(directory) for directory in directories]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO
@@ -12,16 +12,13 @@ from fullwire.clusters.cluster import Cluster, link_classes
 from fullwire.words import sentence, sentences, setting
 
 if TYPE_CHECKING:
-    from fullwire.answers.compare import Comparison
+    from fullwire.answers.audited import AuditedTraffic
+    from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.explain import Explanation
-    from fullwire.answers.search import Best
     from fullwire.answers.verification import Verification
     from fullwire.answers.whatif import WhatIf
-    from fullwire.fixes import Fix
     from fullwire.run.run import Run
-    from fullwire.simulation.target import Reached, Targets
     from fullwire.workloads import Workload
-    from fullwire.workloads.memory import Memory
 
 
 def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
@@ -40,21 +37,34 @@ def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
     if result.tuning:
         shown["tuning"] = [asdict(each) for each in result.tuning]
     if best is not None:
-        shown["best"] = [_best_object(each, shown["rows"]) for each in result.best(best)]
+        shown["best"] = [
+            {
+                **shown["rows"][each.row],
+                "speedup": each.speedup,
+                "instead": [
+                    {**asdict(one), "value": _plain(one.value), "instead": _plain(one.instead)}
+                    for one in each.instead
+                ],
+            }
+            for each in result.best(best)
+        ]
     if result.targets is not None:
-        shown["target"] = _targets_object(result.targets, sentences(result.reaching))
+        least = {
+            name: [
+                {**asdict(each), "reachable": each.is_reachable}
+                for each in getattr(result.targets, name)
+            ]
+            for name in ("least_bandwidth", "least_compression")
+        }
+        shown["target"] = {
+            "scaling_factor": result.targets.scaling_factor,
+            **least,
+            "sentences": list(sentences(result.reaching)),
+        }
     if result.suspicions:
         shown["cluster"] = [asdict(each) for each in result.suspicions]
         shown["cluster_sentences"] = list(sentences(result.holding_back))
     return shown
-
-
-def _best_object(best: Best, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    instead = [
-        {**asdict(each), "value": _plain(each.value), "instead": _plain(each.instead)}
-        for each in best.instead
-    ]
-    return {**rows[best.row], "speedup": best.speedup, "instead": instead}
 
 
 def _plain(value: Any) -> int | float | str:
@@ -71,6 +81,7 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
             "threshold": verdict.threshold,
             "reasons": list(verdict.reasons),
             "missing": list(verdict.missing),
+            "near": list(verdict.near),
         },
         "scaling_factor": result.scaling_factor,
         "step_s": result.step_s,
@@ -96,15 +107,19 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
             "is_limited": turns.is_limited,
             "sentence": turns.sentence,
         },
-        "fixes": [_fix_object(fix) for fix in result.fixes],
+        "fixes": [
+            {
+                "change": sentence(fix),
+                "setting": setting(fix),
+                "kind": fix.kind,
+                "risk": fix.risk,
+                **_forecast_object(asdict(fix.forecast)),
+            }
+            for fix in result.fixes
+        ],
         "fixes_from_s": result.fixes_from_s,
         "warnings": list(result.warnings),
     }
-
-
-def _fix_object(fix: Fix) -> dict[str, Any]:
-    named = {"change": sentence(fix), "setting": setting(fix), "kind": fix.kind, "risk": fix.risk}
-    return {**named, **_forecast_object(asdict(fix.forecast))}
 
 
 def verification_object(result: Verification | None) -> dict[str, Any] | None:
@@ -125,10 +140,22 @@ def verification_object(result: Verification | None) -> dict[str, Any] | None:
 def comparison_object(result: Comparison) -> dict[str, Any]:
     """Return a comparison as JSON takes it."""
     shown = {each.name: getattr(result, each.name) for each in fields(result)}
-    del shown["notes"]
+    del shown["notes"], shown["noise"]
     for side in ("before_recordings", "after_recordings"):
         shown[side] = [asdict(each) for each in shown[side]]
     return {**shown, "warnings": list(result.warnings)}
+
+
+def gate_object(gate: Gate | None) -> dict[str, Any] | None:
+    """Return whether a slowdown passes, as JSON takes it."""
+    if gate is None:
+        return None
+    return {
+        "limit": gate.limit,
+        "state": gate.state,
+        "recordings": gate.recordings,
+        "sentence": gate.sentence,
+    }
 
 
 def _forecast_object(shown: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +191,7 @@ def run_object(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
 
 def workload_object(load: Workload, *, with_gradients: bool) -> dict[str, Any]:
     """Return a built-in workload, if asked with every gradient in backward order."""
-    device = load.device
+    device, memory = load.device, load.memory
     shown: dict[str, Any] = {
         "name": load.name,
         "title": load.model.title,
@@ -180,10 +207,25 @@ def workload_object(load: Workload, *, with_gradients: bool) -> dict[str, Any]:
         "optimizer_s": load.optimizer_ns * 1e-9,
         "step_s": load.step_ns * 1e-9,
         "basis": "modelled",
-        "memory": _memory_object(load.memory),
+        "memory": {
+            "weights_bytes": memory.weights,
+            "gradients_bytes": memory.gradients,
+            "optimizer_bytes": memory.optimizer,
+            "activations_bytes": memory.activations,
+            "activations_of_sample_bytes": memory.activations_of_sample,
+            "needed_bytes": memory.needed,
+            "device_bytes": memory.device,
+            "fits": memory.fits,
+            "largest_batch": memory.largest_batch,
+        },
     }
     if with_gradients:
-        shown["gradients"] = list(_gradients(load))
+        ready_ns = load.gradient_ready_ns.tolist()
+        columns = (load.gradient_names, load.gradient_bytes.tolist(), ready_ns)
+        shown["gradients"] = [
+            {"name": name, "bytes": size, "ready_s": moment_ns * 1e-9}
+            for name, size, moment_ns in zip(*columns, strict=True)
+        ]
     return shown
 
 
@@ -205,33 +247,44 @@ def cluster_object(fabric: Cluster) -> dict[str, Any]:
     }
 
 
-def _memory_object(memory: Memory) -> dict[str, Any]:
+def traffic_object(result: AuditedTraffic) -> dict[str, Any]:
+    """Return what packets say as JSON takes it."""
+    from fullwire.packets.usual_iteration import usual_iteration
+
+    iterations, slow, usual = result.iterations, result.slow_link, usual_iteration(result)
+    pattern: dict[str, Any] = {"kind": result.pattern.kind, "order": list(result.order)}
+    if result.pattern.parts:
+        pattern["parts"] = [[result.hosts[each] for each in part] for part in result.pattern.parts]
     return {
-        "weights_bytes": memory.weights,
-        "gradients_bytes": memory.gradients,
-        "optimizer_bytes": memory.optimizer,
-        "activations_bytes": memory.activations,
-        "activations_of_sample_bytes": memory.activations_of_sample,
-        "needed_bytes": memory.needed,
-        "device_bytes": memory.device,
-        "fits": memory.fits,
-        "largest_batch": memory.largest_batch,
-    }
-
-
-def _gradients(load: Workload) -> Iterator[dict[str, Any]]:
-    columns = (load.gradient_names, load.gradient_bytes.tolist(), load.gradient_ready_ns.tolist())
-    for name, size, ready_ns in zip(*columns, strict=True):
-        yield {"name": name, "bytes": size, "ready_s": ready_ns * 1e-9}
-
-
-def _targets_object(targets: Targets, said: tuple[str, ...]) -> dict[str, Any]:
-    def rows(reached: tuple[Reached, ...]) -> list[dict[str, Any]]:
-        return [{**asdict(each), "reachable": each.is_reachable} for each in reached]
-
-    return {
-        "scaling_factor": targets.scaling_factor,
-        "least_bandwidth": rows(targets.least_bandwidth),
-        "least_compression": rows(targets.least_compression),
-        "sentences": list(said),
+        "hosts": list(result.hosts),
+        "matrix_payload_bytes": result.matrix_payload_bytes.tolist(),
+        "matrix_wire_bytes": result.matrix_wire_bytes.tolist(),
+        "pattern": pattern,
+        "iterations": {
+            "count": 0 if iterations is None else iterations.count,
+            "period_s": None if iterations is None else iterations.period_s,
+            "communicating_s": None if iterations is None else iterations.communicating_s,
+            "payload_bytes_per_edge": result.payload_bytes_per_edge,
+            "confidence": 0.0 if iterations is None else iterations.confidence,
+            "basis": None if iterations is None else iterations.basis,
+        },
+        "gradient_bytes": result.gradient_bytes,
+        "gathered_bytes": result.gathered_bytes,
+        "if_sharded_bytes": result.if_sharded_bytes,
+        "ranks": result.ranks,
+        "busy_fractions": result.busy_fractions.tolist(),
+        "slow_link": None
+        if slow is None
+        else {"host": slow.host, "busy_fraction": slow.busy_fraction},
+        "edges": [asdict(edge) for edge in result.edges],
+        "iteration": None
+        if usual is None
+        else {
+            "number": usual.number,
+            "collectives": [asdict(each) for each in usual.collectives],
+        },
+        "audit": list(result.audit),
+        "warnings": list(result.warnings),
+        "groups": [traffic_object(group) for group in result.groups],
+        "during_s": result.during_s,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,17 @@ def check_plot_path(path: Path, *, replace: bool = True) -> None:
     if path.suffix.lower() not in ENDINGS:
         raise UsageError(f"--plot: expected a file ending in {', '.join(ENDINGS)}, got {path}")
     refuse_existing(path, replace, "--plot")
+    check_pictures("--plot")
+
+
+def check_pictures(asked_by: str) -> None:
+    """Refuse an install that cannot draw, before the work and not after it."""
+    missing = [name for name in ("altair", "vl_convert") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{asked_by}: pictures need the extra `pictures`, and {missing[0]} is not installed: "
+            "pip install 'fullwire[pictures]'"
+        )
 
 
 def plot_whatif(result: WhatIf, path: Path) -> None:
@@ -45,7 +57,13 @@ def plot_whatif(result: WhatIf, path: Path) -> None:
 def _scaling_chart(result: WhatIf) -> alt.Chart:
     import altair as alt
 
-    axes = _varying(result)
+    table = result.predictions
+    # The conditions with more than one value; a compressor is its ratio if it is free.
+    axes: dict[str, Sequence[Any]] = {
+        axis: values for axis, values in table.axes.items() if len(values) > 1
+    }
+    if "codec" in axes and all(codec.is_free for codec in axes["codec"]):
+        axes["compression"] = axes.pop("codec")
     across = max(
         (each for each in CONDITIONS.values() if each.across),
         key=lambda each: (len(axes.get(each.axis, ())), each.across),
@@ -56,52 +74,48 @@ def _scaling_chart(result: WhatIf) -> alt.Chart:
             f"--plot: a picture shows {MOST_VARYING} conditions that vary, got {', '.join(axes)}"
         )
     colour = "run" if "run" in others else (others[0] if others else None)
-    facets = [axis for axis in others if axis != colour]
-    chart = alt.Chart(alt.Data(values=_points(result, [across, *others])))
+    # What was asked, and the curve between: straight lines would tell another story.
+    points = _rows(table, [across, *others], asked=True)
+    between = result.finer(across, CURVE_POINTS)
+    if between is not None:
+        points += _rows(between, [across, *others], asked=False)
+    chart = alt.Chart(alt.Data(values=points))
     chart = _lines(chart, across, axes.get(across, ()), colour, result)
-    if facets:
-        places = zip(("column", "row"), facets, strict=False)
-        chart = chart.facet(**{place: _panels(result, axis) for place, axis in places})
-    varying = set(axes)
+    facets = [axis for axis in others if axis != colour]
+    if facets:  # panels, in the order in which the values were given
+        panels = {
+            place: alt.Facet(
+                f"{axis}:N", title=None, sort=list(dict.fromkeys(_labels(table, axis)))
+            )
+            for place, axis in zip(("column", "row"), facets, strict=False)
+        }
+        chart = chart.facet(**panels)
+    fixed = [
+        condition.worded(table[axis][0])
+        for axis, condition in CONDITIONS.items()
+        if axis != "run" and axis not in axes and axis in table.names()
+        if table[axis][0] != condition.usual
+    ]
     modelled = [name for name, basis in result.basis.items() if basis == "modelled"]
-    lines = [_caption(result, varying), f"modelled: {', '.join(modelled)}" if modelled else ""]
+    lines = [", ".join(fixed), f"modelled: {', '.join(modelled)}" if modelled else ""]
     return titled(
         chart,
-        "Scaling factor" if "run" in varying else f"Scaling factor of {result['run'][0]}",
+        "Scaling factor" if "run" in axes else f"Scaling factor of {result['run'][0]}",
         [line for line in lines if line],
     )
-
-
-def _varying(result: WhatIf) -> dict[str, Sequence[Any]]:
-    """Return the conditions with more than one value; a compressor is its ratio if it is free."""
-    axes: dict[str, Sequence[Any]] = {
-        axis: each for axis, each in result.predictions.axes.items() if len(each) > 1
-    }
-    if "codec" in axes and all(each.is_free for each in axes["codec"]):
-        axes["compression"] = axes.pop("codec")
-    return axes
-
-
-def _points(result: WhatIf, columns: list[str]) -> list[dict[str, Any]]:
-    """Return what was asked, and the curve between: straight lines would tell another story."""
-    asked = _rows(result.predictions, columns, asked=True)
-    between = result.finer(columns[0], CURVE_POINTS)
-    return asked if between is None else asked + _rows(between, columns, asked=False)
 
 
 def _rows(table: Predictions, columns: list[str], *, asked: bool) -> list[dict[str, Any]]:
     """Return points as plain values; what separates lines and panels becomes text."""
     shown: dict[str, list[Any]] = {"scaling": table["scaling_factor"].tolist()}
     for number, name in enumerate(columns):
-        is_scale = number == 0 and CONDITIONS[name].scale is not None
-        shown[name] = _scaled(table, name) if is_scale else _labels(table, name)
+        scale = CONDITIONS[name].scale
+        if number == 0 and scale is not None:
+            shown[name] = [value * scale for value in table[name].tolist()]
+        else:
+            shown[name] = _labels(table, name)
     shown["asked"] = [asked] * len(table)
     return [dict(zip(shown, row, strict=True)) for row in zip(*shown.values(), strict=True)]
-
-
-def _scaled(table: Predictions, name: str) -> list[float]:
-    scale = CONDITIONS[name].scale or 1
-    return [value * scale for value in table[name].tolist()]
 
 
 def _labels(table: Predictions, name: str) -> list[str]:
@@ -120,65 +134,41 @@ def _label(name: str, value: Any) -> str:
 def _lines(
     chart: alt.Chart, across: str, values: Sequence[Any], colour: str | None, result: WhatIf
 ) -> alt.Chart:
+    """Draw a line of each colour, with a tick for each value that was asked, if they are few."""
     import altair as alt
 
+    condition = CONDITIONS[across]
+    if condition.scale is None:
+        axis = alt.Axis(labelAngle=-25, grid=True)  # names may be long
+        horizontal = alt.X(f"{across}:N", title=condition.title, sort=None, axis=axis)
+    else:
+        numbers = [float(getattr(value, "ratio", value)) * condition.scale for value in values]
+        is_wide = len(numbers) > 2 and max(numbers) > 12 * min(numbers) > 0
+        few = 0 < len(numbers) <= 12
+        horizontal = alt.X(
+            f"{across}:Q",
+            title=condition.title,
+            scale=alt.Scale(type="log" if is_wide else "linear", nice=False),
+            axis=alt.Axis(values=numbers, format=",.4~r") if few else alt.Axis(),
+        )
     encoding: dict[str, Any] = {
-        "x": _categories(across) if CONDITIONS[across].scale is None else _numbers(across, values),
+        "x": horizontal,
         "y": alt.Y("scaling:Q", title="scaling factor", scale=alt.Scale(domain=[0, 1], nice=False)),
         "tooltip": alt.Tooltip("scaling:Q", format=".4f"),
+        "color": alt.value(COLOURS[0]),
     }
     if colour:
         title = CONDITIONS[colour].title.partition(" (")[0]
         scale = alt.Scale(range=COLOURS)
         encoding["color"] = alt.Color(f"{colour}:N", title=title, sort=None, scale=scale)
-    else:
-        encoding["color"] = alt.value(COLOURS[0])
     dots = chart.mark_point(size=45, filled=True, opacity=1).encode(**encoding)
     layers = dots.transform_filter("datum.asked")
-    if (
-        CONDITIONS[across].scale is not None
-    ):  # between names there is nothing that a line could stand for
+    if condition.scale is not None:  # between names no line could stand for anything
         layers = chart.mark_line(strokeWidth=2.5).encode(**encoding) + layers
     if result.targets is not None:
-        layers += _target_rule(chart, result.targets.scaling_factor)
+        rule = chart.mark_rule(strokeDash=[5, 4], color=_INK, opacity=0.6)
+        layers += rule.encode(y=alt.datum(result.targets.scaling_factor))
     return layers.properties(width=460, height=290)
-
-
-def _panels(result: WhatIf, axis: str) -> alt.Facet:
-    """Split into panels, in the order in which the values were given."""
-    import altair as alt
-
-    shown = dict.fromkeys(_labels(result.predictions, axis))
-    return alt.Facet(f"{axis}:N", title=None, sort=list(shown))
-
-
-def _categories(across: str) -> alt.X:
-    import altair as alt
-
-    axis = alt.Axis(labelAngle=-25, grid=True)  # names may be long
-    return alt.X(f"{across}:N", title=CONDITIONS[across].title, sort=None, axis=axis)
-
-
-def _numbers(across: str, values: Sequence[Any]) -> alt.X:
-    """Make a horizontal axis with a tick for each value that was asked, if they are few."""
-    import altair as alt
-
-    scale = CONDITIONS[across].scale or 1
-    numbers = [float(getattr(value, "ratio", value)) * scale for value in values]
-    is_wide = len(numbers) > 2 and max(numbers) > 12 * min(numbers) > 0
-    few = 0 < len(numbers) <= 12
-    return alt.X(
-        f"{across}:Q",
-        title=CONDITIONS[across].title,
-        scale=alt.Scale(type="log" if is_wide else "linear", nice=False),
-        axis=alt.Axis(values=numbers, format=",.4~r") if few else alt.Axis(),
-    )
-
-
-def _target_rule(chart: alt.Chart, wanted: float) -> alt.Chart:
-    import altair as alt
-
-    return chart.mark_rule(strokeDash=[5, 4], color=_INK, opacity=0.6).encode(y=alt.datum(wanted))
 
 
 def titled(chart: alt.Chart, title: str, lines: Sequence[str]) -> alt.Chart:
@@ -207,34 +197,22 @@ def titled(chart: alt.Chart, title: str, lines: Sequence[str]) -> alt.Chart:
     )
 
 
-def _caption(result: WhatIf, varying: set[str]) -> str:
-    table = result.predictions
-    said = [
-        condition.worded(table[axis][0])
-        for axis, condition in CONDITIONS.items()
-        if axis != "run" and axis not in varying and axis in table.names()
-        if table[axis][0] != condition.usual
-    ]
-    return ", ".join(said)
-
-
 def save(chart: alt.Chart, path: Path) -> None:
-    """Write a picture in the format that its name ends in."""
+    """Write a picture in the format that its name ends in.
+
+    A page holds the code that draws the chart, and asks for nothing.
+    """
     ending = path.suffix.lower()
     with written(path) as beside:
         if ending == ".html":
-            beside.write_text(_page(chart), encoding="utf-8")
+            import vl_convert
+
+            # A name such as "</script>" would end the script early, so no "<" stays as it is.
+            drawing = json.dumps(chart.to_dict()).replace("<", "\\u003c")
+            code = vl_convert.javascript_bundle(_EXPORT)
+            beside.write_text(_PAGE.format(code=code, drawing=drawing), encoding="utf-8")
         else:
             chart.save(str(beside), format=ending[1:], **({"ppi": 180} if ending == ".png" else {}))
-
-
-def _page(chart: alt.Chart) -> str:
-    """Put the chart on a page of its own, with the code that draws it; it asks for nothing."""
-    import vl_convert
-
-    # A name such as "</script>" would end the script early, so no "<" stays as it is.
-    drawing = json.dumps(chart.to_dict()).replace("<", "\\u003c")
-    return _PAGE.format(code=vl_convert.javascript_bundle(_EXPORT), drawing=drawing)
 
 
 _EXPORT = "window.vegaEmbed = vegaEmbed;"

@@ -8,9 +8,9 @@ the same run of it (`importers/chrome.py`), but for samples and packets, which a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -31,7 +31,11 @@ _Event: TypeAlias = "dict[str, object]"
 def export(run: Run | str | Path, output: str | Path, *, replace: bool = False) -> tuple[str, ...]:
     """Write a run as a Chrome trace, for Perfetto, and return what is missing from it.
 
-    The file is there when it is whole; one that exists is replaced only if `replace` is given.
+    - `run`: a run, or the path of one or of a trace.
+    - `output`: the file. It is there when it is whole.
+    - `replace`: a file that exists is replaced.
+
+        fw.export("job.run", "job.trace.json")
     """
     place = Path(output)
     refuse_existing(place, replace)
@@ -65,14 +69,25 @@ def _events(run: Run, place: Path | None, gaps: list[Gap]) -> Iterator[_Event]:
     """Go through all events; what of a stored run cannot be read is noted."""
     threads = _Threads()
     for name, table in run.tables():
-        if name in _EVENTS:
-            for rows in read_rows(place, name, gaps) if place else _slices(table):
-                yield from _EVENTS[name](rows, threads)
-
-
-def _slices(table: Table) -> Iterator[Table]:
-    for first in range(0, len(table), _ROWS):
-        yield table.rows(np.arange(first, min(first + _ROWS, len(table))))
+        if name not in ("spans", "gradients", "collectives"):
+            continue
+        firsts = range(0, len(table), _ROWS)
+        slices = (table.rows(np.arange(n, min(n + _ROWS, len(table)))) for n in firsts)
+        for rows in read_rows(place, name, gaps) if place else slices:
+            for row in _drawn(rows):
+                thread, named = threads.of(row.rank, row.lane, row.start_ns, row.end_ns)
+                yield from named
+                is_moment = row.category == "gradient"
+                yield {
+                    **({"ph": "i", "s": "t"} if is_moment else {"ph": "X"}),
+                    "cat": row.category,
+                    "name": row.name,
+                    "pid": row.rank,
+                    "tid": thread,
+                    "ts": _us(row.start_ns),
+                    **({} if is_moment else {"dur": _us(row.end_ns - row.start_ns)}),
+                    "args": row.args,
+                }
 
 
 class _Threads:
@@ -103,72 +118,43 @@ def _naming(what: str, rank: int, thread: int, name: str) -> _Event:
     return {"ph": "M", "name": what, "pid": rank, "tid": thread, "args": {"name": name}}
 
 
-def _spans(table: Table, threads: _Threads) -> Iterator[_Event]:
-    assert isinstance(table, Spans)
-    for rank, step, lane, name, start_ns, end_ns in _in_order(table, table.start_ns):
-        shown_in = "steps" if (lane, name) == ("host", "step") else lane
-        thread, named = threads.of(rank, shown_in, start_ns, end_ns)
-        yield from named
-        yield {
-            "ph": "X",
-            "cat": "span",
-            "name": name,
-            "pid": rank,
-            "tid": thread,
-            "ts": _us(start_ns),
-            "dur": _us(end_ns - start_ns),
-            "args": {"step": step, "lane": lane},
-        }
+class _Drawn(NamedTuple):
+    """What an event is drawn from: a row of any table."""
+
+    category: str
+    name: str
+    rank: int
+    lane: str
+    start_ns: int
+    end_ns: int
+    args: dict[str, object]
 
 
-def _collectives(table: Table, threads: _Threads) -> Iterator[_Event]:
-    assert isinstance(table, Collectives)
-    for rank, step, number, group, op, dtype, size, issue_ns, start_ns, end_ns in _in_order(
-        table, table.issue_ns
-    ):
-        thread, named = threads.of(rank, "collectives", issue_ns, end_ns)
-        yield from named
-        yield {
-            "ph": "X",
-            "cat": "collective",
-            "name": op,
-            "pid": rank,
-            "tid": thread,
-            "ts": _us(issue_ns),
-            "dur": _us(end_ns - issue_ns),
-            "args": {
+def _drawn(table: Table) -> Iterator[_Drawn]:
+    """Go through the rows of a table by time."""
+    if isinstance(table, Spans):
+        for rank, step, lane, name, start_ns, end_ns in _in_order(table, table.start_ns):
+            shown_in = "steps" if (lane, name) == ("host", "step") else lane
+            args = {"step": step, "lane": lane}
+            yield _Drawn("span", name, rank, shown_in, start_ns, end_ns, args)
+    elif isinstance(table, Collectives):
+        for rank, step, number, group, op, dtype, size, issue_ns, start_ns, end_ns in _in_order(
+            table, table.issue_ns
+        ):
+            args = {
                 "step": step,
                 "sequence": number,
                 "group": group,
                 "dtype": dtype,
                 "bytes": size,
                 "queued_us": _us(start_ns - issue_ns),
-            },
-        }
-
-
-def _gradients(table: Table, threads: _Threads) -> Iterator[_Event]:
-    assert isinstance(table, Gradients)
-    for rank, step, order, size, ready_ns in _in_order(table, table.ready_ns):
-        thread, named = threads.of(rank, "gradients", ready_ns, ready_ns)
-        yield from named
-        yield {
-            "ph": "i",
-            "s": "t",
-            "cat": "gradient",
-            "name": "gradient",
-            "pid": rank,
-            "tid": thread,
-            "ts": _us(ready_ns),
-            "args": {"step": step, "order": order, "bytes": size},
-        }
-
-
-_EVENTS: Mapping[str, Callable[[Table, _Threads], Iterator[_Event]]] = {
-    "spans": _spans,
-    "gradients": _gradients,
-    "collectives": _collectives,
-}
+            }
+            yield _Drawn("collective", op, rank, "collectives", issue_ns, end_ns, args)
+    else:
+        assert isinstance(table, Gradients)
+        for rank, step, order, size, ready_ns in _in_order(table, table.ready_ns):
+            args = {"step": step, "order": order, "bytes": size}
+            yield _Drawn("gradient", "gradient", rank, "gradients", ready_ns, ready_ns, args)
 
 
 def _in_order(table: Table, time_ns: Whole) -> Iterator[tuple[Any, ...]]:

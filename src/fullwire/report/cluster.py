@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-import numpy as np
-
 from fullwire.clusters.cluster import (
     Cluster,
     LeafSpine,
@@ -32,8 +30,14 @@ def print_cluster(fabric: Cluster) -> None:
     for line in drawing(fabric):
         say(line)
     say("")
+    rows = []
+    for links in link_classes(fabric):
+        least, most = show_rate(links.slowest_bps), show_rate(links.fastest_bps)
+        rate = least if least == most else f"{least} to {most}"
+        payload, latency = f"{links.payload_share:.1%}", show_time(links.latency_s)
+        rows.append([links.kind, f"{links.count:,}", rate, payload, latency])
     heads = ["links", "how many", "line rate", "for payload", "latency"]
-    print_table(heads, list(_link_rows(fabric)), texts={"links"})
+    print_table(heads, rows, texts={"links"})
     for line in wrap(fabric.rests_on, _WIDE):
         say(line)
 
@@ -88,28 +92,43 @@ def network_words(network: Network) -> str:
     return f"{kind}, {nodes} a leaf, {network.oversubscription:g}:1{core}"
 
 
-def _link_rows(fabric: Cluster) -> Iterator[list[str]]:
-    for each in link_classes(fabric):
-        least, most = show_rate(each.slowest_bps), show_rate(each.fastest_bps)
-        yield [
-            each.kind,
-            f"{each.count:,}",
-            least if least == most else f"{least} to {most}",
-            f"{each.payload_share:.1%}",
-            show_time(each.latency_s),
-        ]
-
-
 def drawing(fabric: Cluster) -> Iterator[str]:
     """Draw the cluster from the top down, each row with a word about what it is."""
-    if isinstance(fabric.network, Torus):
-        yield from _torus(fabric.network)
+    network = fabric.network
+    if isinstance(network, Torus):
+        columns = some(network.columns, _MOST_CELLS)
+        for row in some(network.rows, _MOST_CELLS):
+            if row is None:
+                yield f"{'':{_LABEL}}   " + "    ".join("⋮".center(9) for _ in columns).rstrip()
+                continue
+            names = ["…" if n is None else f"node{row * network.columns + n}" for n in columns]
+            yield f"{'':{_LABEL}}╶─ " + " ── ".join(name.center(9) for name in names) + " ─╴"
+        yield f"{'':{_LABEL}}each row and each column is a ring"
     elif fabric.leaves:
         yield from _leaves(fabric)
     else:
-        yield from _one_switch(fabric)
+        cells = some(fabric.nodes, _MOST_CELLS)
+        by_rail = isinstance(network, LeafSpine) and network.by_rail and fabric.nics_per_node > 1
+        rails = f"{fabric.nics_per_node} switches, one for each rail"
+        yield _switch(rails if by_rail else "switch", cells)
+        yield _row("NICs", [_or_gap(cell, _strands(fabric.nics_per_node)) for cell in cells])
+        rate = f"{fabric.nics_per_node} x {show_rate(fabric.nics.rate_bps)}"
+        yield _row("", [_or_gap(each, rate) for each in cells])
+        yield _row("nodes", [_or_gap(each, f"node{each}") for each in cells])
     yield ""
-    yield from _node(fabric)
+    # One node: its devices as squares, below them the NIC that each of them uses.
+    shown = some(fabric.devices_per_node, _MOST_IN_ROW)
+    if fabric.inside is not None:
+        joined = "a switch in the node" if fabric.inside.kind == "switch" else "PCIe"
+        yield _labelled("each node", f"{joined}, {show_rate(fabric.inside.rate_bps)} a device")
+        yield _labelled("", "┬───" * (len(shown) - 1) + "┬")
+    squares = [" … " if each is None else "▣   " for each in shown]
+    yield _labelled("each node" if fabric.inside is None else "", "".join(squares).rstrip())
+    if isinstance(network, Torus) or not len(fabric.nic_of_device):
+        yield _labelled("NICs", "east, west, south, north, of every device")
+    else:
+        places = [f"{'…' if each is None else fabric.nic_of_device[each]:<4}" for each in shown]
+        yield _labelled("NIC", "".join(places).rstrip())
 
 
 def some(count: int, most: int) -> list[int | None]:
@@ -120,102 +139,49 @@ def some(count: int, most: int) -> list[int | None]:
 
 
 def _leaves(fabric: Cluster) -> Iterator[str]:
+    """Draw the spine, or the core over a spine in each pod, and leaves with their nodes below."""
     network = fabric.network
     assert isinstance(network, LeafSpine)
-    cells = some(-(-fabric.nodes // network.nodes_per_leaf), _MOST_CELLS)
-    ports = network.nodes_per_leaf * (1 if network.by_rail else fabric.nics_per_node)
-    width = _CELL * len(cells)
-    yield from _spines(fabric, width)
-    uplink = show_rate(fabric.uplink_rate_bps)
-    yield _row("uplinks", [_or_gap(cell, "┃") for cell in cells])
-    narrow = " ◀" if network.oversubscription > 1 else ""
-    over = f"{network.oversubscription:g}:1"
-    yield _row(over, [_or_gap(each, uplink) for each in cells]) + narrow
-    yield _row("leaves", [_or_gap(each, f"[{_leaf_words(fabric, each)}]") for each in cells])
-    down = f"{ports} x {show_rate(fabric.nics.rate_bps)}"
-    yield _row("NICs", [_or_gap(each, _strands(ports)) for each in cells])
-    yield _row("", [_or_gap(each, down) for each in cells])
-    yield _row("nodes", [_or_gap(each, _nodes_of(fabric, each)) for each in cells])
-
-
-def _spines(fabric: Cluster, width: int) -> Iterator[str]:
-    """Draw the spine, or the core, what goes up to it, and that each pod has a spine."""
-    network = fabric.network
-    title = " core " if fabric.pods else " spine "
-    yield _row("", ["╔" + title.center(width - 2, "═") + "╗"], width)
+    leaves = some(-(-fabric.nodes // network.nodes_per_leaf), _MOST_CELLS)
+    yield _switch("core" if fabric.pods else "spine", leaves)
     if fabric.pods:
-        assert isinstance(network, LeafSpine)
+        width = _CELL * len(leaves)
         ratio = f"{network.core_oversubscription:g}:1"
         narrow = " ◀" if network.core_oversubscription > 1 else ""
         yield _row(ratio, [f"{show_rate(fabric.core_rate_bps)} up from each pod"], width) + narrow
         yield _row("pods", [f"a spine over every {network.leaves_per_pod} leaves"], width)
+    ports = network.nodes_per_leaf * (1 if network.by_rail else fabric.nics_per_node)
+    uplink = show_rate(fabric.uplink_rate_bps)
+    yield _row("uplinks", [_or_gap(leaf, "┃") for leaf in leaves])
+    narrow = " ◀" if network.oversubscription > 1 else ""
+    over = f"{network.oversubscription:g}:1"
+    yield _row(over, [_or_gap(leaf, uplink) for leaf in leaves]) + narrow
+    names, nodes = [], []
+    for leaf in leaves:
+        if leaf is None:
+            names.append("…")
+            nodes.append("…")
+            continue
+        rails = f"leaf{leaf}.rail0-{fabric.nics_per_node - 1}"
+        names.append(f"[{rails if network.by_rail else leaf_name(fabric, leaf)}]")
+        first = leaf * network.nodes_per_leaf
+        last = min(first + network.nodes_per_leaf, fabric.nodes) - 1
+        nodes.append(f"node{first}" if first == last else f"node{first}-{last}")
+    yield _row("leaves", names)
+    down = f"{ports} x {show_rate(fabric.nics.rate_bps)}"
+    yield _row("NICs", [_or_gap(leaf, _strands(ports)) for leaf in leaves])
+    yield _row("", [_or_gap(leaf, down) for leaf in leaves])
+    yield _row("nodes", nodes)
 
 
-def _leaf_words(fabric: Cluster, group: int | None) -> str:
-    network = fabric.network
-    assert isinstance(network, LeafSpine)
-    if group is None:
-        return ""
-    if not network.by_rail:
-        return leaf_name(fabric, group)
-    return f"leaf{group}.rail0-{fabric.nics_per_node - 1}"
-
-
-def _nodes_of(fabric: Cluster, group: int | None) -> str:
-    if group is None:
-        return ""
-    assert isinstance(fabric.network, LeafSpine)
-    first = group * fabric.network.nodes_per_leaf
-    last = min(first + fabric.network.nodes_per_leaf, fabric.nodes) - 1
-    return f"node{first}" if first == last else f"node{first}-{last}"
-
-
-def _one_switch(fabric: Cluster) -> Iterator[str]:
-    cells = some(fabric.nodes, _MOST_CELLS)
+def _switch(title: str, cells: Sequence[int | None]) -> str:
+    """Draw what spans all cells."""
     width = _CELL * len(cells)
-    rails = fabric.nics_per_node if isinstance(fabric.network, LeafSpine) else 1
-    by_rail = isinstance(fabric.network, LeafSpine) and fabric.network.by_rail and rails > 1
-    title = f" {rails} switches, one for each rail " if by_rail else " switch "
-    yield _row("", ["╔" + title.center(width - 2, "═") + "╗"], width)
-    yield _row("NICs", [_or_gap(cell, _strands(fabric.nics_per_node)) for cell in cells])
-    rate = f"{fabric.nics_per_node} x {show_rate(fabric.nics.rate_bps)}"
-    yield _row("", [_or_gap(each, rate) for each in cells])
-    yield _row("nodes", [_or_gap(each, f"node{each}") for each in cells])
+    return _row("", ["╔" + f" {title} ".center(width - 2, "═") + "╗"], width)
 
 
 def _strands(count: int) -> str:
     return "│" * count if count <= _MOST_STRANDS else "│" * (_MOST_STRANDS - 2) + "…│"
-
-
-def _torus(torus: Torus) -> Iterator[str]:
-    columns = some(torus.columns, _MOST_CELLS)
-    for row in some(torus.rows, _MOST_CELLS):
-        if row is None:
-            yield f"{'':{_LABEL}}   " + "    ".join("⋮".center(9) for _ in columns).rstrip()
-            continue
-        names = [
-            "…" if column is None else f"node{row * torus.columns + column}" for column in columns
-        ]
-        yield f"{'':{_LABEL}}╶─ " + " ── ".join(name.center(9) for name in names) + " ─╴"
-    yield f"{'':{_LABEL}}each row and each column is a ring"
-
-
-def _node(fabric: Cluster) -> Iterator[str]:
-    """Draw one node: its devices as squares, below them the NIC that each of them uses."""
-    per_node = fabric.devices_per_node
-    shown = some(per_node, _MOST_IN_ROW)
-    if fabric.inside is not None:
-        joined = "a switch in the node" if fabric.inside.kind == "switch" else "PCIe"
-        yield _labelled("each node", f"{joined}, {show_rate(fabric.inside.rate_bps)} a device")
-        yield _labelled("", "┬───" * (len(shown) - 1) + "┬")
-    squares = [" … " if each is None else "▣   " for each in shown]
-    yield _labelled("each node" if fabric.inside is None else "", "".join(squares).rstrip())
-    nics = np.zeros(0, np.int64) if isinstance(fabric.network, Torus) else fabric.nic_of_device
-    if len(nics):
-        places = [f"{'…' if each is None else nics[each]:<4}" for each in shown]
-        yield _labelled("NIC", "".join(places).rstrip())
-    else:
-        yield _labelled("NICs", "east, west, south, north, of every device")
 
 
 def _labelled(label: str, text: str) -> str:

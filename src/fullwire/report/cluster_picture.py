@@ -33,9 +33,9 @@ _FULL = 0.6  # of a leaf's room: as wide as all that comes up to it
 
 def plot_cluster(fabric: Cluster, path: Path) -> None:
     """Draw a cluster as PNG, SVG or HTML, by the ending of the file's name."""
+    check_plot_path(path)
     import altair as alt
 
-    check_plot_path(path)
     network = _Sheet()
     if isinstance(fabric.network, Torus):
         _draw_torus(network, fabric, fabric.network)
@@ -118,6 +118,7 @@ class _Sheet:
 
 
 def _draw_leaves(sheet: _Sheet, fabric: Cluster) -> None:
+    """Draw the spine, the uplinks of each leaf, and the leaf, or its rails, over its nodes."""
     network = fabric.network
     assert isinstance(network, LeafSpine)
     sheet.box(0, _SPINE[0], _WIDE, _SPINE[1], _PALE, _LINE)
@@ -130,22 +131,40 @@ def _draw_leaves(sheet: _Sheet, fabric: Cluster) -> None:
     sheet.word(10, sum(_SPINE) / 2, over, align="left", colour=colour, size=12)
     groups = some(-(-fabric.nodes // network.nodes_per_leaf), _MOST_LEAVES)
     room = _WIDE / len(groups)
-    uplink = show_rate(fabric.uplink_rate_bps)
+    full = _FULL * room
+    rails = min(fabric.nics_per_node, _MOST_RAILS) if network.by_rail else 1
+    wide = full / max(network.oversubscription, 1) / rails
+    half = _SPINE[1] + (_LEAF - _SPINE[1]) / 2
     for place, group in enumerate(groups):
         middle = (place + 0.5) * room
         if group is None:
             sheet.word(middle, (_LEAF + _NODE) / 2, "…", size=20)
             continue
-        full = _FULL * room
-        rails = min(fabric.nics_per_node, _MOST_RAILS) if network.by_rail else 1
-        wide = full / max(network.oversubscription, 1) / rails
         for rail in range(rails):
             x = middle + (rail - (rails - 1) / 2) * full / rails
             sheet.band(x, _SPINE[1], _LEAF, wide - (2.5 if rails > 1 else 0), colour)
-        half = _SPINE[1] + (_LEAF - _SPINE[1]) / 2
         sheet.box(middle - 34, half - 9, middle + 34, half + 9, "white", "white")
-        sheet.word(middle, half, uplink, colour=colour)
-        _draw_leaf(sheet, fabric, group, middle, room)
+        sheet.word(middle, half, show_rate(fabric.uplink_rate_bps), colour=colour)
+        left, right = middle - 0.44 * room, middle + 0.44 * room
+        if network.by_rail:
+            below = _rails(sheet, fabric, left, right)
+        else:
+            below = _LEAF + 24
+            sheet.box(left, _LEAF, right, below, _PALE, _LINE)
+            sheet.word(middle, _LEAF + 12, f"leaf{group}", size=12)
+        first = group * network.nodes_per_leaf
+        count = min(network.nodes_per_leaf, fabric.nodes - first)
+        shown = some(count, _MOST_IN_LEAF)
+        step = (right - left) / len(shown)
+        link = min(_FULL * room / count, 0.8 * step) if len(shown) == count else 0.5 * step
+        for position, number in enumerate(shown):
+            x = left + (position + 0.5) * step
+            if number is None:
+                sheet.word(x, _NODE + 10, "…", size=14)
+            else:
+                _draw_host(sheet, fabric, first + number, (x, step), below, link)
+        named = f"node{first}" if count == 1 else f"node{first} to {first + count - 1}"
+        sheet.word(middle, _NODE + 34, named)
     if fabric.pods:
         _draw_core(sheet, fabric, network)
 
@@ -172,33 +191,6 @@ def _draw_core(sheet: _Sheet, fabric: Cluster, network: LeafSpine) -> None:
         f"uplinks {network.core_oversubscription:g}:1 from pods of {network.leaves_per_pod} leaves"
     )
     sheet.word(10, sum(_SPINE) / 2, over, align="left", colour=colour, size=12)
-
-
-def _draw_leaf(sheet: _Sheet, fabric: Cluster, group: int, middle: float, room: float) -> None:
-    """Draw one leaf, or the rails of one group of nodes, and the nodes below."""
-    network = fabric.network
-    assert isinstance(network, LeafSpine)
-    left, right = middle - 0.44 * room, middle + 0.44 * room
-    first = group * network.nodes_per_leaf
-    count = min(network.nodes_per_leaf, fabric.nodes - first)
-    if network.by_rail:
-        below = _rails(sheet, fabric, left, right)
-    else:
-        below = _LEAF + 24
-        sheet.box(left, _LEAF, right, below, _PALE, _LINE)
-        sheet.word(middle, _LEAF + 12, f"leaf{group}", size=12)
-    shown = some(count, _MOST_IN_LEAF)
-    step = (right - left) / len(shown)
-    for place, number in enumerate(shown):
-        x = left + (place + 0.5) * step
-        if number is None:
-            sheet.word(x, _NODE + 10, "…", size=14)
-            continue
-        wide = min(_FULL * room / count, 0.8 * step) if len(shown) == count else 0.5 * step
-        _draw_host(sheet, fabric, first + number, (x, step), below, wide)
-    last = first + count - 1
-    named = f"node{first}" if count == 1 else f"node{first} to {last}"
-    sheet.word(middle, _NODE + 34, named)
 
 
 def _rails(sheet: _Sheet, fabric: Cluster, left: float, right: float) -> float:
@@ -325,22 +317,17 @@ def _draw_node(sheet: _Sheet, fabric: Cluster) -> None:
         of_nic.setdefault(nic, []).append(x)
         sheet.box(x - 20, 78, x + 20, 106, "white", _INK)
         sheet.word(x, 92, str(device))
-    for nic, places in of_nic.items():
-        _draw_nic(sheet, fabric, nic, places, step)
-
-
-def _draw_nic(sheet: _Sheet, fabric: Cluster, nic: int, places: list[float], step: float) -> None:
-    """Draw a NIC below the devices that use it."""
-    middle = sum(places) / len(places)
-    colour = _RAIL_COLOURS[nic % len(_RAIL_COLOURS)] if nic >= 0 else _BLUE
-    for x in places:
-        sheet.band(x, 106, 130, 2, colour)
-    if len(places) > 1:
-        sheet.box(min(places), 129, max(places), 131, colour)
-    sheet.band(middle, 130, 146, 4, colour)
-    name = "east, west, south, north" if nic < 0 else f"nic{nic}"
-    half = max(min(step / 2 - 5, 40), 20) if nic >= 0 else 90
-    sheet.box(middle - half, 146, middle + half, 168, "white", colour)
-    sheet.word(middle, 157, name)
-    if step > 60 or nic < 0 or len(places) > 1:
-        sheet.word(middle, 182, show_rate(fabric.nics.rate_bps), colour=colour)
+    for nic, places in of_nic.items():  # below the devices that use it
+        middle = sum(places) / len(places)
+        colour = _RAIL_COLOURS[nic % len(_RAIL_COLOURS)] if nic >= 0 else _BLUE
+        for x in places:
+            sheet.band(x, 106, 130, 2, colour)
+        if len(places) > 1:
+            sheet.box(min(places), 129, max(places), 131, colour)
+        sheet.band(middle, 130, 146, 4, colour)
+        name = "east, west, south, north" if nic < 0 else f"nic{nic}"
+        half = max(min(step / 2 - 5, 40), 20) if nic >= 0 else 90
+        sheet.box(middle - half, 146, middle + half, 168, "white", colour)
+        sheet.word(middle, 157, name)
+        if step > 60 or nic < 0 or len(places) > 1:
+            sheet.word(middle, 182, show_rate(fabric.nics.rate_bps), colour=colour)

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import cast
 
 from fullwire.findings.audit.capture import capture_audit
-from fullwire.run.gaps import Gap
-from fullwire.run.run import Hosts, Links, Run
+from fullwire.run.run import Hosts, Links
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
 from fullwire.timeline.summary import (
-    Summary,
     Windows,
     links_in_use,
     processor_use,
@@ -31,69 +29,46 @@ def recording_lines(path: Path) -> Iterator[str]:
     windows = Windows(every_nth_step=1 + collectives // MOST_COLLECTIVES)
     parts = read_parts(path, only=("spans", "collectives"))
     summary = summarised(windows.seen_in(parts))
-    yield f"fullwire: {_ranks(summary.ranks)}, {_steps(summary)}"
+    ranks = f"{summary.ranks} rank{'' if summary.ranks == 1 else 's'}"
+    if summary.step_s is None or summary.step_low_s is None or summary.step_high_s is None:
+        yield f"fullwire: {ranks}, no steps"
+    else:
+        yield (
+            f"fullwire: {ranks}, {summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
+            f"{show_time(summary.step_s)} (median; 8 in 10 from {show_time(summary.step_low_s)} to "
+            f"{show_time(summary.step_high_s)})"
+        )
     if summary.exposed_s is not None and summary.step_s and summary.mean_step_s:
         yield (
             f"  communication  {show_bytes(summary.collective_bytes or 0)} a step on each rank, "
             f"exposed for {show_time(summary.exposed_s)} "
             f"({summary.exposed_s / summary.mean_step_s:.0%} of the step)"
         )
-        yield from _in_use(run, path, windows, gaps)
-        yield f"  recorder       {_own_cost(run, summary.step_s)}"
-    yield from _packets(run, path)
-    if run.facts.dilation is not None:
-        yield f"  undilated      all times; the job ran {run.facts.dilation:g} times slower"
-    yield f"  written        {path}" + (", PARTIAL:" if gaps else "")
-    for gap in gaps:
-        yield f"    {gap}"
-
-
-def _in_use(run: Run, path: Path, windows: Windows, gaps: list[Gap]) -> Iterator[str]:
-    """Say how much of links and processors was in use, as far as it was sampled."""
-    samples = cast(Iterator[Links], read_rows(path, "links", gaps))
-    links = [link for link in links_in_use(run, samples, windows) if link.in_steps is not None]
-    if links:
-        busiest = max(links, key=lambda link: link.in_steps or 0)
-        while_outstanding = (
-            ""
-            if busiest.while_communicating is None
-            else f", {busiest.while_communicating:.0%} while communication was outstanding"
-        )
-        yield (
-            f"  links          {busiest.in_steps:.0%} of {show_rate(busiest.line_rate_bps)} used"
-            f"{while_outstanding} ({busiest.host}, the busiest of {len(links)})"
-        )
-    in_use = processor_use(cast(Iterator[Hosts], read_rows(path, "hosts", gaps)), windows)
-    if in_use is not None:
-        yield f"  processors     {in_use:.0%} in use on average"
-
-
-def _packets(run: Run, path: Path) -> Iterator[str]:
-    """Say whether the capture has all packets, as far as anybody counted them."""
+        # How much of links and processors was in use, as far as it was sampled.
+        samples = cast(Iterator[Links], read_rows(path, "links", gaps))
+        links = [each for each in links_in_use(run, samples, windows) if each.in_steps is not None]
+        if links:
+            busiest = max(links, key=lambda link: link.in_steps or 0)
+            used = f"{busiest.in_steps:.0%} of {show_rate(busiest.line_rate_bps)} used"
+            if busiest.while_communicating is not None:
+                used += f", {busiest.while_communicating:.0%} while communication was outstanding"
+            yield f"  links          {used} ({busiest.host}, the busiest of {len(links)})"
+        in_use = processor_use(cast(Iterator[Hosts], read_rows(path, "hosts", gaps)), windows)
+        if in_use is not None:
+            yield f"  processors     {in_use:.0%} in use on average"
+        cost_s, share = run.facts.recorder_s, run.facts.sampler_share
+        own_cost = "its own cost is unknown: no process closed its recording"
+        if cost_s is not None:
+            own_cost = f"{show_time(cost_s)} of CPU time in a step ({cost_s / summary.step_s:.2%})"
+        sampler = f"; sampler {share:.2%} of a processor" if share is not None else ""
+        yield f"  recorder       {own_cost}{sampler}"
     captured, dropped = run.facts.captured_packets, run.facts.dropped_packets
     if captured is not None:
         yield f"  packets        {captured:,} captured, {dropped or 'none'} dropped"
         for finding in capture_audit(read_run(path, only=("links",))):
             yield f"                 {in_words(finding)}"
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank" if count == 1 else f"{count} ranks"
-
-
-def _steps(summary: Summary) -> str:
-    if summary.step_s is None or summary.step_low_s is None or summary.step_high_s is None:
-        return "no steps"
-    return (
-        f"{summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
-        f"{show_time(summary.step_s)} (median; 8 in 10 from {show_time(summary.step_low_s)} to "
-        f"{show_time(summary.step_high_s)})"
-    )
-
-
-def _own_cost(run: Run, step_s: float) -> str:
-    cost_s, share = run.facts.recorder_s, run.facts.sampler_share
-    sampler = f"; sampler {share:.2%} of a processor" if share is not None else ""
-    if cost_s is None:
-        return f"its own cost is unknown: no process closed its recording{sampler}"
-    return f"{show_time(cost_s)} of CPU time in a step ({cost_s / step_s:.2%}){sampler}"
+    if run.facts.dilation is not None:
+        yield f"  undilated      all times; the job ran {run.facts.dilation:g} times slower"
+    yield f"  written        {path}" + (", PARTIAL:" if gaps else "")
+    for gap in gaps:
+        yield f"    {gap}"

@@ -6,16 +6,19 @@ rather than sent to the terminal.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from fullwire.simulation.conditions import CONDITIONS
 from fullwire.units import show_bytes, show_rate, show_time, visible
+from fullwire.words import sentence, sentences
 
 if TYPE_CHECKING:
-    from fullwire.answers.search import Best, Instead
+    from fullwire.answers.audited import AuditedTraffic
     from fullwire.answers.whatif import WhatIf
     from fullwire.collectives.playing import CollectiveTime
     from fullwire.run.run import Run
@@ -26,6 +29,14 @@ _TUNED_SAID = 4  # clusters of which it is said what the tuner takes
 _RANKS_SAID = 4  # of a fact that each rank has
 MOST_ROWS = 400  # a terminal scrolls; beyond this a file serves better
 _BAR = 10
+_MEASURES = {
+    "step_s": "step",
+    "scaling_factor": "scaling factor",
+    "network_utilization": "network used",
+}
+_MOST_HOSTS = 16  # a matrix of more does not fit a terminal; the JSON has it
+_MOST_EDGES = 12
+_MOST_COLLECTIVES = 24
 
 
 def print_whatif(result: WhatIf, best: int | None = None) -> None:
@@ -55,45 +66,65 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
         for row, (low_s, high_s) in zip(rows, ends, strict=True):
             row.insert(place, "" if isnan(low_s) else f"{show_time(low_s)} to {show_time(high_s)}")
     print_table(headings, rows, texts={"run", "buckets", "interval"} & set(headings))
-    if chosen:
-        _print_worth(result, chosen)
+    if chosen:  # of the first of each run: what changing one of its conditions would do
+        from fullwire.answers.search import NEAR
+
+        say(
+            f"The best of {len(table):,}; what is within {NEAR:.0%} counts as equal, cheaper first."
+        )
+        first = {str(table["run"][each.row]): each for each in reversed(chosen)}
+        for run, top in reversed(first.items()):
+            worth = []
+            for one in top.instead:
+                value = one.instead if isinstance(one.instead, int | float) else str(one.instead)
+                worth.append(f"{CONDITIONS[one.condition].worded(value)}: {one.change:+.1%}")
+            instead = f" Instead {', '.join(worth)}." if worth else ""
+            say(f"{run}: {top.speedup:.4g} times the speed of one worker.{instead}")
     elif len(table) > MOST_ROWS:
         say(f"... and {len(table) - MOST_ROWS:,} more rows: --format csv prints them all")
     print_sentences_of(result.tuner[:_TUNED_SAID])
     print_notes(result.warnings)
 
 
-def _print_worth(result: WhatIf, chosen: Sequence[Best]) -> None:
-    """Say of the first of each run what changing one of its conditions would do."""
-    from fullwire.answers.search import NEAR
+def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, object]]:
+    """Tell the conditions that vary, which become columns, from those said once above."""
+    varying: list[str] = []
+    fixed: dict[str, object] = {}
+    for axis, values in result.predictions.axes.items():
+        names = [axis]
+        if axis == "codec":
+            costs = any(not codec.is_free for codec in values)
+            names = ["compression", "codec"] if costs else ["compression"]
+        if len(values) > 1:
+            varying += names
+        else:
+            fixed |= {name: result.predictions[name][0] for name in names}
+    return varying, fixed
 
-    table = result.predictions
-    say(f"The best of {len(table):,}; what is within {NEAR:.0%} counts as equal, cheaper first.")
-    first = {str(table["run"][each.row]): each for each in reversed(chosen)}
-    for run, each in reversed(first.items()):
-        worth = ", ".join(_worth(one) for one in each.instead)
-        instead = f" Instead {worth}." if worth else ""
-        say(f"{run}: {each.speedup:.4g} times the speed of one worker.{instead}")
 
-
-def _worth(one: Instead) -> str:
-    """Say what another value of one condition would change."""
-    value = one.instead if isinstance(one.instead, int | float) else str(one.instead)
-    return f"{CONDITIONS[one.condition].worded(value)}: {one.change:+.1%}"
+def _cell(name: str, value: Any) -> str:
+    if name in CONDITIONS:
+        return CONDITIONS[name].show(value)
+    if name == "step_s":
+        return show_time(value)
+    if name == "network_utilization":
+        return f"{value:.1%}"
+    # A bar beside the number; its last block is as wide as eighths of a character allow.
+    whole, eighths = divmod(round(max(0.0, min(value, 1.0)) * _BAR * 8), 8)
+    bar = "█" * whole + (" ▏▎▍▌▋▊▉"[eighths] if eighths else "")
+    return f"{value:.4f} {bar.ljust(_BAR)}"
 
 
 def print_sentences_of(findings: Sequence[Told]) -> None:
     """Print findings, a sentence each."""
-    from fullwire.words import sentences
-
     for line in sentences(findings):
         say(line)
 
 
-def print_sentences(sentences: Iterable[str]) -> None:
+def print_sentences(lines: Iterable[str]) -> None:
     """Print what was found out, a sentence for each case."""
-    for sentence in sentences:
-        say(sentence)
+    for line in lines:
+        say(line)
     say("")
 
 
@@ -138,22 +169,27 @@ def print_workloads(loads: Sequence[Workload]) -> None:
     say("")
     if len(loads) == 1:
         from fullwire.findings.memory import memory_finding  # here: other tables need no numpy
-        from fullwire.words import sentence
 
         say(sentence(memory_finding(loads[0])))
 
 
 def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
     """Print what is in a run: where it comes from, facts, tables, completeness."""
+    from fullwire.run.run import TABLES  # here: other tables are printed without numpy
+
     origin, basis = run.provenance.origin, run.provenance.basis
     rests = "" if basis == "measured" or origin == "modelled" else f", resting on {basis} times"
     say(f"{name}: {origin} from {run.provenance.source}{rests}")
     say("complete" if run.complete else "PARTIAL:")
-    for sentence in run.missing:
-        say(f"  {sentence}")
+    for gap in run.missing:
+        say(f"  {gap}")
     say("")
     print_table(["fact", "value", "meaning"], fact_rows(run), texts={"fact", "value", "meaning"})
-    print_table(["table", "rows", "columns"], _table_rows(rows), texts={"table", "columns"})
+    tables = [
+        [table, f"{count:,}", ", ".join(TABLES[table].column_types())]
+        for table, count in rows.items()
+    ]
+    print_table(["table", "rows", "columns"], tables, texts={"table", "columns"})
 
 
 def print_collective(result: CollectiveTime) -> None:
@@ -175,57 +211,103 @@ def print_collective(result: CollectiveTime) -> None:
     print_table(["bytes", "cheapest", *names], rows, texts={"cheapest"})
 
 
-_MEASURES = {
-    "step_s": "step",
-    "scaling_factor": "scaling factor",
-    "network_utilization": "network used",
-}
+def print_traffic(result: AuditedTraffic) -> None:
+    """Print what packets say, who sent what, one iteration, and the audit."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    for line in wrap(" ".join(sentences(result.story)), width):
+        say(line)
+    say("")
+    if len(result.hosts) <= _MOST_HOSTS:
+        sent = zip(
+            result.hosts,
+            result.matrix_payload_bytes.tolist(),
+            result.matrix_wire_bytes.tolist(),
+            strict=True,
+        )
+        rows = [
+            [host, *(show_bytes(size) if size else "" for size in row), show_bytes(sum(wire))]
+            for host, row, wire in sent
+        ]
+        corner = "payload from \\ to"
+        print_table([corner, *result.hosts, "sent on the wire"], rows, texts={corner})
+    busy = dict(zip(result.hosts, result.busy_fractions.tolist(), strict=True))
+    rows = [
+        [
+            f"{edge.source} -> {edge.target}",
+            str(edge.connections),
+            f"{busy[edge.source]:.0%}",
+            *(
+                "" if time_s is None else show_time(time_s)
+                for time_s in (edge.rtt_least_s, edge.rtt_median_s, edge.rtt_long_s)
+            ),
+            f"{edge.bursts}",
+            show_bytes(edge.burst_bytes),
+            f"{edge.sent_again:.2%}",
+        ]
+        for edge in result.edges[:_MOST_EDGES]
+    ]
+    times = ["rtt least", "median", "95%"]
+    headings = ["edge", "flows", "sender busy", *times, "bursts", "of", "sent again"]
+    print_table(headings, rows, texts={"edge"})
+    _print_iterations(result)
+    _print_audit(result, width)
+    print_notes(f"PARTIAL: {warning}" for warning in result.warnings)
 
 
-def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, object]]:
-    """Tell the conditions that vary, which become columns, from those said once above."""
-    varying: list[str] = []
-    fixed: dict[str, object] = {}
-    for axis, values in result.predictions.axes.items():
-        names = _columns_of(axis, values)
-        if len(values) > 1:
-            varying += names
-        else:
-            fixed |= {name: result.predictions[name][0] for name in names}
-    return varying, fixed
+def _print_iterations(result: AuditedTraffic) -> None:
+    """Print an iteration of each training that was told apart, or of the only one."""
+    from fullwire.packets.usual_iteration import usual_iteration
+
+    for group in result.groups:
+        _print_iterations(group)
+    usual = None if result.groups else usual_iteration(result)
+    if usual is None:
+        return
+    say(f"iteration {usual.number}, as its collectives:")
+    rows = []
+    for collective in usual.collectives[:_MOST_COLLECTIVES]:
+        last = collective.last_to_come
+        came_s = 0.0 if last is None else collective.came_s[last] or 0.0
+        rows.append(
+            [
+                collective.op,
+                str(collective.sequence),
+                "" if collective.bytes is None else show_bytes(collective.bytes),
+                f"{collective.data_s * 1e3:.2f}",
+                f"{collective.end_s * 1e3:.2f}",
+                "" if last is None else f"{result.hosts[last]} at {came_s * 1e3:.2f}",
+            ]
+        )
+    headings = ["collective", "number", "bytes", "data from (ms)", "to", "last to come"]
+    print_table(headings, rows, texts={"collective", "last to come"})
 
 
-def _columns_of(axis: str, values: Sequence[object]) -> list[str]:
-    if axis != "codec":
-        return [axis]
-    costly = [value for value in values if not value.is_free]  # type: ignore[attr-defined]
-    return ["compression", "codec"] if costly else ["compression"]
+def _print_audit(result: AuditedTraffic, width: int) -> None:
+    from fullwire.findings.traffic import training
 
-
-def _cell(name: str, value: Any) -> str:
-    if name in CONDITIONS:
-        return CONDITIONS[name].show(value)
-    if name == "step_s":
-        return show_time(value)
-    return f"{value:.4f} {_bar(value)}" if name == "scaling_factor" else f"{value:.1%}"
-
-
-def _bar(share: float) -> str:
-    """Draw a share of one; the last block is as wide as eighths of a character allow."""
-    eighths = round(max(0.0, min(share, 1.0)) * _BAR * 8)
-    partial = " ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else ""
-    return ("█" * (eighths // 8) + partial).ljust(_BAR)
+    for finding in result.audit:
+        for number, line in enumerate(wrap(finding, width - 4)):
+            say(f"  {'  ' if number else ''}{line}")
+    for group in result.groups:
+        say(f"of {sentence(training(group))}:")
+        _print_audit(group, width)
 
 
 def fact_rows(run: Run) -> list[list[str]]:
     """Return the facts of a run as name, value and meaning."""
     from fullwire.run.facts import REGISTRY
 
+    shows: Mapping[str, Callable[[float], str]]
+    shows = {"bit/s": show_rate, "s": show_time, "B": show_bytes}
     rows = []
     for name, value in run.facts.known().items():
         unit = REGISTRY[name].unit
         if isinstance(value, tuple):
-            shown = _points_cell(value, unit)
+            # What each rank has; of many ranks, or of what is no rank's, only how many.
+            shown = f"{len(value)} points {unit}"
+            if unit.startswith("(rank,") and len(value) <= _RANKS_SAID:
+                show = shows[unit.removeprefix("(rank, ").removesuffix(")")]
+                shown = ", ".join(f"rank {rank:g}: {show(amount)}" for rank, amount in value)
         elif name.endswith("_bps") and isinstance(value, float):
             shown = show_rate(value)
         elif name.endswith("_s") and isinstance(value, float):
@@ -236,28 +318,10 @@ def fact_rows(run: Run) -> list[list[str]]:
     return rows
 
 
-def _points_cell(points: Sequence[tuple[float, float]], unit: str) -> str:
-    """Print what each rank has; of many ranks, or of what is no rank's, only how many."""
-    if not unit.startswith("(rank,") or len(points) > _RANKS_SAID:
-        return f"{len(points)} points {unit}"
-    shows: Mapping[str, Callable[[float], str]]
-    shows = {"bit/s": show_rate, "s": show_time, "B": show_bytes}
-    show = shows[unit.removeprefix("(rank, ").removesuffix(")")]
-    return ", ".join(f"rank {rank:g}: {show(amount)}" for rank, amount in points)
-
-
-def _table_rows(rows: Mapping[str, int]) -> list[list[str]]:
-    from fullwire.run.run import TABLES  # here: other tables are printed without numpy
-
-    return [
-        [name, f"{count:,}", ", ".join(TABLES[name].column_types())] for name, count in rows.items()
-    ]
-
-
-def print_notes(sentences: Iterable[str]) -> None:
+def print_notes(notes: Iterable[str]) -> None:
     """Print what there is to know about an answer, a line each."""
-    for sentence in sentences:
-        say(f"note: {sentence}")
+    for note in notes:
+        say(f"note: {note}")
 
 
 def say(text: str) -> None:

@@ -14,7 +14,7 @@ from fullwire.findings.traffic import traffic_findings
 from fullwire.packets.edges import host_names, hosts_of
 from fullwire.packets.flows import Traffic
 from fullwire.packets.usual_iteration import UsualIteration, usual_iteration
-from fullwire.report.charts import COLOURS, save, titled
+from fullwire.report.charts import COLOURS, check_plot_path, save, titled
 from fullwire.run.run import Real, Run
 from fullwire.units import show_bytes
 from fullwire.words import sentences
@@ -38,6 +38,7 @@ _MANY = 8  # hosts: with more, dots and arrows are smaller
 
 def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
     """Draw the pattern and the matrix, and beside them what each edge carries over time."""
+    check_plot_path(path)
     import altair as alt
 
     left = [_pattern(result)]
@@ -145,40 +146,25 @@ def _pattern(result: Traffic) -> alt.LayerChart:
         }
         for host, place in places.items()
     ]
-    scale = alt.Scale(domain=[-1.7, 1.7], nice=False)
-    plain = {"axis": None, "scale": scale}
-    lines = (
-        alt.Chart(alt.Data(values=drawn))
-        .mark_rule(strokeCap="round")
-        .encode(
-            x=alt.X("x:Q", **plain),
-            y=alt.Y("y:Q", **plain),
-            x2="x2:Q",
-            y2="y2:Q",
-            strokeWidth=alt.StrokeWidth("width:Q", scale=None),
-            color=alt.Color("colour:N", scale=None),
-        )
+    plain = {"axis": None, "scale": alt.Scale(domain=[-1.7, 1.7], nice=False)}
+    at = {"x": alt.X("x:Q", **plain), "y": alt.Y("y:Q", **plain)}
+    own_colour = alt.Color("colour:N", scale=None)
+    edges = alt.Chart(alt.Data(values=drawn))
+    lines = edges.mark_rule(strokeCap="round").encode(
+        **at,
+        x2="x2:Q",
+        y2="y2:Q",
+        strokeWidth=alt.StrokeWidth("width:Q", scale=None),
+        color=own_colour,
     )
-    heads = (
-        alt.Chart(alt.Data(values=drawn))
-        .mark_point(shape="triangle-up", filled=True, opacity=1)
-        .encode(
-            x=alt.X("hx:Q", **plain),
-            y=alt.Y("hy:Q", **plain),
-            size=alt.Size("head:Q", scale=None),
-            angle=alt.Angle("angle:Q", scale=None),
-            color=alt.Color("colour:N", scale=None),
-        )
+    heads = edges.mark_point(shape="triangle-up", filled=True, opacity=1).encode(
+        x=alt.X("hx:Q", **plain),
+        y=alt.Y("hy:Q", **plain),
+        size=alt.Size("head:Q", scale=None),
+        angle=alt.Angle("angle:Q", scale=None),
+        color=own_colour,
     )
-    dots = (
-        alt.Chart(alt.Data(values=hosts))
-        .mark_circle(size=260 * scale_down, opacity=1)
-        .encode(
-            x=alt.X("x:Q", **plain),
-            y=alt.Y("y:Q", **plain),
-            color=alt.Color("colour:N", scale=None),
-        )
-    )
+    dots = alt.Chart(alt.Data(values=hosts)).mark_circle(size=260 * scale_down, opacity=1)
     names = [
         alt.Chart(alt.Data(values=[each for each in hosts if each["align"] == align]))
         .mark_text(fontSize=12, color=_INK, align=align)
@@ -186,32 +172,24 @@ def _pattern(result: Traffic) -> alt.LayerChart:
         for align in ("left", "center", "right")
     ]
     sizes = sent[sent > _SMALL_EDGE * sent.max()]
-    amounts = []
-    if sizes.max() > sizes.min() * (1 + _ALIKE) and len(sizes) <= _MOST_SAID:
-        amounts.append(
-            alt.Chart(alt.Data(values=drawn))
-            .mark_text(fontSize=10, color=_INK, stroke="white", strokeWidth=3, strokeOpacity=0.9)
-            .encode(x=alt.X("mx:Q", **plain), y=alt.Y("my:Q", **plain), text="said:N")
-        )
-        amounts.append(
-            alt.Chart(alt.Data(values=drawn))
-            .mark_text(fontSize=10, color=_INK)
-            .encode(x=alt.X("mx:Q", **plain), y=alt.Y("my:Q", **plain), text="said:N")
-        )
-    return alt.layer(lines, heads, *amounts, dots, *names).properties(
-        width=_SIDE, height=_SIDE, title=_small(_pattern_title(result, sizes))
-    )
-
-
-def _pattern_title(result: Traffic, sizes: Real) -> str:
-    kind = {"none": "who sends to whom"}.get(result.pattern.kind, result.pattern.kind)
+    least, most = float(sizes.min()), float(sizes.max())
     of_what = "an iteration" if result.iterations is not None else "in all"
-    if sizes.max() <= sizes.min() * (1 + _ALIKE):
-        return f"{kind}: {show_bytes(float(np.median(sizes)))} over each edge, {of_what}"
-    if len(sizes) <= _MOST_SAID:
-        return f"{kind}: over each edge, {of_what}"
-    least, most = show_bytes(float(sizes.min())), show_bytes(float(sizes.max()))
-    return f"{kind}: {least} to {most} over an edge, {of_what}"
+    title, amounts = f"{show_bytes(least)} to {show_bytes(most)} over an edge, {of_what}", []
+    if most <= least * (1 + _ALIKE):
+        title = f"{show_bytes(float(np.median(sizes)))} over each edge, {of_what}"
+    elif len(sizes) <= _MOST_SAID:
+        title = f"over each edge, {of_what}"
+        behind = {"stroke": "white", "strokeWidth": 3, "strokeOpacity": 0.9}
+        amounts = [
+            edges.mark_text(fontSize=10, color=_INK, **mark).encode(
+                x=alt.X("mx:Q", **plain), y=alt.Y("my:Q", **plain), text="said:N"
+            )
+            for mark in (behind, {})
+        ]
+    kind = "who sends to whom" if result.pattern.kind == "none" else result.pattern.kind
+    return alt.layer(
+        lines, heads, *amounts, dots.encode(**at, color=own_colour), *names
+    ).properties(width=_SIDE, height=_SIDE, title=_small(f"{kind}: {title}"))
 
 
 def _small(text: str) -> alt.Title:
@@ -289,68 +267,67 @@ def _matrix(result: Traffic) -> alt.LayerChart:
     )
 
 
-def _window_ns(run: Run, result: Traffic) -> tuple[int, int]:
-    """Return what of the capture is drawn: the iterations, the first of them if there are many."""
-    found = result.iterations
-    if found is None or not len(found.begins_ns):
-        return int(run.flows.start_ns.min()), int(run.flows.end_ns.max())
-    begin = int(found.begins_ns[0])
-    end = int(found.ends_ns[min(len(found.ends_ns), _MOST_ITERATIONS) - 1])
-    beside = round((end - begin) * 0.02)
-    return begin - beside, end + beside
-
-
 def _over_time(run: Run, result: Traffic) -> alt.VConcatChart:
     import altair as alt
 
-    begin, end = _window_ns(run, result)
+    # What of the capture is drawn: the iterations, the first of them if there are many.
+    found = result.iterations
+    begin, end = int(run.flows.start_ns.min()), int(run.flows.end_ns.max())
+    if found is not None and len(found.begins_ns):
+        begin = int(found.begins_ns[0])
+        end = int(found.ends_ns[min(len(found.ends_ns), _MOST_ITERATIONS) - 1])
+        beside = round((end - begin) * 0.02)
+        begin, end = begin - beside, end + beside
+    bands = []
+    if found is not None:
+        until_ns = np.minimum(found.ends_ns, np.append(found.begins_ns[1:], found.ends_ns[-1:]))
+        ends_ns = zip(found.begins_ns.tolist(), until_ns.tolist(), strict=True)
+        bands = [
+            {
+                "time": (first - begin) * 1e-9,
+                "until": (last - begin) * 1e-9,
+                "middle": (first + last - 2 * begin) / 2e9,
+                "number": number,
+            }
+            for number, (first, last) in enumerate(ends_ns, 1)
+            if first < end
+        ]
     panels = list(_rates(run, result, begin, end))
     most = max((value["rate"] for _, _, values in panels for value in values), default=1.0)
-    bands = list(_bands(result, begin, end))
     height = max(26, min(70, 420 // max(len(panels), 1)))
+    seconds = alt.Scale(domain=[0, (end - begin) * 1e-9], nice=False)
+    rates = alt.Scale(domain=[0, most], nice=False)
+    shaded = alt.Chart(alt.Data(values=bands))
+    band = shaded.mark_rect(color=_BAND, stroke="white").encode(
+        x=alt.X("time:Q", scale=seconds), x2="until:Q"
+    )
+    numbers = shaded.mark_text(y=-7, fontSize=10, color="#52606d").encode(
+        x="middle:Q", text="number:N"
+    )
+    at_right = {"align": "left", "baseline": "middle", "x": _WIDE + 8, "y": height / 2}
     charts = []
     for number, (name, colour, values) in enumerate(panels):
         is_last = number == len(panels) - 1
         across = alt.X(
             "time:Q",
             title="time (s)" if is_last else None,
-            scale=alt.Scale(domain=[0, (end - begin) * 1e-9], nice=False),
+            scale=seconds,
             axis=alt.Axis(labels=is_last, ticks=is_last, grid=False),
         )
-        up = alt.Y(
-            "rate:Q",
-            title=None,
-            scale=alt.Scale(domain=[0, most], nice=False),
-            axis=alt.Axis(tickCount=2, grid=False, format=".2~g"),
-        )
+        up = alt.Axis(tickCount=2, grid=False, format=".2~g")
         area = (
             alt.Chart(alt.Data(values=values))
             .mark_area(interpolate="step-after", color=colour, opacity=0.9)
-            .encode(x=across, y=up)
+            .encode(x=across, y=alt.Y("rate:Q", title=None, scale=rates, axis=up))
         )
-        band = (
-            alt.Chart(alt.Data(values=bands))
-            .mark_rect(color=_BAND, stroke="white")
-            .encode(
-                x=alt.X("time:Q", scale=alt.Scale(domain=[0, (end - begin) * 1e-9], nice=False)),
-                x2="until:Q",
-            )
-        )
-        layers = [band, area]
-        if number == 0 and bands:
-            layers.append(
-                alt.Chart(alt.Data(values=bands))
-                .mark_text(y=-7, fontSize=10, color="#52606d")
-                .encode(x="middle:Q", text="number:N")
-            )
         label = (
             alt.Chart(alt.Data(values=[{"name": name}]))
-            .mark_text(
-                align="left", baseline="middle", x=_WIDE + 8, y=height / 2, fontSize=11, color=_INK
-            )
+            .mark_text(**at_right, fontSize=11, color=_INK)
             .encode(text="name:N")
         )
-        charts.append(alt.layer(*layers, label).properties(width=_WIDE, height=height))
+        above = [numbers] if number == 0 and bands else []
+        layers = alt.layer(band, area, *above, label)
+        charts.append(layers.properties(width=_WIDE, height=height))
     edges = int((_edge_bytes(result) > _SMALL_EDGE * _edge_bytes(result).max()).sum())
     title = "Gbps on each edge"
     if edges > len(panels):
@@ -358,22 +335,6 @@ def _over_time(run: Run, result: Traffic) -> alt.VConcatChart:
     if bands:
         title += f"; shaded: iterations {bands[0]['number']} to {bands[-1]['number']}"
     return alt.vconcat(*charts, spacing=6).properties(title=_small(title))
-
-
-def _bands(result: Traffic, begin: int, end: int) -> Iterator[dict[str, Any]]:
-    found = result.iterations
-    if found is None:
-        return
-    until = np.minimum(found.ends_ns, np.append(found.begins_ns[1:], found.ends_ns[-1:]))
-    both = zip(found.begins_ns.tolist(), until.tolist(), strict=True)
-    for number, (first, last) in enumerate(both, 1):
-        if first < end:
-            yield {
-                "time": (first - begin) * 1e-9,
-                "until": (last - begin) * 1e-9,
-                "middle": (first + last - 2 * begin) / 2e9,
-                "number": number,
-            }
 
 
 def _rates(
@@ -402,8 +363,10 @@ def _rates(
         yield f"{edge.source} → {edge.target}", _colour(result, a), values
 
 
-def _lanes(usual: UsualIteration) -> list[int]:
-    """Return a lane for each collective, such that none hides another at the same time."""
+def _iteration(usual: UsualIteration, result: Traffic) -> alt.LayerChart:
+    import altair as alt
+
+    # A lane for each collective, such that none hides another at the same time.
     until_s: list[float] = []
     lanes = []
     for collective in usual.collectives:
@@ -411,13 +374,6 @@ def _lanes(usual: UsualIteration) -> list[int]:
         lane = free[0] if free else len(until_s)
         until_s[lane : lane + 1] = [collective.end_s]
         lanes.append(lane)
-    return lanes
-
-
-def _iteration(usual: UsualIteration, result: Traffic) -> alt.LayerChart:
-    import altair as alt
-
-    lanes = _lanes(usual)
     bars = [
         {
             "host": result.hosts[host],

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
 from fullwire.run.facts import NO_FACTS, Facts
 from fullwire.run.gaps import Gap
@@ -74,8 +75,8 @@ def column(*, default: int | float | str) -> Any:
     return _Default(default)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Table:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Table(Result):
     """Columns of one length. A subclass names them; the names in `COLUMN_KINDS` type them."""
 
     INTERVALS: ClassVar[tuple[tuple[str, str], ...]] = ()  # columns, the second never before
@@ -110,6 +111,15 @@ class Table:
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
+
+    def _in_short(self) -> Iterator[str]:
+        yield f"{len(self):,} rows of {', '.join(self.column_types())}"
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"rows": self.columns()}
+
+    def _picture(self) -> str:
+        return html_table(self.columns())
 
     @classmethod
     def column_kinds(cls) -> dict[str, ColumnKind]:
@@ -162,7 +172,7 @@ class Table:
         return table
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Spans(Table):
     """Intervals of work. A host span named "step" marks the wall time of each step."""
 
@@ -176,7 +186,7 @@ class Spans(Table):
     end_ns: Time
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Gradients(Table):
     """Gradients (or whole buckets, where only those are known) becoming ready."""
 
@@ -187,7 +197,7 @@ class Gradients(Table):
     ready_ns: Time
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Collectives(Table):
     """Collectives, one row per rank; `bytes` is the payload of one rank before compression."""
 
@@ -203,7 +213,7 @@ class Collectives(Table):
     end_ns: Time
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Carried(Table):
     """What a transport itself tells of a collective, one row per rank as in `collectives`.
 
@@ -222,7 +232,7 @@ class Carried(Table):
     sent_bytes: Bytes
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Links(Table):
     """Samples of a network interface's counters."""
 
@@ -237,7 +247,7 @@ class Links(Table):
     speed_bps: Rate = column(default=0.0)  # as the adapter says; 0 where it does not
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Sockets(Table):
     """Samples of a TCP connection: totals since it opened, and its state at that moment.
 
@@ -259,7 +269,7 @@ class Sockets(Table):
     send_buffer_limited_ns: Duration
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Hosts(Table):
     """Samples of a host: one row per device with its share in use, since its last row for `cpu3`.
 
@@ -273,7 +283,7 @@ class Hosts(Table):
     memory_bytes: Bytes
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Flows(Table):
     """What packets say: traffic from a source to a destination in one time bin."""
 
@@ -289,7 +299,7 @@ class Flows(Table):
     retransmits: Count
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Connections(Table):
     """What packets say of each direction of a connection: totals, and round trips.
 
@@ -316,7 +326,7 @@ class Connections(Table):
 UNREAD = "unread"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Messages(Table):
     """What a connection's direction carried of one collective, as a library's headers say.
 
@@ -338,7 +348,7 @@ class Messages(Table):
     messages: Count
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Noise(Table):
     """Gradient noise of a step: what tells how much a larger batch would help."""
 
@@ -348,7 +358,7 @@ class Noise(Table):
     samples: Count  # in the batch of one rank
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Metrics(Table):
     """Values that the job reported: loss, accuracy, samples seen."""
 
@@ -358,7 +368,7 @@ class Metrics(Table):
     time_ns: Time
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Events(Table):
     """Changes of the job: members come and go, failures, checkpoints, restarts."""
 
@@ -386,8 +396,8 @@ class Provenance:
         _refuse_other_than_text("source", [self.source])
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Run:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Run(Result):
     """A training job as tables and facts; `gaps` says what is not there."""
 
     provenance: Provenance
@@ -432,6 +442,22 @@ class Run:
     def tables(self) -> Iterator[tuple[str, Table]]:
         """Go through all tables with their names, the empty ones too."""
         return ((name, getattr(self, name)) for name in TABLES)
+
+    def _in_short(self) -> Iterator[str]:
+        steps = self.spans.step[(self.spans.lane == "host") & (self.spans.name == "step")]
+        count = len(np.unique(steps))
+        known = f"{count:,} step{'' if count == 1 else 's'}; " if count else ""
+        state = "complete" if self.complete else f"PARTIAL: {self.missing[0]}"
+        yield f"{self.provenance.origin} from {self.provenance.source}; {known}{state}"
+        rows = [f"{name} {len(table):,}" for name, table in self.tables() if len(table)]
+        yield f"rows: {', '.join(rows) or 'none'}"
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        return {name: table.columns() for name, table in self.tables() if len(table)}
+
+    def _picture(self) -> str:
+        facts = self.facts.known()
+        return html_table({"fact": list(facts), "value": list(facts.values())})
 
 
 TABLES: Mapping[str, type[Table]] = {

@@ -240,6 +240,8 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
         ]
         middle_s = float(np.median(times_s))
         deviation = 1.4826 * float(np.median(np.abs(np.log(np.array(times_s) / middle_s))))
+        # A lone value says nothing of its own spread: 15 % is what busy machines show.
+        of_median = 1.25 * max(deviation, 0.15 / len(times_s)) / np.sqrt(len(times_s))
         yield Observation(
             workers=workers,
             rate_bps=rate_bps,
@@ -247,7 +249,7 @@ def _observed(run: Run, periods: Sequence[_Period]) -> Iterator[Observation]:
             count=len(times_s),
             wire_bytes=tuple(float(each.wire_bytes) for each in costs),
             hops=tuple(float(each.hops) for each in costs),
-            spread=_spread_of_median(deviation, len(times_s), middle_s),
+            spread=float(np.sqrt(_LEAST_SPREAD**2 + of_median**2 + (_START_S / middle_s) ** 2)),
         )
 
 
@@ -273,13 +275,6 @@ def line_rate_bps(run: Run) -> float | None:
     workers = run.facts.workers or 1
     usual = [rate_bps] if len(others) != workers else []
     return min([*usual, *(other_bps for _, other_bps in others)])
-
-
-def _spread_of_median(deviation: float, count: int, time_s: float) -> float:
-    # A lone value says nothing of its own spread: 15 % is what busy machines show.
-    usual = max(deviation, 0.15 / count)
-    of_median = 1.25 * usual / np.sqrt(count)
-    return float(np.sqrt(_LEAST_SPREAD**2 + of_median**2 + (_START_S / time_s) ** 2))
 
 
 class _Period(NamedTuple):
@@ -423,7 +418,7 @@ class _Fit:
         self._work_off = work_off
 
     def solved(self) -> Calibration:
-        """Find the transport that agrees best, by Gauss and Newton."""
+        """Find the transport that agrees best, by Gauss and Newton, and those nearly as good."""
         at = np.log([each.value for each in self._known])
         for _ in range(_ROUNDS):
             misfits, slopes = self._misfits(at), self._slopes(at)
@@ -431,9 +426,6 @@ class _Fit:
             at = at + np.clip(change, -0.5, 0.5)
             if np.abs(change).max() < 1e-9:
                 break
-        return self._calibration(at)
-
-    def _calibration(self, at: Floats) -> Calibration:
         observed = self._misfits(at)[: len(self._observations)]
         relative = observed * [each.spread for each in self._observations]
         weights = np.array([each.count * each.time_s for each in self._observations])
@@ -471,15 +463,20 @@ class _Fit:
 
     def _misfits(self, at: Floats) -> Floats:
         """Return how far everything is from what was seen, in its own spreads."""
-        transport = self._transport(at)
-        seen = [
-            np.log(_predicted_s(transport, each) / each.time_s) / each.spread
-            for each in self._observations
-        ]
+        transport, seen = self._transport(at), []
+        for observed in self._observations:
+            wire_bytes, hops = np.array(observed.wire_bytes), np.array(observed.hops)
+            line_s = 8 * wire_bytes / (observed.rate_bps * transport.share)
+            # Each run of a lab had all its ranks on the one machine, however many these were.
+            per_host = observed.workers if transport.machines == 1 else None
+            crowd = transport.crowd([observed.workers], per_host)
+            predicted_s = float(transport.message_s(line_s, wire_bytes, hops, crowd).sum())
+            seen.append(np.log(predicted_s / observed.time_s) / observed.spread)
+        per_byte, per_hop = transport.processor_s_per_byte, transport.processor_s_per_hop
+        works_s = [used.wire_bytes * per_byte + used.hops * per_hop for used in self._used]
         used = [
-            np.log(_KERNEL_FACTOR.value * each.processor_s / _work_s(transport, each))
-            / _KERNEL_FACTOR.spread
-            for each in self._used
+            np.log(_KERNEL_FACTOR.value * used.processor_s / work_s) / _KERNEL_FACTOR.spread
+            for used, work_s in zip(self._used, works_s, strict=True)
         ]
         before = [
             (value - np.log(known.value)) / known.spread
@@ -494,17 +491,3 @@ class _Fit:
             for axis in np.eye(len(at))
         ]
         return np.stack(columns, axis=1)
-
-
-def _predicted_s(transport: MeasuredTransport, seen: Observation) -> float:
-    wire_bytes, hops = np.array(seen.wire_bytes), np.array(seen.hops)
-    line_s = 8 * wire_bytes / (seen.rate_bps * transport.share)
-    # Each run of a lab had all its ranks on the one machine, however many these were.
-    crowd = transport.crowd([seen.workers], seen.workers if transport.machines == 1 else None)
-    return float(transport.message_s(line_s, wire_bytes, hops, crowd).sum())
-
-
-def _work_s(transport: MeasuredTransport, used: _Used) -> float:
-    return (
-        used.wire_bytes * transport.processor_s_per_byte + used.hops * transport.processor_s_per_hop
-    )

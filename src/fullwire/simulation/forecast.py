@@ -140,8 +140,14 @@ def forecaster(
     if grid is None:
         return None
     subject = plain_subject(run.provenance.source, run)
-    share = _payload_share(run)
-    calibration = _calibration([run, *calibrate])
+    # What headers leave of the line; a simulated run says what it was played with.
+    share, played = run.facts.payload_share or PAYLOAD_SHARE, run.facts.transport or ""
+    if played.startswith("full"):
+        share = full_transport(played).share
+    try:
+        calibration = calibrated([run, *calibrate])
+    except UsageError:  # it shows no transport: a simulated run, or one rank's trace
+        calibration = None
     transport = FullTransport(share) if calibration is None else calibration.transport
     return Forecaster(
         subject=with_residue(subject, transport),
@@ -149,18 +155,3 @@ def forecaster(
         calibration=calibration,
         payload_share=share,
     )
-
-
-def _payload_share(run: Run) -> float:
-    """Return what headers leave of the line; a simulated run says what it was played with."""
-    played = run.facts.transport or ""
-    if played.startswith("full"):
-        return full_transport(played).share
-    return run.facts.payload_share or PAYLOAD_SHARE
-
-
-def _calibration(runs: Sequence[Run]) -> Calibration | None:
-    try:
-        return calibrated(runs)
-    except UsageError:  # it shows no transport: a simulated run, or one rank's trace
-        return None

@@ -47,32 +47,37 @@ def interval_s(
         return nothing, nothing
     step_s = predictions.measures["step_s"]
     variance = np.square(_FROM_RUN_TO_RUN * step_s) + _of_the_codec(subjects, grid, step_s, crew)
+    own_s = [subject.step.step_ns * 1e-9 for subject in subjects]  # of a worker, at the least
     if calibration is None:
         below, above = _shares_of_median(subjects)
         sooner_s, later_s = step_s * below, step_s * above
     else:
-        variance = variance + _of_the_transport(subjects, grid, step_s, calibration, crew)
-        variance = variance + _of_another_run(subjects, grid, step_s, calibration, crew)
+        busier = [
+            replace(subject, step=in_another_step(subject.step, calibration))
+            for subject in subjects
+        ]
+        for place, (subject, other) in enumerate(zip(subjects, busier, strict=True)):
+            work_s, longer_s = subject.step.processor_ns * 1e-9, other.step.step_ns * 1e-9
+            less_s = own_s[place] - _WIDTH * (longer_s - own_s[place])
+            own_s[place] = max(less_s, min(own_s[place], work_s))
+        # Of the transport's directions the worse sign each, then another run: with a slower line,
+        # and with slower work.
+        of_transport, of_run = np.zeros(step_s.shape), np.zeros(step_s.shape)
+        for pair in zip(calibration.variants[::2], calibration.variants[1::2], strict=True):
+            away_s = [np.abs(_with(variant, subjects, grid, crew) - step_s) for variant in pair]
+            of_transport += np.square(np.maximum(*away_s))
+        slower_line, slower_work = in_another_run(calibration)
+        for transport, those in ((slower_line, subjects), (slower_work, busier)):
+            those_s = sweep(those, _on(transport, grid), crew=crew).measures["step_s"]
+            of_run += np.square(those_s - step_s)
+        variance = variance + of_transport + of_run
         sooner_s, later_s = _of_the_median(subjects, grid, step_s, calibration, crew)
     half_s = np.where(is_known, _WIDTH * np.sqrt(variance), np.nan)
-    alone_s = _alone_s(subjects, calibration) * (1 - _WIDTH * _FROM_RUN_TO_RUN)
+    by_run = shaped(run=len(subjects))
+    alone_s = np.array(own_s).reshape(by_run) * (1 - _WIDTH * _FROM_RUN_TO_RUN)
     # An interval of a step that scatters a lot may be wider than the step: no time is below 0.
     low_s = np.maximum(np.maximum(step_s - half_s - sooner_s, alone_s), 0.0)
     return low_s.reshape(-1), (step_s + half_s + later_s).reshape(-1)
-
-
-def _alone_s(subjects: Sequence[Subject], calibration: Calibration | None) -> Floats:
-    """Return what a worker's own step takes at the least, which is no less than its work."""
-    own_s = [subject.step.step_ns * 1e-9 for subject in subjects]
-    if calibration is not None:
-        others = [in_another_step(subject.step, calibration) for subject in subjects]
-        longer_s = [step.step_ns * 1e-9 for step in others]
-        work_s = [subject.step.processor_ns * 1e-9 for subject in subjects]
-        own_s = [
-            max(own - _WIDTH * (longer - own), min(own, work))
-            for own, longer, work in zip(own_s, longer_s, work_s, strict=True)
-        ]
-    return np.array(own_s).reshape(shaped(run=len(subjects)))
 
 
 def _shares_of_median(subjects: Sequence[Subject]) -> tuple[Floats, Floats]:
@@ -105,17 +110,6 @@ def _of_the_median(
     return np.maximum(step_s - low_s, 0.0), np.maximum(high_s - step_s, 0.0)
 
 
-def _of_the_transport(
-    subjects: Sequence[Subject], grid: Grid, step_s: Floats, calibration: Calibration, crew: Crew
-) -> Floats:
-    """Return the variance that comes from the transport: of its directions, the worse sign each."""
-    variance = np.zeros(step_s.shape)
-    for one, other in zip(calibration.variants[::2], calibration.variants[1::2], strict=True):
-        away_s = [np.abs(_with(variant, subjects, grid, crew) - step_s) for variant in (one, other)]
-        variance += np.square(np.maximum(*away_s))
-    return variance
-
-
 def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew: Crew) -> Floats:
     """Return the variance that comes from how fast gradients are packed and unpacked."""
     if all(codec.is_free for codec in grid.compressors):
@@ -130,21 +124,6 @@ def _of_the_codec(subjects: Sequence[Subject], grid: Grid, step_s: Floats, crew:
     ]
     those_s = sweep(subjects, replace(grid, compressors=tuple(slower)), crew=crew)
     return np.square(those_s.measures["step_s"] - step_s)
-
-
-def _of_another_run(
-    subjects: Sequence[Subject], grid: Grid, step_s: Floats, calibration: Calibration, crew: Crew
-) -> Floats:
-    """Return the variance of the run that is predicted, whatever was measured in this one."""
-    variance = np.zeros(step_s.shape)
-    slower_line, slower_work = in_another_run(calibration)
-    busier = [
-        replace(subject, step=in_another_step(subject.step, calibration)) for subject in subjects
-    ]
-    for transport, those in ((slower_line, subjects), (slower_work, busier)):
-        those_s = sweep(those, _on(transport, grid), crew=crew).measures["step_s"]
-        variance += np.square(those_s - step_s)
-    return variance
 
 
 def _with(

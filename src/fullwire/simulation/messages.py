@@ -156,34 +156,21 @@ class Messages:
             overhead_s = (overhead_s - exposed.by_others_s) / apart + exposed.by_others_s
         workers = self.workers[chosen]
         if isinstance(transport, MeasuredTransport):
-            work_s = exposed.work_s / apart
-            overhead_s = self._with_shared_processors(overhead_s, work_s, workers, transport)
+            # On processors that ranks share, computation takes no less than its work for all ranks,
+            # and neither does the step with what the transport works: what one hides behind the
+            # other waits for the same processors.
+            step, per_host = self.subject.step, self.subject.ranks_per_host
+            own_s, alone_s = step.processor_ns * 1e-9, step.step_ns * 1e-9
+            longer_s = np.maximum(own_s * transport.crowd(workers, per_host) - alone_s, 0.0)
+            ranks = transport.ranks_per_processor(workers, per_host)[:, None, None]
+            all_s = own_s * ranks + exposed.work_s / apart * np.minimum(ranks, 1.0)
+            overhead_s = np.maximum(overhead_s + longer_s[:, None, None], all_s - alone_s)
         if not isinstance(transport, FullTransport):
             overhead_s = overhead_s + self.subject.residue.beside(overhead_s)
         late_s = jitter.late_s(self.subject.step, workers, apart)
         overhead_s = np.maximum(overhead_s + late_s[:, None, None], 0.0)
         overhead_s[np.array(workers) == 1] = 0.0  # nobody to talk to: no messages
         return overhead_s
-
-    def _with_shared_processors(
-        self,
-        overhead_s: Floats,
-        work_s: Floats,
-        workers: Sequence[int],
-        transport: MeasuredTransport,
-    ) -> Floats:
-        """Return the overhead where ranks compute on processors that they share.
-
-        Computation takes no less than its work for all ranks, and neither does the step with what
-        the transport works: what one hides behind the other waits for the same processors.
-        """
-        own_s, alone_s = self.subject.step.processor_ns * 1e-9, self.subject.step.step_ns * 1e-9
-        per_host = self.subject.ranks_per_host
-        longer_s = np.maximum(own_s * transport.crowd(workers, per_host) - alone_s, 0.0)
-        overhead_s = overhead_s + longer_s[:, None, None]
-        ranks = transport.ranks_per_processor(workers, per_host)[:, None, None]
-        all_s = own_s * ranks + work_s * np.minimum(ranks, 1.0)
-        return np.maximum(overhead_s, all_s - alone_s)
 
     def _work_s(self, chosen: slice, transport: Transport, ratio: Floats) -> Iterator[Floats]:
         """Go through what messages take of the processors, each in the way with the least."""

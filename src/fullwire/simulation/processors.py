@@ -38,21 +38,31 @@ def others_share(run: Run, kernel_factor: float) -> float:
 
     Of the communicating threads' work so many times as much is done as their own clocks say.
     """
-    is_step = (run.spans.lane == "host") & (run.spans.name == "step")
-    steps, hosts = run.spans.rows(is_step), run.hosts
-    if not len(steps) or not len(hosts) or run.facts.processor_s is None:
+    if run.facts.processor_s is None:
         return 0.0
-    is_within = (hosts.time_ns > steps.start_ns.min()) & (hosts.time_ns < steps.end_ns.max())
-    rows = hosts.rows(np.flatnonzero(is_within)[:_MOST_SAMPLES])
-    rows = rows.rows(np.array([str(name).startswith("cpu") for name in rows.device], bool))
-    if not len(rows):
+    steps = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
+    used = used_share(run)
+    if used is None:
         return 0.0
     communicating_s = _usual_s(run.facts.communication_processor_s)
     work_s = _usual_s(run.facts.processor_s) + (kernel_factor - 1) * communicating_s
     step_s = float((steps.end_ns - steps.start_ns).mean()) * 1e-9
     own_share = work_s * ranks_per_processor(run) / max(step_s, 1e-9)
-    others = float(rows.utilization.mean()) - own_share
-    return min(max(others, 0.0), _MOST_OF_OTHERS)
+    return min(max(used - own_share, 0.0), _MOST_OF_OTHERS)
+
+
+def used_share(run: Run) -> float | None:
+    """Return the share of all processors that was used in the steps; None without samples."""
+    steps, hosts = (
+        run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step")),
+        run.hosts,
+    )
+    if not len(steps) or not len(hosts):
+        return None
+    is_within = (hosts.time_ns > steps.start_ns.min()) & (hosts.time_ns < steps.end_ns.max())
+    rows = hosts.rows(np.flatnonzero(is_within)[:_MOST_SAMPLES])
+    rows = rows.rows(np.array([str(name).startswith("cpu") for name in rows.device], bool))
+    return float(rows.utilization.mean()) if len(rows) else None
 
 
 def _usual_s(per_rank: Pairs | None) -> float:

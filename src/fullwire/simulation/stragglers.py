@@ -100,7 +100,14 @@ class MeasuredJitter:
                 f"expected {_EXPECTED}"
             )
         if steps > 1:
-            lateness = _of_sums(*_on_lattice(taken, _cells(steps)), steps, workers)
+            # Each value goes into the two cells around it, so that the mean stays what it is.
+            cells = _cells(steps)
+            width = max((taken[-1] - taken[0]) / (cells - 2), np.finfo(float).tiny)
+            place = (taken - taken[0]) / width
+            lower = np.minimum(place.astype(np.int64), cells - 2)
+            share = np.bincount(lower, 1 - (place - lower), cells)
+            share += np.bincount(lower + 1, place - lower, cells)
+            lateness = _of_sums(float(width), share / len(taken), steps, workers)
         else:
             upper = np.arange(1, len(taken) + 1) / len(taken)
             lateness = _expected_largest(taken, upper, workers) - taken.mean()
@@ -180,16 +187,6 @@ def _lattice(shape: str, deviation: float, cells: int) -> tuple[float, Floats]:
             [0.5 * math.erfc(-point / math.sqrt(2)) for point in (np.log(edges) / sigma).tolist()]
         )
     return float(edges[1] - edges[0]), np.diff(below)
-
-
-def _on_lattice(taken: Floats, cells: int) -> tuple[float, Floats]:
-    """Put each value into the two cells around it, so that the mean stays what it is."""
-    width = max((taken[-1] - taken[0]) / (cells - 2), np.finfo(float).tiny)
-    place = (taken - taken[0]) / width
-    lower = np.minimum(place.astype(np.int64), cells - 2)
-    share = np.bincount(lower, 1 - (place - lower), cells)
-    share += np.bincount(lower + 1, place - lower, cells)
-    return float(width), share / len(taken)
 
 
 def _of_sums(width: float, share: Floats, steps: int, workers: Sequence[int]) -> Floats:

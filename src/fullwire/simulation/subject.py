@@ -5,6 +5,7 @@ from __future__ import annotations
 from fullwire.clusters.cluster import Cluster
 from fullwire.clusters.description import described
 from fullwire.collectives.cost import AddTimes
+from fullwire.collectives.registry import with_formula
 from fullwire.errors import DamagedInput
 from fullwire.run.gaps import reasons
 from fullwire.run.run import Run
@@ -30,13 +31,18 @@ def as_recorded(run: Run) -> Grid | None:
     workers, rate_bps = run.facts.workers or 1, line_rate_bps(run)
     if workers < 2 or rate_bps is None:
         return None
-    latency_s = run.facts.latency_s or 0.0
+    latency_s, where = run.facts.latency_s or 0.0, recorded_cluster(run)
+    # A simulated run says its algorithm; one that needs a cluster can be asked only on one.
+    algorithm = run.facts.algorithm or "ring"
+    if where is None and algorithm not in with_formula("allreduce"):
+        algorithm = "ring"
     return Grid(
         workers=(workers,),
         bandwidth_bps=(rate_bps,),
         buckets=(bucket_policy(run.facts.buckets or "ddp"),),
         latency_s=(latency_s,),
-        cluster=recorded_cluster(run),
+        algorithms=(algorithm,),
+        cluster=where,
     )
 
 

@@ -1,23 +1,28 @@
 """A grid of scenarios for one run or several, computed together.
 
 numpy computes blocks of points that fit the processor's cache. The result keeps the grid's axes
-apart from its measures: a million rows take the memory of the measures only.
+apart from its measures: a million rows take the memory of the measures only. A single scenario is
+played to a run, which is explained and drawn like any other (`replay`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from fullwire.clusters.cluster import with_workers
+from fullwire.clusters.description import as_toml
 from fullwire.collectives.cost import Floats
 from fullwire.crew import ALONE, Crew
 from fullwire.errors import UsageError
+from fullwire.run.facts import Facts
+from fullwire.run.run import Collectives, Gradients, Lane, Provenance, Run, Spans
 from fullwire.simulation.grid import (
     AXES,
     MEASURES,
@@ -29,13 +34,17 @@ from fullwire.simulation.grid import (
     synchronising,
 )
 from fullwire.simulation.messages import Messages, messages_of
+from fullwire.simulation.scenario import Scenario
+from fullwire.simulation.schedule import Timeline, fifo_timeline, priority_timeline
 from fullwire.simulation.transport import Transport
+from fullwire.simulation.typical import Step
 
 Progress: TypeAlias = Callable[[int, int], None]
 
 BLOCK_POINTS = 16_384  # three arrays of so many numbers fit the second-level cache
 PIECE_POINTS = 2**18  # some 10 MB of measures: what is computed at once, here or elsewhere
 MOST_POINTS = 100_000_000  # 4 GB of measures
+_KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency", "reduce_cost", "hook")
 
 
 def sweep(
@@ -63,7 +72,19 @@ def sweep(
     measures = {name: np.empty(shape) for name in MEASURES}
     # What has the same cluster sizes comes in a row, since it shares their routes.
     varied = (subjects, grid.buckets, grid.algorithms, grid.latency_s)
-    places = itertools.product(_sizes(grid), *(range(len(axis)) for axis in varied))
+    others = (
+        grid.transports,
+        grid.accumulate,
+        grid.local_steps,
+        grid.jitters,
+        grid.bandwidth_bps,
+        grid.compressors,
+    )
+    together = max(1, PIECE_POINTS // math.prod(map(len, others)))
+    if grid.cluster is not None and not grid.cluster.is_flat:
+        together = 1  # one size of a described cluster takes long enough alone
+    sizes = [slice(first, first + together) for first in range(0, len(grid.workers), together)]
+    places = itertools.product(sizes, *(range(len(axis)) for axis in varied))
     pieces = list(itertools.starmap(_Piece, places))
     computed = crew.each(partial(_predicted, subjects, grid), pieces)
     done = 0
@@ -120,25 +141,8 @@ class _Piece:
         )
 
 
-def _sizes(grid: Grid) -> Iterator[slice]:
-    """Cut the cluster sizes so that pieces are small; a described one takes long enough alone."""
-    others = (
-        grid.transports,
-        grid.accumulate,
-        grid.local_steps,
-        grid.jitters,
-        grid.bandwidth_bps,
-        grid.compressors,
-    )
-    together = max(1, PIECE_POINTS // math.prod(map(len, others)))
-    if grid.cluster is not None and not grid.cluster.is_flat:
-        together = 1
-    for first in range(0, len(grid.workers), together):
-        yield slice(first, first + together)
-
-
 def _predicted(subjects: Sequence[Subject], grid: Grid, piece: _Piece) -> dict[str, Floats]:
-    """Compute the measures of one piece."""
+    """Compute the measures of one piece, block by block."""
     messages = messages_of(
         subjects[piece.run],
         grid.buckets[piece.buckets],
@@ -157,20 +161,14 @@ def _predicted(subjects: Sequence[Subject], grid: Grid, piece: _Piece) -> dict[s
         len(grid.compressors),
     )
     measures = {name: np.empty(shape) for name in MEASURES}
-    for number, transport in enumerate(grid.transports):
-        block = {name: measure[number] for name, measure in measures.items()}
-        _fill(block, messages, transport, grid)
-    return measures
-
-
-def _fill(
-    block: Mapping[str, Floats], messages: Messages, transport: Transport, grid: Grid
-) -> None:
-    """Compute the measures of one transport, block by block."""
     rate_bps = np.array(grid.bandwidth_bps)[None, :, None]
     ratio = np.array([codec.ratio for codec in grid.compressors])[None, None, :]
     baseline_s = messages.subject.step.step_ns * 1e-9
-    for sizes, rates in _blocks(len(messages.workers), len(grid.bandwidth_bps), ratio.size):
+    blocks = list(_blocks(len(messages.workers), len(grid.bandwidth_bps), ratio.size))
+    for (number, transport), (sizes, rates) in itertools.product(
+        enumerate(grid.transports), blocks
+    ):
+        block = {name: measure[number] for name, measure in measures.items()}
         asked = (sizes, rate_bps[:, rates], transport, ratio)
         exposed = messages.exposed(*asked)
         used_s = messages.sent_bits(*asked) / rate_bps[:, rates]
@@ -185,6 +183,7 @@ def _fill(
             step_s = np.add(baseline_s, overhead_s, out=block["step_s"][here])
             np.divide(baseline_s, step_s, out=block["scaling_factor"][here])
             np.divide(used_s / apart, step_s, out=block["network_utilization"][here])
+    return measures
 
 
 def _blocks(workers: int, rates: int, compressors: int) -> Iterator[tuple[slice, slice]]:
@@ -196,3 +195,129 @@ def _blocks(workers: int, rates: int, compressors: int) -> Iterator[tuple[slice,
                 slice(first_worker, first_worker + worker_step),
                 slice(first_rate, first_rate + rate_step),
             )
+
+
+def replay(run: Run, subject: Subject, scenario: Scenario) -> Run:
+    """Play the run's typical step under a scenario.
+
+    All ranks do the same, so the first stands for them all; times are rounded to nanoseconds.
+    """
+    grid = Grid(
+        workers=(scenario.workers,),
+        bandwidth_bps=(scenario.rate_bps,),
+        compressors=(scenario.compressor,),
+        transports=(scenario.transport,),
+        buckets=(scenario.buckets,),
+        algorithms=(scenario.algorithm,),
+        latency_s=(scenario.latency_s,),
+        jitters=(scenario.jitter,),
+        lane=scenario.lane,
+        cluster=scenario.cluster,
+        is_scattered=scenario.is_scattered,
+    )
+    messages = messages_of(subject, scenario.buckets, scenario.algorithm, scenario.latency_s, grid)
+    rate_bps, ratio = (
+        np.array([[[scenario.rate_bps]]]),
+        np.array([[[scenario.compressor.ratio]]]),
+    )
+    cost_s = messages.cost_s(slice(None), rate_bps, scenario.transport, ratio)
+    ready_s = [ready_ns * 1e-9 for ready_ns in messages.buckets.ready_ns.tolist()]
+    on_lane = fifo_timeline if scenario.lane == "fifo" else priority_timeline
+    timeline = on_lane(ready_s, [message_s[0, 0, 0] for message_s in cost_s])
+    exposed = messages.exposed(slice(None), rate_bps, scenario.transport, ratio)
+    overhead_s = messages.overhead_s(
+        exposed, slice(None), scenario.transport, 1, 1, scenario.jitter
+    )
+    is_alone = scenario.workers == 1
+    step = subject.step
+    length_ns = step.step_ns + _whole_ns(float(overhead_s[0, 0, 0]))
+    first = np.zeros(len(step.bytes), np.int64)  # the only step, of the only rank
+    where = scenario.cluster
+    if where is not None:  # as it was asked for: what its links had to carry is told from it
+        nics = replace(where.nics, rate_bps=scenario.rate_bps, latency_s=scenario.latency_s)
+        where = with_workers(replace(where, nics=nics), scenario.workers)
+    return Run(
+        provenance=Provenance(
+            origin="simulated", source=run.provenance.source, basis=run.provenance.basis
+        ),
+        facts=run.facts.only(_KEPT_FACTS)
+        | Facts(
+            workers=scenario.workers,
+            line_rate_bps=scenario.rate_bps,
+            latency_s=scenario.latency_s,
+            transport=str(scenario.transport),
+            buckets=str(scenario.buckets),
+            algorithm=scenario.algorithm,
+            compression=str(scenario.compressor),
+            lane=scenario.lane,
+            cluster=None if where is None else as_toml(where),
+        ),
+        spans=_spans(step, length_ns, None if is_alone else timeline),
+        gradients=Gradients(
+            rank=first,
+            step=first,
+            order=np.arange(len(step.bytes)),
+            bytes=step.bytes,
+            ready_ns=step.forward_ns + step.ready_ns,
+        ),
+        collectives=Collectives.empty() if is_alone else _collectives(step, messages, timeline),
+    )
+
+
+def _spans(step: Step, length_ns: int, timeline: Timeline | None) -> Spans:
+    """Lay the step out from time 0: forward, backward, and the messages beside and after it."""
+    begin_ns = step.forward_ns
+    backward_end_ns = begin_ns + step.backward_ns
+    rest_ns = step.step_ns - backward_end_ns
+    rows: list[tuple[Lane, str, int, int]] = [
+        ("host", "step", 0, length_ns),
+        ("compute", "forward", 0, begin_ns),
+        ("compute", "backward", begin_ns, backward_end_ns),
+    ]
+    if rest_ns > 0:
+        rows.append(("compute", "optimizer", length_ns - rest_ns, length_ns))
+    for start_s, end_s in zip(*_on_the_lane(timeline), strict=True):
+        start_ns, end_ns = begin_ns + _whole_ns(start_s), begin_ns + _whole_ns(end_s)
+        rows.append(("communication", "allreduce", start_ns, end_ns))
+    lanes, names, starts, ends = zip(*rows, strict=True)
+    none = np.zeros(len(rows), np.int64)
+    return Spans(
+        rank=none,
+        step=none,
+        lane=np.array(lanes, object),
+        name=np.array(names, object),
+        start_ns=np.array(starts),
+        end_ns=np.array(ends),
+    )
+
+
+def _on_the_lane(timeline: Timeline | None) -> tuple[list[float], list[float]]:
+    if timeline is None:
+        return [], []
+    return [*map(float, timeline.start_s)], [*map(float, timeline.end_s)]
+
+
+def _collectives(step: Step, messages: Messages, timeline: Timeline) -> Collectives:
+    buckets = messages.buckets
+    count = len(buckets)
+    starts, ends = _on_the_lane(timeline)
+    return Collectives(
+        rank=np.zeros(count, np.int64),
+        step=np.zeros(count, np.int64),
+        sequence=np.arange(count),
+        group=_all("world", count),
+        op=_all("allreduce", count),
+        dtype=_all("float32", count),
+        bytes=buckets.bytes,
+        issue_ns=step.forward_ns + buckets.ready_ns,
+        start_ns=step.forward_ns + np.array([_whole_ns(start_s) for start_s in starts]),
+        end_ns=step.forward_ns + np.array([_whole_ns(end_s) for end_s in ends]),
+    )
+
+
+def _all(text: str, count: int) -> np.ndarray:
+    return np.full(count, text, object)
+
+
+def _whole_ns(time_s: float) -> int:
+    return round(time_s * 1e9)

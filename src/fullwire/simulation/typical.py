@@ -198,7 +198,20 @@ def _table_of_steps(run: Run) -> _Steps:
     backwards = run.spans.rows(is_mark) if has_marks else _spans_named(run, "compute", "backward")
     gradients = run.gradients
     ranks, numbers = _shared_steps(run, marks, backwards)
-    _check_possible(run, ranks, numbers)
+    # No answer could rest on times that run backwards, or on gradients without bytes. Not by
+    # magnitude: that of the smallest whole number is itself.
+    spans = run.spans
+    too_far = (spans.start_ns < -MOST_NS) | (spans.end_ns > MOST_NS)
+    bad_spans = (spans.end_ns < spans.start_ns) | too_far
+    is_size = (gradients.bytes > 0) & (gradients.bytes <= MOST_BYTES)
+    too_far = (gradients.ready_ns < -MOST_NS) | (gradients.ready_ns > MOST_NS)
+    for table, is_bad in ((spans, bad_spans), (gradients, ~is_size | too_far)):
+        rows = np.flatnonzero(is_bad)
+        rows = rows[_is_in(table.rows(rows), ranks, numbers)]
+        if len(rows):
+            step, rank = table.step[rows[0]], table.rank[rows[0]]
+            place = f"{run.provenance.source}, step {step} of rank {rank}"
+            raise DamagedInput(place, "times or gradient sizes that cannot be")
     start_ns, end_ns = _in_table(marks, ranks, numbers, "start_ns", "end_ns")
     begin_ns, computed_ns = _in_table(backwards, ranks, numbers, "start_ns", "end_ns")
     kept = gradients.rows(_is_in(gradients, ranks, numbers))
@@ -309,7 +322,15 @@ def _communication(run: Run, table: _Steps, workers: int) -> _Sent:
         & (rows.issue_ns <= _packed_ns(run, table)[place] + _BUCKET_LEAVES_NS)
         & (run.facts.buckets is not None)
     )
-    is_bucket &= _is_of_gradients(rows, is_bucket, table)
+    # Of these the rows of the group that sums a rank's gradients: it sums as many bytes.
+    names, group = np.unique(rows.group.astype(str), return_inverse=True)
+    pair = place[0] * len(names) + group.reshape(-1)
+    bucket_bytes = np.where(is_bucket, rows.bytes, 0)
+    sums = np.bincount(pair, bucket_bytes, len(table.ranks) * len(names))
+    off = np.abs(sums - float(table.bytes.sum()) * len(table.numbers))
+    off[sums == 0] = np.inf
+    nearest = off.reshape(len(table.ranks), len(names)).argmin(axis=1)
+    is_bucket &= nearest[place[0]] == group.reshape(-1)
     np.maximum.at(none, tuple(axis[is_bucket] for axis in place), rows.end_ns[is_bucket])
     members = members_of(run)
     among = [members[name] for name in set(rows.group[is_bucket].astype(str).tolist())]
@@ -372,20 +393,6 @@ def _in_the_middle(of_steps: Whole) -> list[int]:
     return picked
 
 
-def _is_of_gradients(
-    rows: Collectives, is_bucket: NDArray[np.bool_], table: _Steps
-) -> NDArray[np.bool_]:
-    """Say which rows are of the group that sums a rank's gradients: it sums as many bytes."""
-    names, group = np.unique(rows.group.astype(str), return_inverse=True)
-    pair = np.searchsorted(table.ranks, rows.rank) * len(names) + group.reshape(-1)
-    sums = np.bincount(
-        pair, np.where(is_bucket, rows.bytes, 0), len(table.ranks) * len(names)
-    ).reshape(len(table.ranks), len(names))
-    off = np.abs(sums - float(table.bytes.sum()) * len(table.numbers))
-    off[sums == 0] = np.inf
-    return np.asarray(off.argmin(axis=1)[pair // len(names)] == pair % len(names))
-
-
 def _others(
     run: Run,
     rows: Collectives,
@@ -414,7 +421,15 @@ def _others(
     for number, took_ns in looked_at:
         here, during = rows.rows(rows.step == number), spans.rows(spans.step == number)
         beside = buckets.rows(buckets.step == number)
-        exposed_ns = _exposed_ns(here, during, beside)
+        # How long they went on beside no computation, or were waited for amidst it. What goes on
+        # beside buckets is theirs.
+        is_wait = (during.lane == "communication") & (during.name == "wait")
+        computing, waits = during.rows((during.lane == "compute") | is_wait), during.rows(is_wait)
+        issued, waiting = (here.issue_ns, here.end_ns), (waits.start_ns, waits.end_ns)
+        busy = _both((computing.start_ns, computing.end_ns), (beside.issue_ns, beside.end_ns))
+        beside_none_ns = _covered_ns(*_both(issued, busy)) - _covered_ns(*busy)
+        waited_for_ns = _covered_ns(*issued) - _covered_ns(*_both(issued, waiting))
+        exposed_ns = beside_none_ns + waited_for_ns + _covered_ns(*waiting)
         own.append(took_ns - exposed_ns)
         hidden.append(int((here.end_ns - here.start_ns).sum()) - exposed_ns)
         calling.append(_calling_ns(here, during))
@@ -439,20 +454,6 @@ def _others(
         are_gradients=sum_gradients and by_hand,
         sum_gradients=sum_gradients and not by_hand,
     )
-
-
-def _exposed_ns(rows: Collectives, spans: Spans, buckets: Collectives) -> int:
-    """Return how long collectives went on beside no computation, or were waited for amidst it.
-
-    What goes on beside buckets is theirs.
-    """
-    is_wait = (spans.lane == "communication") & (spans.name == "wait")
-    computing, waits = spans.rows((spans.lane == "compute") | is_wait), spans.rows(is_wait)
-    own, waiting = (rows.issue_ns, rows.end_ns), (waits.start_ns, waits.end_ns)
-    busy = _both((computing.start_ns, computing.end_ns), (buckets.issue_ns, buckets.end_ns))
-    beside_none_ns = _covered_ns(*_both(own, busy)) - _covered_ns(*busy)
-    waited_for_ns = _covered_ns(*own) - _covered_ns(*_both(own, waiting))
-    return beside_none_ns + waited_for_ns + _covered_ns(*waiting)
 
 
 def _calling_ns(rows: Collectives, spans: Spans) -> int:
@@ -526,21 +527,3 @@ def _refuse(run: Run, problem: str) -> NoReturn:
     if run.missing:
         raise DamagedInput(source, f"{problem}; missing: {run.missing[0]}")
     raise UsageError(f"{source}: {problem}")
-
-
-def _check_possible(run: Run, ranks: Whole, numbers: Whole) -> None:
-    """Refuse times that run backwards and gradients without bytes: no answer could rest on them."""
-    spans, gradients = run.spans, run.gradients
-    # Not by magnitude: that of the smallest whole number is itself.
-    too_far = (spans.start_ns < -MOST_NS) | (spans.end_ns > MOST_NS)
-    bad_spans = (spans.end_ns < spans.start_ns) | too_far
-    is_size = (gradients.bytes > 0) & (gradients.bytes <= MOST_BYTES)
-    too_far = (gradients.ready_ns < -MOST_NS) | (gradients.ready_ns > MOST_NS)
-    bad_gradients = ~is_size | too_far
-    for table, is_bad in ((spans, bad_spans), (gradients, bad_gradients)):
-        rows = np.flatnonzero(is_bad)
-        rows = rows[_is_in(table.rows(rows), ranks, numbers)]
-        if len(rows):
-            step, rank = table.step[rows[0]], table.rank[rows[0]]
-            place = f"{run.provenance.source}, step {step} of rank {rank}"
-            raise DamagedInput(place, "times or gradient sizes that cannot be")

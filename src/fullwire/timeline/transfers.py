@@ -21,8 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.clusters.description import described
 from fullwire.collectives.closed_form import gradient_cost, observed_cost, sent_as
 from fullwire.collectives.cost import AddTimes, Cost, Floats
+from fullwire.collectives.link_cost import collective_cost
+from fullwire.collectives.registry import with_formula
 from fullwire.compression.compressor import Compressor, parse_codec
 from fullwire.errors import UsageError
 from fullwire.run.placement import host_of_rank, shares_one_host, sums_on_processors
@@ -214,23 +217,42 @@ def _costs(run: Run, op: Coded, members: Whole) -> tuple[Cost, Floats]:
     """Return each row's cost, and what its compressor takes, once per operation and size."""
     count = len(members)
     compressor = stated_compressor(run)
-    algorithm = run.facts.algorithm or "ring"
+    algorithm, usual = run.facts.algorithm or "ring", with_formula("allreduce")
     wire_bytes, codec_ns, hops = np.zeros(count), np.zeros(count), np.zeros(count, np.int64)
     most = int(members.max(initial=1)) + 1
     for pair in np.unique(op.codes * most + members).tolist():
         code, workers = divmod(pair, most)
         rows = np.flatnonzero((op.codes == code) & (members == workers))
         size = run.collectives.bytes[rows].astype(np.float64)
-        if op.names[code] == "allreduce" and compressor is not None:
-            cost = gradient_cost(compressor.combining, algorithm, workers, size, AddTimes())
-            wire_bytes[rows] = cost.wire_bytes / compressor.ratio
-            codec_ns[rows] = 1e9 * compressor.codec_s_per_byte(workers) * size
+        stated = compressor if op.names[code] == "allreduce" else None
+        is_sum = stated is not None and stated.combining == "sum"
+        if is_sum and algorithm not in usual and run.facts.cluster and workers == world(run):
+            cost = _on_links(run.facts.cluster, algorithm, workers, size)
+        elif stated is not None:
+            by_formula = algorithm if algorithm in usual else usual[0]
+            cost = gradient_cost(stated.combining, by_formula, workers, size, AddTimes())
         else:
             sent = sent_as(op.names[code], run.facts.backend)
             cost = observed_cost(sent, algorithm, workers, size)
-            wire_bytes[rows] = cost.wire_bytes
+        wire_bytes[rows] = cost.wire_bytes / (1.0 if stated is None else stated.ratio)
+        if stated is not None:
+            codec_ns[rows] = 1e9 * stated.codec_s_per_byte(workers) * size
         hops[rows] = cost.hops
     return Cost(wire_bytes, hops, np.zeros(count)), codec_ns  # type: ignore[arg-type]
+
+
+def _on_links(text: str, algorithm: str, workers: int, size: Floats) -> Cost:
+    """Return what an all-reduce sends whose algorithm only the links of a cluster can tell.
+
+    Its bytes are as many as the NICs would carry in the time that the busiest links take.
+    """
+    fabric = described(text, "the run's cluster")
+    cost, rate_bps = (
+        collective_cost("allreduce", algorithm, fabric, workers=workers),
+        fabric.nics.rate_bps,
+    )
+    line_s = cost.time_s(size, 1 / rate_bps) - cost.time_s(0.0, 1 / rate_bps)
+    return Cost(line_s * rate_bps / 8, cost.hops, np.zeros_like(size))
 
 
 def stated_compressor(run: Run) -> Compressor | None:

@@ -1,25 +1,44 @@
-"""What the links of a new group are like, measured by a few collectives of its own.
+"""What the links of a new group are like, and how many connections two ranks need on them.
 
-All ranks choose algorithms by these two numbers, so all take the same: the worst that any has seen.
+A few collectives of the group's own measure its links. All ranks choose algorithms by these two
+numbers, so all take the same: the worst that any has seen.
+
+Two ranks have several connections where one would not fill the line between them. One connection
+has no more on its way than its buffers hold, so over a long way it fills `window / round trip`. And
+whatever the way, one thread drives it, which moves and adds up some 10 Gbps. All ranks open the
+most that any of them would: that is for the slowest of them.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import socket
 import struct
+import sys
 import time
+from collections.abc import Sequence
 from ctypes import addressof, create_string_buffer
+from pathlib import Path
 from typing import Any
 
 from fullwire.errors import TransportError
 from fullwire.transport import programs
 from fullwire.transport.programs import Links
+from fullwire.transport.rendezvous import interface_address
+
+STREAMS_VARIABLE = "FULLWIRE_STREAMS"  # so many, instead of what is found here
+MOST_STREAMS = 16
+_MOST_CHOSEN = 8
+_ONE_THREAD_BPS = 10e9
+_SETTINGS = Path("/proc/sys/net/ipv4")
+_DEVICES = Path("/sys/class/net")
+_MIN_RTT_OFFSET = 148  # in struct tcp_info
 
 _SMALL_TRIALS = 5
 _LARGE_BYTES = 2**18
 _LARGE_TRIALS = 2
 _LOOK_UP_S = 0.5  # so often Python sees whether somebody wants it to end
-_FLOAT64, _UINT8 = 1, 8
-_SUM, _MAXIMUM = 0, 3
 
 
 class Trials:
@@ -47,7 +66,7 @@ class Trials:
         """Return the largest that any rank has of each value."""
         form = f"{len(values)}d"
         struct.pack_into(form, self._space, 0, *values)
-        self._carry_out(self._exchange, struct.calcsize(form), _FLOAT64, _MAXIMUM)
+        self._carry_out(self._exchange, struct.calcsize(form), "float64", "MAX")
         return struct.unpack_from(form, self._space, 0)
 
     def _mean_s(self, program: Any, count: int, trials: int) -> float:
@@ -60,7 +79,7 @@ class Trials:
         return (time.perf_counter() - began) / trials
 
     def _carry_out(
-        self, program: Any, count: int, number: int = _UINT8, reduction: int = _SUM
+        self, program: Any, count: int, number: str = "uint8", reduction: str = "SUM"
     ) -> None:
         place = [(addressof(self._space), count)]
         task = self._engine.collective(
@@ -68,8 +87,8 @@ class Trials:
             program,
             place,
             place,
-            reduction,
-            number,
+            programs.REDUCTIONS[reduction],
+            programs.NUMBERS[number],
             1,
             self._timeout_s,
             True,
@@ -78,3 +97,75 @@ class Trials:
             pass
         if task.problem:
             raise TransportError(task.problem)
+
+
+def processors_of_a_rank(machines: list[str], rank: int) -> float:
+    """Return how many there are for each rank of this machine, of this group or of others."""
+    of_the_job = os.environ.get("LOCAL_WORLD_SIZE", "")  # as torchrun says
+    neighbours = max(
+        machines.count(machines[rank]), int(of_the_job) if of_the_job.isdecimal() else 0
+    )
+    return len(os.sched_getaffinity(0)) / neighbours
+
+
+def streams(trials: Trials, links: Links, sockets: Sequence[int], processors: float) -> int:
+    """Return how many connections every rank opens to each other one."""
+    said = os.environ.get(STREAMS_VARIABLE)
+    if said is not None and not (said.isdecimal() and 1 <= int(said) <= MOST_STREAMS):
+        raise TransportError(
+            f"{STREAMS_VARIABLE}: expected a number from 1 to {MOST_STREAMS}, got {said!r}"
+        )
+    wanted = int(said or 0)
+    most, least = trials.most(wanted, -wanted)
+    if most != -least:
+        raise TransportError(
+            f"{STREAMS_VARIABLE}: expected the same on every rank, got {-least:g} and {most:g}"
+        )
+    return wanted or int(trials.most(best_streams(links, sockets, processors))[0])
+
+
+def best_streams(links: Links, sockets: Sequence[int], processors: float) -> int:
+    """Count those that fill the longest way, and those for which there are processors."""
+    # The longest round trip from each of the own addresses, of which there are few.
+    ways_s: dict[str, float] = {}
+    for connection in filter(lambda each: each >= 0, sockets):
+        with socket.fromfd(connection, socket.AF_INET, socket.SOCK_STREAM) as known:
+            address = known.getsockname()[0]
+            ways_s[address] = max(ways_s.get(address, 0.0), _round_trip_s(known))
+    found, window_bytes = 1.0, _window_bytes()
+    for address, round_trip_s in ways_s.items():
+        interface_bps = _interface_bps(address)
+        on_the_way_bytes = (interface_bps or links.rate_bps) / 8 * round_trip_s
+        for_threads = min(interface_bps / _ONE_THREAD_BPS, processors // 2)
+        found = max(found, on_the_way_bytes / window_bytes, for_threads)
+    return min(math.ceil(found), _MOST_CHOSEN)
+
+
+def _round_trip_s(connection: socket.socket) -> float:
+    """Return the shortest that the kernel has seen, which knows of no process that sleeps."""
+    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    if len(told) < _MIN_RTT_OFFSET + 4:  # an old kernel
+        return 0.0
+    return int.from_bytes(told[_MIN_RTT_OFFSET : _MIN_RTT_OFFSET + 4], sys.byteorder) / 1e6
+
+
+def _window_bytes() -> float:
+    """Return what a connection may grow to: half of what it receives into is the kernel's own."""
+    try:
+        sent, received = (
+            int((_SETTINGS / name).read_text().split()[2]) for name in ("tcp_wmem", "tcp_rmem")
+        )
+    except (OSError, ValueError, IndexError):
+        return math.inf
+    return max(min(sent, received / 2), 1)
+
+
+def _interface_bps(address: str) -> float:
+    """Return the rate of the interface with this address, 0 where nobody says."""
+    names = (name for _, name in socket.if_nameindex())
+    interface = next((name for name in names if interface_address(name) == address), "")
+    try:
+        megabits = int((_DEVICES / interface / "speed").read_text())
+    except (OSError, ValueError):
+        return 0.0
+    return max(megabits, 0) * 1e6

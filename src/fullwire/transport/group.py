@@ -8,45 +8,32 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from fullwire import _native
 from fullwire.errors import TransportError
-from fullwire.transport import NAME, programs
-from fullwire.transport.calibrate import Trials
+from fullwire.transport import programs
+from fullwire.transport.calibrate import Trials, processors_of_a_rank, streams
 from fullwire.transport.congestion import congestion_control, in_use
-from fullwire.transport.keys import protection, say_once_that_the_network_is_trusted
-from fullwire.transport.rendezvous import Meeting, Met, lack, leave_word, left_words, meet
-from fullwire.transport.streams import agreed
+from fullwire.transport.keys import is_switched_on, protection, say_once_that_the_network_is_trusted
+from fullwire.transport.rendezvous import Meeting, Met, meet, why_no_group
 from fullwire.transport.untraced import untraced
-from fullwire.transport.work import Completer, Work
+from fullwire.transport.work import Completer, InFlight, Work
 
 LONGEST_SILENCE_S = 30.0  # of a rank that others wait for; never longer than the group's time-out
 CHECKSUM_VARIABLE = "FULLWIRE_CHECKSUM"  # 1: what this rank sends bears checksums
 SHORTEST_RENDEZVOUS_S = 30.0  # processes start when they start, whatever collectives may take
-_NUMBERS = {
-    torch.float32: 0,
-    torch.float64: 1,
-    torch.float16: 2,
-    torch.bfloat16: 3,
-    torch.int8: 4,
-    torch.int16: 5,
-    torch.int32: 6,
-    torch.int64: 7,
-    torch.uint8: 8,
-    torch.bool: 9,
-}
-_BYTES = 8  # the number of uint8, as which anything moves that is not added up
-_REDUCTIONS = {"SUM": 0, "AVG": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
+# How to reduce what is not added up, but moves as uint8: by nothing, and divided by 1.
+_MOVED = (None, programs.NUMBERS["uint8"], 1)
+Places: TypeAlias = list[tuple[int, int]]  # in memory, and how many bytes
 _EMPTY = (0, 0)
 _SPIN_US = 50  # while a small message is on its way, where processors are not shared
 _REMEMBERED = 100  # sums of one number: far more than DDP's join() has under way
@@ -76,21 +63,20 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
     def __init__(self, options: Any) -> None:
         rank, size = options.group_rank, options.group_size
         super().__init__(rank, size)
-        checks = _wants_checksums()
+        checks = is_switched_on(CHECKSUM_VARIABLE)
         self._rank, self._size = rank, size
         self._timeout_s = options.timeout.total_seconds()
         self._label = str(options.group_id)
         self._purpose = ""
         self._members = list(options.global_ranks_in_group) or list(range(size))
-        self._in_flight: set[Work] = set()
-        self._most_in_flight = 1
+        self._in_flight = InFlight()
         self._of_one_number: deque[Work] = deque(maxlen=_REMEMBERED)
-        self._holding = threading.Lock()
         self._process = os.getpid()
         try:
             self._start(options.store, checks)
         except BaseException as error:  # nobody will have the group, so nobody could leave it
-            problem = self._problem_of_start(error, options.store)
+            own = f"rank {self._members[rank]}"
+            problem = why_no_group(error, own, self._label, options.store, rank, size)
             if self._engine is not None:
                 if problem:
                     self._engine.give_up(problem)
@@ -106,15 +92,15 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             say_once_that_the_network_is_trusted()
         met = self._meet(store, "")
         self.strangers = met.strangers
-        connections = [each for each in met.sockets if each >= 0]
-        self.congestion = str(in_use(congestion_control(), connections))
+        self.congestion = str(in_use(congestion_control(), [s for s in met.sockets if s >= 0]))
+        processors = processors_of_a_rank(met.machines, self._rank)
         self._engine = _native.TransportStreams(
             self._rank,
             met.sockets,
             [str(member) for member in self._members],
             self._label,
             min(LONGEST_SILENCE_S, self._timeout_s),
-            _spin_us(met.machines, self._rank),
+            _SPIN_US if processors >= 1 else 0,
             checks,
             met.keys,
         )
@@ -123,7 +109,14 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         if not _open:
             _told.clear()
         _open.append(self)
-        self._try_out(store, met)
+        # Measure the links, and open as many more connections as they need.
+        trials = Trials(self._engine, self._rank, self._size, self._timeout_s)
+        self.links = trials.links()
+        self.streams = streams(trials, self.links, met.sockets, processors)
+        for stream in range(1, self.streams):
+            more = self._meet(dist.PrefixStore(f"stream {stream}", store), f", stream {stream}")
+            self._engine.add(more.sockets, more.keys)
+            self.strangers += more.strangers
         self._engine.count_from_here()
 
     def _meet(self, store: Any, stream: str) -> Met:
@@ -131,36 +124,11 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         meeting = Meeting(store, self._rank, self._size, name, self._protection)
         return meet(meeting, max(self._timeout_s, SHORTEST_RENDEZVOUS_S))
 
-    def _try_out(self, store: Any, met: Met) -> None:
-        """Measure the links, and open as many more connections as they need."""
-        trials = Trials(self._engine, self._rank, self._size, self._timeout_s)
-        self.links = trials.links()
-        self.streams = agreed(
-            trials, self.links, met.sockets, _processors(met.machines, self._rank)
-        )
-        for stream in range(1, self.streams):
-            more = self._meet(dist.PrefixStore(f"stream {stream}", store), f", stream {stream}")
-            self._engine.add(more.sockets, more.keys)
-            self.strangers += more.strangers
-
-    def _problem_of_start(self, error: BaseException, store: Any) -> str:
-        """Say why this rank has no group; what it lacked itself is left in the store as well."""
-        own = f"rank {self._members[self._rank]}"
-        lacks = lack(error)
-        problem = f"{own}: {lacks}, at the start of group {self._label}" if lacks else ""
-        if isinstance(error, TransportError | RuntimeError) and str(error).startswith(f"{own}: "):
-            problem = str(error)
-        if problem:
-            leave_word(store, self._rank, problem)
-        elif isinstance(error, TransportError):
-            problem = "; ".join([str(error), *left_words(store, self._size)])
-        return problem
-
     # ---- What torch asks a group ----
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name for it
         """Return the name that the group was asked for by."""
-        return NAME
+        return "fullwire"
 
     _get_backend_name = name = getBackendName
 
@@ -183,7 +151,6 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def _get_backend(self, device: Any) -> FullwireGroup:
         """Stand in for the backend that other groups have for each device."""
-        del device
         return self
 
     @property
@@ -193,7 +160,6 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Say that tensors need no memory of ours."""
-        del device
         return False
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -232,7 +198,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         tensor = _only(tensors)
         if tensor.layout is torch.sparse_coo:
             return self._summing_few(tensor, opts)
-        work = self._reducing("all_reduce", [tensor], opts)
+        work = self._reducing([tensor], opts)
         if tensor.numel() == 1:
             # DDP's join() leaves such a sum to its C++ alone and drops the object, without which
             # torch finds no Future, and waits for ever.
@@ -241,88 +207,80 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """Reduce several tensors, one after the other."""
-        return self._reducing("all_reduce", tensors, opts)
+        return self._reducing(tensors, opts)
 
-    def _reducing(self, name: str, tensors: Sequence[Any], opts: Any) -> Work:
+    def _reducing(self, tensors: Sequence[Any], opts: Any) -> Work:
         tasks = []
         for tensor in tensors:
-            number, reduction, divide_by = self._how(tensor, opts)
+            how = self._how(tensor, opts)
             memory = _memory(tensor, dense=True)
-            algorithm = self._algorithm(memory[1])
-            segments = 1
+            algorithm, segments = self._algorithm(memory[1]), 1
             if algorithm == "ring":
                 part_bytes = self._engine.largest_part(memory[1])
                 segments = programs.ring_segments(self._size, part_bytes)
             program = programs.allreduce(algorithm, self._size, self._rank, segments)
-            what = f"{name}({_called(opts)}) of {_described(tensor)}"
-            how = (reduction, number, divide_by)
-            tasks.append(partial(self._issue, what, program, [memory], [memory], opts, *how))
-        # Issued when all are known to be good: what is refused half-way nobody would hold.
-        return self._work([issue() for issue in tasks], list(tensors), tensors)
+            what = f"all_reduce({_called(opts)}) of {_described(tensor)}"
+            tasks.append(self._task(what, program, [memory], [memory], opts, how))
+        return self._work(tasks, list(tensors), tensors)
 
     def _summing_few(self, tensor: Any, opts: Any) -> Work:
         """Add up sparse tensors: every rank gathers all entries, once it has heard how many."""
         if _called(opts) != "SUM":
-            raise ValueError(f"{NAME}: sparse tensors can only be summed, not {_called(opts)}")
-        own = tensor.coalesce()
-        counts = torch.empty(self._size, dtype=torch.int64)
+            raise ValueError(f"fullwire: sparse tensors can only be summed, not {_called(opts)}")
+        own, counts = tensor.coalesce(), torch.empty(self._size, dtype=torch.int64)
         self.all_gather_single(counts, torch.tensor([own._nnz()]), opts).wait()
         most = int(counts.max())
-        parts = [_padded(part, most) for part in (own.indices().t(), own.values())]
+        parts = [
+            torch.cat([part, part.new_zeros((most - len(part), *part.shape[1:]))])
+            for part in (own.indices().t(), own.values())
+        ]
         wholes = [part.new_empty((self._size * most, *part.shape[1:])) for part in parts]
         pairs = list(zip(wholes, parts, strict=True))
         tasks = [self._gathering(part, _cut(w, self._size, part), opts) for w, part in pairs]
 
         def add_up() -> None:
-            is_entry = torch.arange(self._size * most) % max(most, 1) < counts.repeat_interleave(
-                most
-            )
+            place = torch.arange(self._size * most) % max(most, 1)
+            is_entry = place < counts.repeat_interleave(most)
             places, values = (whole[is_entry] for whole in wholes)
             tensor.copy_(torch.sparse_coo_tensor(places.t(), values, tensor.shape).coalesce())
 
-        return self._work([issue() for issue in tasks], [tensor], pairs, add_up)
+        return self._work(tasks, [tensor], pairs, add_up)
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> Work:
         """Copy the root's tensor to all."""
-        tensor = _only(tensors)
-        root = _root(opts, more)
+        tensor, root = _only(tensors), _root(opts, more)
         memory = _memory(tensor, dense=True)
-        program = programs.broadcast(
-            self._size, self._rank, root, programs.is_small(memory[1], self.links)
-        )
+        small = programs.is_small(memory[1], self.links)
+        program = programs.broadcast(self._size, self._rank, root, small)
         what = f"broadcast from rank {self._members[root]} of {_described(tensor)}"
-        task = self._issue(what, program, [memory, _EMPTY], [memory, _EMPTY], opts)
+        task = self._task(what, program, [memory, _EMPTY], [memory, _EMPTY], opts)
         return self._work([task], [tensor], tensors)
 
     def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> Work:
         """Leave the reduction of all tensors at the root."""
-        tensor = _only(tensors)
-        root = _root(opts, more)
-        number, reduction, divide_by = self._how(tensor, opts)
+        tensor, root = _only(tensors), _root(opts, more)
+        how = self._how(tensor, opts)
         memory = _memory(tensor, dense=True)
-        program = programs.reduce(
-            self._size, self._rank, root, programs.is_small(memory[1], self.links)
-        )
+        small = programs.is_small(memory[1], self.links)
+        program = programs.reduce(self._size, self._rank, root, small)
         work = memory if self._rank == root else (0, memory[1])
         what = f"reduce({_called(opts)}) to rank {self._members[root]} of {_described(tensor)}"
-        task = self._issue(
-            what, program, [memory, _EMPTY], [work, _EMPTY], opts, reduction, number, divide_by
-        )
+        task = self._task(what, program, [memory, _EMPTY], [work, _EMPTY], opts, how)
         return self._work([task], [tensor], tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
         """Collect every rank's tensor in a list, on each rank."""
         given = _only(inputs).contiguous()
-        lists = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
+        lists = _listed(outputs)
         landing, spread = _landing(lists)
         task = self._gathering(given, [_memory(each) for each in landing], opts)
-        return self._work([task()], list(lists), (landing, given), spread)
+        return self._work([task], list(lists), (landing, given), spread)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor in one, on each rank."""
         given = given.contiguous()
         task = self._gathering(given, _cut(output, self._size, given), opts)
-        return self._work([task()], [output], (output, given))
+        return self._work([task], [output], (output, given))
 
     _allgather_base = all_gather_single
 
@@ -334,7 +292,7 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             self._gathering(given, _cut(output, self._size, given), opts)
             for output, given in zip(outputs, inputs, strict=True)
         ]
-        return self._work([issue() for issue in tasks], list(outputs), (outputs, inputs))
+        return self._work(tasks, list(outputs), (outputs, inputs))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -346,32 +304,29 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             self._gathering(given, [_memory(each[index]) for each in outputs], opts)
             for index, given in enumerate(inputs)
         ]
-        return self._work([issue() for issue in tasks], list(outputs), (outputs, inputs))
+        return self._work(tasks, list(outputs), (outputs, inputs))
 
-    def _gathering(self, given: Any, places: list[tuple[int, int]], opts: Any) -> Any:
+    def _gathering(self, given: Any, places: Places, opts: Any) -> Any:
         memory = _memory(given)
         self._require_places(places, memory[1], "all_gather")
-        source = [_EMPTY] * self._size
-        source[self._rank] = memory
+        source = [memory if rank == self._rank else _EMPTY for rank in range(self._size)]
         small = programs.is_small(memory[1] * self._size, self.links)
         program = programs.allgather(self._size, self._rank, small)
-        what = f"all_gather of {_described(given)}"
-        return partial(self._issue, what, program, source, places, opts)
+        return self._task(f"all_gather of {_described(given)}", program, source, places, opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> Work:
         """Reduce a list of tensors and leave one of the results on each rank."""
         output = _only(outputs)
-        parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
-        parts = [each.contiguous() for each in parts]
+        parts = [each.contiguous() for each in _listed(inputs)]
         [landing], spread = _landing([output])
         task = self._scattering(landing, [_memory(each) for each in parts], opts)
-        return self._work([task()], [output], (landing, parts), spread)
+        return self._work([task], [output], (landing, parts), spread)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Reduce a tensor and leave one part of the result on each rank."""
         given = given.contiguous()
         task = self._scattering(output, _cut(given, self._size, output), opts)
-        return self._work([task()], [output], (output, given))
+        return self._work([task], [output], (output, given))
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -383,25 +338,23 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
             self._scattering(output, _cut(given, self._size, output), opts)
             for output, given in zip(outputs, inputs, strict=True)
         ]
-        return self._work([issue() for issue in tasks], list(outputs), (outputs, inputs))
+        return self._work(tasks, list(outputs), (outputs, inputs))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _scattering(self, output: Any, parts: list[tuple[int, int]], opts: Any) -> Any:
-        number, reduction, divide_by = self._how(output, opts)
+    def _scattering(self, output: Any, parts: Places, opts: Any) -> Any:
+        how = self._how(output, opts)
         memory = _memory(output)
         self._require_places(parts, memory[1], "reduce_scatter")
-        work = [(0, memory[1])] * self._size
-        work[self._rank] = memory
+        work = [(memory[0] if rank == self._rank else 0, memory[1]) for rank in range(self._size)]
         small = programs.is_small(memory[1] * self._size, self.links)
         program = programs.reducescatter(self._size, self._rank, small)
         what = f"reduce_scatter({_called(opts)}) of {_described(output)} a rank"
-        return partial(self._issue, what, program, parts, work, opts, reduction, number, divide_by)
+        return self._task(what, program, parts, work, opts, how)
 
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Send a tensor to each rank and get one from each."""
-        source = [_memory(each) for each in inputs]
-        places = [_memory(each) for each in outputs]
+        source, places = [*map(_memory, inputs)], [*map(_memory, outputs)]
         task = self._exchanging(source, places, inputs[0], opts)
         return self._work([task], list(outputs), (outputs, inputs))
 
@@ -421,33 +374,28 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
     alltoall_base = all_to_all_single
 
-    def _exchanging(
-        self, source: list[tuple[int, int]], places: list[tuple[int, int]], given: Any, opts: Any
-    ) -> Any:
+    def _exchanging(self, source: Places, places: Places, given: Any, opts: Any) -> Any:
         if not len(source) == len(places) == self._size:
             raise ValueError(f"all_to_all: expected {self._size} tensors to send and to receive")
         if source[self._rank][1] != places[self._rank][1]:
             raise ValueError("all_to_all: a rank's part for itself differs in size on both sides")
         program = programs.alltoall(self._size, self._rank)
-        return self._issue(f"all_to_all of {_typed(given)}", program, source, places, opts)
+        return self._task(f"all_to_all of {_typed(given)}", program, source, places, opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, **more: Any) -> Work:
         """Collect every rank's tensor at the root."""
         given, root = _only(inputs).contiguous(), _root(opts, more)
         memory = _memory(given)
-        places = [_EMPTY] * (self._size + 1)
-        lists: Sequence[Any] = []
-        if self._rank == root:
-            lists = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
+        lists = _listed(outputs) if self._rank == root else []
         landing, spread = _landing(lists)
+        places = [_EMPTY] * self._size
         if self._rank == root:
-            places[: self._size] = [_memory(each) for each in landing]
-            self._require_places(places[: self._size], memory[1], "gather")
-        source = [_EMPTY] * (self._size + 1)
-        source[self._rank] = memory
+            places = [_memory(each) for each in landing]
+            self._require_places(places, memory[1], "gather")
+        source = [memory if rank == self._rank else _EMPTY for rank in range(self._size + 1)]
         program = programs.gather(self._size, self._rank, root)
         what = f"gather to rank {self._members[root]} of {_described(given)}"
-        task = self._issue(what, program, source, places, opts)
+        task = self._task(what, program, source, [*places, _EMPTY], opts)
         return self._work([task], list(lists), (landing, given), spread)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, **more: Any) -> Work:
@@ -455,138 +403,118 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
         output, root = _only(outputs), _root(opts, more)
         [landing], spread = _landing([output])
         memory = _memory(landing)
-        source = [_EMPTY] * (self._size + 1)
-        parts: Sequence[Any] = []
+        lists = _listed(inputs) if self._rank == root else []
+        parts = [each.contiguous() for each in lists]
+        source = [_EMPTY] * self._size
         if self._rank == root:
-            parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
-            parts = [each.contiguous() for each in parts]
-            source[: self._size] = [_memory(each) for each in parts]
-            self._require_places(source[: self._size], memory[1], "scatter")
-        places = [_EMPTY] * (self._size + 1)
-        places[self._rank] = memory
+            source = [_memory(each) for each in parts]
+            self._require_places(source, memory[1], "scatter")
+        places = [memory if rank == self._rank else _EMPTY for rank in range(self._size + 1)]
         program = programs.scatter(self._size, self._rank, root)
         what = f"scatter from rank {self._members[root]} of {_described(output)}"
-        task = self._issue(what, program, source, places, opts)
+        task = self._task(what, program, [*source, _EMPTY], places, opts)
         return self._work([task], [output], (landing, parts), spread)
 
     def barrier(self, opts: Any = None, **_: Any) -> Work:
         """Let nobody go on before everybody has come."""
         program = programs.barrier(self._size, self._rank)
-        return self._work([self._issue("barrier", program, [_EMPTY], [_EMPTY], opts)], [], None)
+        return self._work([self._task("barrier", program, [_EMPTY], [_EMPTY], opts)], [], None)
 
     # ---- Transfers between two ranks ----
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> Work:
         """Send a tensor to a rank that receives it."""
-        tensor = _only(tensors)
-        what = f"send of {_described(tensor)} to rank {self._members[to]} (tag {tag})"
-        return self._transfer(what, True, to, tag, tensor)
+        return self._transfer("send", _only(tensors), f"to rank {self._members[to]}", to, tag)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
         """Receive a tensor from a rank."""
-        tensor = _only(tensors)
-        what = f"receive of {_described(tensor)} from rank {self._members[source]} (tag {tag})"
-        return self._transfer(what, False, source, tag, tensor)
+        where = f"from rank {self._members[source]}"
+        return self._transfer("receive", _only(tensors), where, source, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive a tensor from whichever rank sends one."""
-        tensor = _only(tensors)
-        what = f"receive of {_described(tensor)} from any rank (tag {tag})"
-        return self._transfer(what, False, -1, tag, tensor)
+        return self._transfer("receive", _only(tensors), "from any rank", -1, tag)
 
-    def _transfer(self, what: str, sends: bool, rank: int, tag: int, tensor: Any) -> Work:
+    def _transfer(self, does: str, tensor: Any, where: str, rank: int, tag: int) -> Work:
+        what = f"{does} of {_described(tensor)} {where} (tag {tag})"
         if rank == self._rank:
             raise ValueError(f"{what}: that is this rank itself")
-        task = self._engine.transfer(what, sends, rank, tag, _memory(tensor), self._timeout_s)
-        return self._work([task], [tensor], tensor)
+        how = (does == "send", rank, tag, _memory(tensor), self._timeout_s)
+        return self._work([partial(self._engine.transfer, what, *how)], [tensor], tensor)
 
     # ---- How ----
 
-    def _issue(
+    def _task(
         self,
         what: str,
         program: Any,
-        source: list[tuple[int, int]],
-        places: list[tuple[int, int]],
+        source: Places,
+        places: Places,
         opts: Any,
-        reduction: int | None = None,
-        number: int = _BYTES,
-        divide_by: int = 1,
-    ) -> Any:
-        timeout_s = self._timeout_s
+        how: tuple[int | None, int, int] = _MOVED,
+    ) -> Callable[[], Any]:
+        """Make what issues a collective to the engine."""
         given = getattr(opts, "timeout", None)
-        if given is not None and given.total_seconds() > 0:
-            timeout_s = given.total_seconds()
-        waits_at_once = not getattr(opts, "asyncOp", True)
-        return self._engine.collective(
-            what, program, source, places, reduction, number, divide_by, timeout_s, waits_at_once
-        )
+        asked_s = given.total_seconds() if given is not None else 0.0
+        timeout_s = asked_s if asked_s > 0 else self._timeout_s
+        rest = (*how, timeout_s, not getattr(opts, "asyncOp", True))  # whether it waits at once
+        return partial(self._engine.collective, what, program, source, places, *rest)
 
     def _work(
         self,
-        tasks: Sequence[Any],
+        tasks: Sequence[Callable[[], Any]],
         result: Any,
         kept: Any,
         afterwards: Callable[[], None] | None = None,
     ) -> Work:
-        work = Work(self._engine, self._completer, tasks, result, kept, afterwards, self._let_go)
-        self._hold(work)
-        if torch.autograd._profiler_enabled():
-            work.show_to_profiler(_operation(tasks[0]))
-        return work
-
-    def _hold(self, work: Work) -> None:
-        """Keep a work: who drops it and the tensor still has the engine read and write it."""
-        with self._holding:
-            if len(self._in_flight) >= self._most_in_flight:  # some ended that nobody waited for
-                self._in_flight = {each for each in self._in_flight if not each.is_completed()}
-                self._most_in_flight = 2 * len(self._in_flight) + 1
-            self._in_flight.add(work)
-
-    def _let_go(self, work: Work) -> None:
-        """Forget a work that has ended, at once: its tensor may be large."""
-        with self._holding:
-            self._in_flight.discard(work)
+        """Issue tasks, all known to be good by now: one refused half-way nobody would hold."""
+        issued = [issue() for issue in tasks]
+        of_group = (self._engine, self._completer, self._in_flight)
+        return Work(*of_group, issued, result, kept, afterwards)
 
     def _how(self, tensor: Any, opts: Any) -> tuple[int, int, int]:
-        """Return what to reduce with: the number's kind, the operation and what to divide by."""
+        """Return what to reduce with: the operation, the number's kind and what to divide by."""
         name, dtype = _called(opts), tensor.dtype
         if dtype.is_complex and name in ("SUM", "AVG"):
             dtype = dtype.to_real()  # whose pairs are added as any others
-        if dtype not in _NUMBERS:
-            raise TypeError(f"{NAME} cannot reduce {_typed(tensor)} by {name}")
-        if name not in _REDUCTIONS:
-            raise ValueError(f"{NAME} knows no reduction {name}")
+        kind = str(dtype).removeprefix("torch.")
+        if kind not in programs.NUMBERS:
+            raise TypeError(f"fullwire cannot reduce {_typed(tensor)} by {name}")
+        if name not in programs.REDUCTIONS:
+            raise ValueError(f"fullwire knows no reduction {name}")
         if name.startswith("B") and (tensor.dtype.is_floating_point):
             raise ValueError(f"{name}: expected whole numbers, got {_typed(tensor)}")
         if name == "AVG" and tensor.dtype == torch.bool:
             raise ValueError("AVG: expected numbers, got bool")
-        return _NUMBERS[dtype], _REDUCTIONS[name], self._size if name == "AVG" else 1
+        divide_by = self._size if name == "AVG" else 1
+        return programs.REDUCTIONS[name], programs.NUMBERS[kind], divide_by
 
     def _algorithm(self, size_bytes: int) -> str:
         """Choose by size, rounded to half a power of two: computed once for each."""
+        if size_bytes > programs.LARGEST_UNPIPELINED_BYTES:
+            return "ring"
         power = size_bytes.bit_length()
         if power not in self._algorithms:
             typical = 3 << power >> 2
             self._algorithms[power] = programs.allreduce_algorithm(self._size, typical, self.links)
-        found = self._algorithms[power]
-        return "ring" if size_bytes > programs.LARGEST_UNPIPELINED_BYTES else found
+        return self._algorithms[power]
 
-    def _require_places(self, places: Sequence[tuple[int, int]], each: int, name: str) -> None:
+    def _require_places(self, places: Places, each: int, name: str) -> None:
         if len(places) != self._size:
             raise ValueError(f"{name}: expected {self._size} tensors, got {len(places)}")
         if any(size != each for _, size in places):
-            raise ValueError(
-                f"{name}: expected {each} bytes for each rank, got {[size for _, size in places]}"
-            )
+            sizes = [size for _, size in places]
+            raise ValueError(f"{name}: expected {each} bytes for each rank, got {sizes}")
 
 
 def _memory(tensor: Any, *, dense: bool = False) -> tuple[int, int]:
     """Return where a tensor's bytes are, and how many."""
     if tensor.device.type != "cpu":
-        raise ValueError(f"{NAME}: expected a tensor of the processor, got one on {tensor.device}")
+        raise ValueError(
+            f"fullwire: expected a tensor of the processor, got one on {tensor.device}"
+        )
     if tensor.layout is not torch.strided:
-        raise ValueError(f"{NAME}: expected a dense tensor, got {tensor.layout}")
+        raise ValueError(f"fullwire: expected a dense tensor, got {tensor.layout}")
     if not tensor.is_contiguous() and not (dense and _is_without_gaps(tensor)):
         raise ValueError("Tensors must be contiguous")  # as Gloo says it
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
@@ -602,12 +530,6 @@ def _landing(outputs: Sequence[Any]) -> tuple[list[Any], Callable[[], None] | No
             out.copy_(one)
 
     return dense, spread if apart else None
-
-
-def _padded(part: Any, rows: int) -> Any:
-    padded = part.new_zeros((rows, *part.shape[1:]))
-    padded[: len(part)] = part
-    return padded
 
 
 def _is_without_gaps(tensor: Any) -> bool:
@@ -628,7 +550,12 @@ def _only(tensors: Any) -> Any:
     return tensors[0]
 
 
-def _cut(whole: Any, parts: int, part: Any) -> list[tuple[int, int]]:
+def _listed(tensors: Any) -> Sequence[Any]:
+    """Return the tensors for all ranks, which torch may put in a list of one list."""
+    return tensors[0] if isinstance(tensors[0], list | tuple) else tensors
+
+
+def _cut(whole: Any, parts: int, part: Any) -> Places:
     """Cut a tensor into places of tensors like the part, of whose type torch has not made sure."""
     if whole.dtype is not part.dtype:
         raise ValueError(f"expected tensors of one type, got {_typed(part)} and {_typed(whole)}")
@@ -639,41 +566,31 @@ def _cut(whole: Any, parts: int, part: Any) -> list[tuple[int, int]]:
     return [(address + index * each, each) for index in range(parts)]
 
 
-def _split(
-    memory: tuple[int, int], tensor: Any, splits: Sequence[int], parts: int
-) -> list[tuple[int, int]]:
+def _split(memory: tuple[int, int], tensor: Any, splits: Sequence[int], parts: int) -> Places:
     """Cut a tensor along its first dimension, into equal parts unless told."""
     rows = int(tensor.shape[0]) if tensor.dim() else 1
     counts = list(splits) or [rows // parts] * parts
     if len(counts) != parts or sum(counts) != rows:
         raise ValueError(f"all_to_all: expected {parts} splits of {rows} rows, got {counts}")
     row_bytes = memory[1] // rows if rows else 0
-    places = []
-    address = memory[0]
-    for count in counts:
-        places.append((address, count * row_bytes))
-        address += count * row_bytes
-    return places
+    firsts = accumulate(counts, initial=0)
+    return [
+        (memory[0] + first * row_bytes, count * row_bytes)
+        for first, count in zip(firsts, counts, strict=False)
+    ]
 
 
 def _called(opts: Any) -> str:
     reduction = getattr(opts, "reduceOp", opts)
     if reduction is None:
         return "SUM"
-    return _names(reduction)
-
-
-def _names(reduction: Any) -> str:
-    for name in _REDUCTIONS:
-        if reduction == getattr(dist.ReduceOp, name):
-            return name
-    return str(getattr(reduction, "op", reduction)).removeprefix("RedOpType.")
+    other = str(getattr(reduction, "op", reduction)).removeprefix("RedOpType.")
+    known = (name for name in programs.REDUCTIONS if reduction == getattr(dist.ReduceOp, name))
+    return next(known, other)
 
 
 def _root(opts: Any, more: dict[str, Any]) -> int:
-    if isinstance(opts, int):
-        return opts
-    return int(more.get("root", getattr(opts, "rootRank", 0)))
+    return opts if isinstance(opts, int) else int(more.get("root", getattr(opts, "rootRank", 0)))
 
 
 def _typed(tensor: Any) -> str:
@@ -682,33 +599,3 @@ def _typed(tensor: Any) -> str:
 
 def _described(tensor: Any) -> str:
     return f"{tensor.numel()} {_typed(tensor)}"
-
-
-def _operation(task: Any) -> str:
-    """Name what a task does, as torch's own backends do for profilers."""
-    word = re.split(r"\W", task.description)[0]
-    return f"{NAME}:{'recv' if word == 'receive' else word}"
-
-
-def _wants_checksums() -> bool:
-    said = os.environ.get(CHECKSUM_VARIABLE, "0")
-    if said not in ("0", "1"):
-        raise TransportError(f"{CHECKSUM_VARIABLE}: expected 0 or 1, got {said!r}")
-    return said == "1"
-
-
-def _spin_us(machines: list[str], rank: int) -> int:
-    """Wait actively only where every rank of this machine has a processor to itself."""
-    return _SPIN_US if _processors(machines, rank) >= 1 else 0
-
-
-def _processors(machines: list[str], rank: int) -> float:
-    """Return how many there are for each rank of this machine, of this group or of others."""
-    of_the_job = os.environ.get("LOCAL_WORLD_SIZE", "")  # as torchrun says
-    neighbours = max(
-        machines.count(machines[rank]), int(of_the_job) if of_the_job.isdecimal() else 0
-    )
-    return len(os.sched_getaffinity(0)) / neighbours
-
-
-__all__ = ["FullwireGroup", "TransportError"]

@@ -39,7 +39,13 @@ class Protection:
 
 def protection() -> Protection:
     """Read the key and whether to encrypt from this process's environment."""
-    key, encrypts = _key(), _wants_encryption()
+    path, said = os.environ.get(KEY_FILE_VARIABLE), os.environ.get(KEY_VARIABLE)
+    key = b""
+    if path:
+        key = _long_enough(_read(Path(path)), f"{KEY_FILE_VARIABLE}: {path}")
+    elif said:
+        key = _long_enough(said.encode(), KEY_VARIABLE)
+    encrypts = is_switched_on(ENCRYPT_VARIABLE)
     if encrypts and not key:
         raise TransportError(
             f"{ENCRYPT_VARIABLE}=1: expected a key ({KEY_FILE_VARIABLE} or {KEY_VARIABLE}), found "
@@ -67,15 +73,6 @@ def extracted(salt: bytes, secret: bytes) -> bytes:
 def expanded(key: bytes, purpose: bytes) -> bytes:
     """Take the second half of HKDF: 32 bytes for one purpose."""
     return hmac.digest(key, purpose + b"\x01", "sha256")
-
-
-def _key() -> bytes:
-    path, said = os.environ.get(KEY_FILE_VARIABLE), os.environ.get(KEY_VARIABLE)
-    if path:
-        return _long_enough(_read(Path(path)), f"{KEY_FILE_VARIABLE}: {path}")
-    if said:
-        return _long_enough(said.encode(), KEY_VARIABLE)
-    return b""
 
 
 def _read(path: Path) -> bytes:
@@ -114,8 +111,9 @@ def _long_enough(key: bytes, where: str) -> bytes:
     return key
 
 
-def _wants_encryption() -> bool:
-    said = os.environ.get(ENCRYPT_VARIABLE, "0")
+def is_switched_on(variable: str) -> bool:
+    """Read a variable of this process's environment that is 1 or 0."""
+    said = os.environ.get(variable, "0")
     if said not in ("0", "1"):
-        raise TransportError(f"{ENCRYPT_VARIABLE}: expected 0 or 1, got {said!r}")
+        raise TransportError(f"{variable}: expected 0 or 1, got {said!r}")
     return said == "1"

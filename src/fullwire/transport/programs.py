@@ -21,6 +21,20 @@ from fullwire.collectives.cost import AddTimes
 from fullwire.collectives.plan import plan
 from fullwire.collectives.stages import Plan, Transfers
 
+# As the engine numbers them.
+NUMBERS = {
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "bfloat16": 3,
+    "int8": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "uint8": 8,
+    "bool": 9,
+}
+REDUCTIONS = {"SUM": 0, "AVG": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
 LARGEST_UNPIPELINED_BYTES = 2**20  # what the engine takes from a rank before it is asked for
 _SEGMENT_BYTES = 2**21  # for each rank: two of these of every rank lie in the processor's caches
 

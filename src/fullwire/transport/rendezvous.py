@@ -142,7 +142,12 @@ def meet(meeting: Meeting, timeout_s: float) -> Met:
         while len(door.trusted) < size - 1 - rank:
             missing = sorted(set(range(rank + 1, size)) - set(door.trusted))
             if time.monotonic() > until:
-                raise TransportError(_not_met(meeting, missing, timeout_s, door.strangers))
+                who = ", ".join(map(str, missing))
+                text = f"rendezvous: rank {who} did not connect within {timeout_s:g} s"
+                text += "".join(map(meeting.why_not, missing[:4]))
+                if door.strangers:
+                    text += f" ({door.strangers} connections of strangers were closed)"
+                raise TransportError(text)
             if time.monotonic() - looked > _LOOK_UP_S:
                 looked = time.monotonic()
                 meeting.raise_if_failed(missing)
@@ -182,20 +187,23 @@ def leave_word(store: Any, rank: int, problem: str) -> None:
         store.set(f"rank {rank}", f"{_FAILED} {_attempt(store)} {problem}")
 
 
-def left_words(store: Any, size: int) -> list[str]:
-    """Return why ranks did not come, as they say."""
-    words = []
-    with contextlib.suppress(_NotYet, RuntimeError, OSError):
-        said = [_read(store, f"rank {rank}") for rank in range(size)]
-        words = [each.split(" ", 2)[2] for each in said if each.startswith(_FAILED)]
-    return words
-
-
-def _not_met(meeting: Meeting, missing: list[int], timeout_s: float, strangers: int) -> str:
-    who = ", ".join(map(str, missing))
-    text = f"rendezvous: rank {who} did not connect within {timeout_s:g} s"
-    text += "".join(map(meeting.why_not, missing[:4]))
-    return text + (f" ({strangers} connections of strangers were closed)" if strangers else "")
+def why_no_group(
+    error: BaseException, own: str, group: str, store: Any, rank: int, size: int
+) -> str:
+    """Say why this rank has no group; what it lacked itself is left in the store as well."""
+    lacks = lack(error)
+    problem = f"{own}: {lacks}, at the start of group {group}" if lacks else ""
+    if isinstance(error, TransportError | RuntimeError) and str(error).startswith(f"{own}: "):
+        problem = str(error)
+    if problem:
+        leave_word(store, rank, problem)
+    elif isinstance(error, TransportError):
+        words = [str(error)]  # and those of ranks that did not come, as they say
+        with contextlib.suppress(_NotYet, RuntimeError, OSError):
+            said = [_read(store, f"rank {other}") for other in range(size)]
+            words += [each.split(" ", 2)[2] for each in said if each.startswith(_FAILED)]
+        problem = "; ".join(words)
+    return problem
 
 
 @dataclass(frozen=True)
@@ -441,39 +449,26 @@ def _own_address(store: Any) -> str:
     """Choose the address that the store is reached from: there the other ranks can reach us."""
     wanted = os.environ.get(INTERFACE_VARIABLE) or os.environ.get("GLOO_SOCKET_IFNAME")
     if wanted:
-        return _address_of(wanted.split(",")[0])
-    return _route_to(_store_host(store)) or "127.0.0.1"
-
-
-def _store_host(store: Any) -> str:
+        wanted = wanted.split(",")[0]
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_address(wanted))
+        if not (found := interface_address(wanted)):
+            raise TransportError(
+                f"{INTERFACE_VARIABLE}: expected an address or an interface of this host that has "
+                f"one, got {wanted!r}"
+            )
+        return found
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return str(getattr(store, "host", "")) or socket.gethostname()
-
-
-def _route_to(host: str) -> str:
-    try:
-        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except OSError:
-        return ""
-    for family, kind, protocol, _, address in found:
-        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # of a datagram socket: nothing is sent
-            return str(probe.getsockname()[0])
-    return ""
-
-
-def _address_of(wanted: str) -> str:
-    """Take an address as it is, or find that of an interface."""
-    with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(wanted))
-    found = interface_address(wanted)
-    if not found:
-        raise TransportError(
-            f"{INTERFACE_VARIABLE}: expected an address or an interface of this host that has "
-            f"one, got {wanted!r}"
-        )
-    return found
+    host = str(getattr(store, "host", "")) or socket.gethostname()
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, 9, type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)  # of a datagram socket: nothing is sent
+                return str(probe.getsockname()[0])
+    return "127.0.0.1"
 
 
 def interface_address(name: str) -> str:

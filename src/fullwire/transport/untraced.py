@@ -7,7 +7,8 @@ would load all of it, for jobs that compile nothing too.
 
 from __future__ import annotations
 
-from types import CodeType, FunctionType
+import contextlib
+from types import FunctionType
 from typing import TypeVar
 
 import torch
@@ -17,19 +18,13 @@ Kind = TypeVar("Kind", bound=type)
 
 def untraced(kind: Kind) -> Kind:
     """Keep the methods of a class out of graphs, and whatever they call."""
-    for each in vars(kind).values():
-        if isinstance(each, FunctionType):
-            _skip(each.__code__)
-    return kind
-
-
-def _skip(code: CodeType) -> None:
-    try:
+    codes = [each.__code__ for each in vars(kind).values() if isinstance(each, FunctionType)]
+    with contextlib.suppress(AttributeError):  # a torch without this compiler
         kernel = torch._C._dynamo.eval_frame
-        if hasattr(kernel, "skip_code"):  # its older name
-            kernel.skip_code(code)
-        else:
-            skip = kernel._FrameAction.SKIP
-            kernel.set_code_exec_strategy(code, kernel._FrameExecStrategy(skip, skip))
-    except AttributeError:  # a torch without this compiler
-        return
+        for code in codes:
+            if hasattr(kernel, "skip_code"):  # its older name
+                kernel.skip_code(code)
+            else:
+                skip = kernel._FrameAction.SKIP
+                kernel.set_code_exec_strategy(code, kernel._FrameExecStrategy(skip, skip))
+    return kind

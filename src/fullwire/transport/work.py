@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import sys
 import threading
 import time
@@ -43,11 +44,11 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
         self,
         engine: Any,
         completer: Completer,
+        in_flight: InFlight,
         tasks: Sequence[Any],
         result: Any,
         kept: Any,
         afterwards: Callable[[], None] | None,
-        let_go: Callable[[Work], None],
     ) -> None:
         super().__init__()
         self.tasks = tasks
@@ -56,11 +57,14 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
         self._result = result
         self._kept = kept  # tensors that the engine reads or writes
         self._afterwards = afterwards
-        self._let_go = let_go
+        self._in_flight = in_flight
         self._finishing = threading.Lock()
         self._ended: Any = None
         self._future: Any = None  # that has the result, or what went wrong, once `_ended` has ended
         self._mark: Any = None  # a Future that ends what a profiler shows of this work
+        in_flight.hold(self)
+        if torch.autograd._profiler_enabled():
+            self._show_to_profiler()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when the result is there, or raise what went wrong."""
@@ -112,7 +116,9 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
                 # exception for a tensor. What raises in a callback has failed for both.
                 self._ended = torch.futures.Future()
                 self._future = self._ended.then(self._outcome)
-                if _is_of_halves(self._result) and _is_asked_by_cpp():
+                first = self._result[0] if isinstance(self._result, list) and self._result else None
+                is_of_halves = isinstance(first, torch.Tensor) and first.dtype is torch.float16
+                if is_of_halves and _is_asked_by_cpp():
                     self._future = _compiled().of_tensors(self._future, self._result)
         if is_first and self.is_completed():
             self.complete()
@@ -145,23 +151,20 @@ class Work(dist.Work):  # type: ignore[misc]  # torch may be absent when we chec
             mark, self._mark = self._mark, None
             if mark is not None:
                 mark.set_result(None)
-        self._let_go(self)
+        self._in_flight.let_go(self)
 
-    def show_to_profiler(self, name: str) -> None:
+    def _show_to_profiler(self) -> None:
         """Let a profiler that is on see this work from here to its end, as it sees Gloo's.
 
         Its end is marked before anybody is told: who was told may put the profiler away, and torch
         then has nothing left to mark it in.
         """
         self._mark = torch.futures.Future()
-        with torch.autograd.profiler.record_function(name) as shown:
+        word = re.split(r"\W", self.tasks[0].description)[0]
+        name = "recv" if word == "receive" else word  # as torch's own backends say it
+        with torch.autograd.profiler.record_function(f"fullwire:{name}") as shown:
             shown._call_end_callbacks_on_future(self._mark)
         self.get_future()  # so that it is finished though nobody waits
-
-
-def _is_of_halves(result: Any) -> bool:
-    first = result[0] if isinstance(result, list) and result else None
-    return isinstance(first, torch.Tensor) and first.dtype is torch.float16
 
 
 def _is_asked_by_cpp() -> bool:
@@ -180,6 +183,32 @@ def _compiled() -> Any:
     Python's; one that TorchScript makes does not, and costs some 40 us.
     """
     return torch.jit.CompilationUnit(_OF_TENSORS)
+
+
+class InFlight:
+    """Works that have not ended: who drops one and its tensor still has the engine use both."""
+
+    def __init__(self) -> None:
+        self._works: set[Work] = set()
+        self._most = 1
+        self._lock = threading.Lock()
+
+    def hold(self, work: Work) -> None:
+        """Keep a work until it has ended."""
+        with self._lock:
+            if len(self._works) >= self._most:  # some ended that nobody waited for
+                self._works = {each for each in self._works if not each.is_completed()}
+                self._most = 2 * len(self._works) + 1
+            self._works.add(work)
+
+    def let_go(self, work: Work) -> None:
+        """Forget a work that has ended, at once: its tensor may be large."""
+        with self._lock:
+            self._works.discard(work)
+
+    def clear(self) -> None:
+        """Forget all, once the engine is closed."""
+        self._works.clear()
 
 
 class Completer:
@@ -236,17 +265,13 @@ class Completer:
         self._complete_ended()
 
     def _run(self) -> None:
-        while self._completed_some():
-            pass
-
-    def _completed_some(self) -> bool:
         """Complete what ends next, and keep nothing of it while watching for more."""
-        ended = self._watched()
-        for work in ended:
-            work.complete()
-        with self._lock:
-            self._on_watch += 1
-        return bool(ended)
+        while ended := self._watched():
+            for work in ended:
+                work.complete()
+            del work, ended
+            with self._lock:
+                self._on_watch += 1
 
     def _watched(self) -> list[Work]:
         """Wait for Futures to complete, one thread at a time; none once the engine is closed."""

@@ -10,7 +10,7 @@ A field stands in braces, and after a colon how it is written:
     {size:? of {size:bytes}}                     only where there is some
     {links:clause}                               a sentence amidst another: no capital, no full stop
 
-A field that holds a finding or a fix is filled in itself, and None leaves nothing.
+A field that holds a finding or a fix is filled in itself. None leaves no trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fullwire.units import show_bytes, show_ranks, show_rate, show_time
 
 
 class Told(Protocol):
-    """What has a sentence: a finding; of a fix it is the change."""
+    """A finding with its sentence, or a fix with its change."""
 
     @property
     def template(self) -> str:
@@ -31,7 +31,7 @@ class Told(Protocol):
 
 
 class Settable(Protocol):
-    """What has a setting: a fix."""
+    """A fix, with its setting."""
 
     @property
     def how(self) -> str:

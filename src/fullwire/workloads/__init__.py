@@ -34,12 +34,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.display import Result, html_table
 from fullwire.errors import UsageError
 from fullwire.registry import Registry
+from fullwire.run.facts import Facts
+from fullwire.run.run import Gradients, Provenance, Run, Spans
+from fullwire.units import show_time
 from fullwire.workloads.devices import DEVICES, Device
 from fullwire.workloads.layers import FP32_BYTES, Layer, Parameter, Work
 from fullwire.workloads.memory import Memory, memory
@@ -67,8 +72,8 @@ class Model:
         return sum(parameter.size for layer in self.layers for parameter in layer.parameters)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class Workload(Result):
     """A model on a device: what one worker's step looks like when nobody else is there."""
 
     name: str
@@ -87,6 +92,23 @@ class Workload:
     def step_ns(self) -> int:
         """Forward, backward and optimizer, one after the other."""
         return self.forward_ns + self.backward_ns + self.optimizer_ns
+
+    def _in_short(self) -> Iterator[str]:
+        yield f"{self.name}, {self.model.title} with {self.model.parameter_count:,} parameters"
+        device = f"{self.device.title} in {self.device.precision}"
+        yield f"a step of {self.batch} takes {show_time(self.step_ns * 1e-9)} on {device}"
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            "gradients": {
+                "name": self.gradient_names,
+                "bytes": self.gradient_bytes,
+                "ready_ns": self.gradient_ready_ns,
+            }
+        }
+
+    def _picture(self) -> str:
+        return html_table(self._tables()["gradients"])
 
     @property
     def batch(self) -> str:
@@ -110,18 +132,15 @@ def workload(name: str) -> Workload:
             f"models are {', '.join(MODELS)}; devices are {', '.join(DEVICES)}"
         )
     model = MODELS[model_name]
-    samples = _samples(batch, name) if colon else model.samples
-    return _on_device(model, DEVICES[device_name], samples)
-
-
-def _samples(text: str, name: str) -> int:
-    count = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    if not 1 <= count <= MOST_SAMPLES:
+    samples, device = model.samples, DEVICES[device_name]
+    if colon:
+        samples = int(batch) if batch.isascii() and batch.isdigit() and len(batch) < 10 else 0
+    if not 1 <= samples <= MOST_SAMPLES:
         raise UsageError(
             f"batch: expected a whole number of samples from 1 to {MOST_SAMPLES:,} after the "
             f"colon, got {name!r}"
         )
-    return count
+    return _on_device(model, device, samples)
 
 
 def _on_device(model: Model, device: Device, samples: int) -> Workload:
@@ -131,6 +150,7 @@ def _on_device(model: Model, device: Device, samples: int) -> Workload:
         backward_ns += _duration_ns(layer.backward, device, samples)
         ready.extend((parameter, backward_ns) for parameter in layer.parameters)
     is_usual = samples == model.samples
+    update = Work(0, 0, weight_values=model.optimizer.moved_values * model.parameter_count)
     return Workload(
         name=f"{model.name}@{device.name}" + ("" if is_usual else f":{samples}"),
         model=model,
@@ -141,8 +161,44 @@ def _on_device(model: Model, device: Device, samples: int) -> Workload:
         gradient_ready_ns=_column([ready_ns for _, ready_ns in ready]),
         forward_ns=sum(_duration_ns(layer.forward, device, samples) for layer in model.layers),
         backward_ns=backward_ns,
-        optimizer_ns=_duration_ns(_update(model), device, samples),
+        optimizer_ns=_duration_ns(update, device, samples),
         memory=memory(model.layers, model.parameter_count, model.optimizer, device, samples),
+    )
+
+
+def modelled_run(workload: Workload) -> Run:
+    """Return a workload as a run of one step from time 0: forward, backward, optimizer."""
+    device = workload.device
+    backward_end_ns = workload.forward_ns + workload.backward_ns
+    count = len(workload.gradient_bytes)
+    return Run(
+        provenance=Provenance(origin="modelled", source=workload.name, basis="modelled"),
+        facts=Facts(
+            workers=1,
+            model=workload.model.title,
+            device=device.title,
+            batch=workload.batch,
+            precision=device.precision,
+            efficiency=f"matrix work {device.matrix_efficiency:.0%}, "
+            f"memory-bound work {device.memory_efficiency:.0%} of the peak",
+        ),
+        spans=Spans(
+            rank=np.zeros(4, np.int64),
+            step=np.zeros(4, np.int64),
+            lane=np.array(["host", "compute", "compute", "compute"], object),
+            name=np.array(["step", "forward", "backward", "optimizer"], object),
+            start_ns=np.array([0, 0, workload.forward_ns, backward_end_ns]),
+            end_ns=np.array(
+                [workload.step_ns, workload.forward_ns, backward_end_ns, workload.step_ns]
+            ),
+        ),
+        gradients=Gradients(
+            rank=np.zeros(count, np.int64),
+            step=np.zeros(count, np.int64),
+            order=np.arange(count),
+            bytes=workload.gradient_bytes,
+            ready_ns=workload.forward_ns + workload.gradient_ready_ns,
+        ),
     )
 
 
@@ -159,10 +215,6 @@ def _duration_ns(work: Work, device: Device, samples: int) -> int:
         device.memory_bytes_per_s * device.memory_efficiency
     )
     return round(1e9 * max(arithmetic_s, memory_s))
-
-
-def _update(model: Model) -> Work:
-    return Work(0, 0, weight_values=model.optimizer.moved_values * model.parameter_count)
 
 
 def _column(values: list[int]) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from fullwire.collectives.powers_of_two import (
     exactly_at_powers_of_two,
     power_of_two_within,
 )
-from fullwire.collectives.registry import Algorithm, Statement, register
+from fullwire.collectives.registry import Algorithm, Costs, Statement
 from fullwire.collectives.stages import Layout, Stage, Stated, stage
 from fullwire.errors import UsageError
 
@@ -73,13 +73,13 @@ def _all_reduce_cost(workers: int, size: Floats, adds: AddTimes) -> Cost:
     return Cost(wire_bytes, 2 * halvings + (2 if folds else 0), add_s, size if folds else 0.0)
 
 
-def _reduce_scatter_cost(workers: int, size: Floats, adds: AddTimes) -> Cost:
-    halvings = workers.bit_length() - 1
-    return Cost(size * (workers - 1) / workers, halvings, _halving_adds(halvings, size, adds))
+def _one_way_cost(*, reduces: bool) -> Costs:
+    def costs(workers: int, size: Floats, adds: AddTimes) -> Cost:
+        exchanges = workers.bit_length() - 1
+        add_s = _halving_adds(exchanges if reduces else 0, size, adds)
+        return Cost(size * (workers - 1) / workers, exchanges, add_s)
 
-
-def _all_gather_cost(workers: int, size: Floats, _adds: AddTimes) -> Cost:
-    return Cost(size * (workers - 1) / workers, workers.bit_length() - 1, np.zeros_like(size))
+    return costs
 
 
 def _halving_adds(halvings: int, size: Floats, adds: AddTimes) -> Floats:
@@ -90,21 +90,17 @@ def _halving_adds(halvings: int, size: Floats, adds: AddTimes) -> Floats:
 
 
 NAME = "halving-doubling"
-register(
-    Algorithm(
-        name=NAME,
-        label="halves exchanged at distances N/2 ... 1 and back",
-        place=30,
-        ops={
-            op: Statement(
-                states=states, costs=costs, exactly_s=exactly_at_powers_of_two(NAME, costs)
-            )
-            for op, states, costs in (
-                ("allreduce", _all_reduce, _all_reduce_cost),
-                ("reducescatter", _one_way, _reduce_scatter_cost),
-                ("allgather", _one_way, _all_gather_cost),
-            )
-        },
-        fits=even_unless_all_reduce,
-    )
+ALGORITHM = Algorithm(
+    name=NAME,
+    label="halves exchanged at distances N/2 ... 1 and back",
+    place=30,
+    ops={
+        op: Statement(states=states, costs=costs, exactly_s=exactly_at_powers_of_two(NAME, costs))
+        for op, states, costs in (
+            ("allreduce", _all_reduce, _all_reduce_cost),
+            ("reducescatter", _one_way, _one_way_cost(reduces=True)),
+            ("allgather", _one_way, _one_way_cost(reduces=False)),
+        )
+    },
+    fits=even_unless_all_reduce,
 )

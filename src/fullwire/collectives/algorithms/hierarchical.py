@@ -12,7 +12,7 @@ import numpy as np
 
 from fullwire.collectives.exchanges import others_in_turn, refuse_too_many
 from fullwire.collectives.lifting import between_nodes, by_every_device, by_first_devices
-from fullwire.collectives.registry import Algorithm, Statement, register, whole_nodes
+from fullwire.collectives.registry import Algorithm, Statement, whole_nodes
 from fullwire.collectives.stages import Layout, Stated, stage
 
 
@@ -47,7 +47,7 @@ def _all_to_all(_op: str, layout: Layout) -> Stated:
 
 
 _WITH_RINGS = Statement(states=by_every_device(between_nodes("ring")))
-register(
+ALGORITHM = (
     Algorithm(
         name="hierarchical",
         label="within nodes, then rank d of every node around a ring, then within nodes",
@@ -60,15 +60,15 @@ register(
             "alltoall": Statement(states=_all_to_all),
         },
         fits=whole_nodes,
-    )
-)
-for _number, _between in enumerate(("tree", "halving-doubling")):
-    register(
+    ),
+    *(
         Algorithm(
-            name=f"hierarchical-{_between}",
-            label=f"within nodes, then {_between} between nodes, then within nodes",
-            place=80 + _number,
-            ops={"allreduce": Statement(states=by_every_device(between_nodes(_between)))},
+            name=f"hierarchical-{between}",
+            label=f"within nodes, then {between} between nodes, then within nodes",
+            place=80 + number,
+            ops={"allreduce": Statement(states=by_every_device(between_nodes(between)))},
             fits=whole_nodes,
         )
-    )
+        for number, between in enumerate(("tree", "halving-doubling"))
+    ),
+)

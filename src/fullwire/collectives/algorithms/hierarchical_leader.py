@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fullwire.collectives.lifting import around_nodes, between_nodes, for_all_devices
-from fullwire.collectives.registry import Algorithm, Statement, register, whole_nodes
+from fullwire.collectives.registry import Algorithm, Statement, whole_nodes
 from fullwire.collectives.stages import Layout, Stated, stage
 
 
@@ -25,12 +25,10 @@ def _leaders(op: str, layout: Layout) -> Stated:
     return Stated(share * devices, (stages,))
 
 
-register(
-    Algorithm(
-        name="hierarchical-leader",
-        label="one device of a node speaks for all around a ring of nodes",
-        place=90,
-        ops={"allreduce": Statement(states=_leaders)},
-        fits=whole_nodes,
-    )
+ALGORITHM = Algorithm(
+    name="hierarchical-leader",
+    label="one device of a node speaks for all around a ring of nodes",
+    place=90,
+    ops={"allreduce": Statement(states=_leaders)},
+    fits=whole_nodes,
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from fullwire.clusters.cluster import Cluster
 from fullwire.collectives.lifting import by_every_device, by_first_devices
-from fullwire.collectives.registry import Algorithm, Statement, register
+from fullwire.collectives.registry import Algorithm, Statement
 from fullwire.collectives.stages import Layout, Stated, stage
 from fullwire.errors import UsageError
 
@@ -37,16 +37,14 @@ def _has_one_spine(_op: str, cluster: Cluster, workers: int) -> bool:
     return is_tree and workers % cluster.devices_per_node == 0
 
 
-register(
-    Algorithm(
-        name="in-network",
-        label="the switches add: up to the leaf, up to the spine, and down to everybody",
-        place=110,
-        ops={
-            "allreduce": Statement(states=by_every_device(_over_switches)),
-            "broadcast": Statement(states=by_first_devices(_over_switches)),
-        },
-        fits=_has_one_spine,
-        by_name_only=True,  # not every switch adds
-    )
+ALGORITHM = Algorithm(
+    name="in-network",
+    label="the switches add: up to the leaf, up to the spine, and down to everybody",
+    place=110,
+    ops={
+        "allreduce": Statement(states=by_every_device(_over_switches)),
+        "broadcast": Statement(states=by_first_devices(_over_switches)),
+    },
+    fits=_has_one_spine,
+    by_name_only=True,  # not every switch adds
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fullwire.collectives.registry import Algorithm, Statement, register, whole_nodes
+from fullwire.collectives.registry import Algorithm, Statement, whole_nodes
 from fullwire.collectives.rings import rings
 from fullwire.collectives.stages import Layout, Stated
 
@@ -17,14 +17,12 @@ def _a_ring_each_nic(op: str, layout: Layout) -> Stated:
     )
 
 
-register(
-    Algorithm(
-        name="multi-ring",
-        label="one ring for each NIC of a node, which leaves and enters nodes there",
-        place=50,
-        ops=dict.fromkeys(
-            ("allreduce", "reducescatter", "allgather"), Statement(states=_a_ring_each_nic)
-        ),
-        fits=whole_nodes,
-    )
+ALGORITHM = Algorithm(
+    name="multi-ring",
+    label="one ring for each NIC of a node, which leaves and enters nodes there",
+    place=50,
+    ops=dict.fromkeys(
+        ("allreduce", "reducescatter", "allgather"), Statement(states=_a_ring_each_nic)
+    ),
+    fits=whole_nodes,
 )

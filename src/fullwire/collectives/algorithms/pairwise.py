@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fullwire.collectives.exchanges import others_in_turn, refuse_too_many
-from fullwire.collectives.registry import Algorithm, Statement, register, whole_nodes
+from fullwire.collectives.registry import Algorithm, Statement, whole_nodes
 from fullwire.collectives.stages import Layout, Stated, stage
 
 
@@ -20,12 +20,10 @@ def _in_turn(_op: str, layout: Layout) -> Stated:
     return Stated(workers**2, (rounds,))
 
 
-register(
-    Algorithm(
-        name="pairwise",
-        label="in round r every rank sends to the one r places on",
-        place=10,
-        ops={"alltoall": Statement(states=_in_turn)},
-        fits=whole_nodes,
-    )
+ALGORITHM = Algorithm(
+    name="pairwise",
+    label="in round r every rank sends to the one r places on",
+    place=10,
+    ops={"alltoall": Statement(states=_in_turn)},
+    fits=whole_nodes,
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fullwire.collectives.exchanges import refuse_too_many
-from fullwire.collectives.registry import Algorithm, Statement, register, whole_nodes
+from fullwire.collectives.registry import Algorithm, Statement, whole_nodes
 from fullwire.collectives.stages import Layout, Stated, stage
 from fullwire.errors import UsageError
 
@@ -26,13 +26,11 @@ def _push_and_pull(_op: str, layout: Layout) -> Stated:
     return Stated(servers, ((push, pull),))
 
 
-register(
-    Algorithm(
-        name="parameter-server",
-        label="every rank sends to the servers, which are ranks, and they answer",
-        place=100,
-        ops={"allreduce": Statement(states=_push_and_pull)},
-        fits=whole_nodes,
-        by_name_only=True,  # servers are a way to train of its own
-    )
+ALGORITHM = Algorithm(
+    name="parameter-server",
+    label="every rank sends to the servers, which are ranks, and they answer",
+    place=100,
+    ops={"allreduce": Statement(states=_push_and_pull)},
+    fits=whole_nodes,
+    by_name_only=True,  # servers are a way to train of its own
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from fullwire.collectives.cost import AddTimes, Cost, Floats
 from fullwire.collectives.powers_of_two import exactly_at_powers_of_two, power_of_two_within
-from fullwire.collectives.registry import Algorithm, Statement, register
+from fullwire.collectives.registry import Algorithm, Statement
 from fullwire.collectives.stages import Layout, Stated, stage
 
 
@@ -38,16 +38,14 @@ def _cost(workers: int, size: Floats, adds: AddTimes) -> Cost:
 
 
 NAME = "recursive-doubling"
-register(
-    Algorithm(
-        name=NAME,
-        label="everything exchanged with partners at distances 1, 2, 4 ...",
-        place=35,
-        ops={
-            "allreduce": Statement(
-                states=_exchanges, costs=_cost, exactly_s=exactly_at_powers_of_two(NAME, _cost)
-            )
-        },
-        by_name_only=True,  # NCCL has it not, and what `auto` finds should be there to be had
-    )
+ALGORITHM = Algorithm(
+    name=NAME,
+    label="everything exchanged with partners at distances 1, 2, 4 ...",
+    place=35,
+    ops={
+        "allreduce": Statement(
+            states=_exchanges, costs=_cost, exactly_s=exactly_at_powers_of_two(NAME, _cost)
+        )
+    },
+    by_name_only=True,  # NCCL has it not, and what `auto` finds should be there to be had
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fullwire.collectives.cost import AddTimes, Cost, Floats
-from fullwire.collectives.registry import Algorithm, Costs, Exactly, Statement, Wires, register
+from fullwire.collectives.registry import Algorithm, Costs, Exactly, Statement, Wires
 from fullwire.collectives.rings import one_ring
 from fullwire.collectives.stages import Layout, Stated, stage
 
@@ -64,30 +64,28 @@ def _chain_s(wires: Wires, size_bytes: float, _adds: AddTimes, chunks: int) -> f
     return first_s + (chunks - 1) * 8 * size_bytes / chunks / wires.rate_bps
 
 
-register(
-    Algorithm(
-        name="ring",
-        label="around a ring: reduce-scatter, then all-gather; a broadcast along a chain",
-        place=10,
-        ops={
-            "allreduce": Statement(
-                states=one_ring,
-                costs=_all_reduce_cost,
-                exactly_s=_exactly(_all_reduce_cost, reducing=1, copying=1),
-            ),
-            "reducescatter": Statement(
-                states=one_ring,
-                costs=_reduce_scatter_cost,
-                exactly_s=_exactly(_reduce_scatter_cost, reducing=1, copying=0),
-            ),
-            "allgather": Statement(
-                states=one_ring,
-                costs=_all_gather_cost,
-                exactly_s=_exactly(_all_gather_cost, reducing=0, copying=1),
-            ),
-            "broadcast": Statement(
-                states=_chain, costs=_chain_cost, exactly_s=_chain_s, is_pipelined=True
-            ),
-        },
-    )
+ALGORITHM = Algorithm(
+    name="ring",
+    label="around a ring: reduce-scatter, then all-gather; a broadcast along a chain",
+    place=10,
+    ops={
+        "allreduce": Statement(
+            states=one_ring,
+            costs=_all_reduce_cost,
+            exactly_s=_exactly(_all_reduce_cost, reducing=1, copying=1),
+        ),
+        "reducescatter": Statement(
+            states=one_ring,
+            costs=_reduce_scatter_cost,
+            exactly_s=_exactly(_reduce_scatter_cost, reducing=1, copying=0),
+        ),
+        "allgather": Statement(
+            states=one_ring,
+            costs=_all_gather_cost,
+            exactly_s=_exactly(_all_gather_cost, reducing=0, copying=1),
+        ),
+        "broadcast": Statement(
+            states=_chain, costs=_chain_cost, exactly_s=_chain_s, is_pipelined=True
+        ),
+    },
 )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullwire.collectives.lifting import by_every_device
-from fullwire.collectives.registry import Algorithm, Statement, register
+from fullwire.collectives.registry import Algorithm, Statement
 from fullwire.collectives.rings import phases
 from fullwire.collectives.stages import Layout, Stage, Stated, stage
 from fullwire.errors import UsageError
@@ -58,15 +58,13 @@ def _lines_then_across(
     return along, across
 
 
-register(
-    Algorithm(
-        name="torus",
-        label="rows first and columns first, each both ways around, a quarter each",
-        place=70,
-        ops=dict.fromkeys(
-            ("allreduce", "reducescatter", "allgather"),
-            Statement(states=by_every_device(_four_ways)),
-        ),
-        fits=lambda _op, cluster, workers: cluster.is_torus and workers == cluster.devices,
-    )
+ALGORITHM = Algorithm(
+    name="torus",
+    label="rows first and columns first, each both ways around, a quarter each",
+    place=70,
+    ops=dict.fromkeys(
+        ("allreduce", "reducescatter", "allgather"),
+        Statement(states=by_every_device(_four_ways)),
+    ),
+    fits=lambda _op, cluster, workers: cluster.is_torus and workers == cluster.devices,
 )

@@ -15,29 +15,23 @@ from numpy.typing import NDArray
 
 from fullwire.collectives.cost import AddTimes, Cost, Floats
 from fullwire.collectives.powers_of_two import exactly_at_powers_of_two
-from fullwire.collectives.registry import Algorithm, Statement, Wires, register
+from fullwire.collectives.registry import Algorithm, Statement, Wires
 from fullwire.collectives.stages import Int32, Layout, Part, Stage, Stated, stage
 from fullwire.errors import UsageError
 
 
 def _two_trees(_op: str, layout: Layout) -> Stated:
     workers = layout.workers
-    parents = _binary_tree(workers)
+    parents = [-1]  # of each node: odd nodes are leaves, node 0 is the root
+    for node in range(1, workers):
+        low = node & -node
+        above = (node ^ low) | (low << 1)
+        parents.append(above if above < workers else node ^ low)
     ranks = np.arange(workers)
     # The second tree is the first one mirrored, or shifted by one where a mirror would put a rank
     # in the middle of both: leaves of one are inner nodes of the other.
     second = ranks[::-1] if workers % 2 == 0 else np.roll(ranks, -1)
     return Stated(2, (_up_and_down(parents, ranks, 0), _up_and_down(parents, second, 1)))
-
-
-def _binary_tree(workers: int) -> list[int]:
-    """Return each node's parent (-1 at the root): odd nodes are leaves, node 0 is the root."""
-    parents = [-1]
-    for node in range(1, workers):
-        low = node & -node
-        above = (node ^ low) | (low << 1)
-        parents.append(above if above < workers else node ^ low)
-    return parents
 
 
 def _up_and_down(parents: list[int], rank_of: NDArray[np.int64], block: int) -> Part:
@@ -97,23 +91,21 @@ def _binomial_cost(workers: int, size: Floats, _adds: AddTimes) -> Cost:
     return Cost(size * rounds, rounds, np.zeros_like(size))
 
 
-register(
-    Algorithm(
-        name="tree",
-        label="two binary trees, half of the message over each; a broadcast over a binomial tree",
-        place=20,
-        ops={
-            "allreduce": Statement(
-                states=_two_trees,
-                costs=_two_trees_cost,
-                exactly_s=_two_trees_s,
-                is_pipelined=True,
-            ),
-            "broadcast": Statement(
-                states=_binomial,
-                costs=_binomial_cost,
-                exactly_s=exactly_at_powers_of_two("tree", _binomial_cost),
-            ),
-        },
-    )
+ALGORITHM = Algorithm(
+    name="tree",
+    label="two binary trees, half of the message over each; a broadcast over a binomial tree",
+    place=20,
+    ops={
+        "allreduce": Statement(
+            states=_two_trees,
+            costs=_two_trees_cost,
+            exactly_s=_two_trees_s,
+            is_pipelined=True,
+        ),
+        "broadcast": Statement(
+            states=_binomial,
+            costs=_binomial_cost,
+            exactly_s=exactly_at_powers_of_two("tree", _binomial_cost),
+        ),
+    },
 )

@@ -31,7 +31,20 @@ def capture_audit(run: Run) -> Iterator[Finding]:
     A network adapter counts packets as they are on the wire, a virtual interface what the host
     hands it, before segmentation; which of the two an interface does shows in its count.
     """
-    counted = _counted_bytes(run)
+    links = run.links
+    counters = zip(
+        links.host.tolist(),
+        links.interface.tolist(),
+        (links.tx_bytes + links.rx_bytes).tolist(),
+        strict=True,
+    )
+    first: dict[tuple[str, str], int] = {}
+    last: dict[tuple[str, str], int] = {}
+    for host, interface, both_ways in counters:  # of each in the order of time
+        if "/" not in interface:  # RDMA ports count other things
+            first.setdefault((host, interface), both_ways)
+            last[host, interface] = both_ways
+    counted = sum(last.values()) - sum(first.values())
     handed, wire = run.facts.captured_bytes, run.facts.captured_wire_bytes
     if not counted or handed is None or wire is None:
         return
@@ -43,24 +56,6 @@ def capture_audit(run: Run) -> Iterator[Finding]:
         is_less=seen < counted,
         is_same=seen == counted,
     )
-
-
-def _counted_bytes(run: Run) -> int:
-    """Return what interfaces counted while they were sampled; RDMA ports count other things."""
-    links = run.links
-    seen = zip(
-        links.host.tolist(),
-        links.interface.tolist(),
-        (links.tx_bytes + links.rx_bytes).tolist(),
-        strict=True,
-    )
-    first: dict[tuple[str, str], int] = {}
-    last: dict[tuple[str, str], int] = {}
-    for host, interface, both_ways in seen:  # of each in the order of time
-        if "/" not in interface:
-            first.setdefault((host, interface), both_ways)
-            last[host, interface] = both_ways
-    return sum(last.values()) - sum(first.values())
 
 
 LINE = Line(key="capture", place=8, of=lambda traffic: capture_audit(traffic.detail.run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.edges import Edges
 from fullwire.packets.expected import LARGE, Expected
-from fullwire.packets.flows import Traffic
 from fullwire.packets.iterations import Iterations
 
 _MOST_EDGES = 8
@@ -87,10 +87,11 @@ def half_seen(edges: Edges) -> Iterator[Finding]:
             yield AllToOneHost(host=name)
 
 
-def _outside(traffic: Traffic) -> Iterator[Finding]:
-    edges = traffic.detail.edges
-    yield from outside(edges, traffic.iterations, traffic.detail.expected)
-    yield from half_seen(edges)
-
-
-LINE = Line(key="outside", place=2, of=_outside)
+LINE = Line(
+    key="outside",
+    place=2,
+    of=lambda traffic: chain(
+        outside(traffic.detail.edges, traffic.iterations, traffic.detail.expected),
+        half_seen(traffic.detail.edges),
+    ),
+)

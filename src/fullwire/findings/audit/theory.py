@@ -49,6 +49,7 @@ class RanksNotSeen(Finding):
     least_bytes: float
 
 
+_BITS = (16, 8, 4, 1)  # that a number of 32 is sent with
 _SOURCE = "{is_given:the gradient given|what start-up broadcast}"
 
 
@@ -151,7 +152,15 @@ def against_theory(pattern: Pattern, expected: Expected) -> Iterator[Finding]:
         return
     error, is_given = gradient / model - 1, expected.model_is_told
     if abs(error) >= AGREES:
-        cause = _cause(gradient / model)
+        share = gradient / model
+        bits = next((bits for bits in _BITS if abs(share * 32 / bits - 1) < 2 * AGREES), None)
+        cause: Finding = MoreThanTheModel(share=share)
+        if bits is not None:
+            cause = FewerBits(part=32 / bits, bits=bits)
+        elif share < 1:
+            cause = LessThanTheModel(share=share, times=1 / share)
+        elif abs(share - round(share)) < 2 * AGREES * share:
+            cause = SeveralTimes(times=round(share))
         yield GradientDiffers(cause=cause, is_given=is_given, model_bytes=model)
     elif pattern.kind == "ring":
         yield EdgesAgree(
@@ -163,18 +172,6 @@ def against_theory(pattern: Pattern, expected: Expected) -> Iterator[Finding]:
         )
     else:
         yield GradientAgrees(is_given=is_given, model_bytes=model, error=max(abs(error), 1e-5))
-
-
-def _cause(share: float) -> Finding:
-    """Say why an iteration moves another amount than the model has."""
-    for bits, ratio in ((16, 0.5), (8, 0.25), (4, 0.125), (1, 1 / 32)):
-        if abs(share / ratio - 1) < 2 * AGREES:
-            return FewerBits(part=1 / ratio, bits=bits)
-    if share < 1:
-        return LessThanTheModel(share=share, times=1 / share)
-    if abs(share - round(share)) < 2 * AGREES * share:
-        return SeveralTimes(times=round(share))
-    return MoreThanTheModel(share=share)
 
 
 LINE = Line(

@@ -140,17 +140,16 @@ def host_evidence(run: Run, account: Account) -> Iterator[Evidence]:
     if thread is None:
         return
     on_processor = min(thread.processor_s / ahead_s, 1.0)
+    activity: Finding = ItDoesBoth()
+    if on_processor >= WORKS:
+        activity = ItWorks()
+    elif on_processor <= WAITS:
+        activity = ItWaits()
     yield HostAheadProcessor(
         value=on_processor,
         read_bytes=round(thread.read_bytes) if thread.read_bytes >= _READ else 0,
-        does=_does(on_processor),
+        does=activity,
     )
-
-
-def _does(on_processor: float) -> Finding:
-    if on_processor >= WORKS:
-        return ItWorks()
-    return ItWaits() if on_processor <= WAITS else ItDoesBoth()
 
 
 def copies_evidence(account: Account) -> Iterator[Evidence]:

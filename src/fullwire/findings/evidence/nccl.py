@@ -22,7 +22,7 @@ _SETTING_WITHOUT_P2P = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
 
 def nccl_evidence(run: Run) -> tuple[Evidence, ...]:
     """Return what is remarkable in how NCCL was set up, the network first."""
-    return (*_of_network(run), *_of_channels(run), *_of_paths(run), *_of_versions(run))
+    return (*_of_network(run), *_of_channels(run), *_of_paths(run))
 
 
 # ---- the network ---------------------------------------------------------------------------------
@@ -72,23 +72,6 @@ class NcclSockets(Evidence):
     reasons: tuple[Finding, ...]
 
 
-def _of_network(run: Run) -> Iterator[Evidence]:
-    networks = tuple(each for each in (run.facts.nccl_network or "").split(", ") if each)
-    if not networks or _is_on_one_host(run):
-        return
-    by_sockets = [each for each in networks if each.split(" (")[0] == "Socket"]
-    signs, reasons = tuple(_signs_of_rdma(run)), tuple(_reasons(run))
-    if not by_sockets:
-        yield NcclNetwork(value=0.0, networks=networks)
-    elif len(by_sockets) < len(networks):
-        yield NcclSocketFallback(value=1.0, what=SomeBySockets(networks=networks))
-    elif signs:
-        yield NcclSocketFallback(value=1.0, what=SocketsBesideRdma(signs=signs + reasons))
-    else:
-        interfaces = run.facts.nccl_interfaces or ""
-        yield NcclSockets(value=1.0, interfaces=interfaces, reasons=reasons)
-
-
 class FoundAdapters(Finding):
     """NCCL saw RDMA adapters."""
 
@@ -110,19 +93,6 @@ class LibfabricChoseTcp(Finding):
     """libfabric is made for RDMA, and went by TCP."""
 
     template = "libfabric was loaded, and chose TCP"
-
-
-def _signs_of_rdma(run: Run) -> Iterator[Finding]:
-    """Say how the log shows that a host has RDMA."""
-    adapters = run.facts.nccl_adapters or ""
-    if adapters:
-        yield FoundAdapters(adapters=adapters)
-    for name in (run.facts.nccl_interfaces or "").split(", "):
-        if re.fullmatch(r"ib\w*\d\w*|hsn\d+", name):
-            yield InterfaceOfRdma(name=name, is_slingshot=name.startswith("hsn"))
-            return
-    if "libfabric" in (run.facts.nccl_network or ""):
-        yield LibfabricChoseTcp()
 
 
 class RdmaTurnedOff(Finding):
@@ -157,19 +127,45 @@ class NoAdapter(Finding):
     template = "NCCL found no adapter, as in a container without /dev/infiniband"
 
 
-def _reasons(run: Run) -> Iterator[Finding]:
-    """Say why RDMA is not used, as far as the log tells."""
-    settings, said, plugins = _settings(run), _said(run), (run.facts.nccl_plugins or "")
+def _of_network(run: Run) -> Iterator[Evidence]:
+    facts, settings, opened = run.facts, _settings(run), (run.facts.nccl_said or "")
+    networks = tuple(each for each in (facts.nccl_network or "").split(", ") if each)
+    # On one host no network takes part: as told, or as the paths that were opened show.
+    nodes, paths = (facts.nccl_nodes or 0), (facts.nccl_paths or "")
+    is_on_one_host = nodes == 1 or (not nodes and bool(paths) and "NET/" not in paths)
+    if not networks or is_on_one_host:
+        return
+    signs: list[Finding] = []  # that a host has RDMA
+    if facts.nccl_adapters:
+        signs.append(FoundAdapters(adapters=facts.nccl_adapters))
+    interfaces = (facts.nccl_interfaces or "").split(", ")
+    of_rdma = next((each for each in interfaces if re.fullmatch(r"ib\w*\d\w*|hsn\d+", each)), None)
+    if of_rdma is not None:
+        signs.append(InterfaceOfRdma(name=of_rdma, is_slingshot=of_rdma.startswith("hsn")))
+    elif "libfabric" in (facts.nccl_network or ""):
+        signs.append(LibfabricChoseTcp())
+    reasons: list[Finding] = []  # why it is not used, as far as the log tells
     if settings.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
-        yield RdmaTurnedOff()
+        reasons.append(RdmaTurnedOff())
     if settings.get("NCCL_NET", "").lower() == "socket":
-        yield SocketsAskedFor()
-    if plugins:
-        yield PluginUnused(name=plugins)
-    if "libibverbs" in said:
-        yield NoVerbs()
-    elif "No device found" in said:
-        yield NoAdapter()
+        reasons.append(SocketsAskedFor())
+    if facts.nccl_plugins:
+        reasons.append(PluginUnused(name=facts.nccl_plugins))
+    if "libibverbs" in opened:
+        reasons.append(NoVerbs())
+    elif "No device found" in opened:
+        reasons.append(NoAdapter())
+    by_sockets = [each for each in networks if each.split(" (")[0] == "Socket"]
+    if not by_sockets:
+        yield NcclNetwork(value=0.0, networks=networks)
+    elif len(by_sockets) < len(networks):
+        yield NcclSocketFallback(value=1.0, what=SomeBySockets(networks=networks))
+    elif signs:
+        beside = SocketsBesideRdma(signs=(*signs, *reasons))
+        yield NcclSocketFallback(value=1.0, what=beside)
+    else:
+        over = facts.nccl_interfaces or ""
+        yield NcclSockets(value=1.0, interfaces=over, reasons=tuple(reasons))
 
 
 # ---- channels ------------------------------------------------------------------------------------
@@ -232,31 +228,6 @@ class NcclChannels(Evidence):
     is_usual_known: bool
 
 
-def _of_channels(run: Run) -> Iterator[Evidence]:
-    channels = run.facts.nccl_channels or 0
-    if channels < 1 or world(run) < 2:
-        return
-    reach, layout = (run.facts.nccl_reach_bps or 0), (run.facts.nccl_layout_bps or 0)
-    limits = tuple(
-        f"{name}={value}"
-        for name, value in _settings(run).items()
-        if name in _SETTING_THAT_LIMITS and value.isdecimal() and int(value[:9]) <= channels
-    )
-    ring = run.facts.nccl_ring_type or ""
-    takes = {"ring_gb_s": layout / 8e9, "widest_gb_s": reach / 8e9}
-    if 0 < layout < _HALF * reach and ring not in ("NVL", ""):
-        yield NcclRingsLeaveNvlink(value=layout / reach, ring=ring, **takes)
-    elif 0 < layout < _HALF * reach:
-        usual, because = round(channels * reach / layout), _because(run, limits)
-        few = FewerThanUsual(channels=channels, usual=usual, because=because, **takes)
-        yield NcclFewChannels(value=channels, what=few)
-    elif limits:
-        limited = LimitedBySetting(channels=channels, settings=limits)
-        yield NcclFewChannels(value=channels, what=limited)
-    else:
-        yield NcclChannels(value=channels, is_usual_known=bool(layout))
-
-
 class SlowerOneWay(Finding):
     """A link that is slower in one direction than in the other."""
 
@@ -281,14 +252,37 @@ class TopologyFromFile(Finding):
     file: str
 
 
-def _because(run: Run, limits: tuple[str, ...]) -> Finding | None:
-    uneven = (run.facts.nccl_uneven_links or "").partition(";")[0]
-    if uneven:
-        return SlowerOneWay(link=uneven)
-    topology = _settings(run).get("NCCL_TOPO_FILE")
-    if limits:
-        return SettingLimits(settings=limits)
-    return TopologyFromFile(file=topology) if topology else None
+def _of_channels(run: Run) -> Iterator[Evidence]:
+    channels = run.facts.nccl_channels or 0
+    if channels < 1 or world(run) < 2:
+        return
+    reach, layout = (run.facts.nccl_reach_bps or 0), (run.facts.nccl_layout_bps or 0)
+    settings = _settings(run)
+    limits = tuple(
+        f"{name}={value}"
+        for name, value in settings.items()
+        if name in _SETTING_THAT_LIMITS and value.isdecimal() and int(value[:9]) <= channels
+    )
+    ring = run.facts.nccl_ring_type or ""
+    takes = {"ring_gb_s": layout / 8e9, "widest_gb_s": reach / 8e9}
+    if 0 < layout < _HALF * reach and ring not in ("NVL", ""):
+        yield NcclRingsLeaveNvlink(value=layout / reach, ring=ring, **takes)
+    elif 0 < layout < _HALF * reach:
+        because: Finding | None = None
+        if uneven := (run.facts.nccl_uneven_links or "").partition(";")[0]:
+            because = SlowerOneWay(link=uneven)
+        elif limits:
+            because = SettingLimits(settings=limits)
+        elif topology := settings.get("NCCL_TOPO_FILE"):
+            because = TopologyFromFile(file=topology)
+        usual = round(channels * reach / layout)
+        few = FewerThanUsual(channels=channels, usual=usual, because=because, **takes)
+        yield NcclFewChannels(value=channels, what=few)
+    elif limits:
+        limited = LimitedBySetting(channels=channels, settings=limits)
+        yield NcclFewChannels(value=channels, what=limited)
+    else:
+        yield NcclChannels(value=channels, is_usual_known=bool(layout))
 
 
 # ---- paths and versions --------------------------------------------------------------------------
@@ -331,15 +325,14 @@ def _of_paths(run: Run) -> Iterator[Evidence]:
         each for each in paths.split(", ") if re.search(r"NET/(?:IB|AWS|Libfabric|OFI)", each)
     ]
     if by_rdma and not any("GDRDMA" in each for each in by_rdma):
-        yield NcclWithoutGdr(value=1.0, is_disabled="Direct RDMA Disabled" in _said(run))
+        yield NcclWithoutGdr(
+            value=1.0, is_disabled="Direct RDMA Disabled" in (run.facts.nccl_said or "")
+        )
     if "SHM" in paths or "direct shared memory" in paths:
         told = tuple(
             f"{name}={settings[name]}" for name in _SETTING_WITHOUT_P2P if name in settings
         )
         yield NcclSharedMemory(value=1.0, settings=told, paths=paths)
-
-
-def _of_versions(run: Run) -> Iterator[Evidence]:
     versions = run.facts.nccl_version or ""
     if ", " in versions:
         yield NcclVersions(value=float(versions.count(", ") + 1), versions=versions)
@@ -347,16 +340,6 @@ def _of_versions(run: Run) -> Iterator[Evidence]:
 
 # How communication was set up falls short, whatever that costs.
 FALLS_SHORT = (NcclSocketFallback, NcclFewChannels, NcclWithoutGdr, NcclSharedMemory, NcclSockets)
-
-
-def _is_on_one_host(run: Run) -> bool:
-    """Say whether no network takes part: as told, or as the paths that were opened show."""
-    nodes, paths = (run.facts.nccl_nodes or 0), (run.facts.nccl_paths or "")
-    return nodes == 1 or (not nodes and bool(paths) and "NET/" not in paths)
-
-
-def _said(run: Run) -> str:
-    return run.facts.nccl_said or ""
 
 
 def _settings(run: Run) -> dict[str, str]:

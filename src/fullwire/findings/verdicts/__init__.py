@@ -1,24 +1,37 @@
 """The kinds of verdict, one a file: when it holds, the part of the account it blames, its sentence.
 
-A new kind is a new file in this folder that calls `register`. The account says which part is to
-blame (`fullwire.findings.blame`); the kind whose rule then holds is the verdict.
+A new kind is a new file in this folder with a class that `register` marks. The account says which
+part is to blame; the kind whose rule then holds is the verdict, and some findings stand beside it.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import TypeAlias
+from typing import ClassVar, TypeVar
 
-from fullwire.findings.case import Case
+from fullwire.findings.case import (
+    NEAR,
+    NOTABLE,
+    THRESHOLD,
+    Case,
+    communicates,
+    computes,
+    enough_steps,
+    is_alone,
+    is_transfer_alone,
+)
 from fullwire.findings.finding import Finding
-from fullwire.timeline.account import Part
+from fullwire.timeline.account import Part, late_ranks
+from fullwire.timeline.steadiness import few_steps
+from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 
-NOTHING = "nothing"  # no part reaches the threshold
-UNTOLD = "unknown"  # the data cannot decide
+NOTHING = ""  # no part reaches the threshold
+UNTOLD = Part.UNEXPLAINED.key  # the data cannot decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +42,6 @@ class Blame:
     reasons: tuple[Finding, ...]
 
 
-Rule: TypeAlias = Callable[[Case, Blame], tuple[Finding, ...] | None]
-
-
-def blames(part: str) -> Rule:
-    """Return the rule of a kind that holds wherever its part of the account is to blame."""
-    return lambda case, blame: blame.reasons if blame.part == part else None
-
-
 @dataclass(frozen=True, slots=True)
 class Colour:
     """How a part of the account is drawn, on light paper and on dark."""
@@ -45,33 +50,42 @@ class Colour:
     dark: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictKind:
-    """One kind of verdict. The first five fields are what it is, the others how it is shown."""
+class VerdictKind(ABC):
+    """One kind of verdict, a class each: when it holds, its sentence, and how its part is shown."""
 
-    key: str
-    part: str  # of the account, which it speaks of; none where it speaks of the whole step
-    rule: Rule  # returns the reasons, where it is the verdict
-    says: Callable[[Case], Finding]  # what was found, for the verdict's sentence
-    lacks: Callable[[Case], Iterator[Finding]] = lambda case: iter(())  # what would settle it
-    label: str = ""  # of its part, where that is drawn
-    heading: str = ""  # of its part among one rank's, where the label would mislead
-    colour: Colour | None = None  # of its part
-    lost_to: str = ""  # to what its part is lost, where another kind is the verdict
-    within: str = ""  # its part amidst a sentence, where that is not its key
-    is_transfer: bool = False  # one of those that share the exposed transfers
-    is_of_one: bool = False  # a worker alone may lose it as well
-    needs_clocks: bool = False  # told from which rank came when
+    key: ClassVar[str]
+    part: ClassVar[str]  # of the account, which it speaks of; none where it speaks of all the step
+    label: ClassVar[str] = ""  # of its part, where that is drawn
+    heading: ClassVar[str] = ""  # of its part among one rank's, where the label would mislead
+    colour: ClassVar[Colour | None] = None  # of its part
+    lost_to: ClassVar[str] = ""  # to what its part is lost, where another kind is the verdict
+    within: ClassVar[str] = ""  # its part amidst a sentence, where that is not its key
+    is_transfer: ClassVar[bool] = False  # one of those that share the exposed transfers
+    is_of_one: ClassVar[bool] = False  # a worker alone may lose it as well
+    needs_clocks: ClassVar[bool] = False  # told from which rank came when
+
+    def rule(self, case: Case, blame: Blame) -> tuple[Finding, ...] | None:
+        """Return the reasons, where it is the verdict: as a rule, where its part is to blame."""
+        return blame.reasons if blame.part == self.part else None
+
+    @abstractmethod
+    def says(self, case: Case) -> Finding:
+        """Return what was found, for the verdict's sentence."""
+
+    def lacks(self, case: Case) -> Iterator[Finding]:
+        """Go through what would settle it."""
+        return iter(())
 
 
+KindT = TypeVar("KindT", bound=VerdictKind)
 _KINDS: dict[str, VerdictKind] = {}
 
 
-def register(kind: VerdictKind) -> VerdictKind:
+def register(kind: type[KindT]) -> type[KindT]:
     """Add a kind of verdict."""
     if kind.key in _KINDS:
         raise ValueError(f"verdict {kind.key}: registered twice")
-    _KINDS[kind.key] = kind
+    _KINDS[kind.key] = kind()
     return kind
 
 
@@ -88,3 +102,372 @@ def drawn_parts() -> Mapping[str, VerdictKind]:
     """Return, by part of the account, the kind that says how it is called and drawn."""
     drawn = {kind.part: kind for kind in verdict_kinds().values() if kind.label}
     return {part.key: drawn[part.key] for part in Part}
+
+
+# ---- which holds, and why ------------------------------------------------------------------------
+
+
+def kind_of(case: Case) -> tuple[VerdictKind, tuple[Finding, ...]]:
+    """Return the kind of verdict whose rule holds, and its reasons."""
+    blame = blamed(case)
+    for kind in verdict_kinds().values():
+        reasons = kind.rule(case, blame)
+        if reasons is not None:
+            return kind, reasons
+    raise AssertionError(f"no verdict blames {blame.part}")
+
+
+def blamed(case: Case) -> Blame:
+    """Return the part of the account that is to blame, if the data can decide.
+
+    It is the largest part of the step other than computation, if it reaches the threshold.
+
+        overlap    in place of line_rate, if the exposed floor would fit under computation that
+                   had no communication beside it
+        transport  in place of either, if the line was not what limited transfers: less than
+                   FILLED of it was used while they were exposed, and what was not, latency
+                   included, reaches the threshold; but overlap stays where next to nothing had
+                   been overlapped
+        compute    if computation takes longer than with one worker, and no part is larger
+        scales     if nothing reaches the threshold
+        unknown    if the largest part is what could not be attributed, the steps are too few to
+                   tell, or not all that was written of them can be read
+    """
+    reasons = tuple(_why_untold(case))
+    if reasons:
+        return Blame(UNTOLD, reasons)
+    key, largest_s = case.largest()
+    inflation_s = case.inflation_s or 0.0
+    if inflation_s >= largest_s and case.reaches_threshold(inflation_s):
+        less = PartIsLess(part=key, share=case.share(largest_s))
+        return Blame(Part.COMPUTE.key, (ComputesLonger(longer_s=inflation_s), less))
+    drawn, is_much = drawn_parts()[key], case.reaches_threshold(largest_s)
+    if is_alone(case) and not (drawn.is_of_one and is_much):
+        return Blame(UNTOLD, (OneWorker(),))
+    if not largest_s:
+        return Blame(NOTHING, (NothingIsLost(),))
+    largest = LargestPart(part=key, share=case.share(largest_s), is_much=is_much, limit=THRESHOLD)
+    if not is_much:
+        return Blame(NOTHING, (largest,))
+    if drawn.needs_clocks and case.clock_error_s > largest_s:
+        return Blame(UNTOLD, (largest, ClocksDisagreeByMore(error_s=case.clock_error_s)))
+    return Blame(key, (largest,))  # which is what the data cannot decide, if it is unexplained
+
+
+def near_kinds(case: Case, kind: VerdictKind) -> tuple[str, ...]:
+    """Return the other kinds that hold if a part is larger or smaller by `NEAR` of the step.
+
+    A repeat of the same job differs by as much. Where data cannot decide at all, none is near.
+    """
+    if not case.step_s or any(_why_untold(case)):
+        return ()
+    account, near_s, least_s = case.account, NEAR * case.step_s, THRESHOLD * case.step_s
+    inflation_s = case.inflation_s or 0.0
+    largest_s = max(case.largest()[1], inflation_s)
+    found = {"scales"} if abs(largest_s - least_s) <= near_s else set()
+    if inflation_s + near_s >= max(largest_s, least_s):
+        found.add("compute")
+    for part, drawn in drawn_parts().items():
+        part_s = account.parts_s[part]
+        if part == Part.COMPUTE.key or part_s + near_s < max(largest_s, least_s):
+            continue
+        if is_alone(case) and not drawn.is_of_one:
+            continue
+        if drawn.needs_clocks and case.clock_error_s > part_s - near_s:
+            found.add("unknown")
+        found |= {
+            each.key
+            for off_s in (-near_s, 0.0, near_s)
+            for each in verdict_kinds().values()
+            if each.rule(replace(case, floor_off_s=off_s), Blame(part, ())) is not None
+        }
+    return tuple(each for each in verdict_kinds() if each in found - {kind.key})
+
+
+def _why_untold(case: Case) -> Iterator[Finding]:
+    """Say why no account can decide it: the first reason there is."""
+    account = case.account
+    if not case.step_s:
+        yield NothingLasts()
+    elif case.lost:
+        yield from (RowsLost(table=each) for each in case.lost)
+    elif account.is_whole_trace and not enough_steps(case):
+        yield NoStepToJudgeBy()
+    elif not enough_steps(case):
+        count, total = int(account.is_typical.sum()), len(account.steps)
+        yield StepsToJudgeBy(count=count, left_out=total - count)
+    elif world(case.run) > 1 and not communicates(case):
+        yield NoCommunication(workers=world(case.run), is_whole_trace=account.is_whole_trace)
+    elif not computes(case):
+        yield NoComputation()
+        late = late_ranks(account)
+        if late is not None:
+            yield CameLast(ranks=late.ranks, share=late.share)
+
+
+class LargestPart(Finding):
+    """The largest part, and whether it is large enough to be the verdict."""
+
+    template = (
+        "{part} is {share:.1%} of the step, the largest part but computation, and "
+        "{is_much:reaches|below} the threshold of {limit:.0%}"
+    )
+
+    part: str
+    share: float
+    is_much: bool
+    limit: float
+
+
+class NothingIsLost(Finding):
+    """No part other than computation takes any time."""
+
+    template = "all of the step is computation"
+
+
+class ComputesLonger(Finding):
+    """Computation takes longer than in the baseline's step."""
+
+    template = "computation takes {longer_s:time} longer than with one worker"
+
+    longer_s: float
+
+
+class PartIsLess(Finding):
+    """The largest part other than computation is smaller than what computation takes longer."""
+
+    template = "{part} is less: {share:.1%} of the step"
+
+    part: str
+    share: float
+
+
+class ClocksDisagreeByMore(Finding):
+    """The ranks' clocks do not tell a part as small as that."""
+
+    template = "ranks' clocks disagree by {error_s:time}, more than that"
+
+    error_s: float
+
+
+class OneWorker(Finding):
+    """The job had one worker."""
+
+    template = "there was one worker, and so nothing to scale or wait for"
+
+
+class NothingLasts(Finding):
+    """The run holds no times."""
+
+    template = "nothing in the run lasts: it tells what happened, but not when"
+
+
+class RowsLost(Finding):
+    """A table that an account rests on cannot all be read."""
+
+    template = "{table}"
+
+    table: str
+
+
+class NoStepToJudgeBy(Finding):
+    """A measured trace in which no step is marked."""
+
+    template = "no marked step to judge by"
+
+
+class StepsToJudgeBy(Finding):
+    """The steps are too few to tell what a step usually is."""
+
+    template = (
+        "{count} {count:step|steps}{left_out:?, {left_out} left out as warm-up or exceptions} "
+        "to judge by"
+    )
+
+    count: int
+    left_out: int
+
+
+class NoCommunication(Finding):
+    """Several workers, and nothing between them was recorded."""
+
+    template = "{workers} workers, and no communication in {is_whole_trace:the run|its steps}"
+
+    workers: int
+    is_whole_trace: bool
+
+
+class NoComputation(Finding):
+    """No computation was recorded."""
+
+    template = "no computation is in the run, so communication cannot be told hidden from exposed"
+
+
+class CameLast(Finding):
+    """The ranks that most of the waiting was for."""
+
+    template = "{ranks:ranks} came last most: {share:.0%} of all waiting was for {ranks:it|them}"
+
+    ranks: tuple[int, ...]
+    share: float
+
+
+class InFewSteps(Finding):
+    """Few of the steps have most of what the verdict is about."""
+
+    template = (
+        "Of this loss {share:.0%} is in {few} of {of} steps, which {few:takes|take} "
+        "{long_s:time}; the others take {usual_s:time}."
+    )
+
+    share: float
+    few: int
+    of: int
+    long_s: float
+    usual_s: float
+
+
+class AnotherLoss(Finding):
+    """What else reaches the threshold: without it, the job would only wait for that."""
+
+    template = "Another {lost_s:time} ({share:.1%}) is lost to {to}."
+
+    lost_s: float
+    share: float
+    part: str
+    to: str
+
+
+class AnotherIsLate(Finding):
+    """Late ranks cost the threshold too."""
+
+    template = (
+        "Another {lost_s:time} ({share:.1%}) is lost to waiting, most of it for {ranks:ranks}."
+    )
+
+    lost_s: float
+    share: float
+    ranks: tuple[int, ...]
+
+
+class RanksWaitBesides(Finding):
+    """Ranks wait for late ones, where the verdict is unknown."""
+
+    template = (
+        "Ranks wait for each other for {lost_s:time} besides ({share:.1%}), {of_waiting:.0%} of it "
+        "for {ranks:ranks}."
+    )
+
+    lost_s: float
+    share: float
+    of_waiting: float
+    ranks: tuple[int, ...]
+
+
+class ExposedOfSomeRanks(Finding):
+    """More communication is exposed, with ranks that are not in the run."""
+
+    template = (
+        "Communication is exposed for another {share:.1%}; whether that is waiting or transfer, "
+        "{recorded} of {workers} ranks cannot tell."
+    )
+
+    share: float
+    recorded: int
+    workers: int
+
+
+class WaitingOrTransfer(Finding):
+    """The exposed communication that was named is with ranks that are not in the run."""
+
+    template = "Whether that is waiting or transfer, {recorded} of {workers} ranks cannot tell."
+
+    recorded: int
+    workers: int
+
+
+class OthersNotSeen(Finding):
+    """A verdict that rests on some of the ranks."""
+
+    template = (
+        "This is what {recorded} of {workers} ranks {recorded:shows|show}; whether others are "
+        "slower, or wait for this, is not in the run."
+    )
+
+    recorded: int
+    workers: int
+
+
+class ExposedBesides(Finding):
+    """More communication is exposed, and nothing explains it."""
+
+    template = (
+        "Communication is exposed for {exposed_s:time} besides ({share:.1%}), and this run cannot "
+        "tell why."
+    )
+
+    exposed_s: float
+    share: float
+
+
+class CloseToAnother(Finding):
+    """A repeat of the same job may give another verdict."""
+
+    template = (
+        "This is close: a part larger or smaller by {band:.0%} of the step, as in a repeat, would "
+        "say {kinds:list}."
+    )
+
+    kinds: tuple[str, ...]
+    band: float
+
+
+def besides(case: Case, kind: VerdictKind) -> Iterator[Finding]:
+    """Go through what stands beside a verdict."""
+    account, run = case.account, case.run
+    near = near_kinds(case, kind)
+    if near:
+        yield CloseToAnother(kinds=near, band=NEAR)
+    late, waited_s = late_ranks(account), account.parts_s[Part.STRAGGLER.key]
+    if kind.key == "unknown":
+        if late is not None and case.reaches_threshold(waited_s):
+            share = case.share(waited_s)
+            yield RanksWaitBesides(
+                lost_s=waited_s, share=share, of_waiting=late.share, ranks=late.ranks
+            )
+        return
+    part = next((part for part in Part if part.key == kind.part), None)
+    rare = None if part is None else few_steps(account, part)
+    if rare is not None:
+        yield InFewSteps(
+            share=rare.share,
+            few=rare.few,
+            of=rare.of,
+            long_s=rare.long_s,
+            usual_s=rare.usual_s.value,
+        )
+    others = {
+        part: account.parts_s[part]
+        for part, drawn in drawn_parts().items()
+        if drawn.lost_to and drawn != kind and not (kind.is_transfer and drawn.is_transfer)
+    }
+    other = max(others, key=others.__getitem__)
+    if kind.key != "scales" and case.reaches_threshold(others[other]):
+        lost_s, share = others[other], case.share(others[other])
+        if late is not None and other == Part.STRAGGLER.key:
+            yield AnotherIsLate(lost_s=lost_s, share=share, ranks=late.ranks)
+        else:
+            to = drawn_parts()[other].lost_to
+            yield AnotherLoss(lost_s=lost_s, share=share, part=other, to=to)
+    # Communication may be exposed that nothing explains.
+    exposed_s = account.parts_s[Part.UNEXPLAINED.key]
+    here, of, share = len(recorded_ranks(run)), world(run), case.share(exposed_s)
+    if exposed_s < NOTABLE * case.step_s:
+        if here < of and not stands_for_all(run):
+            yield OthersNotSeen(recorded=here, workers=of)
+    elif here < of and kind.key == "scales" and case.largest()[0] == Part.UNEXPLAINED.key:
+        yield WaitingOrTransfer(recorded=here, workers=of)
+    elif here < of:
+        yield ExposedOfSomeRanks(share=share, recorded=here, workers=of)
+    elif case.reaches_threshold(exposed_s) and not is_transfer_alone(case):
+        yield ExposedBesides(exposed_s=exposed_s, share=share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Amount, Finding
-from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
+from fullwire.findings.verdicts import Colour, VerdictKind, register
 from fullwire.timeline.account import Part
 
 
@@ -20,21 +20,19 @@ class PackingIsDear(Finding):
     is_sure: bool
 
 
-def _says(case: Case) -> Finding:
-    parts = case.account.parts_s
-    is_sure = not case.reaches_threshold(parts[Part.UNEXPLAINED.key])
-    return PackingIsDear(lost=case.of_step(parts[Part.CODEC.key]), is_sure=is_sure)
+@register
+class Codec(VerdictKind):
+    """Packing and unpacking."""
 
+    key = "codec"
+    part = Part.CODEC.key
+    label = "packing, unpacking"
+    colour = Colour("#8660a5", "#b08ed0")
+    lost_to = "packing and unpacking gradients"
+    is_of_one = True
 
-register(
-    VerdictKind(
-        key="codec",
-        part=Part.CODEC.key,
-        rule=blames(Part.CODEC.key),
-        says=_says,
-        label="packing, unpacking",
-        colour=Colour("#8660a5", "#b08ed0"),
-        lost_to="packing and unpacking gradients",
-        is_of_one=True,
-    )
-)
+    def says(self, case: Case) -> Finding:
+        """Say what packing takes."""
+        parts = case.account.parts_s
+        is_sure = not case.reaches_threshold(parts[Part.UNEXPLAINED.key])
+        return PackingIsDear(lost=case.of_step(parts[Part.CODEC.key]), is_sure=is_sure)

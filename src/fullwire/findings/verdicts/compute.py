@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Finding
-from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
+from fullwire.findings.verdicts import Colour, VerdictKind, register
 from fullwire.timeline.account import Part
 
 
@@ -20,18 +20,16 @@ class ComputationIsInflated(Finding):
     share: float
 
 
-def _says(case: Case) -> Finding:
-    longer_s = case.inflation_s or 0.0
-    return ComputationIsInflated(longer_s=longer_s, share=case.share(longer_s))
+@register
+class Compute(VerdictKind):
+    """Computation, longer than with one worker."""
 
+    key = "compute"
+    part = Part.COMPUTE.key
+    label = "computing"
+    colour = Colour("#6d7e92", "#8293a6")
 
-register(
-    VerdictKind(
-        key="compute",
-        part=Part.COMPUTE.key,
-        rule=blames(Part.COMPUTE.key),
-        says=_says,
-        label="computing",
-        colour=Colour("#6d7e92", "#8293a6"),
-    )
-)
+    def says(self, case: Case) -> Finding:
+        """Say how much longer it takes."""
+        longer_s = case.inflation_s or 0.0
+        return ComputationIsInflated(longer_s=longer_s, share=case.share(longer_s))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fullwire.findings.case import Case
 from fullwire.findings.evidence.samples import CpuBusiest
 from fullwire.findings.finding import Amount, Finding
-from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
+from fullwire.findings.verdicts import Colour, VerdictKind, register
 from fullwire.run.placement import shares_one_host
 from fullwire.timeline.account import Part
 
@@ -55,29 +55,23 @@ class ProcessorsNotSampled(Finding):
     template = "How much of the processors was used is not recorded."
 
 
-def _says(case: Case) -> Finding:
-    lost = case.of_step(case.account.parts_s[Part.CONTENTION.key])
-    if not shares_one_host(case.run):
-        return ComputationIsCrowded(lost=lost)
-    return RanksShareProcessors(lost=lost, taken=_taken(case))
+@register
+class Contention(VerdictKind):
+    """Computation that the job itself slows down."""
 
+    key = "contention"
+    part = Part.CONTENTION.key
+    label = "contention"
+    colour = Colour("#c96f9b", "#d98bb2")
+    lost_to = "ranks and communication that share processors"
 
-def _taken(case: Case) -> Finding:
-    busiest = next((each for each in case.evidence if isinstance(each, CpuBusiest)), None)
-    if busiest is None:
-        return ProcessorsNotSampled()
-    kind = ProcessorsAreTaken if busiest.is_saturated else ProcessorsAreFree
-    return kind(share=busiest.value)
-
-
-register(
-    VerdictKind(
-        key="contention",
-        part=Part.CONTENTION.key,
-        rule=blames(Part.CONTENTION.key),
-        says=_says,
-        label="contention",
-        colour=Colour("#c96f9b", "#d98bb2"),
-        lost_to="ranks and communication that share processors",
-    )
-)
+    def says(self, case: Case) -> Finding:
+        """Say what sharing processors costs."""
+        lost = case.of_step(case.account.parts_s[Part.CONTENTION.key])
+        if not shares_one_host(case.run):
+            return ComputationIsCrowded(lost=lost)
+        busiest = next((each for each in case.evidence if isinstance(each, CpuBusiest)), None)
+        if busiest is None:
+            return RanksShareProcessors(lost=lost, taken=ProcessorsNotSampled())
+        kind = ProcessorsAreTaken if busiest.is_saturated else ProcessorsAreFree
+        return RanksShareProcessors(lost=lost, taken=kind(share=busiest.value))

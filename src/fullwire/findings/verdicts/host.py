@@ -5,7 +5,7 @@ from __future__ import annotations
 from fullwire.findings.case import Case
 from fullwire.findings.evidence.host import HostGaps, before_computing, gaps
 from fullwire.findings.finding import Amount, Finding
-from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
+from fullwire.findings.verdicts import Colour, VerdictKind, register
 from fullwire.timeline.account import Part
 from fullwire.timeline.ahead import usual_ahead_s, usual_gaps
 
@@ -40,34 +40,28 @@ class MostlyAhead(Finding):
     does: Finding
 
 
-def _says(case: Case) -> Finding:
-    parts = case.account.parts_s
-    return HostIsBusy(
-        lost=case.of_step(parts[Part.HOST.key]),
-        is_sure=not case.reaches_threshold(parts[Part.UNEXPLAINED.key]),
-        where=_where(case),
-    )
+@register
+class Host(VerdictKind):
+    """The host, the rest."""
 
+    key = "host"
+    part = Part.HOST.key
+    label = "host, the rest"
+    colour = Colour("#b5afa5", "#565c62")
+    lost_to = "the host, with nothing computed, communicated or loaded"
+    is_of_one = True
 
-def _where(case: Case) -> Finding | None:
-    account, host_s = case.account, case.account.parts_s[Part.HOST.key]
-    if usual_gaps(account)[0] > host_s / 2 and (between := gaps(account)) is not None:
-        return MostlyGaps(gaps=between)
-    ahead_s = usual_ahead_s(account)
-    if ahead_s < host_s / 2:
-        return None
-    return MostlyAhead(ahead_s=min(ahead_s, host_s), does=before_computing(account))
-
-
-register(
-    VerdictKind(
-        key="host",
-        part=Part.HOST.key,
-        rule=blames(Part.HOST.key),
-        says=_says,
-        label="host, the rest",
-        colour=Colour("#b5afa5", "#565c62"),
-        lost_to="the host, with nothing computed, communicated or loaded",
-        is_of_one=True,
-    )
-)
+    def says(self, case: Case) -> Finding:
+        """Say how long nothing is done, and where in the step."""
+        account, parts = case.account, case.account.parts_s
+        host_s, ahead_s, between = parts[Part.HOST.key], usual_ahead_s(account), gaps(account)
+        where: Finding | None = None
+        if usual_gaps(account)[0] > host_s / 2 and between is not None:
+            where = MostlyGaps(gaps=between)
+        elif ahead_s >= host_s / 2:
+            where = MostlyAhead(ahead_s=min(ahead_s, host_s), does=before_computing(account))
+        return HostIsBusy(
+            lost=case.of_step(host_s),
+            is_sure=not case.reaches_threshold(parts[Part.UNEXPLAINED.key]),
+            where=where,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Amount, Finding
-from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
+from fullwire.findings.verdicts import Colour, VerdictKind, register
 from fullwire.timeline.account import Part
 
 
@@ -20,21 +20,19 @@ class DataIsLate(Finding):
     is_sure: bool
 
 
-def _says(case: Case) -> Finding:
-    parts = case.account.parts_s
-    is_sure = not case.reaches_threshold(parts[Part.UNEXPLAINED.key])
-    return DataIsLate(lost=case.of_step(parts[Part.INPUT.key]), is_sure=is_sure)
+@register
+class Input(VerdictKind):
+    """Waiting for data."""
 
+    key = "input"
+    part = Part.INPUT.key
+    label = "waiting for input"
+    colour = Colour("#2b8a66", "#53b590")
+    lost_to = "waiting for data"
+    is_of_one = True
 
-register(
-    VerdictKind(
-        key="input",
-        part=Part.INPUT.key,
-        rule=blames(Part.INPUT.key),
-        says=_says,
-        label="waiting for input",
-        colour=Colour("#2b8a66", "#53b590"),
-        lost_to="waiting for data",
-        is_of_one=True,
-    )
-)
+    def says(self, case: Case) -> Finding:
+        """Say how long ranks wait."""
+        parts = case.account.parts_s
+        is_sure = not case.reaches_threshold(parts[Part.UNEXPLAINED.key])
+        return DataIsLate(lost=case.of_step(parts[Part.INPUT.key]), is_sure=is_sure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fullwire.findings.case import Case
 from fullwire.findings.finding import Amount, Finding
-from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
+from fullwire.findings.verdicts import Colour, VerdictKind, register
 from fullwire.timeline.account import Part
 
 
@@ -20,21 +20,19 @@ class TooManyMessages(Finding):
     collectives: float
 
 
-def _says(case: Case) -> Finding:
-    lost = case.of_step(case.account.parts_s[Part.LATENCY.key])
-    return TooManyMessages(lost=lost, collectives=case.collectives_per_step)
+@register
+class Latency(VerdictKind):
+    """The fixed cost of messages."""
 
+    key = "latency"
+    part = Part.LATENCY.key
+    label = "latency of messages"
+    colour = Colour("#5aa9cf", "#2f7fa6")
+    lost_to = "the fixed cost of messages"
+    is_transfer = True
+    needs_clocks = True
 
-register(
-    VerdictKind(
-        key="latency",
-        part=Part.LATENCY.key,
-        rule=blames(Part.LATENCY.key),
-        says=_says,
-        label="latency of messages",
-        colour=Colour("#5aa9cf", "#2f7fa6"),
-        lost_to="the fixed cost of messages",
-        is_transfer=True,
-        needs_clocks=True,
-    )
-)
+    def says(self, case: Case) -> Finding:
+        """Say what it is, and of how many."""
+        lost = case.of_step(case.account.parts_s[Part.LATENCY.key])
+        return TooManyMessages(lost=lost, collectives=case.collectives_per_step)

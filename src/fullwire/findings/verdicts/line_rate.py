@@ -50,41 +50,35 @@ class BandwidthIsMostOfIt(Finding):
     links: LinkUtilization | None
 
 
-def _rule(case: Case, blame: Blame) -> tuple[Finding, ...] | None:
-    is_it = blame.part == Part.LINE_RATE.key and is_limited_by_line(case)
-    return blame.reasons if is_it and not is_used_too_late(case) else None
+@register
+class LineRate(VerdictKind):
+    """The bytes at line rate."""
 
+    key = "line_rate"
+    part = Part.LINE_RATE.key
+    label = "bytes at line rate"
+    colour = Colour("#0b6e99", "#4fa9d3")
+    lost_to = "bytes at line rate"
+    within = "line rate"
+    is_transfer = True
+    needs_clocks = True
 
-def _says(case: Case) -> Finding:
-    lost = case.of_step(case.account.parts_s[Part.LINE_RATE.key])
-    exposed_s = exposed_transfer_s(case.account)
-    slow, links = _slow_links(case), links_of(case.evidence)
-    if lost.time_s >= FILLED * exposed_s:
-        return BandwidthIsShort(lost=lost, slow=slow, links=links)
-    unfilled_s = exposed_s - lost.time_s
-    return BandwidthIsMostOfIt(lost=lost, unfilled_s=unfilled_s, slow=slow, links=links)
+    def rule(self, case: Case, blame: Blame) -> tuple[Finding, ...] | None:
+        """Hold where the line limits transfers, and they are begun in time."""
+        is_it = blame.part == Part.LINE_RATE.key and is_limited_by_line(case)
+        return blame.reasons if is_it and not is_used_too_late(case) else None
 
-
-def _slow_links(case: Case) -> SlowLinks | None:
-    rates = case.rate_bps
-    slowest_bps = min(rates.values(), default=0.0)
-    slow = tuple(rank for rank, rate_bps in rates.items() if rate_bps == slowest_bps)
-    if not slow or 2 * len(slow) > len(rates):
-        return None
-    return SlowLinks(ranks=slow, rate_bps=slowest_bps, fastest_bps=max(rates.values()))
-
-
-register(
-    VerdictKind(
-        key="line_rate",
-        part=Part.LINE_RATE.key,
-        rule=_rule,
-        says=_says,
-        label="bytes at line rate",
-        colour=Colour("#0b6e99", "#4fa9d3"),
-        lost_to="bytes at line rate",
-        within="line rate",
-        is_transfer=True,
-        needs_clocks=True,
-    )
-)
+    def says(self, case: Case) -> Finding:
+        """Say what the bytes take, and what else a line that is not full loses."""
+        lost = case.of_step(case.account.parts_s[Part.LINE_RATE.key])
+        exposed_s = exposed_transfer_s(case.account)
+        rates, links, slow = case.rate_bps, links_of(case.evidence), None
+        slowest_bps = min(rates.values(), default=0.0)
+        slow_ranks = tuple(rank for rank, rate_bps in rates.items() if rate_bps == slowest_bps)
+        if 0 < 2 * len(slow_ranks) <= len(rates):
+            fastest_bps = max(rates.values())
+            slow = SlowLinks(ranks=slow_ranks, rate_bps=slowest_bps, fastest_bps=fastest_bps)
+        if lost.time_s >= FILLED * exposed_s:
+            return BandwidthIsShort(lost=lost, slow=slow, links=links)
+        unfilled_s = exposed_s - lost.time_s
+        return BandwidthIsMostOfIt(lost=lost, unfilled_s=unfilled_s, slow=slow, links=links)

@@ -11,7 +11,7 @@ from fullwire.findings.case import (
 )
 from fullwire.findings.finding import Amount, Finding
 from fullwire.findings.verdicts import Blame, VerdictKind, register
-from fullwire.timeline.account import Account, Part
+from fullwire.timeline.account import Part
 
 
 class UsedTooLate(Finding):
@@ -38,43 +38,42 @@ def is_used_too_late(case: Case) -> bool:
     """Say whether the bytes at line rate would fit under computation that they did not use.
 
     A line that is not full limits nothing; but what had next to nothing beside it was begun late
-    whatever the line.
+    whatever the line. It is not too late where beginning sooner is predicted to gain nothing.
     """
-    floor_s = case.account.parts_s[Part.LINE_RATE.key]
-    if floor_s > unhidden_compute_s(case.account):
+    account = case.account
+    if case.gains_by_sooner is False:
         return False
-    return is_limited_by_line(case) or _overlapped(case.account) < LATE
+    if case.floor_s > unhidden_compute_s(account):
+        return False
+    hidden_s = float(account.overlapped_ns[:, account.is_typical].mean()) * 1e-9
+    together_s = hidden_s + exposed_transfer_s(account)
+    return is_limited_by_line(case) or not together_s or hidden_s < LATE * together_s
 
 
 def is_limited_by_line(case: Case) -> bool:
     """Say whether the line is full, or what it is not full for is little."""
-    floor_s, exposed_s = (
-        case.account.parts_s[Part.LINE_RATE.key],
-        exposed_transfer_s(case.account),
-    )
-    return floor_s >= FILLED * exposed_s or not case.reaches_threshold(exposed_s - floor_s)
+    exposed_s = exposed_transfer_s(case.account)
+    unfilled_s = exposed_s - case.floor_s
+    return case.floor_s >= FILLED * exposed_s or not case.reaches_threshold(unfilled_s)
 
 
-def _overlapped(account: Account) -> float:
-    """Return the share of communication that had computation beside it."""
-    hidden_s = float(account.overlapped_ns[:, account.is_typical].mean()) * 1e-9
-    together_s = hidden_s + exposed_transfer_s(account)
-    return hidden_s / together_s if together_s else 0.0
+@register
+class Overlap(VerdictKind):
+    """Transfers that begin too late."""
 
+    key = "overlap"
+    part = Part.LINE_RATE.key
+    is_transfer = True
 
-def _rule(case: Case, blame: Blame) -> tuple[Finding, ...] | None:
-    if blame.part != Part.LINE_RATE.key or not is_used_too_late(case):
-        return None
-    return (*blame.reasons, WouldFit(free_s=unhidden_compute_s(case.account)))
+    def rule(self, case: Case, blame: Blame) -> tuple[Finding, ...] | None:
+        """Hold where the transfers would fit under computation that they did not use."""
+        if blame.part != Part.LINE_RATE.key or not is_used_too_late(case):
+            return None
+        return (*blame.reasons, WouldFit(free_s=unhidden_compute_s(case.account)))
 
-
-def _says(case: Case) -> Finding:
-    return UsedTooLate(
-        transfers=case.of_step(case.account.parts_s[Part.LINE_RATE.key]),
-        free_s=unhidden_compute_s(case.account),
-    )
-
-
-register(
-    VerdictKind(key="overlap", part=Part.LINE_RATE.key, rule=_rule, says=_says, is_transfer=True)
-)
+    def says(self, case: Case) -> Finding:
+        """Say what computation could have hidden."""
+        return UsedTooLate(
+            transfers=case.of_step(case.account.parts_s[Part.LINE_RATE.key]),
+            free_s=unhidden_compute_s(case.account),
+        )

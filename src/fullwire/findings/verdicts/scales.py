@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fullwire.findings.case import MUCH_IN_ALL, Case
 from fullwire.findings.finding import Amount, Finding, Length
-from fullwire.findings.verdicts import NOTHING, VerdictKind, blames, drawn_parts, register
+from fullwire.findings.verdicts import NOTHING, VerdictKind, drawn_parts, register
 from fullwire.timeline.account import Part
 
 
@@ -45,13 +45,18 @@ class MuchIsLostInAll(Finding):
     share: float
 
 
-def _says(case: Case) -> Finding:
-    key, next_s = case.largest()
-    if not next_s:
-        return AllIsComputation(whole=case.whole)
-    lost = case.of_step(case.step_s - case.account.parts_s[Part.COMPUTE.key])
-    kind = LittleIsLost if lost.time_s < MUCH_IN_ALL * case.step_s else MuchIsLostInAll
-    return kind(lost=lost, part=drawn_parts()[key].within or key, share=case.share(next_s))
+@register
+class Scales(VerdictKind):
+    """Nothing to speak of."""
 
+    key = "scales"
+    part = NOTHING
 
-register(VerdictKind(key="scales", part="", rule=blames(NOTHING), says=_says))
+    def says(self, case: Case) -> Finding:
+        """Say how little is lost, and what is the most of it."""
+        key, next_s = case.largest()
+        if not next_s:
+            return AllIsComputation(whole=case.whole)
+        lost = case.of_step(case.step_s - case.account.parts_s[Part.COMPUTE.key])
+        kind = LittleIsLost if lost.time_s < MUCH_IN_ALL * case.step_s else MuchIsLostInAll
+        return kind(lost=lost, part=drawn_parts()[key].within or key, share=case.share(next_s))

@@ -8,8 +8,8 @@ import numpy as np
 
 from fullwire.findings.case import THRESHOLD, Case
 from fullwire.findings.finding import Amount, Finding
-from fullwire.findings.verdicts import Colour, VerdictKind, blames, register
-from fullwire.timeline.account import Late, Part, late_ranks
+from fullwire.findings.verdicts import Colour, VerdictKind, register
+from fullwire.timeline.account import Part, late_ranks
 
 
 class Excess(Enum):
@@ -56,36 +56,33 @@ class SpendsMore(Finding):
     on: Excess
 
 
-def _says(case: Case) -> Finding:
-    lost, late = case.of_step(case.account.parts_s[Part.STRAGGLER.key]), late_ranks(case.account)
-    if late is None:
-        return LateInTurns(lost=lost)
-    return LateRanks(
-        ranks=late.ranks, lost=lost, of_waiting=late.share, spends=_spends_more(case, late)
-    )
+@register
+class Straggler(VerdictKind):
+    """Ranks that are late."""
 
+    key = "straggler"
+    part = Part.STRAGGLER.key
+    label = "waiting for the latest"
+    heading = "waiting"
+    colour = Colour("#d0900f", "#e2aa45")
+    lost_to = "waiting for late ranks, now one and now another"
+    within = "waiting for late ranks"
+    needs_clocks = True
 
-def _spends_more(case: Case, late: Late) -> SpendsMore | None:
-    rows = [case.account.ranks.index(rank) for rank in late.ranks]
-    excess_ns = case.account.excess_ns[rows][:, case.account.is_typical]
-    excess_s = excess_ns.mean(axis=(0, 1)) * 1e-9
-    lane = int(np.argmax(excess_s))
-    if excess_s[lane] < THRESHOLD * case.step_s / 2:
-        return None
-    return SpendsMore(is_one=len(rows) == 1, excess_s=float(excess_s[lane]), on=list(Excess)[lane])
-
-
-register(
-    VerdictKind(
-        key="straggler",
-        part=Part.STRAGGLER.key,
-        rule=blames(Part.STRAGGLER.key),
-        says=_says,
-        label="waiting for the latest",
-        heading="waiting",
-        colour=Colour("#d0900f", "#e2aa45"),
-        lost_to="waiting for late ranks, now one and now another",
-        within="waiting for late ranks",
-        needs_clocks=True,
-    )
-)
+    def says(self, case: Case) -> Finding:
+        """Name the ranks that are late, if they are few, and on what they spend more."""
+        lost, late = (
+            case.of_step(case.account.parts_s[Part.STRAGGLER.key]),
+            late_ranks(case.account),
+        )
+        if late is None:
+            return LateInTurns(lost=lost)
+        rows = [case.account.ranks.index(rank) for rank in late.ranks]
+        excess_ns = case.account.excess_ns[rows][:, case.account.is_typical]
+        excess_s = excess_ns.mean(axis=(0, 1)) * 1e-9
+        lane, is_one = int(np.argmax(excess_s)), len(rows) == 1
+        more_s, on = float(excess_s[lane]), list(Excess)[lane]
+        spends = None
+        if more_s >= THRESHOLD * case.step_s / 2:
+            spends = SpendsMore(is_one=is_one, excess_s=more_s, on=on)
+        return LateRanks(ranks=late.ranks, lost=lost, of_waiting=late.share, spends=spends)

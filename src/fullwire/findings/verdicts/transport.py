@@ -11,7 +11,7 @@ from fullwire.findings.held_back import what_held_transport
 from fullwire.findings.verdicts import Blame, Colour, VerdictKind, register
 from fullwire.findings.verdicts.overlap import is_limited_by_line, is_used_too_late
 from fullwire.fixes import Fix
-from fullwire.fixes.joining import MANY, MUCH_BYTES
+from fullwire.fixes.fix import MANY, MUCH_BYTES
 from fullwire.timeline.account import Part
 
 
@@ -75,60 +75,52 @@ class LineWasNotFull(Finding):
     limit: float
 
 
-def _rule(case: Case, blame: Blame) -> tuple[Finding, ...] | None:
-    if blame.part == Part.TRANSPORT.key:
-        return blame.reasons
-    is_line = blame.part == Part.LINE_RATE.key and not is_used_too_late(case)
-    if not is_line or is_limited_by_line(case):
-        return None
-    floor_s = case.account.parts_s[Part.LINE_RATE.key]
-    used = floor_s / exposed_transfer_s(case.account)
-    return (*blame.reasons, LineWasNotFull(used=used, limit=FILLED))
+@register
+class Transport(VerdictKind):
+    """A transport that does not fill the line."""
 
+    key = "transport"
+    part = Part.TRANSPORT.key
+    label = "lost by transport"
+    colour = Colour("#c2502c", "#e57a53")
+    lost_to = "a transport that does not fill the line"
+    is_transfer = True
+    needs_clocks = True
 
-def _says(case: Case) -> Finding:
-    parts, links = case.account.parts_s, links_of(case.evidence)
-    lost_s, unfilled = parts[Part.TRANSPORT.key], None
-    if parts[Part.LINE_RATE.key] > lost_s:  # then all that the line is idle for counts
-        latency_s = parts[Part.LATENCY.key]
-        lost_s += latency_s
-        unfilled = Unfilled(
-            used=None
-            if links is not None
-            else parts[Part.LINE_RATE.key] / exposed_transfer_s(case.account),
-            messages_s=latency_s if latency_s > NOTABLE * case.step_s else None,
+    def rule(self, case: Case, blame: Blame) -> tuple[Finding, ...] | None:
+        """Hold where the line is not what limited transfers."""
+        if blame.part == Part.TRANSPORT.key:
+            return blame.reasons
+        is_line = blame.part == Part.LINE_RATE.key and not is_used_too_late(case)
+        if not is_line or is_limited_by_line(case):
+            return None
+        used = case.floor_s / exposed_transfer_s(case.account)
+        return (*blame.reasons, LineWasNotFull(used=used, limit=FILLED))
+
+    def says(self, case: Case) -> Finding:
+        """Say what it loses, and what held it back."""
+        parts, links = case.account.parts_s, links_of(case.evidence)
+        lost_s, unfilled = parts[Part.TRANSPORT.key], None
+        if parts[Part.LINE_RATE.key] > lost_s:  # then all that the line is idle for counts
+            latency_s = parts[Part.LATENCY.key]
+            lost_s += latency_s
+            unfilled = Unfilled(
+                used=None
+                if links is not None
+                else parts[Part.LINE_RATE.key] / exposed_transfer_s(case.account),
+                messages_s=latency_s if latency_s > NOTABLE * case.step_s else None,
+            )
+        faster = case.faster_link if case.gains_by_link else None
+        count = case.collectives_per_step
+        sizes = case.run.collectives.bytes[np.isin(case.run.collectives.step, case.account.steps)]
+        usual_bytes = int(np.median(sizes)) if len(sizes) else 0
+        is_many = count >= MANY and 0 < usual_bytes <= MUCH_BYTES
+        return LineIsNotFilled(
+            lost=case.of_step(lost_s),
+            is_for_bandwidth=case.gains_by_link,
+            unfilled=unfilled,
+            links=links,
+            held_back=what_held_transport(case.evidence),
+            many=ManySmall(count=count, usual_bytes=usual_bytes) if is_many else None,
+            faster=None if faster is None else FasterLine(link=faster, gain=case.gain),
         )
-    faster = case.faster_link if case.gains_by_link else None
-    return LineIsNotFilled(
-        lost=case.of_step(lost_s),
-        is_for_bandwidth=case.gains_by_link,
-        unfilled=unfilled,
-        links=links,
-        held_back=what_held_transport(case.evidence),
-        many=_many_small(case),
-        faster=None if faster is None else FasterLine(link=faster, gain=case.gain),
-    )
-
-
-def _many_small(case: Case) -> ManySmall | None:
-    count = case.collectives_per_step
-    sizes = case.run.collectives.bytes[np.isin(case.run.collectives.step, case.account.steps)]
-    usual = int(np.median(sizes)) if len(sizes) else 0
-    if count < MANY or not 0 < usual <= MUCH_BYTES:
-        return None
-    return ManySmall(count=count, usual_bytes=usual)
-
-
-register(
-    VerdictKind(
-        key="transport",
-        part=Part.TRANSPORT.key,
-        rule=_rule,
-        says=_says,
-        label="lost by transport",
-        colour=Colour("#c2502c", "#e57a53"),
-        lost_to="a transport that does not fill the line",
-        is_transfer=True,
-        needs_clocks=True,
-    )
-)

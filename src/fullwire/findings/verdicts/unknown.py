@@ -17,8 +17,7 @@ from fullwire.findings.case import (
 )
 from fullwire.findings.finding import Amount, Evidence, Finding
 from fullwire.findings.held_back import set_up_short
-from fullwire.findings.verdicts import UNTOLD, Colour, VerdictKind, blames, register
-from fullwire.run.run import Run
+from fullwire.findings.verdicts import Colour, VerdictKind, register
 from fullwire.timeline.account import Part
 from fullwire.timeline.breakdown import UNTOLD as UNTOLD_SHARE
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
@@ -116,88 +115,7 @@ class ExposedForSomeReason(Finding):
     missing: tuple[Finding, ...]
 
 
-def _says(case: Case) -> Finding:
-    parts = case.account.parts_s
-    exposed_s = sum(parts[part.key] for part in _EXPOSED)
-    missing = tuple(_missing(case)) or (MoreThanThisRun(),)
-    short = set_up_short(case.evidence)
-    if not case.step_s or case.lost:
-        return NotTold(falls_short=short, missing=missing)
-    if is_alone(case):
-        return AloneInTheJob(computing=case.share(parts[Part.COMPUTE.key]), missing=missing)
-    if enough_steps(case) and is_transfer_alone(case):
-        return TransfersAlone(exposed=case.of_step(exposed_s), missing=missing)
-    is_whole = computes(case) and enough_steps(case) and not case.run.missing
-    if is_whole and not communicates(case):
-        return NothingCommunicated(falls_short=short, workers=world(case.run), missing=missing)
-    if exposed_s == 0:
-        return CannotTell(falls_short=short, missing=missing)
-    if not computes(case) and len(case.run.collectives):
-        return _communication_only(case.run, short, missing)
-    exposed = case.of_step(exposed_s)
-    return ExposedForSomeReason(falls_short=short, exposed=exposed, missing=missing)
-
-
-def _communication_only(
-    run: Run, short: Evidence | None, missing: tuple[Finding, ...]
-) -> CommunicationOnly:
-    table = run.collectives
-    largest_at = int(np.argmax(table.bytes))
-    # A slice of one row, because numpy drops a NUL at the end of a lone name.
-    first = slice(largest_at, largest_at + 1)
-    is_alike = (table.op == table.op[first]) & (table.group == table.group[first])
-    largest = table.rows(is_alike & (table.bytes == table.bytes[first]))
-    started_ns = np.maximum(largest.start_ns, largest.issue_ns)  # before, it waited for ranks
-    return CommunicationOnly(
-        falls_short=short,
-        op=str(largest.op[0]),
-        bytes=int(largest.bytes[0]),
-        took_s=float(np.median(largest.end_ns - started_ns)) * 1e-9,
-        missing=missing,
-    )
-
-
 # ---- what would settle it ------------------------------------------------------------------------
-
-
-def _missing(case: Case) -> Iterator[Finding]:
-    """Name what would settle it."""
-    run, account = case.run, case.account
-    if not case.step_s:
-        yield TimesMissing()
-        return
-    if case.lost:
-        yield RestOfTheRun()
-        return
-    if not enough_steps(case):
-        yield StepMarks() if account.is_whole_trace else MoreSteps(fewest=FEWEST_STEPS)
-    if is_alone(case):
-        yield SeveralWorkers()
-    if case.clock_error_s > case.largest()[1]:
-        yield BetterClocks(to_s=case.largest()[1])
-    if not computes(case):
-        yield ComputationMissing()
-    elif not is_alone(case) and not communicates(case):
-        yield CollectivesMissing()
-    recorded = len(recorded_ranks(run))
-    if recorded < world(run) and not stands_for_all(run):
-        yield OtherRanks(recorded=recorded, workers=world(run))
-    elif not computes(case):
-        return
-    elif account.untold_s > UNTOLD_SHARE * account.parts_s[Part.UNEXPLAINED.key]:
-        yield EveryPart(unnamed=_longest_unnamed(run))
-    elif not is_alone(case) and account.parts_s[Part.UNEXPLAINED.key] > 0 and not case.rate_bps:
-        yield LineRateMissing()
-
-
-def _longest_unnamed(run: Run) -> str | None:
-    """Name what communicates longest without telling what it is a part of."""
-    spans = run.spans.rows(run.spans.lane == "communication")
-    lasted_ns: dict[str, int] = {}
-    for name, length_ns in zip(spans.name, (spans.end_ns - spans.start_ns).tolist(), strict=True):
-        if name not in ("wait", "codec"):
-            lasted_ns[name] = lasted_ns.get(name, 0) + length_ns
-    return shown(max(lasted_ns, key=lasted_ns.__getitem__)) if lasted_ns else None
 
 
 class TimesMissing(Finding):
@@ -272,7 +190,7 @@ class EveryPart(Finding):
 class LineRateMissing(Finding):
     """The rate of the links."""
 
-    template = "the line rate of the links: --bandwidth"
+    template = "the line rate of the links: --line-rate"
 
 
 class MoreThanThisRun(Finding):
@@ -281,15 +199,85 @@ class MoreThanThisRun(Finding):
     template = "more than this run holds"
 
 
-register(
-    VerdictKind(
-        key="unknown",
-        part=Part.UNEXPLAINED.key,
-        rule=blames(UNTOLD),
-        says=_says,
-        lacks=_missing,
-        label="unexplained",
-        colour=Colour("#7d7468", "#8d867c"),
-        within="communication that nothing hides",
-    )
-)
+@register
+class Unknown(VerdictKind):
+    """The data cannot decide."""
+
+    key = "unknown"
+    part = Part.UNEXPLAINED.key
+    label = "unexplained"
+    colour = Colour("#7d7468", "#8d867c")
+    within = "communication that nothing hides"
+
+    def says(self, case: Case) -> Finding:
+        """Say what is seen all the same."""
+        parts = case.account.parts_s
+        exposed_s = sum(parts[part.key] for part in _EXPOSED)
+        missing = tuple(self.lacks(case)) or (MoreThanThisRun(),)
+        short = set_up_short(case.evidence)
+        if not case.step_s or case.lost:
+            return NotTold(falls_short=short, missing=missing)
+        if is_alone(case):
+            return AloneInTheJob(computing=case.share(parts[Part.COMPUTE.key]), missing=missing)
+        if enough_steps(case) and is_transfer_alone(case):
+            return TransfersAlone(exposed=case.of_step(exposed_s), missing=missing)
+        is_whole = computes(case) and enough_steps(case) and not case.run.missing
+        if is_whole and not communicates(case):
+            return NothingCommunicated(falls_short=short, workers=world(case.run), missing=missing)
+        if exposed_s == 0:
+            return CannotTell(falls_short=short, missing=missing)
+        table = case.run.collectives
+        if computes(case) or not len(table):
+            exposed = case.of_step(exposed_s)
+            return ExposedForSomeReason(falls_short=short, exposed=exposed, missing=missing)
+        largest_at = int(np.argmax(table.bytes))
+        # A slice of one row, because numpy drops a NUL at the end of a lone name.
+        first = slice(largest_at, largest_at + 1)
+        is_alike = (table.op == table.op[first]) & (table.group == table.group[first])
+        largest = table.rows(is_alike & (table.bytes == table.bytes[first]))
+        started_ns = np.maximum(largest.start_ns, largest.issue_ns)  # before, it waited for ranks
+        return CommunicationOnly(
+            falls_short=short,
+            op=str(largest.op[0]),
+            bytes=int(largest.bytes[0]),
+            took_s=float(np.median(largest.end_ns - started_ns)) * 1e-9,
+            missing=missing,
+        )
+
+    def lacks(self, case: Case) -> Iterator[Finding]:
+        """Name what would settle it."""
+        run, account = case.run, case.account
+        if not case.step_s:
+            yield TimesMissing()
+            return
+        if case.lost:
+            yield RestOfTheRun()
+            return
+        if not enough_steps(case):
+            yield StepMarks() if account.is_whole_trace else MoreSteps(fewest=FEWEST_STEPS)
+        if is_alone(case):
+            yield SeveralWorkers()
+        if case.clock_error_s > case.largest()[1]:
+            yield BetterClocks(to_s=case.largest()[1])
+        if not computes(case):
+            yield ComputationMissing()
+        elif not is_alone(case) and not communicates(case):
+            yield CollectivesMissing()
+        recorded = len(recorded_ranks(run))
+        if recorded < world(run) and not stands_for_all(run):
+            yield OtherRanks(recorded=recorded, workers=world(run))
+        elif not computes(case):
+            return
+        elif account.untold_s > UNTOLD_SHARE * account.parts_s[Part.UNEXPLAINED.key]:
+            # Name what communicates longest without telling what it is a part of.
+            spans = run.spans.rows(run.spans.lane == "communication")
+            lengths_ns: dict[str, int] = {}
+            for name, begin_ns, end_ns in zip(
+                spans.name, spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True
+            ):
+                if name not in ("wait", "codec"):
+                    lengths_ns[name] = lengths_ns.get(name, 0) + end_ns - begin_ns
+            longest = max(lengths_ns, key=lengths_ns.__getitem__, default=None)
+            yield EveryPart(unnamed=None if longest is None else shown(longest))
+        elif not is_alone(case) and account.parts_s[Part.UNEXPLAINED.key] > 0 and not case.rate_bps:
+            yield LineRateMissing()

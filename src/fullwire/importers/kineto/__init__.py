@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fullwire.files import files_in
 from fullwire.importers._format import CERTAIN, LIKELY, UNLIKE, Format, Likeness, Options, Writing
+from fullwire.importers._recognise import files_among
 
 if TYPE_CHECKING:
     from fullwire.run.run import Run
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 _SOON_BYTES = 4096  # in which keys count that files of others may have, too
 _KEYS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"schemaVersion"')
 
+_ENDINGS = (".json", ".json.gz", ".json.xz", ".json.zst")
 _OF_ANOTHER = re.compile(rb'"/(?:job|host|device):')  # processes of TensorFlow and JAX
 
 
@@ -36,7 +39,7 @@ def looks_like(beginning: bytes) -> Likeness:
 def _read(paths: Sequence[Path], options: Options) -> Run:
     from fullwire.importers.kineto.assemble import read_kineto  # here: it loads the native scanner
 
-    return read_kineto(paths, communication=options.communication)
+    return read_kineto(paths, _trace_files(paths), communication=options.communication)
 
 
 def _write(paths: Sequence[Path], options: Options, writing: Writing) -> Path:
@@ -44,6 +47,7 @@ def _write(paths: Sequence[Path], options: Options, writing: Writing) -> Path:
 
     return import_kineto(
         paths,
+        list(_trace_files(paths)),
         writing.output,
         communication=options.communication,
         logs=writing.logs,
@@ -53,6 +57,34 @@ def _write(paths: Sequence[Path], options: Options, writing: Writing) -> Path:
         replace=writing.replace,
         told=writing.told,
     )
+
+
+def _traces_in(directory: Path) -> list[Path]:
+    """List what may be traces in a directory and below; 10 comes after 9 where names count.
+
+    Names say it, or else, where none does, how files begin.
+    """
+    named = [
+        path
+        for path in files_in(directory)
+        if path.name.endswith(_ENDINGS) and path.name != "run.json"  # a run beside its traces
+    ]
+    named.sort(
+        key=lambda path: [
+            (int(part), "") if part.isdigit() else (-1, part)
+            for part in re.split(r"([0-9]{1,18})", str(path))
+        ]
+    )
+    return named or files_among(FORMAT, [directory])
+
+
+def _trace_files(paths: Iterable[Path]) -> Iterator[Path]:
+    """Go through the files that paths stand for."""
+    for path in paths:
+        if path.is_dir():
+            yield from _traces_in(path)
+        else:
+            yield path
 
 
 FORMAT = Format(

@@ -16,9 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fullwire.errors import DamagedInput
-from fullwire.files import files_in, name_of
-from fullwire.importers._recognise import files_among
-from fullwire.importers.kineto import FORMAT
+from fullwire.files import name_of
 from fullwire.importers.kineto.clocks import Clocks, Ends, clocks_of, ends_of
 from fullwire.importers.kineto.collectives import numbered
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
@@ -26,10 +24,9 @@ from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
-from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans, Whole
+from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, Spans
 from fullwire.units import show_ranks, show_time, shown
 
-_ENDINGS = (".json", ".json.gz", ".json.xz", ".json.zst")
 _MOST_NAMED = 5  # unknown kernels, in a warning
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
 _REPORTED_NS = 100_000  # of a clock's difference: less is within what hosts usually keep
@@ -70,7 +67,12 @@ class Job:
         self.missing = [each for each in found if isinstance(each, str)]
         read = [(n, each) for n, each in enumerate(found) if isinstance(each, Outline)]
         self._in_folder = Counter(each.path.parent for _, each in read)
-        world = _usual_world([each for _, each in read])
+        # The job is of so many ranks as most ranks' traces tell, or else of the largest number.
+        tell: dict[int, set[int | None]] = {}
+        for _, outline in read:
+            if outline.world is not None:
+                tell.setdefault(outline.world, set()).add(outline.rank)
+        world = max(tell, key=lambda each: (len(tell[each]), each), default=None)
         for number, outline in sorted(read, key=lambda each: each[1].rank is None):
             self.missing += outline.problems
             other = outline.world not in (None, world)
@@ -97,7 +99,9 @@ class Job:
         """
         if outline.rank is not None:
             return outline.rank
-        named = self._rank_in(outline.path)
+        named = _RANK_IN_NAME.search(outline.path.name)
+        if named is None and self._in_folder[outline.path.parent] == 1:  # it has it for itself
+            named = _RANK_IN_NAME.fullmatch(outline.path.parent.name)
         if named is None and any(each.rank is not None for each in self.ranks.values()):
             return None
         free = next(n for n in range(len(self.ranks) + 1) if n not in self.ranks)
@@ -107,13 +111,6 @@ class Job:
             f"rank {rank}, {where}"
         )
         return rank
-
-    def _rank_in(self, path: Path) -> re.Match[str] | None:
-        """Find the rank in the name of a file, or of the folder that it has for itself."""
-        named = _RANK_IN_NAME.search(path.name)
-        if named is None and self._in_folder[path.parent] == 1:
-            return _RANK_IN_NAME.fullmatch(path.parent.name)
-        return named
 
     def refuse_nothing(self, paths: Sequence[Path]) -> None:
         """Refuse traces of which not one could be read."""
@@ -167,7 +164,14 @@ class Job:
         longest = max(ends_ns, key=lambda rank: len(ends_ns[rank]), default=None)
         if longest is None:
             return {}
-        later = {rank: _later_by(each, ends_ns[longest]) for rank, each in ends_ns.items()}
+        others_ns = ends_ns[longest]
+        between_ns = (others_ns[1:] + others_ns[:-1]) // 2
+        later = dict.fromkeys(ends_ns, 0)
+        for rank, each in ends_ns.items():
+            inside = (each >= others_ns[0]) & (each <= others_ns[-1])
+            if inside.any():
+                place = np.searchsorted(between_ns, each[inside])
+                later[rank] = int(np.median(place - np.flatnonzero(inside)))
         return {rank: steps - min(later.values()) for rank, steps in later.items()}
 
     def outline(self, paths: Sequence[Path], clocks: Clocks) -> Run:
@@ -176,16 +180,40 @@ class Job:
         missing = list(self.missing)
         if len({each.base_ns is None for _, each in ordered}) > 1:
             missing.append("some traces lack baseTimeNanoseconds, so their times stand apart")
+        # How many ranks the job had, or at least had: one that communicates has two.
+        told = [rank.world for rank in self.ranks.values() if rank.world]
+        groups = [rank.largest_group for rank in self.ranks.values()]
+        communicates = any(rank.is_distributed or rank.collectives for rank in self.ranks.values())
+        least = 2 if communicates and not told else 1
+        world = max([*told, *groups, max(self.ranks) + 1, least])
+        if len(self.ranks) < world:
+            missing.append(f"{len(self.ranks)} of {world} ranks are here")
+        if not told:
+            missing.append(f"no trace says how many ranks the job had; it had at least {world}")
+        total = sum(rank.collectives for rank in self.ranks.values())
+        if unknown := sum(rank.without_size for rank in self.ranks.values()):
+            missing.append(f"of {unknown:,} of {total:,} collectives the size is not told")
+        hosts = [each.host for _, each in ordered]
+        all_known = all(hosts) and [rank for rank, _ in ordered] == list(range(len(ordered)))
+        scatter_s = tuple((rank, ns * 1e-9) for rank, ns in sorted(clocks.scatter_ns.items()))
+        remarks = [*_about_ranks(dict(ordered)), *_about_clocks(dict(ordered), clocks)]
         sources = ", ".join(map(name_of, paths[:_MOST_NAMED]))
         return Run(
             provenance=Provenance(
                 origin="imported",
                 source=sources if len(paths) <= _MOST_NAMED else f"{sources} and others",
             ),
-            facts=_facts(dict(ordered), clocks),
-            gaps=gaps_of(
-                [*missing, *_absent_ranks(self.ranks), *_absent_sizes(self.ranks.values())]
+            facts=Facts(
+                workers=world,
+                # What is known as a gradient is a bucket already.
+                buckets="none" if any(each.has_gradients for _, each in ordered) else None,
+                backend=_listed(each.backend for _, each in ordered),
+                device=_listed(each.device for _, each in ordered),
+                hosts=",".join(host.replace(",", ".") for host in hosts) if all_known else None,
+                clock_scatter_s=scatter_s if len(ordered) > 1 else None,
+                remarks="; ".join(remarks) or None,
             ),
+            gaps=gaps_of(missing),
         )
 
 
@@ -222,12 +250,14 @@ class Places:
     clocks: Clocks
 
 
-def read_kineto(paths: Sequence[Path], *, communication: str | None = None) -> Run:
-    """Read the traces of one or more ranks; a directory stands for the traces in it."""
+def read_kineto(
+    paths: Sequence[Path], files: Iterable[Path], *, communication: str | None = None
+) -> Run:
+    """Read the traces of one or more ranks: the files that the asked-for paths stand for."""
     pattern = asked_for(communication)
     found: list[Outline | str] = []
     read: dict[int, Tables] = {}
-    for number, path in enumerate(trace_files(paths)):
+    for number, path in enumerate(files):
         try:
             outline, read[number] = read_rank(scanned(path), pattern)
         except DamagedInput as error:
@@ -254,95 +284,8 @@ def read_kineto(paths: Sequence[Path], *, communication: str | None = None) -> R
     )
 
 
-def traces_in(directory: Path) -> list[Path]:
-    """List what may be traces in a directory and below; 10 comes after 9 where names count.
-
-    Names say it, or else, where none does, how files begin.
-    """
-    named = [
-        path
-        for path in files_in(directory)
-        if path.name.endswith(_ENDINGS) and path.name != "run.json"  # a run beside its traces
-    ]
-    named.sort(
-        key=lambda path: [
-            (int(part), "") if part.isdigit() else (-1, part)
-            for part in re.split(r"([0-9]{1,18})", str(path))
-        ]
-    )
-    return named or files_among(FORMAT, [directory])
-
-
-def trace_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Go through the files that paths stand for."""
-    for path in paths:
-        if path.is_dir():
-            yield from traces_in(path)
-        else:
-            yield path
-
-
-def _later_by(ends_ns: Whole, others_ns: Whole) -> int:
-    """Return how many steps later than others these are, by the moments at which steps end."""
-    between_ns = (others_ns[1:] + others_ns[:-1]) // 2
-    inside = (ends_ns >= others_ns[0]) & (ends_ns <= others_ns[-1])
-    if not inside.any():
-        return 0
-    return int(np.median(np.searchsorted(between_ns, ends_ns[inside]) - np.flatnonzero(inside)))
-
-
-def _facts(ranks: Mapping[int, Outline], clocks: Clocks) -> Facts:
-    # What is known as a gradient is a bucket already.
-    has_gradients = any(each.has_gradients for each in ranks.values())
-    hosts = [each.host for each in ranks.values()]
-    all_known = all(hosts) and list(ranks) == list(range(len(ranks)))
-    scatter_s = tuple((rank, clocks.scatter_ns[rank] * 1e-9) for rank in sorted(clocks.scatter_ns))
-    return Facts(
-        workers=_world(ranks),
-        buckets="none" if has_gradients else None,
-        backend=_listed(each.backend for each in ranks.values()),
-        device=_listed(each.device for each in ranks.values()),
-        hosts=",".join(host.replace(",", ".") for host in hosts) if all_known else None,
-        clock_scatter_s=scatter_s if len(ranks) > 1 else None,
-        remarks="; ".join([*_about_ranks(ranks), *_about_clocks(ranks, clocks)]) or None,
-    )
-
-
 def _listed(told: Iterable[str]) -> str | None:
     return ", ".join(sorted({*filter(None, told)})[:8]) or None
-
-
-def _usual_world(outlines: Sequence[Outline]) -> int | None:
-    """Return of how many ranks the job is that most ranks' traces tell of, or else the largest."""
-    ranks: dict[int, set[int | None]] = {}
-    for outline in outlines:
-        if outline.world is not None:
-            ranks.setdefault(outline.world, set()).add(outline.rank)
-    return max(ranks, key=lambda world: (len(ranks[world]), world), default=None)
-
-
-def _world(ranks: Mapping[int, Outline]) -> int:
-    """Return how many ranks the job had, or at least had: one that communicates has two."""
-    told = [rank.world for rank in ranks.values() if rank.world]
-    groups = [each.largest_group for each in ranks.values()]
-    communicates = any(each.is_distributed or each.collectives for each in ranks.values())
-    least = 2 if communicates and not told else 1
-    return max([*told, *groups, max(ranks) + 1, least])
-
-
-def _absent_ranks(ranks: Mapping[int, Outline]) -> Iterator[str]:
-    world = _world(ranks)
-    if len(ranks) < world:
-        yield f"{len(ranks)} of {world} ranks are here"
-    if not any(rank.world for rank in ranks.values()):
-        yield f"no trace says how many ranks the job had; it had at least {world}"
-
-
-def _absent_sizes(ranks: Iterable[Outline]) -> Iterator[str]:
-    counts = [(rank.collectives, rank.without_size) for rank in ranks]
-    total, unknown = (sum(column) for column in zip(*counts, strict=True))
-    if unknown:
-        yield f"of {unknown:,} of {total:,} collectives the size is not told"
 
 
 def _about_ranks(ranks: Mapping[int, Outline]) -> Iterator[str]:

@@ -12,7 +12,7 @@ those of the smallest numbers, which are the same on every rank.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +60,10 @@ class Ends:
 def ends_of(table: Collectives) -> Ends:
     """Return the ends of the collectives of one rank that all ranks need."""
     groups, ops = table.group.tolist(), table.op.tolist()
-    number_of = {key: _number(*key) for key in set(zip(groups, ops, strict=True))}
+    number_of = {}
+    for group, op in set(zip(groups, ops, strict=True)):
+        text = f"{op} {group}".encode()  # hashlib would take a tenth as long to load as a trace
+        number_of[group, op] = zlib.crc32(text) << 32 | zlib.crc32(text[::-1])
     number = np.array([number_of[key] for key in zip(groups, ops, strict=True)], np.uint64)
     number = (number + table.sequence.view(np.uint64)) * _SPREAD
     rows = np.flatnonzero(np.isin(table.op, _NEED_ALL))
@@ -78,34 +81,20 @@ def clocks_of(ends: Mapping[int, Ends]) -> Clocks:
         if not ahead:
             rank, difference_ns = waiting[0], np.zeros(1, np.int64)
         else:
-            rank, difference_ns = _closest(waiting, ends, merged)
+            # The first rank that shares enough with others, or the one that shares most.
+            rank, difference_ns = waiting[0], np.zeros(0, np.int64)
+            for other in waiting:
+                found = ends[other].differences_ns(merged)
+                if len(found) > len(difference_ns):
+                    rank, difference_ns = other, found
+                if len(difference_ns) >= _FEWEST:
+                    break
             if len(difference_ns) < _FEWEST:
                 break
         waiting.remove(rank)
-        middle, spread = _middle(difference_ns)
+        middle = int(np.median(difference_ns))
+        spread = int(1.4826 * np.median(np.abs(difference_ns - middle)))
         is_sure = abs(middle) > _SURE * spread
         ahead[rank], scatter[rank] = (middle if is_sure else 0), spread
         merged = merged.with_more(ends[rank], ahead[rank])
     return Clocks(ahead_ns=ahead, scatter_ns=scatter, unsettled=tuple(waiting))
-
-
-def _number(group: str, op: str) -> int:
-    text = f"{op} {group}".encode()  # hashlib would take a tenth as long to load as a trace to read
-    return zlib.crc32(text) << 32 | zlib.crc32(text[::-1])
-
-
-def _closest(waiting: Sequence[int], ends: Mapping[int, Ends], merged: Ends) -> tuple[int, Whole]:
-    """Return the first rank that shares enough with others, or the one that shares most."""
-    best, most = waiting[0], np.zeros(0, np.int64)
-    for rank in waiting:
-        found = ends[rank].differences_ns(merged)
-        if len(found) > len(most):
-            best, most = rank, found
-        if len(most) >= _FEWEST:
-            break
-    return best, most
-
-
-def _middle(difference_ns: Whole) -> tuple[int, int]:
-    middle = int(np.median(difference_ns))
-    return middle, int(1.4826 * np.median(np.abs(difference_ns - middle)))

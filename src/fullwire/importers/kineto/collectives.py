@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -274,37 +273,22 @@ def _described(trace: Trace, note: Whole) -> list[_Described]:
             found.append(_Described())
             continue
         if told not in known:
-            known[told] = _description(trace.names, *told)
+            op, dtype, first_type, group, ranks, inputs, outputs, first, source, target = told
+            type_name, item_bytes = dtype_of(trace.names[dtype] or trace.names[first_type])
+            op_name, group_name = op_of(trace.names[op]), trace.names[group]
+            if op_name in ("send", "recv") and min(source, target) >= 0:
+                group_name += f" {source}>{target}"
+            known[told] = _Described(
+                op_name,
+                group_name,
+                trace.names[ranks],
+                type_name,
+                item_bytes,
+                max(inputs, outputs, -1),
+                max(first, -1),
+            )
         found.append(known[told])
     return found
-
-
-def _description(
-    names: Sequence[str],
-    op: int,
-    dtype: int,
-    first_type: int,
-    group: int,
-    ranks: int,
-    in_elements: int,
-    out_elements: int,
-    first_elements: int,
-    source: int,
-    target: int,
-) -> _Described:
-    type_name, item_bytes = dtype_of(names[dtype] or names[first_type])
-    op_name, group_name = op_of(names[op]), names[group]
-    if op_name in ("send", "recv") and min(source, target) >= 0:
-        group_name += f" {source}>{target}"
-    return _Described(
-        op_name,
-        group_name,
-        names[ranks],
-        type_name,
-        item_bytes,
-        max(in_elements, out_elements, -1),
-        max(first_elements, -1),
-    )
 
 
 def _texts(values: list[str]) -> Text:

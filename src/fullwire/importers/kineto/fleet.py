@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +24,8 @@ from pathlib import Path
 
 from fullwire.crew import HERE, Crew, crew
 from fullwire.errors import DamagedInput, UsageError
-from fullwire.importers.kineto.assemble import Job, Move, Naming, trace_files
-from fullwire.importers.kineto.clocks import Clocks, Ends, ends_of
+from fullwire.importers.kineto.assemble import Job, Move, Naming
+from fullwire.importers.kineto.clocks import Ends, ends_of
 from fullwire.importers.kineto.rank import Outline, Tables, read_rank
 from fullwire.importers.kineto.recognise import asked_for
 from fullwire.importers.kineto.scan import scanned
@@ -37,6 +37,7 @@ _WORTH_A_POOL_BYTES = 16 * 2**20  # of files: less is read before a pool has sta
 
 def import_kineto(
     paths: Sequence[Path],
+    files: Sequence[Path],
     place: str | Path,
     *,
     communication: str | None = None,
@@ -49,18 +50,35 @@ def import_kineto(
 ) -> Path:
     """Write the run of many ranks' traces and NCCL's `logs`, and say what was `left_out`.
 
+    The files are those that the asked-for paths stand for.
     `told` hears how many of how many traces are read.
     """
     asked_for(communication)  # refused before anything is read
-    files = list(trace_files(paths))
     with (
         RunWriter(place, replace=replace) as writer,
         _crew(on, processes, files, paths, writer) as readers,
     ):
         try:
-            job, waiting = _scan_all(files, communication, writer, readers, told)
+            scans = [(path, writer.scratch / str(number)) for number, path in enumerate(files)]
+            found: list[Outline | str] = []
+            for outline in readers.each(partial(_scan, communication), scans):
+                found.append(outline)
+                told(len(found), len(files))
+            job = Job(found)
             job.refuse_nothing(paths)
-            run = job.outline(paths, _place_all(job, waiting, writer, readers))
+            waiting = {rank: scans[number][1] for rank, number in sorted(job.traces.items())}
+            # Clocks of all ranks are compared; then each rank's tables go where they belong.
+            naming = job.naming()
+            ends = readers.each(partial(_ends, naming), list(waiting.values()))
+            places = job.places(dict(zip(waiting, ends, strict=True)))
+            tasks = [
+                _Place(rank, tables, places.moves[rank], writer.piece())
+                for rank, tables in waiting.items()
+            ]
+            for task, rows in zip(tasks, readers.each(partial(_place, naming), tasks), strict=True):
+                writer.took(rows)
+                task.waiting.unlink()
+            run = job.outline(paths, places.clocks)
             if logs:
                 from fullwire.importers.nccl_log import with_logs  # here: few jobs have any
 
@@ -68,35 +86,6 @@ def import_kineto(
         except OSError as error:
             raise writer.refusal(error) from None
         return writer.finish(run.provenance, run.facts, (*run.gaps, *left_out))
-
-
-def _scan_all(
-    files: Sequence[Path],
-    communication: str | None,
-    writer: RunWriter,
-    readers: Crew,
-    told: Callable[[int, int], None],
-) -> tuple[Job, dict[int, Path]]:
-    """Take all traces for ranks of a job, and return where the tables of each rank wait."""
-    scans = [(path, writer.scratch / str(number)) for number, path in enumerate(files)]
-    found: list[Outline | str] = []
-    for outline in readers.each(partial(_scan, communication), scans):
-        found.append(outline)
-        told(len(found), len(files))
-    job = Job(found)
-    return job, {rank: scans[number][1] for rank, number in job.traces.items()}
-
-
-def _place_all(job: Job, waiting: Mapping[int, Path], writer: RunWriter, readers: Crew) -> Clocks:
-    """Compare the clocks of all ranks, and write each rank's tables where they belong."""
-    naming, order = job.naming(), sorted(waiting)
-    ends = readers.each(partial(_ends, naming), [waiting[rank] for rank in order])
-    places = job.places(dict(zip(order, ends, strict=True)))
-    tasks = [_Place(rank, waiting[rank], places.moves[rank], writer.piece()) for rank in order]
-    for task, rows in zip(tasks, readers.each(partial(_place, naming), tasks), strict=True):
-        writer.took(rows)
-        task.waiting.unlink()
-    return places.clocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +138,10 @@ def _crew(
             raise UsageError("--processes is for work that is done here, not on Ray")
         return crew(on, shared=[*filter(Path.exists, paths), writer.scratch])
     if processes is None:
-        is_small = _bytes_of(files) < _WORTH_A_POOL_BYTES
+        total_bytes = 0
+        for path in files:
+            with contextlib.suppress(OSError):  # said when it is read
+                total_bytes += path.stat().st_size
+        is_small = total_bytes < _WORTH_A_POOL_BYTES
         processes = 1 if is_small else min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     return crew(processes=min(processes, max(len(files), 1)))
-
-
-def _bytes_of(files: Iterable[Path]) -> int:
-    total = 0
-    for path in files:
-        with contextlib.suppress(OSError):  # said when it is read
-            total += path.stat().st_size
-    return total

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,22 +80,55 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
         tables = _device_tables(trace, steps, by_launch, kinds)
     else:
         found = found_collectives.of_marks(trace, steps)
-        passes, gradients = _passes_on_processor(trace, steps, found)
+        # A backward pass is among operators: a bucket is ready when it is issued.
+        operators = trace.operators
+        step = steps.of(operators["start_ns"])
+        mine = (operators["is_backward"] == 1) & (step >= 0)
+        extent = _extent(steps, step[mine], operators["start_ns"][mine], operators["end_ns"][mine])
+        passes, gradients = _tables(steps, extent, extent, found, found.issue_ns, found.issue_ns)
         spans = Spans.joined([_processor_spans(trace, steps), passes])
         tables = Tables(spans=spans, gradients=gradients, found=found)
-    return _outline(
-        trace, steps, tables, _long_unknown(trace, kinds), _remarks(trace, by_launch)
-    ), tables
+    remarks = []
+    if _lacks_its_devices(trace):
+        remarks.append(
+            "the job communicates by NCCL, and its trace holds nothing of devices: "
+            "neither their computation nor their communication can be told"
+        )
+    if len(kinds) and not by_launch.is_by_launch:
+        remarks.append(
+            "no launch is in the trace, so the device's work is cut at the "
+            "processor's marks of steps, which it may lag behind"
+        )
+    devices = set(trace.work["device"].tolist())
+    if len(devices) > 1:
+        remarks.append(f"it used {len(devices)} devices, which are taken for one")
+    return _outline(trace, steps, tables, kinds, tuple(remarks)), tables
 
 
 def _outline(
-    trace: Trace, steps: Steps, tables: Tables, unknown: Mapping[str, float], remarks: Iterator[str]
+    trace: Trace,
+    steps: Steps,
+    tables: Tables,
+    kinds: NDArray[np.int8],
+    remarks: tuple[str, ...],
 ) -> Outline:
     found = tables.found
     begins = [
         int(column.min()) for column in (tables.spans.start_ns, found.issue_ns) if len(column)
     ]
     group_size = trace.notes["group_size"]
+    ends = list(zip(found.group.tolist(), found.members.tolist(), strict=True))
+    members: dict[str, set[str]] = {}
+    for group, of_group in ends:
+        members.setdefault(group, set()).add(of_group)
+    numbers = Counter(zip(ends, found.op.tolist(), found.sequence.tolist(), strict=True))
+    # Long kernels that nobody recognises: how long each name took.
+    work = trace.work
+    rows = np.flatnonzero((kinds == Known.NOTHING) & (work["kind"] == 0))
+    end_ns = work["start_ns"] + work["duration_ns"]
+    span_ns = max(int(end_ns.max() - work["start_ns"].min()), 1) if len(rows) else 1
+    total_ns = np.bincount(work["name"][rows], work["duration_ns"][rows])
+    long = np.flatnonzero(total_ns >= LONG * span_ns)
     return Outline(
         path=trace.path,
         rank=trace.rank,
@@ -111,33 +144,16 @@ def _outline(
         has_gradients=bool(len(tables.gradients)),
         collectives=len(found.op),
         without_size=int((found.dtype == SIZE_UNKNOWN).sum()),
-        members=_members(found),
-        miscounted=_miscounted(found),
-        unknown=unknown,
+        members={group: frozenset(of_group) for group, of_group in members.items()},
+        miscounted=frozenset(
+            group
+            for ((group, _), _, sequence), count in numbers.items()
+            if count > 1 or sequence == ABSENT
+        ),
+        unknown={trace.names[name]: float(total_ns[name] / span_ns) for name in long},
         problems=trace.problems,
-        remarks=tuple(remarks),
+        remarks=remarks,
     )
-
-
-def _members(found: Found) -> Mapping[str, frozenset[str]]:
-    pairs = set(zip(found.group.tolist(), found.members.tolist(), strict=True))
-    return {
-        group: frozenset(members for name, members in pairs if name == group)
-        for group in {name for name, _ in pairs}
-    }
-
-
-def _miscounted(found: Found) -> frozenset[str]:
-    keys = Counter(
-        zip(
-            found.group.tolist(),
-            found.members.tolist(),
-            found.op.tolist(),
-            found.sequence.tolist(),
-            strict=True,
-        )
-    )
-    return frozenset(key[0] for key, count in keys.items() if count > 1 or key[3] == ABSENT)
 
 
 def _kinds(trace: Trace, by_launch: Launched, pattern: re.Pattern[str] | None) -> NDArray[np.int8]:
@@ -150,19 +166,14 @@ def _kinds(trace: Trace, by_launch: Launched, pattern: re.Pattern[str] | None) -
     kinds[unknown[found_collectives.is_inside_a_mark(trace, by_launch, unknown)]] = (
         Known.COMMUNICATES
     )
-    kinds[_is_on_communication_stream(trace, kinds) & is_kernel & (kinds == Known.NOTHING)] = (
-        Known.COMMUNICATES
-    )
-    kinds[~is_kernel & (kinds != Known.COMMUNICATES)] = Known.NOTHING
-    return kinds
-
-
-def _is_on_communication_stream(trace: Trace, kinds: NDArray[np.int8]) -> NDArray[np.bool_]:
-    """Say what ran on streams that do nothing but communicate, as far as names tell."""
+    # So does what ran on streams that do nothing but communicate, as far as names tell.
     _, lane = trace.lanes()
     computes = np.bincount(lane, kinds == Known.COMPUTES)
     communicates = np.bincount(lane, kinds == Known.COMMUNICATES)
-    return np.asarray((communicates > 0) & (computes == 0))[lane]
+    is_beside = np.asarray((communicates > 0) & (computes == 0))[lane]
+    kinds[is_beside & is_kernel & (kinds == Known.NOTHING)] = Known.COMMUNICATES
+    kinds[~is_kernel & (kinds != Known.COMMUNICATES)] = Known.NOTHING
+    return kinds
 
 
 def _device_tables(
@@ -177,7 +188,10 @@ def _device_tables(
     in_spans = np.ones(len(kinds), bool)
     in_spans[sending[is_named]] = False
     rows = np.flatnonzero(in_spans)
-    names = _span_names(trace)
+    names = np.empty(len(trace.names), object)  # short, and none that means something in a Run
+    names[:] = [
+        f"{name} (kernel)" if name in _MEANT else name[:_LONGEST_NAME] for name in trace.names
+    ]
     end_ns = work["start_ns"] + work["duration_ns"]
     spans = _spans(
         steps.numbered(by_launch.step[rows]),
@@ -200,7 +214,13 @@ def _device_tables(
 def _processor_spans(trace: Trace, steps: Steps) -> Spans:
     """Take operators for computation, in a job whose trace holds no device."""
     lane = "host" if _lacks_its_devices(trace) else "compute"
-    start_ns, end_ns = _united(trace.operators["start_ns"], trace.operators["end_ns"])
+    # Those that lie side by side or inside each other are one span.
+    order = np.argsort(trace.operators["start_ns"], kind="stable")
+    start_ns = trace.operators["start_ns"][order]
+    reached_ns = np.maximum.accumulate(trace.operators["end_ns"][order])
+    first = np.flatnonzero(np.append([True], start_ns[1:] > reached_ns[:-1])[: len(start_ns)])
+    last = np.append(first[1:], len(start_ns)) - 1 if len(start_ns) else first
+    start_ns, end_ns = start_ns[first], reached_ns[last]
     count = len(start_ns)
     spans = _spans(
         steps.numbered(steps.of(start_ns)),
@@ -218,14 +238,6 @@ def _lacks_its_devices(trace: Trace) -> bool:
     """Say whether a job of devices was traced without them: its operators are launches, no more."""
     is_of_devices = bool({trace.backend, *trace.libraries} & {"nccl", "rccl"})
     return is_of_devices and not len(trace.work["kind"])
-
-
-def _united(start_ns: Whole, end_ns: Whole) -> tuple[Whole, Whole]:
-    order = np.argsort(start_ns, kind="stable")
-    start, reached = start_ns[order], np.maximum.accumulate(end_ns[order])
-    first = np.flatnonzero(np.append([True], start[1:] > reached[:-1])[: len(start)])
-    last = np.append(first[1:], len(start)) - 1 if len(start) else first
-    return start[first], reached[last]
 
 
 def _marked(steps: Steps, start_ns: Whole, end_ns: Whole) -> Spans:
@@ -268,43 +280,6 @@ def _spans(step: Whole, lane: Text, name: Text, start_ns: Whole, end_ns: Whole) 
     )
 
 
-def _span_names(trace: Trace) -> Text:
-    """Return the names as spans bear them: short, and none that means something else there."""
-    names = np.empty(len(trace.names), object)
-    names[:] = [
-        f"{name} (kernel)" if name in _MEANT else name[:_LONGEST_NAME] for name in trace.names
-    ]
-    return names
-
-
-def _long_unknown(trace: Trace, kinds: NDArray[np.int8]) -> Mapping[str, float]:
-    work = trace.work
-    rows = np.flatnonzero((kinds == Known.NOTHING) & (work["kind"] == 0))
-    if not len(rows):
-        return {}
-    span_ns = int((work["start_ns"] + work["duration_ns"]).max() - work["start_ns"].min())
-    total_ns = np.bincount(work["name"][rows], work["duration_ns"][rows])
-    long = np.flatnonzero(total_ns >= LONG * max(span_ns, 1))
-    return {trace.names[number]: float(total_ns[number] / max(span_ns, 1)) for number in long}
-
-
-def _remarks(trace: Trace, by_launch: Launched) -> Iterator[str]:
-    work = trace.work
-    if _lacks_its_devices(trace):
-        yield (
-            "the job communicates by NCCL, and its trace holds nothing of devices: "
-            "neither their computation nor their communication can be told"
-        )
-    if len(work["kind"]) and not by_launch.is_by_launch:
-        yield (
-            "no launch is in the trace, so the device's work is cut at the "
-            "processor's marks of steps, which it may lag behind"
-        )
-    devices = set(work["device"].tolist())
-    if len(devices) > 1:
-        yield f"it used {len(devices)} devices, which are taken for one"
-
-
 _HANDED_OVER_NS = 5_000_000  # after the last operator, at the latest: the last bucket leaves last
 
 
@@ -344,15 +319,6 @@ def _passes_on_device(
     ready_ns = np.append([ABSENT], end_ns)[place]
     ready_ns = np.minimum(np.maximum(ready_ns, issued_ns), found.issue_ns)
     return _tables(steps, extent, launches, found, issued_ns, ready_ns)
-
-
-def _passes_on_processor(trace: Trace, steps: Steps, found: Found) -> tuple[Spans, Gradients]:
-    """Find each step's backward pass among operators: a bucket is ready when it is issued."""
-    operators = trace.operators
-    step = steps.of(operators["start_ns"])
-    mine = (operators["is_backward"] == 1) & (step >= 0)
-    extent = _extent(steps, step[mine], operators["start_ns"][mine], operators["end_ns"][mine])
-    return _tables(steps, extent, extent, found, found.issue_ns, found.issue_ns)
 
 
 def _extent(steps: Steps, step: Whole, start_ns: Whole, end_ns: Whole) -> tuple[Whole, Whole]:

@@ -115,12 +115,27 @@ def scanned(path: Path) -> Trace:
                 break
         else:
             scanner.feed(b"")
-    problems += _about_end(scanner)
+    if scanner.damage:
+        problems.append(
+            f"damaged at byte {scanner.bytes_read:,} ({scanner.damage}); "
+            f"the {scanner.events:,} events before are read"
+        )
+    elif not scanner.is_whole:
+        problems.append(
+            f"it ends in the middle, as a killed job leaves it, after {scanner.events:,} events"
+        )
+    if unusable := scanner.unusable:
+        problems.append(
+            f"{unusable:,} events have no time, or one that cannot be, and are left out"
+        )
     if not scanner.events:
         is_cut = not scanner.is_whole
         why = scanner.damage or f"{'it ends before its first' if is_cut else 'there is no'} event"
         raise DamagedInput(path, f"not a profiler trace: {problems[0] if problems else why}")
-    if scanner.processes > 1:  # whose numbers of streams and launches need not differ
+    # Where ranks were merged, each has numbered its launches by itself, so the numbers meet. A
+    # device with a process of its own takes part in the numbers of the one that uses it.
+    launched = scanner.launches()["correlation"]
+    if scanner.processes > 1 and len(set(launched.tolist())) < len(launched):
         raise DamagedInput(
             path,
             f"{scanner.processes} processes launched what is in it, as where ranks' traces "
@@ -132,7 +147,17 @@ def scanned(path: Path) -> Trace:
 def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
     data = file.read(_PACKED_BYTES)
     if data.startswith((XZ, ZSTD, BYTE_ORDER_MARK)):
-        yield from _unpacked(path, file, data, problems)
+        unpack, given = unpacker(data), 0  # of what was cut, all before the cut is there
+        assert unpack is not None
+        file.seek(0)
+        try:
+            with unpack(file) as stream:
+                while chunk := stream.read1(_CHUNK_BYTES):
+                    given += len(chunk)
+                    _refuse_endless(path, file.tell(), given)
+                    yield chunk
+        except BROKEN as error:
+            problems.append(f"its compressed bytes are damaged ({error})")
         return
     if not data.startswith(GZIP):
         while data:
@@ -140,39 +165,24 @@ def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
             data = file.read(_CHUNK_BYTES)
         return
     taken, given = 0, 0
-    unpacker = zlib.decompressobj(wbits=47)
+    inflating = zlib.decompressobj(wbits=47)
     while data:
         taken += len(data)
         while data:
             try:
-                chunk = unpacker.decompress(data, _CHUNK_BYTES)
+                chunk = inflating.decompress(data, _CHUNK_BYTES)
             except zlib.error as error:
                 problems.append(f"its compressed bytes are damaged ({error})")
                 return
             given += len(chunk)
             _refuse_endless(path, taken, given)
             yield chunk
-            data = unpacker.unconsumed_tail
-            if unpacker.eof:
-                data, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=47)
+            data = inflating.unconsumed_tail
+            if inflating.eof:
+                data, inflating = inflating.unused_data, zlib.decompressobj(wbits=47)
                 if data[:1] == b"\0" or not data:  # padding, or the end
                     data = b""
         data = file.read(_PACKED_BYTES)
-
-
-def _unpacked(path: Path, file: BinaryIO, beginning: bytes, problems: list[str]) -> Iterator[bytes]:
-    """Unpack what gzip did not pack; of what was cut, all before the cut is there."""
-    unpack, given = unpacker(beginning), 0
-    assert unpack is not None
-    file.seek(0)
-    try:
-        with unpack(file) as stream:
-            while chunk := stream.read1(_CHUNK_BYTES):
-                given += len(chunk)
-                _refuse_endless(path, file.tell(), given)
-                yield chunk
-    except BROKEN as error:
-        problems.append(f"its compressed bytes are damaged ({error})")
 
 
 def _refuse_endless(path: Path, packed_bytes: int, unpacked_bytes: int) -> None:
@@ -180,18 +190,6 @@ def _refuse_endless(path: Path, packed_bytes: int, unpacked_bytes: int) -> None:
         raise DamagedInput(
             path, f"it unpacks to over {MOST_EXPANSION} times its size, as no trace does"
         )
-
-
-def _about_end(scanner: KinetoScanner) -> Iterator[str]:
-    if scanner.damage:
-        yield (
-            f"damaged at byte {scanner.bytes_read:,} ({scanner.damage}); "
-            f"the {scanner.events:,} events before are read"
-        )
-    elif not scanner.is_whole:
-        yield f"it ends in the middle, as a killed job leaves it, after {scanner.events:,} events"
-    if scanner.unusable:
-        yield f"{scanner.unusable:,} events have no time, or one that cannot be, and are left out"
 
 
 def _trace(path: Path, scanner: KinetoScanner, problems: list[str]) -> Trace:

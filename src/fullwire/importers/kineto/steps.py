@@ -58,8 +58,11 @@ class Launched:
 
 def found_steps(trace: Trace) -> Steps:
     """Find the steps of a trace."""
-    numbers = np.array([_step_number(name) for name in trace.names], np.int64)
-    marks = _marks(trace, numbers[trace.marks["name"]])
+    told = [_PROFILER_STEP.fullmatch(name) for name in trace.names]
+    numbers = np.array([int(each[1]) if each else NO_STEP for each in told], np.int64)
+    number, start_ns = numbers[trace.marks["name"]], trace.marks["start_ns"]
+    columns = [number, start_ns, start_ns + trace.marks["duration_ns"]]
+    marks = np.column_stack(columns).astype(np.int64)[number >= 0]
     is_numbered = bool(len(marks))
     if not is_numbered:
         marks = _between_optimizers(trace)
@@ -104,7 +107,9 @@ def on_device(
     start, end = trace.work["start_ns"], trace.work["start_ns"] + trace.work["duration_ns"]
     first_ns, last_ns = np.full(count, np.iinfo(np.int64).max), np.full(count + 1, ABSENT)
     inside = step >= 0
-    leading = inside & _on_busiest_stream(trace, computes)
+    lanes, lane = trace.lanes()
+    busy_ns = np.bincount(lane, np.where(computes, trace.work["duration_ns"], 0), len(lanes))
+    leading = inside & computes & (lane == (np.argmax(busy_ns) if len(lanes) else 0))
     np.minimum.at(first_ns, step[leading], start[leading])
     others = inside & ~np.isin(step, step[leading])
     np.minimum.at(first_ns, step[others], start[others])
@@ -119,29 +124,6 @@ def on_device(
     end_ns = np.maximum(np.maximum(steps.end_ns, last_ns[1:]), start_ns)
     end_ns[:-1] = np.minimum(end_ns[:-1], start_ns[1:])
     return start_ns, end_ns
-
-
-def _on_busiest_stream(trace: Trace, computes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Say what is computed on the stream that computes most."""
-    lanes, lane = trace.lanes()
-    if not len(lanes):
-        return computes
-    busy_ns = np.bincount(lane, np.where(computes, trace.work["duration_ns"], 0), len(lanes))
-    return np.asarray(computes & (lane == np.argmax(busy_ns)))
-
-
-def _step_number(name: str) -> int:
-    match = _PROFILER_STEP.fullmatch(name)
-    return int(match[1]) if match else NO_STEP
-
-
-def _marks(trace: Trace, number: Whole) -> Whole:
-    """Return rows of number, start and end for the marks that have a number."""
-    marks = trace.marks
-    rows = np.column_stack(
-        [number, marks["start_ns"], marks["start_ns"] + marks["duration_ns"]]
-    ).astype(np.int64)
-    return rows[number >= 0]
 
 
 def _between_optimizers(trace: Trace) -> Whole:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
-PROBE_VARIABLE = "FULLWIRE_PROBE"  # set where some steps are to be probes
 ENTERED = "entered"  # there, once a Python of the job has been here
 
 
@@ -75,6 +74,6 @@ def _watch(directory: str) -> None:
     try:
         from .watch import watch
 
-        watch(directory)
+        watch(directory, after_import)
     except Exception as error:  # the job goes on, whatever is wrong with the recorder
         sys.stderr.write(f"fullwire: this process is not recorded: {error!r}\n")

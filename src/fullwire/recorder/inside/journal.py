@@ -43,6 +43,7 @@ PASS = struct.Struct("<qII")
 TAG = b"FWJ2"
 NOTES, DEFINITIONS, PASSES = 1, 2, 3
 SUFFIX = ".journal"
+PROBE_VARIABLE = "FULLWIRE_PROBE"  # set where some steps are to be probes
 MOST_WAITING = 2048  # notes of 32 bytes: some 0.4 MB as Python holds them
 MOST_HELD = 16 * MOST_WAITING  # what one backward pass may bring before anything else is noted
 MOST_PASSES = 64  # that wait; four bytes for each gradient

@@ -38,11 +38,10 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import PROBE_VARIABLE, after_import
 from .clock import Clock, Moment, clock_of_this_torch
 from .collectives import watch_collectives
 from .ending import at_end, before_hard_end
-from .journal import Journal, Note
+from .journal import PROBE_VARIABLE, Journal, Note
 from .probes import Probes
 from .processors import BeforeForward, Processors
 
@@ -50,7 +49,7 @@ _now = time.monotonic_ns
 _CALIBRATION = 200
 
 
-def watch(directory: str) -> None:
+def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None]) -> None:
     """Begin to record this process into a file in a directory."""
     after_import("torch._dynamo", _stay_out_of_graphs)
     journal = Journal(directory)

@@ -12,20 +12,47 @@ import base64
 import hashlib
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from fullwire.answers.opening import RunLike
-from fullwire.errors import UsageError
+import fullwire
+from fullwire.answers.compare import compare
+from fullwire.answers.conditions import rate
+from fullwire.answers.explain import Explanation, explain
+from fullwire.answers.opening import Opened, RunLike, many, opened, with_line_rate
+from fullwire.answers.search import explorer
+from fullwire.answers.verification import verify
+from fullwire.errors import FullwireError, UsageError
+from fullwire.files import name_of
+from fullwire.findings.notes import NoFixesPredicted, NothingToPredictFrom
 from fullwire.findings.verdicts import drawn_parts
 from fullwire.outputs import refuse_existing, written
-from fullwire.report.page.contents import contents
+from fullwire.report.as_data import explanation_object, verification_object
+from fullwire.report.explanation import blamed, part_labels
+from fullwire.report.terminal import fact_rows
+from fullwire.run.run import Run
+from fullwire.simulation.transport import FullTransport
+from fullwire.timeline.lanes import Drawing, drawing, lanes_of
+from fullwire.timeline.timeline import Doing
+from fullwire.timeline.transfers import world
+from fullwire.timeline.utilization import UsageOverTime, usage_over_time
+from fullwire.units import show_bytes, show_rate, visible
+from fullwire.words import sentence, sentences
 
 MOST_RUNS = 6
+NAME_LENGTH = 160  # a name in a trace may be of any length; what is cut says so
+SENTENCE_LENGTH = 600
+_NOTHING_COMPUTED = (
+    "it tells nothing of what was computed. A recording of the job does (fullwire record), or a "
+    "profiler's trace of it."
+)
 
 
 def write_page(
@@ -34,20 +61,24 @@ def write_page(
     *,
     baseline: RunLike | None = None,
     bandwidth: str | float | None = None,
-    calibrate: Sequence[RunLike] = (),
+    calibrate: RunLike | Sequence[RunLike] = (),
     replace: bool = False,
 ) -> Path:
     """Explain runs on a page, each in a section and the later ones compared with the first.
 
-    A file that exists is replaced only if `replace` is given.
-    `baseline`, `bandwidth` and `calibrate` are those of `explain`, for all of the runs.
+    - `runs`: a run or its path, or up to six of them.
+    - `path`: the page, whose name ends in `.html`.
+    - `baseline`, `bandwidth`, `calibrate`: those of `explain`, for all of the runs.
+    - `replace`: a file that exists is replaced.
+
+        fw.write_page(["before.run", "after.run"], "report.html")
     """
     place = Path(path)
-    many = [runs] if isinstance(runs, RunLike) else list(runs)
-    if not 1 <= len(many) <= MOST_RUNS:
-        raise UsageError(f"report: expected one run to {MOST_RUNS} on a page, got {len(many)}")
+    asked = many(runs)
+    if not 1 <= len(asked) <= MOST_RUNS:
+        raise UsageError(f"report: expected one run to {MOST_RUNS} on a page, got {len(asked)}")
     check_page_path(place, replace)
-    shown = contents(many, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
+    shown = contents(asked, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
     with written(place) as beside:
         beside.write_text(page(shown), encoding="utf-8")
     return place
@@ -62,13 +93,17 @@ def check_page_path(path: Path, replace: bool) -> None:
 
 def page(shown: dict[str, Any]) -> str:
     """Fill the page's data in."""
-    style, script = _part_colours() + _file("page.css"), _file("page.js")
-    sentences = "".join(f"<p>{html.escape(run['sentence'])}</p>" for run in shown["runs"])
+    # The colours of an account's parts, as the style sheet names them.
+    drawn = {part: kind.colour for part, kind in drawn_parts().items() if kind.colour is not None}
+    light = " ".join(f"--{part}: {colour.light};" for part, colour in drawn.items())
+    dark = " ".join(f"--{part}: {colour.dark};" for part, colour in drawn.items())
+    colours = f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    style, script = colours + _file("page.css"), _file("page.js")
     parts = {
         "policy": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'",
         "title": html.escape(shown["title"]),
-        "sentences": sentences,
+        "sentences": "".join(f"<p>{html.escape(run['sentence'])}</p>" for run in shown["runs"]),
         "style": style,
         "script": script,
         # "</script>" or "<!--" in a name would end the data early, so no "<" stays as it is.
@@ -78,17 +113,255 @@ def page(shown: dict[str, Any]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _file("page.html"))
 
 
-def _part_colours() -> str:
-    """Return the colours of an account's parts as the style sheet names them."""
-    drawn = {part: kind.colour for part, kind in drawn_parts().items() if kind.colour is not None}
-    light = " ".join(f"--{part}: {colour.light};" for part, colour in drawn.items())
-    dark = " ".join(f"--{part}: {colour.dark};" for part, colour in drawn.items())
-    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-
-
 def _file(name: str) -> str:
     return files(__name__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def contents(
+    runs: Sequence[RunLike],
+    *,
+    baseline: RunLike | None = None,
+    bandwidth: str | float | None = None,
+    calibrate: RunLike | Sequence[RunLike] = (),
+) -> dict[str, Any]:
+    """Return all that a page of these runs shows, as plain values: its script sees nothing else."""
+    asked = []
+    for given in runs:
+        run = opened(given)
+        name = name_of(given) if isinstance(given, str | Path) else run.run.provenance.source
+        asked.append((_name(name), run))
+    found = [
+        explain(job, baseline=baseline, bandwidth=bandwidth, calibrate=calibrate)
+        for _, job in asked
+    ]
+    for (name, _), each in zip(asked, found, strict=True):
+        if not each.step_s:
+            raise UsageError(f"{name}: it holds no times, so there is nothing to draw")
+    recorded = [(name, job.run) for name, job in asked]
+    if bandwidth is not None:
+        recorded = [(name, with_line_rate(run, rate(bandwidth))) for name, run in recorded]
+    return {
+        "title": f"{asked[0][0]}: is the network the bottleneck?",
+        "version": fullwire.__version__,
+        "parts": part_labels(),
+        "headings": {part: kind.heading for part, kind in drawn_parts().items() if kind.heading},
+        "doings": [each.name.lower() for each in Doing],
+        "comparisons": list(_comparisons(recorded)),
+        "runs": [
+            _section(name, job, result) for (name, job), result in zip(asked, found, strict=True)
+        ],
+    }
+
+
+def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
+    run = job.run
+    kinds = (NoFixesPredicted, NothingToPredictFrom)
+    why_no_fixes = [_sentence(sentence(note)) for note in result.notes if isinstance(note, kinds)]
+    return {
+        "name": name,
+        "sentence": _sentence(result.verdict.sentence),
+        "subtitle": [_name(each) for each in _subtitle(run)],
+        "workers": world(run),
+        "explanation": _texts(explanation_object(result), SENTENCE_LENGTH),
+        "blamed": blamed(result),
+        "no_fixes": why_no_fixes[0] if why_no_fixes else None,
+        "ranks": [
+            {"rank": rank, "parts": parts}
+            for rank, parts in zip(result.detail.ranks, result.detail.rank_parts_s(), strict=True)
+        ],
+        "facts": [[_name(cell) for cell in row] for row in fact_rows(run)],
+        "timeline": _timeline(drawing(run, result.detail, job.parts())),
+        "usage": _usage(usage_over_time(run, result.line_rates_bps)),
+        "explorer": _explorer(run, result),
+    }
+
+
+def _subtitle(run: Run) -> Iterator[str]:
+    """Say in a few words what kind of job this is."""
+    facts = run.facts
+    if facts.model is not None:
+        yield facts.model + ("" if facts.device is None else f" on {facts.device}")
+    count = world(run)
+    yield f"{count:,} worker" + ("s" if count > 1 else "")
+    if facts.line_rate_bps is not None:
+        yield show_rate(facts.line_rate_bps)
+    for fact, words in (
+        (facts.backend, "{}"),
+        (facts.buckets, "buckets {}"),
+        (facts.hook, "hook {}"),
+    ):
+        if fact is not None:
+            yield words.format(fact)
+    size = run.gradients
+    if len(size):
+        one = (size.rank == size.rank[0]) & (size.step == size.step[len(size) // 2])
+        yield f"{show_bytes(int(size.bytes[one].sum()))} of gradients"
+    yield run.provenance.origin
+
+
+def _comparisons(asked: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
+    """Compare each later run with the first, or say why it cannot be."""
+    (first_name, first), *others = asked
+    for name, run in others:
+        shown: dict[str, Any] = {"before": first_name, "after": name}
+        try:
+            result = compare(first, run)
+        except FullwireError as error:
+            yield {**shown, "sentence": _sentence(f"Not compared: {error}.")}
+            continue
+        shown |= {
+            "sentence": " ".join(sentences(result.findings)),
+            "warnings": [_sentence(warning) for warning in result.warnings],
+            "before_s": result.before_s,
+            "after_s": result.after_s,
+            "differs": [[_name(cell) for cell in row] for row in result.differing_facts],
+        }
+        verified = verify(first, run)
+        if verified is not None:
+            told = _sentence(sentence(verified.finding))
+            shown["prediction"] = {**(verification_object(verified) or {}), "sentence": told}
+        yield shown
+
+
+def _timeline(found: Drawing) -> dict[str, Any]:
+    """Return bars as whole numbers: name, start, end, count; of collectives also more."""
+    names: dict[str, int] = {}
+    steps = []
+    for step in found.steps:
+        ranks = []
+        for rank in step.ranks:
+            doing = (rank.doing_start_ns, rank.doing_end_ns, rank.doing)
+            lanes = {}
+            for lane, bars in rank.lanes.items():
+                drawn = [bars.start_ns, bars.end_ns, bars.count]
+                if (bars.bytes >= 0).any():
+                    drawn += [bars.issue_ns, bars.ready_ns, bars.bytes]
+                numbers = [names.setdefault(_name(name), len(names)) for name in bars.name.tolist()]
+                lanes[lane] = list(zip(numbers, *(each.tolist() for each in drawn), strict=True))
+            ranks.append(
+                {
+                    "rank": rank.rank,
+                    "span": [rank.start_ns, rank.end_ns],
+                    "doing": [each.tolist() for each in doing],
+                    "lanes": lanes,
+                }
+            )
+        steps.append(
+            {"number": step.number, "word": step.word, "length_ns": step.length_ns, "ranks": ranks}
+        )
+    return {
+        "lanes": list(lanes_of(found)),
+        "steps": steps,
+        "names": list(names),
+        "ranks_left_out": found.ranks_left_out,
+        "steps_left_out": found.steps_left_out,
+        "joined": found.joined,
+    }
+
+
+def _usage(found: UsageOverTime | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "edges_s": [round(each, 4) for each in found.edges_s.tolist()],
+        "pictures": [
+            {
+                "title": picture.title,
+                "unit": picture.unit,
+                "left_out": picture.left_out,
+                "lines": [
+                    {"name": _name(line.name), "values": _rounded(line.values)}
+                    for line in picture.lines
+                ],
+            }
+            for picture in found.pictures
+        ],
+    }
+
+
+def _explorer(run: Run, result: Explanation) -> dict[str, Any]:
+    """Return the grid of predictions, or why there is none.
+
+    Steps have four digits, the last axis changes fastest, and intervals are per mille.
+    """
+    if result.scaling_factor is None:
+        return {"missing": _NOTHING_COMPUTED}
+    try:
+        found = explorer(run, result.predictor, result.predicted_from_s)
+    except FullwireError as error:
+        return {"missing": _sentence(str(error))}
+    has_interval = bool(np.isfinite(found.half_s).any())
+    transports = []
+    for transport in found.transports:
+        name, words = "measured", "transport as measured in this job"
+        if isinstance(transport, FullTransport):
+            name, words = "full", "every bit of the line rate carries payload"
+            if transport.share != 1:
+                name = "headers"
+                words = f"the line is filled; headers leave {transport.share:.1%} of it"
+        transports.append({"name": name, "words": words})
+    packings = []
+    for packing in found.packings:  # what a compressor costs, shortly and in words
+        name, words = "free", "which costs nothing"
+        if not packing.is_free:
+            packed, unpacked = _bytes_rate(packing.encode_bps), _bytes_rate(packing.decode_bps)
+            name, words = packed, f"packed at {packed}, unpacked at {unpacked}"
+            if packing.combining != "sum":
+                name, words = "gathered", f"{words}, of every worker by every worker"
+        packings.append({"name": name, "words": words})
+    return {
+        "transports": transports,
+        "workers": list(found.workers),
+        "bandwidth_bps": list(found.bandwidth_bps),
+        "packings": packings,
+        "ratios": list(found.ratios),
+        "baseline_s": found.baseline_s,
+        "step_us": _rounded(found.step_s * 1e6),
+        "half_permille": _rounded(found.half_s / found.step_s * 1e3, 2) if has_interval else None,
+        "recorded": None
+        if found.measured_s is None
+        else {
+            "workers": found.recorded_workers,
+            "bandwidth_bps": found.recorded_bps,
+            "measured_s": found.measured_s,
+        },
+        "shares_processors": found.shares_processors,
+    }
+
+
+def _bytes_rate(rate_bps: float) -> str:
+    return f"{show_bytes(round(rate_bps / 8))}/s"
+
+
+def _rounded(values: NDArray[np.float64], digits: int = 4) -> list[float | int | None]:
+    """Return numbers with so many digits, whole where that says as much; None for not a number."""
+    numbers = [float(f"{value:.{digits}g}") for value in np.asarray(values).reshape(-1).tolist()]
+    return [
+        None if not isfinite(number) else int(number) if number.is_integer() else number
+        for number in numbers
+    ]
+
+
+def _name(text: object) -> str:
+    return _cut(visible(str(text)), NAME_LENGTH)
+
+
+def _sentence(text: str) -> str:
+    return _cut(visible(text), SENTENCE_LENGTH)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _texts(value: Any, length: int) -> Any:
+    """Return plain values with every text in them made visible and not too long."""
+    if isinstance(value, str):
+        return _cut(visible(value), length)
+    if isinstance(value, dict):
+        return {key: _texts(each, length) for key, each in value.items()}
+    return [_texts(each, length) for each in value] if isinstance(value, list | tuple) else value

@@ -1,9 +1,8 @@
 """All-reduce by our transport and by others, in turns: `fullwire bench transport`.
 
-description   who takes part and what they are asked for, and what came of it
-rank          one rank of it, in a lab and under torchrun alike, with all that torch runs
-mpi_turns     OpenMPI beside the rank: mpi_program is what mpirun runs
-iperf         what iperf3 moves both ways, for comparison
+Here: who takes part, what they are asked for, what came of it, and how that is shown. `rank.py` is
+one rank, in a lab and under torchrun alike, with all that torch runs. `mpi_program.py` is what
+mpirun runs beside it.
 
 outcome = contest_in_lab(Contest(rate_bps=10e9, against=("gloo",)), workers=2)
 """
@@ -11,10 +10,14 @@ outcome = contest_in_lab(Contest(rate_bps=10e9, against=("gloo",)), workers=2)
 from __future__ import annotations
 
 import importlib.util
+import os
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,11 +26,138 @@ from fullwire.lab.description import describe
 from fullwire.lab.emulated import available_bytes
 from fullwire.lab.lab import Lab
 from fullwire.lab.session import run_job
-from fullwire.studies.contest.description import Contest, Outcome, check_workers
-from fullwire.units import show_bytes
+from fullwire.report.charts import COLOURS, check_plot_path, save, titled
+from fullwire.run.centre import Centre, median_of
+from fullwire.units import show_bytes, show_rate, show_time
 
+if TYPE_CHECKING:
+    import altair as alt
+
+OURS = "fullwire"
+PLAIN = "plain"  # ours again, in clear: beside it stands what encryption costs
+PEERS = ("gloo", "mpi", PLAIN)
+KIB, MIB = 1 << 10, 1 << 20
+USUAL_SIZES = (
+    4,
+    4 * KIB,
+    64 * KIB,
+    256 * KIB,
+    MIB,
+    4 * MIB,
+    16 * MIB,
+    25 * MIB,
+    64 * MIB,
+    256 * MIB,
+)
+USUAL_ROUNDS = 7
+FEWEST_ROUNDS = 3
+BYTES_A_VALUE = 4  # float32
+PAYLOAD_SHARE = 1448 / 1514  # of a line rate, with TCP's time stamps and frames of 1500 bytes
+
+_TURN_S = 0.2  # so long is a turn at line rate, if one all-reduce is not longer
+_MESSAGE_S = 300e-6  # of an all-reduce that is all latency
+_MOST_REPEATS = 200
 _RANK_BYTES = 400_000_000  # Python with torch
 _BUFFERS = 3  # the rank's own, and what those who take part keep beside it
+_LEAST_BYTES_FOR_CPU = MIB  # below, processor time is a matter of messages and not of bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """All-reduces of these sizes, by ours and each peer in turns, so many rounds of each."""
+
+    rate_bps: float
+    against: tuple[str, ...]
+    sizes_bytes: tuple[int, ...] = USUAL_SIZES
+    rounds: int = USUAL_ROUNDS
+    encrypts: bool = False  # ours is encrypted
+
+    def __post_init__(self) -> None:
+        for peer in self.against:
+            if peer not in PEERS:
+                raise UsageError(f"against: expected {' or '.join(PEERS)}, got {peer!r}")
+        if not self.against or len(set(self.against)) < len(self.against):
+            raise UsageError(f"against: expected each peer once, like gloo,mpi, got {self.against}")
+        if PLAIN in self.against and not self.encrypts:
+            raise UsageError(f"against: {PLAIN} is ours in clear, which needs --encrypt beside it")
+        for size in self.sizes_bytes:
+            if size < BYTES_A_VALUE or size % BYTES_A_VALUE:
+                raise UsageError(
+                    f"sizes: expected multiples of {BYTES_A_VALUE} bytes (float32), got {size}"
+                )
+        if self.rounds < FEWEST_ROUNDS:
+            raise UsageError(f"rounds: expected at least {FEWEST_ROUNDS}, got {self.rounds}")
+
+    @property
+    def limit_bps(self) -> float:
+        """The payload that fits the line."""
+        return self.rate_bps * PAYLOAD_SHARE
+
+    def repeats(self, size_bytes: int, workers: int) -> int:
+        """Return how many all-reduces in a row make a turn; every rank counts the same."""
+        one_s = _MESSAGE_S + 8 * bus_bytes(size_bytes, workers) / self.limit_bps
+        return max(1, min(_MOST_REPEATS, round(_TURN_S / one_s)))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One all-reduce of a turn, on average: of the slowest rank, and of all ranks' processors."""
+
+    time_s: float
+    cpu_s: float  # of one rank, on average over ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one of those who took part did with one size, round by round."""
+
+    who: int  # 0 is ours, then the peers in the order in which they were named
+    size_bytes: int
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Payload that iperf3 moved between two hosts, each way while the other was busy as well."""
+
+    streams: int
+    rate_bps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Everything that was measured; who could not take part is named with the reason."""
+
+    contest: Contest
+    workers: int
+    measured: tuple[Measured, ...]
+    moved: tuple[Moved, ...]
+    notes: tuple[str, ...]
+
+    def of(self, who: int, size_bytes: int) -> Sequence[Turn]:
+        """Return one's turns with one size, in order; none if it did not take part."""
+        for result in self.measured:
+            if (result.who, result.size_bytes) == (who, size_bytes):
+                return result.turns
+        return ()
+
+    def pairs(self) -> Iterator[tuple[int, str, Sequence[Turn], Sequence[Turn]]]:
+        """Go through sizes and, within them, peers: our turns beside theirs."""
+        for size_bytes in self.contest.sizes_bytes:
+            for who, peer in enumerate(self.contest.against, start=1):
+                if theirs := self.of(who, size_bytes):
+                    yield size_bytes, peer, self.of(0, size_bytes), theirs
+
+
+def bus_bytes(size_bytes: int, workers: int) -> float:
+    """Return what every link has to carry each way at least, for an all-reduce of this size."""
+    return 2 * (workers - 1) / workers * size_bytes
+
+
+def check_workers(workers: int) -> None:
+    """Refuse a contest of one."""
+    if workers < 2:
+        raise UsageError(f"workers: expected at least 2 to reduce over, got {workers}")
 
 
 def contest_in_lab(
@@ -66,3 +196,156 @@ def check_torch() -> None:
             "bench transport: expected PyTorch in the environment of fullwire, there is none: "
             "pip install torch"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """One of the two that are compared, with one size."""
+
+    time_s: Centre
+    bus_bps: float
+    limit_share: float
+    cpu_s_per_gb: float
+
+
+def contest_lines(outcome: Outcome) -> Iterator[str]:
+    """Go through the lines of the table, and what has to be said beside it."""
+    contest = outcome.contest
+    yield (
+        f"all-reduce of float32 by {outcome.workers} workers at {show_rate(contest.rate_bps)}, "
+        f"{os.cpu_count()} processors here; {contest.rounds} rounds in turns, medians"
+    )
+    yield f"payload limit (rate x 1448/1514): {show_rate(contest.limit_bps)}"
+    for moved in outcome.moved:
+        streams = "1 stream" if moved.streams == 1 else f"{moved.streams} streams"
+        yield f"iperf3 both ways at once, {streams}: {show_rate(moved.rate_bps)} each way"
+    yield ""
+    yield (
+        f"{'size':>9}  {'':<5}{OURS:>10}{'theirs':>10}  {'faster (95 % sure)':<24}"
+        f"{'bus bandwidth':>22}{'of the limit':>15}{'CPU s per GB':>14}"
+    )
+    for size_bytes, peer, ours, theirs in outcome.pairs():
+        our, their = _side(outcome, size_bytes, ours), _side(outcome, size_bytes, theirs)
+        faster = _times_faster(ours, theirs)
+        cpu = f"{our.cpu_s_per_gb:.2f} / {their.cpu_s_per_gb:.2f}"
+        bus = f"{show_rate(our.bus_bps)} / {show_rate(their.bus_bps)}"
+        yield (
+            f"{_size(size_bytes):>9}  {peer:<5}{show_time(our.time_s.value):>10}"
+            f"{show_time(their.time_s.value):>10}  "
+            f"{f'{faster.value:.2f}x ({faster.low:.2f} to {faster.high:.2f})':<24}{bus:>22}"
+            f"{f'{our.limit_share:.1%} / {their.limit_share:.1%}':>15}"
+            f"{cpu if size_bytes >= _LEAST_BYTES_FOR_CPU else '-':>14}"
+        )
+    yield from outcome.notes
+
+
+def contest_object(outcome: Outcome) -> dict[str, Any]:
+    """Return the outcome as JSON takes it; a row is a size beside one peer."""
+    rows = []
+    for size_bytes, peer, ours, theirs in outcome.pairs():
+        faster = _times_faster(ours, theirs)
+        rows.append(
+            {
+                "bytes": size_bytes,
+                "workers": outcome.workers,
+                "rate_bps": outcome.contest.rate_bps,
+                "against": peer,
+                **_named("ours", _side(outcome, size_bytes, ours)),
+                **_named("theirs", _side(outcome, size_bytes, theirs)),
+                "limit_bps": outcome.contest.limit_bps,
+                "times_faster": faster.value,
+                "times_faster_interval": {"low": faster.low, "high": faster.high},
+            }
+        )
+    return {
+        "workers": outcome.workers,
+        "rate_bps": outcome.contest.rate_bps,
+        "limit_bps": outcome.contest.limit_bps,
+        "rounds": outcome.contest.rounds,
+        "processors": os.cpu_count(),
+        "iperf3": [
+            {"streams": moved.streams, "bus_bps": moved.rate_bps} for moved in outcome.moved
+        ],
+        "rows": rows,
+        "notes": list(outcome.notes),
+    }
+
+
+def _named(whose: str, side: _Side) -> dict[str, Any]:
+    return {
+        f"{whose}_s": side.time_s.value,
+        f"{whose}_s_interval": {"low_s": side.time_s.low, "high_s": side.time_s.high},
+        f"{whose}_bus_bps": side.bus_bps,
+        f"{whose}_limit_share": side.limit_share,
+        f"{whose}_cpu_s_per_gb": side.cpu_s_per_gb,
+    }
+
+
+def _side(outcome: Outcome, size_bytes: int, turns: Sequence[Turn]) -> _Side:
+    time_s = median_of([turn.time_s for turn in turns])
+    bus_bps = 8 * bus_bytes(size_bytes, outcome.workers) / time_s.value
+    return _Side(
+        time_s=time_s,
+        bus_bps=bus_bps,
+        limit_share=bus_bps / outcome.contest.limit_bps,
+        cpu_s_per_gb=statistics.median(turn.cpu_s for turn in turns) / size_bytes * 1e9,
+    )
+
+
+def _times_faster(ours: Sequence[Turn], theirs: Sequence[Turn]) -> Centre:
+    """Compare round by round, since what disturbs a round disturbs both."""
+    return median_of([their.time_s / our.time_s for our, their in zip(ours, theirs, strict=True)])
+
+
+def _size(size_bytes: int) -> str:
+    """Print a size by powers of two, as such tables name them."""
+    for factor, unit in ((MIB, "MiB"), (1 << 10, "KiB")):
+        if size_bytes >= factor and size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return f"{size_bytes:,} B"
+
+
+def plot_contest(outcome: Outcome, path: Path) -> None:
+    """Draw bus bandwidth and time against size."""
+    check_plot_path(path)
+    import altair as alt
+
+    names, rows = (OURS, *outcome.contest.against), []
+    for measured in outcome.measured:
+        side = _side(outcome, measured.size_bytes, measured.turns)
+        rows.append(
+            {
+                "who": names[measured.who],
+                "bytes": measured.size_bytes,
+                "bus_gbps": side.bus_bps * 1e-9,
+                "time_us": side.time_s.value * 1e6,
+            }
+        )
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        x=alt.X(
+            "bytes:Q",
+            title="bytes reduced",
+            scale=alt.Scale(type="log", nice=False, padding=14),
+            axis=alt.Axis(format=".2~s"),
+        ),
+        color=alt.Color("who:N", title=None, sort=None, scale=alt.Scale(range=COLOURS)),
+    )
+    bandwidth = base.encode(y=alt.Y("bus_gbps:Q", title="bus bandwidth (Gbps)"))
+    limit_gbps = outcome.contest.limit_bps * 1e-9
+    rule = alt.Chart(alt.Data(values=[{"limit": limit_gbps}])).mark_rule(strokeDash=[5, 4])
+    limit = rule.encode(y="limit:Q")
+    time = base.encode(
+        y=alt.Y("time_us:Q", title="time (us)", scale=alt.Scale(type="log", nice=False, padding=14))
+    )
+    panels = alt.hconcat(_lined(bandwidth) + limit, _lined(time), spacing=40)
+    title = f"All-reduce by {outcome.workers} workers at {show_rate(outcome.contest.rate_bps)}"
+    lines = [
+        f"dashed: the payload limit, {show_rate(outcome.contest.limit_bps)}; medians of "
+        f"{outcome.contest.rounds} rounds in turns"
+    ]
+    save(titled(panels, title, lines), path)
+
+
+def _lined(chart: alt.Chart) -> alt.Chart:
+    lines = chart.mark_line(strokeWidth=2.5) + chart.mark_point(size=45, filled=True, opacity=1)
+    return lines.properties(width=380, height=290)

@@ -6,7 +6,7 @@ it checks one sum. While nothing is asked it waits in the kernel, where MPI itse
 OpenMPI is called through its library: there is nothing to compile, and no header is needed.
 
 python mpi_program.py HOST COMMAND... is what mpirun takes for ssh: it leaves the command in the
-store. The rank on that host, which waits there for it, starts it (`mpi_turns.py`). So MPI reaches
+store. The rank on that host, which waits there for it, starts it (`rank.py`). So MPI reaches
 the hosts that the job runs on, and needs no logins between them.
 """
 
@@ -83,30 +83,24 @@ def main() -> None:
         for line in lines:
             size_bytes, repeats = map(int, line.split())
             values = buffer[: size_bytes // BYTES_A_VALUE]
-            answer = _turn(mpi, values, repeats) if repeats else _check(mpi, values)
+            answer: dict[str, float]
+            if repeats:
+                mpi.all_reduce(values[:1])
+                began_s, began_cpu_s = time.perf_counter(), time.process_time()
+                for _ in range(repeats):
+                    mpi.all_reduce(values)
+                answer = {
+                    "time_s": (time.perf_counter() - began_s) / repeats,
+                    "cpu_s": (time.process_time() - began_cpu_s) / repeats,
+                }
+            else:  # count the sums that are not right
+                values.fill(mpi.rank() + 1)
+                mpi.all_reduce(values)
+                ranks = mpi.ranks()
+                answer = {"wrong": int(np.count_nonzero(values != ranks * (ranks + 1) / 2))}
+                values.fill(0)
             connection.sendall(json.dumps(answer).encode() + b"\n")
     mpi.finish()
-
-
-def _check(mpi: _Mpi, values: _Values) -> dict[str, float]:
-    """Count the sums that are not right."""
-    values.fill(mpi.rank() + 1)
-    mpi.all_reduce(values)
-    ranks = mpi.ranks()
-    wrong = int(np.count_nonzero(values != ranks * (ranks + 1) / 2))
-    values.fill(0)
-    return {"wrong": wrong}
-
-
-def _turn(mpi: _Mpi, values: _Values, repeats: int) -> dict[str, float]:
-    mpi.all_reduce(values[:1])
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    for _ in range(repeats):
-        mpi.all_reduce(values)
-    return {
-        "time_s": (time.perf_counter() - began_s) / repeats,
-        "cpu_s": (time.process_time() - began_cpu_s) / repeats,
-    }
 
 
 def hand_over(host: str, command: Sequence[str]) -> None:

@@ -1,28 +1,36 @@
 """One rank of a contest: python -m fullwire.studies.contest.rank CONTEST.json OUTCOME.json
 
-runs on every host of a lab; under torchrun the command line calls `take_part` itself.
+runs on every host of a lab; under torchrun the command line calls `take_part` itself. iperf3 first
+shows what the line moves both ways at once: the usual yardstick, and not a limit. Then everyone
+reduces in turns: our transport, another backend of torch, or a program of OpenMPI beside each rank,
+which mpirun starts through the ranks themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
+import shutil
 import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from secrets import token_hex
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import torch
 import torch.distributed as dist
 
 from fullwire.errors import FullwireError, UsageError
-from fullwire.studies.contest.cipher import cipher_speed
-from fullwire.studies.contest.description import (
+from fullwire.studies.contest import (
     BYTES_A_VALUE,
     OURS,
     PLAIN,
@@ -32,14 +40,39 @@ from fullwire.studies.contest.description import (
     Outcome,
     Turn,
     check_workers,
+    mpi_program,
 )
-from fullwire.studies.contest.iperf import STREAMS, iperf_is_missing, moved_between
-from fullwire.studies.contest.mpi_turns import MpiFailed, MpiTurns, mpi_is_missing
 from fullwire.transport.keys import ENCRYPT_VARIABLE, KEY_VARIABLE
-from fullwire.units import show_bytes
+from fullwire.units import show_bytes, show_rate
 
 Each = TypeVar("Each")
 _ERASE = "\r\x1b[K"
+
+_STREAMS = (1, 2)  # of iperf3
+_MEASURED_S = 1
+_CONNECT_MS = 10_000
+_PORTS_TRIED = 3  # another process may take one between our looking and iperf3's listening
+
+_MPI_START_S = 30.0
+_MPI_ANSWER_S = 120.0
+_MPI_CAUGHT = 2000  # characters of what mpirun says
+_MPIRUN = [
+    "mpirun",
+    "--allow-run-as-root",
+    "--bind-to",
+    "none",
+    "--mca",
+    "plm_rsh_no_tree_spawn",
+    "1",
+    "--mca",
+    "btl",
+    "tcp,self",
+    "--mca",
+    "pml",
+    "ob1",
+]
+
+_RECORD_BYTES = 256 << 10  # the transport's largest
 
 
 class Turns(Protocol):
@@ -82,7 +115,7 @@ class _Held:
         """Measure the line with iperf3, then everyone with every size."""
         moved = self._moved()
         if self._contest.encrypts:
-            self._notes.extend(cipher_speed())
+            self._notes.extend(_cipher_speed())
         takers = self._takers()
         measured = [
             result
@@ -104,14 +137,15 @@ class _Held:
 
     def _moved(self) -> list[Moved]:
         """Let iperf3 run between rank 0 and the first rank on another host."""
-        if self._lacks(iperf_is_missing()):
+        missing = "iperf3 is not installed, so what it moves is not shown: sudo apt install iperf3"
+        if self._lacks(None if shutil.which("iperf3") else missing):
             return []
         elsewhere = [rank for rank, host in enumerate(self._hosts) if host != self._hosts[0]]
         if not elsewhere:
             self._notes.append("all ranks are on one host: iperf3 has no line to measure")
             return []
         moved = []
-        for streams in STREAMS:
+        for streams in _STREAMS:
             _show(f"iperf3 measures the line, streams: {streams}")
             result = moved_between(0, elsewhere[0], os.environ["MASTER_ADDR"], streams)
             rate_bps = _from_all(result)[elsewhere[0]]
@@ -135,7 +169,7 @@ class _Held:
                     self._notes.append(f"{name}: {turns.streams} connections between two ranks")
             elif len(set(self._hosts)) < self._workers:
                 self._notes.append("mpi: expected one rank on each host, so it is left out")
-            elif not self._lacks(mpi_is_missing()) and (mpi := self._started_mpi()):
+            elif mpi := self._started_mpi():
                 takers[who] = mpi
         if len(takers) < 2:
             raise UsageError(f"nobody to compare with: {'; '.join(self._notes)}")
@@ -143,6 +177,9 @@ class _Held:
 
     def _started_mpi(self) -> MpiTurns | None:
         """Start OpenMPI beside every rank, or beside none."""
+        missing = "OpenMPI is not installed: sudo apt install openmpi-bin"
+        if self._lacks(None if shutil.which("mpirun") else missing):
+            return None
         mpi, problem = None, None
         try:
             mpi = MpiTurns(max(self._contest.sizes_bytes), self._hosts)
@@ -259,6 +296,186 @@ class TorchTurns:
     def close(self) -> None:
         """Leave the group."""
         dist.destroy_process_group(self._group)
+
+
+class IperfFailed(Exception):
+    """iperf3 measured nothing; the message says why."""
+
+
+def moved_between(server: int, client: int, address: str, streams: int) -> float | str | None:
+    """Measure between two ranks: the client returns the rate, or why there is none. Others wait."""
+    rate_bps: float | str | None = None
+    with contextlib.ExitStack() as until_measured:
+        chosen: list[int | None] = [None]
+        if dist.get_rank() == server:
+            chosen = [until_measured.enter_context(_iperf_server())]
+        dist.broadcast_object_list(chosen, server)
+        if dist.get_rank() == client:
+            command = ["iperf3", "-c", address, "-p", str(chosen[0]), "--bidir", "-J"]
+            command += ["--connect-timeout", str(_CONNECT_MS)]
+            command += ["-t", str(_MEASURED_S), "-P", str(streams)]
+            if chosen[0] is None:
+                rate_bps = "iperf3 measured nothing: its server ended before it listened"
+            else:
+                done = subprocess.run(command, capture_output=True, check=False)
+                try:
+                    rate_bps = both_ways_bps(json.loads(done.stdout))
+                except IperfFailed as error:
+                    rate_bps = str(error)
+                except (ValueError, KeyError):
+                    rate_bps = "iperf3 measured nothing: 3.7 or newer is needed for --bidir"
+        dist.barrier()
+    return rate_bps
+
+
+def both_ways_bps(told: dict[str, Any]) -> float:
+    """Return the mean of what arrived each way, of what iperf3 tells."""
+    if "error" in told:
+        raise IperfFailed(f"iperf3 measured nothing: {told['error']}")
+    ends = told["end"]["sum_received"], told["end"]["sum_received_bidir_reverse"]
+    return sum(float(end["bits_per_second"]) for end in ends) / len(ends)
+
+
+@contextlib.contextmanager
+def _iperf_server() -> Iterator[int | None]:
+    """Give the port at which iperf3 listens; None if it will not."""
+    for _ in range(_PORTS_TRIED):
+        with socket.create_server(("", 0)) as free:
+            port = free.getsockname()[1]
+        command = ["iperf3", "-s", "-p", str(port), "--forceflush"]
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout is not None
+            try:
+                if any(b"Server listening" in line for line in process.stdout):
+                    yield port
+                    return
+            finally:
+                process.kill()
+    yield None
+
+
+class MpiFailed(Exception):
+    """OpenMPI did not start, or went away; the message says what it said."""
+
+
+class MpiTurns:
+    """All-reduces by OpenMPI over TCP, as it chooses to do them."""
+
+    def __init__(self, largest_bytes: int, hosts: Sequence[str]) -> None:
+        """Start the programs; every rank calls this, and `hosts` names each rank's."""
+        self._place = tempfile.TemporaryDirectory(prefix="fullwire-")
+        self._output = Path(self._place.name, "said").open("w+b")  # noqa: SIM115  # closed by close
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._connection = self._connected(hosts)
+        except (OSError, RuntimeError):  # nobody came in time, here or at the store
+            problem = self._said("it did not start")
+            self._clean_up(0)
+            raise MpiFailed(problem) from None
+        self._connection.settimeout(_MPI_ANSWER_S)
+        self._lines = self._connection.makefile("r")
+        self._connection.sendall(f"{largest_bytes}\n".encode())
+
+    def check(self, size_bytes: int) -> None:
+        """Let one sum be right, which also opens every connection."""
+        if wrong := self._asked(size_bytes, 0)["wrong"]:
+            raise RuntimeError(f"mpi: {wrong} sums of {size_bytes} bytes are wrong")
+
+    def turn(self, size_bytes: int, repeats: int) -> Turn:
+        """Reduce so many times in a row, which all ranks begin together."""
+        answer = self._asked(size_bytes, repeats)
+        return Turn(answer["time_s"], answer["cpu_s"])
+
+    def close(self) -> None:
+        """Let the program end, and what started it."""
+        self._connection.close()
+        self._lines.close()
+        self._clean_up(_MPI_START_S)
+
+    def _clean_up(self, patience_s: float) -> None:
+        if self._process is not None:
+            try:
+                self._process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._output.close()
+        self._place.cleanup()
+
+    def _connected(self, hosts: Sequence[str]) -> socket.socket:
+        """Start mpirun, or what it wants to have started on this host, and wait until it calls."""
+        rank, chosen = dist.get_rank(), [0]
+        if rank == 0:
+            with socket.create_server(("", 0)) as free:
+                chosen = [free.getsockname()[1]]
+        dist.broadcast_object_list(chosen, 0)
+        path = str(Path(self._place.name, "mpi"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            listener.settimeout(_MPI_START_S)
+            self._store = dist.TCPStore(  # kept: mpirun's agent has to find it open
+                os.environ["MASTER_ADDR"],
+                chosen[0],
+                is_master=rank == 0,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=_MPI_START_S),
+            )
+            if rank == 0:
+                program = [sys.executable, str(mpi_program.__file__)]
+                command = [*_MPIRUN, "--mca", "plm_rsh_agent", " ".join(program)]
+                command += ["-np", str(len(hosts)), "--host", ",".join(hosts), *program]
+            else:
+                key = mpi_program.key(hosts[rank])
+                command = ["sh", "-c", self._store.get(key).decode()]
+            self._process = subprocess.Popen(
+                command,
+                env={
+                    **os.environ,
+                    mpi_program.SOCKET_VARIABLE: path,
+                    mpi_program.PORT_VARIABLE: str(self._store.port),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+            )
+            connection, _ = listener.accept()
+        return connection
+
+    def _asked(self, size_bytes: int, repeats: int) -> dict[str, float]:
+        try:
+            self._connection.sendall(f"{size_bytes} {repeats}\n".encode())
+            answer: dict[str, float] = json.loads(self._lines.readline())
+        except (OSError, ValueError):
+            raise MpiFailed(self._said("it went away")) from None
+        return answer
+
+    def _said(self, what: str) -> str:
+        self._output.seek(0)
+        output = " ".join(self._output.read(_MPI_CAUGHT).decode(errors="replace").split())
+        return f"OpenMPI: {what}; it said: {output or 'nothing'}"
+
+
+def _cipher_speed() -> list[str]:
+    """Say what `openssl speed` finds for AES-256-GCM in a second, if there is such a program.
+
+    That is what a processor encrypts of its own; beside it an encrypted transport stands.
+    """
+    program = shutil.which("openssl")
+    if program is None:
+        return []
+    command = [program, "speed", "-seconds", "1", "-evp", "aes-256-gcm"]
+    command += ["-bytes", str(_RECORD_BYTES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"^AES-256-GCM\s+([\d.]+)k$", done.stdout, re.MULTILINE | re.IGNORECASE)
+    if found is None:
+        return []
+    rate_bps = 8000 * float(found[1])
+    return [
+        f"openssl speed, AES-256-GCM in pieces of 256 KiB, one processor: {show_rate(rate_bps)}"
+    ]
 
 
 def main() -> None:

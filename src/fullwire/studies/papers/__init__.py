@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from fullwire.answers.whatif import whatif
+from fullwire.display import Result, html_table
 from fullwire.errors import FullwireError, UsageError
 from fullwire.run.run import Run
 from fullwire.studies.papers import figures as drawn
@@ -20,17 +22,16 @@ from fullwire.studies.papers.explained import (
 )
 from fullwire.studies.papers.figures import Figure
 from fullwire.studies.papers.measures import Measured, measured
-from fullwire.studies.papers.playing import check_machine, finished, play
 from fullwire.studies.papers.predicted import FULL, Predicted, predictions
-from fullwire.studies.papers.trials import Trial, planned
+from fullwire.studies.papers.trials import Trial, check_machine, finished, planned, play
 from fullwire.units import show_time
 
 _LAB_S, _RANK_S = 3.0, 1.5  # what a lab and each of its ranks take to start, on two cores
 _REAL_STEP_S = 0.15
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Study:
+@dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
+class Study(Result):
     """What was measured and predicted, the figures' data, and the papers' claims beside it."""
 
     directory: Path
@@ -41,6 +42,17 @@ class Study:
     claims: tuple[Claim, ...]
     failed: tuple[tuple[Trial, str], ...]  # and what went wrong
 
+    def _in_short(self) -> Iterator[str]:
+        yield f"{len(self.claims)} claims held against {len(self.measured)} measured trials"
+        yield f"{len(self.figures)} figures, {len(self.failed)} trials failed, in {self.directory}"
+
+    def _tables(self) -> Mapping[str, Mapping[str, Any]]:
+        names = [field.name for field in fields(Claim)]
+        return {"claims": {name: [getattr(one, name) for one in self.claims] for name in names}}
+
+    def _picture(self) -> str:
+        return html_table(self._tables()["claims"])
+
 
 def study(
     directory: str | Path,
@@ -49,7 +61,15 @@ def study(
     trials: tuple[Trial, ...] | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Study:
-    """Play what is not in the directory yet, and hold the papers' claims against all of it."""
+    """Play what is not in the directory yet, and hold the papers' claims against all of it.
+
+    - `directory`: where the runs of the trials are, or will be.
+    - `quick`: fewer trials, for a first look.
+    - `trials`: which to play, where neither set will do.
+    - `say`: hears a sentence about each trial.
+
+        fw.study("papers", quick=True).claims
+    """
     place = Path(directory)
     try:
         place.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Each claim of the two papers as a row: what we measured, whether it holds here, and why not.
 
 Zhang et al. is "Is Network the Bottleneck of Distributed Training?" (NetAI 2020), Farhat & Ghobadi
-"Communication Patterns in Distributed Deep Learning" (MIT). A row judges by the rule in `_RULES`;
+"Communication Patterns in Distributed Deep Learning" (MIT). Each row has its rule below;
 what was not played, or could not be seen, is "not measured" and never a guess.
 """
 
@@ -82,13 +82,61 @@ class Findings:
         ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judgement:
+    """What a rule says of its claim."""
+
+    measured: str
+    holds: Holds
+    why: str
+    basis: Basis
+
+
+_Judge: TypeAlias = Callable[[Findings], _Judgement]
+_RULES: list[tuple[str, str, str, _Judge]] = []  # key, paper, claim; in the order of this file
+
+
 def claims(findings: Findings) -> tuple[Claim, ...]:
     """Judge every claim."""
-    return tuple(judge(findings) for judge in _RULES)
+    return tuple(
+        Claim(key=key, paper=paper, claim=claim, **dataclasses.asdict(judge(findings)))
+        for key, paper, claim, judge in _RULES
+    )
 
 
-def _below_linear(findings: Findings) -> Claim:
-    text = "training scales far below linear"
+def _judges(key: str, paper: str, claim: str) -> Callable[[_Judge], _Judge]:
+    """Register the rule of a claim."""
+
+    def register(judge: _Judge) -> _Judge:
+        _RULES.append((key, paper, claim, judge))
+        return judge
+
+    return register
+
+
+def _judged(
+    measured: str,
+    holds: bool,
+    why_not: str,
+    *,
+    condition: str = "",
+    basis: Basis = "measured",
+) -> _Judgement:
+    why = condition if holds else "; ".join(reason for reason in (why_not, condition) if reason)
+    return _Judgement(measured=measured, holds="yes" if holds else "no", why=why, basis=basis)
+
+
+def _not_measured(why: str) -> _Judgement:
+    return _Judgement(measured="-", holds="not measured", why=why, basis="")
+
+
+def _where(trial: Trial) -> str:
+    dilated = f", dilated {trial.dilation}x" if trial.dilation > 1 else ""
+    return f"{trial.model}, {trial.workers} x {show_rate(trial.rate_bps)}{dilated}"
+
+
+@_judges("below_linear", Z, "training scales far below linear")
+def _below_linear(findings: Findings) -> _Judgement:
     pairs = [
         (result, baseline.step_s / result.step_s)
         for result in findings.undilated("emulated")
@@ -96,7 +144,7 @@ def _below_linear(findings: Findings) -> Claim:
         and (baseline := alone(result.trial, findings.measured)) is not None
     ]
     if not pairs:
-        return _unknown("below_linear", Z, text, "no trial of several workers with its T1")
+        return _not_measured("no trial of several workers with its T1")
     most = max(result.trial.workers for result, _ in pairs)
     at_most = [(result, factor) for result, factor in pairs if result.trial.workers == most]
     best = max(factor for _, factor in at_most)
@@ -107,7 +155,13 @@ def _below_linear(findings: Findings) -> Claim:
         and result.trial.buckets == "ddp"
         and (baseline := alone(result.trial, findings.measured)) is not None
     ]
-    words = "; ".join(map(_from_to, filter(None, (at_most, faster))))
+    words = []
+    for some in filter(None, (at_most, faster)):  # the least factor and the largest
+        ordered = sorted(some, key=lambda pair: pair[1])
+        ends = ordered[:1] if len(ordered) == 1 else [ordered[0], ordered[-1]]
+        words.append(
+            " to ".join(f"{factor:.2f} ({_where(result.trial)})" for result, factor in ends)
+        )
     is_near = [result for result, factor in faster if factor >= WELL_BELOW]
     holds: Holds = "no" if best >= WELL_BELOW else "in part" if is_near else "yes"
     why = f"{most} workers share one machine; the paper has 64 GPUs"
@@ -115,26 +169,16 @@ def _below_linear(findings: Findings) -> Claim:
         why = f"not in {len(is_near)} of {len(faster)} with faster processors; {why}"
     elif holds == "no":
         why = f"the best is not below {WELL_BELOW}; {why}"
-    return Claim(
-        key="below_linear",
-        paper=Z,
-        claim=text,
-        measured=f"scaling factor {words}",
+    return _Judgement(
+        measured=f"scaling factor {'; '.join(words)}",
         holds=holds,
         why=why,
         basis="measured",
     )
 
 
-def _from_to(pairs: Sequence[tuple[Measured, float]]) -> str:
-    """Say the least factor and the largest, each with its trial."""
-    ordered = sorted(pairs, key=lambda pair: pair[1])
-    ends = ordered[:1] if len(ordered) == 1 else [ordered[0], ordered[-1]]
-    return " to ".join(f"{factor:.2f} ({_where(result.trial)})" for result, factor in ends)
-
-
-def _computation_steady(findings: Findings) -> Claim:
-    text = "computation time does not change with the number of workers"
+@_judges("computation", Z, "computation time does not change with the number of workers")
+def _computation_steady(findings: Findings) -> _Judgement:
     pairs = [
         (result, result.compute_s / baseline.compute_s - 1)
         for result in findings.undilated("real")
@@ -142,7 +186,7 @@ def _computation_steady(findings: Findings) -> Claim:
         and (baseline := alone(result.trial, findings.measured)) is not None
     ]
     if not pairs:
-        return _unknown("computation", Z, text, "no real trial of several workers with its T1")
+        return _not_measured("no real trial of several workers with its T1")
     own = [pair for pair in pairs if pair[0].trial.workers <= pair[0].processors]
     crowded = [pair for pair in pairs if pair[0].trial.workers > pair[0].processors]
     words = "; ".join(
@@ -159,10 +203,7 @@ def _computation_steady(findings: Findings) -> Claim:
         "in part": f"more workers than the {processors} processors share them",
         "no": f"workers and Gloo's threads share {processors} processors here",
     }[holds]
-    return Claim(
-        key="computation",
-        paper=Z,
-        claim=text,
+    return _Judgement(
         measured=f"real {pairs[0][0].trial.model} against one worker: {words}",
         holds=holds,
         why=why,
@@ -170,15 +211,15 @@ def _computation_steady(findings: Findings) -> Claim:
     )
 
 
-def _links_idle(findings: Findings) -> Claim:
-    text = "transport leaves fast links idle"
+@_judges("links_idle", Z, "transport leaves fast links idle")
+def _links_idle(findings: Findings) -> _Judgement:
     chosen = [
         result
         for result in findings.undilated("emulated")
         if result.trial.workers > 1 and result.trial.buckets == "ddp"
     ]
     if len({result.trial.rate_bps for result in chosen}) < 2:
-        return _unknown("links_idle", Z, text, "links of one rate only")
+        return _not_measured("links of one rate only")
     fast = max(chosen, key=lambda result: (result.trial.rate_bps, result.busy_utilization))
     slow = min(chosen, key=lambda result: (result.trial.rate_bps, -result.busy_utilization))
     words = (
@@ -193,9 +234,6 @@ def _links_idle(findings: Findings) -> Claim:
         fastest = max(faster, key=lambda result: (result.trial.rate_bps, result.busy_utilization))
         words += f"; {fastest.busy_utilization:.0%} with {_where(fastest.trial)}"
     return _judged(
-        "links_idle",
-        Z,
-        text,
         words,
         slow.busy_utilization >= FULL and fast.busy_utilization < IDLE,
         "the slow link is not full either"
@@ -207,20 +245,17 @@ def _links_idle(findings: Findings) -> Claim:
     )
 
 
-def _processors_free(findings: Findings) -> Claim:
-    text = "the CPU is not the bottleneck"
+@_judges("processors", Z, "the CPU is not the bottleneck")
+def _processors_free(findings: Findings) -> _Judgement:
     chosen = [result for result in findings.undilated("emulated") if result.trial.workers > 1]
     if not chosen:
-        return _unknown("processors", Z, text, "no undilated trial of several workers")
+        return _not_measured("no undilated trial of several workers")
     busiest = max(chosen, key=lambda result: result.processor_utilization)
     words = (
         f"{busiest.processor_utilization:.0%} of {busiest.processors} processors at most "
         f"({_where(busiest.trial)}; from {busiest.processors_from})"
     )
     return _judged(
-        "processors",
-        Z,
-        text,
         words,
         busiest.processor_utilization < NOT_BUSY,
         f"{busiest.trial.workers} workers' sending, receiving and adding share "
@@ -228,19 +263,53 @@ def _processors_free(findings: Findings) -> Claim:
     )
 
 
-def _no_compression(findings: Findings) -> Claim:
-    text = "with full utilization 100 Gbps needs no compression"
+@_judges("as_full_when_slow", Z, "slow links behave as full utilization predicts, fast ones do not")
+def _as_full_when_slow(findings: Findings) -> _Judgement:
+    chosen = [
+        prediction
+        for prediction in findings.predicted
+        if prediction.trial.kind == "emulated" and prediction.trial.dilation == 1
+    ]
+    if len({prediction.trial.rate_bps for prediction in chosen}) < 2:
+        return _not_measured("links of one rate only")
+    slow = min(chosen, key=lambda prediction: (prediction.trial.rate_bps, prediction.trial.workers))
+    fast = max(chosen, key=lambda prediction: (prediction.trial.rate_bps, prediction.trial.workers))
+    off = [prediction.measured_s / prediction.full_s - 1 for prediction in (slow, fast)]
+    words = (
+        f"steps take {off[0]:+.0%} against the prediction with {_where(slow.trial)} and "
+        f"{off[1]:+.0%} with {_where(fast.trial)}"
+    )
+    return _judged(
+        words,
+        abs(off[0]) <= AS_PREDICTED and off[1] >= GAP,
+        "the slow link is off too" if abs(off[0]) > AS_PREDICTED else "the fast one is not",
+        condition="this machine's transport, undilated",
+    )
+
+
+@_judges("no_compression", Z, "with full utilization 100 Gbps needs no compression")
+def _no_compression(findings: Findings) -> _Judgement:
     table = whatif(list(V100S), workers=PAPER_WORKERS, bandwidth="100Gbps", buckets="paper")
     factors = dict(zip(table["run"].tolist(), table["scaling_factor"].tolist(), strict=True))
     words = f"{PAPER_WORKERS} workers, predicted: " + ", ".join(
         f"{name.partition('@')[0]} {factor:.3f}" for name, factor in factors.items()
     )
-    lab = _lab_factor(findings, 100e9)
+    # What emulated trials on such links came to, the largest of them.
+    played = [
+        (result, baseline)
+        for result in findings.measured
+        if result.trial.kind == "emulated"
+        and result.trial.rate_bps == 100e9
+        and result.trial.workers > 1
+        and result.trial.compression == 1
+        and (baseline := alone(result.trial, findings.measured)) is not None
+    ]
+    lab = ""
+    if played:
+        result, baseline = max(played, key=lambda pair: pair[0].trial.workers)
+        lab = f"; measured {baseline.step_s / result.step_s:.3f} ({_where(result.trial)})"
     return _judged(
-        "no_compression",
-        Z,
-        text,
-        words + (f"; {lab}" if lab else ""),
+        words + lab,
         min(factors.values()) >= WANTED,
         f"below {WANTED}",
         condition="modelled V100 profiles; what Gloo leaves idle is not in the prediction",
@@ -248,25 +317,8 @@ def _no_compression(findings: Findings) -> Claim:
     )
 
 
-def _lab_factor(findings: Findings, rate_bps: float) -> str:
-    """Say what emulated trials on such links came to, the largest of them."""
-    chosen = [
-        (result, baseline)
-        for result in findings.measured
-        if result.trial.kind == "emulated"
-        and result.trial.rate_bps == rate_bps
-        and result.trial.workers > 1
-        and result.trial.compression == 1
-        and (baseline := alone(result.trial, findings.measured)) is not None
-    ]
-    if not chosen:
-        return ""
-    result, baseline = max(chosen, key=lambda pair: pair[0].trial.workers)
-    return f"measured {baseline.step_s / result.step_s:.3f} ({_where(result.trial)})"
-
-
-def _little_compression(findings: Findings) -> Claim:
-    text = "10 Gbps needs only 2x to 5x (ResNets; VGG16 more)"
+@_judges("little_compression", Z, "10 Gbps needs only 2x to 5x (ResNets; VGG16 more)")
+def _little_compression(findings: Findings) -> _Judgement:
     table = whatif(
         list(V100S),
         workers=PAPER_WORKERS,
@@ -285,12 +337,22 @@ def _little_compression(findings: Findings) -> Claim:
         value is not None and (2 <= value <= 5 if "resnet" in name else value > 5)
         for name, value in needed.items()
     ]
-    lab = _lab_compression(findings)
+    # What compression brought in the lab.
+    played = {
+        result.trial.compression: baseline.step_s / result.step_s
+        for result in findings.measured
+        if result.trial.rate_bps == 10e9
+        and result.trial.dilation > 1
+        and result.trial.workers == 4
+        and result.trial.model == "resnet50@v100"
+        and (baseline := alone(result.trial, findings.measured)) is not None
+    }
+    lab = ""
+    if any(ratio > 1 for ratio in played):
+        factors = ", ".join(f"{ratio}x {factor:.2f}" for ratio, factor in sorted(played.items()))
+        lab = f"; measured with 4 workers, resnet50, dilated: {factors}"
     return _judged(
-        "little_compression",
-        Z,
-        text,
-        words + (f"; {lab}" if lab else ""),
+        words + lab,
         all(is_so),
         "not so for each of them",
         condition="codecs that cost nothing",
@@ -298,25 +360,97 @@ def _little_compression(findings: Findings) -> Claim:
     )
 
 
-def _lab_compression(findings: Findings) -> str:
-    """Say what compression brought in the lab."""
-    chosen = [
-        (result.trial.compression, baseline.step_s / result.step_s)
+@_judges("bytes", F, "bytes per iteration are 2(N-1)/N times the model's size")
+def _bytes(findings: Findings) -> _Judgement:
+    by_workers: dict[int, list[Measured]] = {}
+    for result in findings.measured:
+        if result.trial.workers > 1:
+            by_workers.setdefault(result.trial.workers, []).append(result)
+    slopes = {}
+    for workers, rows in sorted(by_workers.items()):
+        if len({round(result.gradient_bytes) for result in rows}) > 1:
+            matrix = np.array([[result.gradient_bytes, 1.0] for result in rows])
+            sent = np.array([result.sent_bytes for result in rows])
+            slopes[workers] = float(np.linalg.lstsq(matrix, sent, rcond=None)[0][0])
+    if not slopes:
+        return _not_measured("models of one size only")
+    sizes = [result.gradient_bytes for rows in by_workers.values() for result in rows]
+    words = f"gradients of {show_bytes(min(sizes))} to {show_bytes(max(sizes))}: " + "; ".join(
+        f"N={workers} slope {slope:.4f} (ring {2 * (workers - 1) / workers:.4f})"
+        for workers, slope in slopes.items()
+    )
+    if any(result.sent_from != "NIC counters" for result in findings.measured):
+        return _Judgement(
+            measured=words,
+            holds="not measured",
+            basis="measured",
+            why="without NIC counters the factor is the ring's by definition: wait for samples",
+        )
+    over = [slope / (2 * (workers - 1) / workers) - 1 for workers, slope in slopes.items()]
+    worst = max(over, key=abs)
+    return _judged(
+        words,
+        all(-SLOPE <= excess <= HEADERS + SLOPE for excess in over),
+        f"off by {worst:+.1%}",
+        condition=f"NIC counters, {worst:+.2%} at most; they hold headers, from next to nothing "
+        f"(one for each packet of up to 64 kB that the kernel hands over) to {HEADERS:.1%}",
+    )
+
+
+@_judges("ring", F, "servers form a ring in the order of hosts in the launch command")
+def _ring(findings: Findings) -> _Judgement:
+    seen = [
+        result
         for result in findings.measured
-        if result.trial.rate_bps == 10e9
-        and result.trial.dilation > 1
-        and result.trial.workers == 4
-        and result.trial.model == "resnet50@v100"
-        and (baseline := alone(result.trial, findings.measured)) is not None
+        if result.sends_to is not None and result.trial.workers > 2
     ]
-    if not any(ratio > 1 for ratio, _ in chosen):
-        return ""
-    factors = ", ".join(f"{ratio}x {factor:.2f}" for ratio, factor in sorted(dict(chosen).items()))
-    return f"measured with 4 workers, resnet50, dilated: {factors}"
+    if not seen:
+        why = "no samples of connections in these runs: waits for packets"
+        return _not_measured(why)
+    rings = 0
+    for result in seen:  # each sends to its neighbour in the launch's order, all in one direction
+        count = len(result.sends_to or ())
+        ways = {(to - host) % count for host, to in enumerate(result.sends_to or ())}
+        rings += ways in ({1}, {count - 1})
+    most = max(seen, key=lambda result: result.trial.workers)
+    # Follow what host 0 sends from host to host.
+    sends_to = most.sends_to or ()
+    way = [0]
+    while len(way) <= len(sends_to) and (to := sends_to[way[-1]]) != NOBODY:
+        way.append(to)
+    way_round = " -> ".join(map(str, way))
+    return _judged(
+        f"{rings} of {len(seen)} trials; {_where(most.trial)}: {way_round}",
+        rings == len(seen),
+        "some send otherwise",
+        condition="Gloo goes around against the order of ranks; host i is rank i here",
+    )
 
 
-def _half(findings: Findings) -> Claim:
-    text = "a real float16 hook gains what is predicted, casts included"
+@_judges("not_size_alone", F, "iteration time does not follow from model size alone")
+def _not_size_alone(findings: Findings) -> _Judgement:
+    rows = [shares for shares in findings.explained if "model size" in shares.alone]
+    if not rows:
+        return _not_measured("too few sizes to tell")
+    basis: Basis = "measured and modelled"
+    if len(rows) == 1:
+        basis = "measured" if rows[0].basis.startswith("measured") else "modelled"
+    words = "; ".join(
+        f"{shares.basis} ({shares.count}): R2 of size alone {shares.alone['model size']:.2f}, "
+        f"of all {shares.together:.2f}"
+        for shares in rows
+    )
+    return _judged(
+        words,
+        all(shares.alone["model size"] < MOST_OF_IT for shares in rows),
+        f"size alone explains {MOST_OF_IT:.0%} or more",
+        condition="device, batch and bandwidth vary too",
+        basis=basis,
+    )
+
+
+@_judges("half", OURS, "a real float16 hook gains what is predicted, casts included")
+def _half(findings: Findings) -> _Judgement:
     rows = [
         (full, half, prediction)
         for half in findings.measured
@@ -327,16 +461,13 @@ def _half(findings: Findings) -> Claim:
         if prediction.trial == half.trial and prediction.error is not None
     ]
     if not rows:
-        return _unknown("half", OURS, text, "no pair of real trials with and without float16")
+        return _not_measured("no pair of real trials with and without float16")
     words = "; ".join(
         f"{half.trial.rate}: {show_time(full.step_s)} to {show_time(half.step_s)}, predicted "
         f"{show_time(prediction.transport_s or 0.0)} ({prediction.error:+.0%})"
         for full, half, prediction in rows
     )
     return _judged(
-        "half",
-        OURS,
-        text,
         f"real {rows[0][0].trial.model}, 2 workers, at {words}",
         all(abs(prediction.error or 0.0) <= GAP for *_, prediction in rows),
         f"off by more than {GAP:.0%}",
@@ -344,35 +475,8 @@ def _half(findings: Findings) -> Claim:
     )
 
 
-def _as_full_when_slow(findings: Findings) -> Claim:
-    text = "slow links behave as full utilization predicts, fast ones do not"
-    chosen = [
-        prediction
-        for prediction in findings.predicted
-        if prediction.trial.kind == "emulated" and prediction.trial.dilation == 1
-    ]
-    if len({prediction.trial.rate_bps for prediction in chosen}) < 2:
-        return _unknown("as_full_when_slow", Z, text, "links of one rate only")
-    slow = min(chosen, key=lambda prediction: (prediction.trial.rate_bps, prediction.trial.workers))
-    fast = max(chosen, key=lambda prediction: (prediction.trial.rate_bps, prediction.trial.workers))
-    off = [prediction.measured_s / prediction.full_s - 1 for prediction in (slow, fast)]
-    words = (
-        f"steps take {off[0]:+.0%} against the prediction with {_where(slow.trial)} and "
-        f"{off[1]:+.0%} with {_where(fast.trial)}"
-    )
-    return _judged(
-        "as_full_when_slow",
-        Z,
-        text,
-        words,
-        abs(off[0]) <= AS_PREDICTED and off[1] >= GAP,
-        "the slow link is off too" if abs(off[0]) > AS_PREDICTED else "the fast one is not",
-        condition="this machine's transport, undilated",
-    )
-
-
-def _foretold(findings: Findings) -> Claim:
-    text = "with the measured transport, steps never shown are predicted"
+@_judges("foretold", OURS, "with the measured transport, steps never shown are predicted")
+def _foretold(findings: Findings) -> _Judgement:
     rows = [
         (prediction, prediction.error)
         for prediction in findings.predicted
@@ -380,7 +484,7 @@ def _foretold(findings: Findings) -> Claim:
     ]
     errors = np.array([abs(error) for _, error in rows if error is not None])
     if not len(errors):
-        return _unknown("foretold", OURS, text, "no trial but the one that was shown")
+        return _not_measured("no trial but the one that was shown")
     worst = max(rows, key=lambda pair: abs(pair[1] or 0.0))[0]
     holds = sum(prediction.holds for prediction, _ in rows)
     counted = (
@@ -397,172 +501,9 @@ def _foretold(findings: Findings) -> Claim:
         if not is_kept
     ]
     is_useful = float(np.median(errors)) <= AS_PREDICTED
-    return Claim(
-        key="foretold",
-        paper=OURS,
-        claim=text,
+    return _Judgement(
         measured=counted,
         basis="measured",
         holds="yes" if not short else "in part" if is_useful else "no",
         why="; ".join([*short, "one shown trial for each kind and dilation"]),
     )
-
-
-def _bytes(findings: Findings) -> Claim:
-    text = "bytes per iteration are 2(N-1)/N times the model's size"
-    by_workers: dict[int, list[Measured]] = {}
-    for result in findings.measured:
-        if result.trial.workers > 1:
-            by_workers.setdefault(result.trial.workers, []).append(result)
-    slopes = {
-        workers: _slope(rows)
-        for workers, rows in sorted(by_workers.items())
-        if len({round(result.gradient_bytes) for result in rows}) > 1
-    }
-    if not slopes:
-        return _unknown("bytes", F, text, "models of one size only")
-    sizes = [result.gradient_bytes for rows in by_workers.values() for result in rows]
-    words = f"gradients of {show_bytes(min(sizes))} to {show_bytes(max(sizes))}: " + "; ".join(
-        f"N={workers} slope {slope:.4f} (ring {2 * (workers - 1) / workers:.4f})"
-        for workers, slope in slopes.items()
-    )
-    if any(result.sent_from != "NIC counters" for result in findings.measured):
-        return Claim(
-            key="bytes",
-            paper=F,
-            claim=text,
-            measured=words,
-            holds="not measured",
-            basis="measured",
-            why="without NIC counters the factor is the ring's by definition: wait for samples",
-        )
-    over = [slope / (2 * (workers - 1) / workers) - 1 for workers, slope in slopes.items()]
-    worst = max(over, key=abs)
-    return _judged(
-        "bytes",
-        F,
-        text,
-        words,
-        all(-SLOPE <= excess <= HEADERS + SLOPE for excess in over),
-        f"off by {worst:+.1%}",
-        condition=f"NIC counters, {worst:+.2%} at most; they hold headers, from next to nothing "
-        f"(one for each packet of up to 64 kB that the kernel hands over) to {HEADERS:.1%}",
-    )
-
-
-def _slope(rows: Sequence[Measured]) -> float:
-    sizes = np.array([result.gradient_bytes for result in rows])
-    sent = np.array([result.sent_bytes for result in rows])
-    matrix = np.column_stack([sizes, np.ones(len(sizes))])
-    return float(np.linalg.lstsq(matrix, sent, rcond=None)[0][0])
-
-
-def _ring(findings: Findings) -> Claim:
-    text = "servers form a ring in the order of hosts in the launch command"
-    seen = [
-        result
-        for result in findings.measured
-        if result.sends_to is not None and result.trial.workers > 2
-    ]
-    if not seen:
-        why = "no samples of connections in these runs: waits for packets"
-        return _unknown("ring", F, text, why)
-    rings = [result for result in seen if _is_launch_ring(result.sends_to or ())]
-    most = max(seen, key=lambda result: result.trial.workers)
-    # Follow what host 0 sends from host to host.
-    sends_to = most.sends_to or ()
-    way = [0]
-    while len(way) <= len(sends_to) and (to := sends_to[way[-1]]) != NOBODY:
-        way.append(to)
-    way_round = " -> ".join(map(str, way))
-    return _judged(
-        "ring",
-        F,
-        text,
-        f"{len(rings)} of {len(seen)} trials; {_where(most.trial)}: {way_round}",
-        len(rings) == len(seen),
-        "some send otherwise",
-        condition="Gloo goes around against the order of ranks; host i is rank i here",
-    )
-
-
-def _is_launch_ring(sends_to: Sequence[int]) -> bool:
-    """Say whether each sends to its neighbour in the launch's order, all in one direction."""
-    count = len(sends_to)
-    ways = {(to - host) % count for host, to in enumerate(sends_to)}
-    return ways in ({1}, {count - 1})
-
-
-def _not_size_alone(findings: Findings) -> Claim:
-    text = "iteration time does not follow from model size alone"
-    rows = [shares for shares in findings.explained if "model size" in shares.alone]
-    if not rows:
-        return _unknown("not_size_alone", F, text, "too few sizes to tell")
-    basis: Basis = "measured and modelled"
-    if len(rows) == 1:
-        basis = "measured" if rows[0].basis.startswith("measured") else "modelled"
-    words = "; ".join(
-        f"{shares.basis} ({shares.count}): R2 of size alone {shares.alone['model size']:.2f}, "
-        f"of all {shares.together:.2f}"
-        for shares in rows
-    )
-    return _judged(
-        "not_size_alone",
-        F,
-        text,
-        words,
-        all(shares.alone["model size"] < MOST_OF_IT for shares in rows),
-        f"size alone explains {MOST_OF_IT:.0%} or more",
-        condition="device, batch and bandwidth vary too",
-        basis=basis,
-    )
-
-
-def _where(trial: Trial) -> str:
-    dilated = f", dilated {trial.dilation}x" if trial.dilation > 1 else ""
-    return f"{trial.model}, {trial.workers} x {show_rate(trial.rate_bps)}{dilated}"
-
-
-def _judged(
-    key: str,
-    paper: str,
-    claim: str,
-    measured: str,
-    holds: bool,
-    why_not: str,
-    *,
-    condition: str = "",
-    basis: Basis = "measured",
-) -> Claim:
-    why = condition if holds else "; ".join(reason for reason in (why_not, condition) if reason)
-    return Claim(
-        key=key,
-        paper=paper,
-        claim=claim,
-        measured=measured,
-        holds="yes" if holds else "no",
-        why=why,
-        basis=basis,
-    )
-
-
-def _unknown(key: str, paper: str, claim: str, why: str) -> Claim:
-    return Claim(
-        key=key, paper=paper, claim=claim, measured="-", holds="not measured", why=why, basis=""
-    )
-
-
-_RULES: tuple[Callable[[Findings], Claim], ...] = (
-    _below_linear,
-    _computation_steady,
-    _links_idle,
-    _processors_free,
-    _as_full_when_slow,
-    _no_compression,
-    _little_compression,
-    _bytes,
-    _ring,
-    _not_size_alone,
-    _half,
-    _foretold,
-)

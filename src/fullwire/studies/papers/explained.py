@@ -98,19 +98,17 @@ def shares(basis: str, columns: Columns, wanted: NDArray[np.float64]) -> Explain
     if not usable or len(wanted) < width + FEWEST_SPARE:
         return None
     together = _explained(list(usable.values()), wanted)
+    only_it = {}
+    for name in usable:
+        others = [column for other, column in usable.items() if other != name]
+        only_it[name] = max(0.0, together - _explained(others, wanted))
     return Explained(
         basis=basis,
         count=len(wanted),
         together=together,
         alone={name: _explained([column], wanted) for name, column in usable.items()},
-        only_it={
-            name: max(0.0, together - _explained(_without(name, usable), wanted)) for name in usable
-        },
+        only_it=only_it,
     )
-
-
-def _without(name: str, columns: Columns) -> list[NDArray[np.float64]]:
-    return [column for other, column in columns.items() if other != name]
 
 
 def _explained(columns: Sequence[NDArray[np.float64]], wanted: NDArray[np.float64]) -> float:

@@ -111,23 +111,20 @@ def _communication_s(run: Run, steps: np.ndarray, workers: int) -> float:
 
 def _sent_bytes(run: Run, window: _Window) -> float | None:
     """Return what left the average host in a step, from its interface's counters."""
+    edges_ns = np.array([window.start_ns, window.end_ns])
     totals = []
     for host in sorted(set(run.links.host)):
         rows = run.links.rows(run.links.host == host)
-        totals.append(
-            max(
-                _gained(rows.time_ns[chosen], rows.tx_bytes[chosen], window)
-                for chosen in (rows.interface == name for name in set(rows.interface))
+        gained = []
+        for name in set(rows.interface):  # a counter grows evenly between samples
+            chosen = rows.interface == name
+            time_ns, counter = rows.time_ns[chosen], rows.tx_bytes[chosen]
+            begin, end = np.interp(
+                edges_ns - time_ns[0], time_ns - time_ns[0], counter - counter[0]
             )
-        )
+            gained.append(float(end - begin))
+        totals.append(max(gained))
     return float(np.mean(totals)) / window.steps if totals else None
-
-
-def _gained(time_ns: np.ndarray, counter: np.ndarray, window: _Window) -> float:
-    """Return by how much a counter grew in a window, evenly between samples."""
-    edges_ns = np.array([window.start_ns, window.end_ns])
-    begin, end = np.interp(edges_ns - time_ns[0], time_ns - time_ns[0], counter - counter[0])
-    return float(end - begin)
 
 
 def _processor_utilization(

@@ -67,39 +67,36 @@ def predictions(results: Sequence[Measured], runs: Mapping[str, Run]) -> list[Pr
             base.batch,
             base.workers,
         )
-        if trial.kind == "emulated" or is_same_job:
-            predicted.append(_predicted(result, base, runs))
+        if trial.kind != "emulated" and not is_same_job:
+            continue
+        shown = runs[base.name]
+        subject = shown if trial.model == base.model else read(trial.model)
+        transport_s, low_s, high_s = _with_transport(subject, trial, shown, runs[trial.name])
+        predicted.append(
+            Predicted(
+                trial=trial,
+                measured_s=result.step_s,
+                full_s=float(_asked(subject, trial, FULL)["step_s"][0]),
+                transport_s=transport_s,
+                low_s=low_s,
+                high_s=high_s,
+                was_shown=trial == base,
+            )
+        )
     return predicted
 
 
-def _predicted(result: Measured, base_trial: Trial, runs: Mapping[str, Run]) -> Predicted:
-    trial = result.trial
-    base = runs[base_trial.name]
-    subject = base if trial.model == base_trial.model else read(trial.model)
-    full = _asked(subject, trial, FULL)
-    foretold = _with_transport(subject, trial, base, runs[trial.name])
-    return Predicted(
-        trial=trial,
-        measured_s=result.step_s,
-        full_s=float(full["step_s"][0]),
-        transport_s=None if foretold is None else foretold[0],
-        low_s=None if foretold is None else foretold[1],
-        high_s=None if foretold is None else foretold[2],
-        was_shown=trial == base_trial,
-    )
-
-
 def _with_transport(
-    subject: Run, trial: Trial, base: Run, truth: Run
-) -> tuple[float, float, float] | None:
+    subject: Run, trial: Trial, shown: Run, truth: Run
+) -> tuple[float, float, float] | tuple[None, None, None]:
     """Predict a step and its interval; None where the shown run says nothing of its transport."""
     if trial.half:  # a hook that casts has a cost of its own, which a what-if does not know
-        held = verify(base, truth)
-        return None if held is None else (held.predicted_s, held.low_s, held.high_s)
+        held = verify(shown, truth)
+        return (None, None, None) if held is None else (held.predicted_s, held.low_s, held.high_s)
     try:
-        answer = _asked(subject, trial, "measured", base)
+        answer = _asked(subject, trial, "measured", shown)
     except FullwireError:
-        return None
+        return None, None, None
     [low_s], [high_s] = answer.interval_s
     return float(answer["step_s"][0]), float(low_s), float(high_s)
 

@@ -1,5 +1,10 @@
 """The jobs of a study: which are played on the lab, quickly and in full, and what each is called.
 
+    python -m fullwire.studies.papers.trials TRIAL.json OUTPUT.run
+
+records one of them on a lab, in a process of its own, so that what fails there ends nothing here.
+Its words go to a log beside the run.
+
 Emulated trials train as a V100 would, under real DDP over real shaped links; their computation is
 waiting. Dilated ten times they stand for processors ten times as fast as this machine's, so that
 the network is the point and not the processors. Real trials compute on this machine's processors.
@@ -8,10 +13,33 @@ A trial's name holds all that makes it what it is, so a run of that name need no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
+import msgspec
+
+from fullwire.answers.emulation import emulated_job
+from fullwire.answers.laboratory import record_in_lab
+from fullwire.errors import FullwireError, UsageError
+from fullwire.importers import read
+from fullwire.lab.description import describe
+from fullwire.lab.emulated import check_possible, trainer_command
+from fullwire.lab.lab import Lab
+from fullwire.lab.namespaces import die_with_parent
+from fullwire.recorder.assemble import Known
+from fullwire.run.emulation import BYTES_A_VALUE
+from fullwire.run.facts import Facts
+from fullwire.run.run import Gradients, Run
+from fullwire.run.store import read_run, write
 from fullwire.units import bits_per_second
 
 Kind: TypeAlias = Literal["emulated", "real"]
@@ -19,6 +47,8 @@ Kind: TypeAlias = Literal["emulated", "real"]
 V100S = ("resnet50@v100", "resnet101@v100", "vgg16@v100")
 BUCKETS = "ddp:25MiB"  # where compression is the point: one size, so that it divides
 _BUCKET_BYTES = 25 * 2**20
+_LEAST_PATIENCE_S = 90.0
+_JOB = Path(__file__).with_name("small_job.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +152,14 @@ QUICK = (
 )
 
 
-def _more() -> Iterator[Trial]:
-    """Go through what the full study plays besides."""
-    yield _emulated("resnet50@v100", 1, "10Gbps", 10, 10)
-    yield _emulated("resnet50@v100", 2, "100Gbps", 8, 10)
+def planned(quick: bool) -> tuple[Trial, ...]:
+    """Return the trials of a study; the quick ones are part of the full study."""
+    if quick:
+        return QUICK
+    more = [
+        _emulated("resnet50@v100", 1, "10Gbps", 10, 10),
+        _emulated("resnet50@v100", 2, "100Gbps", 8, 10),
+    ]
     for workers in (2, 3, 4):
         for model in V100S:
             for rate, dilation in (
@@ -137,26 +171,129 @@ def _more() -> Iterator[Trial]:
                 ("100Gbps", 10),
             ):
                 steps = 4 if "vgg" in model or rate == "1Gbps" else 6
-                yield _emulated(model, workers, rate, steps, dilation)
-    for model in V100S:
-        yield _emulated(model, 1, "10Gbps", 10)
+                more.append(_emulated(model, workers, rate, steps, dilation))
+    more += [_emulated(model, 1, "10Gbps", 10) for model in V100S]
     for rate in ("10Gbps", "100Gbps"):
-        for compression in (1, 2, 3, 5, 10):
-            yield _compressed(compression, rate)
+        more += [_compressed(compression, rate) for compression in (1, 2, 3, 5, 10)]
     for width in (512, 1024, 1536, 2048):
         for batch in (32, 128):
-            for rate in ("1Gbps", "10Gbps"):
-                yield _real(width, 2, rate, batch=batch, steps=12)
-    for workers in (1, 2, 3, 4):
-        yield _real(1536, workers, "10Gbps")
-    yield _real(1536, 2, "1Gbps", half=True)
-    yield _real(1024, 4, "1Gbps")
-
-
-def planned(quick: bool) -> tuple[Trial, ...]:
-    """Return the trials of a study; the quick ones are part of the full study."""
-    wanted = {trial.name: trial for trial in QUICK}
-    if not quick:
-        for trial in _more():
-            wanted.setdefault(trial.name, trial)
+            more += [_real(width, 2, rate, batch=batch, steps=12) for rate in ("1Gbps", "10Gbps")]
+    more += [_real(1536, workers, "10Gbps") for workers in (1, 2, 3, 4)]
+    more += [_real(1536, 2, "1Gbps", half=True), _real(1024, 4, "1Gbps")]
+    wanted: dict[str, Trial] = {}
+    for trial in (*QUICK, *more):  # one name is one job, as it was asked for first
+        wanted.setdefault(trial.name, trial)
     return tuple(wanted.values())
+
+
+def place_of(trial: Trial, directory: Path) -> Path:
+    """Return where a trial's run is, or will be."""
+    return directory / "trials" / f"{trial.name}.run"
+
+
+def finished(trial: Trial, directory: Path) -> Run | None:
+    """Return a trial's run, if it was played to its end before."""
+    place = place_of(trial, directory)
+    if not place.exists():
+        return None
+    try:
+        run = read_run(place)
+    except FullwireError:  # damaged since
+        return None
+    return run if run.facts.exit_status == 0 else None
+
+
+def check_machine() -> None:
+    """Refuse a machine that cannot play any trial, before the first of many fails."""
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(
+            "a study trains with PyTorch, which Fullwire's own Python has not: pip install torch"
+        )
+    with Lab(describe(workers=1, rate=["1Gbps"])):
+        pass
+
+
+def play(trial: Trial, directory: Path, expected_s: float) -> str | None:
+    """Record a trial; return what went wrong, in a line, or None."""
+    place = place_of(trial, directory)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(place.with_name(f"{place.name}.recording"), ignore_errors=True)
+    description = place.with_suffix(".json")
+    description.write_bytes(msgspec.json.encode(trial))
+    command = [
+        sys.executable,
+        "-m",
+        "fullwire.studies.papers.trials",
+        str(description),
+        str(place),
+    ]
+    patience_s = max(_LEAST_PATIENCE_S, 5 * expected_s)
+    log = place.with_suffix(".log")
+    with log.open("wb") as file:
+        try:
+            status = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                timeout=patience_s,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return f"did not end within {patience_s:.0f} s ({log})"
+    if status == 0 and finished(trial, directory) is not None:
+        return None
+    lines = log.read_text(errors="replace").strip().splitlines()
+    last_line = lines[-1].removeprefix("fullwire: ") if lines else "said nothing"
+    return f"{last_line} ({log})"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Record the trial described in a file; nobody goes on with it once the study is gone."""
+    die_with_parent()
+    trial = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Trial)
+    output = Path(arguments[1])
+    description = describe(workers=trial.workers, rate=[trial.rate], dilation=trial.dilation)
+    try:
+        with _job(trial) as (command, known):
+            recording = record_in_lab(description, command, output, known=known, replace=True)
+    except FullwireError as error:
+        sys.stderr.write(f"fullwire: {error}\n")
+        return error.exit_status
+    return recording.exit_status
+
+
+@contextmanager
+def _job(trial: Trial) -> Iterator[tuple[list[str], Known]]:
+    """Give the command of every host, and what is known of it."""
+    if trial.kind == "real":
+        words = [str(trial.width), str(trial.batch), str(trial.steps), *["half"] * trial.half]
+        facts = Facts(model=trial.model, device="a processor", batch=f"{trial.batch} digits")
+        yield [sys.executable, str(_JOB), *words], Known(source=trial.name, facts=facts)
+        return
+    with _profile(trial) as workload:
+        job = emulated_job(
+            workload, steps=trial.steps, dilate=str(trial.dilation), buckets=trial.sent_buckets
+        )
+        check_possible(job.emulation, trial.workers)
+        with trainer_command(job.emulation) as command:
+            yield command, dataclasses.replace(job.known, source=trial.name)
+
+
+@contextmanager
+def _profile(trial: Trial) -> Iterator[str]:
+    """Give the workload's name, or a run of it whose gradients are so many times smaller."""
+    if trial.compression == 1:
+        yield trial.model
+        return
+    run = read(trial.model)
+    columns = run.gradients.columns()
+    values = columns["bytes"] // (BYTES_A_VALUE * trial.compression)
+    columns["bytes"] = BYTES_A_VALUE * values.clip(min=1)
+    smaller = dataclasses.replace(run, gradients=Gradients(**columns))
+    with tempfile.TemporaryDirectory(prefix="fullwire-") as directory:
+        yield str(write(smaller, Path(directory) / "profile.run"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

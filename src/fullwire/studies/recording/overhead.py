@@ -68,19 +68,17 @@ def measure_overhead(
     with _recorded_job() as job:
         while len(taken[differences[-1]]) < pairs:
             for difference in differences:
-                taken[difference] += map(_pair, _asked(job, difference))
+                taken[difference] += [
+                    Pair(
+                        step_s=turns["plain"]["wall_s"] / STEPS,
+                        step_ratio=turns["other"]["wall_s"] / turns["plain"]["wall_s"],
+                        cpu_s=(turns["other"]["cpu_s"] - turns["plain"]["cpu_s"]) / STEPS,
+                    )
+                    for turns in _asked(job, difference)
+                ]
             tell(min(pairs, len(taken[differences[-1]])))
         load = os.getloadavg()[0]
     return Overhead(pairs=taken, load=load)
-
-
-def _pair(turns: _Pair) -> Pair:
-    plain, other = turns["plain"], turns["other"]
-    return Pair(
-        step_s=plain["wall_s"] / STEPS,
-        step_ratio=other["wall_s"] / plain["wall_s"],
-        cpu_s=(other["cpu_s"] - plain["cpu_s"]) / STEPS,
-    )
 
 
 @contextmanager
@@ -90,7 +88,7 @@ def _recorded_job() -> Iterator[subprocess.Popen[str]]:
             [
                 sys.executable,
                 "-m",
-                "fullwire.cli",
+                "fullwire",
                 "record",
                 "-o",
                 f"{directory}/x.run",

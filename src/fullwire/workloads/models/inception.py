@@ -30,7 +30,12 @@ def inception(*, with_auxiliary: bool) -> Iterator[Layer]:
     yield max_pool("maxpool2", 192, 71, 35)
     for name, inputs, pooled in (("5b", 192, 32), ("5c", 256, 64), ("5d", 288, 64)):
         yield from _inception_a(f"Mixed_{name}", inputs, pooled)
-    yield from _inception_b("Mixed_6a", 288)
+    yield from _basic("Mixed_6a.branch3x3", 288, 384, 17, 3, stride=2, input_side=35)
+    yield from _basic("Mixed_6a.branch3x3dbl_1", 288, 64, 35, 1, shares_input=True)
+    yield from _basic("Mixed_6a.branch3x3dbl_2", 64, 96, 35, 3)
+    yield from _basic("Mixed_6a.branch3x3dbl_3", 96, 96, 17, 3, stride=2, input_side=35)
+    yield max_pool("Mixed_6a.pool", 288, 35, 17, shares_input=True)
+    yield _branches("Mixed_6a", 384 + 96, 17, 288)
     for name, middle in (("6b", 128), ("6c", 160), ("6d", 160), ("6e", 192)):
         yield from _inception_c(f"Mixed_{name}", middle)
     if with_auxiliary:
@@ -39,7 +44,14 @@ def inception(*, with_auxiliary: bool) -> Iterator[Layer]:
         yield from _basic("AuxLogits.conv1", 128, 768, 1, 5, input_side=5)
         yield linear("AuxLogits.fc", 1, 768, CLASSES)
         yield cross_entropy("AuxLogits.loss", 1, CLASSES)
-    yield from _inception_d("Mixed_7a", 768)
+    yield from _basic("Mixed_7a.branch3x3_1", 768, 192, 17, 1)
+    yield from _basic("Mixed_7a.branch3x3_2", 192, 320, 8, 3, stride=2, input_side=17)
+    yield from _basic("Mixed_7a.branch7x7x3_1", 768, 192, 17, 1, shares_input=True)
+    yield from _basic("Mixed_7a.branch7x7x3_2", 192, 192, 17, (1, 7))
+    yield from _basic("Mixed_7a.branch7x7x3_3", 192, 192, 17, (7, 1))
+    yield from _basic("Mixed_7a.branch7x7x3_4", 192, 192, 8, 3, stride=2, input_side=17)
+    yield max_pool("Mixed_7a.pool", 768, 17, 8, shares_input=True)
+    yield _branches("Mixed_7a", 320 + 192, 8, 768)
     yield from _inception_e("Mixed_7b", 1280)
     yield from _inception_e("Mixed_7c", 2048)
     yield average_pool("avgpool", 2048, 8, 1)
@@ -87,16 +99,6 @@ def _inception_a(name: str, inputs: int, pooled: int) -> Iterator[Layer]:
     yield _branches(name, 64 + 64 + 96 + pooled, side)
 
 
-def _inception_b(name: str, inputs: int) -> Iterator[Layer]:
-    side, halved = 35, 17
-    yield from _basic(f"{name}.branch3x3", inputs, 384, halved, 3, stride=2, input_side=side)
-    yield from _basic(f"{name}.branch3x3dbl_1", inputs, 64, side, 1, shares_input=True)
-    yield from _basic(f"{name}.branch3x3dbl_2", 64, 96, side, 3)
-    yield from _basic(f"{name}.branch3x3dbl_3", 96, 96, halved, 3, stride=2, input_side=side)
-    yield max_pool(f"{name}.pool", inputs, side, halved, shares_input=True)
-    yield _branches(name, 384 + 96, halved, inputs)
-
-
 def _inception_c(name: str, middle: int) -> Iterator[Layer]:
     inputs, side = 768, 17
     across, down = (1, 7), (7, 1)
@@ -112,18 +114,6 @@ def _inception_c(name: str, middle: int) -> Iterator[Layer]:
     yield average_pool(f"{name}.pool", inputs, side, side)
     yield from _basic(f"{name}.branch_pool", inputs, 192, side, 1)
     yield _branches(name, 4 * 192, side)
-
-
-def _inception_d(name: str, inputs: int) -> Iterator[Layer]:
-    side, halved = 17, 8
-    yield from _basic(f"{name}.branch3x3_1", inputs, 192, side, 1)
-    yield from _basic(f"{name}.branch3x3_2", 192, 320, halved, 3, stride=2, input_side=side)
-    yield from _basic(f"{name}.branch7x7x3_1", inputs, 192, side, 1, shares_input=True)
-    yield from _basic(f"{name}.branch7x7x3_2", 192, 192, side, (1, 7))
-    yield from _basic(f"{name}.branch7x7x3_3", 192, 192, side, (7, 1))
-    yield from _basic(f"{name}.branch7x7x3_4", 192, 192, halved, 3, stride=2, input_side=side)
-    yield max_pool(f"{name}.pool", inputs, side, halved, shares_input=True)
-    yield _branches(name, 320 + 192, halved, inputs)
 
 
 def _inception_e(name: str, inputs: int) -> Iterator[Layer]:

@@ -1,0 +1,5 @@
+"""`python -m fullwire` is the command `fullwire`."""
+
+from fullwire.cli import main
+
+main()

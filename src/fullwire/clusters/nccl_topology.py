@@ -1,0 +1,144 @@
+"""A host as NCCL saw it (NCCL_TOPO_DUMP_FILE, or what NCCL_TOPO_FILE names) as a cluster of such.
+
+    <system version="1"><cpu numaid="0" ...>
+      <pci busid="0000:17:00.0" class="0x030200" link_speed="16 GT/s" link_width="16">
+        <gpu dev="0" sm="80" rank="0" gdr="1"><nvlink target="..." count="2" .../></gpu>
+      </pci>
+      <pci busid="0000:1c:00.0" ...><nic><net name="mlx5_0" dev="0" speed="100000" .../></nic></pci>
+    </cpu></system>
+
+`speed` is in Mbit/s, and what NCCL's src/graph/topo.h takes where it is not told. It says nothing
+of what is between hosts: two of them on one switch are assumed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+from fullwire.clusters.cluster import Cluster, Inside, Nics
+from fullwire.errors import UsageError
+from fullwire.files import name_of
+
+_NVLINK_BYTES = {60: 20e9, 70: 25e9, 80: 25e9, 86: 14.0625e9, 90: 25e9, 100: 50e9}  # by sm, a link
+_NVLINK_SHARE = 0.8  # what NCCL takes of it: 20 of 25 GB/s
+_PCIE_SHARE = 0.76  # 12 of 15.75 GB/s
+_UNTOLD_MBPS = 10_000
+_SPEED = re.compile(r"\s*(\d{1,3}(?:\.\d{1,2})?) GT/s")
+_MOST_DEVICES = 1_000
+Way = tuple[int, ...]  # through the tree, by places
+
+
+def cluster_of_topology(text: str, place: str) -> Cluster:
+    """Read a topology of NCCL as two such hosts."""
+    if "<!" in text.replace("<!--", ""):
+        raise UsageError(f"{place}: expected a topology of NCCL, which declares nothing")
+    try:
+        system = ElementTree.fromstring(text)
+    except (ElementTree.ParseError, ValueError, RecursionError) as error:
+        raise UsageError(f"{place}: expected a topology of NCCL (XML): {error}") from None
+    found = list(_elements(system, ()))
+    gpus = [(way, element) for way, element in found if element.tag == "gpu"]
+    nets = {
+        (element.get("name"), element.get("guid"), element.get("port")): (way, element)
+        for way, element in found
+        if element.tag == "net" and element.get("dev") is not None
+    }
+    if system.tag != "system" or not gpus:
+        raise UsageError(f"{place}: expected a topology of NCCL with the GPUs of a host")
+    if not nets:
+        raise UsageError(
+            f"{place}: it names no adapter for other hosts: let NCCL dump it in a job of two hosts"
+        )
+    if len(gpus) > _MOST_DEVICES:
+        raise UsageError(f"{place}: more than {_MOST_DEVICES:,} GPUs in a host")
+    speeds = [_number(element, "speed", place) or _UNTOLD_MBPS for _, element in nets.values()]
+    of_device: list[int] = []
+    used: Counter[int] = Counter()
+    for way, _ in gpus:  # each uses the nearest; of equally near ones that with the fewest devices
+        shared = [_shared(way, other) for other, _ in nets.values()]
+        nearest = min(range(len(nets)), key=lambda nic: (-shared[nic], used[nic], nic))
+        of_device.append(nearest)
+        used[nearest] += 1
+    model = min(_number(gpu, "sm", place) for _, gpu in gpus)
+    links = min(
+        sum(_number(link, "count", place) for link in gpu.iter("nvlink")) for _, gpu in gpus
+    )
+    told = "its adapters differ, and the slowest counts; " if len(set(speeds)) > 1 else ""
+    if links:
+        link_bytes = _NVLINK_BYTES[max((sm for sm in _NVLINK_BYTES if sm <= model), default=60)]
+        inside = Inside(
+            kind="switch",
+            rate_bps=8 * links * link_bytes,
+            latency_s=1e-6,
+            payload_share=_NVLINK_SHARE,
+        )
+        told += (
+            f"{links} NVLinks of {link_bytes / 1e9:g} GB/s a device, as of sm {model}, of which "
+        )
+        told += "NCCL takes 0.8"
+    else:
+        inside = Inside(
+            kind="pcie",
+            rate_bps=min(_pcie_bps(system, way, place) for way, _ in gpus),
+            latency_s=1e-6,
+            payload_share=_PCIE_SHARE,
+        )
+        told += "PCIe as it says, of which NCCL takes 0.76"
+    return Cluster(
+        name=Path(place).stem or "host",
+        nodes=2,
+        nics=Nics(
+            rate_bps=min(speeds) * 1e6,
+            per_node=len(nets),
+            latency_s=4e-6,
+            of_device=tuple(of_device),
+        ),
+        devices_per_node=len(gpus),
+        inside=inside if len(gpus) > 1 else None,
+        rests_on=f"a topology of NCCL ({name_of(Path(place).name)}): {told}. It tells nothing of "
+        "other hosts: two on one switch and all latencies are assumed.",
+    )
+
+
+def _elements(element: ElementTree.Element, way: Way) -> Iterator[tuple[Way, ElementTree.Element]]:
+    """Go through what is below an element, each with its way through the tree."""
+    waiting = [(way, element)]
+    while waiting:
+        here, each = waiting.pop()
+        yield here, each
+        waiting += [((*here, place), below) for place, below in reversed([*enumerate(each)])]
+
+
+def _shared(one: Way, other: Way) -> int:
+    """Return how far two ways through the tree are one."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
+
+
+def _pcie_bps(system: ElementTree.Element, way: Way, place: str) -> float:
+    """Return the rate of the narrowest link on the way to a device."""
+    element, rates = system, list[float]()
+    for step in way:
+        element = element[step]
+        speed = _SPEED.match(element.get("link_speed", ""))
+        width = _number(element, "link_width", place)
+        if element.tag == "pci" and speed is not None and width:
+            coding = 0.8 if float(speed[1]) < 8 else 128 / 130
+            rates.append(float(speed[1]) * 1e9 * width * coding)
+    if not rates or min(rates) <= 0:
+        raise UsageError(f"{place}: expected link_speed and link_width on the way to each GPU")
+    return min(rates)
+
+
+def _number(element: ElementTree.Element, name: str, place: str) -> int:
+    """Return a whole number of an element; 0 where it is not told, or below it."""
+    text = element.get(name, "0").strip()
+    if re.fullmatch(r"-?\d{1,9}", text) is None:
+        raise UsageError(f"{place}: expected a whole number as {name} of {element.tag}")
+    return max(int(text), 0)

@@ -1,0 +1,93 @@
+"""Tables that benchmarks of collectives print: sizes, times and bandwidths, whichever tool did.
+
+`Table` is what nccl-tests, rccl-tests and the OSU benchmarks have in common. Sizes are of the whole
+vector, as `collectives/cost.py` counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fullwire.collectives.cost import bus_factor
+from fullwire.files import name_of
+from fullwire.run.facts import Facts
+from fullwire.run.gaps import gaps_of
+from fullwire.run.run import Collectives, Provenance, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One size: microseconds and GB/s (powers of ten), as printed."""
+
+    bytes: int
+    dtype: str
+    time_us: float
+    algorithm_gb_s: float
+    bus_gb_s: float
+    in_place_us: float | None = None
+    in_place_bus_gb_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """All that one run of a benchmark printed."""
+
+    op: str  # "" where neither the output nor its name tells
+    workers: int
+    device: str
+    rows: tuple[Row, ...]
+    problems: tuple[str, ...]
+    tool: str = "nccl-tests"
+    backend: str = "nccl"
+
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """Return bytes that each rank sends and the seconds that takes, out of place, ascending."""
+        last = self.rows[-1]
+        told = last.bus_gb_s / last.algorithm_gb_s if last.algorithm_gb_s else 1.0
+        factor = bus_factor(self.op, self.workers) if self.op and self.workers > 1 else told
+        slowest: dict[float, float] = {}
+        for row in self.rows:
+            sent = factor * row.bytes
+            slowest[sent] = max(slowest.get(sent, 0.0), row.time_us * 1e-6)
+        return tuple(sorted(slowest.items()))
+
+
+def run_of(paths: Sequence[Path], tables: Sequence[Table], said: Facts, gaps: Sequence[str]) -> Run:
+    """Return tables as a run: a collective of all ranks for each size, one after another."""
+    devices = dict.fromkeys(table.device for table in tables if table.device)
+    facts = said | Facts(
+        workers=max(table.workers for table in tables),
+        backend=", ".join(dict.fromkeys(table.backend for table in tables)),
+        device=", ".join(devices).encode(errors="backslashreplace").decode() or None,
+    )
+    begin_ns = 0
+    parts = []
+    for number, table in enumerate(tables):
+        ranks, count = table.workers, len(table.rows)
+        length_ns = np.array([round(row.time_us * 1e3) for row in table.rows], np.int64)
+        end_ns = begin_ns + np.cumsum(length_ns)
+        begin_ns = int(end_ns[-1])
+        parts.append(
+            Collectives(
+                rank=np.repeat(np.arange(ranks), count),
+                step=np.full(ranks * count, -1),
+                sequence=np.tile(np.arange(count), ranks),
+                group=np.full(ranks * count, f"{table.tool} {number}", object),
+                op=np.full(ranks * count, table.op or "unknown", object),
+                dtype=np.array([row.dtype for row in table.rows] * ranks, object),
+                bytes=np.tile([row.bytes for row in table.rows], ranks),
+                issue_ns=np.tile(end_ns - length_ns, ranks),
+                start_ns=np.tile(end_ns - length_ns, ranks),
+                end_ns=np.tile(end_ns, ranks),
+            )
+        )
+    return Run(
+        provenance=Provenance(origin="imported", source=", ".join(map(name_of, paths))),
+        facts=facts,
+        gaps=gaps_of([*(problem for table in tables for problem in table.problems), *gaps]),
+        collectives=Collectives.joined(parts),
+    )

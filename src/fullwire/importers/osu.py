@@ -1,0 +1,165 @@
+"""What the OSU micro-benchmarks print: blocking collectives, latency and bandwidth, MPI or NCCL.
+
+    mpirun -n 8 osu_allreduce              the number of ranks is told by such a line, or by nothing
+    # OSU MPI Allreduce Latency Test v7.5
+    # Datatype: MPI_INT.                                        since 7.1
+    # Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
+    4                      10.05
+
+The columns behind the average come with --full. Sizes are of what one rank gives to an all-gather
+or to each other rank, and of the whole vector elsewhere. Tests that go both ways at once, that have
+several pairs, that are one-sided or do not block measure something else, and are left out by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fullwire.collectives.cost import bus_factor
+from fullwire.errors import DamagedInput
+from fullwire.files import lines_of, name_of
+from fullwire.importers._format import LIKELY, UNLIKE, Format, Likeness
+from fullwire.importers._tables import Row, Table, run_of
+from fullwire.run.facts import NO_FACTS
+from fullwire.run.run import Run
+
+_LONGEST_LINE = 64 * 1024
+_MOST_LINES = 20_000_000
+_MOST_ROWS = 10_000  # of a table
+_MOST_TABLES = 1_000
+_MOST_BYTES = 2**50
+_MOST_RANKS = 100_000
+_LONGEST_US = 3.6e9
+_TITLE = re.compile(r"# OSU (MPI|NCCL|RCCL|XCCL)(?:-\w+)?[ _](.{1,80}?) [Tt]est(?: v\S+)?")
+_BEGINS = re.compile(rb"# OSU (?:MPI|NCCL|RCCL|XCCL)[-_ ]")
+# Launchers put a rank before what it prints; see nccl_tests.py.
+_TAG = re.compile(r"^(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|\s*\d{1,7}:(?=\s))\s?")
+_RANKS = re.compile(r"\s--?(?:np|n|ntasks)[ =]?(\d{1,7})\s")
+_ROW = re.compile(r"\s*(\d{1,16})\s+(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,8}\s*$", re.ASCII)
+_ALONE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,3}\s*$", re.ASCII)
+_DATATYPE = re.compile(r"# Datatype: (MPI_\w{1,20})")
+_DTYPES = {"MPI_CHAR": "int8", "MPI_INT": "int32", "MPI_FLOAT": "float32", "MPI_DOUBLE": "float64"}
+# By the title without "Latency"; with a v at the end, parts could be of unequal sizes, but are not.
+_OPS = {
+    "allreduce": "allreduce",
+    "allgather": "allgather",
+    "allgatherv": "allgather",
+    "all-to-all personalized exchange": "alltoall",
+    "all-to-allv personalized exchange": "alltoall",
+    "alltoall": "alltoall",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "reduce_scatter": "reducescatter",
+    "gather": "gather",
+    "gatherv": "gather",
+    "scatter": "scatter",
+    "scatterv": "scatter",
+    "barrier": "barrier",
+}
+_BY_PART = ("allgather", "alltoall", "gather", "scatter")  # whose sizes are of one rank's part
+
+
+def looks_like(beginning: bytes) -> Likeness:
+    """Say whether a file with this beginning holds such a table."""
+    return LIKELY if _BEGINS.search(beginning) else UNLIKE
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One table, as far as it has come."""
+
+    library: str
+    op: str
+    ranks: int  # 0 where nothing tells
+    is_bandwidth: bool
+    dtype: str = ""
+    rows: list[tuple[int, float]] = field(default_factory=list)  # size as printed, microseconds
+
+    def take(self, text: str) -> None:
+        """Take a line; what is no row of this table is passed over."""
+        if (told := _DATATYPE.match(text)) is not None:
+            self.dtype = _DTYPES.get(told[1], "")
+        row = (_ALONE if self.op == "barrier" else _ROW).fullmatch(text)
+        if row is None or len(self.rows) >= _MOST_ROWS:
+            return
+        size, value = (0, float(row[1])) if self.op == "barrier" else (int(row[1]), float(row[2]))
+        time_us = (size / value if value else 0.0) if self.is_bandwidth else value
+        is_next = (
+            not self.rows or size > self.rows[-1][0]
+        )  # else it is of what came after the table
+        if is_next and 0 < time_us <= _LONGEST_US and size <= _MOST_BYTES:
+            self.rows.append((size, time_us))
+
+    def table(self, path: Path, problems: Sequence[str]) -> Table:
+        """Return what was read."""
+        workers = 2 if self.op == "sendrecv" else self.ranks or 1
+        unsure = (
+            [] if self.ranks or workers == 2 else ["its number of ranks is not told: taken for one"]
+        )
+        parts = workers if self.op in _BY_PART else 1
+        factor = bus_factor(self.op, workers)
+        return Table(
+            op=self.op,
+            workers=workers,
+            device="",
+            rows=tuple(
+                Row(
+                    bytes=size * parts,
+                    dtype=self.dtype,
+                    time_us=time_us,
+                    algorithm_gb_s=size * parts / time_us * 1e-3,
+                    bus_gb_s=size * parts * factor / time_us * 1e-3,
+                )
+                for size, time_us in self.rows
+            ),
+            problems=tuple(f"{name_of(path)}: {problem}" for problem in [*unsure, *problems]),
+            tool="osu",
+            backend=self.library.lower(),
+        )
+
+
+def read_tables(path: Path) -> list[Table]:
+    """Read what one or more of the benchmarks printed into a file."""
+    readings: list[_Reading] = []
+    left_out: dict[str, None] = {}
+    ranks, is_inside = 0, False
+    for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
+        text = _TAG.sub("", line.decode(errors="replace")).strip()
+        if "osu_" in text and (told := _RANKS.search(f"{text} ")):
+            ranks = int(told[1]) if 0 < int(told[1]) <= _MOST_RANKS else 0
+        if (title := _TITLE.match(text)) is not None:
+            what = title[2].lower().removesuffix(" latency")
+            op = "sendrecv" if what in ("latency", "bandwidth") else _OPS.get(what, "")
+            is_inside = op != "" and len(readings) < _MOST_TABLES
+            if is_inside:
+                readings.append(_Reading(title[1], op, ranks, what == "bandwidth"))
+            else:
+                left_out[title[2].encode(errors="backslashreplace").decode()] = None
+        elif is_inside:
+            readings[-1].take(text)
+    problems = [f"left out is what is not read: {', '.join([*left_out][:8])}"] if left_out else []
+    found = [reading for reading in readings if reading.rows]
+    if not found:
+        why = problems[0] if problems else "no whole row is in it"
+        raise DamagedInput(path, f"expected a table of the OSU benchmarks; {why}")
+    first, *others = found
+    return [first.table(path, problems), *(reading.table(path, ()) for reading in others)]
+
+
+def read_osu(paths: Sequence[Path]) -> Run:
+    """Read the output of the benchmarks as a run: a collective for each size, one after another."""
+    return run_of(paths, [table for path in paths for table in read_tables(path)], NO_FACTS, ())
+
+
+FORMAT = Format(
+    key="osu",
+    label="tables of the OSU benchmarks",
+    looks_like=looks_like,
+    read=lambda files, options: read_osu(files),
+    is_of_many=True,
+    tells=15,
+    tables=read_tables,
+)

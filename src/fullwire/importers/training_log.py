@@ -1,0 +1,178 @@
+"""What a training script prints of its steps: how long each took, and its loss.
+
+    iter 4: loss 2.8193, time 21749.35ms, mfu -100.00%                            nanoGPT
+     iteration  200/ 1000 | ... | elapsed time per iteration (ms): 430.0 | ...    Megatron-LM
+    Epoch: [0][  10/1307] Time  0.779 ( 5.211) Data  0.000 ( 0.060) ...           PyTorch's ImageNet
+
+Other scripts' lines are read by a pattern that the user gives: a regular expression whose groups
+have names. One of s, ms, us and per_s (steps in a second) is the length of a step; step is its
+number and input_s what it waited for data. Any other group is a metric, such as loss.
+
+Steps stand one after another. A log says nothing of what was done in them, and a line may tell the
+mean of the steps since the one before.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import lines_of, name_of
+from fullwire.importers._format import UNLIKE, Format, Likeness, Options
+from fullwire.importers.nccl_log import with_logs
+from fullwire.run.facts import Facts
+from fullwire.run.gaps import gaps_of
+from fullwire.run.run import Metrics, Provenance, Run, Spans
+from fullwire.units import shown
+
+_LONGEST_LINE = 64 * 1024
+_MOST_LINES = 50_000_000
+_MOST_STEPS = 10_000_000
+_LONGEST_S = 86_400 * 30
+_NUMBER = r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:[eE][-+]?\d{1,3})?"
+_KNOWN = (
+    re.compile(
+        rf"\biteration +(?P<step>\d+)/ *\d+ \|.{{0,400}}?"
+        rf"\belapsed time per iteration \(ms\): (?P<ms>{_NUMBER})"
+        rf"(?:.{{0,400}}?\blm loss: (?P<loss>{_NUMBER}))?"
+    ),
+    re.compile(rf"\biter (?P<step>\d+): loss (?P<loss>{_NUMBER}), time (?P<ms>{_NUMBER})ms\b"),
+    re.compile(
+        rf"\bEpoch: \[\d+\]\[ *\d+/\d+\]\s+Time +(?P<s>{_NUMBER}) \([^)]{{1,20}}\)"
+        rf"\s+Data +(?P<input_s>{_NUMBER}) \([^)]{{1,20}}\)(?:\s+Loss +(?P<loss>{_NUMBER}))?"
+    ),
+)
+_LENGTHS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "per_s": 0.0}  # seconds of one
+_BEGINS = re.compile(
+    rb"elapsed time per iteration \(ms\): \d|iter \d{1,9}: loss [\d.]{1,18}, time [\d.]{1,18}ms"
+    rb"|Epoch: \[\d{1,6}\]\[ {0,8}\d{1,9}/\d{1,9}\]\s{1,4}Time {1,4}\d"
+)
+_MAYBE = Likeness(0.4)  # lines of other tools in the same log tell more of the job
+
+
+def looks_like(beginning: bytes) -> Likeness:
+    """Say whether a file with this beginning holds lines of a known script."""
+    return _MAYBE if _BEGINS.search(beginning) else UNLIKE
+
+
+def read_training_log(path: Path, pattern: str | None) -> Run:
+    """Read the steps that a log tells of as a run of one rank, with what NCCL says in it."""
+    known = _KNOWN if pattern is None else (_asked_for(pattern),)
+    steps: list[tuple[int, float, float]] = []  # number, or -1; seconds, and of them for input
+    metrics: list[tuple[int, str, float]] = []  # by place among the steps
+    odd = 0
+    for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
+        text = line.decode(errors="replace")
+        told = next((found for each in known if (found := each.search(text))), None)
+        if told is None:
+            continue
+        values = {name: _number(value) for name, value in told.groupdict().items()}
+        length = next(((values[name], unit) for name, unit in _LENGTHS.items() if name in values))
+        length_s = _seconds(*length)
+        if length_s is None or len(steps) >= _MOST_STEPS:
+            odd += 1
+            continue
+        number = values.get("step")
+        is_whole = number is not None and number.is_integer() and 0 <= number < 2**53
+        input_s = min(max(values.get("input_s") or 0.0, 0.0), length_s)
+        metrics += [
+            (len(steps), name, value)
+            for name, value in values.items()
+            if name not in ("step", "input_s", *_LENGTHS) and value is not None
+        ]
+        steps.append((int(number or 0) if is_whole else -1, length_s, input_s))
+    if not steps:
+        lacks = (
+            "that the pattern finds"
+            if pattern
+            else "of a known script; --pattern REGEX finds others"
+        )
+        raise DamagedInput(path, f"no line tells the length of a step: expected lines {lacks}")
+    numbers = np.array([number for number, _, _ in steps], np.int64)
+    if (np.diff(numbers, prepend=-1) <= 0).any():  # without numbers, or counted anew in each epoch
+        numbers = np.arange(len(steps))
+    end_ns = np.rint(np.cumsum([length_s for _, length_s, _ in steps]) * 1e9).astype(np.int64)
+    start_ns = np.concatenate([[0], end_ns[:-1]])
+    input_ns = np.rint(np.array([input_s for _, _, input_s in steps]) * 1e9).astype(np.int64)
+    waits = np.flatnonzero(input_ns)
+    count = len(steps) + len(waits)
+    place = np.array([place for place, _, _ in metrics], np.int64)
+    run = Run(
+        provenance=Provenance(origin="imported", source=name_of(path)),
+        facts=Facts(
+            workers=1,
+            remarks="a log tells how long steps took, and nothing of what was done in them; "
+            "the number of ranks is not told, and is taken for one",
+        ),
+        gaps=gaps_of(
+            [f"{name_of(path)}: {odd:,} lines tell no time that can be, and are left out"]
+            if odd
+            else []
+        ),
+        spans=Spans(
+            rank=np.zeros(count, np.int64),
+            step=np.concatenate([numbers, numbers[waits]]),
+            lane=np.array(["host"] * len(steps) + ["input"] * len(waits), object),
+            name=np.array(["step"] * len(steps) + ["data"] * len(waits), object),
+            start_ns=np.concatenate([start_ns, start_ns[waits]]),
+            end_ns=np.concatenate([end_ns, start_ns[waits] + input_ns[waits]]),
+        ),
+        metrics=Metrics(
+            step=numbers[place],
+            name=np.array([name for _, name, _ in metrics], object),
+            value=np.array([value for _, _, value in metrics], np.float64),
+            time_ns=end_ns[place],
+        ),
+    )
+    return with_logs(run, [path])
+
+
+def _asked_for(pattern: str) -> re.Pattern[str]:
+    """Take a pattern as people give it, with a group for the length of a step."""
+    try:
+        found = re.compile(pattern)
+    except (re.error, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"pattern: expected a regular expression, got {shown(pattern)}: {error}"
+        ) from None
+    if len(_LENGTHS.keys() & found.groupindex.keys()) != 1:
+        raise UsageError(
+            "pattern: expected one group named s, ms, us or per_s, as in "
+            r"'step time: (?P<ms>[\d.]+)', got " + shown(pattern)
+        )
+    return found
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text.replace(",", "")) if text is not None else math.nan
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _seconds(value: float | None, unit_s: float) -> float | None:
+    """Return the length of a step; a unit of 0 is for steps in a second."""
+    if value is None or value <= 0:
+        return None
+    length_s = value * unit_s if unit_s else 1 / value
+    return length_s if 1e-9 <= length_s <= _LONGEST_S else None
+
+
+def _read(files: Sequence[Path], options: Options) -> Run:
+    return read_training_log(files[0], options.pattern)
+
+
+FORMAT = Format(
+    key="training-log",
+    label="logs of training scripts",
+    looks_like=looks_like,
+    read=_read,
+    tells=5,
+    options=("pattern",),
+)

@@ -1,0 +1,120 @@
+"""Launchers in a lab: what they read, and what is said of those that make jobs that never meet."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fullwire.lab.description import describe
+from fullwire.lab.lab import Lab
+from fullwire.lab.session import run_job
+from tests.lab.test_lab import needs_namespaces
+from tests.torch.test_record import needs_torch
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
+# What Lightning makes a rank's number of (LightningEnvironment), what Accelerate looks for beside
+# RANK (PartialState), and what torchrun takes for its options (argparse_util.env).
+VARIABLES = {
+    "NODE_RANK": "{rank}",
+    "LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_RANK": "{rank}",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "{rank}",
+    "PET_MASTER_ADDR": "10.77.0.1",
+    "PET_MASTER_PORT": "29500",
+    "PET_RDZV_ENDPOINT": "10.77.0.1:29500",
+}
+JOB = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item():g}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+pytestmark = needs_namespaces
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "job.py").write_text(JOB)
+    return tmp_path / "job.py"
+
+
+def played(*command: str | Path) -> list[str]:
+    """Run a command on two hosts to its good end, and return what the lab says of it."""
+    sentences: list[str] = []
+    with Lab(describe(workers=2, rate=["1Gbps"])) as lab:
+        assert run_job(lab, [str(word) for word in command], say=sentences.append) == 0
+    return sentences
+
+
+def test_each_rank_has_what_frameworks_and_launchers_read(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    program = f"import os; print({{name: os.environ[name] for name in {list(VARIABLES)}}})"
+    assert played(sys.executable, "-c", program) == []
+    lines = sorted(capfd.readouterr().out.splitlines())
+    assert lines == [
+        str({name: value.format(rank=rank) for name, value in VARIABLES.items()}) for rank in (0, 1)
+    ]
+
+
+@needs_torch
+@pytest.mark.parametrize("more", [[], ["--rdzv-backend", "c10d"], ["--nnodes", "2"]])
+def test_torchrun_on_each_host_is_one_job(
+    job: Path, capfd: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    """Each was a job of its own, without a word, or waited for the other in vain."""
+    assert played(*TORCHRUN, *more, job) == []
+    assert sorted(capfd.readouterr().out.split("\n"))[1:] == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
+
+
+@needs_torch
+def test_torchrun_that_is_told_to_stay_alone_is_warned_of(
+    job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(f"#!/bin/sh\nexec {' '.join(TORCHRUN)} --standalone {job}\n")
+    script.chmod(0o755)
+    before, after = played(script)
+    assert sorted(capfd.readouterr().out.split("\n"))[1:] == ["rank 0 of 1: 1"] * 2
+    assert before.startswith("warning: each host runs a job of its own (--standalone): expected")
+    assert after == (
+        "warning: hosts 0, 1 sent nothing to another host: ranks there never met those elsewhere"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("accelerate launch train.py", "accelerate reads no variable that names the others"),
+        ("mpirun -n 2 python train.py", "mpirun reads no variable that names the others"),
+        ("torchrun --nnodes=1 train.py", "--nnodes=1"),
+        ("torchrun --rdzv-endpoint localhost:0 train.py", "--rdzv-endpoint localhost:0"),
+    ],
+)
+def test_launchers_that_know_of_no_other_host_are_named(
+    tmp_path: Path, words: str, cause: str
+) -> None:
+    name, *options = words.split()
+    (tmp_path / name).write_text("#!/bin/sh\n")
+    (tmp_path / name).chmod(0o755)
+    before, after = played(tmp_path / name, *options)
+    assert f"each host runs a job of its own ({cause})" in before
+    assert "sent nothing to another host" in after
+
+
+def test_a_long_command_without_traffic_is_said_to_have_none() -> None:
+    assert played("true") == []
+    [said] = played("sleep", "2.5")
+    assert "hosts 0, 1 sent nothing to another host" in said
+    send = "test $RANK = 1 || head -c 4000 /dev/zero > /dev/udp/10.77.0.2/9; sleep 2.5"
+    [said] = played("bash", "-c", send)
+    assert said.startswith("warning: host 1 sent nothing")

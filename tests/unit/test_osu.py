@@ -1,0 +1,138 @@
+"""What the OSU benchmarks print, in the forms in which people publish it.
+
+The forms are those of converged-computing/metrics-operator (examples/tests/network-osu-benchmark),
+of converged-computing's runs on Usernetes, and of sites' guides for versions 5.6 to 7.5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fullwire
+from fullwire.errors import DamagedInput, FullwireError
+from fullwire.importers import read, tables
+
+ALLREDUCE = """mpirun -n 16 -N 8 -hostfile hosts.txt -x PATH osu_xccl_allreduce -d cuda D D
+[node1:28293] SET UCX_NET_DEVICES=mlx5_6:1
+#Using NCCL
+
+# OSU NCCL-CUDA Allreduce Latency Test v7.5
+# Datatype: MPI_FLOAT.
+# Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
+4                      11.69             11.01             12.55        1000
+1048576                64.00             61.52             66.72        1000
+
+real    0m7.045s
+user    0m0.077s
+100 200
+"""
+METRICS = """METRICS OPERATOR TIMEPOINT
+mpirun --hostfile ./hostfile.txt --allow-run-as-root -np 4 /opt/osu/mpi/collective/osu_allgather
+# OSU MPI Allgather Latency Test v5.8
+# Size       Avg Latency(us)
+1                       1.60
+262144                100.00
+METRICS OPERATOR TIMEPOINT
+mpirun --hostfile ./hostfile.txt --allow-run-as-root -np 2 /opt/osu/mpi/pt2pt/osu_latency
+# OSU MPI Latency Test v5.8
+# Size          Latency (us)
+0                       0.80
+1024                    0.51
+METRICS OPERATOR TIMEPOINT
+mpirun --hostfile ./hostfile.txt --allow-run-as-root -np 2 /opt/osu/mpi/pt2pt/osu_bibw
+# OSU MPI Bi-Directional Bandwidth Test v5.8
+# Size      Bandwidth (MB/s)
+1                       2.41
+METRICS OPERATOR TIMEPOINT
+mpirun --hostfile ./hostfile.txt --allow-run-as-root -np 2 /opt/osu/mpi/pt2pt/osu_bw
+# OSU MPI Bandwidth Test v5.8
+# Size      Bandwidth (MB/s)
+1048576              10485.76
+METRICS OPERATOR COLLECTION END
+"""
+
+
+def written(where: Path, text: str, name: str = "osu.out") -> Path:
+    (where / name).write_text(text)
+    return where / name
+
+
+def test_a_table_is_read_with_the_ranks_of_its_command(tmp_path: Path) -> None:
+    [table] = tables(written(tmp_path, ALLREDUCE))
+    assert (table.op, table.workers, table.backend) == ("allreduce", 16, "nccl")
+    assert [(row.bytes, row.time_us) for row in table.rows] == [(4, 11.69), (1 << 20, 64.0)]
+    assert table.rows[1].algorithm_gb_s == pytest.approx(16.384)
+    assert table.rows[1].bus_gb_s == pytest.approx(16.384 * 2 * 15 / 16)
+    assert (table.rows[0].dtype, table.problems) == ("float32", ())
+
+
+def test_sizes_of_an_all_gather_are_of_one_rank_and_become_the_whole(tmp_path: Path) -> None:
+    gather, latency, bandwidth = tables(written(tmp_path, METRICS))
+    assert (gather.op, gather.workers, gather.rows[1].bytes) == ("allgather", 4, 4 * 262_144)
+    assert gather.rows[1].bus_gb_s == pytest.approx(4 * 2.62144 * 3 / 4)
+    assert (latency.op, latency.workers, latency.rows[0].bytes) == ("sendrecv", 2, 0)
+    assert bandwidth.rows[0].time_us == pytest.approx(100.0)
+    assert "left out is what is not read: Bi-Directional Bandwidth" in gather.problems[0]
+
+
+def test_a_barrier_has_no_size_and_ranks_that_nothing_tells_are_said(tmp_path: Path) -> None:
+    text = "# OSU MPI Barrier Latency Test v5.8\n# Avg Latency(us)\n            12.57\n"
+    [table] = tables(written(tmp_path, text))
+    assert (table.op, table.rows[0].bytes, table.rows[0].time_us) == ("barrier", 0, 12.57)
+    assert "its number of ranks is not told: taken for one" in table.problems[0]
+
+
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", " 0: ", "[0] "])
+def test_launchers_tags_do_not_matter(tmp_path: Path, tag: str) -> None:
+    tagged = "".join(f"{tag}{line}\n" for line in ALLREDUCE.splitlines())
+    [table] = tables(written(tmp_path, tagged))
+    assert len(table.rows) == 2
+
+
+def test_tables_are_a_run_of_collectives_one_after_another(tmp_path: Path) -> None:
+    run = read(written(tmp_path, METRICS))
+    assert (run.facts.workers, run.facts.backend) == (4, "mpi")
+    assert sorted(set(run.collectives.op)) == ["allgather", "sendrecv"]
+    ends = run.collectives.end_ns[run.collectives.rank == 0]
+    assert (np.diff(ends) > 0).all()
+
+
+def test_a_table_is_a_transport(tmp_path: Path) -> None:
+    place = written(tmp_path, ALLREDUCE)
+    grid = fullwire.whatif("vgg16@v100", workers=16, bandwidth="10Tbps", transport=str(place))
+    full = fullwire.whatif("vgg16@v100", workers=16, bandwidth="10Tbps")
+    assert grid["communication_s"][0] > full["communication_s"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("# OSU MPI_Put Latency Test v5.8\n# Size  Latency (us)\n1  0.44\n", "Put Latency"),
+        ("# OSU MPI Non-blocking Allreduce Latency Test v5.6.3\n4 1 1 1 1\n", "Non-blocking"),
+        ("# OSU MPI Allreduce Latency Test v5.6.3\n# Size  Avg Latency(us)\n", "no whole row"),
+    ],
+)
+def test_what_is_not_read_is_named(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(DamagedInput, match=why):
+        read(written(tmp_path, text))
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(place=st.integers(0, len(METRICS) - 1), byte=st.integers(0, 255), cut=st.booleans())
+def test_any_damage_gives_tables_or_one_line(
+    tmp_path: Path, place: int, byte: int, cut: bool
+) -> None:
+    data = METRICS.encode()
+    damaged = data[:place] if cut else data[:place] + bytes([byte]) + data[place + 1 :]
+    (tmp_path / "osu.out").write_bytes(damaged)
+    with contextlib.suppress(FullwireError):
+        found = tables(tmp_path / "osu.out", format="osu")
+        assert all(row.time_us > 0 for table in found for row in table.rows)

@@ -1,0 +1,117 @@
+"""Logs of training scripts: the lines of known ones, and any by a pattern.
+
+The lines are those that karpathy/nanoGPT (train.py), NVIDIA/Megatron-LM (training_log, as in
+bigscience's published logs) and pytorch/examples (imagenet/main.py, as in the guides of
+dusty-nv/jetson-inference, docs/pytorch-plants.md) print.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fullwire
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.importers import read
+from tests.conftest import Cli
+
+NANOGPT = """step 0: train loss 2.6743, val loss 2.4028
+iter 0: loss 2.8581, time 113655.37ms, mfu -100.00%
+iter 1: loss 2.4210, time 20114.44ms, mfu -100.00%
+iter 2: loss 2.7040, time 20462.91ms, mfu -100.00%
+"""
+MEGATRON = (
+    "\n".join(
+        f" [2025-04-13 23:41:{n}] iteration {n:8d}/    1000 | consumed samples:          160 | "
+        f"elapsed time per iteration (ms): {ms} | learning rate: 0.000000E+00 | "
+        f"global batch size:    16 | lm loss: 7.399415E+00 | loss scale: 16384.0 |"
+        for n, ms in ((10, 1147.6), (20, 430.0), (30, 431.5))
+    )
+    + "\n"
+)
+IMAGENET = """=> using pre-trained model 'resnet18'
+Epoch: [0][   0/1307]\tTime 49.345 (49.345)\tData  0.561 ( 0.561)\tLoss 3.2172e+00 (3.2172e+00)
+Epoch: [0][  10/1307]\tTime  0.779 ( 5.211)\tData  0.000 ( 0.060)\tLoss 2.3915e+01 (1.5221e+01)
+Epoch: [1][   0/1307]\tTime  0.765 ( 0.765)\tData  0.500 ( 0.500)\tLoss 3.6293e+01 (6.3377e+01)
+"""
+
+
+def written(where: Path, text: str) -> Path:
+    (where / "train.log").write_text(text)
+    return where / "train.log"
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "lengths_ms", "loss"),
+    [
+        (NANOGPT, [0, 1, 2], [113655.37, 20114.44, 20462.91], 2.8581),
+        (MEGATRON, [10, 20, 30], [1147.6, 430.0, 431.5], 7.399415),
+        (IMAGENET, [0, 1, 2], [49345.0, 779.0, 765.0], 3.2172),
+    ],
+)
+def test_steps_of_known_scripts_are_read(
+    tmp_path: Path, text: str, numbers: list[int], lengths_ms: list[float], loss: float
+) -> None:
+    run = read(written(tmp_path, text))
+    steps = run.spans.rows(run.spans.name == "step")
+    assert steps.step.tolist() == numbers
+    assert ((steps.end_ns - steps.start_ns) * 1e-6).tolist() == pytest.approx(lengths_ms)
+    assert (run.metrics.name[0], run.metrics.value[0]) == ("loss", loss)
+    assert "nothing of what was done in them" in (run.facts.remarks or "")
+
+
+def test_waiting_for_data_is_input(tmp_path: Path) -> None:
+    run = read(written(tmp_path, IMAGENET))
+    waits = run.spans.rows(run.spans.lane == "input")
+    assert waits.step.tolist() == [0, 2]
+    assert (waits.end_ns - waits.start_ns).tolist() == [561_000_000, 500_000_000]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "seconds"),
+    [
+        (r"took (?P<s>[\d.]+) s", [0.5, 0.25]),
+        (r"took .* \((?P<per_s>[\d.]+) it/s, accuracy (?P<accuracy>[\d.]+)\)", [0.5, 0.25]),
+    ],
+)
+def test_a_pattern_finds_the_steps_of_any_script(
+    tmp_path: Path, pattern: str, seconds: list[float]
+) -> None:
+    text = "took 0.5 s (2.0 it/s, accuracy 0.1)\nnoise\ntook 0.25 s (4.0 it/s, accuracy 0.2)\n"
+    run = read(written(tmp_path, text), pattern=pattern)
+    assert ((run.spans.end_ns - run.spans.start_ns) * 1e-9).tolist() == pytest.approx(seconds)
+    assert run.metrics.value.tolist() == ([0.1, 0.2] if "accuracy" in pattern else [])
+
+
+def test_what_nccl_says_in_the_log_stays(tmp_path: Path) -> None:
+    line = "n1:7:8 [0] NCCL INFO Using network Socket\n"
+    run = read(written(tmp_path, line + NANOGPT), format="training-log")
+    assert run.facts.nccl_network == "Socket"
+    assert len(run.spans) == 3
+
+
+def test_a_log_is_explained_as_far_as_it_goes(tmp_path: Path) -> None:
+    explanation = fullwire.explain(read(written(tmp_path, NANOGPT)))
+    assert explanation.verdict.kind in ("unknown", "host")
+
+
+def test_the_command_takes_a_pattern(tmp_path: Path, cli: Cli) -> None:
+    place = written(tmp_path, "batch done in 12 ms\nbatch done in 14 ms\n")
+    out = tmp_path / "log.run"
+    cli("import", str(place), "--pattern", r"done in (?P<ms>\d+) ms", "-o", str(out))
+    assert len(read(out).spans) == 2
+
+
+@pytest.mark.parametrize("pattern", ["(", r"(\d+)", r"(?P<s>\d)(?P<ms>\d)"])
+def test_a_pattern_that_tells_no_length_is_refused(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(UsageError, match="pattern: expected"):
+        read(written(tmp_path, NANOGPT), pattern=pattern)
+
+
+def test_a_log_without_steps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DamagedInput, match="no line tells the length of a step"):
+        read(written(tmp_path, NANOGPT), pattern=r"never (?P<s>\d+)")
+    (tmp_path / "x.json").write_text('{"traceEvents": [], "schemaVersion": 1}')
+    with pytest.raises(UsageError, match="--pattern belongs to logs of training scripts"):
+        read(tmp_path / "x.json", pattern="(?P<s>1)", format="kineto")
