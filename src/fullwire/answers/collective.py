@@ -62,32 +62,22 @@ def collective(
     - `reduce_cost`: a file of measured additions, `bytes,seconds` a line.
     - `cluster`, `nodes`: a described cluster, by name or file, and how many nodes it has.
     - `placement`, `order`: ranks `"packed"` or `"scattered"`, or rank r on device `order[r]`.
-    - `servers`: of a parameter server.
-    - `progress`: hears how many of how many transfers are done.
+    - `servers`: of a parameter server; `progress`: hears how many of how many transfers are done.
 
     Times of the answer are seconds, bandwidths bits per second.
 
         fw.collective("allreduce", bytes="64MiB", workers=8, bandwidth="100Gbps").time_s
     """
-    op = op.lower().replace("-", "").replace("_", "")
+    op, size = op.lower().replace("-", "").replace("_", ""), size_bytes(bytes, "bytes")
     adds = AddTimes() if reduce_cost is None else read_reduce_cost(Path(reduce_cost))
-    size = size_bytes(bytes, "bytes")
     servers = count(servers, "servers")
     if servers > 1 and algorithm not in (AUTO, _SERVED):
-        raise UsageError(
-            f"servers: expected algorithm {_SERVED}, which has some, got {algorithm or 'none'}"
-        )
+        asked = algorithm or "none"
+        raise UsageError(f"servers: expected algorithm {_SERVED}, which has some, got {asked}")
     among = None if workers is None else worker_count(workers)
     order = None if order is None else device_order(order)
-    if cluster is None:
-        if among is None or bandwidth is None:
-            raise UsageError("collective: expected workers and bandwidth, or a described cluster")
-        latency_s = read_latency(latency or 0.0)
-        where = one_switch(workers=among, rate_bps=rate(bandwidth), latency_s=latency_s)
-        algorithm = algorithm or names(op)[0]
-    else:
-        where = _described(cluster, nodes, bandwidth, latency)
-        algorithm = algorithm or usual_algorithm(op, where)
+    where = _where(cluster, nodes, among, bandwidth, latency)
+    algorithm = algorithm or (names(op)[0] if cluster is None else usual_algorithm(op, where))
     where = where if among is None else with_workers(where, among)
     if is_scattered(where, placement):
         if order is not None:
@@ -122,12 +112,19 @@ def collective(
     return quickest_time(tried, timed, tuned(over_links(costs, adds)))
 
 
-def _described(
-    named: ClusterLike,
+def _where(
+    named: ClusterLike | None,
     nodes: str | int | None,
+    workers: int | None,
     bandwidth: str | float | None,
     latency: str | float | None,
 ) -> Cluster:
+    """Return one switch, or the cluster that is named with the NICs that are asked for."""
+    if named is None:
+        if workers is None or bandwidth is None:
+            raise UsageError("collective: expected workers and bandwidth, or a described cluster")
+        latency_s = read_latency(latency or 0.0)
+        return one_switch(workers=workers, rate_bps=rate(bandwidth), latency_s=latency_s)
     where = described_cluster(named, None if nodes is None else count(nodes, "nodes"))
     nics = where.nics
     if bandwidth is not None:

@@ -249,16 +249,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
     """
     sides = _recordings(before), _recordings(after)
     [first, *others], [second, *_] = sides
-    for side, which in zip(sides, ("before", "after"), strict=True):
-        seen: dict[bytes, int] = {}
-        for number, run in enumerate(side, 1):  # one twice would show less noise than there is
-            marks = (run.spans.lane == "host") & (run.spans.name == "step")
-            times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
-            if (once := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
-                raise UsageError(
-                    f"compare: recordings {once} and {number} {which} are one and the same: "
-                    "expected each once, since a copy tells nothing about noise"
-                )
+    _refuse_copies(sides)
     for each in (*others, *sides[1]):
         refuse_other_work(first, each)
     known = [[passes_of_step(run) or 0 for run in side] for side in sides]
@@ -314,6 +305,20 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
             *about_means(lengths_s, ratio),
         ),
     )
+
+
+def _refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
+    """Refuse recordings that are one: they would show less noise than there is."""
+    for side, which in zip(sides, ("before", "after"), strict=True):
+        seen: dict[bytes, int] = {}
+        for number, run in enumerate(side, 1):
+            marks = (run.spans.lane == "host") & (run.spans.name == "step")
+            times_ns = np.stack([run.spans.start_ns[marks], run.spans.end_ns[marks]])
+            if (once := seen.setdefault(times_ns.tobytes(), number)) != number and times_ns.size:
+                raise UsageError(
+                    f"compare: recordings {once} and {number} {which} are one and the same: "
+                    "expected each once, since a copy tells nothing about noise"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -285,28 +285,23 @@ def explain(
     asked = opened(run)
     job, rate_bps = asked.run, line_rates(asked.run, bandwidth)
     found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
-    parts = found.parts_s
-    baseline_s, between_s, inflation_s = _baseline(job, found, baseline)
+    parts, (baseline_s, between_s, inflation_s) = found.parts_s, _baseline(job, found, baseline)
     given_s = None if baseline is None else baseline_s
+    is_guessed = baseline is None and found.crowding.source == "none"
     told = evidence(job, found, rate_bps)
     case = Case(run=job, account=found, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps)
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
     others = [opened(each).run for each in many(calibrate)]
-    if bandwidth is not None:
-        others = [with_line_rate(each, rate(bandwidth)) for each in others]
+    given_bps = None if bandwidth is None else rate(bandwidth)
+    if given_bps is not None:
+        others = [with_line_rate(each, given_bps) for each in others]
     predictor, why_not = _forecaster(case, rate_bps, others)
-    helpful, full, against = _helpful(case, predictor), None, 1.0
-    links = [] if helpful is None else [fix for fix in helpful.found if fix.kind == "link"]
-    if helpful is not None and links:
-        link = max(links, key=lambda fix: fix.step_s)
-        case = replace(case, faster_link=link, gain=1 - link.step_s / helpful.from_s)
+    helpful, full = _helpful(case, predictor), None
     if helpful is not None:
-        case = replace(case, gains_by_sooner=helpful.sooner)
+        link = helpful.next_link
+        gain = 0.0 if link is None else 1 - link.step_s / helpful.from_s
+        case = replace(case, faster_link=link, gain=gain, gains_by_sooner=helpful.sooner)
     verdict = judged(case)
-    if helpful is not None and given_s is not None:
-        # A fix that one worker would profit from too has shortened the T1 that it was predicted
-        # with.
-        against = given_s / helpful.alone_s
     if predictor is not None:
         full = predictor.ask(transports=(predictor.full(),))
         if given_s is not None:
@@ -332,24 +327,14 @@ def explain(
                 waited=case.share(parts[Part.STRAGGLER.key]),
                 lost=1 - case.share(sum(parts[part.key] for part in OF_ONE)),
             ),
-            fixes=tuple(
-                replace(
-                    fix, forecast=replace(fix.forecast, scaling_factor=against * fix.scaling_factor)
-                )
-                for fix in (() if helpful is None else helpful.first_for(verdict.kind))
-            ),
+            fixes=() if helpful is None else helpful.first_for(verdict.kind, given_s),
             fixes_from_s=None if helpful is None else helpful.from_s,
             full=full,
             notes=(
                 *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
                 *about_baseline(found, given_s),
                 *about_median(found, predictor, helpful),
-                *about_host(
-                    job,
-                    None if bandwidth is None else rate(bandwidth),
-                    is_estimated=baseline is None,
-                    is_told=found.crowding.source != "none",
-                ),
+                *about_host(job, given_bps, is_told=not is_guessed),
                 *about_rate(job, predictor, full),
                 *why_not,
             ),

@@ -239,29 +239,23 @@ def whatif(
     """Predict a step under every combination of the conditions given.
 
     A condition takes one value, or several as a list or as text with commas. One that is not given
-    is as the run was recorded. Where the run does not say, workers and bandwidths are the usual
-    ones, and gradients go in PyTorch's buckets around a ring.
+    is as recorded, else usual: gradients go in PyTorch's buckets around a ring.
 
     - `runs`: runs, paths of runs or traces, or workloads such as `vgg16@v100`.
-    - `bandwidth` (bits per second), `latency` (seconds): of the links.
-    - `workers`: how many.
-    - `compression`: an ideal ratio.
-    - `codec`: the name of a compressor.
+    - `workers`: how many; `bandwidth` (bits per second), `latency` (seconds): of the links.
+    - `compression`, `codec`: an ideal ratio, the name of a compressor.
     - `transport`: `"full"` or `"measured"`, the one that the collectives of the runs show.
     - `calibrate`: more runs of the same cluster that show it.
-    - `line_rate` (bits per second): of the links on which runs were recorded, where they do not
-      know it.
+    - `line_rate` (bits per second): of the recorded links, where a run does not know it.
     - `buckets`, `algorithm`, `lane`: how gradients are grouped, how a collective goes, and in which
       order messages go.
     - `cluster`, `nodes`, `placement`: a described cluster, by file or name. Workers are then its
       devices. `bandwidth` and `latency` are those of its NICs, and its uplinks follow. Ranks are
       `"packed"` node by node, or `"scattered"` over its leaves.
-    - `accumulate`: the gradients of so many passes are added up before they are sent.
-    - `local_steps`: workers average their parameters after so many steps of their own. Times are
-      those of one pass, here and with `accumulate`.
-    - `jitter`: how ranks scatter. The step waits for the slowest of them.
-    - `batch`: of a worker, for built-in workloads.
-    - `target`: a scaling factor. The answer says what reaches it.
+    - `accumulate`, `local_steps`: gradients of so many passes are added up before they are sent, or
+      parameters are averaged after so many steps. Times are those of one pass.
+    - `jitter`: how ranks scatter, for whose slowest all wait.
+    - `batch`: of a worker, for built-in workloads; `target`: a scaling factor to be reached.
     - `progress`: hears how many of how many predictions are done.
     - `on`: `"ray"`, or a Ray cluster's address, has the grid computed there.
     - `more`: conditions that change the recorded step; `fullwire whatif --help` lists them.
@@ -269,11 +263,9 @@ def whatif(
     Times of the answer are seconds, rates bits per second.
 
         table = fw.whatif("job.run", bandwidth="10Gbps,100Gbps", workers=[8, 64])
-        table["scaling_factor"]
         table.to_pandas()
     """
-    changes = asked_changes("whatif", more)
-    many = named(with_batches(runs, batch), line_rate)
+    changes, many = asked_changes("whatif", more), named(with_batches(runs, batch), line_rate)
     only = [run for _, run in many]
     found = Transports(only, calibrate, tuple(name for name, _ in many), line_rate)
     grid = _grid(
@@ -295,9 +287,9 @@ def whatif(
         jitter_=jitter,
         lane=lane_order(lane),
     )
-    wanted = None if target is None else ratio(target, "target")
+    goal = None if target is None else ratio(target, "target")
     with crew(on) as those:
-        return _predicted(many, found, grid, changes, wanted, progress, those)
+        return _predicted(many, found, grid, changes, goal, progress, those)
 
 
 def _predicted(

@@ -384,13 +384,11 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Find
         yield EndsBeforeIssue(by_s=found.clock_error_ns * 1e-9, because=because)
 
 
-def about_host(
-    run: Run, given_bps: float | None, *, is_estimated: bool, is_told: bool
-) -> Iterator[Finding]:
+def about_host(run: Run, given_bps: float | None, *, is_told: bool) -> Iterator[Finding]:
     """Say what cannot be told of ranks that share a host, and what a given rate is good for."""
     if not shares_one_host(run):
         return
-    if is_estimated and not is_told:
+    if not is_told:
         yield RanksSlowEachOther()
     yield SeveralHostsWouldGive()
     if given_bps is not None:

@@ -48,11 +48,25 @@ class Fixes:
             return None
         return any(fix.kind in kinds for fix in self.found)
 
-    def first_for(self, verdict: str) -> tuple[Fix, ...]:
-        """Return them with those first that are an answer to this kind of verdict."""
+    @property
+    def next_link(self) -> Fix | None:
+        """Return the next link on sale that would help."""
+        links = [fix for fix in self.found if fix.kind == "link"]
+        return max(links, key=lambda fix: fix.step_s, default=None)
+
+    def first_for(self, verdict: str, alone_s: float | None = None) -> tuple[Fix, ...]:
+        """Return them with those first that are an answer to this kind of verdict.
+
+        Scaling factors are held against a baseline's T1, where one is given: a fix that one worker
+        would profit from too has shortened the T1 that it was predicted with.
+        """
+        times = 1.0 if alone_s is None else alone_s / self.alone_s
         answers = {key for key, kind in fix_kinds().items() if verdict in kind.addresses}
         answers.add(verdict)
-        return tuple(sorted(self.found, key=lambda fix: fix.kind not in answers))
+        return tuple(
+            replace(fix, forecast=replace(fix.forecast, scaling_factor=times * fix.scaling_factor))
+            for fix in sorted(self.found, key=lambda fix: fix.kind not in answers)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
