@@ -191,7 +191,7 @@ def test_one_probe_step_is_not_believed() -> None:
 
 
 def test_ranks_that_take_turns_on_a_processor_are_contention_in_probe_steps_too() -> None:
-    delays = {"probe_run_delay_s": by_rank(0.030), "probe_run_s": by_rank(0.050)}
+    delays: dict[str, Any] = {"probe_run_delay_s": by_rank(0.030), "probe_run_s": by_rank(0.050)}
     found = fw.explain(probed(a_trained_job(), 0.9 * COMPUTES_MS, **delays))
     assert found.account["contention"] == pytest.approx(0.040)
 

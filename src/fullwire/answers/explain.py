@@ -287,25 +287,22 @@ def explain(
     found = account(job, rate_bps, asked.parts()) if _is_to_account(job) else nothing()
     parts, (baseline_s, between_s, inflation_s) = found.parts_s, _baseline(job, found, baseline)
     given_s = None if baseline is None else baseline_s
-    is_guessed = baseline is None and found.crowding.source == "none"
     told = evidence(job, found, rate_bps)
     case = Case(run=job, account=found, inflation_s=inflation_s, evidence=told, rate_bps=rate_bps)
     is_told = found.step_s > 0 and not case.lost and (baseline is not None or computes(case))
-    others = [opened(each).run for each in many(calibrate)]
     given_bps = None if bandwidth is None else rate(bandwidth)
+    others = [opened(each).run for each in many(calibrate)]
     if given_bps is not None:
         others = [with_line_rate(each, given_bps) for each in others]
     predictor, why_not = _forecaster(case, rate_bps, others)
-    helpful, full = _helpful(case, predictor), None
-    if helpful is not None:
+    if (helpful := _helpful(case, predictor)) is not None:
         link = helpful.next_link
         gain = 0.0 if link is None else 1 - link.step_s / helpful.from_s
         case = replace(case, faster_link=link, gain=gain, gains_by_sooner=helpful.sooner)
     verdict = judged(case)
-    if predictor is not None:
-        full = predictor.ask(transports=(predictor.full(),))
-        if given_s is not None:
-            full = replace(full, scaling_factor=given_s / full.step_s)
+    full = None if predictor is None else predictor.ask(transports=(predictor.full(),))
+    if full is not None and given_s is not None:
+        full = replace(full, scaling_factor=given_s / full.step_s)
     return _believed(
         job,
         Explanation(
@@ -334,7 +331,7 @@ def explain(
                 *notes(case, is_estimated=baseline is None, rate_bps=rate_bps),
                 *about_baseline(found, given_s),
                 *about_median(found, predictor, helpful),
-                *about_host(job, given_bps, is_told=not is_guessed),
+                *about_host(job, given_bps, is_told=bool(given_s) or found.crowding.is_told),
                 *about_rate(job, predictor, full),
                 *why_not,
             ),

@@ -39,6 +39,11 @@ class Crowding:
     probes: int = 0  # of a rank
     scatter: float = 0.0  # of what probe steps compute, from one to the next
 
+    @property
+    def is_told(self) -> bool:
+        """Say whether anything tells it."""
+        return self.source != "none"
+
 
 NOT_TOLD = Crowding("none")
 

@@ -186,9 +186,7 @@ def _left_for_later(original: Callable[..., Any], codec: _Codec) -> Callable[...
 class _Collectives:
     """Notes each collective's issue and end, and numbers what they have in common."""
 
-    def __init__(
-        self, journal: Journal, clock: Clock, codec: _Codec, probes: Probes | None
-    ) -> None:
+    def __init__(self, journal: Journal, clock: Clock, codec: _Codec, probes: Any) -> None:
         self._journal = journal
         self._clock = clock
         self._codec = codec
@@ -246,8 +244,7 @@ class _Collectives:
             if self._journal.is_open:
                 started = self._journal.starts_work()
                 try:
-                    arguments = (*args, *kwargs.values())
-                    self._note(group, op, arguments, issued, on_device, work)
+                    self._note(group, op, (*args, *kwargs.values()), issued, on_device, work)
                 except Exception as error:  # the job goes on
                     self._journal.give_up(error)
                 self._journal.ends_work(started)
