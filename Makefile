@@ -17,12 +17,12 @@ test: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m pytest -n auto tests/unit tests/cli
+	.venv/bin/python -m pytest -n auto --dist worksteal tests/unit tests/cli
 	.venv/bin/python -m pytest tests/lab tests/torch tests/transport tests/ray
 
 # What needs no lab, no torch and no Ray: the tests to run after each change.
 quick: .venv/ready
-	.venv/bin/python -m pytest -n auto tests/unit
+	.venv/bin/python -m pytest -n auto --dist worksteal tests/unit
 
 # The native transport under ThreadSanitizer and AddressSanitizer.
 sanitize: .venv/ready

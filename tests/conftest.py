@@ -42,17 +42,18 @@ def shared_data() -> Path:
     return DATA
 
 
+def in_a_process(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the real command line in a process of its own."""
+    command = [sys.executable, "-m", "fullwire.cli", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, **options
+    )
+
+
 @pytest.fixture
 def cli() -> Cli:
     """Run the real command line in a process of its own."""
-
-    def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "fullwire", *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False, **options
-        )
-
-    return run
+    return in_a_process
 
 
 @pytest.fixture

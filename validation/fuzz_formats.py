@@ -30,9 +30,14 @@ from fullwire.report.chrome import write_chrome
 from tests.builders import a_run
 from tests.torch.test_flight_recorder import a_dump, an_entry
 from tests.unit.test_chakra import COLLECTIVE, COMPUTES, a_node, attribute, text, varint
+from tests.unit.test_nccl_tests import CSV, JSON, ROWS
+from tests.unit.test_osu import ALLREDUCE, METRICS
+from tests.unit.test_training_log import IMAGENET, MEGATRON, NANOGPT
+from tests.unit.test_xla import of_a_tpu, of_gpus
 from validation import arguments, results
 
 _NUMBERS = (b"0", b"-1", b"9" * 20, b"9" * 400, b"1e999", b"NaN", b"2147483648", b"null")
+TIMELINES = (of_gpus(), of_a_tpu())
 _EXPLAINED = 0.05  # of the cases that are read are explained, too
 
 
@@ -99,11 +104,28 @@ def readers() -> Mapping[str, Reader]:
             }
         ],
     }
+    timelines = [json.dumps({"traceEvents": [*each, {}]}).encode() for each in TIMELINES]
     trace = io.BytesIO()
     write_chrome(a_run(), trace)
     return {
         "nccl-log": Reader("nccl-log", [log], [b" NCCL INFO ", b"\n", b" : ", b", ", b"->", b"["]),
         "nccl-tests": Reader("nccl-tests", [table], [b"#", b"\n", b" float ", b"N/A", b" sum "]),
+        "rccl-tests": Reader(
+            "nccl-tests",
+            [each.encode() for each in (CSV, JSON, ROWS)],
+            [b",", b"\n", b'"', b" float ", b"N/A", b" -1 ", b"{", b'"size":'],
+        ),
+        "osu": Reader(
+            "osu",
+            [ALLREDUCE.encode(), METRICS.encode()],
+            [b"# OSU MPI Allreduce Latency Test v7.5\n", b"\n", b"# ", b" -np 9 osu_", b"  "],
+        ),
+        "training-log": Reader(
+            "training-log",
+            [each.encode() for each in (NANOGPT, MEGATRON, IMAGENET)],
+            [b"\n", b"iter 1: loss ", b", time ", b"ms", b"(", b"Time ", b"Epoch: [0]["],
+        ),
+        "xla": Reader("xla", timelines, [b"{", b"}", b'"X"', b'"ts": ', b"[", b'"Steps"', b","]),
         "flight-recorder": Reader(
             "flight-recorder",
             [pickle.dumps(dump, protocol) for protocol in (2, 4)] + [json.dumps(dump).encode()],
@@ -193,15 +215,18 @@ def main() -> int:
             fuzzed(name, known[name], asked.cases, asked.seed, Path(where))
             for name in asked.reader or sorted(known)
         ]
-    bad = sum(int(str(row[-1])) for row in rows)
-    if asked.reader is None:
-        columns = ["reader", "cases", "read", "refused", "neither"]
-        results.renew(
-            "fuzz-formats",
-            summary=f"neither a run nor a refusal: {bad} of {asked.cases * len(rows):,}",
-            cases=asked.cases * len(rows),
-            tables=[results.Table(columns=columns, rows=rows)],
-        )
+    # Readers that were not asked for keep what was found of them before.
+    columns = ["reader", "cases", "read", "refused", "neither"]
+    tried = {row[0] for row in rows}
+    before = [row[: len(columns)] for row in results.read("fuzz-formats").tables[0].rows]
+    rows = [*(row for row in before if asked.reader and row[0] not in tried), *rows]
+    cases, bad = (sum(int(str(row[at]).replace(",", "")) for row in rows) for at in (1, 4))
+    results.renew(
+        "fuzz-formats",
+        summary=f"neither a run nor a refusal: {bad:,} of {cases:,}",
+        cases=cases,
+        tables=[results.Table(columns=columns, rows=rows)],
+    )
     return 1 if bad else 0
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fullwire import workloads as workloads
+    from fullwire.answers.cluster_fit import fit_cluster as fit_cluster
     from fullwire.answers.collective import collective as collective
     from fullwire.answers.compare import Comparison as Comparison
     from fullwire.answers.compare import compare as compare
@@ -61,6 +62,7 @@ _PLACES = {
     "doctor": "fullwire.answers.doctor:doctor",
     "explain": "fullwire.answers.explain:explain",
     "export": "fullwire.report.chrome:export",
+    "fit_cluster": "fullwire.answers.cluster_fit:fit_cluster",
     "flows": "fullwire.answers.traffic:flows",
     "join": "fullwire.recorder.record:join",
     "read": "fullwire.importers:read",

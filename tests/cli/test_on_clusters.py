@@ -165,13 +165,15 @@ def test_conditions_that_cannot_be_are_refused(conditions: dict[str, Any], sente
 
 def test_a_collective_on_a_cluster_names_its_bottleneck(cli: Cli) -> None:
     where = ["allreduce", "--bytes", "64MiB", "--cluster", TWO_TO_ONE, "--json"]
-    packed = json.loads(cli("collective", *where).stdout)
-    scattered = json.loads(cli("collective", *where, "--placement", "scattered").stdout)
+    played = ["collective", *where, "--level", "event"]
+    packed = json.loads(cli(*played).stdout)
+    scattered = json.loads(cli(*played, "--placement", "scattered").stdout)
     assert (packed["workers"], packed["cluster"], packed["busiest"]) == (128, "two-to-one", "NICs")
     assert scattered["busiest"] == "spine uplinks"
     assert scattered["time_s"] == pytest.approx(2 * packed["time_s"], rel=0.05)
-    played = json.loads(cli("collective", *where, "--level", "event").stdout)
-    assert played["time_s"] == pytest.approx(packed["time_s"], rel=0.01)
+    usual = json.loads(cli("collective", *where).stdout)
+    assert (usual["level"], usual["busiest"]) == ("usual", "NICs")
+    assert usual["interval"]["low_s"] < usual["time_s"] < usual["interval"]["high_s"]
     alone = cli("collective", "allreduce", "--bytes", "1MB")
     assert "expected workers and bandwidth, or a described cluster" in alone.stderr
 

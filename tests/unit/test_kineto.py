@@ -454,6 +454,43 @@ def test_ranks_merged_into_one_file_are_refused(tmp_path: Path) -> None:
         read(merged.write(tmp_path / "merged.json"))
 
 
+def test_a_bare_list_of_its_events_is_a_trace(tmp_path: Path) -> None:
+    job = Job(None).step(0, 0, 100).kernel(GEMM, 10, 40, launch=5)
+    job.event("cpu_op", "aten::mm", 4, 6, tid=1)
+    meta = {"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": "python"}}
+    sort = {**meta, "name": "process_sort_index", "args": {"sort_index": 5}}
+    text = json.dumps([meta, sort, *job.events])
+    (tmp_path / "list.json").write_text(f"{text}\n")
+    whole, listed = read(job.write(tmp_path / "whole.json")), read(tmp_path / "list.json")
+    assert len(listed.spans) == len(whole.spans) == 2
+    assert (listed.spans.end_ns == whole.spans.end_ns).all()
+    (tmp_path / "list.json").write_text(text[:-40])
+    assert any(
+        "it ends in the middle" in sentence for sentence in read(tmp_path / "list.json").missing
+    )
+
+
+def test_the_profiler_before_kineto_is_read(tmp_path: Path) -> None:
+    """As torch/autograd/profiler_util.py writes it: EventList.export_chrome_trace."""
+    cpu, cuda = '"pid": "CPU functions", ', '"pid": "CUDA functions", '
+    arrow = '"id": %s, "cat": "cpu_to_cuda", "args": {}}, '
+    ran = '{"name": "%s", "ph": "X", "ts": %s, "dur": %s, "tid": %s, %s"args": {}}, '
+    text = "["
+    for number, (name, start) in enumerate((("aten::mm", 100), ("aten::add", 300))):
+        text += ran % (name, start, 50.5, 1, cpu)
+        text += f'{{"name": "{name}", "ph": "s", "ts": {start}, "tid": 1, {cpu}{arrow % number}'
+        text += f'{{"name": "k", "ph": "f", "ts": {start + 20}, "tid": 0, {cuda}{arrow % number}'
+        text += ran % ("k", start + 20, 70.0, 0, cuda)
+    (tmp_path / "legacy.json").write_text(text[:-2] + "]")
+    run = read(tmp_path / "legacy.json")
+    kernels = run.spans.rows(run.spans.lane == "compute")
+    assert (kernels.end_ns - kernels.start_ns).tolist() == [70_000, 70_000]
+    assert (kernels.start_ns[1] - kernels.start_ns[0]) == 200_000
+    (tmp_path / "legacy.json").write_text(text[:200])
+    with pytest.raises(DamagedInput, match="not a profiler trace"):
+        read(tmp_path / "legacy.json")
+
+
 def test_a_device_with_a_process_of_its_own_is_one_rank(tmp_path: Path) -> None:
     """An inference trace: what the device's own process launches has numbers of its own."""
     trace = Job(None).kernel(GEMM, 0, 10, launch=0).kernel(GEMM, 20, 30, launch=18)

@@ -244,7 +244,11 @@ def test_an_unknown_format_is_refused(log: Path, format: object) -> None:
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"", "the file is empty"), (b"PAR1", "none of the formats"), (b"\xff", "none of the form")],
+    [
+        (b"", "the file is empty"),
+        (b"PAR1", "a table in Parquet: not read"),
+        (b"\xff", "none of the form"),
+    ],
 )
 def test_an_unknown_file_is_refused(log: Path, content: bytes, problem: str) -> None:
     log.write_bytes(content)

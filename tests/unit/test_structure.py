@@ -118,6 +118,7 @@ def test_these_names_are_exported_and_no_others() -> None:
         "doctor",
         "explain",
         "export",
+        "fit_cluster",
         "flows",
         "join",
         "read",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fullwire.answers.believable import check_shares, check_times
 from fullwire.answers.conditions import (
@@ -18,8 +20,15 @@ from fullwire.answers.conditions import latency as read_latency
 from fullwire.clusters import ClusterLike
 from fullwire.clusters import cluster as described_cluster
 from fullwire.clusters.cluster import Cluster, one_switch, scattered, with_workers
-from fullwire.collectives.cost import AddTimes
-from fullwire.collectives.playing import CollectiveTime, Told, collective_time, quickest_time
+from fullwire.collectives.cost import AddTimes, bus_factor
+from fullwire.collectives.library import FITTED_OPS, around, library_time, with_usual
+from fullwire.collectives.playing import (
+    Between,
+    CollectiveTime,
+    Told,
+    collective_time,
+    quickest_time,
+)
 from fullwire.collectives.registry import names, open_to, usual_algorithm, with_formula
 from fullwire.collectives.tuning import AUTO, around_a_switch, over_links, tuned
 from fullwire.errors import UsageError
@@ -28,6 +37,7 @@ from fullwire.simulation.on_links import believed_cost
 from fullwire.units import size_bytes
 
 _SERVED = "parameter-server"
+_CHUNKS, _LEAST_CHUNK_BYTES = (4, 32), 128 * 1024  # that "auto" tries between phases
 
 
 def collective(
@@ -40,7 +50,7 @@ def collective(
     algorithm: str | None = None,
     chunks: int = 1,
     chunk_order: str = "pipelined",
-    level: str = "event",
+    level: str | None = None,
     reduce_cost: str | Path | None = None,
     cluster: ClusterLike | None = None,
     nodes: str | int | None = None,
@@ -59,6 +69,8 @@ def collective(
       says why.
     - `chunks`, `chunk_order`: into how many pieces the vector is cut, `"pipelined"` or `"serial"`.
     - `level`: `"event"` plays every transfer; `"closed"` uses a formula where one is exact.
+      Without a level, an algorithm and chunks, tables say what a library takes: those of a fitted
+      cluster, or public ones where a cluster states no start-up.
     - `reduce_cost`: a file of measured additions, `bytes,seconds` a line.
     - `cluster`, `nodes`: a described cluster, by name or file, and how many nodes it has.
     - `placement`, `order`: ranks `"packed"` or `"scattered"`, or rank r on device `order[r]`.
@@ -77,39 +89,109 @@ def collective(
     among = None if workers is None else worker_count(workers)
     order = None if order is None else device_order(order)
     where = _where(cluster, nodes, among, bandwidth, latency)
-    algorithm = algorithm or (names(op)[0] if cluster is None else usual_algorithm(op, where))
     where = where if among is None else with_workers(where, among)
     if is_scattered(where, placement):
         if order is not None:
             raise UsageError("order: expected either an order, or ranks scattered over the leaves")
         order = [int(device) for device in scattered(where)[:among]]
+    states_startup = where.startup_s > 0 or where.is_flat
+    by_library = (
+        op in FITTED_OPS
+        and not where.is_torus
+        and (level, chunks, order, reduce_cost) == (None, 1, None, None)
+    )
+    is_fitted = where.measured is not None and algorithm in (None, AUTO)
+    if by_library and (is_fitted or (algorithm is None and not states_startup)):
+        return _by_library(op, where, size, among or where.devices)
+    if level is None and op in FITTED_OPS and not where.is_torus and not states_startup:
+        where = with_usual(where)
+    algorithm = algorithm or (names(op)[0] if cluster is None else usual_algorithm(op, where))
+    question = _Asked(
+        op=op,
+        size_bytes=size,
+        where=where,
+        is_described=cluster is not None,
+        cuts=_CHUNKS if by_library and cluster is not None else (),
+        how={
+            "workers": among,
+            "order": order,
+            "servers": servers,
+            "told": progress,
+            "chunk_order": chunk_order,
+            "level": level or "event",
+            "adds": adds,
+        },
+        chunks=chunks,
+    )
+    return question.timed(algorithm) if algorithm != AUTO else question.quickest()
 
-    def timed(name: str) -> CollectiveTime:
-        found = collective_time(
-            op,
-            name,
-            where,
-            size,
-            workers=among,
-            order=order,
-            servers=servers,
-            told=progress,
-            chunks=chunks,
-            chunk_order=chunk_order,
-            level=level,
-            adds=adds,
-        )
-        check_times(f"{op} {name}", time=found.time_s)
-        check_shares(f"{op} {name}", busiest_link_share=found.busiest_share)
-        return found if cluster is not None else replace(found, cluster=None)
 
-    if algorithm != AUTO:
-        return timed(algorithm)
-    tried = open_to(op, where, among)
-    if where.is_flat and order is None and set(tried) <= set(with_formula(op)):
-        return quickest_time(tried, timed, tuned(around_a_switch(op, where, adds)))
-    costs = {name: believed_cost(op, name, where, among or where.devices, order) for name in tried}
-    return quickest_time(tried, timed, tuned(over_links(costs, adds)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A collective to be played by one algorithm or another."""
+
+    op: str
+    size_bytes: int
+    where: Cluster
+    is_described: bool
+    cuts: tuple[int, ...]  # other chunks that are tried between the phases of a hierarchy
+    chunks: int
+    how: Mapping[str, Any]
+
+    def timed(self, name: str, chunks: int | None = None) -> CollectiveTime:
+        """Time it by one algorithm."""
+        cut = chunks or self.chunks
+        found = collective_time(self.op, name, self.where, self.size_bytes, chunks=cut, **self.how)
+        check_times(f"{self.op} {name}", time=found.time_s)
+        check_shares(f"{self.op} {name}", busiest_link_share=found.busiest_share)
+        low_s, high_s = around(found.time_s, self.where, self.op, found.workers)
+        found = replace(found, interval=Between(low_s=low_s, high_s=high_s))
+        return found if self.is_described else replace(found, cluster=None)
+
+    def quickest(self) -> CollectiveTime:
+        """Time it by all algorithms that can be used here."""
+        op, where, adds, order = self.op, self.where, self.how["adds"], self.how["order"]
+        tried = open_to(op, where, self.how["workers"])
+        if where.is_flat and order is None and set(tried) <= set(with_formula(op)):
+            tuning = tuned(around_a_switch(op, where, adds))
+        else:
+            among = self.how["workers"] or where.devices
+            costs = {name: believed_cost(op, name, where, among, order) for name in tried}
+            tuning = tuned(over_links(costs, adds))
+        return quickest_time(tried, self.in_best_chunks, tuning)
+
+    def in_best_chunks(self, name: str) -> CollectiveTime:
+        """Let the phases of a hierarchy go on side by side, where that is quicker."""
+        cuts = [
+            cut
+            for cut in self.cuts
+            if name.startswith("hierarchical") and self.size_bytes >= cut * _LEAST_CHUNK_BYTES
+        ]
+        return min((self.timed(name, cut) for cut in (None, *cuts)), key=lambda each: each.time_s)
+
+
+def _by_library(op: str, where: Cluster, size: int, workers: int) -> CollectiveTime:
+    """Time a collective as the tables of the cluster, or of others like it, say."""
+    said = library_time(op, where, size, workers)
+    check_times(op, time=said.time_s)
+    return CollectiveTime(
+        op=op,
+        algorithm=said.algorithm,
+        workers=workers,
+        bytes=size,
+        bandwidth_bps=where.nics.rate_bps,
+        latency_s=where.nics.latency_s,
+        chunks=1,
+        chunk_order="pipelined",
+        level="usual" if where.measured is None else "tables",
+        time_s=said.time_s,
+        bus_bandwidth_bps=8 * size * bus_factor(op, workers) / said.time_s if said.time_s else 0.0,
+        transfers=None,
+        cluster=where.name,
+        busiest=said.busiest,
+        protocol=said.protocol,
+        interval=Between(low_s=said.low_s, high_s=said.high_s),
+    )
 
 
 def _where(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fullwire.cli.options import Force, Json, print_json
+from fullwire.cli.options import ClusterOption, Force, Json, print_json
 from fullwire.cli.telling import tell
 
 app = typer.Typer(
@@ -54,6 +54,58 @@ def show(
         typer.echo(as_toml(fabric), nl=False)
     else:
         print_cluster(fabric)
+
+
+@app.command("fit")
+def fit(
+    tables: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TABLE...", help="Output of nccl-tests, OSU or bench transport --json"
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE.toml", help="The fitted cluster.")
+    ],
+    cluster: ClusterOption = None,
+    devices_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Where no description says it: 8")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png|svg|html", help="Draw tables and fit.")
+    ] = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Fit a cluster to measured tables: what its description cannot know.
+
+    fullwire cluster fit nccl_8.log nccl_16.log --cluster ours.toml -o fitted.toml
+    fullwire cluster fit nccl_16.log nccl_64.log --devices-per-node 8 -o fitted.toml
+    """
+    from fullwire.answers.cluster_fit import fit_cluster
+    from fullwire.clusters.description import as_toml
+    from fullwire.outputs import refuse_existing, written
+    from fullwire.report.as_data import cluster_fit_object
+    from fullwire.report.cluster import plot_cluster_fit, print_cluster_fit
+
+    refuse_existing(output, force)
+    if plot is not None:
+        from fullwire.report.charts import check_plot_path
+
+        check_plot_path(plot, replace=force)
+    found = fit_cluster(
+        tables, cluster=cluster, devices_per_node=devices_per_node, name=output.stem
+    )
+    with written(output) as beside:
+        beside.write_text(as_toml(found.cluster), encoding="utf-8")
+    tell(f"written: {output}")
+    if plot is not None:
+        plot_cluster_fit(found, plot)
+        tell(f"drawn: {plot}")
+    if json:
+        print_json(cluster_fit_object(found))
+    else:
+        print_cluster_fit(found)
 
 
 @app.command("list")

@@ -39,8 +39,9 @@ def collective(
         str, typer.Option(help="pipelined: all at once; serial: one after another")
     ] = "pipelined",
     level: Annotated[
-        str, typer.Option(help="event: play every transfer; closed: a formula, where one is exact")
-    ] = "event",
+        str | None,
+        typer.Option(help="event: play every transfer; closed: a formula, where one is exact"),
+    ] = None,
     reduce_cost: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Measured additions, bytes,seconds a line")
     ] = None,

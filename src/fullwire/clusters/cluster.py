@@ -33,6 +33,7 @@ from typing import Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from fullwire.clusters.measured import Measured
 from fullwire.display import Result
 from fullwire.errors import UsageError
 from fullwire.units import show_rate
@@ -164,6 +165,7 @@ class Cluster(Result):
     other_hosts: tuple[OtherHost, ...] = ()
     startup_s: float = 0.0
     rests_on: str = ""  # where the figures come from
+    measured: Measured | None = None  # what `fullwire cluster fit` found
 
     def __post_init__(self) -> None:
         _check_count("nodes", self.nodes)
@@ -251,6 +253,7 @@ class Cluster(Result):
             and isinstance(self.network, OneSwitch)
             and not self.other_hosts
             and not self.startup_s
+            and self.measured is None
             and self.nics.payload_share == 1
         )
 

@@ -30,6 +30,26 @@
     node = 3
     nic_rate = "100Gbps"
 
+    [measured]                    # what `fullwire cluster fit` found in tables (measured.py)
+    source = "nccl_8.log, nccl_16.log"
+    tree_share = 0.9              # what a tree fills of the rate that a ring fills
+    pair_share = 0.5              # how little a tree gains between two nodes
+    spread = 0.06                 # of a time's logarithm
+
+    [[measured.protocols]]
+    name = "small"
+    startup = "7us"
+    inside_hop = "1.7us"          # of each message in a row
+    between_hop = "5us"
+    inside_share = 0.2            # of the line rates
+    between_share = 0.2
+
+    [[measured.shown]]            # what each table shows, as times of what protocols say
+    op = "allreduce"
+    workers = 16
+    bytes = [65536, 131072]
+    times = [1.04, 0.97]
+
 Each mistake is named with its table and key, as in "nics.rate".
 """
 
@@ -55,6 +75,7 @@ from fullwire.clusters.cluster import (
     OtherHost,
     Torus,
 )
+from fullwire.clusters.measured import Measured, Protocol, Shown
 from fullwire.errors import UsageError
 from fullwire.units import bits_per_second, ratio, seconds, shown
 
@@ -76,6 +97,7 @@ _TOP_KEYS = (
     "nics",
     "network",
     "hosts",
+    "measured",
 )
 _LINK_KEYS = ("rate", "latency", "payload_share")
 _LEAF_KEYS = (
@@ -108,6 +130,7 @@ def described(text: str, place: str) -> Cluster:
 
 def _cluster(top: _Table) -> Cluster:
     inside, nics, network = top.table("inside"), top.table("nics"), top.table("network")
+    measured = top.table("measured")
     if nics is None:
         raise UsageError("nics: expected a table [nics] with a rate")
     kept = _network(network)
@@ -120,6 +143,7 @@ def _cluster(top: _Table) -> Cluster:
         inside=None if inside is None else _inside(inside),
         nics=_nics(nics, default=4 if isinstance(kept, Torus) else 1),
         network=kept,
+        measured=None if measured is None else _measured(measured),
         other_hosts=tuple(
             OtherHost(node=host.whole("node"), nic_rate_bps=host.rate("nic_rate"))
             for host in top.tables("hosts", ("node", "nic_rate"))
@@ -167,6 +191,35 @@ def _network(table: _Table | None) -> Network:
     )
 
 
+def _measured(table: _Table) -> Measured:
+    table.check_keys(("source", "tree_share", "pair_share", "spread", "protocols", "shown"))
+    hops = ("startup", "inside_hop", "between_hop")
+    shares = ("inside_share", "between_share")
+    return Measured(
+        source=table.text("source"),
+        tree_share=table.number("tree_share", 1.0),
+        pair_share=table.number("pair_share", 1.0),
+        spread=table.number("spread", 0.1),
+        protocols=tuple(
+            Protocol(
+                name=each.text("name"),
+                **{f"{key}_s": each.time(key) for key in hops},
+                **{key: each.number(key, 1.0) for key in shares},
+            )
+            for each in table.tables("protocols", ("name", *hops, *shares))
+        ),
+        shown=tuple(
+            Shown(
+                op=each.text("op"),
+                workers=each.count("workers"),
+                bytes=each.whole_numbers("bytes", most=2**50),
+                times=each.numbers("times"),
+            )
+            for each in table.tables("shown", ("op", "workers", "bytes", "times"))
+        ),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Table:
     """A table of the file, whose complaints name the table and the key."""
@@ -211,18 +264,27 @@ class _Table:
         """Return a number that counts from 0."""
         return self._within(key, self._value(key, None, "a whole number"), least=0)
 
-    def whole_numbers(self, key: str) -> tuple[int, ...]:
+    def whole_numbers(self, key: str, most: int = _MOST) -> tuple[int, ...]:
         """Return a list of numbers that count from 0; empty if there is none."""
         value = self.held.get(key, [])
         if not isinstance(value, list):
             raise UsageError(f"{self._what(key)}: expected a list, like [0, 1], got {shown(value)}")
-        return tuple(self._within(key, number, least=0) for number in value)
+        return tuple(self._within(key, number, least=0, most=most) for number in value)
 
-    def _within(self, key: str, value: object, least: int) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST:
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Return a list of plain numbers; empty if there is none."""
+        value = self.held.get(key, [])
+        if not isinstance(value, list) or not all(
+            isinstance(each, int | float) and not isinstance(each, bool) for each in value
+        ):
+            raise UsageError(f"{self._what(key)}: expected numbers, like [1.0], got {shown(value)}")
+        return tuple(map(float, value))
+
+    def _within(self, key: str, value: object, least: int, most: int = _MOST) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
         raise UsageError(
-            f"{self._what(key)}: expected a whole number from {least} to {_MOST:,}, "
+            f"{self._what(key)}: expected a whole number from {least} to {most:,}, "
             f"got {shown(value)}"
         )
 
@@ -315,7 +377,26 @@ def as_toml(cluster: Cluster) -> str:
     for host in cluster.other_hosts:
         rate = _printed(host.nic_rate_bps, _RATES)
         lines += ["", "[[hosts]]", f"node = {host.node}", f'nic_rate = "{rate}"']
+    if cluster.measured is not None:
+        lines += _measured_lines(cluster.measured)
     return "\n".join(lines) + "\n"
+
+
+def _measured_lines(measured: Measured) -> Iterator[str]:
+    yield from ("", "[measured]", f"source = {_quoted(measured.source)}")
+    for key in ("tree_share", "pair_share", "spread"):
+        yield f"{key} = {float(getattr(measured, key))!r}"
+    for each in measured.protocols:
+        yield from ("", "[[measured.protocols]]", f"name = {_quoted(each.name)}")
+        for key in ("startup", "inside_hop", "between_hop"):
+            yield f'{key} = "{_printed(getattr(each, f"{key}_s"), _TIMES)}"'
+        for key in ("inside_share", "between_share"):
+            yield f"{key} = {float(getattr(each, key))!r}"
+    for table in measured.shown:
+        yield from ("", "[[measured.shown]]", f"op = {_quoted(table.op)}")
+        yield f"workers = {table.workers}"
+        yield f"bytes = {list(table.bytes)}"
+        yield f"times = {list(table.times)}"
 
 
 def _link_lines(link: Inside | Nics) -> Iterator[str]:

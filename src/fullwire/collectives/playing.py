@@ -34,12 +34,22 @@ MOST_AT_ONCE = 30_000_000  # transfers of all chunks whose progress is kept: som
 Told: TypeAlias = Callable[[int, int], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """Where nine of ten machines of this description are expected."""
+
+    low_s: float
+    high_s: float
+
+
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class CollectiveTime(Result):
     """How long a collective takes; `transfers` were counted while they were played.
 
-    On a described cluster `played` of them stood for all. Its busiest link is the one that needs
-    longest for what it carries, and is busy for `busiest_share` of the time.
+    At level "tables" measured tables of the cluster say it, at level "usual" those of other
+    machines: by the `protocol` that a library takes. On a described cluster `played` of them stood
+    for all. Its busiest link is the one that needs longest for what it carries, and is busy for
+    `busiest_share` of the time.
     """
 
     op: str
@@ -59,6 +69,8 @@ class CollectiveTime(Result):
     busiest: str | None = None  # kind of link
     busiest_link: str | None = None
     busiest_share: float | None = None
+    protocol: str | None = None
+    interval: Between | None = None
 
     def _in_short(self) -> Iterator[str]:
         where = "" if self.cluster is None else f" on {self.cluster}"

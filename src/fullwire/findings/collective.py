@@ -32,6 +32,43 @@ class PlayedForAlike(Finding):
     played: int
 
 
+class FromTables(Finding):
+    """Tables of this cluster gave the time."""
+
+    template = "as its tables say, by protocol {protocol}"
+
+    protocol: str | None
+
+
+class FromOthersTables(Finding):
+    """Tables of machines with such links gave the time."""
+
+    template = "as libraries take on such links, by protocol {protocol}"
+
+    protocol: str | None
+
+
+class UsualStartUp(Finding):
+    """Why a time rests on public tables."""
+
+    template = (
+        "{cluster} states no start-up: protocols and start-ups are medians of public tables of its "
+        "kind of link. `fullwire cluster fit` takes them from your own tables; --level event plays "
+        "transfers alone."
+    )
+
+    cluster: str | None
+
+
+class ExpectedBetween(Finding):
+    """Where nine of ten such machines are expected."""
+
+    template = "expected between {low_s:time} and {high_s:time}"
+
+    low_s: float
+    high_s: float
+
+
 class CollectiveAsked(Finding):
     """The collective that was timed, and where."""
 
@@ -169,11 +206,19 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
         chunk_order=result.chunk_order,
     )
     how: Finding = InClosedForm()
-    if result.played is not None and result.played != result.transfers:
+    if result.level == "tables":
+        how = FromTables(protocol=result.protocol)
+    elif result.level == "usual":
+        how = FromOthersTables(protocol=result.protocol)
+    elif result.played is not None and result.played != result.transfers:
         how = PlayedForAlike(transfers=result.transfers, played=result.played)
     elif result.transfers is not None:
         how = Played(transfers=result.transfers)
     yield CollectiveTook(time_s=result.time_s, bus_bps=result.bus_bandwidth_bps, found=how)
+    if result.interval is not None:
+        yield ExpectedBetween(low_s=result.interval.low_s, high_s=result.interval.high_s)
+    if result.level == "usual":
+        yield UsualStartUp(cluster=result.cluster)
     if result.busiest_share is not None:
         yield BusiestLinks(
             kind=result.busiest, link=result.busiest_link, share=result.busiest_share

@@ -43,6 +43,8 @@ class Table:
     problems: tuple[str, ...]
     tool: str = "nccl-tests"
     backend: str = "nccl"
+    nodes: int = 0  # that the ranks are on, where it lists them
+    is_damaged: bool = False  # rows are missing, cut or wrong
 
     def points(self) -> tuple[tuple[float, float], ...]:
         """Return bytes that each rank sends and the seconds that takes, out of place, ascending."""

@@ -130,6 +130,7 @@ class _Reading:
         self._wrong = 0  # values that a validation found
         self._columns, self._row, self._rows = list[str](), list[str](), list[Row]()
         self._hosts: dict[int, str] = {}
+        self._names = set[str]()  # of the hosts that ranks are on
         self._reduces, self._has_root = False, False
 
     @property
@@ -148,6 +149,7 @@ class _Reading:
             rank = _RANK.match(text)
             if rank is not None and len(self._hosts) < _MOST_RANKS:
                 self._hosts[int(rank[1])] = rank[3].strip()
+                self._names.add(rank[2])
             self._has_end = self._has_end or "Avg bus bandwidth" in text
             if (wrong := _WRONG.match(text)) is not None:
                 self._wrong = int(wrong[1])
@@ -190,6 +192,7 @@ class _Reading:
                 problems.append(f"{self._broken} rows are not whole, and are left out")
             if self._has_marks and not self._has_end:
                 problems.append("it ends before its average, so sizes may be missing")
+            is_damaged = bool(problems)
             if is_told and op:
                 problems.append(f"its operation is not named: by its bandwidths {op}")
             if not self._hosts:
@@ -202,6 +205,8 @@ class _Reading:
                 device=", ".join(devices[:8]),
                 rows=tuple(self._rows),
                 problems=tuple(f"{name_of(path)}: {problem}" for problem in problems),
+                nodes=len(self._names),
+                is_damaged=is_damaged,
             )
 
 

@@ -13,6 +13,7 @@ from fullwire.words import sentence, sentences, setting
 
 if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
+    from fullwire.answers.cluster_fit import ClusterFit
     from fullwire.answers.compare import Comparison, Gate
     from fullwire.answers.explain import Explanation
     from fullwire.answers.verification import Verification
@@ -244,6 +245,18 @@ def cluster_object(fabric: Cluster) -> dict[str, Any]:
         "other_hosts": [asdict(each) for each in fabric.other_hosts],
         "links": [asdict(each) for each in link_classes(fabric)],
         "rests_on": fabric.rests_on,
+        "measured": None if fabric.measured is None else asdict(fabric.measured),
+    }
+
+
+def cluster_fit_object(fit: ClusterFit) -> dict[str, Any]:
+    """Return a fitted cluster, how far it is off each row, and what the machine chooses."""
+    return {
+        "cluster": cluster_object(fit.cluster),
+        "median": fit.quantile(0.5),
+        "p90": fit.quantile(0.9),
+        "residuals": [{**asdict(each), "error": each.error} for each in fit.residuals],
+        "choices": [asdict(choice) for choice in fit.choices],
     }
 
 

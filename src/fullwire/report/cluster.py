@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from fullwire.clusters.cluster import (
     Cluster,
@@ -14,13 +16,21 @@ from fullwire.clusters.cluster import (
     leaf_name,
     link_classes,
 )
+from fullwire.report.charts import COLOURS, save, titled
 from fullwire.report.terminal import print_table, say
-from fullwire.units import show_rate, show_time
+from fullwire.units import show_bytes, show_rate, show_time
+
+if TYPE_CHECKING:
+    from fullwire.answers.cluster_fit import ClusterFit
 
 _LABEL, _CELL, _WIDE = 12, 16, 92
 _MOST_CELLS = 5
 _MOST_IN_ROW = 16
 _MOST_STRANDS = 8
+_CARRIED_OVER = (
+    "What a row shows beyond its protocol is kept in the file, and carried over to other device "
+    "counts: less of it, the farther away they are."
+)
 
 
 def print_cluster(fabric: Cluster) -> None:
@@ -194,3 +204,79 @@ def _row(label: str, cells: Sequence[str], width: int = _CELL) -> str:
 
 def _or_gap(number: int | None, text: str) -> str:
     return "…" if number is None else text
+
+
+def print_cluster_fit(fit: ClusterFit) -> None:
+    """Print a fitted cluster: its protocols, what is chosen when, and how far it is off."""
+    say(cluster_sentence(fit.cluster))
+    heads = ["protocol", "start-up", "hop in a node", "hop between", "fills inside", "fills NICs"]
+    rows = [
+        [
+            each.name,
+            show_time(each.startup_s),
+            show_time(each.inside_hop_s),
+            show_time(each.between_hop_s),
+            f"{each.inside_share:.1%}",
+            f"{each.between_share:.1%}",
+        ]
+        for each in fit.protocols
+    ]
+    print_table(heads, rows, texts={"protocol"})
+    heads = ["collective", "workers", "from", "to", "algorithm", "protocol"]
+    rows = [
+        [
+            each.op,
+            f"{each.workers}",
+            show_bytes(each.from_bytes),
+            "" if each.to_bytes is None else show_bytes(each.to_bytes),
+            each.algorithm,
+            each.protocol,
+        ]
+        for each in fit.choices
+    ]
+    print_table(heads, rows, texts={"collective", "algorithm", "protocol"})
+    tables = dict.fromkeys((each.op, each.workers) for each in fit.residuals)
+    names = [f"{op} {workers}" for op, workers in tables]
+    errors = {(each.op, each.workers, each.bytes): each.error for each in fit.residuals}
+    off = f"median {fit.quantile(0.5):.1%}, p90 {fit.quantile(0.9):.1%}"
+    say(f"The protocols against the tables, off by size ({off}):")
+    rows = [
+        [
+            show_bytes(size),
+            *(
+                "" if (error := errors.get((*table, size))) is None else f"{error:+.1%}"
+                for table in tables
+            ),
+        ]
+        for size in sorted({each.bytes for each in fit.residuals})
+    ]
+    print_table(["bytes", *names], rows, texts=set())
+    say("")
+    for line in wrap(_CARRIED_OVER, _WIDE):
+        say(line)
+
+
+def plot_cluster_fit(fit: ClusterFit, path: Path) -> None:
+    """Draw the tables as points and what the fitted cluster says as lines."""
+    import altair as alt
+
+    points = [
+        {
+            "bytes": each.bytes,
+            "measured": each.measured_s * 1e6,
+            "predicted": each.predicted_s * 1e6,
+            "table": f"{each.op}, {each.workers}",
+        }
+        for each in fit.residuals
+    ]
+    base = alt.Chart(alt.Data(values=points)).encode(
+        x=alt.X("bytes:Q", scale=alt.Scale(type="log"), title="bytes"),
+        color=alt.Color("table:N", title="collective, workers", scale=alt.Scale(range=COLOURS)),
+    )
+    down = {"scale": alt.Scale(type="log"), "title": "microseconds"}
+    chart = alt.layer(
+        base.mark_line().encode(y=alt.Y("predicted:Q", **down)),
+        base.mark_point(filled=True).encode(y=alt.Y("measured:Q", **down)),
+    ).properties(width=640, height=400)
+    lines = ["points: measured; lines: what the fitted cluster says"]
+    save(titled(chart, cluster_sentence(fit.cluster), lines), path)

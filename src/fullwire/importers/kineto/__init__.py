@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 _SOON_BYTES = 4096  # in which keys count that files of others may have, too
 _KEYS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"schemaVersion"')
 
+# What only its events say, for those that somebody took out of their trace: a bare list. Before
+# Kineto, PyTorch's profiler wrote such lists itself.
+_EVENTS = re.compile(
+    rb'"cat"\s?:\s?"(?:cpu_op|kernel|cuda_runtime|cuda_driver|gpu_mem(?:cpy|set)|python_function'
+    rb'|user_annotation)"|"pid"\s?:\s?"C(?:PU|UDA) functions"'
+)
 _ENDINGS = (".json", ".json.gz", ".json.xz", ".json.zst")
 _OF_ANOTHER = re.compile(rb'"/(?:job|host|device):')  # processes of TensorFlow and JAX
 
@@ -24,6 +30,8 @@ _OF_ANOTHER = re.compile(rb'"/(?:job|host|device):')  # processes of TensorFlow 
 def looks_like(beginning: bytes) -> Likeness:
     """Say whether a file with this beginning is a Kineto trace: metadata may come before events."""
     soon = beginning[:_SOON_BYTES].lstrip()
+    if soon[:1] == b"[":
+        return CERTAIN if _EVENTS.search(beginning) else UNLIKE
     if soon[:1] != b"{":
         return UNLIKE
     if _OF_ANOTHER.search(soon):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,7 +36,20 @@ ABSENT = np.iinfo(np.int64).min  # a number that an event does not give
 _CHUNK_BYTES = 2**16  # little enough to stay in the processor's caches
 _PACKED_BYTES = 2**14  # which unpack to some chunks
 _MOST_VALUE_BYTES = 64 * 2**20  # of one event, or of the list of all groups of a large job
+_MOST_LIST_BYTES = 2**30  # of the profiler before Kineto, which traced some steps
 MOST_RANKS = 100_000_000
+
+
+class _Legacy(msgspec.Struct, gc=False):
+    """An event of PyTorch's profiler before Kineto."""
+
+    name: str = ""
+    ph: str = ""
+    pid: str = ""
+    tid: int | str = 0
+    ts: float = -1.0
+    dur: float = 0.0
+    id: int = -1
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -109,7 +123,10 @@ def scanned(path: Path) -> Trace:
     scanner = KinetoScanner(_MOST_VALUE_BYTES)
     problems: list[str] = []
     with opened(path) as file:
-        for chunk in _chunks(path, file, problems):
+        chunks = _chunks(path, file, problems)
+        first = next(chunks, b"")
+        is_list = first.lstrip()[:1] == b"["
+        for chunk in _of_list(path, first, chunks) if is_list else chain([first], chunks):
             scanner.feed(chunk)
             if scanner.is_whole or scanner.damage:
                 break
@@ -142,6 +159,45 @@ def scanned(path: Path) -> Trace:
             "are merged: give each rank's own trace",
         )
     return _trace(path, scanner, problems)
+
+
+def _of_list(path: Path, first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Make a trace of a bare list of events, Kineto's or of PyTorch's profiler before it.
+
+    The older one (torch/autograd/profiler_util.py) tells functions of the CPU, an arrow from the
+    one that launched a kernel, and the kernel.
+    """
+    if b'"CPU functions"' not in first:
+        yield b'{"traceEvents":'
+        end = b""
+        for chunk in chain([first], chunks):
+            yield chunk
+            end = (end + chunk)[-64:]
+        yield b"}" * end.rstrip().endswith(b"]")
+        return
+    content = bytearray()
+    for chunk in chain([first], chunks):
+        content += chunk
+        if len(content) > _MOST_LIST_BYTES:
+            raise DamagedInput(path, f"a list of over {_MOST_LIST_BYTES:,} bytes")
+    try:
+        events = msgspec.json.decode(content, type=list[_Legacy])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedInput(path, f"not a profiler trace: {error}") from None
+    before = b'{"traceEvents":['
+    for number, event in enumerate(events):
+        told: dict[str, object] = {"ph": "X", "name": event.name, "pid": 1, "tid": str(event.tid)}
+        told |= {"ts": event.ts, "dur": event.dur, "cat": "cpu_op"}
+        if event.ph == "s":
+            told |= {"cat": "cuda_runtime", "args": {"correlation": event.id}}
+        elif event.ph == "X" and event.pid != "CPU functions":
+            launch = events[number - 1].id if events[number - 1].ph == "f" else -1
+            told |= {"cat": "kernel", "args": {"device": event.tid, "correlation": launch}}
+        elif event.ph != "X":
+            continue
+        yield before + msgspec.json.encode(told)
+        before = b","
+    yield b"]}" if before == b"," else before + b"]}"
 
 
 def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:

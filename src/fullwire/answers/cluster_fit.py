@@ -1,0 +1,301 @@
+"""Which cluster takes the times of these measured tables?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fullwire.clusters import ClusterLike
+from fullwire.clusters import cluster as described_cluster
+from fullwire.clusters.cluster import Cluster, Inside, Nics, with_nodes
+from fullwire.clusters.measured import Protocol
+from fullwire.collectives.cost import bus_factor
+from fullwire.collectives.fitting import LEAST_BYTES, Residual, Table, fitted, residuals
+from fullwire.collectives.library import FITTED_OPS, USUAL_PROTOCOLS, library_time
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.files import beginning_of, name_of, path_of
+from fullwire.importers import nccl_tests, osu
+from fullwire.importers._tables import Table as Printed
+from fullwire.units import show_bytes, show_rate
+
+_MOST_TABLES = 1_000
+_MOST_PAST_LINE_RATE = 1.05  # of what a description allows: clocks and rounding
+_FROM_BYTES, _TO_BYTES = 2**10, 2**33  # for which the choices are told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The sizes for which the machine is taken to use an algorithm and a protocol."""
+
+    op: str
+    workers: int
+    algorithm: str
+    protocol: str
+    from_bytes: int
+    to_bytes: int | None  # None beyond the last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFit:
+    """A fitted cluster, how far it is off each row, and what it says that the machine chooses."""
+
+    cluster: Cluster
+    residuals: tuple[Residual, ...]
+    choices: tuple[Choice, ...]
+
+    @property
+    def protocols(self) -> tuple[Protocol, ...]:
+        """Return what was fitted of each protocol."""
+        assert self.cluster.measured is not None
+        return self.cluster.measured.protocols
+
+    def quantile(self, share: float) -> float:
+        """Return how far such a share of the rows is off at the most."""
+        return float(np.quantile([abs(each.error) for each in self.residuals], share))
+
+
+class _BenchRow(msgspec.Struct):
+    bytes: int
+    ours_s: float
+
+
+class _Bench(msgspec.Struct):
+    """What `fullwire bench transport --json` prints, as far as it is read here."""
+
+    workers: int
+    rows: list[_BenchRow]
+
+
+def fit_cluster(
+    tables: Sequence[str | Path],
+    *,
+    cluster: ClusterLike | None = None,
+    devices_per_node: int | None = None,
+    name: str = "fitted",
+) -> ClusterFit:
+    """Fit a cluster to tables of nccl-tests, of the OSU benchmarks, or of `bench transport --json`.
+
+    What a description states stays. Without one, devices and tables make it: `devices_per_node` of
+    them share a node, and line rates are the best that the tables show.
+    """
+    if not tables:
+        raise UsageError("cluster fit: expected at least one table")
+    shown = [each for path in tables for each in _shown(path_of(path, "cluster fit"))]
+    kept = [each for each in shown if each.op in FITTED_OPS and each.workers > 1]
+    if not kept:
+        raise UsageError(
+            f"cluster fit: expected a table of {', '.join(FITTED_OPS)} among several ranks, and "
+            f"there is none in {', '.join(name_of(path) for path in tables)}"
+        )
+    if cluster is None:
+        where = _made(kept, devices_per_node, name)
+    else:
+        where = described_cluster(cluster)
+        if devices_per_node is not None and devices_per_node != where.devices_per_node:
+            raise UsageError(
+                f"devices_per_node: {where.name} states {where.devices_per_node}, got "
+                f"--devices-per-node {devices_per_node}"
+            )
+        if where.is_torus:
+            raise UsageError(f"cluster fit: {where.name} is a torus, expected switches")
+    most = max(each.workers for each in kept)
+    if most > where.devices:
+        where = with_nodes(where, -(-most // where.devices_per_node))
+    for each in kept:
+        _check_against(where, each)
+    rows = [each.table() for each in kept]
+    found = fitted(replace(where, measured=None), rows)
+    sources = ", ".join(dict.fromkeys(each.source for each in kept))
+    rests_on = f"{where.rests_on} Fitted by fullwire cluster fit to {sources}.".strip()
+    found = _with_stated(replace(found, name=name, rests_on=rests_on))
+    return ClusterFit(
+        cluster=found,
+        residuals=tuple(residuals(found, rows)),
+        choices=tuple(_choices(found, rows)),
+    )
+
+
+def _with_stated(found: Cluster) -> Cluster:
+    """State the start-up and the shares of large messages, which single algorithms are asked of."""
+    assert found.measured is not None
+    large, inside, nics = found.measured.protocols[-1], found.inside, found.nics
+    if inside is not None and inside.payload_share == 1:
+        inside = replace(inside, payload_share=min(large.inside_share, 1.0))
+    if nics.payload_share == 1:
+        nics = replace(nics, payload_share=min(large.between_share, 1.0))
+    return replace(found, startup_s=found.startup_s or large.startup_s, inside=inside, nics=nics)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A table as it was read."""
+
+    op: str
+    workers: int
+    nodes: int  # 0 where nothing tells
+    points: tuple[tuple[int, float], ...]
+    path: Path
+    source: str
+
+    def table(self) -> Table:
+        """Return it as a fit takes it."""
+        return Table(op=self.op, workers=self.workers, points=self.points, source=self.source)
+
+
+def tables_in(path: Path) -> list[Table]:
+    """Read the tables of a file of nccl-tests, of the OSU benchmarks or of our own bench."""
+    return [each.table() for each in _shown(path)]
+
+
+def _shown(path: Path) -> Iterator[_Shown]:
+    """Read a file of tables, whoever printed it."""
+    if not path.is_file():
+        raise UsageError(f"cluster fit: expected a file, and {path} is none")
+    beginning = beginning_of(path)
+    if beginning.lstrip().startswith(b"{"):
+        try:
+            bench = msgspec.json.decode(path.read_bytes(), type=_Bench)
+        except msgspec.MsgspecError as error:
+            raise DamagedInput(
+                path, f"expected JSON of fullwire bench transport: {error}"
+            ) from None
+        of_bench = tuple(sorted({row.bytes: row.ours_s for row in bench.rows}.items()))
+        printed = [("allreduce", bench.workers, bench.workers, of_bench)]
+    else:
+        reader = osu if osu.looks_like(beginning).score else nccl_tests
+        printed = [
+            (table.op, table.workers, table.nodes, _points(path, table))
+            for table in reader.read_tables(path)[:_MOST_TABLES]
+        ]
+    for op, workers, nodes, points in printed:
+        if not all(size > 0 and time_s > 0 for size, time_s in points):
+            raise DamagedInput(path, "expected sizes and times above 0")
+        if any(size >= LEAST_BYTES for size, _ in points):
+            yield _Shown(op, workers, nodes, points, path, name_of(path))
+
+
+def _points(path: Path, table: Printed) -> tuple[tuple[int, float], ...]:
+    """Return sizes and times of a table that is whole; of a size shown twice the slower."""
+    if table.is_damaged:
+        raise DamagedInput(path, table.problems[0].removeprefix(f"{name_of(path)}: "))
+    slowest: dict[int, float] = {}
+    for row in table.rows:
+        if row.bytes:
+            slowest[row.bytes] = max(slowest.get(row.bytes, 0.0), row.time_us * 1e-6)
+    return tuple(sorted(slowest.items()))
+
+
+def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> Cluster:
+    """Make a cluster of what the tables show, where no description is at hand."""
+    if devices_per_node is None:
+        told = {-(-each.workers // each.nodes) for each in tables if each.nodes}
+        if not told:
+            raise UsageError(
+                "cluster fit: expected --devices-per-node N, or --cluster FILE that states it: no "
+                "table lists its hosts"
+            )
+        devices_per_node = max(told)
+    if devices_per_node < 1:
+        raise UsageError(f"--devices-per-node: expected at least 1, got {devices_per_node}")
+    large = USUAL_PROTOCOLS[-1]
+
+    def best_bps(inside: bool) -> float:
+        """Return the best bus bandwidth within a node, or among several; 0 if there is none."""
+        return max(
+            (
+                8 * size * bus_factor(each.op, each.workers) / time_s
+                for each in tables
+                for size, time_s in each.points
+                if (each.workers <= devices_per_node) == inside
+            ),
+            default=0.0,
+        )
+
+    inside_bps, between_bps = best_bps(True), best_bps(False)
+    inside_bps = max(inside_bps, between_bps) / large.inside_share
+    between_bps = (between_bps or inside_bps) / large.between_share
+    return Cluster(
+        name=name,
+        nodes=-(-max(each.workers for each in tables) // devices_per_node),
+        devices_per_node=devices_per_node,
+        inside=Inside(kind="switch", rate_bps=inside_bps) if devices_per_node > 1 else None,
+        nics=Nics(per_node=devices_per_node, rate_bps=between_bps / devices_per_node),
+        rests_on="Line rates are the best bandwidths of the tables over their usual shares.",
+    )
+
+
+def _check_against(where: Cluster, table: _Shown) -> None:
+    """Refuse a table that the description rules out, with the line and the field."""
+    nodes = -(-table.workers // where.devices_per_node)
+    if table.nodes and table.nodes != nodes:
+        raise UsageError(
+            f"{table.path}: {table.workers} ranks on {table.nodes} hosts, and devices_per_node = "
+            f"{where.devices_per_node} of {where.name} places them on {nodes}"
+        )
+    inside, nics = where.inside, where.nics
+    if nodes > 1:
+        field, allowed_bps = "nics.rate", nics.rate_bps * nics.per_node
+        told = f"{nics.per_node} NICs a node of {show_rate(nics.rate_bps)} allow"
+        share = (nodes - 1) / nodes
+    elif inside is not None:
+        field, allowed_bps = "inside.rate", inside.rate_bps
+        told, share = f"{show_rate(inside.rate_bps)} a device allow", 1 - 1 / table.workers
+    else:
+        return
+    # What leaves a node, or a device, at the least: switches that add send no vector twice.
+    least = share if table.op in ("allgather", "reducescatter", "alltoall") else 1.0
+    if table.op == "alltoall" and nodes > 1:
+        least *= where.devices_per_node / table.workers
+    for size, time_s in table.points:
+        if 8 * size * least / time_s > _MOST_PAST_LINE_RATE * allowed_bps:
+            raise UsageError(
+                f"{table.path}, line {_line_of(table.path, size)}: {table.op} of "
+                f"{show_bytes(size)} among {table.workers} moves "
+                f"{show_rate(8 * size * least / time_s)}, and {told} "
+                f"{show_rate(allowed_bps)} ({field} of {where.name})"
+            )
+
+
+def _line_of(path: Path, size: int) -> int:
+    """Return the line of a file whose first number is this size; 1 where none is."""
+    wanted = str(size)
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if wanted in line.replace(",", " ").split()[:3]:
+                return number
+    return 1
+
+
+def _choices(cluster: Cluster, tables: Sequence[Table]) -> Iterator[Choice]:
+    """Go through what the fitted machine chooses, for each operation and device count shown."""
+    for op, workers in dict.fromkeys((table.op, table.workers) for table in tables):
+        begin, current = _FROM_BYTES, None
+        size = _FROM_BYTES
+        while size <= _TO_BYTES:
+            said = library_time(op, cluster, size, workers)
+            way = (said.algorithm, said.protocol or "")
+            if current is not None and way != current:
+                yield Choice(
+                    op=op,
+                    workers=workers,
+                    algorithm=current[0],
+                    protocol=current[1],
+                    from_bytes=begin,
+                    to_bytes=size - 1,
+                )
+                begin = size
+            current = way
+            size *= 2
+        assert current is not None
+        yield Choice(
+            op=op,
+            workers=workers,
+            algorithm=current[0],
+            protocol=current[1],
+            from_bytes=begin,
+            to_bytes=None,
+        )

@@ -1,0 +1,86 @@
+"""What tables of measured collectives say of a cluster, beyond what its description can know.
+
+A collective library moves bytes by a few protocols: one that starts quickly and fills little of a
+link, one that fills links and starts slowly, one between. NCCL calls them LL, LL128 and Simple. For
+each operation, size and number of workers the library takes a protocol and an algorithm. Each
+protocol has a start-up, what a message costs on each hop within a node and between nodes, and the
+shares of the two line rates that it fills. `collectives.library` makes times of these.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fullwire.errors import UsageError
+
+MOST_SHARE = 4.0  # of a described line rate: switches that add let an all-reduce pass it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """One way in which the library moves bytes."""
+
+    name: str
+    startup_s: float
+    inside_hop_s: float  # what each message in a row costs within a node
+    between_hop_s: float  # and from node to node
+    inside_share: float  # of the line rates, what is filled
+    between_share: float
+
+    def __post_init__(self) -> None:
+        for key in ("startup_s", "inside_hop_s", "between_hop_s"):
+            value = getattr(self, key)
+            if not (value >= 0 and math.isfinite(value)):
+                raise UsageError(f"{key.removesuffix('_s')}: expected 0 s or more, got {value}")
+        for key in ("inside_share", "between_share"):
+            value = getattr(self, key)
+            if not 0 < value <= MOST_SHARE:
+                raise UsageError(f"{key}: expected above 0, up to {MOST_SHARE:g}, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One table: what it shows at each size, as times of what the protocols say."""
+
+    op: str
+    workers: int
+    bytes: tuple[int, ...]  # ascending
+    times: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.bytes or len(self.bytes) != len(self.times):
+            raise UsageError(
+                f"times: expected one for each of {len(self.bytes)} sizes, got {len(self.times)}"
+            )
+        if list(self.bytes) != sorted(set(self.bytes)):
+            raise UsageError("bytes: expected sizes in ascending order, each once")
+        if not all(value > 0 and math.isfinite(value) for value in self.times):
+            raise UsageError("times: expected numbers above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was fitted: protocols, the tree between nodes, what each table shows, how sure it is.
+
+    `tree_share` is what a tree fills of the rate that a ring fills. Between two nodes it may gain
+    nothing over a ring (`pair_share` 1) or send half as much (0). `spread` is the standard
+    deviation of the logarithm of a time on a device count that was shown.
+    """
+
+    protocols: tuple[Protocol, ...]
+    tree_share: float
+    pair_share: float
+    spread: float
+    source: str
+    shown: tuple[Shown, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.protocols:
+            raise UsageError("protocols: expected at least one")
+        if not 0 < self.tree_share <= MOST_SHARE:
+            raise UsageError(f"tree_share: expected above 0, got {self.tree_share}")
+        if not 0 <= self.pair_share <= 1:
+            raise UsageError(f"pair_share: expected from 0 to 1, got {self.pair_share}")
+        if not (self.spread >= 0 and math.isfinite(self.spread)):
+            raise UsageError(f"spread: expected 0 or more, got {self.spread}")

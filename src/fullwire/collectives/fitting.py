@@ -1,0 +1,208 @@
+"""Fit what a description cannot know to tables of measured collectives.
+
+The protocols of `library.py` have 16 numbers: start-ups, hops within and between nodes, shares of
+the line rates, and what a tree fills. Two tables do not determine them all. So each number begins
+at its usual value and is held to it as loosely as machines differ in it; the tables move what they
+show. All is done in logarithms, by Gauss and Newton with damping. A row that is far off, such as a
+size at which the library chose badly, pulls less. What rows show beyond the protocols is kept in
+the fitted cluster beside them (`Shown`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fullwire.clusters.cluster import Cluster, Floats
+from fullwire.clusters.measured import MOST_SHARE, Measured, Protocol, Shown
+from fullwire.collectives.library import Needs, library_time, needs, usual, ways_s
+
+LEAST_BYTES = 1024  # smaller messages take what these take
+_ROW_SPREAD = 0.08  # of a row's logarithm, where protocols describe a machine well
+_LEAST_SPREAD = 0.06  # of a prediction
+_SHARPNESS = 20  # of the minimum over ways, which is rounded so that it has a slope everywhere
+_ROUNDS = 60
+# How much machines differ from the usual, as standard deviations of logarithms: start-up, hops
+# within and between nodes, the share that a protocol fills of what the last one does.
+_PROTOCOL_SPREADS = ((0.7, 0.6, 0.6, 0.5), (0.7, 0.6, 0.6, 0.15), (0.7, 0.6, 0.6, 1e-3))
+_SHARES_SPREAD = (0.2, 0.4, 0.12, 0.7)  # within nodes, between them, of a tree, of a pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One measured table: a collective among so many ranks, and what each size took."""
+
+    op: str
+    workers: int
+    points: tuple[tuple[int, float], ...]  # bytes of the whole vector ascending, seconds
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """One row of a table, and what the fitted protocols say of it."""
+
+    op: str
+    workers: int
+    bytes: int
+    measured_s: float
+    predicted_s: float
+    algorithm: str
+
+    @property
+    def error(self) -> float:
+        """Return how far the prediction is off."""
+        return self.predicted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A table as the fit takes it."""
+
+    table: Table
+    needs: dict[str, Needs]
+    sizes: Floats
+    times_s: Floats
+
+
+def fitted(cluster: Cluster, tables: Sequence[Table]) -> Cluster:
+    """Return the cluster with what these tables show of it."""
+    rows = [
+        _Rows(
+            table,
+            dict(needs(table.op, cluster, table.workers)),
+            np.array([size for size, _ in table.points if size >= LEAST_BYTES], np.float64),
+            np.array([time_s for size, time_s in table.points if size >= LEAST_BYTES]),
+        )
+        for table in tables
+    ]
+    first = _logarithms(usual(cluster))
+    spreads = np.array([*(each for row in _PROTOCOL_SPREADS for each in row), *_SHARES_SPREAD])
+
+    def misfits(at: Floats) -> Floats:
+        measured = _measured(at)
+        off = np.concatenate([np.log(_rounded_s(measured, row) / row.times_s) for row in rows])
+        off = off / _ROW_SPREAD
+        pull = np.sqrt(np.minimum(1.0, 2 / np.maximum(np.abs(off), 1e-9)))
+        return np.concatenate([off * pull, (at - first) / spreads])
+
+    at, damping, now = first, 1.0, misfits(first)
+    for _ in range(_ROUNDS):
+        step = 1e-4
+        slopes = np.stack(
+            [
+                (misfits(at + step * axis) - misfits(at - step * axis)) / (2 * step)
+                for axis in np.eye(len(at))
+            ],
+            axis=1,
+        )
+        square = slopes.T @ slopes
+        gained = 0.0
+        for _ in range(8):
+            change = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slopes.T @ now)
+            then = misfits(at + np.clip(change, -0.5, 0.5))
+            gained = float(now @ now - then @ then)
+            if gained > 0:
+                at, now, damping = at + np.clip(change, -0.5, 0.5), then, damping / 3
+                break
+            damping *= 4
+        if gained < 1e-4:
+            break
+    return _with_measured(cluster, _measured(at), rows)
+
+
+def residuals(cluster: Cluster, tables: Sequence[Table]) -> list[Residual]:
+    """Hold every row of the tables against the protocols alone, without what tables add to them."""
+    assert cluster.measured is not None
+    cluster = replace(cluster, measured=replace(cluster.measured, shown=()))
+    found = []
+    for table in tables:
+        for size, time_s in table.points:
+            if size < LEAST_BYTES:
+                continue
+            said = library_time(table.op, cluster, size, table.workers)
+            found.append(
+                Residual(
+                    op=table.op,
+                    workers=table.workers,
+                    bytes=size,
+                    measured_s=time_s,
+                    predicted_s=said.time_s,
+                    algorithm=said.algorithm,
+                )
+            )
+    return found
+
+
+def _rounded_s(measured: Measured, row: _Rows) -> Floats:
+    """Return the time of the quickest way, or a little less where two are nearly as quick."""
+    _, times_s = ways_s(measured, row.needs, row.sizes)
+    least_s = times_s.min(axis=0)
+    near = ((times_s / least_s) ** -_SHARPNESS).sum(axis=0)
+    return np.asarray(least_s * near ** (-1 / _SHARPNESS))
+
+
+def _logarithms(measured: Measured) -> Floats:
+    last = measured.protocols[-1]
+    numbers = [
+        number
+        for each in measured.protocols
+        for number in (
+            each.startup_s,
+            each.inside_hop_s,
+            each.between_hop_s,
+            each.between_share / last.between_share,
+        )
+    ]
+    numbers += [last.inside_share, last.between_share]
+    return np.log([*numbers, measured.tree_share, measured.pair_share])
+
+
+def _measured(at: Floats) -> Measured:
+    numbers = np.exp(at).tolist()
+    *_, inside, between, tree, pair = numbers
+    protocols = []
+    for name, place in (("small", 0), ("middle", 4), ("large", 8)):
+        startup_s, inside_hop_s, between_hop_s, share = numbers[place : place + 4]
+        protocols.append(
+            Protocol(
+                name=name,
+                startup_s=startup_s,
+                inside_hop_s=inside_hop_s,
+                between_hop_s=between_hop_s,
+                inside_share=min(inside * share, MOST_SHARE),
+                between_share=min(between * share, MOST_SHARE),
+            )
+        )
+    return Measured(
+        protocols=tuple(protocols),
+        tree_share=min(tree, MOST_SHARE),
+        pair_share=min(pair, 1.0),
+        spread=0.0,
+        source="",
+    )
+
+
+def _with_measured(cluster: Cluster, measured: Measured, rows: Sequence[_Rows]) -> Cluster:
+    """Write a fit into a cluster, with what its rows show beyond it and how sure that makes it."""
+    shown, off = [], []
+    for row in rows:
+        _, times_s = ways_s(measured, row.needs, row.sizes)
+        beyond = row.times_s / times_s.min(axis=0)
+        off += np.log(beyond).tolist()
+        shown.append(
+            Shown(
+                op=row.table.op,
+                workers=row.table.workers,
+                bytes=tuple(int(size) for size in row.sizes),
+                times=tuple(round(float(value), 4) for value in beyond),
+            )
+        )
+    deviation = 1.4826 * float(np.median(np.abs(off)))
+    source = ", ".join(dict.fromkeys(row.table.source for row in rows))
+    found = replace(
+        measured, shown=tuple(shown), source=source, spread=round(max(deviation, _LEAST_SPREAD), 4)
+    )
+    return replace(cluster, measured=found)

@@ -1,0 +1,298 @@
+"""What a collective library such as NCCL takes: its protocols, a ring, a tree between nodes.
+
+The event engine says what an algorithm needs of links. A library on a machine adds what links do
+not know: it starts kernels, waits on every hop, and has protocols that start quickly and fill
+little. Here each algorithm is its hops and its bytes (`Needs`), as in NCCL's own tuning model
+(src/graph/tuning.cc): a ring over n ranks on k nodes has 2(n-1) hops, 2k of them between nodes; a
+tree goes along the devices of a node and over a binary tree of nodes, up and down. A protocol of
+the cluster (clusters/measured.py) turns these into a time, and the quickest way is the one that the
+library is taken to use.
+
+What tables show beyond that, such as a size at which the library chooses badly, is carried over to
+other device counts: less of it, the farther away they are. Counts within a node say nothing about
+counts over several, and the other way round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fullwire.clusters.cluster import IN_NODE, LINK_KINDS, NIC, Cluster, Floats, LeafSpine, Torus
+from fullwire.clusters.measured import Measured, Protocol
+from fullwire.collectives.registry import names
+from fullwire.errors import UsageError
+
+FITTED_OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
+_REACH = 3.0  # doublings of the device count over which what a table shows fades to 1/e
+_OWN_NOISE = 0.03  # variance of a table's values, as a share of what device counts have in common
+# What the protocols of libraries take where no table says it. They are medians over public tables:
+# A100, H100, H200, B200, B300, GB200, GB300 in a node (ai-dynamo/aiconfigurator@095f58a51c4c), A100
+# on up to 16 nodes (NetX-lab/Echo@15f0d12c4174), and A100 of microsoft/superbenchmark. One machine
+# shows what is filled between nodes, 64 %; 78 % is between that and the 92 % of tuned ones.
+USUAL_PROTOCOLS = (
+    Protocol(
+        name="small",
+        startup_s=9e-6,
+        inside_hop_s=1.0e-6,
+        between_hop_s=6e-6,
+        inside_share=0.22,
+        between_share=0.12,
+    ),
+    Protocol(
+        name="middle",
+        startup_s=25e-6,
+        inside_hop_s=0.65e-6,
+        between_hop_s=10e-6,
+        inside_share=0.50,
+        between_share=0.50,
+    ),
+    Protocol(
+        name="large",
+        startup_s=41e-6,
+        inside_hop_s=1.6e-6,
+        between_hop_s=13e-6,
+        inside_share=0.71,
+        between_share=0.78,
+    ),
+)
+# How sure a time is, as standard deviations of its logarithm that add up as squares: of a machine
+# without tables; for each doubling away from the nearest table; without a table of the operation;
+# without one on this side of a node's devices; of a small message with tables, for libraries change
+# protocols at sizes of their own, and without. Chosen on half of the device counts of the machines
+# above, and held against the other half.
+_OF_USUAL, _OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.17, 0.04, 0.12, 0.3
+_SMALL_BYTES, _OF_SMALL, _OF_SMALL_AND_USUAL = 2**22, 0.1, 0.35
+_WIDTH = 1.8  # of them on each side
+_QUICKER, _LEAST_FILLED = 0.9, 0.55  # of what links allow
+USUAL_TREE_SHARE, USUAL_PAIR_SHARE = 0.9, 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an algorithm needs: messages in a row, and seconds a byte at the full line rates.
+
+    `is_tree` says that a tree is between the nodes, of which `pair_s` more is sent where a tree of
+    two gains nothing over a ring.
+    """
+
+    inside_hops: float
+    between_hops: float
+    inside_s: float
+    between_s: float
+    is_tree: bool = False
+    pair_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryTime:
+    """What a collective takes by the way that the library is taken to use, and how sure that is."""
+
+    algorithm: str
+    time_s: float
+    low_s: float
+    high_s: float
+    protocol: str | None = None
+    busiest: str | None = None  # kind of link
+
+
+def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
+    """Return what each algorithm that libraries use needs among the first so many devices."""
+    if isinstance(cluster.network, Torus):
+        raise UsageError(f"{cluster.name}: expected nodes behind switches, and it is a torus")
+    if op not in FITTED_OPS:
+        raise UsageError(f"collective: expected one of {', '.join(FITTED_OPS)}, got {op!r}")
+    devices = cluster.devices_per_node
+    nodes, here = -(-workers // devices), min(workers, devices)
+    inside = 8 / cluster.inside.rate_bps if cluster.inside is not None and here > 1 else 0.0
+    nic_s, ring_crossing, pair_crossing = _between(cluster, workers, nodes)
+    ring = "multi-ring" if cluster.nics_per_node > 1 and "multi-ring" in names(op) else "ring"
+    if op == "alltoall":
+        return {
+            "pairwise": Needs(
+                inside_hops=float(here > 1),
+                between_hops=float(nodes - 1),
+                inside_s=inside * (here - 1) / workers,
+                between_s=nic_s * pair_crossing * here * (workers - here) / workers,
+            )
+        }
+    rounds = {"allreduce": 2, "broadcast": 1}.get(op, 1)
+    sent = 1.0 if op == "broadcast" else rounds * (workers - 1) / workers
+    hops, between_hops = rounds * (workers - 1), rounds * nodes if nodes > 1 else 0
+    if devices == 1 or op == "broadcast":
+        between_hops = hops if devices == 1 else nodes - 1
+    around = Needs(
+        inside_hops=hops - between_hops,
+        between_hops=between_hops,
+        inside_s=inside * sent,
+        between_s=nic_s * ring_crossing * sent if nodes > 1 else 0.0,
+    )
+    if op != "allreduce" or nodes == 1:
+        return {ring: around}
+    tree = Needs(
+        inside_hops=2 * (here - 1),
+        between_hops=2 * math.ceil(math.log2(nodes)),
+        inside_s=2 * inside,
+        between_s=nic_s * ring_crossing * 2 * (nodes - 1) / nodes,
+        is_tree=True,
+        pair_s=nic_s * ring_crossing * 2 / nodes,
+    )
+    return {ring: around, "hierarchical-tree" if devices > 1 else "tree": tree}
+
+
+def _between(cluster: Cluster, workers: int, nodes: int) -> tuple[float, float, float]:
+    """Return what a byte takes on all NICs of a node, and how much uplinks slow rings and pairs.
+
+    The node with the fewest devices, or the slowest NICs, decides for all.
+    """
+    fewest = workers - (nodes - 1) * cluster.devices_per_node
+    used = len(set(cluster.nic_of_device[:fewest].tolist())) if nodes > 1 else 1
+    slowest_bps = min([cluster.nics.rate_bps, *(host.nic_rate_bps for host in cluster.other_hosts)])
+    ring = pairs = 1.0
+    network = cluster.network
+    if isinstance(network, LeafSpine) and nodes > network.nodes_per_leaf:
+        ring = max(1.0, network.oversubscription / network.nodes_per_leaf)
+        leaving = (nodes - network.nodes_per_leaf) / (nodes - 1)
+        pairs = max(1.0, network.oversubscription * leaving)
+    return 8 / (used * slowest_bps), ring, pairs
+
+
+def ways_s(
+    measured: Measured, of_algorithms: Mapping[str, Needs], sizes: ArrayLike
+) -> tuple[list[tuple[str, Protocol]], Floats]:
+    """Return each algorithm by each protocol, and in a row for each the times for these sizes."""
+    size = np.asarray(sizes, np.float64)
+    ways, rows = [], []
+    for name, need in of_algorithms.items():
+        between_s = need.between_s + measured.pair_share * need.pair_s
+        share = measured.tree_share if need.is_tree else 1.0
+        for protocol in measured.protocols:
+            fixed_s = (
+                protocol.startup_s
+                + protocol.inside_hop_s * need.inside_hops
+                + protocol.between_hop_s * need.between_hops
+            )
+            byte_s = max(need.inside_s / protocol.inside_share, between_s / protocol.between_share)
+            ways.append((name, protocol))
+            rows.append(fixed_s + size * byte_s / share)
+    return ways, np.stack(rows)
+
+
+def beside_protocols(
+    measured: Measured, op: str, cluster: Cluster, workers: int, sizes: Sequence[float]
+) -> Floats:
+    """Return how much longer than the protocols say tables lead to expect, as factors of time."""
+    inside = workers <= cluster.devices_per_node
+    alike = [
+        table
+        for table in measured.shown
+        if table.op == op and (table.workers <= cluster.devices_per_node) == inside
+    ]
+    if not alike:
+        return np.ones(len(sizes))
+    at = np.log2([table.workers for table in alike])
+    rows = [np.interp(np.log(sizes), np.log(table.bytes), np.log(table.times)) for table in alike]
+    alikeness = np.exp(-np.abs(at[:, None] - at) / _REACH) + _OWN_NOISE * np.eye(len(at))
+    weight = np.linalg.solve(alikeness, np.exp(-np.abs(np.log2(workers) - at) / _REACH))
+    return np.asarray(np.exp(weight @ np.array(rows)))
+
+
+def usual(cluster: Cluster) -> Measured:
+    """Return what libraries take on links of these kinds, where no table of the machine says it.
+
+    What a description says of payload and of long ways between nodes stays.
+    """
+    own = 1.0 if cluster.inside is None else cluster.inside.payload_share
+    nics, large = cluster.nics, USUAL_PROTOCOLS[-1]
+    longer_s = max(nics.latency_s - 5e-6, 0.0)  # TCP over a cloud's network, not an adapter's
+    inside = own / large.inside_share if own != 1 else 1.0
+    between = nics.payload_share / large.between_share if nics.payload_share != 1 else 1.0
+    return Measured(
+        protocols=tuple(
+            Protocol(
+                name=each.name,
+                startup_s=each.startup_s,
+                inside_hop_s=each.inside_hop_s,
+                between_hop_s=each.between_hop_s + longer_s,
+                inside_share=each.inside_share * inside,
+                between_share=each.between_share * between,
+            )
+            for each in USUAL_PROTOCOLS
+        ),
+        tree_share=USUAL_TREE_SHARE,
+        pair_share=USUAL_PAIR_SHARE,
+        spread=_OF_USUAL,
+        source="",
+    )
+
+
+def library_time(op: str, cluster: Cluster, size_bytes: int, workers: int) -> LibraryTime:
+    """Time a collective as the cluster's tables say, or as libraries usually do on such links."""
+    if workers == 1:
+        return LibraryTime(algorithm=names(op)[0], time_s=0.0, low_s=0.0, high_s=0.0)
+    measured = cluster.measured or usual(cluster)
+    of_algorithms = needs(op, cluster, workers)
+    ways, times_s = ways_s(measured, of_algorithms, [max(size_bytes, 1)])
+    best = int(np.argmin(times_s[:, 0]))
+    algorithm, protocol = ways[best]
+    sizes = [float(max(size_bytes, 1))]
+    time_s = float(times_s[best, 0] * beside_protocols(measured, op, cluster, workers, sizes)[0])
+    off = math.exp(_WIDTH * _spread(measured, op, cluster, size_bytes, workers))
+    need = of_algorithms[algorithm]
+    is_inside = need.inside_s / protocol.inside_share > need.between_s / protocol.between_share
+    return LibraryTime(
+        algorithm=algorithm,
+        protocol=protocol.name,
+        busiest=LINK_KINDS[IN_NODE if is_inside else NIC],
+        time_s=time_s,
+        low_s=time_s / off,
+        high_s=time_s * off,
+    )
+
+
+def _spread(measured: Measured, op: str, cluster: Cluster, size: int, workers: int) -> float:
+    """Return the standard deviation of the logarithm of a time."""
+    of_small = _OF_SMALL if measured.shown else _OF_SMALL_AND_USUAL
+    terms = [measured.spread, of_small if size < _SMALL_BYTES else 0.0]
+    if measured.shown:
+        inside = workers <= cluster.devices_per_node
+        side = [
+            table
+            for table in measured.shown
+            if (table.workers <= cluster.devices_per_node) == inside
+        ]
+        of_op = [table for table in side if table.op == op]
+        near = of_op or side or measured.shown
+        away = min(abs(math.log2(workers / table.workers)) for table in near)
+        terms.append(_OF_DOUBLING * away)
+        terms += [_OF_OTHER_OP] * (not of_op) + [_OF_OTHER_SIDE] * (not side)
+    return math.hypot(*terms)
+
+
+def with_usual(cluster: Cluster) -> Cluster:
+    """Return a cluster with the usual start-up, and shares of the line rates, if it states none."""
+    large, inside, nics = usual(cluster).protocols[-1], cluster.inside, cluster.nics
+    if inside is not None and inside.payload_share == 1:
+        inside = replace(inside, payload_share=large.inside_share)
+    if nics.payload_share == 1:
+        nics = replace(nics, payload_share=large.between_share)
+    return replace(cluster, startup_s=large.startup_s, inside=inside, nics=nics)
+
+
+def around(time_s: float, cluster: Cluster, op: str, workers: int) -> tuple[float, float]:
+    """Return what a machine may take for what an engine on links without a library's costs says.
+
+    It is hardly quicker. It may have the usual start-up and hops of a slow protocol, and fill links
+    as little as the machines in public tables that fill them least.
+    """
+    if workers == 1 or time_s == 0:
+        return time_s, time_s
+    beyond_s = USUAL_PROTOCOLS[-1].startup_s
+    if op in FITTED_OPS and not isinstance(cluster.network, Torus):
+        times_s = ways_s(usual(cluster), needs(op, cluster, workers), [0.0])[1]
+        beyond_s = max(beyond_s, float(times_s.max()))
+    return time_s * _QUICKER, time_s / _LEAST_FILLED + beyond_s

@@ -1,0 +1,228 @@
+"""A cluster is fitted to measured tables, and predicts other sizes and device counts."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fullwire as fw
+from fullwire.clusters import cluster
+from fullwire.clusters.cluster import Cluster
+from fullwire.clusters.description import as_toml, described
+from fullwire.clusters.measured import Measured
+from fullwire.collectives.fitting import Table, fitted
+from fullwire.collectives.library import USUAL_PROTOCOLS, library_time, needs, usual, ways_s
+
+ECHO = Path(__file__).parents[3] / "shared/data/llm/nccl_multi_node_a100.csv"
+SIZES = [2**power for power in range(10, 33)]
+
+
+def a_machine(nodes: int = 16) -> Cluster:
+    """A cluster whose library starts, hops and fills as no usual one does."""
+    where = replace(cluster("dgx-h100", nodes), measured=None)
+    found = usual(where)
+    slower = [
+        replace(
+            each,
+            startup_s=1.6 * each.startup_s,
+            between_hop_s=2 * each.between_hop_s,
+            between_share=0.7 * each.between_share,
+        )
+        for each in found.protocols
+    ]
+    return replace(where, measured=replace(found, protocols=tuple(slower)))
+
+
+def a_table(machine: Cluster, workers: int, op: str = "allreduce") -> Table:
+    points = [(size, library_time(op, machine, size, workers).time_s) for size in SIZES]
+    return Table(op=op, workers=workers, points=tuple(points), source=f"{op}_{workers}.log")
+
+
+def errors(found: Cluster, table: Table, least: int = 2**16) -> list[float]:
+    return [
+        abs(library_time(table.op, found, size, table.workers).time_s / time_s - 1)
+        for size, time_s in table.points
+        if size >= least
+    ]
+
+
+def nccl_text(table: Table, per_host: int = 8, whole: bool = True) -> str:
+    """Print a table as nccl-tests does."""
+    ranks = [
+        f"#  Rank {rank:2} Group  0 Pid {rank} on host{rank // per_host} device "
+        f"{rank % per_host} [0x00] H100"
+        for rank in range(table.workers)
+    ]
+    rows = [
+        f"{size:12} {size // 4:12} float sum -1 {time_s * 1e6:.2f} {size / time_s / 1e9:.2f} "
+        f"{size / time_s / 1e9:.2f} 0 {time_s * 1e6:.2f} 1.0 1.0 0"
+        for size, time_s in table.points
+    ]
+    head = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
+    end = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1"] if whole else []
+    lines = ["# nThread 1 nGpus 1", *ranks, "# all_reduce_perf", head, *rows, *end]
+    return "\n".join(lines) + "\n"
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_two_tables_tell_other_device_counts() -> None:
+    machine = a_machine()
+    found = fitted(replace(machine, measured=None), [a_table(machine, n) for n in (16, 64)])
+    for workers in (8, 32, 128):
+        assert np.median(errors(found, a_table(machine, workers))) < 0.05
+    before = replace(machine, measured=None)
+    assert np.median(errors(before, a_table(machine, 128))) > 0.2
+
+
+def test_a_fitted_machine_is_within_its_interval_and_a_far_count_is_less_sure() -> None:
+    machine = a_machine()
+    found = fitted(replace(machine, measured=None), [a_table(machine, n) for n in (8, 16)])
+    widths, holds = {}, []
+    for workers in (16, 64, 128):
+        for size, time_s in a_table(machine, workers).points:
+            said = library_time("allreduce", found, size, workers)
+            holds.append(said.low_s <= time_s <= said.high_s)
+            widths[workers] = said.high_s / said.low_s
+    assert sum(holds) >= 0.85 * len(holds)
+    assert widths[128] > widths[16]
+
+
+def test_a_size_at_which_the_library_chooses_badly_is_carried_over() -> None:
+    machine = a_machine()
+    odd = 2**17
+    table = a_table(machine, 32)
+    points = [(size, time_s * (2 if size == odd else 1)) for size, time_s in table.points]
+    found = fitted(replace(machine, measured=None), [replace(table, points=tuple(points))])
+    usual_s = library_time("allreduce", machine, odd, 64).time_s
+    assert library_time("allreduce", found, odd, 64).time_s == pytest.approx(1.6 * usual_s, rel=0.2)
+    assert library_time("allreduce", found, 2**26, 64).time_s == pytest.approx(
+        library_time("allreduce", machine, 2**26, 64).time_s, rel=0.1
+    )
+
+
+def test_a_fitted_file_is_an_ordinary_cluster_that_reads_back_equal() -> None:
+    found = fitted(replace(a_machine(), measured=None), [a_table(a_machine(), 16)])
+    assert described(as_toml(found), "fitted.toml") == found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("inside_share = 0.22", "inside_share = 9.0", "inside_share: expected above 0, up to 4"),
+        ("tree_share = 0.9", "tree_share = true", "measured.tree_share: expected a number"),
+        ("spread", "spraed", "measured.spraed: no such key, is spread meant"),
+    ],
+)
+def test_a_mistake_in_what_was_measured_is_named(old: str, new: str, sentence: str) -> None:
+    measured = usual(cluster("dgx-h100"))
+    text = as_toml(replace(cluster("dgx-h100"), measured=replace(measured, source="a.log")))
+    assert old in text
+    with pytest.raises(fw.UsageError, match=sentence):
+        described(text.replace(old, new), "ours.toml")
+
+
+def test_a_ring_has_two_hops_a_rank_and_a_tree_has_few() -> None:
+    where = cluster("dgx-h100", 16)
+    of = needs("allreduce", where, 128)
+    ring, tree = of["multi-ring"], of["hierarchical-tree"]
+    assert (ring.inside_hops, ring.between_hops) == (254 - 32, 32)
+    assert (tree.inside_hops, tree.between_hops) == (14, 8)
+    measured = Measured(
+        protocols=USUAL_PROTOCOLS, tree_share=0.9, pair_share=0.5, spread=0.1, source=""
+    )
+    _, times_s = ways_s(measured, of, [1024.0, 2.0**33])
+    assert times_s[0, 0] > times_s[3, 0]
+    assert times_s[2, 1] < times_s[5, 1]
+
+
+def test_nodes_that_are_not_full_cost_what_their_few_nics_carry() -> None:
+    where = cluster("gb200-nvl72")
+    full, half = (library_time("allreduce", where, 2**30, workers).time_s for workers in (144, 128))
+    assert 0.9 * full < half < 2 * full
+    one_more = needs("allreduce", where, 73)["multi-ring"]
+    assert one_more.between_s == pytest.approx(2 * 72 / 73 * 8 / 400e9)
+
+
+def test_a_fit_reads_nccl_tests_osu_and_our_own_bench(tmp_path: Path) -> None:
+    machine = a_machine()
+    ours = written(tmp_path / "ours.log", nccl_text(a_table(machine, 16)))
+    rows = "\n".join(f"{size} {time_s * 1e6:.2f}" for size, time_s in a_table(machine, 64).points)
+    osu = written(
+        tmp_path / "osu.txt",
+        f"$ mpirun -np 64 osu_allreduce\n# OSU MPI Allreduce Latency Test v7.5\n"
+        f"# Size       Avg Latency(us)\n{rows}\n",
+    )
+    bench = {"workers": 2, "rows": [{"bytes": 2**20, "ours_s": 1e-3, "theirs_s": 2e-3}]}
+    of_bench = written(tmp_path / "bench.json", json.dumps(bench))
+    found = fw.fit_cluster([ours, osu], cluster="dgx-h100")
+    assert {(each.op, each.workers) for each in found.residuals} == {
+        ("allreduce", 16),
+        ("allreduce", 64),
+    }
+    assert fw.fit_cluster([of_bench], devices_per_node=1).cluster.devices == 2
+
+
+def test_without_a_description_the_hosts_of_a_table_say_how_many_devices_share_one(
+    tmp_path: Path,
+) -> None:
+    ours = written(tmp_path / "ours.log", nccl_text(a_table(a_machine(), 16)))
+    found = fw.fit_cluster([ours])
+    assert (found.cluster.nodes, found.cluster.devices_per_node) == (2, 8)
+    path = written(tmp_path / "fitted.toml", as_toml(found.cluster))
+    said = fw.collective("allreduce", bytes="64MiB", workers=64, cluster=path)
+    assert said.level == "tables"
+    assert said.interval is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"devices_per_node": 4}, "devices_per_node: dgx-h100 states 8, got --devices-per-node 4"),
+        ({"cluster": "gb200-nvl72"}, "16 ranks on 2 hosts, and devices_per_node = 72"),
+        ({"cluster": "p3dn"}, r"line \d+: allreduce of .*nics.rate of p3dn"),
+    ],
+)
+def test_tables_that_contradict_the_description_are_refused(
+    tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
+    ours = written(tmp_path / "ours.log", nccl_text(a_table(a_machine(), 16)))
+    asked: dict[str, object] = {"cluster": "dgx-h100", **changes}
+    with pytest.raises(fw.UsageError, match=sentence):
+        fw.fit_cluster([ours], **asked)  # type: ignore[arg-type]
+
+
+def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
+    text = nccl_text(a_table(a_machine(), 16))
+    for number, cut in enumerate((text[: len(text) * 2 // 3], text[:300])):
+        with pytest.raises(fw.DamagedInput):
+            fw.fit_cluster([written(tmp_path / f"cut{number}.log", cut)], cluster="dgx-h100")
+    with pytest.raises(fw.UsageError, match="expected a file"):
+        fw.fit_cluster([tmp_path / "none.log"], cluster="dgx-h100")
+
+
+def test_a_real_machine_is_predicted_from_two_tables() -> None:
+    if not ECHO.exists():
+        pytest.skip(f"the tables of a real machine are not at {ECHO}")
+    points = defaultdict(list)
+    with ECHO.open() as file:
+        for row in csv.DictReader(file):
+            points[int(row["gpus"])].append((int(row["size"]), float(row["oop_time_us"]) * 1e-6))
+    tables = {
+        workers: Table(op="allreduce", workers=workers, points=tuple(sorted(rows)), source="echo")
+        for workers, rows in points.items()
+    }
+    where = replace(cluster("dgx-a100", 16), startup_s=0.0)
+    found = fitted(where, [tables[8], tables[32]])
+    off = [each for workers in (16, 64, 128) for each in errors(found, tables[workers])]
+    assert np.median(off) < 0.10
+    assert np.quantile(off, 0.9) < 0.25

@@ -1,0 +1,202 @@
+"""Tables of real machines against their descriptions, and against fits to two of their tables.
+
+    .venv/bin/python -m validation.machines ../shared/data/llm ../shared/data/nccl
+
+An argument is a file that `fullwire cluster fit` reads, or a folder of them: one machine. A file
+`cluster.toml` beside its tables describes it. The CSV files of ../shared/data/llm hold several
+machines. Described: every size from 16 MiB, and the share that is in its interval. Fitted: to each
+two device counts of an operation in turn, judged from 64 KiB on the other device counts.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from fullwire.answers.cluster_fit import fit_cluster, tables_in
+from fullwire.clusters import cluster
+from fullwire.clusters.cluster import Cluster, Inside
+from fullwire.collectives.fitting import Table, fitted
+from fullwire.collectives.library import FITTED_OPS, library_time
+from fullwire.errors import DamagedInput, UsageError
+from validation import arguments, results
+
+KIB, MIB = 2**10, 2**20
+DESCRIBED_FROM, FITTED_FROM = 16 * MIB, 64 * KIB
+MULTI_NODE, IN_NODE = "nccl_multi_node_a100.csv", "nccl_in_node.csv"
+# Of data sheets: what a device sends over the links of its node, each way.
+INSIDE_GB_S = {"a100": 300, "h100": 450, "h200": 450, "b200": 900, "b300": 900, "gb200": 900}
+INSIDE_GB_S["gb300"] = 900
+OPS = {"all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reducescatter"}
+OPS["alltoall"] = "alltoall"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Tables of one machine; described where its specification is known."""
+
+    name: str
+    described: Cluster | None
+    tables: tuple[Table, ...]
+
+
+@dataclass(slots=True)
+class Judged:
+    """Relative errors of times, and whether the interval held each."""
+
+    errors: list[float] = field(default_factory=list)
+    holds: list[bool] = field(default_factory=list)
+
+    def add(self, where: Cluster, table: Table, least: int) -> None:
+        """Predict the sizes of a table from this one on."""
+        for size, time_s in table.points:
+            if size >= least:
+                said = library_time(table.op, where, size, table.workers)
+                self.errors.append(said.time_s / time_s - 1)
+                self.holds.append(said.low_s <= time_s <= said.high_s)
+
+    def cells(self) -> list[results.Cell]:
+        """Return sizes, median, p90 and coverage as they are shown."""
+        if not self.errors:
+            return [0, "", "", ""]
+        off = np.abs(self.errors)
+        shares = (np.median(off), np.quantile(off, 0.9), np.mean(self.holds))
+        return [len(off), *(f"{float(share):.1%}" for share in shares)]
+
+
+def machines(places: Sequence[Path]) -> Iterator[Machine]:
+    """Read the machines of these files and folders; files beside each other are of one machine."""
+    folders: dict[Path, list[Path]] = defaultdict(list)
+    for place in places:
+        files = sorted(place.iterdir()) if place.is_dir() else [place]
+        for path in files:
+            if path.name == MULTI_NODE:
+                yield multi_node_a100(path)
+            elif path.name == IN_NODE:
+                yield from in_node(path)
+            elif path.suffix not in (".csv", ".xz", ".md", ".toml") and path.is_file():
+                folders[path.parent].append(path)
+    for folder, files in folders.items():
+        tables = []
+        for path in files:
+            try:
+                tables += tables_in(path)
+            except (DamagedInput, UsageError) as error:
+                print(f"left out: {error}")
+        tables = [each for each in tables if each.op in FITTED_OPS and each.workers > 1]
+        if tables:
+            described = folder / "cluster.toml"
+            where = cluster(described) if described.exists() else None
+            if folder.name == "nccl" and where is None:
+                where = stated("dgx-a100", 1)
+            yield Machine(folder.name, where, tuple(tables))
+
+
+def stated(name: str, nodes: int) -> Cluster:
+    """Return a built-in cluster as its data sheet states it: no start-up, line rates."""
+    known = replace(cluster(name, nodes), startup_s=0.0)
+    assert known.inside is not None
+    return replace(known, inside=replace(known.inside, payload_share=1.0))
+
+
+def multi_node_a100(path: Path) -> Machine:
+    """Read the tables of NetX-lab/Echo: 8 A100 and 8 NICs of 200 Gbps a node."""
+    points: dict[int, dict[int, float]] = defaultdict(dict)
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            points[int(row["gpus"])][int(row["size"])] = float(row["oop_time_us"]) * 1e-6
+    tables = [a_table("allreduce", workers, rows) for workers, rows in points.items()]
+    many = tuple(each for each in tables if each.workers > 1)
+    return Machine("Echo, A100 on 16 nodes", stated("dgx-a100", 16), many)
+
+
+def in_node(path: Path) -> Iterator[Machine]:
+    """Read the tables of ai-dynamo/aiconfigurator, of two-byte elements within a node."""
+    points: dict[str, dict[tuple[str, int], dict[int, float]]] = defaultdict(dict)
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            if row["dtype"] == "half":
+                key = OPS[row["op"]], int(row["num_gpus"])
+                of_size = points[row["gpu"]].setdefault(key, {})
+                of_size[2 * int(row["message_size"])] = float(row["latency_ms"]) * 1e-3
+    for gpu, of_tables in points.items():
+        rate_bps = 8e9 * INSIDE_GB_S[gpu.removesuffix("_sxm")]
+        where = replace(
+            stated("dgx-h100", 1),
+            name=gpu,
+            inside=Inside(kind="switch", rate_bps=rate_bps, latency_s=1e-6),
+        )
+        tables = [a_table(op, workers, rows) for (op, workers), rows in of_tables.items()]
+        yield Machine(f"aiconfigurator, {gpu}", where, tuple(tables))
+
+
+def a_table(op: str, workers: int, rows: dict[int, float]) -> Table:
+    """Make a table of sizes and times."""
+    return Table(op=op, workers=workers, points=tuple(sorted(rows.items())), source=op)
+
+
+def judged(machine: Machine) -> tuple[Judged, Judged]:
+    """Judge a machine as described, and fitted to each two of its device counts."""
+    described, of_fits = Judged(), Judged()
+    if machine.described is not None:
+        for table in machine.tables:
+            described.add(machine.described, table, DESCRIBED_FROM)
+    for op in dict.fromkeys(table.op for table in machine.tables):
+        tables = {table.workers: table for table in machine.tables if table.op == op}
+        for pair in itertools.combinations(tables, 2):
+            shown = [tables[workers] for workers in pair]
+            others = [tables[workers] for workers in tables if workers not in pair]
+            if not others:
+                continue
+            where = machine.described or made(shown)
+            found = fitted(where, shown)
+            for table in others:
+                of_fits.add(found, table, FITTED_FROM)
+    return described, of_fits
+
+
+def made(tables: Sequence[Table]) -> Cluster:
+    """Make a cluster of tables without a description: their files say how many share a node."""
+    return fit_cluster(list(dict.fromkeys(table.source for table in tables))).cluster
+
+
+def main() -> None:
+    """Print a line for each machine, and write the result."""
+    taken = arguments.parser(__doc__)
+    taken.add_argument("tables", nargs="+", type=Path)
+    columns = ["machine", "device counts"]
+    columns += [f"described, {name}" for name in ("sizes", "median", "p90", "coverage")]
+    columns += [f"fitted, {name}" for name in ("sizes", "median", "p90", "coverage")]
+    print(" | ".join(columns))
+    rows, all_fits, all_described = [], Judged(), Judged()
+    for machine in machines(taken.parse_args().tables):
+        described, of_fits = judged(machine)
+        counts = ", ".join(map(str, sorted({table.workers for table in machine.tables})))
+        rows.append([machine.name, counts, *described.cells(), *of_fits.cells()])
+        print(" | ".join(map(str, rows[-1])))
+        for whole, part in ((all_fits, of_fits), (all_described, described)):
+            whole.errors += part.errors
+            whole.holds += part.holds
+    rows.append(["all", "", *all_described.cells(), *all_fits.cells()])
+    print(" | ".join(map(str, rows[-1])))
+    if all_fits.errors:
+        results.write(
+            "machines",
+            claim="Two tables of a machine predict its other device counts.",
+            anchor="public tables of nccl-tests and alike; each two device counts fitted in turn, "
+            "the others judged from 64 KiB. Start-ups and widths of intervals were chosen on these "
+            "machines.",
+            measure="relative error of the time",
+            tables=[results.Table(columns=columns, rows=rows)],
+            **results.said_of(all_fits.errors, all_fits.holds),
+        )
+
+
+if __name__ == "__main__":
+    main()
