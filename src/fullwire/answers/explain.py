@@ -423,10 +423,11 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     return rates | others
 
 
-# How far T1 of one run may be off, below and above, as shares of it.
+# How far T1 of one run may be off, below and above, as shares of it. Of 13 cells of
+# validation/contention.py, 2 or 4 ranks on two processors, 11 were within it with probe steps.
 _OFF: Mapping[CrowdingSource, tuple[float, float]] = {
-    "probe steps": (0.10, 0.10),
-    "run delay": (0.20, 0.10),  # work beside memory traffic is slower, too
+    "probe steps": (0.30, 0.30),
+    "run delay": (0.40, 0.30),  # work beside memory traffic is slower, too
     "none": (0.40, 0.10),  # on processors; devices compute beside communication nearly as alone
 }
 _OFF_ON_DEVICES = (0.10, 0.05)
