@@ -4,8 +4,8 @@ Each cell is a small training in the lab (jobs/crowded.py), recorded with probe 
 with one worker right after it. The scaling factor that the first run tells by itself is held
 against the one that both tell together. Runs stay in DIRECTORY, and what is there already is not
 recorded again; with --seconds, recording stops after so long, and a later call goes on. Every other
-cell counts as fitted: who chooses the width of intervals (`answers/explain.py`) may look at these, and
-the others judge. From the root of a checkout.
+cell counts as fitted: who chooses the width of intervals (`answers/explain.py`) may look at these,
+and the others judge. From the root of a checkout.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ELIDED = "..."
-WIDTH = "100"  # of the terminal that blocks are written for
+WIDTH = "80"  # of the terminal that blocks are written for
 LONGEST_S = 300.0
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 _MEASURING = re.compile(r"fullwire (?:lab|record|bench|study|tune|watch|doctor)\b|torchrun\b")

@@ -15,17 +15,17 @@ from docs.making.blocks import ROOT, printed_by, session, workplace
 
 PICTURE = ROOT / "docs/pictures/answer.svg"
 _WIDE, _HIGH, _LEFT, _TOP = 8.4, 19, 18, 34
-_COLUMNS = 102
+_COLUMNS = 84
 _INK, _PAPER, _BAR, _BLAMED = "#d7dce2", "#15191f", "#5b8bd0", "#e0a23c"
-_UNTIL = "Scaling factor"
-_FIXES = 4
 
 
 def picture(run: Path) -> str:
-    """Draw the sentence, the account and the first fixes of a run."""
+    """Draw the first screen of the answer."""
     command = f"fullwire explain {run.name}"
     printed = printed_by(command, run.parent)
-    lines = [f"$ {command}", "", *first_screen(printed)]
+    # The rules below headings stay out: text alone is drawn, and bars.
+    screen = [line for line in printed.splitlines() if not line.startswith("─")]
+    lines = [f"$ {command}", "", *screen]
     height = _TOP + _HIGH * len(lines) + 8
     rows = "\n".join(_row(line, number) for number, line in enumerate(lines))
     return (
@@ -34,16 +34,6 @@ def picture(run: Path) -> str:
         f"<title>{html.escape(lines[2])}</title>\n"
         f'<rect width="100%" height="100%" rx="8" fill="{_PAPER}"/>\n{rows}\n</svg>\n'
     )
-
-
-def first_screen(printed: str) -> list[str]:
-    """Keep the sentence, the account and the first fixes."""
-    lines = printed.splitlines()
-    account = lines[: next(n for n, line in enumerate(lines) if line.startswith(_UNTIL))]
-    fixes = next(n for n, line in enumerate(lines) if line.startswith("What would help"))
-    kept = [*lines[fixes : fixes + 2], *lines[fixes + 3 : fixes + 3 + _FIXES]]
-    end = kept[1].index("setting")  # how a fix is set takes more width than a picture has
-    return [*account, *(line[:end].rstrip() for line in kept)]
 
 
 def _row(line: str, number: int) -> str:

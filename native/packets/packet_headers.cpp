@@ -78,6 +78,12 @@ std::uint16_t announced_in(Bytes options) {
     return 0;
 }
 
+// Services by number: reliable, and extended reliable (XRC), which processes of a host share.
+constexpr int kConnected = 0, kExtended = 5;
+
+// Answers to reads, which the other side numbers.
+bool is_roce_answer(int operation) { return operation >= 13 && operation <= 16; }
+
 // What stands between the base transport header and the payload, by operation; -1 where there is
 // no payload (InfiniBand specification, volume 1, chapter 9).
 int roce_extension(std::uint8_t opcode) {
@@ -90,8 +96,10 @@ int roce_extension(std::uint8_t opcode) {
         -1, 4, 4};               // reserved; send with invalidate
     const int operation = opcode & 31;
     const int service = opcode >> 5;
-    if (service > 3 || operation >= 24 || kBytes[operation] < 0) return -1;
-    return kBytes[operation] + (service == 3 ? 8 : 0);  // datagrams name their queue
+    if ((service > 3 && service != kExtended) || operation >= 24 || kBytes[operation] < 0) return -1;
+    // Datagrams name their queue, and what is extended, in all but answers, the one that it is for.
+    const bool is_asked = service == kExtended && !is_roce_answer(operation);
+    return kBytes[operation] + (service == 3 ? 8 : 0) + (is_asked ? 4 : 0);
 }
 
 // So that nobody can write a capture whose flows all have one place.
@@ -502,7 +510,7 @@ void Reader::roce(const Frame& frame, std::size_t at, std::size_t end,
                       FlowKey& key) {
     const std::uint8_t* const header = frame.data.data() + at;
     const int operation = header[0] & 31;
-    const bool is_answer = operation >= 13 && operation <= 16;  // numbered by the other side
+    const bool is_answer = is_roce_answer(operation);
     const int extension = roce_extension(header[0]);
     const std::size_t pad = header[1] >> 4 & 3;
     const std::size_t around = 12 + static_cast<std::size_t>(std::max(extension, 0)) + pad + 4;
@@ -514,7 +522,8 @@ void Reader::roce(const Frame& frame, std::size_t at, std::size_t end,
     segment.sequence = big32(header + 8) & 0xffffff;
     if (has_data) {
         segment.payload = static_cast<std::uint32_t>(end - at - around);
-        segment.flags = header[0] >> 5 == 0 ? kReliable : 0;
+        const int service = header[0] >> 5;
+        segment.flags = service == kConnected || service == kExtended ? kReliable : 0;
     } else {
         segment.flags = kNoData;
     }

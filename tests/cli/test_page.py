@@ -96,7 +96,7 @@ def test_the_waterfall_is_the_account(chromium: Browser, job: Run, tmp_path: Pat
     assert [width for _, width in pieces] == pytest.approx(shares, rel=1e-4)
     assert [left for left, _ in pieces] == pytest.approx(np.cumsum([0, *shares[:-1]]), abs=1e-3)
     blamed = chromium.run("document.querySelector('.fall .blamed .name').innerText")
-    assert blamed.startswith("waiting for the latest")
+    assert blamed.startswith("straggler")
 
 
 def test_what_would_help_is_held_against_the_step_that_it_is_predicted_from(

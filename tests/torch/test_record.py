@@ -225,6 +225,23 @@ def test_a_hook_with_several_collectives_trains_to_the_same_bits(tmp_path: Path)
 
 
 @needs_torch
+@pytest.mark.parametrize(
+    ("loaded", "framework"),
+    [
+        (["transformers.trainer"], "transformers"),
+        (["accelerate.state", "used"], "accelerate"),
+        (["accelerate.state"], None),  # as a model of transformers loads it
+        (["json"], None),
+    ],
+)
+def test_the_framework_that_runs_the_job_is_noted(
+    tmp_path: Path, loaded: list[str], framework: str | None
+) -> None:
+    run, _ = recorded(tmp_path, *together(1, "framework.py", *loaded))
+    assert run.facts.framework == framework
+
+
+@needs_torch
 def test_a_compiled_model_trains_as_it_would(tmp_path: Path) -> None:
     run, _ = recorded(tmp_path, *together(1, "ddp.py", "compiled", compiler=True))
     assert run.complete

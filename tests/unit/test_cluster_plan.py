@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fullwire.clusters import cluster
 from fullwire.collectives.cost import bus_factor
-from fullwire.collectives.plan import plan
+from fullwire.collectives.plan import plan, plan_on
 from fullwire.collectives.registry import OPS, names
 from fullwire.collectives.stages import Layout, Plan, execute
 from fullwire.errors import UsageError
@@ -167,3 +168,19 @@ def test_what_cannot_be_stated_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         plan(op, algorithm, layout)
+
+
+@pytest.mark.parametrize("workers", [9, 12, 15, 20])
+@pytest.mark.parametrize("op", ["allreduce", "reducescatter", "allgather"])
+def test_rings_of_nics_go_over_a_last_node_that_is_not_full(op: str, workers: int) -> None:
+    stated = plan_on(op, "multi-ring", cluster("dgx-h100", 4), workers)
+    vectors = np.random.default_rng(1).integers(0, 100, (workers, stated.blocks))
+    held = execute(stated, vectors)
+    if op == "allreduce":
+        assert (held == vectors.sum(axis=0)).all()
+    else:  # rank r begins or ends with the r-th piece of the message
+        own = np.repeat(np.arange(workers), stated.blocks // workers)
+        pieces = np.arange(stated.blocks)
+        expected = vectors.sum(axis=0) if op == "reducescatter" else vectors[own, pieces]
+        assert (held[own, pieces] == expected).all()
+    assert len(stated.stages) == workers % 8  # as many NICs as the last node uses

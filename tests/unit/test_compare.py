@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,8 @@ def test_the_command_takes_several_recordings_of_each(cli: Cli, tmp_path: Path) 
         fw.write(run, tmp_path / f"{number}.run")
         for number, run in enumerate((*recorded(100, 0, 0.01), *recorded(80, 0, 0.01, seed=9)))
     ]
-    done = cli("compare", *places[:2], "--", *places[2:])
+    wide = os.environ | {"COLUMNS": "300"}
+    done = cli("compare", *places[:2], "--", *places[2:], env=wide)
     assert done.returncode == 0, done.stderr
     assert "more than noise" in done.stdout
     assert all(str(place) in done.stdout for place in places)
@@ -268,9 +270,7 @@ def test_the_command_takes_several_recordings_of_each(cli: Cli, tmp_path: Path) 
 def test_the_command_says_which_part_of_the_step_changed(cli: Cli, tmp_path: Path) -> None:
     places = [fw.write(a_trained_job(late_ms=late), tmp_path / f"{late}.run") for late in (0, 60)]
     done = cli("compare", *places)
-    [line] = [
-        each for each in done.stdout.splitlines() if each.startswith("waiting for the latest")
-    ]
+    [line] = [each for each in done.stdout.splitlines() if each.startswith("straggler")]
     late_s = fw.explain(places[1]).account["straggler"]
     assert line.split()[-2:] == [f"+{1e3 * late_s:.4g}", "ms"]
     told = json.loads(cli("compare", *places, "--json").stdout)

@@ -36,7 +36,7 @@ def judged_with(crowded_share: float) -> Verdict:
 def test_contention_is_the_verdict_where_it_is_the_largest_loss() -> None:
     found = judged_with(0.4)
     assert found.kind == "contention"
-    assert "it 40 ms of every 146 ms step (27.4%)" in found.sentence
+    assert "cost it 27% of each step" in found.sentence
     assert "Another 34 ms (23.3%) is lost to the host" in found.sentence
 
 

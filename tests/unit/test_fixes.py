@@ -88,7 +88,7 @@ def a_storm() -> Run:
 def test_many_small_sums_can_be_joined() -> None:
     storm = a_storm()
     joined = fixes_of(storm)["joining"]
-    assert sentence(joined) == "40 small all-reduces of a step joined into one"
+    assert sentence(joined) == "40 small all-reduces as one"
     sent_s = 4 * 8e6 * 2 * (3 - 1) / 3 / 10e9
     uncalled_s = 39 * 0.2e-3
     assert joined.low_s < joined.step_s < min(joined.high_s, 0.142)
@@ -142,7 +142,7 @@ def beside_ddp(op: str, *, in_steps: tuple[int, ...] = (0, 1, 2, 3, 4, 5), at_ms
 )
 def test_small_collectives_of_one_kind_can_be_joined(op: str, named: str) -> None:
     found = fixes_of(beside_ddp(op, at_ms=120))["joining"]
-    assert sentence(found) == f"30 small {named} of a step joined into one"
+    assert sentence(found) == f"30 small {named} as one"
     uncalled_s = 29 * 0.1e-3
     assert found.step_s < 0.146 - uncalled_s
     assert "joining" not in fixes_of(beside_ddp("alltoall", at_ms=120))
@@ -248,7 +248,7 @@ def test_ranks_that_are_late_in_turns_cost_what_one_that_always_is_does() -> Non
     assert turns.verdict.kind == one.verdict.kind == "straggler"
     assert turns.predicted_from_s == one.predicted_from_s
     fix, by_turns = fixes_of(always)["straggler"], fixes_of(in_turns(always))["straggler"]
-    assert sentence(by_turns) == "no rank slower than the usual one"
+    assert sentence(by_turns) == "no late rank"
     assert by_turns.step_s == pytest.approx(fix.step_s)
     assert fix.step_s == pytest.approx(one.step_s - 0.060)
 

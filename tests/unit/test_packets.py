@@ -242,6 +242,29 @@ def test_roce_counts_each_packet_once_across_the_wrap(capture: Path) -> None:
     assert run.facts.retransmitted_bytes == 1024
 
 
+@pytest.mark.parametrize(
+    ("opcode", "between"),
+    [
+        (0xA7, 4),  # write middle: the queue that it is for
+        (0xA6, 4 + 16),  # write first: and where to
+        (0xA4, 4),  # send only
+        (0xAE, 0),  # answer to a read, middle
+        (0xAD, 4),  # answer to a read, first
+    ],
+)
+def test_extended_reliable_packets_are_counted_without_their_headers(
+    capture: Path, opcode: int, between: int
+) -> None:
+    """XRC: InfiniBand's opcodes from 0xA0, with a header of 4 bytes more in all but answers."""
+    frames = [
+        p.ethernet(p.ip(p.roce(psn, between + 1024, opcode=opcode), protocol=17))
+        for psn in (1, 2, 3, 4, 3, 5)
+    ]
+    run = read_bytes(capture, p.pcap([(n * 10**7, frame) for n, frame in enumerate(frames)]))
+    assert payload(run) == 5 * 1024
+    assert run.facts.retransmitted_bytes == 1024
+
+
 @pytest.mark.parametrize(("opcode", "missed", "lost"), [(1, 2048, 0), (33, 0, 2048)])
 def test_what_roce_did_not_send_again_was_not_lost(
     capture: Path, opcode: int, missed: int, lost: int

@@ -12,6 +12,7 @@ import fullwire as fw
 from fullwire.report.explanation import print_explanation
 from fullwire.run.facts import Facts
 from fullwire.run.run import Provenance, Run, Spans
+from fullwire.units import show_time
 from fullwire.words import sentence, setting
 from tests.builders import MS, spans
 from tests.trained_jobs import a_trained_job, a_transport, with_long_steps
@@ -58,12 +59,12 @@ def test_what_few_steps_lose_is_the_first_thing_that_would_help(
     )
     assert found.verdict.kind == "host"
     first = found.fixes[0]
-    assert sentence(first) == "the 6 long of 20 steps as short as the others"
+    assert sentence(first) == "6 long steps of 20 like the others"
     assert first.step_s == pytest.approx(found.median_step_s)
     assert found.fixes_from_s == pytest.approx(found.step_s)
     assert all(first.step_s < each.step_s < found.step_s for each in found.fixes[1:])
     print_explanation(found)
-    assert "What would help the mean step, " in capsys.readouterr().out
+    assert f"step (now {show_time(found.step_s)})" in capsys.readouterr().out
 
 
 def test_a_storm_of_few_steps_is_to_be_joined_there() -> None:
@@ -86,7 +87,7 @@ def test_a_storm_of_few_steps_is_to_be_joined_there() -> None:
     collectives = type(rows).joined([job.collectives, storm])
     found = fw.explain(dataclasses.replace(job, collectives=collectives))
     assert found.verdict.kind == "latency"
-    assert sentence(found.fixes[0]) == "the 4 long of 20 steps as short as the others"
+    assert sentence(found.fixes[0]) == "4 long steps of 20 like the others"
     assert "joined into one" in setting(found.fixes[0])
     assert all(fix.step_s > found.fixes[0].step_s for fix in found.fixes[1:])
 
@@ -107,9 +108,10 @@ def test_what_would_help_speaks_of_the_step_that_it_is_predicted_from(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = a_trained_job(a_transport(), steps=20)
-    print_explanation(fw.explain(job))
-    assert "What would help, predicted:" in capsys.readouterr().out
+    found = fw.explain(job)
+    print_explanation(found)
+    assert f"step (median {show_time(found.step_s)})" in capsys.readouterr().out
     print_explanation(fw.explain(with_long_steps(job, every=5, longer_ms=300)))
     shown = capsys.readouterr().out
-    assert "What would help the median step, " in shown
+    assert "step (median " in shown
     assert "that of the median step would be " in shown

@@ -18,7 +18,7 @@ from fullwire.collectives.fitting import LEAST_BYTES, Residual, Table, fitted, r
 from fullwire.collectives.library import FITTED_OPS, USUAL_PROTOCOLS, library_time
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import beginning_of, name_of, path_of
-from fullwire.importers import nccl_tests, osu
+from fullwire.importers import tables as printed_tables
 from fullwire.importers._tables import Table as Printed
 from fullwire.units import show_bytes, show_rate
 
@@ -166,10 +166,9 @@ def _shown(path: Path) -> Iterator[_Shown]:
         of_bench = tuple(sorted({row.bytes: row.ours_s for row in bench.rows}.items()))
         printed = [("allreduce", bench.workers, bench.workers, of_bench)]
     else:
-        reader = osu if osu.looks_like(beginning).score else nccl_tests
         printed = [
             (table.op, table.workers, table.nodes, _points(path, table))
-            for table in reader.read_tables(path)[:_MOST_TABLES]
+            for table in printed_tables(path)[:_MOST_TABLES]
         ]
     for op, workers, nodes, points in printed:
         if not all(size > 0 and time_s > 0 for size, time_s in points):

@@ -69,8 +69,7 @@ def collective(
       says why.
     - `chunks`, `chunk_order`: into how many pieces the vector is cut, `"pipelined"` or `"serial"`.
     - `level`: `"event"` plays every transfer; `"closed"` uses a formula where one is exact.
-      Without a level, an algorithm and chunks, tables say what a library takes: those of a fitted
-      cluster, or public ones where a cluster states no start-up.
+      Without it, tables say what a library takes: a fitted cluster's, or public ones.
     - `reduce_cost`: a file of measured additions, `bytes,seconds` a line.
     - `cluster`, `nodes`: a described cluster, by name or file, and how many nodes it has.
     - `placement`, `order`: ranks `"packed"` or `"scattered"`, or rank r on device `order[r]`.
@@ -95,15 +94,12 @@ def collective(
             raise UsageError("order: expected either an order, or ranks scattered over the leaves")
         order = [int(device) for device in scattered(where)[:among]]
     states_startup = where.startup_s > 0 or where.is_flat
-    by_library = (
-        op in FITTED_OPS
-        and not where.is_torus
-        and (level, chunks, order, reduce_cost) == (None, 1, None, None)
-    )
+    has_library = op in FITTED_OPS and not where.is_torus and level is None
+    by_library = has_library and (chunks, order, reduce_cost) == (1, None, None)
     is_fitted = where.measured is not None and algorithm in (None, AUTO)
     if by_library and (is_fitted or (algorithm is None and not states_startup)):
         return _by_library(op, where, size, among or where.devices)
-    if level is None and op in FITTED_OPS and not where.is_torus and not states_startup:
+    if has_library and not states_startup:
         where = with_usual(where)
     algorithm = algorithm or (names(op)[0] if cluster is None else usual_algorithm(op, where))
     question = _Asked(

@@ -40,6 +40,7 @@ from fullwire.findings.scaling import (
     WithFullLinks,
     turning,
 )
+from fullwire.findings.sureness import sureness
 from fullwire.findings.verdicts import (
     Colour,
     besides,
@@ -49,8 +50,9 @@ from fullwire.findings.verdicts import (
     verdict_kinds,
 )
 from fullwire.fixes import Fix, Fixes, fixes, fixes_by_account
+from fullwire.run.facts import Facts
 from fullwire.run.placement import shares_one_host, sums_on_processors
-from fullwire.run.run import Run
+from fullwire.run.run import Provenance, Run
 from fullwire.simulation.forecast import Forecast, Forecaster, forecaster
 from fullwire.simulation.sweep import sweep
 from fullwire.simulation.transport import MeasuredTransport
@@ -81,6 +83,7 @@ class Verdict:
     why: tuple[Finding, ...]
     needed: tuple[Finding, ...]  # what would settle it, where the kind is unknown
     near: tuple[str, ...] = ()  # the kinds that a repeat may give as well
+    sureness: Finding | None = None  # how sure it is, and why; None where it decides nothing
 
     @property
     def sentence(self) -> str:
@@ -108,6 +111,7 @@ def judged(case: Case) -> Verdict:
         why=why,
         needed=tuple(kind.lacks(case)),
         near=near_kinds(case, kind),
+        sureness=sureness(case, kind.key, near_kinds(case, kind)),
     )
 
 
@@ -147,6 +151,8 @@ class Explanation(Result):
     full: Forecast | None  # the same job, were its links used to the full
     notes: tuple[Finding, ...]  # what to know about it
     detail: Account
+    facts: Facts  # of the run
+    provenance: Provenance
     line_rates_bps: Mapping[int, float]  # of each rank's link, as far as known
     predictor: Forecaster | None  # the job ready to be asked, where it can be predicted
 
@@ -195,7 +201,6 @@ class Explanation(Result):
             factor=self.scaling_factor,
             alone_s=self.baseline_step_s,
             estimate=self._estimate(),
-            step_s=self.step_s,
             full=full,
             longer_s=longer_s if longer_s is not None and longer_s > 0 else None,
         )
@@ -204,8 +209,9 @@ class Explanation(Result):
         if not self.is_estimated:
             return None
         low_s, high_s = self.baseline_between_s
-        probes = self.detail.crowding.probes or None
-        return Estimated(probes=probes, low_s=low_s, high_s=high_s)
+        crowding = self.detail.crowding
+        source = crowding.source if crowding.is_told else ""
+        return Estimated(source=source, low_s=low_s, high_s=high_s)
 
     def _in_short(self) -> Iterator[str]:
         yield self.verdict.sentence
@@ -268,15 +274,13 @@ def explain(
     bandwidth: str | float | None = None,
     calibrate: RunLike | Sequence[RunLike] = (),
 ) -> Explanation:
-    """Say where the time of a step goes, and what limits the job.
+    """Say where the time of a step goes, in seconds, and what limits the job.
 
     - `run`: a run, or the path of one or of a trace.
     - `baseline`: a run of the same work on one worker. Without it, T1 is estimated.
     - `bandwidth`: the line rate of the links, `"10Gbps"` or bits per second, where a run does not
       know its own.
     - `calibrate`: other runs of the same cluster, from which predictions learn its transport.
-
-    Times of the answer are seconds a step.
 
         found = fw.explain("job.run")
         found.verdict.sentence
@@ -336,6 +340,8 @@ def explain(
                 *why_not,
             ),
             detail=found,
+            facts=job.facts,
+            provenance=job.provenance,
             line_rates_bps=rate_bps,
             predictor=predictor,
         ),

@@ -80,7 +80,7 @@ def fit(
     """Fit a cluster to measured tables: what its description cannot know.
 
     fullwire cluster fit nccl_8.log nccl_16.log --cluster ours.toml -o fitted.toml
-    fullwire cluster fit nccl_16.log nccl_64.log --devices-per-node 8 -o fitted.toml
+    fullwire cluster fit nccl_64.log --devices-per-node 8 -o fitted.toml
     """
     from fullwire.answers.cluster_fit import fit_cluster
     from fullwire.clusters.description import as_toml

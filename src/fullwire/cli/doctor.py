@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from fullwire.cli.options import Json, print_json
-
-if TYPE_CHECKING:
-    from fullwire.answers.doctor import Checkup
 
 _INDENT = " " * 9
 
 
 def doctor(json: Json = False) -> None:
-    """Check this machine: which parts of Fullwire work, and how to get the others.
+    """Check which parts of Fullwire work on this machine.
 
-    It changes nothing. Paste the answer into a bug report:
+    The answer tells how to get the others. It changes nothing. Paste it into a bug report:
 
     fullwire doctor
     """
+    from textwrap import wrap
+
     from fullwire.answers.doctor import doctor as answer
+    from fullwire.report.terminal import columns, say
+    from fullwire.units import show_bytes, visible
 
     checkup = answer()
     if json:
         print_json(checkup)
-    else:
-        _print(checkup)
-
-
-def _print(checkup: Checkup) -> None:
-    from shutil import get_terminal_size
-    from textwrap import wrap
-
-    from fullwire.units import show_bytes, visible
-
-    width = get_terminal_size().columns - len(_INDENT)
-    typer.echo(
+        return
+    width = columns() - len(_INDENT)
+    say(
         f"fullwire {checkup.fullwire}, Python {checkup.python}, {checkup.kernel}, "
         f"{checkup.processors} processors, {show_bytes(checkup.memory_bytes)} of memory"
     )

@@ -37,6 +37,10 @@ def explain(
         list[str] | None,
         typer.Option(metavar="RUN", help="More runs of the same cluster, for what is predicted"),
     ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option("-v", "--verbose", help="Evidence, all fixes with their lines, ranks, notes."),
+    ] = False,
     glossary: Annotated[
         bool,
         typer.Option(
@@ -50,9 +54,11 @@ def explain(
 ) -> None:
     """Say what limits a job, and what would help.
 
-    The answer has the verdict, the account of a step, evidence and fixes:
+    The first screen has the verdict, the account of a step, three fixes and the next command. -v
+    adds evidence, every fix with the lines that make it, ranks and notes:
 
     fullwire explain job.run
+    fullwire explain job.run -v
     fullwire explain job.run --baseline one.run
     fullwire explain job.run --line-rate 10Gbps
     """
@@ -64,4 +70,4 @@ def explain(
     if json:
         print_json(explanation_object(result))
     else:
-        print_explanation(result)
+        print_explanation(result, run, is_full=verbose)

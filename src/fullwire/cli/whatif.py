@@ -149,7 +149,7 @@ def whatif(
 
     fullwire whatif job.run --bandwidth 10Gbps,25Gbps --workers 8,64
     fullwire whatif job.run --transport measured --bandwidth 10Gbps
-    fullwire whatif job.run --transport measured --line-rate 1Gbps --bandwidth 10Gbps
+    fullwire whatif job.run --line-rate 1Gbps --transport measured
     fullwire whatif job.run --cluster dgx-h100 --nodes 2,16
     fullwire whatif vgg16@v100 --workers 8,64 --bandwidth 10Gbps --target 0.95
 
@@ -165,23 +165,11 @@ def whatif(
         from fullwire.report.charts import check_plot_path, plot_whatif
 
         check_plot_path(plot, replace=force)
-    conditions: dict[str, Any] = {
-        "bandwidth": bandwidth,
-        "workers": workers,
-        "compression": compression,
-        "codec": codec,
-        "transport": transport,
-        "buckets": buckets,
-        "algorithm": algorithm,
-        "latency": latency,
-        "jitter": jitter,
-        "calibrate": calibrate or (),
-        "line_rate": line_rate,
-        "cluster": cluster,
-        "nodes": nodes,
-        "placement": placement,
-        **more,
-    }
+    network = {"bandwidth": bandwidth, "latency": latency, "line_rate": line_rate}
+    placed = {"workers": workers, "cluster": cluster, "nodes": nodes, "placement": placement}
+    sent = {"compression": compression, "buckets": buckets, "algorithm": algorithm}
+    believed = {"transport": transport, "calibrate": calibrate or (), "jitter": jitter}
+    conditions: dict[str, Any] = {**network, **placed, **sent, "codec": codec, **believed, **more}
     if output is not None:
         step = answers.replay(runs[0], lane=lane, **conditions)
         tell(f"written: {write(step, output, replace=force)}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fullwire.clusters.cluster import Cluster, LeafSpine, Torus
-from fullwire.collectives.registry import statement
+from fullwire.collectives.registry import known, statement
 from fullwire.collectives.stages import Layout, Plan, Stated
 from fullwire.errors import UsageError
 
@@ -67,6 +67,8 @@ def plan_on(
         return plan(op, algorithm, replace(layout, nodes=workers, per_node=1))
     if nodes == 0:  # some devices of one node
         return plan(op, algorithm, replace(layout, nodes=1, per_node=workers))
+    if others and known(op)[algorithm].fits(op, cluster, workers):
+        return plan(op, algorithm, replace(layout, nodes=nodes, others=others))
     if others or layout.torus is not None:
         raise UsageError(
             f"{op} by {algorithm}: expected all {cluster.devices_per_node} devices of every node "

@@ -58,6 +58,11 @@ def whole_nodes(_op: str, cluster: Cluster, workers: int) -> bool:
     )
 
 
+def some_of_the_last_node(op: str, cluster: Cluster, workers: int) -> bool:
+    """Fit any number of devices of nodes behind switches; in a torus whole nodes."""
+    return not cluster.is_torus or whole_nodes(op, cluster, workers)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
     """One operation by one algorithm. Without a formula its cost is what its stages need of links.
@@ -128,14 +133,6 @@ def open_to(op: str, cluster: Cluster, workers: int | None = None) -> tuple[str,
     Around one switch they are those with a formula, if there are any: the others are the same
     there, or take longer.
     """
-    among, of_node = cluster.devices if workers is None else workers, cluster.devices_per_node
-    uses_all_nics = usual_algorithm(op, cluster) == "multi-ring"
-    if uses_all_nics and among > of_node and among % of_node:  # the rest may be ten times off
-        raise UsageError(
-            f"auto: expected up to {of_node} workers, or a multiple of the {of_node} devices of a "
-            f"node of {cluster.name}, got {among}: only algorithms over full nodes use all NICs; "
-            "one that does without is taken by its name"
-        )
     candidates = [
         name for name in fitting(op, cluster, workers) if not known(op)[name].by_name_only
     ]

@@ -72,11 +72,13 @@ def _column(values: NDArray[Any]) -> Int32:
 class Layout:
     """How ranks are laid out: rank n * D + d is device d of node n, of D devices a node.
 
-    `nodes_per_leaf` counts the nodes whose traffic a switch can add.
+    `others` ranks are on one more node, which is not full. `nodes_per_leaf` counts the nodes whose
+    traffic a switch can add.
     """
 
     nodes: int
     per_node: int = 1
+    others: int = 0
     nics_per_node: int = 1
     nodes_per_leaf: int | None = None
     torus: tuple[int, int] | None = None
@@ -85,7 +87,7 @@ class Layout:
     @property
     def workers(self) -> int:
         """How many ranks there are."""
-        return self.nodes * self.per_node
+        return self.nodes * self.per_node + self.others
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

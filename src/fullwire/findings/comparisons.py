@@ -46,7 +46,7 @@ class TooFewToTell(Finding):
 class RatioInterval(Finding):
     """Where the ratio of the steps lies."""
 
-    template = "95 % interval of after/before {low:.4f} to {high:.4f}"
+    template = "95 %: after/before {low:.4f} to {high:.4f}"
 
     low: float
     high: float

@@ -14,28 +14,26 @@ from fullwire.simulation.target import LEAST_BPS, Reached, Targets
 
 
 class ScalingFactor(Finding):
-    """The scaling factor, T1, and the step that was measured."""
+    """The scaling factor, and T1."""
 
     template = (
-        "Scaling factor {factor:.3f}: a step alone would take {alone_s:time}"
-        "{estimate}, it takes {step_s:time}.{full}"
+        "Scaling factor {factor:.3f}; one worker takes {alone_s:time}{estimate}.{full}"
         "{longer_s:? Computing takes {longer_s:time} more than alone.}"
     )
 
     factor: float
     alone_s: float
     estimate: Finding | None
-    step_s: float
     full: Finding | None
     longer_s: float | None
 
 
 class Estimated(Finding):
-    """T1 comes from the run itself: what it was estimated from, and how far it may be off."""
+    """T1 comes from the run itself: what tells it, and how far it may be off."""
 
-    template = " (estimated{probes:? from {probes} probe steps}: {low_s:time} to {high_s:time})"
+    template = " (estimated{source:? from {source}: {low_s:time} to {high_s:time}})"
 
-    probes: int | None
+    source: str  # "" where nothing tells what computing takes by itself
     low_s: float
     high_s: float
 
@@ -43,7 +41,7 @@ class Estimated(Finding):
 class WithFullLinks(Finding):
     """The scaling factor, were links used to the full."""
 
-    template = " Were its links used to the full, it would be {factor:.3f}."
+    template = " With full links it would be {factor:.3f}."
 
     factor: float
 
@@ -51,15 +49,14 @@ class WithFullLinks(Finding):
 class NoMoreWithFullLinks(Finding):
     """The links are as good as full: the prediction would be no better than what was measured."""
 
-    template = " Links used to the full would not raise it."
+    template = " Full links would not raise it."
 
 
 class MedianWithFullLinks(Finding):
     """The same, where predictions start from another step than the mean one."""
 
     template = (
-        " Were its links used to the full, that of the median step would be {factor:.3f} instead "
-        "of {now:.3f}."
+        " With full links, that of the median step would be {factor:.3f} instead of {now:.3f}."
     )
 
     factor: float
@@ -69,10 +66,7 @@ class MedianWithFullLinks(Finding):
 class LineTakesOver(Finding):
     """The rate up to which the line is slower than the transport."""
 
-    template = (
-        " Up to {rate_bps:rate} the line is what limits this transport; above, the work of sending "
-        "and receiving does."
-    )
+    template = " Above {rate_bps:rate} the processors limit this transport, not the line."
 
     rate_bps: float
 
@@ -81,8 +75,8 @@ class WouldCost(Finding):
     """A slower link, or more workers, would make communication cost the threshold."""
 
     template = (
-        "Communication would cost {threshold:.0%} of the step {below_bps:?below {below_bps:rate}}"
-        "{is_either:? or }{workers:?with {workers:,} workers or more}."
+        "Communication costs {threshold:.0%} of the step {below_bps:?below "
+        "{below_bps:rate}}{is_either:? or }{workers:?with {workers:,} workers or more}."
     )
 
     threshold: float
@@ -99,8 +93,8 @@ class NeverCosts(Finding):
     """Neither would."""
 
     template = (
-        "Neither a slower link nor more workers would make communication cost {threshold:.0%} of "
-        "the step."
+        "Communication stays below {threshold:.0%} of the step on slower links and with more "
+        "workers."
     )
 
     threshold: float
@@ -110,8 +104,8 @@ class CostsLessAbove(Finding):
     """A faster link, or fewer workers, would make communication cost less than the threshold."""
 
     template = (
-        "Communication would cost less than {threshold:.0%} of the step above {rate_bps:rate}"
-        "{fewer:?, or with fewer than {fewer:,} workers}.{takes_over}"
+        "Communication costs less than {threshold:.0%} of the step above "
+        "{rate_bps:rate}{fewer:?, or with fewer than {fewer:,} workers}.{takes_over}"
     )
 
     threshold: float
@@ -124,8 +118,8 @@ class WaitingAloneCosts(Finding):
     """Late ranks alone cost the threshold."""
 
     template = (
-        "However fast the links, waiting for late ranks alone costs more than {threshold:.0%} of "
-        "the step.{takes_over}"
+        "On any link, waiting for late ranks alone costs {threshold:.0%} of the step or "
+        "more.{takes_over}"
     )
 
     threshold: float
@@ -136,8 +130,8 @@ class NoLinkIsEnough(Finding):
     """No link is fast enough."""
 
     template = (
-        "No link is fast enough for communication to cost less than {threshold:.0%} of the step"
-        "{fewer:?; it does with fewer than {fewer:,} workers}.{takes_over}"
+        "On any link, communication costs {threshold:.0%} of the step or more{fewer:?; with "
+        "fewer than {fewer:,} workers it costs less}.{takes_over}"
     )
 
     threshold: float

@@ -73,7 +73,7 @@ class Fixes:
 class NoLongSteps(Fix):
     """Steps that all take as long as the usual ones."""
 
-    template = "the {few} long of {of} steps as short as the others"
+    template = "{few} long steps of {of} like the others"
 
     few: int
     of: int

@@ -19,7 +19,7 @@ _BY_A_HOOK = "a communication hook over init_device_mesh(...) of hosts by ranks"
 class SumsWithinHosts(Fix):
     """Only one sum of each host goes over the network."""
 
-    template = "sums within each of {hosts} hosts first, then between them"
+    template = "sums within each of {hosts} hosts first"
 
     kind: str = "algorithm"
     hosts: int
@@ -30,6 +30,7 @@ class SumsByTree(Fix):
     """Sums by a tree."""
 
     template = "all-reduce by tree"
+    place = "settings"
 
     kind: str = "algorithm"
     how: str = _NCCL_TREE

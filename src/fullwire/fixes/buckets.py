@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fullwire.fixes.fix import Fix, FixKind, register
+from fullwire.fixes.fix import PLAIN, Fix, FixKind, register
 from fullwire.run.run import Run
 from fullwire.simulation.buckets import DdpBuckets
 from fullwire.simulation.forecast import Forecaster
@@ -20,6 +21,32 @@ class OtherBuckets(Fix):
     """The best of some sizes."""
 
     template = "buckets of {cap_mib} MiB"
+    lines: ClassVar[Mapping[str, str]] = {
+        PLAIN: """\
+from torch.nn.parallel import DistributedDataParallel
+
+model = DistributedDataParallel(model, bucket_cap_mb={cap_mib})
+""",
+        "transformers": """\
+from transformers import TrainingArguments
+
+# beside your own arguments:
+args = TrainingArguments(ddp_bucket_cap_mb={cap_mib})
+""",
+        "accelerate": """\
+from accelerate import Accelerator, DistributedDataParallelKwargs
+
+of_ddp = DistributedDataParallelKwargs(bucket_cap_mb={cap_mib})
+accelerator = Accelerator(kwargs_handlers=[of_ddp])
+""",
+        "lightning": """\
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
+
+# beside your own arguments:
+trainer = Trainer(strategy=DDPStrategy(bucket_cap_mb={cap_mib}))
+""",
+    }
 
     kind: str = "buckets"
     how: str = "DistributedDataParallel(model, bucket_cap_mb={cap_mib})"

@@ -16,7 +16,7 @@ from fullwire.timeline.account import Account
 class SentWhole(Fix):
     """Gradients without what a hook of the script's packs."""
 
-    template = "gradients sent whole, with nothing to pack"
+    template = "gradients sent without a hook"
 
     kind: str = "codec"
     how: str = "no register_comm_hook(...): {hook} packs longer than it saves"

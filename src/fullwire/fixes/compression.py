@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from fullwire.compression.codec import CODECS
-from fullwire.fixes.fix import Fix, FixKind, Risk, register
+from fullwire.fixes.fix import PLAIN, Fix, FixKind, Risk, register
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
@@ -23,7 +23,51 @@ _SMALL_NUMBERS = re.compile(r"16|half|8", re.IGNORECASE)  # in the names of type
 class SentAsHalves(Fix):
     """Half the bytes, and half the digits."""
 
-    template = "gradients sent as float16 (overflows beyond 65,504)"
+    template = "gradients sent as float16"
+    lines: ClassVar[Mapping[str, str]] = {
+        PLAIN: """\
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+# model is the DistributedDataParallel. Values beyond 65,504 overflow.
+model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+""",
+        "transformers": """\
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from transformers import TrainerCallback
+
+
+class SendHalves(TrainerCallback):
+    def on_train_begin(self, args, state, control, **kwargs):
+        hook = default_hooks.fp16_compress_hook
+        trainer.model_wrapped.register_comm_hook(None, hook)
+
+
+trainer.add_callback(SendHalves())  # before trainer.train()
+""",
+        "accelerate": """\
+from accelerate import Accelerator, DDPCommunicationHookType
+from accelerate import DistributedDataParallelKwargs
+
+hook = DDPCommunicationHookType.FP16
+of_ddp = DistributedDataParallelKwargs(comm_hook=hook)
+accelerator = Accelerator(kwargs_handlers=[of_ddp])
+""",
+        "lightning": """\
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+# Lightning registers the hook on GPUs only.
+strategy = DDPStrategy(ddp_comm_hook=default_hooks.fp16_compress_hook)
+# beside your own arguments:
+trainer = Trainer(strategy=strategy)
+""",
+        "deepspeed": """\
+{{
+  "communication_data_type": "fp16"
+}}
+""",
+    }
 
     kind: str = "compression"
     risk: Risk = "numeric"

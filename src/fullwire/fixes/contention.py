@@ -22,7 +22,8 @@ _ON_DEVICES = "fewer channels for sums (NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS), or l
 class NothingInTheWay(Fix):
     """No computing beside sums or other ranks that slow it down."""
 
-    template = "ranks that have their processors to themselves"
+    template = "processors for each rank alone"
+    place = "hosts"
 
     kind: str = "contention"
 

@@ -27,6 +27,7 @@ _ALL_TAKEN = 0.9  # of all processors' time
 # exact: the same results up to the order of sums; numeric: gradients are rounded; semantic: another
 # batch, or fewer synchronizations. Only exact fixes are applied without being asked for.
 Risk: TypeAlias = Literal["exact", "numeric", "semantic"]
+PLAIN = "torch"  # the framework of a script with a loop of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,9 @@ class Fix:
     """One change to a job, predicted. Each kind is a dataclass with a template for the change."""
 
     template: ClassVar[str]  # the change in words, with the names of fields in braces
+    place: ClassVar[str] = "script"  # where it is made
+    # Its lines with their imports, by the framework that a run names; templates as well.
+    lines: ClassVar[Mapping[str, str]] = {}
 
     kind: str
     risk: Risk = "exact"

@@ -19,7 +19,7 @@ _READS = "batches that the script reads by itself: {loader}"
 class HostIsReady(Fix):
     """Nothing of the host's ahead of the forward pass."""
 
-    template = "nothing of the host's before a step computes"
+    template = "no host work before a step"
 
     kind: str = "host"
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from fullwire.fixes.fix import Fix, FixKind, register, who_takes_processors, without_loss
+from fullwire.fixes.fix import PLAIN, Fix, FixKind, register, who_takes_processors, without_loss
 from fullwire.run.run import Run
-from fullwire.simulation.forecast import Forecaster
+from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
 
 _LOADER = {
@@ -28,9 +29,40 @@ _LOADER = {
 class DataIsThere(Fix):
     """No waiting for data."""
 
-    template = "data that is there when a step begins"
+    template = "batches loaded ahead"
 
     kind: str = "input"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataIsLoadedAhead(DataIsThere):
+    """The same by more loaders, for which processors are free."""
+
+    template = DataIsThere.template
+    lines: ClassVar[Mapping[str, str]] = {
+        PLAIN: """\
+from torch.utils.data import DataLoader
+
+# beside your own arguments:
+loader = DataLoader(
+    dataset, num_workers=8, prefetch_factor=4, persistent_workers=True
+)
+""",
+        "transformers": """\
+from transformers import TrainingArguments
+
+# beside your own arguments:
+args = TrainingArguments(
+    dataloader_num_workers=8,
+    dataloader_prefetch_factor=4,
+    dataloader_persistent_workers=True,
+)
+""",
+        "torchtitan": """\
+--dataloader.num_workers=8 --dataloader.prefetch_factor=4 \\
+--dataloader.persistent_workers
+""",
+    }
 
 
 @register
@@ -48,13 +80,18 @@ class Input(FixKind):
         )
         found = job.beginning_sooner(round(input_ns))
         if found is not None:
-            yield DataIsThere(how=self.in_few_steps(run, account), forecast=found)
+            yield self._of(run, found)
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
         """Take the waiting for data off the step."""
         found = without_loss(account, account.parts_s[Part.INPUT.key], of_one=True)
         if found is not None:
-            yield DataIsThere(how=self.in_few_steps(run, account), forecast=found)
+            yield self._of(run, found)
+
+    def _of(self, run: Run, found: Forecast) -> Fix:
+        taken_by = who_takes_processors(run)
+        kind = DataIsThere if taken_by else DataIsLoadedAhead
+        return kind(how=_LOADER[taken_by], forecast=found)
 
     def in_few_steps(self, run: Run, account: Account) -> str:
         """Return how more data is loaded ahead."""

@@ -30,7 +30,7 @@ _JOINED = {
 class Joined(Fix):
     """Many small collectives as one."""
 
-    template = "{count} small {ops} of a step joined into one"
+    template = "{count} small {ops} as one"
 
     kind: str = "joining"
     count: int

@@ -19,6 +19,7 @@ class LinksAsTheOthers(Fix):
     """A few slow links as fast as the rest."""
 
     template = "the link of {ranks:ranks} as fast as others: {rate_bps:rate}"
+    place = "hosts"
 
     kind: str = "link"
     how: str = "look at its cable, its port, the speed that they agreed on (ethtool), who shares it"
@@ -31,6 +32,7 @@ class FasterLinks(Fix):
     """All links faster."""
 
     template = "links of {rate_bps:rate}"
+    place = "purchase"
 
     kind: str = "link"
     how: str = "hardware; nothing to set in the job"

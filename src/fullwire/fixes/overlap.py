@@ -16,7 +16,7 @@ from fullwire.timeline.account import Account
 class SentMeanwhile(Fix):
     """What a script sends after the backward pass, sent while it goes on."""
 
-    template = "gradients sent while the backward pass goes on"
+    template = "sums during the backward pass"
 
     kind: str = "overlap"
     how: str = "DistributedDataParallel(model) in place of collectives called after it"

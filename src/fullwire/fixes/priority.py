@@ -15,7 +15,7 @@ from fullwire.timeline.account import Account
 class NeededFirst(Fix):
     """Gradients in the order of their next use."""
 
-    template = "what the next forward pass needs first is sent first"
+    template = "sums in order of next use"
 
     kind: str = "priority"
     how: str = "not in PyTorch itself; ByteScheduler and its like"

@@ -34,7 +34,8 @@ _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
 class NoneIsLate(Fix):
     """Ranks that are late in turns, on time."""
 
-    template = "no rank slower than the usual one"
+    template = "no late rank"
+    place = "hosts"
 
     kind: str = "straggler"
 
@@ -44,6 +45,7 @@ class LateRanksInTime(Fix):
     """The few ranks that most wait for, on time."""
 
     template = "{ranks:ranks} as fast as the others"
+    place = "hosts"
 
     kind: str = "straggler"
     ranks: tuple[int, ...]

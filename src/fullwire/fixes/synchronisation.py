@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fullwire.fixes.fix import Fix, FixKind, Risk, register
+from fullwire.fixes.fix import PLAIN, Fix, FixKind, Risk, register
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
@@ -23,7 +23,34 @@ _BY_SCRIPT = (
 class FewerSums(Fix):
     """Gradients of several steps in one sum."""
 
-    template = "gradients summed over {every} steps before they are sent"
+    template = "one sum every {every} passes"
+    lines: ClassVar[Mapping[str, str]] = {
+        "transformers": """\
+from transformers import TrainingArguments
+
+# beside your own arguments:
+args = TrainingArguments(gradient_accumulation_steps={every})
+""",
+        "accelerate": """\
+from accelerate import Accelerator
+
+accelerator = Accelerator(gradient_accumulation_steps={every})
+# around forward, backward and optimizer.step():
+#     with accelerator.accumulate(model):
+""",
+        "lightning": """\
+from lightning.pytorch import Trainer
+
+# beside your own arguments:
+trainer = Trainer(accumulate_grad_batches={every})
+""",
+        "deepspeed": """\
+{{
+  "gradient_accumulation_steps": {every}
+}}
+""",
+        "torchtitan": "--training.global_batch_size=N  # {every} times the present one\n",
+    }
 
     kind: str = "synchronisation"
     risk: Risk = "semantic"
@@ -33,6 +60,27 @@ class FewerSums(Fix):
     def without(self) -> int:
         """Return how many of so many steps send nothing."""
         return self.every - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewerSumsOfDdp(FewerSums):
+    """The same where DistributedDataParallel makes the sums."""
+
+    template = FewerSums.template
+    lines: ClassVar[Mapping[str, str]] = {
+        **FewerSums.lines,
+        PLAIN: """\
+from contextlib import nullcontext
+
+for number, batch in enumerate(loader, 1):
+    is_sent = number % {every} == 0
+    with nullcontext() if is_sent else model.no_sync():
+        (loss_of(model, batch) / {every}).backward()
+    if is_sent:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    }
 
 
 @register
@@ -46,11 +94,12 @@ class Synchronisation(FixKind):
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Try to send the gradients of several steps together."""
+        kind: type[FewerSums]
         if run.facts.buckets is not None:
-            setting = _BY_DDP
+            kind, setting = FewerSumsOfDdp, _BY_DDP
         elif job.subject.step.others.are_gradients:
-            setting = _BY_SCRIPT
+            kind, setting = FewerSums, _BY_SCRIPT
         else:
             return
         for every in _SYNCHRONISED_EVERY:
-            yield FewerSums(every=every, how=setting, forecast=job.ask(accumulate=(every,)))
+            yield kind(every=every, how=setting, forecast=job.ask(accumulate=(every,)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fullwire.fixes.fix import FILLS_THE_LINE, Fix, FixKind, register
+from fullwire.fixes.fix import FILLS_THE_LINE, PLAIN, Fix, FixKind, register
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecaster
 from fullwire.simulation.transport import FullTransport
@@ -30,10 +31,45 @@ _NCCL_BY_SOCKETS = (
 class FullerTransport(Fix):
     """The line that there is, used to the full."""
 
-    template = "a transport that fills the {rate_bps:rate} there are"
+    template = "a transport that fills {rate_bps:rate}"
+    place = "settings"
 
     kind: str = "transport"
     rate_bps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OurTransport(FullerTransport):
+    """The same by the back end of Fullwire, in place of Gloo."""
+
+    template = "the fullwire transport"
+    place = "script"
+    lines: ClassVar[Mapping[str, str]] = {
+        PLAIN: """\
+import torch.distributed as dist
+
+dist.init_process_group("fullwire")
+""",
+        # On processors they accept gloo and mpi by name, and keep a group that is there already.
+        "transformers": """\
+import torch.distributed as dist
+
+dist.init_process_group("fullwire")  # before TrainingArguments(...)
+""",
+        "accelerate": """\
+import torch.distributed as dist
+
+dist.init_process_group("fullwire")  # before Accelerator(...)
+""",
+        "lightning": """\
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
+
+strategy = DDPStrategy(process_group_backend="fullwire")
+# beside your own arguments:
+trainer = Trainer(strategy=strategy)
+""",
+    }
 
 
 @register
@@ -53,5 +89,7 @@ class Transport(FixKind):
         if backend == "nccl":
             is_rdma = network and not network.startswith("Socket")
             setting = _NCCL_BY_RDMA if is_rdma else _NCCL_BY_SOCKETS
-        found = (job.filling() if backend == "gloo" else job.unhindered()).ask()
-        yield FullerTransport(rate_bps=job.rate_bps, how=setting, forecast=found)
+        is_gloo = backend == "gloo"
+        kind = OurTransport if is_gloo else FullerTransport
+        found = (job.filling() if is_gloo else job.unhindered()).ask()
+        yield kind(rate_bps=job.rate_bps, how=setting, forecast=found)

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.files import lines_of, name_of
-from fullwire.importers._format import UNLIKE, Format, Likeness, Options
+from fullwire.importers._format import UNLIKE, Format, Likeness
 from fullwire.importers.nccl_log import with_logs
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
@@ -47,7 +46,7 @@ _KNOWN = (
         rf"\s+Data +(?P<input_s>{_NUMBER}) \([^)]{{1,20}}\)(?:\s+Loss +(?P<loss>{_NUMBER}))?"
     ),
 )
-_LENGTHS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "per_s": 0.0}  # seconds of one
+_LENGTHS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "per_s": 1.0}  # seconds of one; steps in one
 _BEGINS = re.compile(
     rb"elapsed time per iteration \(ms\): \d|iter \d{1,9}: loss [\d.]{1,18}, time [\d.]{1,18}ms"
     rb"|Epoch: \[\d{1,6}\]\[ {0,8}\d{1,9}/\d{1,9}\]\s{1,4}Time {1,4}\d"
@@ -72,9 +71,12 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
         if told is None:
             continue
         values = {name: _number(value) for name, value in told.groupdict().items()}
-        length = next(((values[name], unit) for name, unit in _LENGTHS.items() if name in values))
-        length_s = _seconds(*length)
-        if length_s is None or len(steps) >= _MOST_STEPS:
+        unit = next(name for name in _LENGTHS if name in values)
+        told_length = values[unit] or 0.0
+        length_s = 0.0
+        if told_length > 0:
+            length_s = 1 / told_length if unit == "per_s" else told_length * _LENGTHS[unit]
+        if not 1e-9 <= length_s <= _LONGEST_S or len(steps) >= _MOST_STEPS:
             odd += 1
             continue
         number = values.get("step")
@@ -156,23 +158,11 @@ def _number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _seconds(value: float | None, unit_s: float) -> float | None:
-    """Return the length of a step; a unit of 0 is for steps in a second."""
-    if value is None or value <= 0:
-        return None
-    length_s = value * unit_s if unit_s else 1 / value
-    return length_s if 1e-9 <= length_s <= _LONGEST_S else None
-
-
-def _read(files: Sequence[Path], options: Options) -> Run:
-    return read_training_log(files[0], options.pattern)
-
-
 FORMAT = Format(
     key="training-log",
     label="logs of training scripts",
     looks_like=looks_like,
-    read=_read,
+    read=lambda files, options: read_training_log(files[0], options.pattern),
     tells=5,
     options=("pattern",),
 )

@@ -67,7 +67,14 @@ def looks_like(beginning: bytes) -> Likeness:
 def read_xla(path: Path, *, communication: str | None = None) -> Run:
     """Read a timeline as a run with a rank for each device."""
     pattern = asked_for(communication)
-    events = _events(path)
+    with opened_plain(path) as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise DamagedInput(path, f"larger than {_MOST_BYTES:,} bytes unpacked")
+    try:
+        events = msgspec.json.decode(content, type=_Timeline).events
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedInput(path, f"expected a timeline of JAX or TensorFlow: {error}") from None
     processes: dict[int, str] = {}
     lines: dict[tuple[int, int], str] = {}
     for event in events:
@@ -122,18 +129,6 @@ def read_xla(path: Path, *, communication: str | None = None) -> Run:
         spans=spans,
         collectives=collectives,
     )
-
-
-def _events(path: Path) -> list[_Event]:
-    """Decode all events; of a file that ends early, or has two kinds of value, nothing is known."""
-    with opened_plain(path) as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise DamagedInput(path, f"larger than {_MOST_BYTES:,} bytes unpacked")
-    try:
-        return msgspec.json.decode(content, type=_Timeline).events
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedInput(path, f"expected a timeline of JAX or TensorFlow: {error}") from None
 
 
 def _tables(

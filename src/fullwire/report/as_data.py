@@ -9,7 +9,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fullwire.clusters.cluster import Cluster, link_classes
-from fullwire.words import sentence, sentences, setting
+from fullwire.words import lines_to_paste, sentence, sentences, setting
 
 if TYPE_CHECKING:
     from fullwire.answers.audited import AuditedTraffic
@@ -80,6 +80,9 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
             "kind": verdict.kind,
             "sentence": verdict.sentence,
             "threshold": verdict.threshold,
+            "sureness": None
+            if result.verdict.sureness is None
+            else sentence(result.verdict.sureness),
             "reasons": list(verdict.reasons),
             "missing": list(verdict.missing),
             "near": list(verdict.near),
@@ -112,6 +115,7 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
             {
                 "change": sentence(fix),
                 "setting": setting(fix),
+                "lines": lines_to_paste(fix, result.facts.framework),
                 "kind": fix.kind,
                 "risk": fix.risk,
                 **_forecast_object(asdict(fix.forecast)),

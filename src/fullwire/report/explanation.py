@@ -6,20 +6,33 @@ A comparison of two runs is beside it: which part of the step became shorter or 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
-from math import isnan
+from shlex import quote
 from statistics import median
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from fullwire.answers.explain import Explanation
+from fullwire.findings.notes import RunIsPartial
+from fullwire.findings.scaling import ScalingFactor
 from fullwire.findings.verdicts import drawn_parts, verdict_kinds
-from fullwire.report.terminal import print_notes, print_table, say
+from fullwire.findings.verdicts.unknown import LineRateMissing
+from fullwire.report.terminal import (
+    columns,
+    draw,
+    print_notes,
+    print_table,
+    say,
+    say_code,
+    say_command,
+    say_flush,
+    show_between,
+)
+from fullwire.simulation.transport import MeasuredTransport
 from fullwire.timeline.account import Part
-from fullwire.units import show_time, visible
-from fullwire.words import sentence, sentences, setting
+from fullwire.units import show_rate, show_time, visible
+from fullwire.words import lines_to_paste, sentence, sentences, setting
 
 if TYPE_CHECKING:
     from fullwire.answers.changed import Changed
@@ -28,46 +41,115 @@ if TYPE_CHECKING:
 
 _ALIKE = 0.02  # of the step: ranks whose parts differ by less are not shown one by one
 _MOST_RANKS = 32
-_BAR = 40
+_FIRST_FIXES, _FIRST_PARTS = 3, 5  # of the first screen
+_LITTLE = 0.001  # of the step: smaller parts have no row of their own there
+_WIDEST = 100  # columns of an account
 
 
-def print_explanation(result: Explanation) -> None:
-    """Print what limits a job, the account of its step, and what it rests on."""
-    for line in wrap(result.verdict.sentence, min(shutil.get_terminal_size().columns, 100)):
-        say(line)
+def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bool = True) -> None:
+    """Print what limits a job, the account of its step, what would help, and the next command.
+
+    The first screen has that. The whole answer has evidence, every fix with its lines, the ranks
+    and all notes as well.
+    """
+    say_flush(result.verdict.sentence)
+    if result.verdict.sureness is not None:
+        say_flush(sentence(result.verdict.sureness))
+    gaps = [sentence(note) for note in result.notes if isinstance(note, RunIsPartial)]
+    if gaps and not is_full:
+        say(f"{gaps[0]}{f' And {len(gaps) - 1} more.' if gaps[1:] else ''}")
     say("")
     if result.step_s:
-        _print_account(result)
+        _print_account(result, is_whole=is_full)
+    turning = result.break_even
+    if is_full:
         say("")
         if result.scaling is not None:
-            say(sentence(result.scaling))
-    for reason in result.verdict.reasons:
-        say(f"  because {reason}")
-    for figure in result.evidence:
-        say(f"  {sentence(figure)}")
-    if result.break_even is not None:
-        say(f"  {result.break_even.sentence}")
+            say(f"  {sentence(result.scaling)}")
+        for reason in result.verdict.reasons:
+            say(f"  because {reason}")
+        for figure in result.evidence:
+            say(f"  {sentence(figure)}")
+        if turning is not None:
+            say(f"  {turning.sentence}")
+    else:
+        if isinstance(result.scaling, ScalingFactor):
+            say(f"  {sentence(replace(result.scaling, full=None, longer_s=None))}")
+        if turning is not None:
+            over = getattr(turning.finding, "takes_over", None)
+            say(f"  {sentence(over or turning.finding).strip()}")
     say("")
-    if result.fixes:
-        median_s = result.other_median_s
-        of_which = "" if median_s is None else f" the median step, {show_time(median_s)}"
-        if median_s is not None and median_s != result.fixes_from_s:
-            of_which = f" the mean step, {show_time(result.step_s)}"
-        say(f"What would help{of_which}, predicted:")
-        rows = [
-            [
-                sentence(fix),
-                show_time(fix.step_s),
-                "" if isnan(fix.low_s) else f"{show_time(fix.low_s)} to {show_time(fix.high_s)}",
-                f"{fix.scaling_factor:.3f}",
-                setting(fix),
-            ]
-            for fix in result.fixes
+    _print_fixes(result, is_full=is_full)
+    if is_full:
+        _print_ranks(result)
+        print_notes(result.warnings)
+        say("")
+    else:
+        fixes, notes = len(result.fixes), len(result.notes)
+        counted = [
+            f"{count} {word}{'' if count == 1 else ending}"
+            for count, word, ending in ((fixes, "fix", "es"), (notes, "note", "s"))
+            if count
         ]
-        headings = ["change", "step", "interval", "scaling", "setting"]
-        print_table(headings, rows, texts={"change", "interval", "setting"})
-    _print_ranks(result)
-    print_notes(result.warnings)
+        say(f"-v shows the evidence{''.join(f', {each}' for each in counted)} and the ranks.")
+    for number, command in enumerate(next_commands(result, name, is_full=is_full)):
+        say_command(f"{'and: ' if number else 'Next:'} {command}")
+
+
+def _print_fixes(result: Explanation, *, is_full: bool) -> None:
+    """Print the fixes that gain most, or all, each with its risk and the place where it is made."""
+    if not result.fixes or result.fixes_from_s is None:
+        return
+    is_mean = result.fixes_from_s != result.median_step_s
+    headings = [
+        "What would help",
+        f"step ({'now' if is_mean else 'median'} {show_time(result.fixes_from_s)})",
+        "gain",
+        "risk",
+        "where",
+    ]
+    rows = [
+        [
+            sentence(fix),
+            show_between(fix.step_s, fix.low_s, fix.high_s),
+            f"{result.fixes_from_s / fix.step_s:.1f}x",
+            "-" if fix.place == "purchase" else fix.risk,
+            fix.place,
+        ]
+        for fix in (result.fixes if is_full else result.fixes[:_FIRST_FIXES])
+    ]
+    print_table(headings, rows, texts={headings[0], headings[1], "risk", "where"})
+    framework = result.facts.framework
+    for fix in result.fixes if is_full else ():  # its lines, ready to paste, or where to look
+        say(f"{sentence(fix)}:" + (f" {setting(fix)}" if framework not in fix.lines else ""))
+        for line in lines_to_paste(fix, framework).splitlines():
+            say_code(f"    {line}".rstrip())
+    if is_full:
+        say("")
+
+
+def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]:
+    """Return the commands that the answer leads to, complete."""
+    run, facts, source = quote(name), result.facts, result.provenance.source
+    if any(isinstance(each, LineRateMissing) for each in result.verdict.needed):
+        return [f"fullwire explain {run} --line-rate 10Gbps"]
+    is_to_be_made = any(fix.place == "script" for fix in result.fixes)
+    if is_to_be_made and not is_full:
+        return [f"fullwire explain {run} -v"]
+    is_of_a_job = result.provenance.origin == result.provenance.basis == "measured"
+    if is_to_be_made and is_of_a_job and "***" not in source:
+        record, hosts = "fullwire record", set((facts.hosts or "").split(","))
+        if facts.machines == 1 and len(hosts) > 1 and facts.line_rate_bps:  # a lab's
+            rate = show_rate(facts.line_rate_bps).replace(" ", "")
+            record = f"fullwire lab run --workers {len(hosts)} --rate {rate}"
+        return [f"{record} -o after.run -- {source}", f"fullwire compare {run} after.run"]
+    if result.predictor is not None:
+        is_measured = isinstance(result.predictor.grid.transports[0], MeasuredTransport)
+        transport = " --transport measured" if is_measured else ""
+        return [f"fullwire whatif {run}{transport} --workers 8,64 --bandwidth 10Gbps,100Gbps"]
+    if is_full or not result.step_s:
+        return [f"fullwire show {run}"]
+    return [f"fullwire explain {run} -v"]
 
 
 def part_labels() -> dict[str, str]:
@@ -80,20 +162,28 @@ def blamed(result: Explanation) -> str:
     return verdict_kinds()[result.verdict.kind].part
 
 
-def _print_account(result: Explanation) -> None:
-    """Draw one row a part; each row's piece of the bar begins where the one above ended."""
-    labels = part_labels()
-    shown = [(key, time_s) for key, time_s in result.account.items() if time_s > 0]
-    total_s = sum(time_s for _, time_s in shown)
-    ends = [round(_BAR * end_s / total_s) for end_s in accumulate(time_s for _, time_s in shown)]
-    lines = [
-        (labels[key], time_s, start, end, "◀" if key == blamed(result) else "")
-        for (key, time_s), (start, end) in zip(shown, pairwise([0, *ends]), strict=True)
-    ]
-    for name, time_s, start, end, mark in (*lines, ("a step", result.step_s, 0, _BAR, "")):
-        bar = f"{'·' * start}{'█' * (end - start)}{'·' * (_BAR - end)}"
-        share = time_s / result.step_s
-        say(f"  {name:<22} {show_time(time_s):>9} {share:6.1%}  {bar} {mark}".rstrip())
+def _print_account(result: Explanation, *, is_whole: bool) -> None:
+    """Draw a row for each part, or for the largest alone, and one for the others together.
+
+    Each row's piece of the bar begins where the one above ended.
+    """
+    labels, step_s = part_labels(), result.step_s
+    parts = {key: time_s for key, time_s in result.account.items() if time_s > 0}
+    largest = list(parts)
+    if not is_whole:
+        by_size = sorted(parts, key=lambda key: -parts[key])[:_FIRST_PARTS]
+        largest = [key for key in by_size if parts[key] > _LITTLE * step_s]
+    rows = [(labels[key], parts[key], key == blamed(result)) for key in parts if key in largest]
+    others_s = [time_s for key, time_s in parts.items() if key not in largest]
+    if sum(others_s) > _LITTLE * step_s:
+        rows.append((f"{len(others_s)} smaller", sum(others_s), False))
+    widest = max(len(name) for name, *_ in rows)
+    room = min(columns(), _WIDEST) - widest - len("    1.234 ms 100.0%   ◀")
+    ends = [round(room * end_s / step_s) for end_s in accumulate(time_s for _, time_s, _ in rows)]
+    say(f"  step {show_time(step_s)}")
+    for (name, time_s, is_blamed), (start, end) in zip(rows, pairwise([0, *ends]), strict=True):
+        bar = f"{'·' * start}{'█' * (end - start)}{'·' * (room - end)} {'◀' if is_blamed else ''}"
+        draw(f"  {name:<{widest}} {show_time(time_s):>9} {time_s / step_s:6.1%}  {bar}".rstrip())
 
 
 def _print_ranks(result: Explanation) -> None:
@@ -127,11 +217,11 @@ def print_comparison(
 ) -> None:
     """Print whether the second run is better than the first, and whether that was predicted."""
     if gate is not None:
-        say(gate.sentence)
+        say_flush(gate.sentence)
     for each in sentences(result.findings):
-        say(each)
+        say_flush(each)
     if verification is not None:
-        say(sentence(verification.finding))
+        say_flush(sentence(verification.finding))
     say("")
     recordings = (*result.before_recordings, *result.after_recordings)
     rows = [

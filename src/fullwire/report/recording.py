@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
+from textwrap import wrap
 from typing import cast
 
 from fullwire.findings.audit.capture import capture_audit
+from fullwire.report.terminal import columns
 from fullwire.run.run import Hosts, Links
 from fullwire.run.store import read_parts, read_rows, read_run, rows_written
 from fullwire.timeline.summary import (
@@ -18,11 +21,21 @@ from fullwire.timeline.summary import (
 from fullwire.units import show_bytes, show_rate, show_time
 from fullwire.words import sentence as in_words
 
+_LABEL = 17  # columns before the text of a line
 MOST_COLLECTIVES = 50_000  # of all ranks, of which it is remembered when they were outstanding
 
 
 def recording_lines(path: Path) -> Iterator[str]:
-    """Go through the lines that sum a recording up; of its ranks never all is in memory."""
+    """Go through the lines that sum a recording up, within the terminal, to the next command."""
+    for line in _summary(path):
+        hanging = _LABEL if line.startswith("  ") and line[_LABEL - 1 : _LABEL] == " " else 4
+        yield from wrap(line, columns(), subsequent_indent=" " * hanging)
+    has_steps = rows_written(path).get("spans", 0)
+    yield f"Next: fullwire {'explain' if has_steps else 'show'} {quote(str(path))}"
+
+
+def _summary(path: Path) -> Iterator[str]:
+    """Go through what sums a recording up; of its ranks never all is in memory."""
     run = read_run(path, only=())
     gaps = list(run.gaps)
     collectives = rows_written(path).get("collectives", 0)
@@ -35,7 +48,7 @@ def recording_lines(path: Path) -> Iterator[str]:
     else:
         yield (
             f"fullwire: {ranks}, {summary.steps:,} step{'' if summary.steps == 1 else 's'} of "
-            f"{show_time(summary.step_s)} (median; 8 in 10 from {show_time(summary.step_low_s)} to "
+            f"{show_time(summary.step_s)} (median; 8 in 10: {show_time(summary.step_low_s)} to "
             f"{show_time(summary.step_high_s)})"
         )
     if summary.exposed_s is not None and summary.step_s and summary.mean_step_s:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from math import isnan
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -29,10 +30,12 @@ _TUNED_SAID = 4  # clusters of which it is said what the tuner takes
 _RANKS_SAID = 4  # of a fact that each rank has
 MOST_ROWS = 400  # a terminal scrolls; beyond this a file serves better
 _BAR = 10
+_LEAST_COLUMNS, _MOST_COLUMNS = 40, 100  # of a sentence: longer lines are hard to read
+_LEAST_TEXT = 16  # columns of a text in a table
 _MEASURES = {
     "step_s": "step",
-    "scaling_factor": "scaling factor",
-    "network_utilization": "network used",
+    "scaling_factor": "scaling",
+    "network_utilization": "link used",
 }
 _MOST_HOSTS = 16  # a matrix of more does not fit a terminal; the JSON has it
 _MOST_EDGES = 12
@@ -54,18 +57,24 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
     chosen = () if best is None else result.best(best)
     shown = [each.row for each in chosen] or list(range(min(len(table), MOST_ROWS)))
     names = [*varying, "step_s", "scaling_factor", "network_utilization"]
-    columns = {name: table[name][shown].tolist() for name in names}
-    rows = [[_cell(name, columns[name][number]) for name in names] for number in range(len(shown))]
+    values = {name: table[name][shown].tolist() for name in names}
+    rows = [[_cell(name, values[name][number]) for name in names] for number in range(len(shown))]
     headings = [
         _MEASURES[name] if name in _MEASURES else CONDITIONS[name].heading for name in names
     ]
     if result.has_intervals:
-        place = len(varying) + 1  # beside the step
-        headings.insert(place, "interval")
+        place = len(varying)
+        headings[place] = "step (90 %)"
         ends = zip(*(each[shown].tolist() for each in result.interval_s), strict=True)
-        for row, (low_s, high_s) in zip(rows, ends, strict=True):
-            row.insert(place, "" if isnan(low_s) else f"{show_time(low_s)} to {show_time(high_s)}")
-    print_table(headings, rows, texts={"run", "buckets", "interval"} & set(headings))
+        for row, step_s, (low_s, high_s) in zip(rows, values["step_s"], ends, strict=True):
+            row[place] = show_between(step_s, low_s, high_s)
+    # A bar beside each scaling factor, where there is room for one.
+    place = names.index("scaling_factor")
+    taken = sum(max(map(len, cells)) + 2 for cells in zip(headings, *rows, strict=True))
+    if taken + _BAR - 1 <= columns():
+        for row, factor in zip(rows, values["scaling_factor"], strict=True):
+            row[place] += f" {_bar(factor)}"
+    print_table(headings, rows, texts={"run", "buckets", "step (90 %)"} & set(headings))
     if chosen:  # of the first of each run: what changing one of its conditions would do
         from fullwire.answers.search import NEAR
 
@@ -109,10 +118,23 @@ def _cell(name: str, value: Any) -> str:
         return show_time(value)
     if name == "network_utilization":
         return f"{value:.1%}"
-    # A bar beside the number; its last block is as wide as eighths of a character allow.
-    whole, eighths = divmod(round(max(0.0, min(value, 1.0)) * _BAR * 8), 8)
-    bar = "█" * whole + (" ▏▎▍▌▋▊▉"[eighths] if eighths else "")
-    return f"{value:.4f} {bar.ljust(_BAR)}"
+    return f"{value:.4f}"
+
+
+def _bar(share: float) -> str:
+    """Draw a share of one; the last block is as wide as eighths of a character allow."""
+    whole, eighths = divmod(round(max(0.0, min(share, 1.0)) * _BAR * 8), 8)
+    return ("█" * whole + (" ▏▎▍▌▋▊▉"[eighths] if eighths else "")).ljust(_BAR)
+
+
+def show_between(time_s: float, low_s: float, high_s: float) -> str:
+    """Print a time with its interval, in one unit where all three have the same."""
+    if isnan(low_s):
+        return show_time(time_s)
+    middle, low, high = (show_time(each).rsplit(" ", 1) for each in (time_s, low_s, high_s))
+    if middle[1] == low[1] == high[1]:
+        return f"{' '.join(middle)} ({low[0]}-{high[0]})"
+    return f"{' '.join(middle)} ({' '.join(low)} - {' '.join(high)})"
 
 
 def print_sentences_of(findings: Sequence[Told]) -> None:
@@ -213,9 +235,7 @@ def print_collective(result: CollectiveTime) -> None:
 
 def print_traffic(result: AuditedTraffic) -> None:
     """Print what packets say, who sent what, one iteration, and the audit."""
-    width = min(shutil.get_terminal_size().columns, 100)
-    for line in wrap(" ".join(sentences(result.story)), width):
-        say(line)
+    say_flush(" ".join(sentences(result.story)))
     say("")
     if len(result.hosts) <= _MOST_HOSTS:
         sent = zip(
@@ -250,7 +270,7 @@ def print_traffic(result: AuditedTraffic) -> None:
     headings = ["edge", "flows", "sender busy", *times, "bursts", "of", "sent again"]
     print_table(headings, rows, texts={"edge"})
     _print_iterations(result)
-    _print_audit(result, width)
+    _print_audit(result)
     print_notes(f"PARTIAL: {warning}" for warning in result.warnings)
 
 
@@ -282,15 +302,14 @@ def _print_iterations(result: AuditedTraffic) -> None:
     print_table(headings, rows, texts={"collective", "last to come"})
 
 
-def _print_audit(result: AuditedTraffic, width: int) -> None:
+def _print_audit(result: AuditedTraffic) -> None:
     from fullwire.findings.traffic import training
 
     for finding in result.audit:
-        for number, line in enumerate(wrap(finding, width - 4)):
-            say(f"  {'  ' if number else ''}{line}")
+        say(f"  {finding}")
     for group in result.groups:
         say(f"of {sentence(training(group))}:")
-        _print_audit(group, width)
+        _print_audit(group)
 
 
 def fact_rows(run: Run) -> list[list[str]]:
@@ -324,22 +343,88 @@ def print_notes(notes: Iterable[str]) -> None:
         say(f"note: {note}")
 
 
+def columns() -> int:
+    """Return how wide the terminal is; 80 where there is none."""
+    return max(shutil.get_terminal_size().columns, _LEAST_COLUMNS)
+
+
 def say(text: str) -> None:
-    """Print one line."""
-    sys.stdout.write(visible(text) + "\n")
+    """Print a sentence; the lines after its first stand two further to the right."""
+    indent = " " * (len(text) - len(text.lstrip()))
+    room = min(columns(), _MOST_COLUMNS)
+    lines = wrap(
+        visible(text.strip()),
+        room,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+    )
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def say_flush(text: str) -> None:
+    """Print the sentences of an answer, each line at the left."""
+    for line in wrap(visible(text), min(columns(), _MOST_COLUMNS), break_on_hyphens=False):
+        sys.stdout.write(f"{line}\n")
+
+
+def draw(line: str) -> None:
+    """Print a line of a drawing, as much of it as the terminal shows."""
+    sys.stdout.write(visible(line)[: columns()] + "\n")
+
+
+def say_code(line: str) -> None:
+    """Print a line of code, which stays whole."""
+    sys.stdout.write(visible(line) + "\n")
+
+
+def say_command(command: str) -> None:
+    """Print a command that can be pasted: a line that is too long goes on after a backslash."""
+    lines = wrap(visible(command), columns() - 4, break_long_words=False, break_on_hyphens=False)
+    sys.stdout.write(" \\\n    ".join(lines) + "\n")
 
 
 def print_table(headings: list[str], rows: list[list[str]], texts: set[str]) -> None:
-    """Print columns, numbers to the right and the named texts to the left."""
+    """Print columns, numbers to the right and the named texts to the left, within the terminal.
+
+    Where they are too wide, texts go on in the next line. Columns that still find no room follow
+    below, each time beside the first column.
+    """
     shown = [[visible(cell) for cell in row] for row in [headings, *rows]]
     widths = [max(len(row[column]) for row in shown) for column in range(len(headings))]
-    left = [heading in texts for heading in headings]
-    for number, row in enumerate(shown):
-        cells = [
-            cell.ljust(width) if is_left else cell.rjust(width)
-            for cell, width, is_left in zip(row, widths, left, strict=True)
-        ]
-        sys.stdout.write(("  ".join(cells)).rstrip() + "\n")
-        if number == 0:
-            sys.stdout.write("  ".join("─" * width for width in widths) + "\n")
-    sys.stdout.write("\n")
+    is_text = [heading in texts for heading in headings]
+    room = columns() - 2 * (len(widths) - 1)
+    texts_at = [place for place, is_left in enumerate(is_text) if is_left]
+    least = [
+        min(width, _LEAST_TEXT) if is_left else width
+        for width, is_left in zip(widths, is_text, strict=True)
+    ]
+    while texts_at and sum(least) <= room < sum(widths):
+        widths[max(texts_at, key=widths.__getitem__)] -= 1
+    widths = [
+        min(width, columns() - 2 - widths[0] if place else columns() // 2)
+        for place, width in enumerate(widths)
+    ]
+    for places in _parts_of_table(widths):
+        for number, row in enumerate(shown):
+            cells = [wrap(row[place], widths[place]) or [""] for place in places]
+            for line in zip_longest(*cells, fillvalue=""):
+                written = [
+                    cell.ljust(widths[place]) if is_text[place] else cell.rjust(widths[place])
+                    for cell, place in zip(line, places, strict=True)
+                ]
+                sys.stdout.write("  ".join(written).rstrip() + "\n")
+            if number == 0:
+                sys.stdout.write("  ".join("─" * widths[place] for place in places) + "\n")
+        sys.stdout.write("\n")
+
+
+def _parts_of_table(widths: Sequence[int]) -> Iterator[list[int]]:
+    """Share columns among tables that find room, each beginning with the first column."""
+    part = [0]
+    for place in range(1, len(widths)):
+        if len(part) > 1 and sum(widths[each] + 2 for each in [*part, place]) - 2 > columns():
+            yield part
+            part = [0]
+        part.append(place)
+    yield part

@@ -92,6 +92,7 @@ class _JobFacts:
     buckets: str | None = fact("how gradients are grouped into messages")
     hook: str | None = fact("the communication hook that the script gave DDP")
     torch: str | None = fact("version of PyTorch in the job")
+    framework: str | None = fact("the library whose trainer runs the job")
     dilation: float | None = fact("how many times slower the job ran than times here say", _FACTOR)
     faults: str | None = fact("what was done to the hosts while the job ran")
     exit_status: int | None = fact("how the job ended, as a shell says it", _STATUS)

@@ -38,6 +38,14 @@ class Settable(Protocol):
         """Return how it is made, with the names of fields in braces."""
 
 
+class Pasteable(Protocol):
+    """A fix, with lines that make it."""
+
+    @property
+    def lines(self) -> Mapping[str, str]:
+        """Return its lines by framework, templates as well."""
+
+
 def sentence(told: Told) -> str:
     """Fill in the sentence of a finding."""
     return filled(told.template, told)
@@ -51,6 +59,12 @@ def sentences(many: Sequence[Told]) -> tuple[str, ...]:
 def setting(fix: Settable) -> str:
     """Fill in how a fix is made."""
     return filled(fix.how, fix)
+
+
+def lines_to_paste(fix: Pasteable, framework: str | None) -> str:
+    """Fill in the lines of a fix in a framework, else in plain PyTorch; none where it has none."""
+    lines = fix.lines.get(framework or "", fix.lines.get("torch", ""))
+    return filled(lines, fix)
 
 
 def filled(template: str, told: object) -> str:

@@ -1,19 +1,27 @@
-"""One ring for each NIC of a node, which leaves and enters nodes there, as NCCL has them."""
+"""One ring for each NIC of a node, which leaves and enters nodes there, as NCCL has them.
+
+Where the last node is not full, there are as many rings as that node's devices have NICs.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fullwire.collectives.registry import Algorithm, Statement, whole_nodes
+from fullwire.collectives.registry import Algorithm, Statement, some_of_the_last_node
 from fullwire.collectives.rings import rings
 from fullwire.collectives.stages import Layout, Stated
 
 
 def _a_ring_each_nic(op: str, layout: Layout) -> Stated:
-    nodes, devices = np.divmod(np.arange(layout.workers), layout.per_node)
-    firsts = np.arange(layout.nics_per_node) * layout.per_node // layout.nics_per_node
+    sizes = [layout.per_node] * layout.nodes + [layout.others] * (layout.others > 0)
+    count = max(layout.nics_per_node * min(sizes) // layout.per_node, 1)
+    nodes = np.split(np.arange(layout.workers), np.cumsum(sizes)[:-1])
     return rings(
-        op, [nodes * layout.per_node + (devices + first) % layout.per_node for first in firsts]
+        op,
+        [
+            np.concatenate([np.roll(node, -(ring * len(node) // count)) for node in nodes])
+            for ring in range(count)
+        ],
     )
 
 
@@ -24,5 +32,5 @@ ALGORITHM = Algorithm(
     ops=dict.fromkeys(
         ("allreduce", "reducescatter", "allgather"), Statement(states=_a_ring_each_nic)
     ),
-    fits=whole_nodes,
+    fits=some_of_the_last_node,
 )

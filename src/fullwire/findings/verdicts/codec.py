@@ -12,8 +12,8 @@ class PackingIsDear(Finding):
     """What a codec takes, and whether much else may be the network's."""
 
     template = (
-        "Packing and unpacking gradients is the {is_sure:bottleneck, not the network|largest loss "
-        "seen here}: it takes {lost} ({lost.share:.1%})."
+        "Packing gradients {is_sure:limits this job, not the network|is the largest loss seen "
+        "here}: it costs {lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each step}."
     )
 
     lost: Amount
@@ -26,7 +26,7 @@ class Codec(VerdictKind):
 
     key = "codec"
     part = Part.CODEC.key
-    label = "packing, unpacking"
+    label = "codec"
     colour = Colour("#8660a5", "#b08ed0")
     lost_to = "packing and unpacking gradients"
     is_of_one = True

@@ -12,8 +12,8 @@ class ComputationIsInflated(Finding):
     """How much longer computation takes than in the baseline's step."""
 
     template = (
-        "Computation is the bottleneck: it takes {longer_s:time} longer than with one worker, "
-        "{share:.1%} of the step."
+        "Computation limits this job: it takes {longer_s:time} longer than on one worker, "
+        "{share:.0%} of each step."
     )
 
     longer_s: float
@@ -26,7 +26,7 @@ class Compute(VerdictKind):
 
     key = "compute"
     part = Part.COMPUTE.key
-    label = "computing"
+    label = "compute"
     colour = Colour("#6d7e92", "#8293a6")
 
     def says(self, case: Case) -> Finding:

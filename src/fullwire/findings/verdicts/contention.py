@@ -14,8 +14,8 @@ class ComputationIsCrowded(Finding):
     """What the job's own communication, and its other ranks on a host, cost computation."""
 
     template = (
-        "The job slows down its own computation: its communication and its other ranks on the same "
-        "host cost it {lost} ({lost.share:.1%})."
+        "The job slows down its own computation: communication and other ranks of the same "
+        "host cost it {lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each step}."
     )
 
     lost: Amount
@@ -25,8 +25,8 @@ class RanksShareProcessors(Finding):
     """What the sums of ranks on one host cost, beyond what computation hides."""
 
     template = (
-        "The ranks share the processors of one host: {lost} ({lost.share:.1%}) goes to their sums "
-        "and to waiting for a processor meanwhile. {taken}"
+        "The ranks share the processors of one host: their sums, and waiting for a processor, "
+        "cost {lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each step}. {taken}"
     )
 
     lost: Amount

@@ -14,8 +14,8 @@ class HostIsBusy(Finding):
     """How long the host keeps devices idle, where in the step, and whether it is surely that."""
 
     template = (
-        "The host is the {is_sure:bottleneck, not the network|largest loss seen here}: nothing is "
-        "computed, communicated or loaded for {lost} ({lost.share:.1%}).{where}"
+        "The host {is_sure:limits this job, not the network|is the largest loss seen here}: it "
+        "takes {lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each step}.{where}"
     )
 
     lost: Amount
@@ -34,7 +34,7 @@ class MostlyGaps(Finding):
 class MostlyAhead(Finding):
     """Most of it lies before anything is computed."""
 
-    template = " {ahead_s:time} of that is before anything is computed, {does}."
+    template = " {ahead_s:time} of that is before the first computation, {does}."
 
     ahead_s: float
     does: Finding
@@ -46,7 +46,7 @@ class Host(VerdictKind):
 
     key = "host"
     part = Part.HOST.key
-    label = "host, the rest"
+    label = "host"
     colour = Colour("#b5afa5", "#565c62")
     lost_to = "the host, with nothing computed, communicated or loaded"
     is_of_one = True

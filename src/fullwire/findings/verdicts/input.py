@@ -12,8 +12,9 @@ class DataIsLate(Finding):
     """How long ranks wait for data, and whether much else may be the network's."""
 
     template = (
-        "The input is the {is_sure:bottleneck, not the network|largest loss seen here}: ranks wait "
-        "for data for {lost} ({lost.share:.1%})."
+        "The input {is_sure:limits this job, not the network|is the largest loss seen here}: "
+        "ranks wait for data for {lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each "
+        "step}."
     )
 
     lost: Amount
@@ -26,7 +27,7 @@ class Input(VerdictKind):
 
     key = "input"
     part = Part.INPUT.key
-    label = "waiting for input"
+    label = "input"
     colour = Colour("#2b8a66", "#53b590")
     lost_to = "waiting for data"
     is_of_one = True

@@ -12,8 +12,9 @@ class TooManyMessages(Finding):
     """What the messages of a step cost, however few bytes are in them."""
 
     template = (
-        "Too many small collectives: {lost} ({lost.share:.1%}) is the fixed cost of their "
-        "messages, with {collectives:,.0f} {collectives:collective|collectives} in a step."
+        "Too many small collectives limit this job: {lost.share:.0%} of "
+        "{lost.whole.is_whole_trace:the trace|each step} is the fixed cost of messages, with "
+        "{collectives:,.0f} {collectives:collective|collectives} in a step."
     )
 
     lost: Amount
@@ -26,7 +27,7 @@ class Latency(VerdictKind):
 
     key = "latency"
     part = Part.LATENCY.key
-    label = "latency of messages"
+    label = "latency"
     colour = Colour("#5aa9cf", "#2f7fa6")
     lost_to = "the fixed cost of messages"
     is_transfer = True

@@ -26,8 +26,8 @@ class BandwidthIsShort(Finding):
     """A line that is full, or nearly."""
 
     template = (
-        "The network is the bottleneck, and bandwidth is what it lacks: {lost} "
-        "({lost.share:.1%}) is what the bytes take at line rate{slow}{links:?; {links:clause}}."
+        "The network limits this job: {lost.share:.0%} of {lost.whole.is_whole_trace:the "
+        "trace|each step} is bytes at line rate{slow}{links:?; {links:clause}}."
     )
 
     lost: Amount
@@ -39,9 +39,9 @@ class BandwidthIsMostOfIt(Finding):
     """A line that is not full, for which less is lost than the bytes take."""
 
     template = (
-        "The network is the bottleneck: {lost} ({lost.share:.1%}) is what the bytes take at line "
-        "rate, and {unfilled_s:time} more is lost as the line is not filled{slow}"
-        "{links:?; {links:clause}}."
+        "The network limits this job: {lost.share:.0%} of {lost.whole.is_whole_trace:the "
+        "trace|each step} is bytes at line rate, and {unfilled_s:time} more is lost as the "
+        "line is not filled{slow}{links:?; {links:clause}}."
     )
 
     lost: Amount
@@ -56,7 +56,7 @@ class LineRate(VerdictKind):
 
     key = "line_rate"
     part = Part.LINE_RATE.key
-    label = "bytes at line rate"
+    label = "line rate"
     colour = Colour("#0b6e99", "#4fa9d3")
     lost_to = "bytes at line rate"
     within = "line rate"

@@ -18,8 +18,9 @@ class UsedTooLate(Finding):
     """Transfers that computation could have hidden, and how much of that there is."""
 
     template = (
-        "The network is not too slow, it is used too late: {transfers} went to transfers that "
-        "would fit under {free_s:time} of computation with no communication beside it."
+        "The network is used too late: {transfers.share:.0%} of "
+        "{transfers.whole.is_whole_trace:the trace|each step} is transfers that would fit "
+        "under {free_s:time} of computation."
     )
 
     transfers: Amount

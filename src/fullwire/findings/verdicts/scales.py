@@ -11,10 +11,7 @@ from fullwire.timeline.account import Part
 class AllIsComputation(Finding):
     """Nothing is lost at all."""
 
-    template = (
-        "This job scales: all of {whole.is_whole_trace:the|its} {whole.step_s:time} "
-        "{whole.is_whole_trace:of the trace|step} is computation."
-    )
+    template = "This job scales: all of {whole.is_whole_trace:the trace|its step} is computation."
 
     whole: Length
 
@@ -23,8 +20,8 @@ class LittleIsLost(Finding):
     """Little is lost, and in parts that are each below the threshold."""
 
     template = (
-        "This job scales: {lost} is not computation, and the largest part of that, {part}, is "
-        "{share:.1%}."
+        "This job scales: {lost.share:.1%} of {lost.whole.is_whole_trace:the trace|each step} "
+        "is not computation, and the largest part of that, {part}, is {share:.1%}."
     )
 
     lost: Amount
@@ -36,8 +33,9 @@ class MuchIsLostInAll(Finding):
     """Each part is below the threshold, but together they are much."""
 
     template = (
-        "No one thing holds this job back, but {lost} ({lost.share:.1%}) is not computation, and "
-        "the largest part of that, {part}, is {share:.1%}."
+        "No single loss limits this job: {lost.share:.0%} of {lost.whole.is_whole_trace:the "
+        "trace|each step} is not computation, and the largest part of that, {part}, is "
+        "{share:.1%}."
     )
 
     lost: Amount

@@ -24,8 +24,8 @@ class LateInTurns(Finding):
     """No few ranks cause most of the waiting."""
 
     template = (
-        "Ranks wait for each other, now one and now another: {lost} ({lost.share:.1%}) is lost to "
-        "it."
+        "Ranks wait for each other, now one and now another: {lost.share:.0%} of "
+        "{lost.whole.is_whole_trace:the trace|each step} is lost to it."
     )
 
     lost: Amount
@@ -35,8 +35,8 @@ class LateRanks(Finding):
     """The few ranks that cause most of the waiting."""
 
     template = (
-        "{ranks:Ranks} {ranks:is|are} late and the others wait for {ranks:it|them}, not for the "
-        "network: {lost} ({lost.share:.1%}) is lost to it. {of_waiting:.0%} of all waiting was for "
+        "{ranks:Ranks} {ranks:is|are} late: the others wait {lost.share:.0%} of "
+        "{lost.whole.is_whole_trace:the trace|each step}, {of_waiting:.0%} of it for "
         "{ranks:this rank|these ranks}{spends}."
     )
 
@@ -62,7 +62,7 @@ class Straggler(VerdictKind):
 
     key = "straggler"
     part = Part.STRAGGLER.key
-    label = "waiting for the latest"
+    label = "straggler"
     heading = "waiting"
     colour = Colour("#d0900f", "#e2aa45")
     lost_to = "waiting for late ranks, now one and now another"

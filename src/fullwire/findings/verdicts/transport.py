@@ -19,9 +19,10 @@ class LineIsNotFilled(Finding):
     """What is lost beside a line that the transport does not fill."""
 
     template = (
-        "The network is the bottleneck{is_for_bandwidth:|, but not for lack of bandwidth}: {lost} "
-        "({lost.share:.1%}) is lost by a transport that does not fill the line{unfilled}"
-        "{links:?; {links:clause}}{held_back:?; {held_back:inside}}{many}.{faster}"
+        "The transport limits this job{is_for_bandwidth:|, not the bandwidth}: "
+        "{lost.share:.0%} of {lost.whole.is_whole_trace:the trace|each step} is lost by a "
+        "transport that does not fill the line{unfilled}{links:?; {links:clause}}{held_back:?; "
+        "{held_back:inside}}{many}.{faster}"
     )
 
     lost: Amount
@@ -81,7 +82,7 @@ class Transport(VerdictKind):
 
     key = "transport"
     part = Part.TRANSPORT.key
-    label = "lost by transport"
+    label = "transport"
     colour = Colour("#c2502c", "#e57a53")
     lost_to = "a transport that does not fill the line"
     is_transfer = True

@@ -32,6 +32,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .clock import Clock, Moment
 from .ending import at_end
+from .framework import framework_in_use
 from .journal import Journal, Note
 from .probes import Probes
 
@@ -91,9 +92,8 @@ def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> 
 
     dist._register_comm_hook = register_comm_hook
     future = torch._C.Future
-    future.wait = codec.apart(future.wait)
-    if probes is not None:
-        future.wait = probes.waiting(future.wait)
+    wait = codec.apart(future.wait)
+    future.wait = wait if probes is None else probes.waiting(wait)
     for name in ("then", "add_done_callback"):
         setattr(future, name, _left_for_later(getattr(future, name), codec))
     watch_reducer(journal, _COLLECTIVES)
@@ -238,7 +238,7 @@ class _Collectives:
             if self._codec.is_working():
                 return apart(group, *args, **kwargs)
             first = next(filter(None, map(_tensors, args)), None) if knows_devices else None
-            on_device = first is not None and bool(first[0].is_cuda)
+            on_device = bool(first and first[0].is_cuda)
             issued = self._clock.moment() if on_device else _now()
             work = original(group, *args, **kwargs)
             if self._journal.is_open:
@@ -358,6 +358,9 @@ class _Collectives:
             congestion = getattr(dist.group.WORLD, "congestion", None)
             if congestion is not None:
                 self._journal.define(kind="fact", name="transport_congestion", value=congestion)
+            framework = framework_in_use()
+            if framework is not None:
+                self._journal.define(kind="fact", name="framework", value=framework)
         self._signatures[op, dtype, size, group] = number = next(self._numbers)
         name = "" if dtype is None else str(dtype).removeprefix("torch.")
         self._journal.define(
@@ -392,7 +395,6 @@ def _tensors(argument: Any) -> list[Any]:
 
 
 _EVERY_NS = 250_000_000
-
 _Look: TypeAlias = dict[str, tuple[int, int]]  # of each group: how many it counts, how many we saw
 
 

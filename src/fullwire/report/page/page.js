@@ -408,8 +408,8 @@
   const MOST_ROWS = 10; // of collectives that overlap
   const ROW = { doing: 7, compute: 20, communication: 14, input: 11, host: 11, gap: 3, apart: 18 };
   const LANE_WORDS = { compute: "compute", communication: "network", input: "input", host: "host" };
-  const DOING_WORDS = { compute: "computing", waiting: "waiting for the latest rank", transfer: "transfer", untold: "waiting or transfer",
-    codec: "packing", input: "waiting for input", rest: "host, the rest" };
+  const DOING_WORDS = { compute: "compute", waiting: "waiting for the latest rank", transfer: "transfer", untold: "waiting or transfer",
+    codec: "codec", input: "input", rest: "host" };
 
   function timeline(run) {
     const found = run.timeline, id = `hatch${numbered++}`;

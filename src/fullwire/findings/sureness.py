@@ -1,0 +1,94 @@
+"""How sure a verdict is, and why: the second line of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fullwire.findings.case import Case
+from fullwire.findings.finding import Finding
+from fullwire.findings.others import OtherWork, about_others
+from fullwire.timeline.account import Part
+
+_FEW_STEPS = 10  # of a measured job: fewer may still be warming up
+
+
+class Sureness(Finding):
+    """How sure the verdict is: the doubts, the steps it rests on, and the next largest loss."""
+
+    template = (
+        "{doubts:?Less sure: {doubts:and}.}{is_sure:?Sure: {steps:,} {steps:step|steps} were "
+        "measured.}{after:? Next largest: {after}, {share:.0%}.}"
+    )
+
+    doubts: tuple[Finding, ...]
+    steps: int
+    after: str | None
+    share: float
+
+    @property
+    def is_sure(self) -> bool:
+        """Say whether nothing speaks against the verdict."""
+        return not self.doubts
+
+
+class PartIsMissing(Finding):
+    """Some of the run is missing."""
+
+    template = "the run is partial"
+
+
+class OnlySoMany(Finding):
+    """The job was too short to have settled."""
+
+    template = "only {steps:,} {steps:step|steps} were recorded"
+
+    steps: int
+
+
+class OthersWereBusy(Finding):
+    """Other programs used the processors."""
+
+    template = "other programs used {share:.0%} of the processors"
+
+    share: float
+
+
+class RepeatMayDiffer(Finding):
+    """Another recording may give another verdict."""
+
+    template = "a repeat may find {kinds:list}"
+
+    kinds: tuple[str, ...]
+
+
+def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
+    """Return how sure a verdict is; None where nothing was decided.
+
+    `near` are the kinds that another recording may give.
+    """
+    account = case.account
+    if kind == "unknown" or not case.step_s:
+        return None
+    losses = sorted(
+        ((time_s, key) for key, time_s in account.parts_s.items() if key != Part.COMPUTE.key),
+        reverse=True,
+    )
+    _, (next_s, after), *_ = losses
+    steps = int(account.is_typical.sum())
+    doubts: list[Finding] = [PartIsMissing()] if case.run.gaps else []
+    if case.run.provenance.origin == "measured" and steps < _FEW_STEPS:
+        doubts.append(OnlySoMany(steps=steps))
+    doubts += [
+        OthersWereBusy(share=work.share)
+        for work in about_others(case.run)
+        if isinstance(work, OtherWork)
+    ]
+    if near:
+        doubts.append(RepeatMayDiffer(kinds=tuple(kind.replace("_", " ") for kind in near)))
+    share = case.share(next_s)
+    return Sureness(
+        doubts=tuple(doubts),
+        steps=steps,
+        after=after.replace("_", " ") if round(share, 2) else None,
+        share=share,
+    )
