@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 
 from tests import native_programs
 from tests.native_programs import NATIVE
+from validation import results
 from validation.arguments import parser
 
 KINDS = ("memory", "thread", "descriptor", "send", "receive", "poll", "write", "option")
@@ -118,6 +119,20 @@ def main() -> None:
     taken = parser(__doc__)
     taken.add_argument("--rounds", type=int, default=1000)
     result = all_kinds(taken.parse_args().rounds)
+    results.write(
+        "exhaustion",
+        claim="A transport whose calls fail ends with the cause or with the right sums.",
+        anchor="three ranks in one process; the n-th call of a kind fails, once or for good",
+        summary=f"{result.rounds} rounds: {result.hangs} hangs, {result.aborts} aborts, "
+        f"{result.wrong} wrong",
+        cases=result.rounds,
+        tables=[
+            results.Table(
+                columns=["rounds", "hangs", "aborts", "wrong", "told of rank and resource"],
+                rows=[[result.rounds, result.hangs, result.aborts, result.wrong, result.told]],
+            )
+        ],
+    )
     sys.exit(bool(result.hangs or result.aborts or result.wrong))
 
 

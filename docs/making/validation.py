@@ -37,7 +37,7 @@ PAGES = {
         "ray",
     ),
     "lab": ("links", "spine", "hierarchies", "papers"),
-    "recording": ("recorder", "capturing"),
+    "recording": ("recorder", "capturing", "recorder-exhaustion"),
     "captures": ("wires", "wires-labs", "packet-speed", "damaged-captures"),
     "traces": ("importing", "fleet", "fuzz", "damaged-traces", "fuzz-formats"),
     "transport": (
@@ -47,6 +47,7 @@ PAGES = {
         "transport-engine",
         "far",
         "programs",
+        "exhaustion",
         "soak",
         "torch-tests",
     ),

@@ -12,8 +12,10 @@ import pytest
 from fullwire.answers.believable import check_scaling, check_shares, check_steps, check_times
 from fullwire.answers.compare import compare
 from fullwire.answers.explain import explain
+from fullwire.answers.search import explorer
 from fullwire.answers.whatif import whatif
-from fullwire.errors import DamagedInput
+from fullwire.errors import DamagedInput, UsageError
+from fullwire.run.facts import Facts
 from fullwire.run.run import Run
 from fullwire.run.store import read_run
 from fullwire.words import sentences
@@ -74,3 +76,18 @@ def test_each_check_lets_through_what_can_be_and_refuses_what_cannot() -> None:
     for refused in refusals:
         with pytest.raises(DamagedInput, match=r"^a run: its times cannot all be true: the "):
             refused()
+
+
+def test_an_explorer_around_a_step_that_cannot_be_is_refused() -> None:
+    run = read_run(OLD / "emulated-gloo.run")
+    with pytest.raises(DamagedInput, match="step of one worker"):
+        explorer(run, explain(run).predictor, -3.4)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_collectives_that_fit_no_transport_are_refused_in_a_sentence() -> None:
+    run = read_run(OLD / "lab-gloo.run")
+    empty = replace(run, facts=run.facts | Facts(communication_processor_s=()))
+    with pytest.raises(UsageError, match="no transport fits these collectives"):
+        whatif(empty, transport="measured", bandwidth="10Gbps")
+    assert explain(empty).verdict.kind == explain(run).verdict.kind

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fullwire.answers.believable import check_steps
 from fullwire.answers.conditions import latency
 from fullwire.answers.subjects import Transports, subject_of
 from fullwire.collectives.cost import Floats
@@ -171,6 +172,8 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
         ),
     )
     found = sweep([subject], grid)
+    alone_s = subject.step.step_ns * 1e-9 if job is None else baseline_s
+    check_steps(run.provenance.source, step=found["step_s"], step_of_one_worker=alone_s)
     low_s, high_s = interval_s([subject], grid, found, calibration)
     points = (grid.transports, grid.workers, grid.bandwidth_bps, _PACKINGS, _RATIOS)
     shape = tuple(len(axis) for axis in points)
@@ -185,7 +188,7 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
         ratios=_RATIOS,
         step_s=found["step_s"].reshape(shape),
         half_s=np.broadcast_to((high_s - low_s) / 2, len(found)).reshape(shape),
-        baseline_s=subject.step.step_ns * 1e-9 if job is None else baseline_s,
+        baseline_s=alone_s,
         recorded_workers=base.workers[0] if is_recorded else None,
         recorded_bps=base.bandwidth_bps[0] if is_recorded else None,
         measured_s=None if job is None else job.measured_s,

@@ -312,6 +312,7 @@ def _predicted(
     )
     check_times(
         names,
+        backward_pass=predictions["backward_s"],
         communication=predictions["communication_s"],
         low_end=around_s[0],
         high_end=around_s[1],

@@ -162,8 +162,9 @@ def keep(
         raise _after_the_job(f"interrupted before a run was made; {left}", _INTERRUPTED) from None
     # A sampler that is late finds no place to begin a file in.
     leaving = directory.with_name(f".{directory.name}.removing-{os.urandom(4).hex()}")
-    directory.rename(leaving)
-    shutil.rmtree(leaving, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the run is there: what cannot be removed stays
+        directory = directory.rename(leaving)
+    shutil.rmtree(directory, ignore_errors=True)
     return Recording(path=path, exit_status=status)
 
 

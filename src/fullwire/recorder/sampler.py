@@ -16,6 +16,7 @@ written.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -50,8 +51,11 @@ def main(directory: str, *command: str) -> None:
     if command[0] == "--packets":
         command = command[1:]
         _begin_capture(here, directory)
-    if _is_the_one_beside():
-        _work_beside(here, directory, "sampler", _sample)
+    try:
+        if _is_the_one_beside():
+            _work_beside(here, directory, "sampler", _sample)
+    except OSError as error:  # no process may be added here: the command runs without a sampler
+        sys.stderr.write(f"fullwire: this host is not sampled: {error.strerror}\n")
     try:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(directory, _ENTERED))  # it was us: no Python of the job yet
@@ -65,10 +69,15 @@ def _is_the_one_beside() -> bool:
     """Split in two; the command must not find a child that it did not start, so a grandchild."""
     child = os.fork()
     if child:
-        os.waitpid(child, 0)
+        if os.waitpid(child, 0)[1]:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return False
     os.setsid()
-    if os.fork():
+    try:
+        grandchild = os.fork()
+    except OSError:
+        os._exit(1)  # nothing of the command may run in this one
+    if grandchild:
         os._exit(0)
     return True
 
@@ -81,11 +90,11 @@ def _work_beside(
     on_stand_by: Callable[[], None] = lambda: None,
 ) -> None:
     """Work as long as a process runs, and hold nothing open that others might wait for."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
-    os.chdir("/")
     try:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(nothing, standard)
+        os.chdir("/")
         with _the_only_one(watched, directory, role, on_stand_by) as is_ours:
             if is_ours:
                 work(watched, directory)
@@ -177,7 +186,12 @@ def _name(began_ns: int) -> str:
 def _begin_capture(watched: int, directory: str) -> None:
     """Start what captures packets, and return when it does; what hinders it ends the job."""
     hear, tell = os.pipe()
-    if _is_the_one_beside():
+    try:
+        is_beside = _is_the_one_beside()
+    except OSError as error:
+        sys.stderr.write(f"fullwire: packets cannot be captured: {error.strerror}\n")
+        sys.exit(_NOT_STARTED)
+    if is_beside:
         os.close(hear)
         told = _TellOnce(tell)
         _work_beside(

@@ -422,6 +422,8 @@ class _Fit:
         at = np.log([each.value for each in self._known])
         for _ in range(_ROUNDS):
             misfits, slopes = self._misfits(at), self._slopes(at)
+            if not (np.isfinite(misfits).all() and np.isfinite(slopes).all()):
+                raise UsageError("no transport fits these collectives: their times cannot be true")
             change = np.linalg.lstsq(slopes, -misfits, rcond=None)[0]
             at = at + np.clip(change, -0.5, 0.5)
             if np.abs(change).max() < 1e-9:

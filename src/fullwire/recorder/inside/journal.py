@@ -24,6 +24,7 @@ of them. Times are `time.monotonic_ns`; the header holds the wall clock at one m
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import socket
@@ -186,9 +187,8 @@ class Journal:
             name = f"{socket.gethostname()}-{os.getpid()}-{self._began['monotonic_ns']}{SUFFIX}"
             self._path = os.path.join(self.directory, name)
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            self._identity = os.fstat(file)
+            self._file, self._identity = file, os.fstat(file)
             os.write(file, self._header(RUNNING))
-            self._file = file
         elif not self._is_ours():
             file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
             os.lseek(file, 0, os.SEEK_END)
@@ -255,11 +255,12 @@ class Journal:
     def _mark(self, status: str, reason: str = "") -> None:
         if self._file < 0 or not self._is_ours():
             return
-        try:
+        # Without room or memory for it the header still says "running", as of a process that was
+        # killed.
+        with contextlib.suppress(OSError, MemoryError):
             os.pwrite(self._file, self._header(status, reason), 0)
+        with contextlib.suppress(OSError):
             os.close(self._file)
-        except OSError:
-            pass  # the header still says "running", which reads as a process that was killed
         self._file = -1
 
 

@@ -1,0 +1,86 @@
+"""A recorder that runs out of something harms no job: the short form of its validation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.torch.test_record import needs_torch
+from validation import recorder_exhaustion
+
+# Forked from here, a process would bring threads of other tests along; so each has its own parent.
+ROUNDS = """
+import json, sys
+from pathlib import Path
+from validation import recorder_exhaustion
+recorder_exhaustion.load_once()
+kind, place, for_good = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "True"
+print("\\n" + json.dumps(recorder_exhaustion.rounds_of(kind, 3, place, for_good=for_good)))
+"""
+# The sampler's start, where the n-th fork fails.
+FORKS = """
+import itertools, os, sys
+from fullwire.recorder import sampler
+true, calls, failing = os.fork, itertools.count(1), int(sys.argv[1])
+def fork():
+    if next(calls) == failing:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return true()
+os.fork = fork
+sampler.main(sys.argv[2], "sh", "-c", "echo done; exit 7")
+"""
+
+
+@needs_torch
+@pytest.mark.parametrize("for_good", [False, True])
+@pytest.mark.parametrize("kind", recorder_exhaustion.KINDS)
+def test_no_fault_of_the_recorder_reaches_the_job(
+    tmp_path: Path, kind: str, for_good: bool
+) -> None:
+    """Where memory was short for good, the recorder raised into the job."""
+    done = subprocess.run(
+        [sys.executable, "-c", ROUNDS, kind, str(tmp_path), str(for_good)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=Path(recorder_exhaustion.__file__).parents[1],
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    counted = Counter(json.loads(done.stdout.splitlines()[-1]))
+    assert counted["rounds"] > 0
+    assert not recorder_exhaustion.is_bad(counted), done.stdout
+
+
+def test_a_run_that_does_not_fit_on_the_disk_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    recording = tmp_path / "whole"
+    recorder_exhaustion._played(recording, "memory", 0, False)
+    counted = recorder_exhaustion.store_rounds(recording, tmp_path, 6)
+    assert counted["rounds"] == 6
+    assert counted["refused"] > 0
+    assert not recorder_exhaustion.is_bad(counted)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_command_runs_once_where_no_sampler_can_be_started(tmp_path: Path, failing: int) -> None:
+    """It did not run at all where no process could be added."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(failing), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (7, "done\n")
+    assert done.stderr == ("fullwire: this host is not sampled: Resource temporarily unavailable\n")
+
+
+def test_a_sampler_that_lacks_room_or_descriptors_harms_no_command(tmp_path: Path) -> None:
+    counted = recorder_exhaustion.sampler_rounds(tmp_path, 6)
+    assert not recorder_exhaustion.is_bad(counted)
