@@ -270,3 +270,13 @@ def test_an_entry_may_hold_anything(
     run = read(written(where, 0, a_dump(an_entry(1), an_entry(2, **changes))))
     assert 1 <= len(run.collectives) <= 2
     fullwire.explain(run)
+
+
+def test_chakra_traces_of_pytorchs_own_observer(real_dumps: Path) -> None:
+    run = read(real_dumps / "chakra")
+    assert run.facts.workers == 2
+    for rank in range(2):
+        mine = run.collectives.rows(run.collectives.rank == rank)
+        assert mine.op.tolist().count("barrier") == 1
+        assert mine.rows(mine.op == "allreduce").bytes.tolist() == [4 * (64 * 32 + 32)] * 3
+        assert mine.rows(mine.op == "allgather").bytes.tolist() == [80]

@@ -147,16 +147,6 @@ def test_its_json_says_the_same(tmp_path: Path) -> None:
     assert run.collectives.end_ns.tolist() == [7000]
 
 
-def test_real_traces_of_pytorchs_observer(real_dumps: Path) -> None:
-    run = read(real_dumps / "chakra")
-    assert run.facts.workers == 2
-    for rank in range(2):
-        mine = run.collectives.rows(run.collectives.rank == rank)
-        assert mine.op.tolist().count("barrier") == 1
-        assert mine.rows(mine.op == "allreduce").bytes.tolist() == [4 * (64 * 32 + 32)] * 3
-        assert mine.rows(mine.op == "allgather").bytes.tolist() == [80]
-
-
 def test_marks_of_nccl_are_not_counted_beside_the_calls_around_them(tmp_path: Path) -> None:
     told = {
         "collective_name": "allreduce",
