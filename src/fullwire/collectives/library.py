@@ -30,12 +30,14 @@ from fullwire.errors import UsageError
 FITTED_OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 _REACH = 3.0  # doublings of the device count over which what a table shows fades to 1/e
 _OWN_NOISE = 0.03  # variance of a table's values, as a share of what device counts have in common
-# The usual protocols, for a cluster without tables of its own. Their figures are medians over public
-# tables: A100, H100, H200, B200, B300, GB200, GB300 in a node
-# (ai-dynamo/aiconfigurator@095f58a51c4c), A100 on up to 16 nodes (NetX-lab/Echo@15f0d12c4174), and
-# A100 of microsoft/superbenchmark. The share of a NIC's rate, 78 %, is no median. It lies between two
-# figures. 64 % is measured on Echo's machine, the only one in the tables with several nodes. 92 % is
-# an assumption for tuned machines: no table is behind it.
+
+# The usual protocols, for a cluster without tables of its own. Their figures are medians over
+# public tables. Within a node the tables are of A100, H100, H200, B200, B300, GB200 and GB300
+# (ai-dynamo/aiconfigurator@095f58a51c4c). There are also A100 on up to 16 nodes
+# (NetX-lab/Echo@15f0d12c4174), and the A100 of microsoft/superbenchmark.
+# The usual share of a NIC's rate, 78 %, is not a median. It lies between two figures: Echo's machine,
+# the only one with several nodes, measured 64 %. For tuned machines 92 % is assumed. No table is
+# behind the 92 %.
 USUAL_PROTOCOLS = (
     Protocol(
         name="small",
