@@ -35,9 +35,9 @@ _OWN_NOISE = 0.03  # variance of a table's values, as a share of what device cou
 # public tables. Within a node the tables are of A100, H100, H200, B200, B300, GB200 and GB300
 # (ai-dynamo/aiconfigurator@095f58a51c4c). There are also A100 on up to 16 nodes
 # (NetX-lab/Echo@15f0d12c4174), and the A100 of microsoft/superbenchmark.
-# The usual share of a NIC's rate, 78 %, is not a median. It lies between two figures: Echo's machine,
-# the only one with several nodes, measured 64 %. For tuned machines 92 % is assumed. No table is
-# behind the 92 %.
+# The usual share of a NIC's rate, 78 %, is not a median. It lies between two figures: 64 % was
+# measured on Echo's machine, the only one with several nodes, and 92 % is an assumption for tuned
+# machines. No table is behind the 92 %.
 USUAL_PROTOCOLS = (
     Protocol(
         name="small",
