@@ -52,7 +52,7 @@ class Ends:
         return self.end_ns[here] - other.end_ns[there]
 
     def with_more(self, other: Ends, ahead_ns: int) -> Ends:
-        """Return these ends, with those that only the other has, whose clock is ahead."""
+        """Add the ends that only `other` has; its clock is `ahead_ns` ahead of this one."""
         number = np.concatenate([self.number, other.number])
         number, first = np.unique(number, return_index=True)
         return Ends(number, np.concatenate([self.end_ns, other.end_ns - ahead_ns])[first])
