@@ -5,12 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import os
+import struct
 import subprocess
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 PATIENCE_S = 60  # for an answer, on a machine that is busy
 FLAGS = (
@@ -65,9 +70,10 @@ class Browser:
         shown: dict[str, Any] = json.loads(message)
         return shown
 
-    def open(self, page: Path) -> None:
+    def open(self, page: Path, hash_: str = "") -> None:
         """Open a file, and wait until it is drawn."""
-        self.ask("Page.navigate", url=page.resolve().as_uri())
+        self.ask("Page.navigate", url="about:blank")  # another hash alone would load nothing
+        self.ask("Page.navigate", url=page.resolve().as_uri() + hash_)
         self.run(
             "new Promise((done) => { const drawn = () => requestAnimationFrame(() => setTimeout("
             "done, 50)); document.readyState === 'complete' ? drawn() : "
@@ -106,9 +112,14 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
-    def picture(self) -> bytes:
-        """Return the whole page as PNG."""
-        shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
+    def picture(self, of: str = "html") -> bytes:
+        """Return the whole page, or an element of it, as PNG."""
+        clip = self.run(
+            f"(() => {{ const at = document.querySelector({of!r}).getBoundingClientRect();"
+            " return { x: at.x + scrollX, y: at.y + scrollY, width: at.width, height: at.height,"
+            " scale: 1 }; })()"
+        )
+        shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         return base64.b64decode(shot["data"])
 
     def end(self) -> None:
@@ -132,6 +143,65 @@ class Browser:
             for event in self.events
             if event.get("method") == "Network.requestWillBeSent"
         ]
+
+
+def pixels(png: bytes) -> NDArray[np.uint8]:
+    """Return the rows, columns and colours of a PNG as a browser writes it, with 8 bits."""
+    at, header, packed = 8, b"", b""
+    while at < len(png):
+        size, kind = struct.unpack_from(">I4s", png, at)
+        piece = png[at + 8 : at + 8 + size]
+        header, packed = (piece, packed) if kind == b"IHDR" else (header, packed)
+        packed += piece if kind == b"IDAT" else b""
+        at += size + 12
+    width, height, depth, colour, *_, interlaced = struct.unpack(">IIBBBBB", header)
+    assert (depth, interlaced) == (8, 0)
+    bytes_ = {2: 3, 6: 4}[colour]
+    rows = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(height, 1 + width * bytes_)
+    shown = np.zeros(
+        (height + 1, width + 1, bytes_), np.uint8
+    )  # with the edge that filters look at
+    for number, row in enumerate(rows, 1):
+        values = row[1:].reshape(width, bytes_)
+        above = shown[number - 1]
+        if row[0] == 0:
+            shown[number, 1:] = values
+        elif row[0] == 1:
+            shown[number, 1:] = np.cumsum(values, axis=0, dtype=np.uint8)
+        elif row[0] == 2:
+            shown[number, 1:] = values + above[1:]
+        else:
+            _unfiltered(shown[number], values, above, is_paeth=row[0] == 4)
+    return shown[1:, 1:, :3]
+
+
+def png(picture: NDArray[np.uint8]) -> bytes:
+    """Return rows, columns and colours as PNG."""
+    height, width, _ = picture.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in picture)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pieces = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(piece)) + kind + piece + struct.pack(">I", zlib.crc32(kind + piece))
+        for kind, piece in pieces
+    )
+
+
+def _unfiltered(
+    row: NDArray[np.uint8], values: NDArray[np.uint8], above: NDArray[np.uint8], *, is_paeth: bool
+) -> None:
+    """Undo the filters that look at the left and above at once (PNG, part 9)."""
+    up, found = above.tolist(), [[0] * row.shape[1]]
+    for place, given in enumerate(values.tolist(), 1):
+        left, point = found[-1], []
+        for value, a, b, c in zip(given, left, up[place], up[place - 1], strict=True):
+            guess = (a + b) // 2
+            if is_paeth:
+                near = a + b - c
+                guess = min((abs(near - a), 0, a), (abs(near - b), 1, b), (abs(near - c), 2, c))[2]
+            point.append((value + guess) % 256)
+        found.append(point)
+    row[:] = found
 
 
 _CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "End": 35, "Tab": 9}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,9 @@ from fullwire.errors import UsageError
 from fullwire.report.page import contents, page, write_page
 from fullwire.run.facts import Facts
 from fullwire.run.gaps import Gap
-from fullwire.run.run import Provenance, Run
-from tests.browser import Browser, browser
+from fullwire.run.run import Provenance, Run, Spans
+from fullwire.timeline.lanes import drawing
+from tests.browser import Browser
 from tests.conftest import Cli
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
 from tests.trained_jobs import a_trained_job as a_job_of_known_transport
@@ -34,30 +33,13 @@ EVIL = (
 SCALING = r"scaling factor (\d\.\d+)"
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    programs = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, programs)), None)
-    if found is None:
-        pytest.skip(f"no browser is here: expected {', '.join(programs)} on the PATH")
-    with browser(found, tmp_path_factory.mktemp("profile")) as started:
-        yield started
-
-
-@pytest.fixture
-def chromium(shared: Browser) -> Browser:
-    shared.events.clear()
-    shared.screen(1100, 900)
-    return shared
-
-
 @pytest.fixture
 def job() -> Run:
     return a_trained_job(late_ms=60)
 
 
 def written(run: Run | list[Run], place: Path) -> Path:
-    return write_page(run, place / "report.html")
+    return write_page(run, place / "report.html", replace=True)
 
 
 def hostile(run: Run) -> Run:
@@ -103,7 +85,7 @@ def test_what_would_help_is_held_against_the_step_that_it_is_predicted_from(
     chromium: Browser, tmp_path: Path
 ) -> None:
     even = a_job_of_known_transport(a_transport(), steps=20)
-    figures = "document.querySelector('dl.figures').innerText"
+    figures = "document.querySelector('dl.answer').innerText"
     chromium.open(written(even, tmp_path))
     assert "in the median step" not in chromium.run(figures)
     chromium.open(written(with_long_steps(even, every=5, longer_ms=300), tmp_path))
@@ -328,7 +310,47 @@ def test_a_long_job_is_a_small_page_soon(tmp_path: Path) -> None:
     began_s = time.process_time()
     place = written(run, tmp_path)
     assert time.process_time() - began_s < 5
-    assert place.stat().st_size < 3e6
+    assert place.stat().st_size < 0.6e6
+
+
+def test_the_page_of_eight_profiled_ranks_is_below_1_mb(tmp_path: Path) -> None:
+    run, kernels = a_trained_job(ranks=8, steps=100, buckets=300), 300
+    marks = run.spans.rows(run.spans.lane == "host")
+    number = np.arange(kernels * len(marks))
+    begin_ns = np.repeat(marks.start_ns, kernels) + number % kernels * 300_017
+    many = Spans(  # as a profiler tells them, no two of one length
+        rank=np.repeat(marks.rank, kernels),
+        step=np.repeat(marks.step, kernels),
+        lane=np.full(len(number), "compute", object),
+        name=np.array([f"kernel {each % 97}" for each in number], object),
+        start_ns=begin_ns,
+        end_ns=begin_ns + 100_003 + number * 7919 % 190_001,
+    )
+    run = dataclasses.replace(run, spans=Spans.joined([run.spans, many]))
+    assert written(run, tmp_path).stat().st_size < 1e6
+    [shown] = contents([run])["runs"]
+    words = [step["word"] for step in shown["timeline"]["steps"]]
+    assert {"typical", "first", "slowest"} <= set(", ".join(words).split(", "))
+    assert shown["timeline"]["steps_left_out"] == 100 - len(words)
+
+
+def test_the_timeline_on_the_page_is_that_of_the_run(
+    chromium: Browser, job: Run, tmp_path: Path
+) -> None:
+    chromium.open(written(job, tmp_path))
+    drawn = drawing(job, fw.explain(job).detail)
+    typical = next(step for step in drawn.steps if "typical" in step.word)
+    bars = typical.ranks[0].lanes["communication"]
+    said = []
+    for _ in range(3 + len(bars)):  # three of compute come first
+        chromium.run("document.querySelector('.stage').focus()")
+        chromium.press("n")
+        said.append(chromium.run("document.querySelector('.said').innerText"))
+    shown = [text.replace("\u202f", " ") for text in said if "network" in text]
+    for text, start_ns, end_ns in zip(
+        shown, bars.start_ns.tolist(), bars.end_ns.tolist(), strict=True
+    ):
+        assert f"from {start_ns / 1e6:.4g} ms to {end_ns / 1e6:.4g} ms" in text
 
 
 def test_the_command_writes_the_page_and_refuses_in_one_line(

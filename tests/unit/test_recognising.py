@@ -102,6 +102,15 @@ PROCESS = '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "NAME"
         ("x.svg", b'<?xml version="1.0"?><svg ', "a picture: not read"),
         ("out.txt", "# nThread 1".encode("utf-16"), "text in UTF-16.*: not read; `iconv -f"),
         ("train.sh", b"#!/bin/sh\n", "a script: not read"),
+        ("job.sqlite.nsys-rep", b"\0", "a report of Nsight: not read; record the job"),
+        ("perf.data", b"PERFILE2\x68\0", r"a profile of perf \(perf.data\): not read"),
+        ("boot.etl", b"\0\1", r"a trace of Windows \(.etl\): not read"),
+        ("cpu.pb.gz", b"\x0a\x04", "a profile of pprof: not read"),
+        ("model.safetensors", b"\x58\0\0\0\0\0\0\0{}", "a checkpoint: not read"),
+        ("arrays.npz", b"NUMPY", "arrays of NumPy: not read"),
+        ("look.ipynb", b'{"cells": []}', "a notebook: not read"),
+        ("loss.csv", b"step,loss\n1,2\n", r"a table \(CSV\): not read; those of rccl-tests are"),
+        ("job.log", b"hello\n", "a log without lines of a known tool: not read; --pattern"),
     ],
 )
 def test_what_is_not_read_is_refused_under_its_own_name(

@@ -77,10 +77,22 @@ def fit_cluster(
     devices_per_node: int | None = None,
     name: str = "fitted",
 ) -> ClusterFit:
-    """Fit a cluster to tables of nccl-tests, of the OSU benchmarks, or of `bench transport --json`.
+    """Fit a cluster to measured tables, so that it predicts other sizes and device counts.
 
-    Values that a description states stay. Without a description, the cluster comes from the tables:
-    `devices_per_node` devices share a node, and line rates are the best that the tables show.
+    - `tables`: files of nccl-tests, of the OSU benchmarks, or of `bench transport --json`.
+    - `cluster`: its description, by name or file. What it states stays.
+    - `devices_per_node`: so many share a node, where there is no description. Tables then give the
+      line rates: the best that they show.
+    - `name`: of the fitted cluster.
+
+    The answer holds the cluster, what its protocols are off each row, and the algorithm of each
+    size. Times are seconds, sizes bytes.
+
+        import pathlib
+
+        rows = '{"workers": 2, "rows": [{"bytes": 1048576, "ours_s": 0.001}]}'
+        pathlib.Path("bench.json").write_text(rows)
+        fw.fit_cluster(["bench.json"], devices_per_node=1).cluster.nodes
     """
     if not tables:
         raise UsageError("cluster fit: expected at least one table")

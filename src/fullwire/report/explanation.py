@@ -174,9 +174,11 @@ def _print_account(result: Explanation, *, is_whole: bool) -> None:
         by_size = sorted(parts, key=lambda key: -parts[key])[:_FIRST_PARTS]
         largest = [key for key in by_size if parts[key] > _LITTLE * step_s]
     rows = [(labels[key], parts[key], key == blamed(result)) for key in parts if key in largest]
-    others_s = [time_s for key, time_s in parts.items() if key not in largest]
-    if sum(others_s) > _LITTLE * step_s:
-        rows.append((f"{len(others_s)} smaller", sum(others_s), False))
+    others = [key for key in parts if key not in largest]
+    others_s = sum(parts[key] for key in others)
+    if others_s > _LITTLE * step_s:
+        named = labels[others[0]] if len(others) == 1 else f"{len(others)} smaller"
+        rows.append((named, others_s, False))
     widest = max(len(name) for name, *_ in rows)
     room = min(columns(), _WIDEST) - widest - len("    1.234 ms 100.0%   ◀")
     ends = [round(room * end_s / step_s) for end_s in accumulate(time_s for _, time_s, _ in rows)]

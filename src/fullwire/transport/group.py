@@ -509,10 +509,8 @@ class FullwireGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be ab
 
 def _memory(tensor: Any, *, dense: bool = False) -> tuple[int, int]:
     """Return where a tensor's bytes are, and how many."""
-    if tensor.device.type != "cpu":
-        raise ValueError(
-            f"fullwire: expected a tensor of the processor, got one on {tensor.device}"
-        )
+    if (place := tensor.device).type != "cpu":
+        raise ValueError(f"fullwire: expected a tensor of the processor, got one on {place}")
     if tensor.layout is not torch.strided:
         raise ValueError(f"fullwire: expected a dense tensor, got {tensor.layout}")
     if not tensor.is_contiguous() and not (dense and _is_without_gaps(tensor)):

@@ -39,7 +39,7 @@ from fullwire.report.explanation import blamed, part_labels
 from fullwire.report.terminal import fact_rows
 from fullwire.run.run import Run
 from fullwire.simulation.transport import FullTransport
-from fullwire.timeline.lanes import Drawing, drawing, lanes_of
+from fullwire.timeline.lanes import Drawing, DrawnStep, drawing, lanes_of
 from fullwire.timeline.timeline import Doing
 from fullwire.timeline.transfers import world
 from fullwire.timeline.utilization import UsageOverTime, usage_over_time
@@ -47,6 +47,8 @@ from fullwire.units import show_bytes, show_rate, visible
 from fullwire.words import sentence, sentences
 
 MOST_RUNS = 6
+MOST_BARS = 20_000  # of a run's timeline, some 20 bytes each
+_STARTS = 1  # the column of a lane that always is a list
 NAME_LENGTH = 160  # a name in a trace may be of any length; what is cut says so
 SENTENCE_LENGTH = 600
 _NOTHING_COMPUTED = (
@@ -228,39 +230,65 @@ def _comparisons(asked: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
 
 
 def _timeline(found: Drawing) -> dict[str, Any]:
-    """Return bars as whole numbers: name, start, end, count; of collectives also more."""
+    """Return steps as the page takes them, without those that nobody asks for if bars are many.
+
+    Of a lane there are columns: names, starts as differences, lengths and counts; of collectives
+    also their time in the queue, the time until the last rank came, and bytes.
+    """
     names: dict[str, int] = {}
-    steps = []
-    for step in found.steps:
+    steps = list(found.steps)
+    while sum(map(_bars_of, steps)) > MOST_BARS and (unnamed := [n for n in steps if not n.word]):
+        steps.remove(unnamed[len(unnamed) // 2])
+    shown = []
+    for step in steps:
         ranks = []
         for rank in step.ranks:
-            doing = (rank.doing_start_ns, rank.doing_end_ns, rank.doing)
             lanes = {}
             for lane, bars in rank.lanes.items():
-                drawn = [bars.start_ns, bars.end_ns, bars.count]
-                if (bars.bytes >= 0).any():
-                    drawn += [bars.issue_ns, bars.ready_ns, bars.bytes]
                 numbers = [names.setdefault(_name(name), len(names)) for name in bars.name.tolist()]
-                lanes[lane] = list(zip(numbers, *(each.tolist() for each in drawn), strict=True))
+                starts_ns = np.diff(bars.start_ns, prepend=0).tolist()
+                columns = [numbers, starts_ns, bars.end_ns - bars.start_ns, bars.count]
+                if (bars.bytes >= 0).any():
+                    until_ns = (bars.ready_ns - bars.start_ns).tolist()
+                    ready = [
+                        None if is_unknown else time_ns
+                        for is_unknown, time_ns in zip(bars.ready_ns < 0, until_ns, strict=True)
+                    ]
+                    columns += [bars.start_ns - bars.issue_ns, ready, bars.bytes]
+                lanes[lane] = [
+                    each if place == _STARTS else _shortened(each)
+                    for place, each in enumerate(columns)
+                ]
+            lengths_ns = (rank.doing_end_ns - rank.doing_start_ns).tolist()
             ranks.append(
                 {
                     "rank": rank.rank,
                     "span": [rank.start_ns, rank.end_ns],
-                    "doing": [each.tolist() for each in doing],
+                    "doing": [lengths_ns, rank.doing.tolist()],
                     "lanes": lanes,
                 }
             )
-        steps.append(
+        shown.append(
             {"number": step.number, "word": step.word, "length_ns": step.length_ns, "ranks": ranks}
         )
     return {
         "lanes": list(lanes_of(found)),
-        "steps": steps,
+        "steps": shown,
         "names": list(names),
         "ranks_left_out": found.ranks_left_out,
-        "steps_left_out": found.steps_left_out,
+        "steps_left_out": found.steps_left_out + len(found.steps) - len(steps),
         "joined": found.joined,
     }
+
+
+def _bars_of(step: DrawnStep) -> int:
+    return sum(len(bars) for rank in step.ranks for bars in rank.lanes.values())
+
+
+def _shortened(column: Any) -> Any:
+    """Return a column as a list, or its value where there is only one."""
+    values = np.asarray(column).tolist() if isinstance(column, np.ndarray) else column
+    return values[0] if values.count(values[0]) == len(values) else values
 
 
 def _usage(found: UsageOverTime | None) -> dict[str, Any] | None:

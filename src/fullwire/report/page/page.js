@@ -66,6 +66,50 @@
     drawings.push(again);
   }
 
+  // ---- a figure for another document ---------------------------------------------------------
+
+  const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "paint-order",
+    "font-family", "font-size", "font-weight", "visibility"];
+
+  // The style sheet stays here, so what it says of each element goes along as attributes.
+  function standalone(picture, title) {
+    const copy = picture.cloneNode(true), box = picture.viewBox.baseVal;
+    const before = [picture, ...picture.querySelectorAll("*")], after = [copy, ...copy.querySelectorAll("*")];
+    before.forEach((node, k) => {
+      const style = getComputedStyle(node), around = k ? getComputedStyle(node.parentElement) : null;
+      for (const look of LOOKS) {
+        const value = style.getPropertyValue(look);
+        if (!around || value !== around.getPropertyValue(look)) after[k].setAttribute(look, value);
+      }
+      for (const own of ["class", "style", "role", "aria-label"]) after[k].removeAttribute(own);
+    });
+    dressed(copy, { width: box.width, height: box.height }, []);
+    copy.prepend(draw("title", null, title),
+      draw("rect", { width: box.width, height: box.height, fill: getComputedStyle(document.body).backgroundColor }));
+    return new XMLSerializer().serializeToString(copy);
+  }
+
+  function takeaway(title, picture) {
+    const told = el("span", { class: "muted", role: "status" });
+    const text = () => {
+      const found = picture();
+      if (found.isConnected) return standalone(found, title);
+      const aside = el("div", { class: "aside", "aria-hidden": "true" }, found); // styles need a place in the document
+      document.body.append(aside);
+      const drawn = standalone(found, title);
+      aside.remove();
+      return drawn;
+    };
+    const save = () => {
+      el("a", { href: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text())}`, download: `${title.replace(/[^a-z0-9]+/gi, "-")}.svg` }).click();
+      told.textContent = "saved";
+    };
+    const copy = () => navigator.clipboard.writeText(text()).then(() => { told.textContent = "copied"; },
+      () => { told.textContent = "The browser does not allow a copy here. Save it instead."; });
+    return el("p", { class: "takeaway" }, el("button", { type: "button", "aria-label": `Save SVG: ${title}`, onclick: save }, "Save SVG"),
+      navigator.clipboard ? el("button", { type: "button", "aria-label": `Copy SVG: ${title}`, onclick: copy }, "Copy SVG") : null, told);
+  }
+
   function part(title, lead, ...children) {
     const heading = el("h2", null, title);
     return el("section", { class: "part" }, heading, lead ? el("p", { class: "lead" }, lead) : null, ...children);
@@ -92,15 +136,26 @@
     return [
       el("p", { class: "names" }, words.map((each) => el("span", null, each))),
       el(heading, { class: "verdict" }, name(run.sentence)),
+      answer(run),
       el("dl", { class: "figures" },
         figure("a step takes", time(found.step_s), isUneven(found) ? `on average; ${time(found.median_step_s)} in the median` : ""),
         found.scaling_factor === null ? null : figure(alone, time(found.baseline_step_s), ""),
         found.scaling_factor === null ? null
           : figure("scaling factor, 1 is perfect", found.scaling_factor.toFixed(3), found.full
             ? `${found.full.scaling_factor.toFixed(3)} were its links used to the full${inTheMedian(found)}` : ""),
-        found.fixes.length ? figure("what would help most", `→\u202f${time(found.fixes[0].step_s)}`,
-          [name(found.fixes[0].change), isOfMedian(found) ? `; in the median step, ${time(found.median_step_s)} now` : ""]) : null),
+      ),
     ];
+  }
+
+  // Below the verdict: how sure it is, and what to do about it.
+  function answer(run) {
+    const found = run.explanation, best = found.fixes[0];
+    const sure = found.verdict.sureness || (found.verdict.missing.length ? `Not decided. What would settle it: ${found.verdict.missing.join("; ")}.` : null);
+    const gain = best ? percent(1 - best.step_s / predictedFrom(found)) : "";
+    const doing = best ? [el("b", null, name(best.change)), `: a step of ${time(best.step_s)}, ${gain} shorter${isOfMedian(found) ? `; in the median step, ${time(found.median_step_s)} now` : ""}. `, el("code", null, name(best.setting))]
+      : run.no_fixes ? name(run.no_fixes) : null;
+    const line = (label, words) => (words ? el("div", null, el("dt", null, label), el("dd", null, words)) : null);
+    return el("dl", { class: "answer" }, line("How sure", sure ? name(sure) : null), line("What to do", doing));
   }
 
   const isUneven = (found) => found.median_step_s && Math.abs(found.step_s / found.median_step_s - 1) > 0.01;
@@ -124,7 +179,7 @@
     const total = fallRow("a step", found.step_s, found.step_s, 0, null, "");
     total.classList.add("sum");
     const section = part("Where a step goes", "Parts of a typical step, averaged over ranks. They add up to it exactly.",
-      el("ol", { class: "fall" }, rows, total));
+      el("ol", { class: "fall" }, rows, total), takeaway("account", () => accountPicture(found, run.blamed)));
     if (run.ranks.length > 1) section.append(rankTable(run));
     return section;
   }
@@ -137,6 +192,21 @@
     return el("li", { class: mark ? "blamed" : "" },
       el("span", { class: "name" }, label, mark ? el("small", null, mark) : null), el("span", { class: "bar", "aria-hidden": "true" }, piece),
       el("span", { class: "number" }, time(s)), el("span", { class: "number muted" }, percent(s / step, 1)));
+  }
+
+  // The account as SVG, for a document: on the page it is a list, which screen readers read.
+  function accountPicture(found, blamed) {
+    const from = 210, wide = 360, high = 24, parts = Object.entries(found.account).filter(([, s]) => s > 0);
+    let reached = 0;
+    const rows = parts.flatMap(([key, s], k) => {
+      const y = k * high, piece = draw("rect", { x: from + (wide * reached) / found.step_s, y: y + 5, width: Math.max((wide * s) / found.step_s, 0.5), height: 16 });
+      piece.style.fill = `var(--${key})`;
+      reached += s;
+      const weight = key === blamed ? "600" : null;
+      return [draw("text", { x: from - 10, y: y + 18, "text-anchor": "end", "font-weight": weight }, data.parts[key]), piece,
+        draw("text", { x: from + wide + 12, y: y + 18, "font-weight": weight }, `${time(s)}, ${percent(s / found.step_s, 1)}`)];
+    });
+    return draw("svg", { viewBox: `0 0 720 ${parts.length * high + 6}` }, rows);
   }
 
   function rankTable(run) {
@@ -254,6 +324,7 @@
     function slider(axis) {
       const output = el("output");
       const input = el("input", { type: "range", min: 0, max: values[axis].length - 1, step: 1, "data-axis": axis,
+        "aria-label": AXES[axis].title, // the label around it is that of its output, which stands first
         oninput: () => { at[axis] = Number(input.value); update(); } });
       sliders[axis] = { input, output };
       return el("label", { class: "slider" }, el("span", null, AXES[axis].title, output), input);
@@ -375,7 +446,7 @@
       grid.shares_processors ? "This job’s workers share one machine; with the measured transport more workers are more machines like it, each with as many ranks." : "",
       grid.recorded ? "" : "The run shows no transport of several workers on links of a known rate, so lines are taken as filled, and there is no point as recorded.",
     ];
-    return part("What if", notes.filter(Boolean).join(" "), el("div", { class: "bench" }, controls, el("figure", null, readout, frame)));
+    return part("What if", notes.filter(Boolean).join(" "), el("div", { class: "bench" }, controls, el("figure", null, readout, frame, takeaway("what if", () => frame.querySelector("svg")))));
   }
 
   function startingPoint(grid) {
@@ -411,24 +482,47 @@
   const DOING_WORDS = { compute: "compute", waiting: "waiting for the latest rank", transfer: "transfer", untold: "waiting or transfer",
     codec: "codec", input: "input", rest: "host" };
 
-  function timeline(run) {
-    const found = run.timeline, id = `hatch${numbered++}`;
+  // Bars come as columns: names, starts as differences, lengths, counts; of collectives also their
+  // time in the queue, until the last rank came, and bytes. A column of one value is that value.
+  function rowsOf(columns) {
+    const of = (column, k) => (Array.isArray(column) ? column[k] : column);
+    let start = 0;
+    return columns[1].map((later, k) => {
+      const [named, , length, count, queued, ready, bytes] = columns.map((column) => of(column, k));
+      start += later;
+      const row = [named, start, start + length, count];
+      return columns.length === 4 ? row : [...row, start - queued, ready === null ? -1 : start + ready, bytes];
+    });
+  }
+
+  function unpacked(found) {
+    const rank = (each) => {
+      const ends = [];
+      each.doing[0].reduce((from, length) => { ends.push(from + length); return from + length; }, each.span[0]);
+      return { ...each, doing: [[each.span[0], ...ends.slice(0, -1)], ends, each.doing[1]],
+        lanes: Object.fromEntries(Object.entries(each.lanes).map(([lane, columns]) => [lane, rowsOf(columns)])) };
+    };
+    return { ...found, steps: found.steps.map((step) => ({ ...step, ranks: step.ranks.map(rank) })) };
+  }
+
+  function timeline(run, place) {
+    const found = unpacked(run.timeline), id = `hatch${numbered++}`;
     const stage = el("div", { class: "stage", tabindex: 0, role: "application", "aria-roledescription": "timeline",
       "aria-label": "Timeline of a step. Left and right move, plus and minus zoom, 0 shows all, N and P go from bar to bar." });
     const said = el("p", { class: "said", "aria-live": "polite" });
-    const steps = el("select", { "aria-label": "step", onchange: () => choose(Number(steps.value)) },
+    const steps = el("select", { "aria-label": "step", onchange: () => went(() => choose(Number(steps.value))) },
       found.steps.map((step, k) => el("option", { value: k }, `step ${step.number}${step.word ? `, ${step.word}` : ""}: ${brief(step.length_ns * 1e-9)}`)));
-    const before = button("‹", "previous step", () => choose(chosen - 1)), after = button("›", "next step", () => choose(chosen + 1));
+    const before = button("‹", "previous step", () => went(() => choose(chosen - 1))), after = button("›", "next step", () => went(() => choose(chosen + 1)));
     let chosen = Math.max(0, found.steps.findIndex((step) => step.word.includes("typical")));
-    let firstRank = 0, view = [0, 1], bars = [], picked = null, width = 0, gutter = 0, frame = 0;
+    let firstRank = 0, view = [0, 1], bars = [], picked = null, width = 0, gutter = 0, frame = 0, asked = null;
 
     const count = found.steps[0].ranks.length;
-    const fewer = button("‹", "previous ranks", () => page(-1)), more = button("›", "next ranks", () => page(1));
+    const fewer = button("‹", "previous ranks", () => went(() => page(-1))), more = button("›", "next ranks", () => went(() => page(1)));
     const which = el("span", { class: "muted" });
     const tools = el("div", { class: "tools" }, before, steps, after,
       count > RANKS_AT_ONCE ? [fewer, which, more] : null, el("span", { class: "gap" }),
       el("span", { class: "group" }, button("−", "zoom out", () => zoom(1.6, 0.5)), button("+", "zoom in", () => zoom(1 / 1.6, 0.5)),
-        button("all", "show the whole step", () => { view = everything(); redraw(); })));
+        button("all", "all of the step", () => { view = everything(); redraw(); })));
 
     function button(words, label, clicked) {
       return el("button", { type: "button", "aria-label": label, title: label, onclick: clicked }, words);
@@ -445,6 +539,26 @@
       view = everything();
       pick(null);
     }
+    // The address names the step, and the rank that is looked at, so that it can be sent to others.
+    function went(move) {
+      move();
+      const rank = picked ? picked.rank.rank : firstRank ? shownRanks()[0].rank : null;
+      history.replaceState(null, "", `#${place}-step${step().number}${rank === null ? "" : `-rank${rank}`}`);
+    }
+    function go(number, rank) {
+      const near = (list, value) => list.reduce((best, each, k) => (Math.abs(each - value) < Math.abs(list[best] - value) ? k : best), 0);
+      if (number !== null) choose(near(found.steps.map((each) => each.number), number));
+      if (rank !== null) {
+        const k = near(step().ranks.map((each) => each.rank), rank);
+        asked = step().ranks[k].rank;
+        firstRank = Math.floor(k / RANKS_AT_ONCE) * RANKS_AT_ONCE;
+      }
+      const isHere = (number === null || step().number === number) && (rank === null || asked === rank);
+      pick(null);
+      if (!isHere) said.replaceChildren("What the address names is not on this page; this is the nearest.");
+      said.classList.remove("hint");
+    }
+    goTo[place] = go;
     function page(by) {
       firstRank = clamp(firstRank + by * RANKS_AT_ONCE, 0, Math.floor((count - 1) / RANKS_AT_ONCE) * RANKS_AT_ONCE);
       pick(null);
@@ -482,7 +596,7 @@
       for (const rank of ranks) {
         for (const lane of ["doing", ...found.lanes]) {
           const height = lane === "communication" ? rowHeight(rows) * rows : ROW[lane];
-          labels.append(lane === "doing" ? draw("text", { class: "rankname", x: 0, y: top + 7 }, `rank ${rank.rank}`)
+          labels.append(lane === "doing" ? draw("text", { class: rank.rank === asked ? "rankname asked" : "rankname", x: 0, y: top + 7 }, `rank ${rank.rank}`)
             : draw("text", { class: "tick", x: 0, y: top + height / 2 + 4, "font-size": 11 }, LANE_WORDS[lane]));
           body.append(draw("rect", { class: "lane", x: x(rank.span[0]), y: top, width: Math.max(0, (rank.span[1] - rank.span[0]) * scale), height }));
           if (lane === "doing") paintDoing(body, rank, top, x, seen);
@@ -601,7 +715,7 @@
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const length = view[1] - view[0];
       const keys = { ArrowLeft: () => pan(-length / 8), ArrowRight: () => pan(length / 8), "+": () => zoom(1 / 1.6, 0.5), "=": () => zoom(1 / 1.6, 0.5),
-        "-": () => zoom(1.6, 0.5), 0: () => { view = everything(); redraw(); }, n: () => next(1), p: () => next(-1), Escape: () => pick(null) };
+        "-": () => zoom(1.6, 0.5), 0: () => { view = everything(); redraw(); }, n: () => went(() => next(1)), p: () => went(() => next(-1)), Escape: () => pick(null) };
       if (!keys[event.key]) return;
       event.preventDefault();
       keys[event.key]();
@@ -610,7 +724,7 @@
     stage.addEventListener("pointerdown", (event) => { fingers.set(event.pointerId, event.clientX); stage.setPointerCapture(event.pointerId); });
     for (const ended of ["pointerup", "pointercancel"]) stage.addEventListener(ended, (event) => {
       fingers.delete(event.pointerId);
-      if (ended === "pointerup") { const bar = under(event); if (bar) pick(bar); }
+      if (ended === "pointerup") { const bar = under(event); if (bar) went(() => pick(bar)); }
     });
     stage.addEventListener("pointermove", (event) => {
       if (!fingers.size) { const bar = under(event); if (bar && (!picked || bar.key !== picked.key)) pick(bar); return; }
@@ -635,11 +749,12 @@
 
     watched(stage, (now) => { width = now; paint(); }, PAPER);
     choose(chosen);
-    return part("One step, rank by rank", null, keyLine(run, id), tools, stage, said, leftOut(found));
+    return part("One step, rank by rank", null, keyLine(found, id), tools, stage, said, leftOut(found),
+      takeaway("timeline", () => stage.querySelector("svg")));
   }
 
-  function keyLine(run, id) {
-    const used = new Set(run.timeline.steps.flatMap((step) => step.ranks.flatMap((rank) => rank.doing[2])));
+  function keyLine(found, id) {
+    const used = new Set(found.steps.flatMap((step) => step.ranks.flatMap((rank) => rank.doing[2])));
     const swatch = (kind) => draw("svg", { viewBox: "0 0 14 12", "aria-hidden": "true" }, draw("rect", { class: kind, x: 0, y: 1, width: 14, height: 10, rx: 2 }));
     const hatched = draw("svg", { viewBox: "0 0 14 12", "aria-hidden": "true" }, draw("defs", null, hatch(`${id}key`)),
       draw("rect", { class: "hatchback", x: 0, y: 1, width: 14, height: 10 }), draw("rect", { fill: `url(#${id}key)`, x: 0, y: 1, width: 14, height: 10 }));
@@ -746,7 +861,7 @@
     });
     said.textContent = summary();
     watched(frame, (now) => { width = now; paint(); }, (PAPER - 28) / 2);
-    return el("figure", null, el("h3", null, picture.title), frame, said);
+    return el("figure", null, el("h3", null, picture.title), frame, said, takeaway(picture.title, () => frame.querySelector("svg")));
   }
 
   // ---- what it rests on ----------------------------------------------------------------------
@@ -780,7 +895,15 @@
 
   function section(run, number) {
     const id = `run${number}`, heading = data.runs.length > 1 ? "h2" : "h1";
-    return el("article", { class: "run", id }, opening(run, heading), account(run), fixes(run), explorer(run), timeline(run), usage(run), evidence(run));
+    return el("article", { class: "run", id }, opening(run, heading), account(run), fixes(run), explorer(run), timeline(run, id), usage(run), evidence(run));
+  }
+
+  const goTo = {}; // by the id of a run: its timeline shows a step, and a rank
+  function follow() {
+    const [, id, step, rank] = location.hash.match(/^#(run\d+)(?:-step(\d+))?(?:-rank(\d+))?$/) || [];
+    if (!id || !goTo[id] || (step === undefined && rank === undefined)) return;
+    goTo[id](step === undefined ? null : Number(step), rank === undefined ? null : Number(rank));
+    document.querySelector(`#${id} .stage`).closest("section").scrollIntoView({ behavior: "instant" });
   }
 
   const main = document.getElementById("page");
@@ -791,6 +914,8 @@
   if (compared) main.append(compared);
   main.append(...data.runs.map(section), el("footer", null, `Written by Fullwire ${data.version}. The page is one file and asks for nothing outside it.`));
   drawings.forEach((again) => again());
+  follow();
+  window.addEventListener("hashchange", follow);
 
   const opened = [];
   window.addEventListener("beforeprint", () => {
