@@ -80,12 +80,12 @@ def fit_cluster(
     """Fit a cluster to measured tables, so that it predicts other sizes and device counts.
 
     - `tables`: files of nccl-tests, of the OSU benchmarks, or of `bench transport --json`.
-    - `cluster`: its description, by name or file. What it states stays.
-    - `devices_per_node`: so many share a node, where there is no description. Tables then give the
-      line rates: the best that they show.
-    - `name`: of the fitted cluster.
+    - `cluster`: its description, by name or file. Values that it states stay.
+    - `devices_per_node`: the number of devices of a node, if there is no description. Line rates
+      are then the best that the tables show.
+    - `name`: the name of the fitted cluster.
 
-    The answer holds the cluster, what its protocols are off each row, and the algorithm of each
+    The answer holds the cluster, the error of its protocols in each row, and the algorithm of each
     size. Times are seconds, sizes bytes.
 
         import pathlib

@@ -138,10 +138,10 @@ class Explanation(Result):
     verdict: Verdict
     step_s: float  # The mean step, which is the sum of the parts.
     baseline_step_s: float
-    baseline_between_s: tuple[float, float]  # what encloses it in 95 of 100 cases
-    is_estimated: bool  # the baseline is what this run spends on its own, not a run of one worker
-    scaling_factor: float | None  # None where the run holds no times, or no computation
-    account: Mapping[str, float]  # seconds per step, adding up to step_s
+    baseline_between_s: tuple[float, float]  # Encloses T1 in 95 of 100 cases.
+    is_estimated: bool  # The baseline comes from this run, not from one worker's.
+    scaling_factor: float | None  # None if the run lacks times or computation.
+    account: Mapping[str, float]  # Seconds per step, adding up to step_s.
     compute_inflation_s: float | None
     ranks: tuple[RankBreakdown, ...]
     evidence: tuple[Evidence, ...]
@@ -429,21 +429,21 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     return rates | others
 
 
-# How far T1 of one run may be off, below and above, as shares of it. Of 13 cells of
-# validation/contention.py, 2 or 4 ranks on two processors, 11 were within it with probe steps.
+# The error of one run's T1, below and above, as shares of it. With probe steps, 11 of 13 cells of
+# validation/contention.py were within it, with 2 or 4 ranks on two processors.
 _OFF: Mapping[CrowdingSource, tuple[float, float]] = {
     "probe steps": (0.30, 0.30),
-    "run delay": (0.40, 0.30),  # work beside memory traffic is slower, too
+    "run delay": (0.40, 0.30),  # work beside memory traffic is slower too
     "none": (0.40, 0.10),  # on processors; devices compute beside communication nearly as alone
 }
 _OFF_ON_DEVICES = (0.10, 0.05)
-_REPEATS = 0.02  # within this a job repeats that is begun anew
+_REPEATS = 0.02  # a job that is started again repeats within this
 
 
 def _baseline(
     run: Run, found: Account, baseline: RunLike | None
 ) -> tuple[float, tuple[float, float], float | None]:
-    """Return T1, between what it lies, and how much longer computation takes than there.
+    """Return T1, the range in which it lies, and the increase of computation over it.
 
     The last is None where T1 is estimated.
     """

@@ -39,9 +39,9 @@ def record_in_lab(
 ) -> Recording:
     """Run a command on every host of a lab made for it, and write the recordings as one run.
 
-    What is known of the job besides its command goes into the run with the lab's facts. With
-    `packets`, the headers of what every host sends and receives are captured. With `probe`, a few
-    steps keep communication apart from computing.
+    Known facts of the job go into the run, beside its command and the lab's facts. With `packets`,
+    the headers of each host's packets are captured, in both directions. With `probe`, a few steps
+    keep communication apart from computing.
     """
     refuse_taken(Path(output), replace)
     with Lab(description) as lab:

@@ -64,7 +64,7 @@ class ExpectedBetween(Finding):
     """The range in which such a machine is expected.
 
     From tables it should hold nine of ten machines. For a single algorithm, played in events or
-    timed in closed form, it is set by hand and is not calibrated.
+    timed in closed form, the range is set by hand and uncalibrated.
     """
 
     template = "expected between {low_s:time} and {high_s:time}"

@@ -72,7 +72,7 @@ class BaselineIsEstimated(Finding):
 
 
 class ProbeStepsLeftOut(Finding):
-    """Steps in which communication waited for computing are no steps of the account."""
+    """The account leaves out probe steps, in which communication waited for computing."""
 
     template = (
         "{probes:,} {probes:probe step is|probe steps are} left out: communication waited for "
@@ -332,7 +332,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
             probes=int((probes.rank == probes.rank[0]).sum()),
             probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
         )
-    # How much of the time lies between steps, as evaluation or a checkpoint may.
+    # Find the share of time between steps, as for evaluation or a checkpoint.
     is_mark = (run.spans.lane == "host") & np.isin(run.spans.name, ["step", "probe"])
     marks = run.spans.rows(is_mark)
     ranks, place = np.unique(marks.rank, return_inverse=True)
@@ -385,7 +385,7 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Find
 
 
 def about_host(run: Run, given_bps: float | None, *, is_told: bool) -> Iterator[Finding]:
-    """Say what cannot be told of ranks that share a host, and what a given rate is good for."""
+    """Yield the notes on ranks that share a host, and on a line rate that was given for them."""
     if not shares_one_host(run):
         return
     if not is_told:

@@ -29,11 +29,11 @@ class ScalingFactor(Finding):
 
 
 class Estimated(Finding):
-    """T1 comes from the run itself: what tells it, and how far it may be off."""
+    """T1 is estimated from the run itself, by the named source and within the given range."""
 
     template = " (estimated{source:? from {source}: {low_s:time} to {high_s:time}})"
 
-    source: str  # "" where nothing tells what computing takes by itself
+    source: str  # "" if the run does not show computation by itself
     low_s: float
     high_s: float
 

@@ -39,7 +39,7 @@ class Contention(FixKind):
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
         """Subtract the contention from the step, as the account measured it.
 
-        A prediction has no recorded step to start from, since every step has the contention.
+        A prediction would need a recorded step without contention to start from.
         """
         return self.by_account(run, account)
 
