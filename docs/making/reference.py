@@ -39,6 +39,7 @@ VARIABLES: Mapping[str, str] = {
 OF_ITS_OWN = {  # set by one part of Fullwire for another one
     "FULLWIRE_RECORD_INTO",
     "FULLWIRE_PACKET_SOCKET",
+    "FULLWIRE_PROBE",
     "FULLWIRE_MPI_SOCKET",
     "FULLWIRE_MPI_STORE_PORT",
 }

@@ -6,6 +6,7 @@ python ddp.py buffers: without one, and with a layer whose buffers rank 0 tells 
 """
 
 import hashlib
+import os
 import sys
 import time
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS = 5
+STEPS = int(os.environ.get("STEPS", "5"))
 
 
 def main() -> None:

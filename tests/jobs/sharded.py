@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-STEPS = 3
+STEPS = int(os.environ.get("STEPS", "3"))
 
 
 def main() -> None:

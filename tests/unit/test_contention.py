@@ -11,8 +11,9 @@ import pytest
 import fullwire as fw
 from fullwire.answers.explain import Verdict, judged
 from fullwire.findings.case import Case
-from fullwire.run.facts import FactValue
-from fullwire.run.run import Hosts
+from fullwire.report.as_data import explanation_object
+from fullwire.run.facts import Facts, FactValue, named
+from fullwire.run.run import Hosts, Spans
 from fullwire.timeline.account import Part, account
 from tests.jobs_by_hand import Rank, a_job, a_trained_job
 
@@ -134,3 +135,104 @@ def test_devices_of_one_host_have_links_between_them() -> None:
     found = fw.explain(on_one_host(backend="nccl", line_rate_bps=1e12))
     assert found.account["contention"] == 0
     assert found.account["line_rate"] > 0
+
+
+# ---- computing beside communication --------------------------------------------------------------
+
+COMPUTES_MS = 100.0  # of a step of the job by hand, on every rank
+
+
+def probed(run: fw.Run, alone_ms: float, *, probes: int = 3, **facts: Any) -> fw.Run:
+    """Add probe steps to a job, in which each rank computes for so long."""
+    last_ns, rows = int(run.spans.end_ns.max()), []
+    for number in range(probes):
+        begin_ns = last_ns + round(number * 200e6)
+        for rank in range(run.facts.workers or 0):
+            end_ns = begin_ns + round(alone_ms * 1e6)
+            rows.append((rank, "host", "probe", begin_ns, begin_ns + round(190e6)))
+            rows.append((rank, "compute", "backward", begin_ns, end_ns))
+    rank_, lane, name, start, end = zip(*rows, strict=True)
+    added = Spans(
+        rank=np.array(rank_),
+        step=np.full(len(rows), -1),
+        lane=np.array(lane, object),
+        name=np.array(name, object),
+        start_ns=np.array(start),
+        end_ns=np.array(end),
+    )
+    spans = Spans.joined([run.spans, added])
+    return dataclasses.replace(run, spans=spans, facts=run.facts | named(facts))
+
+
+def by_rank(value: float, ranks: int = 3) -> tuple[tuple[float, float], ...]:
+    return tuple((float(rank), value) for rank in range(ranks))
+
+
+def test_what_a_probe_step_computes_less_is_contention() -> None:
+    plain = fw.explain(a_trained_job())
+    found = fw.explain(probed(a_trained_job(), 0.8 * COMPUTES_MS))
+    assert found.step_s == plain.step_s
+    assert found.account["contention"] == pytest.approx(0.020)
+    assert found.account["compute"] == pytest.approx(0.080)
+    assert sum(found.account.values()) == pytest.approx(found.step_s)
+    assert found.baseline_step_s == pytest.approx(plain.baseline_step_s - 0.020)
+    low_s, high_s = found.baseline_between_s
+    assert low_s < found.baseline_step_s < high_s
+
+
+def test_computing_that_is_as_long_in_probe_steps_has_no_contention() -> None:
+    found = fw.explain(probed(a_trained_job(), 1.1 * COMPUTES_MS))
+    assert found.account["contention"] == 0
+
+
+def test_one_probe_step_is_not_believed() -> None:
+    found = fw.explain(probed(a_trained_job(), 0.5 * COMPUTES_MS, probes=1))
+    assert found.account["contention"] == 0
+
+
+def test_ranks_that_take_turns_on_a_processor_are_contention_in_probe_steps_too() -> None:
+    delays: dict[str, Any] = {"probe_run_delay_s": by_rank(0.030), "probe_run_s": by_rank(0.050)}
+    found = fw.explain(probed(a_trained_job(), 0.9 * COMPUTES_MS, **delays))
+    assert found.account["contention"] == pytest.approx(0.040)
+
+
+def test_a_step_alone_takes_no_less_than_its_thread_runs() -> None:
+    found = fw.explain(probed(a_trained_job(), 0.5 * COMPUTES_MS, probe_run_s=by_rank(0.120)))
+    assert found.baseline_step_s == pytest.approx(0.120)
+
+
+def test_without_probe_steps_run_delay_tells_a_lower_bound() -> None:
+    run = a_trained_job()
+    found = fw.explain(dataclasses.replace(run, facts=run.facts | Facts(run_delay_s=by_rank(0.03))))
+    assert found.account["contention"] == pytest.approx(0.030)
+    probes = fw.explain(probed(run, 70.0)).baseline_between_s
+    low_s, high_s = found.baseline_between_s
+    assert high_s - low_s > probes[1] - probes[0]
+
+
+def test_devices_compute_on_no_processor_that_sums_take() -> None:
+    run = a_trained_job()
+    facts = run.facts | Facts(run_delay_s=by_rank(0.03), backend="nccl")
+    assert fw.explain(dataclasses.replace(run, facts=facts)).account["contention"] == 0
+
+
+def test_probe_steps_are_mentioned_and_are_no_time_between_steps() -> None:
+    found = fw.explain(probed(a_trained_job(), COMPUTES_MS, probes=5))
+    assert any("5 probe steps are left out" in each for each in found.warnings)
+    assert not any("between steps" in each for each in found.warnings)
+
+
+def test_the_fix_for_contention_is_named() -> None:
+    found = fw.explain(probed(a_trained_job(), 0.5 * COMPUTES_MS))
+    assert found.verdict.kind == "contention"
+    [fix] = [fix for fix in found.fixes if fix.kind == "contention"]
+    assert fix.step_s == pytest.approx(found.step_s - found.account["contention"])
+
+
+def test_json_has_the_interval_and_the_source_of_t1() -> None:
+    told = explanation_object(fw.explain(probed(a_trained_job(), 80.0)))
+    assert told["baseline_source"] == "estimated"
+    interval = told["baseline_interval"]
+    assert interval["low_s"] < told["baseline_step_s"] < interval["high_s"]
+    by_one = fw.explain(a_trained_job(), baseline=a_trained_job(ranks=1))
+    assert explanation_object(by_one)["baseline_source"] == "measured"

@@ -31,6 +31,7 @@ def record_in_lab(
     *,
     faults: Sequence[Fault] = (),
     packets: bool = False,
+    probe: bool = True,
     replace: bool = False,
     known: Known | None = None,
     introduce: Callable[[Lab], None] = lambda lab: None,
@@ -39,14 +40,15 @@ def record_in_lab(
     """Run a command on every host of a lab made for it, and write what all of them did as a run.
 
     What is known of the job besides its command goes into the run with the lab's facts. With
-    `packets`, the headers of what every host sends and receives are captured.
+    `packets`, the headers of what every host sends and receives are captured. With `probe`, a few
+    steps keep communication apart from computing.
     """
     refuse_taken(Path(output), replace)
     with Lab(description) as lab:
         introduce(lab)
 
         def play(directory: Path) -> int:
-            environment = recorded_environment(directory, os.environ)
+            environment = recorded_environment(directory, os.environ, probe=probe)
             sampled = sampled_command(directory, command, packets=packets)
             return run_job(
                 lab,

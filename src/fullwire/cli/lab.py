@@ -80,6 +80,10 @@ Faults: TypeAlias = Annotated[
         help="A fault, counted from the job's start: 5s slow 2 100Mbps",
     ),
 ]
+Probe: TypeAlias = Annotated[
+    bool,
+    typer.Option(help="With -o: in a few steps sums wait for computing; results are the same"),
+]
 Output: TypeAlias = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="X.run", help="Record the job, and write this run"),
@@ -126,6 +130,7 @@ def run(
     at: Faults = None,
     output: Output = None,
     packets: Packets = False,
+    probe: Probe = True,
     force: Force = False,
 ) -> None:
     """Run a command on every host of a lab.
@@ -174,6 +179,8 @@ def run(
                 output,
                 faults=faults,
                 packets=packets,
+                probe=probe
+                and job is None,  # what emulated accelerators compute slows down by nothing
                 replace=force,
                 known=None if job is None else job.known,
                 introduce=introduce,

@@ -25,6 +25,12 @@ def record(
         typer.Option("--part", help="One task of several hosts: leave files for fullwire join"),
     ] = False,
     packets: Packets = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="In a few steps sums wait for computing; results are the same"
+        ),
+    ] = False,
 ) -> None:
     """Run a training job unchanged, and record it.
 
@@ -49,8 +55,8 @@ def record(
     if part:
         if force:
             raise UsageError("--force replaces a run: a part writes none, fullwire join does")
-        raise typer.Exit(record_part(command, output, packets=packets))
-    recording = run_and_keep(command, output, packets=packets, replace=force)
+        raise typer.Exit(record_part(command, output, packets=packets, probe=probe))
+    recording = run_and_keep(command, output, packets=packets, probe=probe, replace=force)
     for line in recording_lines(recording.path):
         tell(line)  # standard output belongs to the job
     raise typer.Exit(recording.exit_status)

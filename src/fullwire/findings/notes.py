@@ -15,6 +15,7 @@ from fullwire.run.placement import shares_one_host
 from fullwire.run.run import Run
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.timeline.account import Account, Part
+from fullwire.timeline.contention import probe_steps
 from fullwire.timeline.steadiness import changed_midway
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.timeline.utilization import missing_tables
@@ -68,6 +69,18 @@ class BaselineIsEstimated(Finding):
     """T1 comes from the run itself."""
 
     template = "T1 is estimated from this run's computation, input and host; --baseline gives it."
+
+
+class ProbeStepsLeftOut(Finding):
+    """Steps in which communication waited for computing are no steps of the account."""
+
+    template = (
+        "{probes:,} {probes:probe step is|probe steps are} left out: communication waited for "
+        "computing there, in {probe_s:time} a step."
+    )
+
+    probes: int
+    probe_s: float
 
 
 class NoSamples(Finding):
@@ -313,8 +326,15 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
     if change is not None:
         part = change.part.key.replace("_", " ")
         yield ChangedMidway(before_s=change.before_s, after_s=change.after_s, part=part)
+    probes = probe_steps(run)
+    if len(probes):
+        yield ProbeStepsLeftOut(
+            probes=int((probes.rank == probes.rank[0]).sum()),
+            probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
+        )
     # How much of the time lies between steps, as evaluation or a checkpoint may.
-    marks = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
+    is_mark = (run.spans.lane == "host") & np.isin(run.spans.name, ["step", "probe"])
+    marks = run.spans.rows(is_mark)
     ranks, place = np.unique(marks.rank, return_inverse=True)
     first_ns = np.full(len(ranks), marks.start_ns.max(initial=0))
     last_ns = np.full(len(ranks), marks.end_ns.min(initial=0))
@@ -364,11 +384,11 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Find
         yield EndsBeforeIssue(by_s=found.clock_error_ns * 1e-9, because=because)
 
 
-def about_host(run: Run, given_bps: float | None, *, is_estimated: bool) -> Iterator[Finding]:
+def about_host(run: Run, given_bps: float | None, *, is_told: bool) -> Iterator[Finding]:
     """Say what cannot be told of ranks that share a host, and what a given rate is good for."""
     if not shares_one_host(run):
         return
-    if is_estimated:
+    if not is_told:
         yield RanksSlowEachOther()
     yield SeveralHostsWouldGive()
     if given_bps is not None:

@@ -17,16 +17,25 @@ class ScalingFactor(Finding):
     """The scaling factor, and T1."""
 
     template = (
-        "Scaling factor {factor:.3f}; one worker takes {alone_s:time}"
-        "{is_estimated: (estimated)|}.{full}"
+        "Scaling factor {factor:.3f}; one worker takes {alone_s:time}{estimate}.{full}"
         "{longer_s:? Computing takes {longer_s:time} more than alone.}"
     )
 
     factor: float
     alone_s: float
-    is_estimated: bool
+    estimate: Finding | None
     full: Finding | None
     longer_s: float | None
+
+
+class Estimated(Finding):
+    """T1 comes from the run itself: what tells it, and how far it may be off."""
+
+    template = " (estimated{source:? from {source}: {low_s:time} to {high_s:time}})"
+
+    source: str  # "" where nothing tells what computing takes by itself
+    low_s: float
+    high_s: float
 
 
 class WithFullLinks(Finding):

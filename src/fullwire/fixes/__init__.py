@@ -116,8 +116,7 @@ def fixes_by_account(run: Run, account: Account) -> Fixes:
 
     It is what the account says that a step would be without, so there is no interval.
     """
-    step_s = account.step_s
-    alone_s = sum(account.parts_s[part.key] for part in (Part.COMPUTE, Part.INPUT, Part.HOST))
+    step_s, alone_s = account.step_s, account.alone_s
     found = [fix for kind in fix_kinds().values() for fix in kind.by_account(run, account)]
     return Fixes(tuple(sorted(found, key=lambda fix: fix.step_s)), step_s, alone_s)
 

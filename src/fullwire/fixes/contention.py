@@ -12,8 +12,8 @@ from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account, Part
 
 _ON_PROCESSORS = (
-    "fewer threads (torch.set_num_threads), ranks bound to processors of their own (taskset), or "
-    "hosts of their own: whatif tells what their links would cost"
+    "fewer threads (torch.set_num_threads), a processor for communication alone (taskset), larger "
+    "buckets, the fullwire backend, or hosts of their own: whatif tells what their links would cost"
 )
 _ON_DEVICES = "fewer channels for sums (NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS), or larger buckets"
 

@@ -16,7 +16,7 @@ from fullwire.run.run import Run
 from fullwire.simulation.calibrate import share_of_others
 from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.simulation.processors import used_share
-from fullwire.timeline.account import Account, Part
+from fullwire.timeline.account import Account
 
 MUCH = 0.05  # of the step: what an account alone calls worth removing
 MANY, MUCH_BYTES = 20, 2**20  # collectives of a step, and of up to which size: worth joining
@@ -115,13 +115,12 @@ def without_loss(account: Account, lost_s: float, *, of_one: bool) -> Forecast |
 
     What one worker would lose as well makes its step shorter too. There is no interval.
     """
-    parts, step_s = account.parts_s, account.step_s
+    step_s = account.step_s
     if not MUCH * step_s <= lost_s < step_s:
         return None
-    alone_s = sum(parts[part.key] for part in (Part.COMPUTE, Part.INPUT, Part.HOST))
     return Forecast(
         step_s=step_s - lost_s,
-        scaling_factor=(alone_s - lost_s * of_one) / (step_s - lost_s),
+        scaling_factor=(account.alone_s - lost_s * of_one) / (step_s - lost_s),
         low_s=nan,
         high_s=nan,
     )

@@ -36,6 +36,7 @@ from fullwire.recorder.journals import Journal, Notes, read_journals
 from fullwire.recorder.launch import ELSEWHERE
 from fullwire.recorder.samples import read_samples, tables_of
 from fullwire.recorder.steps import (
+    OUTSIDE,
     Steps,
     found_steps,
     last_backward_start_ns,
@@ -68,6 +69,8 @@ SPARSE = (  # few in a step
     Note.INFERENCE,
     Note.PROCESSOR,
     Note.BEFORE_FORWARD,
+    Note.PROBE,
+    Note.DELAY,
 )
 OFTEN = 0.5  # of the steps: what fewer of them spend before their forward is not usual
 DISK_BLOCK_BYTES = 512  # as the kernel counts them
@@ -82,12 +85,38 @@ class _Rank:
     journal: Journal
     processors: Whole  # what was noted of processor time
     before_forward: Whole  # and of the program's thread before forward passes
+    delays: Whole  # and of computing threads that had no processor
     steps: Steps
+    is_probe: NDArray[np.bool_]  # of each step: its times are no usual step's
     shift_ns: int
 
     @property
     def number(self) -> int:
         return self.journal.rank
+
+    def step_of(self, times_ns: Whole) -> Whole:
+        """Return the usual step that each time falls into."""
+        step = self.steps.of(times_ns)
+        return np.where(np.append(self.is_probe, [False])[step], OUTSIDE, step)
+
+    def delays_s(self, of_probes: bool) -> tuple[float, float] | None:
+        """Return how long a computing thread had no processor in a step, and how long it ran.
+
+        Of the few probe steps it is the median, of the others the mean. Readings before the end of
+        the first step, which is not like others, tell nothing.
+        """
+        steps = np.searchsorted(self.steps.end_ns, self.delays[:, 1], side="right")
+        probes = np.append([0], np.cumsum(self.is_probe))[steps]
+        passed, among = np.diff(steps), np.diff(probes)
+        is_told = (steps[:-1] > 0) & (passed > 0) & (among == (passed if of_probes else 0))
+        if not is_told.any():
+            return None
+        by_step_ns = self.delays[1:, [0, 2]][is_told] / passed[is_told, None]
+        if of_probes:
+            delay_ns, run_ns = np.median(by_step_ns, axis=0).tolist()
+        else:
+            delay_ns, run_ns = np.average(by_step_ns, axis=0, weights=passed[is_told]).tolist()
+        return delay_ns * 1e-9, run_ns * 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +230,9 @@ def _write_ranks(
     costs_s: list[float] = []
     used_s: list[tuple[float, float, float]] = []
     before_forward: list[tuple[float, float, float]] = []
+    delays_s: list[tuple[float, float]] = []
+    probe_delays_s: list[tuple[float, float]] = []
+    probe_runs_s: list[tuple[float, float]] = []
     for rank in (_rank(journal, clocks[machine_of(journal)].shift_ns) for journal in journals):
         gaps += (Gap(problem, rank=rank.number) for problem in _write_rank(rank, known, writer))
         for cost in rank.journal.defined("cost") if len(rank.steps) else ():
@@ -215,6 +247,11 @@ def _write_ranks(
         if len(notes) > 1 and (passed := int(steps[-1] - steps[0])):
             whole_s, part_s = (notes[1:, [0, 2]].sum(axis=0) * 1e-9 / passed).tolist()
             used_s.append((float(rank.number), whole_s, part_s))
+        if (usual := rank.delays_s(of_probes=False)) is not None:
+            delays_s.append((float(rank.number), usual[0]))
+        if (probed := rank.delays_s(of_probes=True)) is not None:
+            probe_delays_s.append((float(rank.number), probed[0]))
+            probe_runs_s.append((float(rank.number), probed[1]))
         # What the program usually used before a forward: seconds, bytes read.
         notes = rank.before_forward
         if len(notes) > OFTEN * len(rank.steps):
@@ -224,6 +261,9 @@ def _write_ranks(
         recorder_s=max(costs_s, default=None),
         processor_s=tuple((rank, whole_s) for rank, whole_s, _ in used_s) or None,
         communication_processor_s=tuple((rank, part_s) for rank, _, part_s in used_s) or None,
+        run_delay_s=tuple(delays_s) or None,
+        probe_run_delay_s=tuple(probe_delays_s) or None,
+        probe_run_s=tuple(probe_runs_s) or None,
         before_forward_processor_s=tuple((rank, s) for rank, s, _ in before_forward) or None,
         before_forward_read_bytes=tuple((rank, size) for rank, _, size in before_forward) or None,
     )
@@ -236,13 +276,19 @@ def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
     for ended, notes in whole_steps(rank.journal, rank.steps, PART_NOTES):
         whole, carried = collectives.ended_in(notes)
         spans = sorted(spans_of(notes, rank.steps, ended), key=lambda span: span.start_ns)
+        # A probe step is no step to whoever asks what one takes: it has a mark of its own.
+        names = np.array([span.name for span in spans], object)
+        step = _whole(span.step for span in spans)
+        is_in_probe = np.append(rank.is_probe, [False])[step]
+        is_mark = is_in_probe & (names == "step")
+        step = np.where(is_in_probe, OUTSIDE, step)
         part = Run(
             provenance=known.provenance,
             spans=Spans(
                 rank=np.full(len(spans), rank.number),
-                step=_whole(span.step for span in spans),
+                step=step,
                 lane=np.array([span.lane for span in spans], object),
-                name=np.array([span.name for span in spans], object),
+                name=np.where(is_mark, "probe", names),
                 start_ns=_whole(span.start_ns for span in spans) + rank.shift_ns,
                 end_ns=_whole(span.end_ns for span in spans) + rank.shift_ns,
             ),
@@ -285,7 +331,9 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
         journal=journal,
         processors=sparse[Note.PROCESSOR],
         before_forward=sparse[Note.BEFORE_FORWARD],
+        delays=sparse[Note.DELAY],
         steps=steps,
+        is_probe=np.isin(np.arange(len(steps)), steps.of(sparse[Note.PROBE][:, 1])),
         shift_ns=shift_ns,
     )
 
@@ -363,7 +411,7 @@ def _gradients(rank: _Rank, all_notes: Notes) -> Gradients:
     """Take each step's gradients from its last backward pass, in the order of becoming ready."""
     notes = all_notes.of(Note.GRADIENT)
     notes = notes[np.argsort(notes[:, 1], kind="stable")]
-    step = rank.steps.of(notes[:, 1])
+    step = rank.step_of(notes[:, 1])
     notes, step = notes[step >= 0], step[step >= 0]
     among = range(step.min(initial=len(rank.steps)), step.max(initial=-1) + 1)
     begin_ns = last_backward_start_ns(all_notes, rank.steps, among)
@@ -467,7 +515,7 @@ class _Collectives:
             heapq.heappush(self._free_ns[group], int(end_ns[row]))
         return Collectives(
             rank=np.full(len(issued), rank.number),
-            step=rank.steps.of(issue_ns),
+            step=rank.step_of(issue_ns),
             sequence=issued[:, 3],
             group=np.array(groups, object),
             op=np.array([signature["op"] for signature in told], object),

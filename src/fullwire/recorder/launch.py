@@ -17,7 +17,7 @@ from typing import Any
 
 from fullwire.errors import UsageError
 from fullwire.recorder.inside import DIRECTORY_VARIABLE
-from fullwire.recorder.inside.journal import RUNNING
+from fullwire.recorder.inside.journal import PROBE_VARIABLE, RUNNING
 from fullwire.recorder.journals import Header
 from fullwire.recorder.sampler import CAPTURING_SUFFIX, SUFFIX
 from fullwire.recorder.samples import header_of
@@ -28,10 +28,13 @@ _SAMPLER = Path(__file__).parent / "sampler.py"
 _LOOK_S, _LOOKS = 0.005, 400  # counted and not timed: where a machine stands still, all stand
 
 
-def recorded_environment(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
+def recorded_environment(
+    directory: Path, environment: Mapping[str, str], *, probe: bool = False
+) -> dict[str, str]:
     """Return an environment whose Python processes record themselves into a directory.
 
-    Where they would have recorded themselves into another one, that one is told.
+    With `probe`, communication waits for computing in a few of their steps. Where they would have
+    recorded themselves into another one, that one is told.
     """
     if outer := environment.get(DIRECTORY_VARIABLE):
         with contextlib.suppress(OSError):  # nobody waits for it any more
@@ -41,6 +44,7 @@ def recorded_environment(directory: Path, environment: Mapping[str, str]) -> dic
         **environment,
         "PYTHONPATH": f"{_ON_PATH}{os.pathsep}{before}" if before else str(_ON_PATH),
         DIRECTORY_VARIABLE: str(directory.resolve()),
+        PROBE_VARIABLE: "1" if probe else "",
     }
 
 

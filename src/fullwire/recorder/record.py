@@ -89,7 +89,12 @@ class Recording:
 
 
 def record(
-    command: Sequence[str], output: str | Path, *, packets: bool = False, replace: bool = False
+    command: Sequence[str],
+    output: str | Path,
+    *,
+    packets: bool = False,
+    probe: bool = False,
+    replace: bool = False,
 ) -> Recording:
     """Run a command and write what its processes did as a run.
 
@@ -97,6 +102,8 @@ def record(
     - `output`: where the run is written.
     - `packets`: capture headers of what this host's interfaces carry meanwhile. The run then has
       its flows, and the captures themselves.
+    - `probe`: a few steps keep communication apart from computing. They show what computing takes
+      by itself, and are left out of step times.
     - `replace`: a run that exists is replaced.
 
         done = fw.record(["torchrun", "--nproc-per-node=2", "train.py"], "job.run")
@@ -109,7 +116,7 @@ def record(
         check_capturing()
 
     def play(directory: Path) -> int:
-        environment = recorded_environment(directory, os.environ)
+        environment = recorded_environment(directory, os.environ, probe=probe)
         return run_to_its_end(sampled_command(directory, command, packets=packets), environment)
 
     return keep(play, output, Known(source=without_secrets(command)), replace=replace)
@@ -168,7 +175,9 @@ def keep(
     return Recording(path=path, exit_status=status)
 
 
-def record_part(command: Sequence[str], output: str | Path, *, packets: bool = False) -> int:
+def record_part(
+    command: Sequence[str], output: str | Path, *, packets: bool = False, probe: bool = False
+) -> int:
     """Run a command that is one task of a job among several; return its exit status.
 
     What it did is left beside the place of the run, for `join` to make one run of all parts.
@@ -182,7 +191,7 @@ def record_part(command: Sequence[str], output: str | Path, *, packets: bool = F
     refuse_live(directory)
     sampled = sampled_command(directory, command, packets=packets)
     note = begin_part(directory, command, os.environ)
-    status = run_to_its_end(sampled, recorded_environment(directory, os.environ))
+    status = run_to_its_end(sampled, recorded_environment(directory, os.environ, probe=probe))
     wait_for_samplers(directory, _has_lost_its_job)
     wait_for_captures(directory, f"{socket.gethostname()}-")
     try:

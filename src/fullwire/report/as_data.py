@@ -91,6 +91,8 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
         "step_s": result.step_s,
         "median_step_s": result.median_step_s,
         "baseline_step_s": result.baseline_step_s,
+        "baseline_interval": _interval_object(*result.baseline_between_s),
+        "baseline_source": "estimated" if result.is_estimated else "measured",
         "baseline_is_estimated": result.is_estimated,
         "account": dict(result.account),
         "compute_inflation_s": result.compute_inflation_s,

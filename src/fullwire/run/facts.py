@@ -110,6 +110,13 @@ class _HostFacts:
     processors: int | None = fact("processors that each rank was allowed to use", _AT_LEAST_ONE)
     processor_s: Pairs | None = fact("processor time of each rank in a step", _TIME)
     communication_processor_s: Pairs | None = fact("of it in the threads that communicate", _TIME)
+    run_delay_s: Pairs | None = fact(
+        "how long a computing thread of each rank was ready in a step and had no processor", _TIME
+    )
+    probe_run_delay_s: Pairs | None = fact("the same in a probe step", _TIME)
+    probe_run_s: Pairs | None = fact(
+        "processor time of the thread of each rank that computes, in a probe step", _TIME
+    )
     before_forward_processor_s: Pairs | None = fact(
         "of it in the program's thread from a step, or from a batch, to the forward pass", _TIME
     )

@@ -11,6 +11,8 @@ exposed communication, waiting is known as such; a stretch of transfers is share
     transport   what is left
     contention  what is left between ranks of one host: no line is there, and processors do the work
 
+Of computing, `contention.py` says what the job's own communication and ranks made longer.
+
 and the exposed part of the stretch is shared likewise. For the job the parts are means over ranks
 and steps, with one rule: `straggler` is waiting, plus what a rank spends beyond the lower median of
 the ranks in compute, input or host. What cannot be told apart is `unexplained`: transfers where no
@@ -31,6 +33,13 @@ from fullwire.collectives.cost import Floats
 from fullwire.errors import DamagedInput, UsageError
 from fullwire.run.run import Run, Spans, Whole
 from fullwire.timeline.breakdown import RankBreakdown, rank_breakdown
+from fullwire.timeline.contention import (
+    NOT_TOLD,
+    Crowding,
+    computed_in,
+    crowding_of,
+    probe_steps,
+)
 from fullwire.timeline.timeline import Doing, Periods, Timeline, timelines
 from fullwire.timeline.transfers import Transfers, recorded_ranks, transfers_of
 
@@ -101,6 +110,8 @@ class Account:
     latency: LatencySource
     beyond_line_rate: float  # the floor of all transfers over the time that they took
     clock_error_ns: int
+    crowding: Crowding = NOT_TOLD
+    crowded_s: float = 0.0  # of the contention, what computing takes longer than by itself
 
     @property
     def step_s(self) -> float:
@@ -111,6 +122,16 @@ class Account:
     def parts_s(self) -> dict[str, float]:
         """Return the job's parts in seconds per step."""
         return _seconds(self.parts_ns[:, self.is_typical].mean(axis=(0, 1)))
+
+    @property
+    def alone_s(self) -> float:
+        """Return what a step would take with one worker, as far as the run itself tells.
+
+        Input and host are there with one worker too: what scaling loses is the rest.
+        """
+        parts = self.parts_s
+        accounted_s = sum(parts[part.key] for part in _SPENT_BY_ITSELF)
+        return max(accounted_s, self.crowding.alone_s + parts[Part.INPUT.key])
 
     @property
     def untold_s(self) -> float:
@@ -147,20 +168,32 @@ def account(
     marked, is_whole_trace = with_steps(run)
     transfers = transfers_of(marked, rate_bps)
     everyone, lines = [], []
+    probes = probe_steps(marked)
     for line in timelines(marked, transfers, parts):
-        everyone.append(_Told.by(line))
+        everyone.append(_Told.by(line, probes))
         if parts is None:
             lines.append(line)
     ranks, steps = _together(run, [told for told in everyone if len(told.step_number)])
     latency = _latency(run, ranks)
     first = np.stack([_by_step(told, steps, latency) for told in ranks])
+    is_typical = typical_steps(first.sum(axis=2).max(axis=0))
+    # Of what computing takes, the share that it would not take by itself.
+    crowding = crowding_of(
+        run,
+        [told.rank for told in ranks],
+        [told.apart_ns for told in ranks],
+        list(first[:, is_typical, Part.COMPUTE]),
+    )
+    crowded_ns = (first[:, :, Part.COMPUTE] * crowding.shares[:, None]).astype(np.int64)
+    first[:, :, Part.COMPUTE] -= crowded_ns
+    first[:, :, Part.CONTENTION] += crowded_ns
     parts_ns, excess_ns = _with_stragglers(first)
     floor_ns = sum(float(np.nansum(told.periods.floor_ns)) for told in ranks)
     taken_ns = sum(int((told.periods.end_ns - told.periods.start_ns).sum()) for told in ranks)
     return Account(
         ranks=tuple(told.rank for told in ranks),
         steps=steps,
-        is_typical=typical_steps(first.sum(axis=2).max(axis=0)),
+        is_typical=is_typical,
         is_whole_trace=is_whole_trace,
         parts_ns=parts_ns,
         excess_ns=excess_ns,
@@ -177,6 +210,8 @@ def account(
         latency=latency.source,
         beyond_line_rate=floor_ns / taken_ns if taken_ns else 0.0,
         clock_error_ns=transfers.clock_error_ns,
+        crowding=crowding,
+        crowded_s=float(crowded_ns[:, is_typical].mean()) * 1e-9,
     )
 
 
@@ -328,10 +363,11 @@ class _Told:
     exposed_period: Whole  # and of its period
     periods: Periods
     is_in_a_step: NDArray[np.bool_]  # of each period
+    apart_ns: Whole  # computing in each probe step
     breakdown: RankBreakdown
 
     @classmethod
-    def by(cls, line: Timeline) -> _Told:
+    def by(cls, line: Timeline, probes: Spans) -> _Told:
         inside, length_ns = line.step >= 0, line.length_ns
         parts = np.zeros((len(line.step_number), len(Part)), np.int64)
         for doing, part in _PART_OF.items():
@@ -357,6 +393,7 @@ class _Told:
             exposed_period=line.period[exposed],
             periods=line.periods,
             is_in_a_step=is_in_a_step,
+            apart_ns=computed_in(line, probes.rows(probes.rank == line.rank)),
             breakdown=rank_breakdown(line),
         )
 

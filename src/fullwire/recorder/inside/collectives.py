@@ -34,6 +34,7 @@ from .clock import Clock, Moment
 from .ending import at_end
 from .framework import framework_in_use
 from .journal import Journal, Note
+from .probes import Probes
 
 _COLLECTIVES = {
     "allreduce": "allreduce",
@@ -69,10 +70,10 @@ _SEQUENCES = (list, tuple)
 _when_done = torch._C.Future.add_done_callback  # as it was: hooks' own use of it is watched
 
 
-def watch_collectives(journal: Journal, clock: Clock) -> None:
+def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> None:
     """Begin to note collectives, whoever issues them."""
     codec = _Codec(journal)
-    collectives = _Collectives(journal, clock, codec)
+    collectives = _Collectives(journal, clock, codec, probes)
     for name, op in _COLLECTIVES.items():
         original = vars(dist.ProcessGroup).get(name)
         if original is not None:  # which of them exist depends on torch's version
@@ -91,7 +92,8 @@ def watch_collectives(journal: Journal, clock: Clock) -> None:
 
     dist._register_comm_hook = register_comm_hook
     future = torch._C.Future
-    future.wait = codec.apart(future.wait)
+    wait = codec.apart(future.wait)
+    future.wait = wait if probes is None else probes.waiting(wait)
     for name in ("then", "add_done_callback"):
         setattr(future, name, _left_for_later(getattr(future, name), codec))
     watch_reducer(journal, _COLLECTIVES)
@@ -184,10 +186,11 @@ def _left_for_later(original: Callable[..., Any], codec: _Codec) -> Callable[...
 class _Collectives:
     """Notes each collective's issue and end, and numbers what they have in common."""
 
-    def __init__(self, journal: Journal, clock: Clock, codec: _Codec) -> None:
+    def __init__(self, journal: Journal, clock: Clock, codec: _Codec, probes: Any) -> None:
         self._journal = journal
         self._clock = clock
         self._codec = codec
+        self._probes = probes
         self._count = itertools.count()
         self._signatures: dict[tuple[Any, ...], int] = {}
         self._numbers = itertools.count()
@@ -235,21 +238,20 @@ class _Collectives:
             if self._codec.is_working():
                 return apart(group, *args, **kwargs)
             first = next(filter(None, map(_tensors, args)), None) if knows_devices else None
-            on_device = first is not None and bool(first[0].is_cuda)
+            on_device = bool(first and first[0].is_cuda)
             issued = self._clock.moment() if on_device else _now()
             work = original(group, *args, **kwargs)
             if self._journal.is_open:
                 started = self._journal.starts_work()
                 try:
-                    arguments = (*args, *kwargs.values())
-                    self._note(group, op, arguments, issued, on_device, work)
+                    self._note(group, op, (*args, *kwargs.values()), issued, on_device, work)
                 except Exception as error:  # the job goes on
                     self._journal.give_up(error)
                 self._journal.ends_work(started)
             return work
 
         apart = self._codec.apart(collective)
-        return collective
+        return collective if self._probes is None else self._probes.around(collective, op)
 
     def _note(
         self,
@@ -393,7 +395,6 @@ def _tensors(argument: Any) -> list[Any]:
 
 
 _EVERY_NS = 250_000_000
-
 _Look: TypeAlias = dict[str, tuple[int, int]]  # of each group: how many it counts, how many we saw
 
 

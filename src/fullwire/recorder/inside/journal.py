@@ -44,6 +44,7 @@ PASS = struct.Struct("<qII")
 TAG = b"FWJ2"
 NOTES, DEFINITIONS, PASSES = 1, 2, 3
 SUFFIX = ".journal"
+PROBE_VARIABLE = "FULLWIRE_PROBE"  # set where some steps are to be probes
 MOST_WAITING = 2048  # notes of 32 bytes: some 0.4 MB as Python holds them
 MOST_HELD = 16 * MOST_WAITING  # what one backward pass may bring before anything else is noted
 MOST_PASSES = 64  # that wait; four bytes for each gradient
@@ -80,6 +81,8 @@ class Note:
     REDUCED = 15  # how long it was added up
     SENT = 16  # bytes
     BEFORE_FORWARD = 17  # processor time since the last step or batch, when, blocks read from disks
+    DELAY = 18  # how long a computing thread had no processor since the last, when, how long it ran
+    PROBE = 19  # collectives kept apart from computing, when in the step, 0
     PROCESSOR = 20  # processor time since the last, when, of it in communication's threads
 
 

@@ -4,6 +4,9 @@ Transports that run on processors reach their limit there and not on the line. T
 names, and the kernel keeps a clock for every thread. Listing threads costs most, some 100 us with
 cold caches, and is done rarely: a new thread's clock tells all that it used since it began.
 
+A computing thread may be ready to run and have no processor: the kernel counts how long, too. It is
+read at the end of each step, of the thread that steps and of others that compute as much.
+
 What the program's own thread uses between a step and the next forward pass tells whether it
 computed there or waited, as for a disk.
 """
@@ -23,6 +26,8 @@ COMMUNICATING = ("fullwire", "gloo", "pt_gloo", "NCCL", "UCX", "mscclpp")
 _EVERY_NS = 250_000_000
 _LIST_EVERY_NS = 2_000_000_000
 _WORTH_A_NOTE_NS = 1_000_000
+_MOST_COMPUTING = 4  # threads whose run delay is read: each takes some 10 us of a step
+_AS_MUCH = 0.5  # of the processor time of the thread that steps: who uses it computes, too
 _OF_A_THREAD = 6  # with the thread's number before it: the clock of what it has run (posix-timers)
 
 
@@ -35,6 +40,9 @@ class Processors:
         self._is_communicating: dict[int, bool] = {}
         self._used_ns: dict[int, int] = {}
         self._told_ns = 0, 0  # differences are noted, which are small numbers
+        self._computing: list[int] = []  # threads beside the one that steps
+        self._delays_ns: dict[int, tuple[int, int]] = {}  # of each: run, and without a processor
+        self._delay_noted_ns = 0
 
     def note_if_due(self) -> None:
         """Note it if the last time is long enough ago."""
@@ -52,6 +60,7 @@ class Processors:
                                 self._is_communicating[thread] = is_one
                             if self._is_communicating[thread]:
                                 self._used_ns.setdefault(thread, 0)
+                    self._find_computing()
                 for thread in self._used_ns:
                     # Where it has ended, what it had used stays counted.
                     with contextlib.suppress(OSError):
@@ -67,6 +76,43 @@ class Processors:
                 self._journal.note(
                     Note.PROCESSOR, whole_ns - before_whole_ns, now_ns, used_ns - before_part_ns
                 )
+
+    def _find_computing(self) -> None:
+        here = threading.get_native_id()
+        used_ns = {}
+        for thread in (known for known, sends in self._is_communicating.items() if not sends):
+            with contextlib.suppress(OSError):  # it has ended
+                used_ns[thread] = time.clock_gettime_ns((~thread << 3) | _OF_A_THREAD)
+        own_ns = used_ns.pop(here, 0)
+        busy = [thread for thread, ns in used_ns.items() if ns >= _AS_MUCH * own_ns]
+        self._computing = sorted(busy, key=lambda thread: -used_ns[thread])[: _MOST_COMPUTING - 1]
+
+    def note_delay(self) -> None:
+        """Note how long computing threads ran since the last time, and had no processor.
+
+        They work at the same time: the one that waited longest tells what the step lost. Steps
+        shorter than a millisecond are noted together.
+        """
+        now_ns = time.monotonic_ns()
+        if not self._journal.is_open or now_ns - self._delay_noted_ns < _WORTH_A_NOTE_NS:
+            return
+        here, before = threading.get_native_id(), self._delays_ns
+        self._delay_noted_ns, self._delays_ns = now_ns, {}
+        for thread in (here, *self._computing):
+            with contextlib.suppress(OSError, ValueError):  # it has ended, or no kernel counts this
+                file = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY)
+                try:
+                    run_ns, delay_ns, _ = map(int, os.read(file, 100).split())
+                finally:
+                    os.close(file)
+                self._delays_ns[thread] = run_ns, delay_ns
+        passed = [
+            (delay_ns - before[thread][1], run_ns - before[thread][0])
+            for thread, (run_ns, delay_ns) in self._delays_ns.items()
+            if thread in before
+        ]
+        if passed:
+            self._journal.note(Note.DELAY, max(passed)[0], now_ns, passed[0][1])
 
 
 class BeforeForward:

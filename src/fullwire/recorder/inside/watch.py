@@ -41,7 +41,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .clock import Clock, Moment, clock_of_this_torch
 from .collectives import watch_collectives
 from .ending import at_end, before_hard_end
-from .journal import Journal, Note
+from .journal import PROBE_VARIABLE, Journal, Note
+from .probes import Probes
 from .processors import BeforeForward, Processors
 
 _now = time.monotonic_ns
@@ -59,13 +60,17 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     before_hard_end(close)
     gradients = watch_gradients(journal, clock)
     before_forward = BeforeForward(journal)
+    probes = None
+    if os.environ.get(PROBE_VARIABLE) and dist.is_available():
+        probes = Probes(journal)  # first, so that its notes lie within the steps
+        optimizers.register_optimizer_step_post_hook(probes.step_ended)
     _watch_steps(journal, clock, gradients, before_forward)
     _watch_backward(journal, clock, gradients)
     _watch_input(journal, before_forward)
     _watch_evaluation(journal)
     if dist.is_available():
-        watch_collectives(journal, clock)
-        _watch_data_parallel(journal, clock, before_forward)
+        watch_collectives(journal, clock, probes)
+        _watch_data_parallel(journal, clock, before_forward, probes)
 
 
 def _stay_out_of_graphs() -> None:
@@ -117,6 +122,7 @@ def _watch_steps(
         number = numbers[optimizer]
         clock.note(Note.OPTIMIZER, number, began[number], ended)
         clock.collect()
+        processors.note_delay()
         processors.note_if_due()
         journal.write_if_due()
         journal.ends_work(started)
@@ -193,7 +199,9 @@ def _watch_evaluation(journal: Journal) -> None:
     module.eval, module.train = eval_, train_
 
 
-def _watch_data_parallel(journal: Journal, clock: Clock, before_forward: BeforeForward) -> None:
+def _watch_data_parallel(
+    journal: Journal, clock: Clock, before_forward: BeforeForward, probes: Probes | None
+) -> None:
     build, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
     register = DistributedDataParallel.register_comm_hook
     register_builtin = DistributedDataParallel._register_builtin_comm_hook
@@ -227,6 +235,8 @@ def _watch_data_parallel(journal: Journal, clock: Clock, before_forward: BeforeF
     @functools.wraps(register_builtin)
     def register_builtin_comm_hook(self: Any, comm_hook_type: Any) -> None:
         register_builtin(self, comm_hook_type)
+        if probes is not None:
+            probes.stop()
         journal.define(kind="fact", name="hook", value=str(comm_hook_type))
 
     replaced = DistributedDataParallel

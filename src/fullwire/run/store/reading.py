@@ -81,8 +81,8 @@ def read_parts(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> It
 class ByRanks:
     """A run of many ranks whose spans are read some ranks at a time, in order of rank.
 
-    Its outline is the run with few of its spans: those named `step` or `backward`, all of the first
-    ranks, and of a rank without marks of steps what begins first and what ends last.
+    Its outline is the run with few of its spans: those named `step`, `probe` or `backward`, all of
+    the first ranks, and of a rank without marks of steps what begins first and what ends last.
     """
 
     outline: Run
@@ -170,7 +170,7 @@ def _telling(spans: Spans, *, is_first: bool) -> Spans:
     """Choose the spans that an outline holds."""
     if is_first or not len(spans):
         return spans
-    kept = (spans.name == "step") | (spans.name == "backward")
+    kept = np.isin(spans.name, ["step", "probe", "backward"])
     is_unmarked = ~np.isin(spans.rank, spans.rank[(spans.name == "step") & (spans.lane == "host")])
     for order in (
         np.lexsort((spans.start_ns, spans.rank)),

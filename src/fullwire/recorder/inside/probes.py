@@ -1,0 +1,186 @@
+"""Probe steps: a few in which sums wait until the backward pass is done.
+
+Computing and communication do not overlap in them. So they show what computing takes where the
+job's own communication does not slow it down, and no result changes: the same sums are made of the
+same tensors, in the same order.
+
+An all-reduce is held back and issued at the end of the backward pass, before DDP waits for it. The
+engine of autograd calls back in the order in which it is asked to, and DDP asks when its last
+bucket is ready. What else shards send or gather is waited for where it is issued. Any other
+collective issues first what is held back: the order is the same in every step, on every rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .journal import Journal, Note
+
+FIRST = range(5, 22, 4)  # of the steps, counted from 0: a job of 24 has them all
+THEN_EVERY, UP_TO = 50, 1000  # of a long one a few more, over which the machine may change
+_WAITED_FOR = ("allgather", "reducescatter")
+
+
+class Probes:
+    """Says which steps are probes, and keeps communication apart from computing in them."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._held: list[_Held] = []
+        self._leading: int | None = None  # the optimizer with which steps are counted
+        self._others: set[int] = set()  # that stepped since it did
+        self._steps = 0
+        self._apart = 0  # collectives that were kept apart from computing in this step
+        self._may_hold = True
+        self._is_releasing = False
+        self.is_on = False
+
+    def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Note a probe step that ends, and see whether the next one is to be one."""
+        number = id(optimizer)
+        if self._leading is None:
+            self._leading = number
+        elif number in self._others:  # the one that led no longer steps
+            self._leading, self._steps = number, 1
+        if number != self._leading:
+            self._others.add(number)
+            return
+        self._others.clear()
+        if self._apart:
+            self._journal.note(Note.PROBE, self._apart, time.monotonic_ns(), 0)
+        self._steps, self._apart = self._steps + 1, 0
+        is_probe = self._steps in FIRST
+        is_probe |= self._steps <= UP_TO and self._steps % THEN_EVERY == 0
+        self.is_on = is_probe and self._may_hold and self._journal.is_open
+
+    def stop(self) -> None:
+        """Make no more probe steps: a hook in C++ takes no Future that Python made."""
+        self._may_hold = self.is_on = False
+
+    def around(self, collective: Callable[..., Any], op: str) -> Callable[..., Any]:
+        """Wrap one method of a process group."""
+
+        @functools.wraps(collective)
+        def apart(group: Any, *args: Any, **kwargs: Any) -> Any:
+            # While it releases, hooks issue what follows on their first sum.
+            if not self.is_on or self._is_releasing:
+                return collective(group, *args, **kwargs)
+            if op == "allreduce" and self._is_backward():
+                held = _Held(self, functools.partial(collective, group, *args, **kwargs), args)
+                self._held.append(held)
+                self._apart += 1
+                return held
+            self.release()
+            work = collective(group, *args, **kwargs)
+            if op in _WAITED_FOR and work is not None:
+                work.wait()
+                if torch.cuda.is_initialized():
+                    torch.cuda.synchronize()
+                self._apart += 1
+            return work
+
+        return apart
+
+    def _is_backward(self) -> bool:
+        """Say whether a backward pass is under way, at whose end what is held back is issued."""
+        if not self._held:
+            try:
+                torch.autograd.Variable._execution_engine.queue_callback(self.release)
+            except RuntimeError:
+                return False
+        return True
+
+    def release(self) -> None:
+        """Issue what is held back, and wait for it."""
+        held, self._held = self._held, []
+        self._is_releasing = True
+        try:
+            for work in held:
+                work.issue()
+            for work in held:
+                work.finish()
+        finally:
+            self._is_releasing = False
+
+    def waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a wait for a future: it may be of what is held back."""
+
+        @functools.wraps(wait)
+        def released(*args: Any, **kwargs: Any) -> Any:
+            if self._held:
+                self.release()
+            return wait(*args, **kwargs)
+
+        return released
+
+
+class _Held(dist.Work):  # type: ignore[misc]  # torch may be absent when we check
+    """An all-reduce that is issued later, as whoever asked for it sees it."""
+
+    def __init__(self, probes: Probes, issue: Callable[[], Any], args: tuple[Any, ...]) -> None:
+        super().__init__()
+        self._probes = probes
+        self._issue = issue
+        self._tensors = list(args[0]) if isinstance(args[0], list | tuple) else [args[0]]
+        self._work: Any = None
+        self._problem: Exception | None = None
+        devices = {tensor.device for tensor in self._tensors if tensor.is_cuda}
+        self._ended = torch.futures.Future(devices=list(devices))
+        self._future: Any = None
+
+    def issue(self) -> None:
+        """Begin it."""
+        self._work = self._issue()
+
+    def finish(self) -> None:
+        """Wait for its end, and let others know."""
+        try:  # by its future where it has one: our transport works in the thread that waits itself
+            if getattr(self._work, "tells_times", False):
+                self._work.get_future().wait()
+            else:
+                self._work.wait()
+        except Exception as error:  # told to whoever waits, as the true work would
+            self._problem = error
+        self._ended.set_result(self._tensors)
+
+    def wait(self, *timeout: Any) -> bool:
+        """Return when the result is there; who waits does not want it held back."""
+        self._probes.release()
+        return bool(self._work.wait(*timeout))
+
+    def get_future(self) -> Any:
+        """Return a future of the result."""
+        if self._future is None:  # what raises in a callback has failed for C++ as well
+            self._future = self._ended.then(self._outcome)
+        return self._future
+
+    def _outcome(self, _: Any) -> Any:
+        if self._problem is not None:
+            raise self._problem
+        return self._tensors
+
+    def is_completed(self) -> bool:
+        """Say whether it has ended."""
+        return self._work is not None and bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        """Say whether it has ended well."""
+        return self._work is not None and bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        """Return what went wrong."""
+        return self._problem
+
+    def result(self) -> Any:
+        """Return the tensors that hold the result."""
+        return self._tensors
+
+    def synchronize(self) -> None:
+        """Return when the result is there."""
+        self.wait()

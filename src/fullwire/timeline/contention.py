@@ -1,0 +1,125 @@
+"""What computing takes longer than it takes by itself, since the job shares its processors.
+
+In a probe step communication waits until computing is done, so computing there is not slowed down
+by it. Ranks that share a processor still take turns, and so may other programs: the time that the
+computing thread was ready and had no processor comes off, but never more than leaves the time for
+which it ran.
+
+Without probe steps run delay decides: how long a computing thread was ready to run and had no
+processor. It is a lower bound, because work beside memory traffic is slower, too. Run delay that
+other programs cause is none of the job's: it counts as far as the job itself used the processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from fullwire.collectives.cost import Floats
+from fullwire.run.placement import sums_on_processors
+from fullwire.run.run import Run, Spans, Whole
+from fullwire.timeline.timeline import Timeline
+
+CrowdingSource: TypeAlias = Literal["probe steps", "run delay", "none"]
+
+FEWEST_PROBES = 2  # of a rank, to believe what they say
+MOST_DELAYED = 0.9  # of computing: more of it cannot have been waiting for a processor
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Crowding:
+    """What share of each rank's computing is contention, what says so, and how sure that is."""
+
+    source: CrowdingSource
+    shares: Floats = field(default_factory=lambda: np.zeros(0))
+    alone_s: float = 0.0  # from probe steps: what a step of the middle rank needs by itself
+    probes: int = 0  # of a rank
+    scatter: float = 0.0  # of what probe steps compute, from one to the next
+
+    @property
+    def is_told(self) -> bool:
+        """Say whether anything tells it."""
+        return self.source != "none"
+
+
+NOT_TOLD = Crowding("none")
+
+
+def probe_steps(run: Run) -> Spans:
+    """Return the marks of the steps in which communication was kept apart from computing."""
+    return run.spans.rows((run.spans.lane == "host") & (run.spans.name == "probe"))
+
+
+def computed_in(line: Timeline, windows: Spans) -> Whole:
+    """Return how long a rank computed in each of some stretches of its time."""
+    since = np.append([0], np.cumsum(line.length_ns * line.is_computing))
+    begin, end = (
+        np.searchsorted(line.moments, times) for times in (windows.start_ns, windows.end_ns)
+    )
+    return np.asarray(since[end] - since[begin], np.int64)
+
+
+def crowding_of(
+    run: Run, ranks: Sequence[int], apart_ns: Sequence[Whole], computed_ns: Sequence[Whole]
+) -> Crowding:
+    """Say what share of computing is contention, from probe steps or else from run delay.
+
+    Of each rank there is what it computed in each probe step, and in each usual one.
+    """
+    none = np.zeros(len(ranks))
+    facts = run.facts
+    if (facts.workers or 0) < 2 or not sums_on_processors(run):
+        return Crowding("none", none)
+    usual_ns = np.array([np.median(each) if len(each) else 0.0 for each in computed_ns])
+    if not (usual_ns > 0).all():
+        return Crowding("none", none)
+    probes = min(map(len, apart_ns), default=0)
+    if probes >= FEWEST_PROBES:
+        wall_ns = np.array([float(np.median(each)) for each in apart_ns])
+        run_ns = _by_rank_ns(facts.probe_run_s, ranks)
+        undelayed_ns = wall_ns - _by_rank_ns(facts.probe_run_delay_s, ranks)
+        alone_ns = np.minimum(np.maximum(undelayed_ns, run_ns), wall_ns)
+        middle = [np.median(abs(each / max(np.median(each), 1.0) - 1)) for each in apart_ns]
+        # The thread runs beside computing, too: it copies buckets while others are outstanding.
+        needed_ns = np.sort(np.maximum(alone_ns, run_ns))
+        return Crowding(
+            "probe steps",
+            np.clip(1 - alone_ns / usual_ns, 0.0, 1.0),
+            float(needed_ns[(len(needed_ns) - 1) // 2]) * 1e-9,
+            probes,
+            1.4826 * float(np.median(middle)),
+        )
+    if facts.run_delay_s is None:
+        return Crowding("none", none)
+    delay_ns = _own_share(run) * _by_rank_ns(facts.run_delay_s, ranks)
+    return Crowding("run delay", np.clip(delay_ns / usual_ns, 0.0, MOST_DELAYED))
+
+
+def _by_rank_ns(pairs: Sequence[tuple[float, float]] | None, ranks: Sequence[int]) -> Floats:
+    told = {int(rank): seconds * 1e9 for rank, seconds in pairs or ()}
+    return np.array([told.get(rank, 0.0) for rank in ranks])
+
+
+def _ranks_per_processor(run: Run) -> float:
+    facts = run.facts
+    return (facts.workers or 0) / max((facts.machines or 0) * (facts.processors or 0), 1)
+
+
+def _own_share(run: Run) -> float:
+    """Return how much of the processors' work in steps was the job's; 1 where nobody can tell."""
+    hosts, facts = run.hosts, run.facts
+    steps = run.spans.rows((run.spans.lane == "host") & (run.spans.name == "step"))
+    if not len(hosts) or not len(steps) or facts.processor_s is None:
+        return 1.0
+    is_within = (hosts.time_ns > steps.start_ns.min()) & (hosts.time_ns < steps.end_ns.max())
+    is_processor = np.array([str(name).startswith("cpu") for name in hosts.device], bool)
+    used = hosts.utilization[is_within & is_processor]
+    if not len(used):
+        return 1.0
+    step_s = float((steps.end_ns - steps.start_ns).mean()) * 1e-9
+    work_s = float(np.mean([seconds for _, seconds in facts.processor_s]))
+    own = work_s / max(step_s, 1e-9) * _ranks_per_processor(run)
+    return min(own / max(float(used.mean()), 1e-9), 1.0)

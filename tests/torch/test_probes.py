@@ -1,0 +1,95 @@
+"""Probe steps: sums wait for computing, and nothing else about the job changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fullwire.recorder.inside.probes import FIRST
+from fullwire.recorder.record import record
+from fullwire.run.run import Run
+from tests.torch.test_record import digests, needs_torch, span_count, together
+
+STEPS = 24
+RANKS = 2
+
+
+def probed(tmp_path: Path, *job: str, compiler: bool = False) -> tuple[Run, set[str]]:
+    """Record a job of two ranks with probe steps; return its run and what it printed."""
+    words = together(RANKS, *job, compiler=compiler)
+    printed = tmp_path / "printed"
+    recording = record(
+        ["sh", "-c", f'"$@" > {printed}', "sh", *words], tmp_path / "job.run", probe=True
+    )
+    assert recording.exit_status == 0
+    return recording.run, set(printed.read_text().splitlines())
+
+
+@pytest.fixture(autouse=True)
+def a_short_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPS", str(STEPS))
+
+
+@needs_torch
+@pytest.mark.parametrize("hook", ["none", "fp16", "powersgd"])
+def test_a_short_job_has_probe_steps_and_the_same_weights(tmp_path: Path, hook: str) -> None:
+    run, weights = probed(tmp_path, "ddp.py", hook)
+    assert weights == digests(together(RANKS, "ddp.py", hook))
+    assert span_count(run, "host", "probe") == RANKS * len(FIRST)
+    assert span_count(run, "host", "step") == RANKS * (STEPS - len(FIRST))
+
+
+@needs_torch
+def test_no_sum_begins_in_a_probe_step_before_the_backward_pass_is_done(tmp_path: Path) -> None:
+    run, _ = probed(tmp_path, "ddp.py", "none")
+    spans, table = run.spans, run.collectives
+    for at in np.flatnonzero(spans.name == "probe").tolist():
+        begin_ns, end_ns = spans.start_ns[at], spans.end_ns[at]
+        is_mine = spans.rank == spans.rank[at]
+        inside = is_mine & (spans.start_ns >= begin_ns) & (spans.end_ns <= end_ns)
+        [computed_ns] = spans.end_ns[inside & (spans.name == "backward")]
+        sums = (table.rank == spans.rank[at]) & (table.issue_ns >= begin_ns)
+        sums &= table.issue_ns <= end_ns
+        assert sums.sum() > 1
+        assert (table.issue_ns[sums] >= computed_ns).all()
+
+
+@needs_torch
+def test_probe_steps_are_left_out_of_what_a_step_is(tmp_path: Path) -> None:
+    run, _ = probed(tmp_path, "ddp.py", "none")
+    numbers = np.arange(STEPS)
+    left = numbers[~np.isin(numbers, FIRST)]
+    for table in (run.collectives, run.gradients):
+        assert np.unique(table.step[table.step >= 0]).tolist() == left.tolist()
+    assert not (run.spans.step[run.spans.name == "probe"] >= 0).any()
+
+
+@needs_torch
+def test_our_transport_is_probed_as_well(tmp_path: Path) -> None:
+    run, _ = probed(tmp_path, "on_fullwire.py")
+    assert span_count(run, "host", "probe") == RANKS * len(FIRST)
+
+
+@needs_torch
+def test_shards_are_probed_and_their_weights_are_the_same(tmp_path: Path) -> None:
+    run, weights = probed(tmp_path, "sharded.py", compiler=True)
+    assert weights == digests(together(RANKS, "sharded.py", compiler=True))
+    assert span_count(run, "host", "probe") > 0
+
+
+@needs_torch
+def test_a_hook_in_cpp_is_left_alone(tmp_path: Path) -> None:
+    run, _ = probed(tmp_path, "ddp.py", "builtin-fp16")
+    assert span_count(run, "host", "probe") == 0
+    assert span_count(run, "host", "step") == RANKS * STEPS
+
+
+@needs_torch
+def test_a_run_knows_how_long_computing_had_no_processor(tmp_path: Path) -> None:
+    run, _ = probed(tmp_path, "ddp.py", "none")
+    for told in (run.facts.run_delay_s, run.facts.probe_run_delay_s):
+        assert told is not None
+        assert [rank for rank, _ in told] == [0, 1]
+        assert all(0 <= delay_s < 10 for _, delay_s in told)

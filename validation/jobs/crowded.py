@@ -1,0 +1,42 @@
+"""DDP whose computing and communication meet on processors: python -m validation.jobs.crowded WORK
+
+WORK is heavy or light: how much there is to compute for each gradient. BACKEND in the environment
+is the backend, STEPS how many steps there are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, LAYERS, BUCKET_MB = 1024, 6, 4
+BATCH = {"heavy": 192, "light": 32}
+
+
+def main() -> None:
+    """Train as one of the ranks."""
+    torch.set_num_threads(1)
+    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
+    _train(BATCH[sys.argv[1]])  # a model that outlives its group can keep torch from ever ending
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _train(batch: int) -> None:
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=BUCKET_MB)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    samples = torch.randn(batch, WIDTH)
+    for _ in range(int(os.environ.get("STEPS", "40"))):
+        optimizer.zero_grad()
+        model(samples).square().mean().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
