@@ -1,4 +1,4 @@
-"""Ends of flows as text: `10.0.0.1:29500`, `[fe80::1]:80`; `10.0.0.2#17` is a queue pair."""
+"""Ends of flows as text, such as `10.0.0.1:29500`, `[fe80::1]:80`; queue pair `10.0.0.2#17`."""
 
 from __future__ import annotations
 
