@@ -30,10 +30,14 @@ from fullwire.errors import UsageError
 FITTED_OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 _REACH = 3.0  # doublings of the device count over which what a table shows fades to 1/e
 _OWN_NOISE = 0.03  # variance of a table's values, as a share of what device counts have in common
-# What the protocols of libraries take where no table says it. They are medians over public tables:
-# A100, H100, H200, B200, B300, GB200, GB300 in a node (ai-dynamo/aiconfigurator@095f58a51c4c), A100
-# on up to 16 nodes (NetX-lab/Echo@15f0d12c4174), and A100 of microsoft/superbenchmark. One machine
-# shows what is filled between nodes, 64 %; 78 % is between that and the 92 % of tuned ones.
+
+# The usual protocols, for a cluster without tables of its own. Their figures are medians over
+# public tables. Within a node the tables are of A100, H100, H200, B200, B300, GB200 and GB300
+# (ai-dynamo/aiconfigurator@095f58a51c4c). There are also A100 on up to 16 nodes
+# (NetX-lab/Echo@15f0d12c4174), and the A100 of microsoft/superbenchmark.
+# The usual share of a NIC's rate, 78 %, is not a median. It lies between two figures: 64 % was
+# measured on Echo's machine, the only one with several nodes, and 92 % is an assumption for tuned
+# machines. No table is behind the 92 %.
 USUAL_PROTOCOLS = (
     Protocol(
         name="small",
@@ -63,8 +67,9 @@ USUAL_PROTOCOLS = (
 # How sure a time is, as standard deviations of its logarithm that add up as squares: of a machine
 # without tables; for each doubling away from the nearest table; without a table of the operation;
 # without one on this side of a node's devices; of a small message with tables, for libraries change
-# protocols at sizes of their own, and without. Chosen on half of the device counts of the machines
-# above, and held against the other half.
+# protocols at sizes of their own, and without.
+# These widths and the start-up medians above were chosen on the same public tables that
+# `validation.machines` reads. So only the device counts that a fit has not seen are truly held out.
 _OF_USUAL, _OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.17, 0.04, 0.12, 0.3
 _SMALL_BYTES, _OF_SMALL, _OF_SMALL_AND_USUAL = 2**22, 0.1, 0.35
 _WIDTH = 1.8  # of them on each side

@@ -36,7 +36,11 @@ Told: TypeAlias = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Between:
-    """Where nine of ten machines of this description are expected."""
+    """The range in which a machine of this description is expected.
+
+    At the levels "tables" and "usual" it should hold nine of ten machines. The range of a single
+    algorithm, played in events or timed in closed form, is set by hand and is not calibrated.
+    """
 
     low_s: float
     high_s: float

@@ -61,7 +61,11 @@ class UsualStartUp(Finding):
 
 
 class ExpectedBetween(Finding):
-    """Where nine of ten such machines are expected."""
+    """The range in which such a machine is expected.
+
+    From tables it should hold nine of ten machines. For a single algorithm, played in events or
+    timed in closed form, it is set by hand and is not calibrated.
+    """
 
     template = "expected between {low_s:time} and {high_s:time}"
 
