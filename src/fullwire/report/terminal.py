@@ -322,8 +322,7 @@ def fact_rows(run: Run) -> list[list[str]]:
     for name, value in run.facts.known().items():
         unit = REGISTRY[name].unit
         if isinstance(value, tuple):
-            # A fact of each rank: of few ranks the values; of many, or of other pairs, only their
-            # number.
+            # The values of few ranks. Of many ranks, and of other pairs, only their number.
             shown = f"{len(value)} points {unit}"
             if unit.startswith("(rank,") and len(value) <= _RANKS_SAID:
                 show = shows[unit.removeprefix("(rank, ").removesuffix(")")]

@@ -69,7 +69,7 @@ def write_page(
     """Explain runs on a page, each in a section and the later ones compared with the first.
 
     - `runs`: a run or its path, or up to six of them.
-    - `path`: the page; its name ends in `.html`.
+    - `path`: the page, an `.html` file.
     - `baseline`, `bandwidth`, `calibrate`: those of `explain`, for all of the runs.
     - `replace`: a file that exists is replaced.
 
