@@ -364,8 +364,7 @@ void Engine::tell_why(Connection& connection, std::string_view problem) noexcept
     try {
         say(connection, kAbort, 0, 0, std::string(problem));
     } catch (const std::bad_alloc&) {
-        connection.last_words_bytes = std::min(problem.size(), connection.last_words.size());
-        std::memcpy(connection.last_words.data(), problem.data(), connection.last_words_bytes);
+        connection.keep_last_words(problem);
     }
 }
 

@@ -5,7 +5,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <limits>
 
 #include "transport/checksum.hpp"
@@ -197,6 +199,10 @@ struct Engine::Connection {
     bool has_output() const {
         return out.what != Out::What::nothing || !notes.empty() || last_words_bytes ||
                !granted_transfers.empty() || next_send < sends.size();
+    }
+    void keep_last_words(std::string_view problem) noexcept {
+        last_words_bytes = std::min(problem.size(), last_words.size());
+        std::memcpy(last_words.data(), problem.data(), last_words_bytes);
     }
     void close() {
         if (socket >= 0) ::close(socket);

@@ -126,8 +126,8 @@ void RecordCipher::change_key_if_due() {
                           sizeof kNext - 1, next.data(), nullptr) != nullptr);
     key_ = next;
     crypto().cleanse(next.data(), next.size());
-    number_ = 0;
     take_key();
+    number_ = 0;  // last, so that where the key is not taken no number is used twice with the old one
 }
 
 void RecordCipher::begin_record() {

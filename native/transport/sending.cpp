@@ -33,9 +33,17 @@ void Engine::seal(Connection& connection) {
     out.head.check = out.head.right_check();
     if (!connection.seals) return;
     const std::size_t bytes = RecordCipher::sealed_bytes(sizeof(Head) + out.head.length);
-    if (connection.out_record.size() < bytes) connection.out_record.resize(bytes);
-    out.record_bytes = connection.seals->seal(connection.out_record.data(), &out.head, sizeof(Head),
-                                              out.payload, out.head.length);
+    try {
+        if (connection.out_record.size() < bytes) connection.out_record.resize(bytes);
+        out.record_bytes = connection.seals->seal(connection.out_record.data(), &out.head,
+                                                  sizeof(Head), out.payload, out.head.length);
+    } catch (const std::bad_alloc&) {
+        // A frame that is not sealed would go out in clear. It is dropped, and the group ends; where the
+        // group has ended already, its cause is sent in so few words that they need no memory.
+        out.what = Connection::Out::What::nothing;
+        if (failed_) connection.keep_last_words(problem_);
+        throw;
+    }
 }
 
 bool Engine::choose_next(Connection& connection) {

@@ -1,11 +1,13 @@
 // Three ranks in one process, of which calls fail by their number: `transport_faults KIND FROM COUNT
-// [for-good] [encrypted]`.
+// [for-good] [encrypted] [disagree]`.
 //
 // KIND is `memory` (operator new), or one of the calls that are wrapped below. Of the calls of that kind that the
 // transport makes, FROM, FROM + 1, ... fail, one a round, until COUNT rounds are over or no call has that number;
 // with `for-good` every later one of the round fails too. A round makes a group, carries collectives
 // and a transfer out, adds a connection, and ends. Each rank has to have the right sums or a cause, and
-// to end in time. Prints "rounds, faults, causes" and ends with 1 at the first round that is wrong.
+// to end in time. Encrypted, no frame may go out in clear. With `disagree` the ranks describe their first
+// collective in different, long words, so that they tell each other long notes, and the cause is that they
+// disagree. Prints "rounds, faults, causes" and ends with 1 at the first round that is wrong.
 
 #include <dlfcn.h>
 #include <poll.h>
@@ -38,8 +40,9 @@ namespace {
 thread_local bool is_watched = false;
 std::atomic<long> calls{0}, faults{0};
 long fails_at = -1;
-bool for_good = false;
+bool for_good = false, is_encrypted = false, disagrees = false;
 const char* failing = "";
+std::atomic<long> sent_in_clear{0};
 
 bool fails(const char* kind) {
     if (!is_watched || std::strcmp(kind, failing)) return false;
@@ -104,6 +107,9 @@ int __wrap_eventfd(unsigned value, int flags) {
 }
 ssize_t __real_sendmsg(int, const msghdr*, int);
 ssize_t __wrap_sendmsg(int to, const msghdr* message, int flags) {
+    const iovec& first = message->msg_iov[0];
+    const bool is_head = first.iov_len >= 4 && !std::memcmp(first.iov_base, "FWT2", 4);
+    if (is_encrypted && is_head) ++sent_in_clear;
     if (!fails("send")) return __real_sendmsg(to, message, flags);
     errno = ENOBUFS;
     return -1;
@@ -171,6 +177,8 @@ std::shared_ptr<const Program> ring(int rank) {
 TaskPointer sum_of(std::vector<float>& values, int rank, bool scratch) {
     auto task = std::make_shared<Task>();
     task->description = "a sum of " + std::to_string(values.size()) + " float32";
+    // Longer than what a connection has room for from its beginning.
+    if (disagrees) task->description += " as rank " + std::to_string(rank) + std::string(600, '.');
     task->program = ring(rank);
     task->source = {{reinterpret_cast<std::uint64_t>(values.data()), 4 * values.size()}};
     if (values.size() % kRanks == 0) {
@@ -216,9 +224,9 @@ Sockets connected() {
 }
 
 // What rank a sends to rank b is encrypted with a key of their own.
-std::vector<Keys> keys_of(int rank, bool encrypted) {
+std::vector<Keys> keys_of(int rank) {
     std::vector<Keys> keys;
-    for (int other = 0; encrypted && other < kRanks; ++other) {
+    for (int other = 0; is_encrypted && other < kRanks; ++other) {
         keys.push_back({std::string(kKeyBytes, static_cast<char>(16 * rank + other)),
                         std::string(kKeyBytes, static_cast<char>(16 * other + rank))});
     }
@@ -262,10 +270,10 @@ bool carry_out(Streams& streams, int rank, Fate& fate) {
     return !task->has_failed();
 }
 
-Fate take_part(int rank, const Sockets& first, const Sockets& second, bool encrypted) {
+Fate take_part(int rank, const Sockets& first, const Sockets& second) {
     const auto self = static_cast<std::size_t>(rank);
     const Engine::Manner manner{rank, {"0", "1", "2"}, "faults", 5.0, 0, rank == 2};
-    const auto keys = keys_of(rank, encrypted);
+    const auto keys = keys_of(rank);
     Fate fate;
     std::optional<Streams> streams;
     std::vector<int> of_first = first[self], of_second = second[self];
@@ -311,13 +319,13 @@ double processor_s() {
     return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) / 1e9;
 }
 
-std::vector<Fate> one_round(bool encrypted) {
+std::vector<Fate> one_round() {
     const Sockets first = connected(), second = connected();
     std::vector<Fate> fates(kRanks);
     std::vector<std::thread> ranks;
     for (int rank = 0; rank < kRanks; ++rank) {
         ranks.emplace_back([&, rank] {
-            fates[static_cast<std::size_t>(rank)] = take_part(rank, first, second, encrypted);
+            fates[static_cast<std::size_t>(rank)] = take_part(rank, first, second);
         });
     }
     for (std::thread& each : ranks) each.join();
@@ -330,10 +338,10 @@ int main(int count, char** words) {
     if (count < 4) return 2;
     failing = words[1];
     const long from = std::atol(words[2]), rounds = std::atol(words[3]);
-    bool encrypted = false;
     for (int each = 4; each < count; ++each) {
         for_good |= !std::strcmp(words[each], "for-good");
-        encrypted |= !std::strcmp(words[each], "encrypted");
+        is_encrypted |= !std::strcmp(words[each], "encrypted");
+        disagrees |= !std::strcmp(words[each], "disagree");
     }
     long done = 0, hit = 0, unnamed = 0;
     for (; done < rounds; ++done) {
@@ -342,21 +350,27 @@ int main(int count, char** words) {
         const auto began = std::chrono::steady_clock::now();
         const double used_s = processor_s();
         ::alarm(60);  // a round that hangs ends the program
-        const std::vector<Fate> fates = one_round(encrypted);
+        const std::vector<Fate> fates = one_round();
         ::alarm(0);
         const double took_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
         bool is_told = false;
         for (int rank = 0; rank < kRanks; ++rank) {
             const Fate& fate = fates[static_cast<std::size_t>(rank)];
-            if (fate.is_wrong || (!faults && !fate.cause.empty())) {
+            const bool is_verdict = disagrees && names(fate.cause, "ranks disagree");
+            if (fate.is_wrong || (!faults && is_verdict != disagrees) ||
+                (!faults && !disagrees && !fate.cause.empty())) {
                 std::printf("%s %ld: rank %d is wrong: %s\n", failing, fails_at, rank, fate.cause.c_str());
                 return 1;
             }
             is_told |= is_a_cause(fate.cause);
-            if (!fate.cause.empty() && !is_a_cause(fate.cause)) {
+            if (!fate.cause.empty() && !is_verdict && !is_a_cause(fate.cause)) {
                 ++unnamed;
                 std::printf("%s %ld: rank %d was told: %s\n", failing, fails_at, rank, fate.cause.c_str());
             }
+        }
+        if (sent_in_clear) {
+            std::printf("%s %ld: a frame went out in clear\n", failing, fails_at);
+            return 1;
         }
         if (took_s > kTimeoutS || processor_s() - used_s > kMostProcessorS) {
             std::printf("%s %ld: took %.1f s, %.1f s of a processor\n", failing, fails_at, took_s,

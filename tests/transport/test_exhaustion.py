@@ -41,6 +41,16 @@ def test_encrypted_groups_end_so_too(faults: Path) -> None:
     assert (counts.wrong, counts.hangs, counts.aborts) == (0, 0, 0), counts.said
 
 
+@needs_compiler
+def test_a_note_that_cannot_be_encrypted_for_want_of_memory_is_not_sent_in_clear(
+    faults: Path,
+) -> None:
+    """Ranks that disagree send each other long notes; each allocation meanwhile fails once."""
+    counts = exhaustion.rounds(faults, "memory", 200, 200, ["encrypted", "disagree"])
+    assert (counts.wrong, counts.hangs, counts.aborts) == (0, 0, 0), counts.said
+    assert counts.told
+
+
 @pytest.mark.parametrize("free", [0, 1, 3])  # for a listener, for a selector, for who connects
 def test_without_descriptors_every_rank_is_told_whose_they_were_and_nobody_spins(free: int) -> None:
     for said, processor_s, wall_s in in_processes(partial(ranks.without_descriptors, free), 3):
