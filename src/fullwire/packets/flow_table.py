@@ -40,12 +40,12 @@ from fullwire.run.run import (
     Whole,
 )
 
-_ROCE = 256  # as native/packets/packet_headers.hpp numbers it
-_MAIN_FLOW = 0.02  # of the largest flow's payload
-_ALL = 0.05  # of the payload: what is missing of all of it
-_SAME = 0.2  # of the sequence numbers that either passed once: by chance it is none
+_ROCE = 256  # The number in native/packets/packet_headers.hpp.
+_MAIN_FLOW = 0.02  # Share of the largest flow's payload.
+_ALL = 0.05  # Share of the payload that may be missing from a full copy.
+_SAME = 0.2  # Share of common sequence numbers: by chance captures have none in common.
 Columns: TypeAlias = Mapping[str, Whole]
-Scanned: TypeAlias = tuple[Path, PacketScan, str]  # and why it was not read to its end, if so
+Scanned: TypeAlias = tuple[Path, PacketScan, str]  # path, scan, and the reason of an early end
 
 
 # The numbers of gloo/types.h. Programs that send by hand use tags of their own.

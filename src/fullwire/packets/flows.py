@@ -236,7 +236,8 @@ def _iterations(
     """Look for iterations among collectives, if these are known, and between silences.
 
     Collectives win, unless a much smaller share of the bytes repeats among them: then the capture
-    missed headers. If both fail, the lengths of messages may repeat. The last way is to count bytes.
+    missed headers. If both fail, the lengths of messages may repeat. The last resort is to count
+    bytes.
     """
     told = None
     if seen is not None:
