@@ -1,12 +1,12 @@
-"""Everything that Fullwire refuses, as a small tree.
+"""The errors that Fullwire raises, as a small tree.
 
     FullwireError
-    ├── UsageError      a person asked for something that cannot be: exit status 2
-    ├── DamagedInput    a file is damaged, truncated or not what it claims to be: exit status 3
-    └── TransportError  a collective cannot come to its end: raised in a training job, as other
-                        backends raise RuntimeError
+    ├── UsageError      a person asked for something impossible: exit status 2
+    ├── DamagedInput    a file is damaged, truncated or of another kind than claimed: exit status 3
+    └── TransportError  a collective cannot finish: raised in a training job, as other backends
+                        raise RuntimeError
 
-One place, `fullwire.cli`, turns them into exit statuses. Anything else that escapes is a bug.
+One place, `fullwire.cli`, turns them into exit statuses. Any other exception that escapes is a bug.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FullwireError(Exception):
 
 
 class UsageError(FullwireError):
-    """What was asked for cannot be done; the message says what was expected and what came."""
+    """The request is impossible; the message gives the expected and the given value."""
 
     exit_status = 2
 
@@ -41,10 +41,10 @@ class DamagedInput(FullwireError):
         self._given = (path, problem, line)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Come from another process as what it was there."""
+        """Return how pickle rebuilds the error, so that it crosses processes unchanged."""
         path, problem, line = self._given
         return partial(DamagedInput, line=line), (path, problem)
 
 
 class TransportError(FullwireError, RuntimeError):
-    """Ranks cannot go on together; the message names the rank that is gone, late or different."""
+    """Ranks cannot continue together; the message names the rank that is gone, late or unlike."""

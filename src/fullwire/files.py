@@ -1,4 +1,7 @@
-"""Foreign files: opened only where reading must come to an end, and refused in words elsewhere."""
+"""Foreign files: only regular files are opened, since reading others may never end.
+
+Errors become sentences that name the file.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from fullwire.packed import unpacked, unpacked_beginning, unpacked_elsewhere
 from fullwire.units import shown
 
 SNIFFED_BYTES = 128 * 1024
-MOST_SNIFFED_BYTES = 1024 * 1024  # of text that does not say at once what it is
-_MOST_BELOW = 200_000  # files and folders: a job has fewer, and `/` would take minutes
+MOST_SNIFFED_BYTES = 1024 * 1024  # Of text whose format its beginning does not show.
+_MOST_BELOW = 200_000  # Files and folders: a job has fewer, and `/` would take minutes.
 
 
 def path_of(given: object, what: str) -> Path:
-    """Take a path as people give it."""
+    """Return a path that a user gave, checked."""
     text = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(text, str) or not text or "\0" in text:
         raise UsageError(f"{what}: expected a path, got {shown(given)}")
@@ -32,7 +35,7 @@ def name_of(path: str | Path) -> str:
 
 
 def files_in(directory: Path) -> Iterator[Path]:
-    """Go through the files of a directory and below, in order; links to files are followed."""
+    """Yield the files of a directory and below, in order; links to files are followed."""
     found: list[Path] = []
     below = 0
     try:
@@ -51,10 +54,10 @@ def files_in(directory: Path) -> Iterator[Path]:
 
 
 def planted(path: Path, folder: Path) -> str:
-    """Say why a file in a folder of ours is not to be opened, "" where it is.
+    """Return why a file in a folder of ours must stay closed, or "" if it may be opened.
 
-    Whoever may write into a shared folder could have us read, or wait for, what he likes. The
-    owner of the folder may be another user: then the files are to be his.
+    Another user of a shared folder could plant a file, and so choose the file that we read or wait
+    for. The owner of the folder may be another user: then the files have to belong to that user.
     """
     about = path.lstat()
     if stat.S_ISLNK(about.st_mode):
@@ -67,12 +70,12 @@ def planted(path: Path, folder: Path) -> str:
 
 
 def _refused(error: OSError) -> None:
-    """Leave no folder out that cannot be looked into: what is in it would be missing unsaid."""
+    """Refuse a folder that cannot be read, since leaving it out would hide missing data."""
     raise error
 
 
 def files_like(places: Sequence[Path], is_wanted: Callable[[Path], bool]) -> list[Path]:
-    """Return the files among places, and those in directories that are what is wanted."""
+    """Return the given files, and the wanted files of the given directories."""
     return [
         path
         for place in places
@@ -82,7 +85,7 @@ def files_like(places: Sequence[Path], is_wanted: Callable[[Path], bool]) -> lis
 
 
 def is_directory(place: Path) -> bool:
-    """Say whether a place is a directory; what cannot be looked at is refused when it is read."""
+    """Say whether a path is a directory; one that cannot be examined is refused when it is read."""
     try:
         return place.is_dir()
     except OSError:
@@ -90,20 +93,20 @@ def is_directory(place: Path) -> bool:
 
 
 def beginning_of(path: Path, most: int = SNIFFED_BYTES) -> bytes:
-    """Return what a file begins with, packed or not, to find out what it is."""
+    """Return the beginning of a file, unpacked if it is packed, to detect its format."""
     with opened(path) as file:
         return unpacked_beginning(file.read(most))
 
 
 def refuse_packed(files: Sequence[Path]) -> None:
-    """Say what has to be done with the first file that is packed in a way which is not read."""
+    """Refuse the first file that another program has to unpack, and name that program."""
     for file in files:
         if packed := unpacked_elsewhere(beginning_of(file)):
             raise DamagedInput(file, packed)
 
 
 def lines_of(path: Path, *, most: int, longest: int) -> Iterator[bytes]:
-    """Read line by line in bounded memory: a line without end is refused, not collected."""
+    """Yield the lines of a file in bounded memory: a line without an end is refused."""
     with opened_plain(path) as file:
         for number in range(1, most + 1):
             line = file.readline(longest + 1)

@@ -1,4 +1,4 @@
-"""Files that commands write: none replaces another unasked, and each is whole or not there."""
+"""Files that commands write: each is written completely, and replaces another only on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _IN_EVERY_RUN = "run.json"
 
 
 def refuse_existing(path: Path, replace: bool, what: str = "") -> None:
-    """Refuse a place where nothing can be written, or where something is that stays."""
+    """Refuse a path that cannot be written, or that holds a file which has to stay."""
     said = f"{what}: " if what else ""
     if not path.parent.is_dir():
         raise UsageError(f"{said}there is no directory {path.parent}")
@@ -32,10 +32,10 @@ def refuse_existing(path: Path, replace: bool, what: str = "") -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Hand out a place beside to write to; what is there at the end is moved to the path, whole.
+    """Yield a path beside the target to write to, and move the finished file to the target.
 
-    What was at the path stays as it is until then, also where writing fails. The place has the
-    same ending.
+    The target stays unchanged until then, also when writing fails. The path beside it has the same
+    ending.
     """
     beside = path.with_name(f".{os.getpid()}-{os.urandom(4).hex()}.writing{path.suffix}")
     try:

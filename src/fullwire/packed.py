@@ -1,8 +1,8 @@
-"""Files that were packed (gz, xz, zst) are read as what was packed, unless that has no end.
+"""Packed files (gz, xz, zst): their readers get the unpacked bytes, up to a limit of expansion.
 
-Captures and profiler traces are unpacked piece by piece by their own readers. All others are small
-beside what people pack, and some have to be gone through twice: they are unpacked into a file that
-has no name and goes with the process.
+Captures and profiler traces are unpacked piece by piece by their own readers. Other packed files
+are small, and some have to be read twice. They are unpacked into a file that has no name and ends
+with the process.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, BinaryIO, TypeAlias, cast
 from fullwire.errors import DamagedInput
 
 GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which some editors put before text: there it says nothing
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # Some editors put it before text, where it has no meaning.
 Unpack: TypeAlias = Callable[[BinaryIO], Any]
 
-# What a packed file that breaks off, or is none, makes its unpacker raise.
+# The errors of an unpacker for a file that is truncated, or is not packed.
 BROKEN = (EOFError, lzma.LZMAError, zlib.error, OSError)
-# How what is not unpacked here begins, and what does it.
+# The beginnings of formats that are not unpacked here, and the programs that unpack them.
 _OTHERS = {
     b"PK\x03\x04": ("a zip archive", "unzip"),
     b"PK\x05\x06": ("an empty zip archive", "unzip"),
@@ -33,20 +33,20 @@ _OTHERS = {
     b"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", "7z x"),
     b"Rar!\x1a\x07": ("a RAR archive", "unrar x"),
 }
-_TAR_AT = 257  # where a tar archive says what it is
+_TAR_AT = 257  # The position of a tar archive's format name.
 _PIECE_BYTES = 1 << 16
-MOST_EXPANSION = 300  # times that real logs and traces, which shrink to a 50th, do not come near
+MOST_EXPANSION = 300  # Times the packed size: real logs and traces shrink to a 50th at most.
 _EXPANSION_FROM_BYTES = 1 << 26
 
 
 def unpacker(beginning: bytes) -> Unpack | None:
-    """Return what unpacks a file with this beginning, None for a plain one."""
+    """Return the function that unpacks a file with this beginning, None for a plain file."""
     if beginning.startswith(GZIP):
         return gzip.open
     if beginning.startswith(XZ):
         return lzma.open
     if beginning.startswith(ZSTD):
-        import pyarrow as pa  # here, because plain files need not wait until it is loaded
+        import pyarrow as pa  # Imported here, because plain files need not wait for it.
 
         return lambda file: pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
     if beginning.startswith(BYTE_ORDER_MARK):
@@ -60,7 +60,7 @@ def _after_mark(file: BinaryIO) -> AbstractContextManager[BinaryIO]:
 
 
 def unpacked_elsewhere(beginning: bytes) -> str:
-    """Return what has to be done first with a file that begins so, "" where nothing has to."""
+    """Return the instruction to unpack a file that begins so, or "" if there is none."""
     if beginning[_TAR_AT:].startswith(b"ustar"):
         return "a tar archive: unpack it first (tar xf), and name the folder"
     for start, (what, by) in _OTHERS.items():
@@ -70,12 +70,15 @@ def unpacked_elsewhere(beginning: bytes) -> str:
 
 
 def has_no_end(packed_bytes: int, unpacked_bytes: int) -> bool:
-    """Say whether so few bytes have become so many that it is no file which somebody wrote."""
+    """Say whether the expansion is larger than that of any file which somebody wrote."""
     return unpacked_bytes > max(_EXPANSION_FROM_BYTES, MOST_EXPANSION * packed_bytes)
 
 
 def unpacked_beginning(beginning: bytes) -> bytes:
-    """Return what a beginning unpacks to, as far as it does; a plain one is what it is."""
+    """Return the unpacked bytes of a file's beginning, as far as they go.
+
+    The beginning of a plain file is returned unchanged.
+    """
     unpack, found = unpacker(beginning), bytearray()
     if unpack is None:
         return beginning
@@ -87,13 +90,13 @@ def unpacked_beginning(beginning: bytes) -> bytes:
 
 @contextmanager
 def unpacked(path: Path, file: BinaryIO) -> Iterator[BinaryIO]:
-    """Give an open file to read, or what it holds if it is packed."""
+    """Yield an open file to read: the given one, or its unpacked content if it is packed."""
     unpack = unpacker(file.read(len(XZ)))
     file.seek(0)
     if unpack is None:
         yield file
         return
-    import tempfile  # here, because most files are plain
+    import tempfile  # Imported here, because most files are plain.
 
     with tempfile.TemporaryFile() as whole:
         try:

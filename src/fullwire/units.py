@@ -1,9 +1,9 @@
-"""Times, sizes and rates: read from what people type, printed as what people read.
+"""Times, sizes and rates: read from text that people type, and printed for people.
 
 k, M, G, T are powers of ten and Ki, Mi, Gi, Ti powers of two. Inside Fullwire a rate is bits per
 second, a size is bytes and a time is seconds (whole nanoseconds where it is stored). In Python a
-bare number is taken in these units; in text a number without a unit is refused, because nobody can
-tell whether "10" was meant as Gbps.
+bare number has these units. In text a number needs its unit, because "10" may have been meant as
+Gbps.
 
 Text is read exactly: "0.007GB" is 7,000,000 bytes, and not one that binary fractions come near.
 """
@@ -31,7 +31,7 @@ _MOST_NAMED = 8  # ranks, in a sentence
 
 
 class _Kind(NamedTuple):
-    """One kind of quantity: its units in the base unit, what is believed of it, an example."""
+    """One kind of quantity: its units in the base unit, its allowed range, and an example."""
 
     name: str
     units: Mapping[str, Fraction | int]
@@ -141,7 +141,7 @@ def show_time(time_s: float) -> str:
 
 
 def show_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks: rank 3; ranks 1 and 6; ranks 4 to 7, 12 and 13."""
+    """Name ranks, as in "rank 3", "ranks 1 and 6", "ranks 4 to 7, 12 and 13"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -160,7 +160,7 @@ def show_ranks(ranks: Sequence[int]) -> str:
 
 
 def shown(value: object) -> str:
-    """Print what someone gave, in a length that fits a message."""
+    """Print a value that someone gave, in a length that fits a message."""
     try:
         text = repr(value).replace("\n", " ")
     except ValueError:  # Python prints no whole number of more than 4,300 digits
@@ -192,19 +192,19 @@ def _typed(text: str, kind: _Kind) -> Fraction | None:
 
 
 def _number(value: object) -> Fraction | None:
-    """Take a Python or numpy number; a truth value, an array or a numpy time is none."""
+    """Return a Python or numpy number exactly; None for a truth value, an array or a numpy time."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:
         if isinstance(value, numbers.Integral):
             return Fraction(operator.index(value))
         return Fraction(float(value))
-    except (TypeError, ValueError, OverflowError):  # a numpy time, not a number, an infinity
+    except (TypeError, ValueError, OverflowError):  # a numpy time, NaN, an infinity
         return None
 
 
 def _scaled(amount: float, steps: list[tuple[float, str]], base: str) -> str:
-    # Rounded first: what would print as 1000 of one unit prints as 1 of the next.
+    # Round first: an amount that would print as 1000 of one unit prints as 1 of the next.
     rounded = float(f"{amount:.3e}")
     for factor, unit in steps:
         if abs(rounded) >= factor:

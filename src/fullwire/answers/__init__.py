@@ -1,1 +1,1 @@
-"""What needs several rooms: a question as people put it, answered from what the rooms offer."""
+"""Answers to the questions of people, each of which uses several packages."""

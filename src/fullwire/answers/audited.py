@@ -1,4 +1,4 @@
-"""What packets say of a training, with the audit of its bytes. (Apart: it is loaded late.)"""
+"""A training as packets show it, with the audit of its bytes. (In a module that is loaded late.)"""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fullwire.words import sentences
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class AuditedTraffic(Result, Traffic):
-    """What packets say of a training, and what else there is to say of its bytes."""
+    """A training as packets show it, and the findings about its bytes."""
 
     groups: tuple[AuditedTraffic, ...] = ()
     findings: tuple[Finding, ...]
 
     @property
     def audit(self) -> tuple[str, ...]:
-        """Return what else there is to say, a sentence each."""
+        """Return the findings of the audit, a sentence each."""
         return sentences(self.findings)
 
     @property
     def story(self) -> tuple[Finding, ...]:
-        """Return what packets say, as one would tell it."""
+        """Return the findings about the training, in everyday words."""
         return tuple(traffic_findings(self))
 
     def _in_short(self) -> Iterator[str]:
@@ -55,9 +55,9 @@ class AuditedTraffic(Result, Traffic):
 
 
 def audited(traffic: Traffic) -> AuditedTraffic:
-    """Audit what packets say, of each training by itself."""
+    """Return traffic with its audit, of each training by itself."""
     known = {each.name: getattr(traffic, each.name) for each in fields(traffic)}
-    # No packets can say it: whatever their times were, an iteration takes some.
+    # Packets with such times are impossible: every iteration takes some time.
     source = traffic.detail.run.provenance.source
     check_shares(source, busy_share=traffic.busy_fractions)
     check_shares(source, packets_sent_again=[edge.sent_again for edge in traffic.edges])

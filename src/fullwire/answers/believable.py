@@ -1,7 +1,8 @@
-"""The last check of an answer: a number that cannot be is refused, never printed.
+"""The last check of an answer: an impossible number is refused, and never printed.
 
-What a run holds may be well formed and absurd all the same: spans that end where they begin, or
-clocks that went astray under load. Whatever came of that is seen here, whoever computed it.
+A run may be well formed and still absurd. Its spans may end where they begin, or its clocks may
+have gone astray under load. This check finds the impossible results, in whichever part of the code
+they were computed.
 """
 
 from __future__ import annotations
@@ -14,24 +15,25 @@ from numpy.typing import ArrayLike
 
 from fullwire.errors import DamagedInput
 
-_ROUNDING = 1e-6  # of 1: sums of shares are that exact
-# A line rate that a run tells, and what the line carried, are off by as much in honest recordings.
+_ROUNDING = 1e-6  # Of 1: sums of shares are that exact.
+# In honest recordings, the line rate that a run states and the bytes that the line carried differ
+# by as much.
 _OF_A_SHARE = 0.05
 _LEAST, _MOST = np.nextafter(0, 1), np.finfo(np.float64).max
 
 Column: TypeAlias = np.ndarray[Any, Any]
-Source: TypeAlias = str | Column  # where all values come from, or each of them
+Source: TypeAlias = str | Column  # the source of all values, or of each
 
 
 def check_times(source: Source, **seconds: ArrayLike | None) -> None:
-    """Refuse times below 0, and those that are not finite; NaN says that nobody knows."""
+    """Refuse times below 0 and infinite times; NaN means that the time is unknown."""
     for name, value in _known(seconds):
         if not _lies_within(value, 0, _MOST):
             _refuse(source, name, value, (value < 0) | np.isinf(value), "a time of 0 s or more")
 
 
 def check_steps(source: Source, **seconds: ArrayLike | None) -> None:
-    """Refuse steps that take no time at all, or less."""
+    """Refuse steps of no time, or of a negative time."""
     for name, value in _known(seconds):
         if not _lies_within(value, _LEAST, _MOST) or np.isnan(value.min(initial=1.0)):
             _refuse(source, name, value, ~(value > 0) | np.isinf(value), "a time above 0 s")
@@ -60,7 +62,7 @@ def _known(given: dict[str, Any]) -> Iterable[tuple[str, Column]]:
 
 
 def _lies_within(value: Column, least: float, most: float) -> bool:
-    """Look at a million values without making a million more; NaN lies everywhere."""
+    """Say whether all values lie within bounds, without a copy of them; NaN lies everywhere."""
     ends = np.fmin.reduce(value, initial=least), np.fmax.reduce(value, initial=most)
     return bool(ends == (least, most))
 

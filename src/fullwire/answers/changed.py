@@ -1,6 +1,6 @@
-"""Where in a step two runs differ: the accounts of both, part by part.
+"""Where in a step do two runs differ? The accounts of both, part by part.
 
-A change that was meant to save transfers and saved computation was something else.
+If a change was meant to save transfers and saved computation, it was another change.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from fullwire.timeline.passes import passes_of_step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """The parts of the mean step before and after, in seconds; of a pass, where those differ."""
+    """The parts of the mean step before and after, in seconds; of one pass, if passes differ."""
 
     before: Mapping[str, float]
     after: Mapping[str, float]
 
 
 def changed(before: Sequence[Opened], after: Sequence[Opened]) -> Changed | None:
-    """Return the mean account of each side; None where one has none, or of a part of a run."""
+    """Return the mean account of each side, or None.
+
+    The result is None if a side lacks an account, or has one of a part of a run only.
+    """
     if any(reasons(each.run.gaps, RESTS_ON) for each in (*before, *after)):
         return None
     try:

@@ -23,8 +23,8 @@ from fullwire.importers._tables import Table as Printed
 from fullwire.units import show_bytes, show_rate
 
 _MOST_TABLES = 1_000
-_MOST_PAST_LINE_RATE = 1.05  # of what a description allows: clocks and rounding
-_FROM_BYTES, _TO_BYTES = 2**10, 2**33  # for which the choices are told
+_MOST_PAST_LINE_RATE = 1.05  # of a description's rate: clocks and rounding
+_FROM_BYTES, _TO_BYTES = 2**10, 2**33  # the sizes of the choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,12 @@ class Choice:
     algorithm: str
     protocol: str
     from_bytes: int
-    to_bytes: int | None  # None beyond the last
+    to_bytes: int | None  # None for the last choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFit:
-    """A fitted cluster, how far it is off each row, and what it says that the machine chooses."""
+    """A fitted cluster, its error in each row, and the choices that the machine makes."""
 
     cluster: Cluster
     residuals: tuple[Residual, ...]
@@ -49,12 +49,12 @@ class ClusterFit:
 
     @property
     def protocols(self) -> tuple[Protocol, ...]:
-        """Return what was fitted of each protocol."""
+        """Return the fitted values of each protocol."""
         assert self.cluster.measured is not None
         return self.cluster.measured.protocols
 
     def quantile(self, share: float) -> float:
-        """Return how far such a share of the rows is off at the most."""
+        """Return the error that this share of the rows does not exceed."""
         return float(np.quantile([abs(each.error) for each in self.residuals], share))
 
 
@@ -64,7 +64,7 @@ class _BenchRow(msgspec.Struct):
 
 
 class _Bench(msgspec.Struct):
-    """What `fullwire bench transport --json` prints, as far as it is read here."""
+    """The fields that are read from the output of `fullwire bench transport --json`."""
 
     workers: int
     rows: list[_BenchRow]
@@ -80,12 +80,12 @@ def fit_cluster(
     """Fit a cluster to measured tables, so that it predicts other sizes and device counts.
 
     - `tables`: files of nccl-tests, of the OSU benchmarks, or of `bench transport --json`.
-    - `cluster`: its description, by name or file. What it states stays.
-    - `devices_per_node`: so many share a node, where there is no description. Tables then give the
-      line rates: the best that they show.
-    - `name`: of the fitted cluster.
+    - `cluster`: its description, by name or file. Values that it states stay.
+    - `devices_per_node`: the number of devices of a node, if there is no description. Line rates
+      are then the best that the tables show.
+    - `name`: the name of the fitted cluster.
 
-    The answer holds the cluster, what its protocols are off each row, and the algorithm of each
+    The answer holds the cluster, the error of its protocols in each row, and the algorithm of each
     size. Times are seconds, sizes bytes.
 
         import pathlib
@@ -132,7 +132,7 @@ def fit_cluster(
 
 
 def _with_stated(found: Cluster) -> Cluster:
-    """State the start-up and the shares of large messages, which single algorithms are asked of."""
+    """Return the cluster with the start-up and shares of large messages, for single algorithms."""
     assert found.measured is not None
     large, inside, nics = found.measured.protocols[-1], found.inside, found.nics
     if inside is not None and inside.payload_share == 1:
@@ -148,13 +148,13 @@ class _Shown:
 
     op: str
     workers: int
-    nodes: int  # 0 where nothing tells
+    nodes: int  # 0 if unknown
     points: tuple[tuple[int, float], ...]
     path: Path
     source: str
 
     def table(self) -> Table:
-        """Return it as a fit takes it."""
+        """Return the table in the form that a fit needs."""
         return Table(op=self.op, workers=self.workers, points=self.points, source=self.source)
 
 
@@ -164,7 +164,7 @@ def tables_in(path: Path) -> list[Table]:
 
 
 def _shown(path: Path) -> Iterator[_Shown]:
-    """Read a file of tables, whoever printed it."""
+    """Read a file of tables from any of the programs."""
     if not path.is_file():
         raise UsageError(f"cluster fit: expected a file, and {path} is none")
     beginning = beginning_of(path)
@@ -190,7 +190,7 @@ def _shown(path: Path) -> Iterator[_Shown]:
 
 
 def _points(path: Path, table: Printed) -> tuple[tuple[int, float], ...]:
-    """Return sizes and times of a table that is whole; of a size shown twice the slower."""
+    """Return sizes and times of a complete table; of a repeated size, the slower time."""
     if table.is_damaged:
         raise DamagedInput(path, table.problems[0].removeprefix(f"{name_of(path)}: "))
     slowest: dict[int, float] = {}
@@ -201,7 +201,7 @@ def _points(path: Path, table: Printed) -> tuple[tuple[int, float], ...]:
 
 
 def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> Cluster:
-    """Make a cluster of what the tables show, where no description is at hand."""
+    """Return a cluster made from the tables, without a description."""
     if devices_per_node is None:
         told = {-(-each.workers // each.nodes) for each in tables if each.nodes}
         if not told:
@@ -240,7 +240,7 @@ def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> 
 
 
 def _check_against(where: Cluster, table: _Shown) -> None:
-    """Refuse a table that the description rules out, with the line and the field."""
+    """Refuse a table that contradicts the description, with the line and the field."""
     nodes = -(-table.workers // where.devices_per_node)
     if table.nodes and table.nodes != nodes:
         raise UsageError(
@@ -257,7 +257,7 @@ def _check_against(where: Cluster, table: _Shown) -> None:
         told, share = f"{show_rate(inside.rate_bps)} a device allow", 1 - 1 / table.workers
     else:
         return
-    # What leaves a node, or a device, at the least: switches that add send no vector twice.
+    # The least bytes that leave a node or a device: switches that add send no vector twice.
     least = share if table.op in ("allgather", "reducescatter", "alltoall") else 1.0
     if table.op == "alltoall" and nodes > 1:
         least *= where.devices_per_node / table.workers
@@ -272,7 +272,7 @@ def _check_against(where: Cluster, table: _Shown) -> None:
 
 
 def _line_of(path: Path, size: int) -> int:
-    """Return the line of a file whose first number is this size; 1 where none is."""
+    """Return the line of a file whose first number is this size; 1 if there is none."""
     wanted = str(size)
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
@@ -282,7 +282,7 @@ def _line_of(path: Path, size: int) -> int:
 
 
 def _choices(cluster: Cluster, tables: Sequence[Table]) -> Iterator[Choice]:
-    """Go through what the fitted machine chooses, for each operation and device count shown."""
+    """Yield the choices of the fitted machine, for each operation and device count shown."""
     for op, workers in dict.fromkeys((table.op, table.workers) for table in tables):
         begin, current = _FROM_BYTES, None
         size = _FROM_BYTES

@@ -37,7 +37,7 @@ from fullwire.simulation.on_links import believed_cost
 from fullwire.units import size_bytes
 
 _SERVED = "parameter-server"
-_CHUNKS, _LEAST_CHUNK_BYTES = (4, 32), 128 * 1024  # that "auto" tries between phases
+_CHUNKS, _LEAST_CHUNK_BYTES = (4, 32), 128 * 1024  # The chunks that "auto" tries between phases.
 
 
 def collective(
@@ -59,21 +59,22 @@ def collective(
     servers: int = 1,
     progress: Told | None = None,
 ) -> CollectiveTime:
-    """Time a collective of so many bytes: `allreduce`, `reducescatter`, `allgather` and others.
+    """Time a collective of a given size: `allreduce`, `reducescatter`, `allgather` and others.
 
     - `op`: one of them, by its name.
-    - `bytes`: of the whole vector, `"64MiB"` or a number.
-    - `workers`, `bandwidth` (bits per second), `latency` (seconds): of one switch. On a described
-      cluster workers are its devices, and bandwidth and latency those of its NICs.
-    - `algorithm`: by its name. `"auto"` times all that can be used here, takes the quickest and
-      says why.
-    - `chunks`, `chunk_order`: into how many pieces the vector is cut, `"pipelined"` or `"serial"`.
-    - `level`: `"event"` plays every transfer; `"closed"` uses a formula where one is exact.
-      Without it, tables say what a library takes: a fitted cluster's, or public ones.
+    - `bytes`: the size of the whole vector, `"64MiB"` or a number.
+    - `workers`, `bandwidth` (bits per second), `latency` (seconds): those of one switch. On a
+      described cluster workers are its devices, and bandwidth and latency those of its NICs.
+    - `algorithm`: its name. `"auto"` times all that can be used here, takes the quickest and gives
+      the reason.
+    - `chunks`, `chunk_order`: the number of pieces of the vector, and `"pipelined"` or `"serial"`.
+    - `level`: `"event"` plays every transfer. `"closed"` uses a formula where one is exact.
+      Without it, tables give the time that a library takes: a fitted cluster's, or public ones.
     - `reduce_cost`: a file of measured additions, `bytes,seconds` a line.
     - `cluster`, `nodes`: a described cluster, by name or file, and how many nodes it has.
     - `placement`, `order`: ranks `"packed"` or `"scattered"`, or rank r on device `order[r]`.
-    - `servers`: of a parameter server; `progress`: hears how many of how many transfers are done.
+    - `servers`: how many servers a parameter server has.
+    - `progress`: is called with the number of transfers that are done, and of all.
 
     Times of the answer are seconds, bandwidths bits per second.
 
@@ -124,18 +125,18 @@ def collective(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """A collective to be played by one algorithm or another."""
+    """A collective that is to be played by one algorithm or another."""
 
     op: str
     size_bytes: int
     where: Cluster
     is_described: bool
-    cuts: tuple[int, ...]  # other chunks that are tried between the phases of a hierarchy
+    cuts: tuple[int, ...]  # Other chunks that are tried between the phases of a hierarchy.
     chunks: int
     how: Mapping[str, Any]
 
     def timed(self, name: str, chunks: int | None = None) -> CollectiveTime:
-        """Time it by one algorithm."""
+        """Time the collective by one algorithm."""
         cut = chunks or self.chunks
         found = collective_time(self.op, name, self.where, self.size_bytes, chunks=cut, **self.how)
         check_times(f"{self.op} {name}", time=found.time_s)
@@ -145,7 +146,7 @@ class _Asked:
         return found if self.is_described else replace(found, cluster=None)
 
     def quickest(self) -> CollectiveTime:
-        """Time it by all algorithms that can be used here."""
+        """Time the collective by all algorithms that can be used here, and return the quickest."""
         op, where, adds, order = self.op, self.where, self.how["adds"], self.how["order"]
         tried = open_to(op, where, self.how["workers"])
         if where.is_flat and order is None and set(tried) <= set(with_formula(op)):
@@ -157,7 +158,7 @@ class _Asked:
         return quickest_time(tried, self.in_best_chunks, tuning)
 
     def in_best_chunks(self, name: str) -> CollectiveTime:
-        """Let the phases of a hierarchy go on side by side, where that is quicker."""
+        """Time an algorithm, with phases of a hierarchy side by side where that is quicker."""
         cuts = [
             cut
             for cut in self.cuts
@@ -167,7 +168,7 @@ class _Asked:
 
 
 def _by_library(op: str, where: Cluster, size: int, workers: int) -> CollectiveTime:
-    """Time a collective as the tables of the cluster, or of others like it, say."""
+    """Time a collective by the tables of the cluster, or of others like it."""
     said = library_time(op, where, size, workers)
     check_times(op, time=said.time_s)
     return CollectiveTime(
@@ -197,7 +198,7 @@ def _where(
     bandwidth: str | float | None,
     latency: str | float | None,
 ) -> Cluster:
-    """Return one switch, or the cluster that is named with the NICs that are asked for."""
+    """Return one switch, or the named cluster with the NICs that are asked for."""
     if named is None:
         if workers is None or bandwidth is None:
             raise UsageError("collective: expected workers and bandwidth, or a described cluster")

@@ -1,15 +1,15 @@
 """Did it get better, and by more than noise?
 
-Recordings are compared by the median of their steps, warm-up aside; a step of a job is as long as
-on its slowest rank. The same job, recorded again, has another median, and not because steps are
-few: what makes a job slower for a while, such as other work on its machine, lasts a second as well
-as an hour. So medians of recordings are believed to differ as those of one recording's fifths do.
-Steps that scatter by themselves make these differ less the more there are; what lasts does not.
-Several recordings of a side show it themselves. Both estimate one variance, and the interval of the
-ratio is Student's.
+Recordings are compared by the median of their steps, without warm-up. A step of a job is as long as
+on its slowest rank. The same job, recorded again, has another median, and more steps do not change
+that. Other work on the machine, for example, makes a job slower for a second or for an hour. So the
+medians of recordings should differ as much as the medians of one recording's fifths. Random scatter
+of steps makes the fifths differ less when there are more steps. Lasting changes keep their effect.
+Several recordings of a side show the noise directly. Both estimates are of one variance, and the
+interval of the ratio is Student's.
 
-A step that adds up the gradients of more passes is more work. Where the runs differ in that, all
-times are those of one pass.
+A step that adds up the gradients of more passes is more work. If the runs differ in that, all times
+are those of one pass.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from fullwire.timeline.transfers import world
 from fullwire.units import share, show_bytes
 from fullwire.words import sentence, sentences
 
-PIECES = 5  # of a recording, in order of time
-# Standard deviation of a median that its steps do not show: the same job, begun anew, is
-# a little faster or slower as a whole (validation/README.md).
+PIECES = 5  # Pieces of a recording, in order of time.
+# The standard deviation of a median beyond the scatter of its steps. The same job, started again,
+# is a little faster or slower as a whole (validation/README.md).
 ANEW = 0.005
-# Degrees of freedom, those of two recordings' fifths, beside what several recordings show.
+# The degrees of freedom of two recordings' fifths, beside those of several recordings.
 RULE_COUNTS = 8
 SURE = 0.95
 SAME_GRADIENTS = 0.01  # totals that differ by more are of different models
@@ -72,13 +72,13 @@ _ALWAYS_DIFFER = {
     "captured_packets",
     "supposed_packets",
 }
-FEWEST_STEPS = 5  # of a recording; below this it says nothing about noise
-_MOST_RECORDINGS = 30  # of each side: more of them nobody makes
+FEWEST_STEPS = 5  # Of a recording: with fewer, noise is unknown.
+_MOST_RECORDINGS = 30  # Of each side: nobody makes more.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """How many steps of a recording were compared, and their median."""
+    """The number of compared steps of a recording, and their median."""
 
     steps: int
     step_s: float
@@ -86,13 +86,16 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The variance of a recording's median, and with how many degrees of freedom it is known."""
+    """The variance of a recording's median, and the degrees of freedom of that estimate."""
 
     variance: float
     freedom: int
 
     def off(self, shares: Sequence[float]) -> float:
-        """Return how far a ratio's logarithm may be off; of each side, one over its recordings."""
+        """Return the possible error of a ratio's logarithm.
+
+        `shares` holds, for each side, one over the number of its recordings.
+        """
         return _student(SURE, self.freedom) * math.sqrt(self.variance * sum(shares))
 
     def recordings_for(self, change: float) -> int | None:
@@ -106,11 +109,11 @@ class Noise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """Whether steps became longer by more than a limit and than noise."""
+    """The answer to a limit: whether steps became longer by more than it and than noise."""
 
     limit: float
-    state: Literal["slower", "kept", "open"]  # open: noise may hide a slowdown of the limit
-    recordings: int | None  # of each side, that would decide what is open
+    state: Literal["slower", "kept", "open"]  # Open: noise may hide a slowdown of the limit.
+    recordings: int | None  # of each side, to decide an open state
     finding: Finding
 
     @property
@@ -123,7 +126,7 @@ class Gate:
 class Comparison(Result):
     """Median steps, their ratio after/before, and whether the difference is more than noise.
 
-    Where steps of the runs have other numbers of passes, all times are those of one pass. Of
+    If steps of the runs have different numbers of passes, all times are those of one pass. With
     several recordings of a side, times are the geometric mean of their medians.
     """
 
@@ -134,25 +137,25 @@ class Comparison(Result):
     before_recordings: tuple[Recording, ...]
     after_recordings: tuple[Recording, ...]
     ratio: float
-    low: float | None  # of the ratio, 95 %; None where there are too few steps
+    low: float | None  # Of the ratio, 95 %; None with too few steps.
     high: float | None
     is_significant: bool | None
     differing_facts: tuple[tuple[str, str, str], ...]
     workers: tuple[int, int]
-    passes: tuple[int, int] | None  # of a step, where they differ: then times are of one pass
-    edge_bytes: tuple[float, float] | None  # of an iteration, where both runs have packets
-    recordings_for_small: int | None  # of each side, to tell SMALL from noise; None if too many
-    noise: Noise | None  # of a recording's median; None where there are too few steps
-    notes: tuple[Finding, ...]  # what to know about it
+    passes: tuple[int, int] | None  # Of a step, if they differ: then times are of one pass.
+    edge_bytes: tuple[float, float] | None  # Of an iteration, if both runs have packets.
+    recordings_for_small: int | None  # Of each side, to tell SMALL from noise; None if too many.
+    noise: Noise | None  # Of a recording's median; None with too few steps.
+    notes: tuple[Finding, ...]  # The notes on the comparison.
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what to know about it, a sentence each."""
+        """Return the notes on the comparison, a sentence each."""
         return sentences(self.notes)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Return the answer: the change, then what another size or other bytes are worth."""
+        """Return the answer: the change, then the effect of another size or of other bytes."""
         of_passes = self.passes is not None
         found: list[Finding] = [
             change_of_steps(self.ratio, self.low, self.high, of_passes=of_passes)
@@ -172,7 +175,7 @@ class Comparison(Result):
 
     @property
     def advice(self) -> tuple[Finding, ...]:
-        """Return what more recordings would tell."""
+        """Return the advice on more recordings."""
         counts = len(self.before_recordings), len(self.after_recordings)
         is_open = self.is_significant is False
         return tuple(
@@ -226,13 +229,13 @@ class Comparison(Result):
 
     @property
     def work_ratio(self) -> float:
-        """Return how many times the work the second run does in the same time."""
+        """Return the work of the second run in a given time, as a multiple of the first run's."""
         before, after = self.workers
         return after / before / self.ratio
 
     @property
     def unseen(self) -> float | None:
-        """Return the change of the step that these recordings just do not tell from noise."""
+        """Return the largest change of the step that these recordings cannot tell from noise."""
         return None if self.high is None else self.high / self.ratio - 1
 
 
@@ -269,7 +272,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
     ratio, noise = after_s / before_s, _noise(lengths_s)
     off = None if noise is None else noise.off([1 / len(side) for side in lengths_s])
     low, high = (None, None) if off is None else (ratio * math.exp(-off), ratio * math.exp(off))
-    # What recordings of one side differ in, which should be of one job.
+    # Find the facts in which recordings of one side differ, although they should be of one job.
     differing = [
         {name for again in side[1:] for name, *_ in _differing_facts(side[0], again)}
         for side in sides
@@ -308,7 +311,7 @@ def compare(before: RunLike | Sequence[RunLike], after: RunLike | Sequence[RunLi
 
 
 def _refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
-    """Refuse recordings that are one: they would show less noise than there is."""
+    """Refuse copies of a recording, which would show less noise than there is."""
     for side, which in zip(sides, ("before", "after"), strict=True):
         seen: dict[bytes, int] = {}
         for number, run in enumerate(side, 1):
@@ -323,15 +326,15 @@ def _refuse_copies(sides: Sequence[Sequence[Run]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypicalLength:
-    """The median step of some recordings, and where that of others like them would lie (95 %)."""
+    """The median step of some recordings, and the 95 % interval of that of others like them."""
 
     step_s: float
-    low_s: float | None  # None where there are too few steps
+    low_s: float | None  # None with too few steps
     high_s: float | None
 
 
 def typical_length(runs: RunLike | Sequence[RunLike]) -> TypicalLength:
-    """Return how long the steps of a job are, of one recording or of several."""
+    """Return the length of a job's steps, from one recording or from several."""
     lengths_s = [step_lengths_s(run) for run in _recordings(runs)]
     step_s = geometric_mean(float(np.median(each)) for each in lengths_s)
     noise = _noise([lengths_s])
@@ -353,7 +356,7 @@ def _recordings(side: RunLike | Sequence[RunLike]) -> tuple[Run, ...]:
 
 
 def _noise(lengths_s: Sequence[Sequence[Floats]]) -> Noise | None:
-    """Judge by how recordings drift and by how they differ; None where there are too few steps."""
+    """Return the noise from drifts and differences of recordings; None with too few steps."""
     recordings = [each for side in lengths_s for each in side]
     if min(map(len, recordings)) < FEWEST_STEPS:
         return None
@@ -391,7 +394,7 @@ def step_lengths_s(run: Run) -> Floats:
 
 
 def refuse_without_steps(run: Run, name: str) -> None:
-    """Refuse a run that has no steps: as damaged where what held them cannot be read."""
+    """Refuse a run that has no steps: as damaged if the table of steps is unreadable."""
     if ((run.spans.lane == "host") & (run.spans.name == "step")).any():
         return
     if damage := reasons(run.gaps, {"spans"}):
@@ -415,7 +418,7 @@ def _squares(values: Floats) -> float:
 
 
 def refuse_other_work(before: Run, after: Run) -> None:
-    """Refuse two runs that differ in a fact which must match to compare them."""
+    """Refuse two runs that differ in a fact which comparable runs share."""
     known, now_known = before.facts.known(), after.facts.known()
     for fact in REGISTRY.values():
         pair = known.get(fact.name), now_known.get(fact.name)
@@ -433,7 +436,7 @@ def refuse_other_work(before: Run, after: Run) -> None:
 
 
 def gradient_bytes(run: Run) -> int | None:
-    """Return the bytes of the gradients that a rank has in a step, where it has all of them."""
+    """Return the bytes of the gradients that a rank has in a step, if it has all of them."""
     table = run.gradients
     may_have_a_shard = world(run) > 1 and run.facts.buckets is None
     if not len(table) or may_have_a_shard:
@@ -444,7 +447,7 @@ def gradient_bytes(run: Run) -> int | None:
 
 
 def _differing_facts(before: Run, after: Run) -> tuple[tuple[str, str, str], ...]:
-    # What was measured differs always; how it was set up is what people changed.
+    # Measured facts always differ. People change the setup, so its facts are compared.
     measured = {fact.name for fact in REGISTRY.values() if fact.kind is tuple}
     known, now_known = before.facts.known(), after.facts.known()
     names = sorted({*known, *now_known} - measured - _ALWAYS_DIFFER)

@@ -1,4 +1,4 @@
-"""What people type, as values: one or many, text with units or numbers, in one typed place."""
+"""Conditions as people type them, read as values: one or many, text with units or numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def worker_count(value: Any) -> int:
 
 
 def count(value: Any, what: str, most: int = MOST_WORKERS) -> int:
-    """Read how many there are of something."""
+    """Read a count of something."""
     number = _typed_whole(value) if isinstance(value, str) else _whole(value)
     if number is None or not 1 <= number <= most:
         raise UsageError(f"{what}: expected a whole number from 1 to {most:,}, got {shown(value)}")
@@ -42,7 +42,7 @@ def count(value: Any, what: str, most: int = MOST_WORKERS) -> int:
 
 
 def is_scattered(fabric: Cluster | None, placement: str) -> bool:
-    """Read where ranks are: packed node by node, or scattered over the leaves."""
+    """Read the placement of ranks: packed node by node, or scattered over the leaves."""
     if placement not in PLACEMENTS:
         raise UsageError(f"placement: expected {' or '.join(PLACEMENTS)}, got {placement!r}")
     if placement == "scattered" and (fabric is None or not fabric.leaves):
@@ -51,7 +51,7 @@ def is_scattered(fabric: Cluster | None, placement: str) -> bool:
 
 
 def device_order(given: OneOrMany) -> tuple[int, ...]:
-    """Read which device each rank is on."""
+    """Read the device of each rank."""
     devices = []
     for value in _each(given):
         number = _typed_whole(value) if isinstance(value, str) else _whole(value)
@@ -91,7 +91,10 @@ def latency(value: Any) -> float:
 def compressors(
     compression: OneOrMany | None, codec: OneOrMany | None, *, on_gpu: bool = False
 ) -> tuple[Compressor, ...]:
-    """Read free ratios and names of codecs, then figures; without either nothing is compressed."""
+    """Read free ratios and names of codecs, then codecs by their figures.
+
+    Without any of them, the gradients are sent uncompressed.
+    """
     named = () if compression is None else several(compression, partial(_compressor, on_gpu=on_gpu))
     if compression is not None and not named:
         raise UsageError("compression: expected at least one value")
@@ -118,7 +121,7 @@ def _compressor(value: Any, *, on_gpu: bool) -> Compressor:
 def _each(given: OneOrMany) -> Iterable[Any]:
     if isinstance(given, str):
         return [part.strip() for part in given.split(",")]
-    if isinstance(given, bytes | bytearray | memoryview):  # not the numbers of its letters
+    if isinstance(given, bytes | bytearray | memoryview):  # they are text, and hold no numbers
         return [given]
     if hasattr(given, "tolist"):  # an array, or one number of one
         given = given.tolist()

@@ -1,8 +1,8 @@
 """Which parts of Fullwire work on this machine, and how to get the others: `fullwire doctor`.
 
-Each check below gives a row or two. It tries the thing itself where that is harmless: a lab is made
-and taken down, a packet socket is opened, torch is loaded in a process of its own. Nothing is
-changed and nothing is sent.
+Each check below gives a row or two. A check tries its part, if that is harmless. It makes a lab and
+takes it down, opens a packet socket, and loads torch in a separate process. It leaves the machine
+unchanged, and sends nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ print(json.dumps(told))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One row: the state of one thing, its meaning, and a remedy where it is not ok."""
+    """One row: the state of one part, its meaning, and a remedy if it is not ok."""
 
     name: str
     state: State
@@ -94,9 +94,10 @@ _CHECKS: list[Callable[[], Iterator[Check]]] = []
 
 
 def doctor() -> Checkup:
-    """Check this machine; each row is one thing that Fullwire can use.
+    """Check this machine; each row is about one part that Fullwire can use.
 
-    A row has its `state` (ok, limited, missing), what was `seen`, its meaning, and what to `do`.
+    A row has its `state` (ok, limited, missing), the value `seen`, its meaning, and an action to
+    `do`.
 
         fw.doctor()["lab"].state
         [check.name for check in fw.doctor().checks if check.state != "ok"]
@@ -196,7 +197,7 @@ def _packets() -> Iterator[Check]:
 
 @_look
 def _counters() -> Iterator[Check]:
-    """Look for all that the sampler reads beside a job."""
+    """Check the files and sockets that the sampler reads beside a job."""
     missing = [name for name in ("proc/stat", "proc/meminfo") if not _text(name)]
     try:
         socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _DIAGNOSE_SOCKETS).close()
@@ -377,7 +378,7 @@ def _memory() -> Iterator[Check]:
 
 @_look
 def _torch() -> Iterator[Check]:
-    """Ask torch, in a process of its own: libraries of a GPU that do not fit can end it."""
+    """Check torch in a separate process: unfit libraries of a GPU can end it."""
     told, seen, do = None, "", "make `python -c 'import torch'` work first"
     if find_spec("torch") is None:
         seen = "not in Fullwire's Python"
@@ -507,7 +508,7 @@ def _has(capability: str) -> bool:
 
 
 def _control_group() -> Path:
-    """Return the folder of this process's control group, as far as it is told (version 2)."""
+    """Return the folder of this process's control group, if it is known (version 2)."""
     place = _text("proc/self/cgroup").rpartition("::")[2].strip("/")
     return Path("sys/fs/cgroup", place)
 
@@ -517,7 +518,7 @@ def _memory_bytes(name: str) -> int:
 
 
 def _line(path: str, name: str) -> str:
-    """Return what a file says after NAME: at the beginning of a line."""
+    """Return the text of a file after NAME: at the beginning of a line."""
     for line in _text(path).splitlines():
         if line.startswith(f"{name}:"):
             return line.partition(":")[2].strip()
@@ -525,7 +526,7 @@ def _line(path: str, name: str) -> str:
 
 
 def _number(path: str | Path) -> int:
-    """Return the number in a file; -1 where there is none, or no limit."""
+    """Return the number in a file; -1 for a missing number or limit."""
     text = _text(path)
     return int(text) if text.isdecimal() else -1
 
@@ -544,7 +545,7 @@ def _text(path: str | Path) -> str:
 
 
 def _read(path: Path) -> str:
-    """Return a file's text, without the space around it; nothing where it cannot be read."""
+    """Return a file's text, without the space around it; "" for an unreadable file."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

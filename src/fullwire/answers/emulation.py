@@ -19,7 +19,7 @@ _KEPT_FACTS = ("model", "device", "batch", "precision", "efficiency")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedJob:
-    """What the accelerators do, and what a recording of them is to say besides."""
+    """The work of the accelerators, and the facts that a recording of them is to state."""
 
     emulation: Emulation
     known: Known
@@ -34,7 +34,7 @@ def emulated_job(
     buckets: str | None = None,
     backend: str | None = None,
 ) -> EmulatedJob:
-    """Take the typical step of a run, or of a built-in workload, for others to play."""
+    """Return the typical step of a run, or of a built-in workload, as a job to emulate."""
     if backend is not None and backend not in BACKENDS:
         raise UsageError(f"backend: expected {' or '.join(BACKENDS)}, got {shown(backend)}")
     run = read(workload)
@@ -48,7 +48,7 @@ def emulated_job(
     dilation = 1.0 if dilate is None else ratio(dilate, "dilate")
     if dilation < 1:
         raise UsageError(f"dilate: expected 1 or more, since time is stretched, got {dilate}")
-    # Buckets as asked for, or as recorded, as DDP takes them; None is its own default.
+    # Take the buckets of the request, or as recorded, in DDP's form; None is DDP's own default.
     text = (run.facts.buckets or "ddp") if buckets is None else buckets
     policy = bucket_policy(text)
     if not isinstance(policy, DdpBuckets):
@@ -57,7 +57,7 @@ def emulated_job(
             f"buckets: the job trains under PyTorch DDP: expected ddp or ddp:SIZE, {asked} {text}"
         )
     backward_ns = max(step.backward_ns, int(step.ready_ns[-1]))
-    # In a run of several workers the forward holds what the rank waited for, and the step does not.
+    # In a run of several workers, the forward pass holds the rank's wait, and the step does not.
     forward_ns = max(0, min(step.forward_ns, step.step_ns - backward_ns))
     emulation = Emulation(
         name=workload,

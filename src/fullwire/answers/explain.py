@@ -63,11 +63,11 @@ from fullwire.timeline.transfers import holds_times, recorded_ranks, world
 from fullwire.units import show_rate, show_time
 from fullwire.words import sentence, sentences, setting
 
-_UNNAMED = Colour(light="#8c96a3", dark="#8c96a3")  # of a part that has none of its own
-_POINTS = 600  # rates that are looked at, two of them 1.5 % apart
-_FAR = 100.0  # times slower and faster than now: beyond it nobody asks
+_UNNAMED = Colour(light="#8c96a3", dark="#8c96a3")  # Of a part that lacks its own colour.
+_POINTS = 600  # Rates that are tried, two of them 1.5 % apart.
+_FAR = 100.0  # Times slower and faster than now: nobody asks for rates beyond.
 _MOST_WORKERS = 4096
-_SIZES = 100  # that are looked at first
+_SIZES = 100  # Sizes of a job that are tried first.
 
 
 OF_ONE = (Part.COMPUTE, Part.INPUT, Part.HOST)  # parts of a step that one worker has as well
@@ -75,15 +75,15 @@ OF_ONE = (Part.COMPUTE, Part.INPUT, Part.HOST)  # parts of a step that one worke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the account amounts to, and why. Its sentences are filled in when they are read."""
+    """The verdict on the account, and its reasons, as findings that become sentences when read."""
 
-    kind: str  # a key of `fullwire.findings.verdicts.verdict_kinds()`
+    kind: str  # A key of `fullwire.findings.verdicts.verdict_kinds()`.
     threshold: float
-    findings: tuple[Finding, ...]  # the verdict itself, then what it would leave unsaid
+    findings: tuple[Finding, ...]  # The verdict itself, then the findings beside it.
     why: tuple[Finding, ...]
-    needed: tuple[Finding, ...]  # what would settle it, where the kind is unknown
-    near: tuple[str, ...] = ()  # the kinds that a repeat may give as well
-    sureness: Finding | None = None  # how sure it is, and why; None where it decides nothing
+    needed: tuple[Finding, ...]  # The missing data, if the kind is unknown.
+    near: tuple[str, ...] = ()  # The kinds that a repeat may give as well.
+    sureness: Finding | None = None  # How sure it is; None if unknown.
 
     @property
     def sentence(self) -> str:
@@ -92,17 +92,17 @@ class Verdict:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return why, a clause each."""
+        """Return the reasons, a clause each."""
         return sentences(self.why)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return what would settle it, a clause each."""
+        """Return the missing data that would settle the verdict, a clause each."""
         return sentences(self.needed)
 
 
 def judged(case: Case) -> Verdict:
-    """Judge a case."""
+    """Return the verdict on a case."""
     kind, why = kind_of(case)
     return Verdict(
         kind=kind.key,
@@ -117,7 +117,7 @@ def judged(case: Case) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """Where communication begins, or ceases, to cost the threshold; None where it never does."""
+    """The link rate or the number of workers at which the verdict changes, if any."""
 
     bandwidth_bps: float | None
     workers: int | None
@@ -127,55 +127,55 @@ class BreakEven:
 
     @property
     def sentence(self) -> str:
-        """Return it in words."""
+        """Return the break-even in words."""
         return sentence(self.finding)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Explanation(Result):
-    """The account of a job's step, what it amounts to, and what it rests on."""
+    """The account of a job's step, the verdict on it, and the data of both."""
 
     verdict: Verdict
-    step_s: float  # the mean: parts add up to nothing else
+    step_s: float  # The mean step, which is the sum of the parts.
     baseline_step_s: float
-    baseline_between_s: tuple[float, float]  # what encloses it in 95 of 100 cases
-    is_estimated: bool  # the baseline is what this run spends on its own, not a run of one worker
-    scaling_factor: float | None  # None where the run holds no times, or no computation
-    account: Mapping[str, float]  # seconds per step, adding up to step_s
+    baseline_between_s: tuple[float, float]  # Encloses T1 in 95 of 100 cases.
+    is_estimated: bool  # The baseline comes from this run, not from one worker's.
+    scaling_factor: float | None  # None if the run lacks times or computation.
+    account: Mapping[str, float]  # Seconds per step, adding up to step_s.
     compute_inflation_s: float | None
     ranks: tuple[RankBreakdown, ...]
     evidence: tuple[Evidence, ...]
     break_even: BreakEven | None
     fixes: tuple[Fix, ...]
-    fixes_from_s: float | None  # the step that they are held against, where there are any
-    full: Forecast | None  # the same job, were its links used to the full
-    notes: tuple[Finding, ...]  # what to know about it
+    fixes_from_s: float | None  # the step that fixes start from, if there are any
+    full: Forecast | None  # the same job, if its links were used fully
+    notes: tuple[Finding, ...]  # The notes on the explanation.
     detail: Account
     facts: Facts  # of the run
     provenance: Provenance
-    line_rates_bps: Mapping[int, float]  # of each rank's link, as far as known
-    predictor: Forecaster | None  # the job ready to be asked, where it can be predicted
+    line_rates_bps: Mapping[int, float]  # By rank, for the links whose rate is known.
+    predictor: Forecaster | None  # The job ready for predictions, if they are possible.
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what to know about it, a sentence each."""
+        """Return the notes on the explanation, a sentence each."""
         return sentences(self.notes)
 
     @property
     def predicted_from_s(self) -> float:
-        """Return the T1 that predictions are held against: a baseline's, or that of their step."""
+        """Return the T1 to which predictions refer: a baseline's, or that of their step."""
         if self.predictor is None or not self.is_estimated:
             return self.baseline_step_s
         return self.predictor.alone_s
 
     @property
     def median_step_s(self) -> float | None:
-        """Return the median step, which predictions start from, where there are any."""
+        """Return the median step, from which predictions start, if there are any."""
         return None if self.predictor is None else self.predictor.measured_s
 
     @property
     def other_median_s(self) -> float | None:
-        """Return the median step that predictions start from, where it is not the mean one."""
+        """Return the median step from which predictions start, if it differs from the mean one."""
         median_s = self.median_step_s
         if median_s is None or abs(self.step_s / median_s - 1) <= NOTABLE:
             return None
@@ -183,7 +183,7 @@ class Explanation(Result):
 
     @property
     def scaling(self) -> Finding | None:
-        """Return what the step loses to having several workers, where that is known."""
+        """Return the loss of the step to having several workers, if that is known."""
         if self.scaling_factor is None:
             return None
         full: Finding | None = None
@@ -274,11 +274,11 @@ def explain(
     bandwidth: str | float | None = None,
     calibrate: RunLike | Sequence[RunLike] = (),
 ) -> Explanation:
-    """Say where the time of a step goes, in seconds, and what limits the job.
+    """Explain where the time of a step goes, in seconds, and name the limit of the job.
 
     - `run`: a run, or the path of one or of a trace.
     - `baseline`: a run of the same work on one worker. Without it, T1 is estimated.
-    - `bandwidth`: the line rate of the links, `"10Gbps"` or bits per second, where a run does not
+    - `bandwidth`: the line rate of the links, `"10Gbps"` or bits per second, if a run does not
       know its own.
     - `calibrate`: other runs of the same cluster, from which predictions learn its transport.
 
@@ -349,7 +349,7 @@ def explain(
 
 
 def _believed(run: Run, found: Explanation) -> Explanation:
-    """Return an explanation in which every number can be; `_forecaster` looked at predictions."""
+    """Return an explanation after a check of its numbers; `_forecaster` checks predictions."""
     source, workers = run.provenance.source, world(run)
     check_times(source, step=found.step_s, baseline=found.baseline_step_s)
     check_times(source, **dict(found.account))
@@ -362,7 +362,7 @@ def _believed(run: Run, found: Explanation) -> Explanation:
 
 
 def _is_to_account(run: Run) -> bool:
-    """Say whether a run has an account; logs and schedules hold no times, which is no fault."""
+    """Say whether a run has an account; logs and schedules hold no times, and are still valid."""
     if holds_times(run):
         return True
     is_told = bool(len(run.collectives)) or bool(nccl_evidence(run))
@@ -370,11 +370,11 @@ def _is_to_account(run: Run) -> bool:
         return False
     if len(recorded_ranks(run)):
         raise UsageError(f"{run.provenance.source}: its steps take no time at all")
-    return True  # which says what is missing
+    return True  # The account then names the missing data.
 
 
 def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
-    """Return what would help: as predicted, or as far as the account of a job tells by itself."""
+    """Return the fixes that help, as predicted, or as far as the account alone supports them."""
     if predictor is not None:
         return fixes(case.run, predictor, case.account)
     is_told = computes(case) and enough_steps(case) and not case.lost
@@ -386,13 +386,13 @@ def _helpful(case: Case, predictor: Forecaster | None) -> Fixes | None:
 def _forecaster(
     case: Case, rate_bps: Mapping[int, float], calibrate: Sequence[Run]
 ) -> tuple[Forecaster | None, tuple[Finding, ...]]:
-    """Make the job ready for predictions, or say why there are none."""
+    """Return the job ready for predictions, or the reason why there are none."""
     if world(case.run) > 1 and computes(case) and not communicates(case):
         return None, (NothingToPredictFrom(),)
     try:
         found = forecaster(case.run, min(rate_bps.values(), default=None), calibrate)
         if found is not None:
-            # A step that cannot be is not predicted from: its account may be true all the same.
+            # An impossible step stops predictions only: its account may still be true.
             now, source = found.ask(), case.run.provenance.source
             check_steps(
                 source,
@@ -407,9 +407,9 @@ def _forecaster(
 
 
 def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, float]:
-    """Return the line rate of each rank's link: as the run knows it, or as it was given.
+    """Return the line rate of each rank's link, as the run knows it, or as it was given.
 
-    Ranks that share a host have no line between them, whatever was given.
+    Ranks that share a host have no line between them, so the result is then empty.
     """
     if shares_one_host(run):
         return {}
@@ -429,21 +429,21 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
     return rates | others
 
 
-# How far T1 of one run may be off, below and above, as shares of it. Of 13 cells of
-# validation/contention.py, 2 or 4 ranks on two processors, 11 were within it with probe steps.
+# The error of one run's T1, below and above, as shares of it. With probe steps, 11 of 13 cells of
+# validation/contention.py were within it, with 2 or 4 ranks on two processors.
 _OFF: Mapping[CrowdingSource, tuple[float, float]] = {
     "probe steps": (0.30, 0.30),
-    "run delay": (0.40, 0.30),  # work beside memory traffic is slower, too
+    "run delay": (0.40, 0.30),  # work beside memory traffic is slower too
     "none": (0.40, 0.10),  # on processors; devices compute beside communication nearly as alone
 }
 _OFF_ON_DEVICES = (0.10, 0.05)
-_REPEATS = 0.02  # within this a job repeats that is begun anew
+_REPEATS = 0.02  # a job that is started again repeats within this
 
 
 def _baseline(
     run: Run, found: Account, baseline: RunLike | None
 ) -> tuple[float, tuple[float, float], float | None]:
-    """Return T1, between what it lies, and how much longer computation takes than there.
+    """Return T1, the range in which it lies, and the increase of computation over it.
 
     The last is None where T1 is estimated.
     """
@@ -478,8 +478,8 @@ def break_even(
 ) -> BreakEven:
     """Find where the share of the step that communication costs crosses the threshold.
 
-    `waited` is the share of a step that ranks waited for late ones, as an account has it, and
-    `lost` all that the account says a step loses to having several workers. Where the account and
+    `waited` is the share of a step that ranks waited for late ones, by the account. `lost` is the
+    share of a step that the job loses to having several workers, by the account. If the account and
     the prediction are on two sides of the threshold, the prediction is moved to the account.
     """
     rates_bps = np.geomspace(job.rate_bps / _FAR, job.rate_bps * _FAR, _POINTS)
@@ -490,15 +490,15 @@ def break_even(
     by_rate = _lost(job, bandwidth_bps=tuple(rates_bps.tolist())) + away
     enough = np.flatnonzero(by_rate < threshold)
     rate_bps = float(rates_bps[enough[0]]) if len(enough) and enough[0] > 0 else None
-    # The smallest job that loses so much is found among some sizes, then among all next to them.
-    # An algorithm that has no formula for any number of workers needs all devices of its nodes.
+    # The smallest job that loses so much is found among some sizes, then among all next to them. An
+    # algorithm that has no formula for any number of workers needs all devices of its nodes.
     fabric, unit = job.grid.cluster, 1
     if fabric is not None and not set(job.grid.algorithms) <= set(with_formula("allreduce")):
         unit = fabric.devices_per_node
     workers, sizes = None, np.geomspace(max(2, unit), _MOST_WORKERS, _SIZES).astype(np.int64)
     sizes = np.unique(sizes // unit * unit)
     if fabric is not None and isinstance(fabric.network, Torus):
-        sizes = sizes[:0]  # it has as many devices as it has
+        sizes = sizes[:0]  # the number of its devices is fixed
     for _ in ("some", "all"):
         if not len(sizes):
             break
@@ -517,7 +517,7 @@ def break_even(
             line_bps = None  # so little work was not seen
     step = job.subject.step
     is_waiting = step.waiting_ns >= threshold * (step.step_ns + step.waiting_ns)
-    is_waiting &= waited is None or waited >= threshold  # else it is scatter that nobody waited for
+    is_waiting &= waited is None or waited >= threshold  # else ranks scatter, but none waits
     finding = turning(
         is_limited=is_limited,
         is_waiting=is_waiting,

@@ -1,4 +1,4 @@
-"""A job on a lab, recorded: what the lab knows about its links becomes facts of the run."""
+"""A job on a lab, recorded: the lab's data about its links becomes facts of the run."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def record_in_lab(
     introduce: Callable[[Lab], None] = lambda lab: None,
     say: Say = lambda sentence: None,
 ) -> Recording:
-    """Run a command on every host of a lab made for it, and write what all of them did as a run.
+    """Run a command on every host of a lab made for it, and write the recordings as one run.
 
-    What is known of the job besides its command goes into the run with the lab's facts. With
-    `packets`, the headers of what every host sends and receives are captured. With `probe`, a few
-    steps keep communication apart from computing.
+    Known facts of the job go into the run, beside its command and the lab's facts. With `packets`,
+    the headers of each host's packets are captured, in both directions. With `probe`, a few steps
+    keep communication apart from computing.
     """
     refuse_taken(Path(output), replace)
     with Lab(description) as lab:
@@ -65,7 +65,7 @@ def record_in_lab(
 
 
 def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> Facts:
-    """Return what is known about a job's network because the lab made it, undilated."""
+    """Return the facts of a job's network that the lab knows because it made it, undilated."""
     cluster, dilation = lab.description.cluster, lab.description.dilation
     others = sorted((other.node, other.nic_rate_bps) for other in cluster.other_hosts)
     in_host_bps = lab.in_host_bps
@@ -86,7 +86,7 @@ def lab_facts(lab: Lab, faults: Sequence[Fault] = ()) -> Facts:
 
 
 def _by_host(lab: Lab, rate_bps: Callable[[LinkRate], float]) -> tuple[tuple[float, float], ...]:
-    """Return for each host what the slowest of its NICs delivered, undilated."""
+    """Return for each host the rate that the slowest of its NICs delivered, undilated."""
     slowest: dict[int, float] = {}
     for link in lab.links:
         slowest[link.host] = min(rate_bps(link), slowest.get(link.host, math.inf))

@@ -1,4 +1,4 @@
-"""Runs as questions are asked of them: a value, a place, or one whose ranks stay on disk."""
+"""The forms in which a run is given: as a value, by its path, or with its ranks left on disk."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ LARGE = 250_000  # spans: some 100 MB with their timelines
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Opened:
-    """A run, or the outline of a large one, whose spans are read some ranks at a time."""
+    """A run, or the outline of a large one, with spans that are read some ranks at a time."""
 
     run: Run
     _by_ranks: ByRanks | None = None
 
     def parts(self) -> Iterator[Spans] | None:
-        """Go through all spans, some ranks at a time; None where they are in the run."""
+        """Yield all spans, some ranks at a time; None if the run holds them."""
         return None if self._by_ranks is None else self._by_ranks.spans()
 
 
-RunLike: TypeAlias = Run | str | Path | Opened  # a run, where one is, or the name of a workload
+RunLike: TypeAlias = Run | str | Path | Opened  # a run, the path of one, or a workload's name
 
 
 def write(run: Run | str | Path, path: str | Path, *, replace: bool = False) -> Path:
@@ -56,10 +56,10 @@ def many(given: RunLike | Sequence[RunLike]) -> tuple[RunLike, ...]:
 
 
 def opened(given: RunLike) -> Opened:
-    """Open a run; of one that was written rank by rank and is large, an outline.
+    """Open a run; a large one that was written rank by rank becomes an outline.
 
-    An outline has all that a typical step is made of. Samples are held against timelines, so a run
-    that has any is opened whole.
+    An outline has all data of a typical step. Samples are compared with timelines, so a run with
+    samples is opened whole.
     """
     if isinstance(given, Opened):
         return given
@@ -74,9 +74,10 @@ def opened(given: RunLike) -> Opened:
 
 
 def completed(given: RunLike, line_rate: str | float | None) -> Opened:
-    """Open a run, and give it the line rate of its links, which it does not know.
+    """Open a run, and give it the line rate of its links if it lacks one.
 
-    A rate that it could not use is refused: one that contradicts its own, and any where no line is.
+    A useless rate is refused: one that contradicts the run's own, or one for ranks that share a
+    host.
     """
     found = opened(given)
     if line_rate is None:
@@ -96,7 +97,7 @@ def completed(given: RunLike, line_rate: str | float | None) -> Opened:
 
 
 def with_line_rate(run: Run, rate_bps: float) -> Run:
-    """Return a run with the line rate of its links, where it does not know its own."""
+    """Return a run with the line rate of its links, if it does not know its own."""
     if run.facts.line_rate_bps is not None or shares_one_host(run):
         return run
     return replace(run, facts=run.facts | Facts(line_rate_bps=rate_bps))

@@ -1,10 +1,10 @@
-"""Grids to look through: the best few of one, and one around a job to be looked at by hand.
+"""Searches in grids: the best few rows of one, and a grid around a job to explore by hand.
 
-Of the best few it is also said what each of their conditions is worth.
-Best is what gives most: workers times scaling factor, which is how many times faster than one
-worker a job gets through its data. What comes within `NEAR` of each other counts as equal, and then
-the less demanding comes first: less bandwidth, fewer workers, more frequent synchronisation, less
-compression, and what was named first. Runs are not compared with each other.
+For each of the best rows, the answer gives the worth of each condition. The best row gives the
+largest product of workers and scaling factor: how many times faster than one worker a job gets
+through its data. Rows within `NEAR` of each other count as equal. Among equals the less demanding
+comes first: less bandwidth, fewer workers, more frequent synchronisation, less compression, then
+the order of the values. Runs are not compared with each other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MANTISSAS = (1.0, 1.5, 2.0, 2.5, 4.0, 5.0, 8.0)  # rates on sale are among them
 _WORKERS = (2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 1024)
 _RATIOS = (1, 2, 4, 10, 30, 100)
 _GIGABYTE_BPS = 8e9
-# What packing and unpacking cost, from nothing to what a processor makes of the largest 1 %.
+# The cost of packing and unpacking, from nothing to that of the largest 1 % on a processor.
 _PACKINGS = (
     Compressor(ratio=1),
     Compressor(ratio=1, encode_bps=10 * _GIGABYTE_BPS, decode_bps=10 * _GIGABYTE_BPS),
@@ -47,12 +47,12 @@ _PACKINGS = (
         ratio=1, encode_bps=_GIGABYTE_BPS, decode_bps=10 * _GIGABYTE_BPS, combining="gather"
     ),
 )
-_USUAL_BPS = 10e9  # where a run does not say its line rate
+_USUAL_BPS = 10e9  # for a run without a line rate
 
 
 @dataclass(frozen=True, slots=True)
 class Instead:
-    """The best other value of one condition, all others as they are, and what it would change."""
+    """The best other value of one condition, all others unchanged, and its effect."""
 
     condition: str
     value: Any
@@ -70,7 +70,7 @@ class Best:
 
 
 def best(found: Predictions, count: int) -> tuple[Best, ...]:
-    """Return the best rows of each run, so many of each."""
+    """Return the `count` best rows of each run."""
     if count < 1:
         raise UsageError(f"best: expected at least 1, got {count}")
     by_run = np.arange(len(found)).reshape(len(found.axes["run"]), -1)
@@ -84,7 +84,7 @@ def best(found: Predictions, count: int) -> tuple[Best, ...]:
 
 
 def _first(found: Predictions, speedup: Floats, rows: Any, count: int) -> list[int]:
-    """Sort the rows that are near enough to the best to come into question."""
+    """Return the first `count` rows of a run, sorted from those that are near the best."""
     here = speedup[rows]
     least = np.partition(here, -min(count, len(here)))[-min(count, len(here))]
     rows = rows[here >= least / (1 + NEAR) ** 2]
@@ -124,23 +124,23 @@ class Explorer:
     transports: tuple[Transport, ...]
     workers: tuple[int, ...]
     bandwidth_bps: tuple[float, ...]
-    packings: tuple[Compressor, ...]  # of any ratio but 1, which needs none
+    packings: tuple[Compressor, ...]  # of any ratio but 1, which needs no packing
     ratios: tuple[float, ...]
     step_s: Floats
-    half_s: Floats  # of the interval around each; not a number where there is no evidence for one
+    half_s: Floats  # of the interval around each; NaN without evidence
     baseline_s: float
     recorded_workers: int | None
     recorded_bps: float | None
     measured_s: float | None  # with these workers at this rate
-    shares_processors: bool  # which machines of more workers do as well
+    shares_processors: bool  # whose ranks share one machine's processors, as more workers would
 
 
 def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
-    """Predict a grid around a run; `job` is the run ready to be asked, where it can be.
+    """Predict a grid around a run; `job` is the run ready for predictions, if it can be.
 
-    `baseline_s` is the T1 that a job's scaling factors are held against.
+    `baseline_s` is the T1 to which a job's scaling factors refer.
     """
-    if job is not None:  # the transport that its forecasts rest on first, then fuller ones
+    if job is not None:  # the transport of its forecasts first, then fuller ones
         transports = tuple(dict.fromkeys((*job.grid.transports, job.full(), FullTransport())))
         base = dataclasses.replace(job.grid, transports=transports)
         subject, calibration = job.subject, job.calibration

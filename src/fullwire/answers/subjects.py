@@ -1,4 +1,4 @@
-"""Runs as the predictor takes them: opened, named, and with the transport that they show."""
+"""Runs, prepared for predictions: opened, named, and with the transport that they show."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _RATE_UNKNOWN = "the line rate of its links is not known"
 def named(
     runs: RunLike | Sequence[RunLike], line_rate: str | float | None = None
 ) -> list[tuple[str, Run]]:
-    """Open what is named; a run is called what it was opened as, or by its source.
+    """Open runs, each with the name that it was given, or else its source.
 
-    `line_rate` is that of their links, for runs that do not know it.
+    `line_rate` is the rate of their links, for runs that lack it.
     """
     asked = many(runs)
     if not asked:
         raise UsageError("what-if: expected at least one run")
     found = []
-    for each in asked:  # which may be a run, and then its source is its name
+    for each in asked:  # A run in memory has its source as its name.
         run = completed(each, line_rate).run
         name = name_of(each) if isinstance(each, str | Path) else run.provenance.source
         found.append((name, run))
@@ -46,7 +46,7 @@ def named(
 def with_batches(
     runs: RunLike | Sequence[RunLike], batch: OneOrMany
 ) -> RunLike | Sequence[RunLike]:
-    """Ask for built-in workloads with each of these batches; a recorded run has its own."""
+    """Return built-in workloads with each of these batches; a recorded run has its own."""
     if batch is None:
         return runs
     sizes = several(batch, lambda value: count(value, "batch", MOST_SAMPLES))
@@ -61,7 +61,7 @@ def with_batches(
 
 
 class Transports:
-    """What people call transports; a measured one is fitted when somebody asks for it."""
+    """The transports by name; a measured one is fitted when it is first used."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Transports:
 
 
 def _shows_no_transport(run: Run) -> str | None:
-    """Say why a run does not show its transport; None where it may."""
+    """Return why a run hides its transport; None if it may show it."""
     if (run.facts.workers or 1) < 2:
         return "it had one worker"
     if shares_one_host(run):
@@ -118,7 +118,7 @@ def _shows_no_transport(run: Run) -> str | None:
 
 
 def subject_of(name: str, run: Run, found: Transports) -> Subject:
-    """Take a run's typical step, with what the measured transport does not explain of it."""
+    """Return a run's typical step, with the time that the measured transport leaves unexplained."""
     subject = plain_subject(name, run)
     if found.calibration is None:
         return subject

@@ -1,10 +1,15 @@
-"""Which links of a described cluster hold a job back? Each is made wider, and the step asked again.
+"""Which links of a described cluster hold a job back? Each kind is predicted wider.
 
-A kind of link is what to blame as far as the step gets shorter when only these are faster: slow
-hosts with NICs like the others', the spine without oversubscription, NICs or in-node links of twice
-the rate, or all without latency. Where none of them alone is, as on a spine as wide as its NICs,
-NICs and spine are made faster together. The answer depends
-on where ranks are, so it is also given for ranks that are scattered over the leaves.
+A kind of link is to blame if the step gets shorter when only this kind is faster:
+
+- slow hosts get NICs like those of the others;
+- the spine loses its oversubscription;
+- NICs, or in-node links, get twice the rate;
+- all links lose their latency.
+
+If no kind helps alone, as on a spine that is as wide as its NICs, NICs and spine get faster
+together. The answer depends on the hosts of the ranks, so it is also given for ranks that are
+scattered over the leaves.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ _FASTER = 2.0
 
 
 def suspicions(subjects: Sequence[Subject], grid: Grid) -> tuple[Suspicion, ...]:
-    """Ask for each job at the first of all conditions, but among the most workers."""
+    """Return a suspicion for each job, at the first of all conditions and the most workers."""
     if grid.cluster is None:
         return ()
     axes = (
@@ -113,9 +118,9 @@ def _asked(subject: Subject, wider: tuple[str, str, Grid]) -> Suspect:
 
 
 def _wider(point: Grid, *, has_spine: bool) -> Iterator[tuple[str, str, Grid]]:
-    """Go through the kinds of links: each as it would be if it were wider, the others as they are.
+    """Yield the kinds of links: each in turn wider, the others unchanged.
 
-    Faster NICs keep their spine: that is made for the rate that they had.
+    Faster NICs keep their spine, which is made for the rate that they had.
     """
     fabric = point.cluster
     assert fabric is not None

@@ -1,4 +1,4 @@
-"""What trains here, how does it communicate, and is the network what slows it? From packets."""
+"""What trains here, how does it communicate, and does the network slow it? From packets."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def flows(
     hosts: str | Path | None = None,
     gradient: str | float | None = None,
 ) -> AuditedTraffic:
-    """Say what packets say: of captures of one job, or of a run that was made of them.
+    """Describe a training from packets: from captures of one job, or from a run made of them.
 
     - `captures`: files with packets, plain or packed, or one run that was made of them.
     - `hosts`: a file of lines such as `node0 10.0.0.1 10.0.1.1 ranks=0-7`.
-    - `gradient`: how large the model's gradients are, `"102MB"` or bytes, to hold bytes against.
+    - `gradient`: the size of the model's gradients, `"102MB"` or bytes, to compare bytes with.
 
         fw.flows("rank0.pcap", "rank1.pcap").pattern.kind
     """
@@ -38,7 +38,7 @@ def flows_and_run(
     hosts: str | Path | None = None,
     gradient: str | float | None = None,
 ) -> tuple[AuditedTraffic, Run]:
-    """Say it, and return the run that it is said of, with iterations as its steps."""
+    """Return the answer of `flows` and its run, which has the iterations as its steps."""
     model_bytes = None if gradient is None else float(size_bytes(gradient, "gradient"))
     if model_bytes is not None and model_bytes <= 0:
         raise UsageError("gradient: expected a size above 0")
@@ -47,7 +47,7 @@ def flows_and_run(
         from fullwire.packets.edges import read_hosts
 
         run = replace(run, facts=run.facts | read_hosts(path_of(hosts, "hosts")))
-    from fullwire.answers.audited import audited  # which begin when captures have been read
+    from fullwire.answers.audited import audited  # after captures have been read
     from fullwire.packets.flows import analyse_flows
     from fullwire.packets.wire_steps import with_steps
 
@@ -56,7 +56,7 @@ def flows_and_run(
 
 
 def _traffic_run(*captures: str | Path | Run) -> Run:
-    """Read captures of one job as a run, or take the one that is given."""
+    """Read captures of one job as a run, or return the given run."""
     if not captures:
         raise UsageError("flows: expected packet captures, or a run made of them")
     if len(captures) == 1:
@@ -75,7 +75,7 @@ def _traffic_run(*captures: str | Path | Run) -> Run:
                 return read_run(place)
     from fullwire.packets.pcap import read_captures
 
-    # Files that are given, and what directories hold of them.
+    # Take the given files, and the captures of the given directories.
     places = [path_of(capture, "flows") for capture in captures]
     refuse_packed([place for place in places if not is_directory(place)])
     found = files_like(places, lambda path: is_capture(beginning_of(path)))

@@ -1,4 +1,4 @@
-"""Did a change do what was predicted of it? The loop from measuring to predicting, closed."""
+"""Did a change have its predicted effect? This closes the loop from measurement to prediction."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _CASTING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What the first run predicted for the conditions of the second, and what was measured."""
+    """The first run's prediction for the conditions of the second, and the measurement."""
 
-    made: tuple[Finding, ...]  # what was changed
+    made: tuple[Finding, ...]  # the changes
     predicted_s: float
     low_s: float
     high_s: float
-    full_s: float | None  # on a line that is full, where the second run has a backend that fills it
+    full_s: float | None  # on a full line, if the second run has a backend that fills it
     measured_s: float
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """Return what was changed, in words."""
+        """Return the changes, in words."""
         return sentences(self.made)
 
     @property
     def finding(self) -> Verified:
-        """Return what was predicted and what was measured."""
+        """Return the prediction and the measurement."""
         return Verified(
             changes=self.made,
             predicted_s=self.predicted_s,
@@ -65,36 +65,36 @@ class Verification:
 
     @property
     def error(self) -> float:
-        """Return how far the prediction was off, as a share of what was measured."""
+        """Return the error of the prediction, as a share of the measurement."""
         return self.predicted_s / self.measured_s - 1
 
     @property
     def holds(self) -> bool:
-        """Say whether the interval held what was measured."""
+        """Say whether the interval holds the measurement."""
         return self.low_s <= self.measured_s <= self.high_s
 
 
 def verify(
     before: Run, after: Run, *, before_again: Sequence[Run] = (), after_again: Sequence[Run] = ()
 ) -> Verification | None:
-    """Predict the second run from the first; None where nothing changed that can be predicted.
+    """Predict the second run from the first; None if that is impossible.
 
-    Other recordings of the first tell more about its transport, those of the second are its truth
-    as much.
+    A prediction needs a change that the predictor knows. Other recordings of the first run show
+    more of its transport. Those of the second run count as its truth too.
     """
     if before.facts.hook is not None and before.facts.hook != after.facts.hook:
-        return None  # what the first run's hook did cannot be undone
+        return None  # the predictor cannot undo the first run's hook
     if before.facts.dilation != after.facts.dilation:
         return None  # its processors were other ones
     passes = passes_of_step(before), passes_of_step(after)
     is_other_work = None not in passes and passes[0] != passes[1]
     if is_other_work and passes[0] != 1:
-        return None  # what one of its passes takes was not seen
+        return None  # a single pass of the first run was never seen
     passes_after = (passes[1] or 1) if is_other_work else 1  # predictions are of one pass
     backends = tuple(run.facts.backend for run in (before, after) if run.facts.backend is not None)
     becomes_ours = backends == ("gloo", FILLS_THE_LINE)
     if len(set(backends)) > 1 and not becomes_ours:
-        return None  # of what the other one does nothing is known
+        return None  # the other backend is unknown
     try:
         predictor = forecaster(before, calibrate=before_again)
         measured_ns = [typical_step(each).measured_ns for each in (after, *after_again)]
@@ -102,14 +102,14 @@ def verify(
         if is_other_work:
             changes[ChangedPasses(passes=passes_after)] = ("accumulate", (passes_after,))
     except FullwireError:
-        return None  # one of them has no step that could be predicted
+        return None  # one of them has no step to predict from
     if predictor is None or None in measured_ns or not (changes or becomes_ours):
         return None
     if predictor.calibration is not None:
         unsure = held_against(predictor.calibration, [after, *after_again])
         predictor = replace(predictor, calibration=unsure)
     on_machines = after.facts.machines
-    if on_machines and "workers" in dict(changes.values()):  # where they are is known
+    if on_machines and "workers" in dict(changes.values()):  # the hosts of the ranks are known
         ranks = -(-(after.facts.workers or 1) // on_machines)
         predictor = replace(predictor, subject=replace(predictor.subject, ranks_per_host=ranks))
     axes: dict[str, Any] = dict(changes.values())
@@ -126,7 +126,7 @@ def verify(
 
 
 def _changes(before: Run, after: Run) -> Iterator[tuple[Finding, tuple[str, Any]]]:
-    """Go through what differs and can be predicted: as found, and as an axis with its value."""
+    """Yield the predictable differences: each as a finding, and as an axis with its value."""
 
     known, now_known = before.facts.known(), after.facts.known()
 

@@ -61,10 +61,10 @@ from fullwire.simulation.transport import FullTransport
 from fullwire.units import ratio, show_time
 from fullwire.words import sentences
 
-# What is asked when neither the person nor the run says: sizes and speeds that people buy.
+# The default conditions, if the user and the run give none: sizes and speeds on sale.
 USUAL_WORKERS = (2, 4, 8, 16, 32, 64)
 USUAL_BANDWIDTHS = ("1Gbps", "10Gbps", "25Gbps", "100Gbps", "400Gbps")
-# The conditions of a replay, as `_grid` calls them.
+# The conditions of a replay, with their names in `_grid`.
 _REPLAYED = {
     "bandwidth": "bandwidth",
     "workers": "workers",
@@ -79,12 +79,12 @@ _REPLAYED = {
     "placement": "placement",
     "jitter": "jitter_",
 }
-MOST_TUNED = 16  # clusters of which a result says what the tuner takes
+MOST_TUNED = 16  # Clusters for which a result gives the tuner's choices.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """Which algorithm "auto" takes for which sizes, on one cluster with a full transport."""
+    """The algorithm that "auto" takes for each size, on one cluster with a full transport."""
 
     workers: int
     bandwidth_bps: float
@@ -94,14 +94,14 @@ class Tuned:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class WhatIf(Result):
-    """Predictions as a table, what reaches the target if one was asked for, and what to know."""
+    """Predictions as a table, the needs of the target if there is one, and notes."""
 
     predictions: Predictions
-    interval_s: tuple[Floats, Floats]  # of step_s, by row; NaN where there is no evidence for one
+    interval_s: tuple[Floats, Floats]  # of step_s, by row; NaN without evidence
     targets: Targets | None
     basis: Mapping[str, str]  # by run: measured or modelled
     lane: Order
-    notes: tuple[Finding, ...]  # what to know about the predictions
+    notes: tuple[Finding, ...]  # The notes on the predictions.
     tuning: tuple[Tuned, ...]
     subjects: tuple[Subject, ...]
     grid: Grid
@@ -122,12 +122,12 @@ class WhatIf(Result):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what to know about the predictions, a sentence each."""
+        """Return the notes on the predictions, a sentence each."""
         return sentences(self.notes)
 
     @property
     def reaching(self) -> tuple[Finding, ...]:
-        """Return what reaches the target, where one was asked for: a finding per case."""
+        """Return the needs of the target, if one was asked for: a finding for each case."""
         if self.targets is None:
             return ()
         varying = {axis for axis, values in self.predictions.axes.items() if len(values) > 1}
@@ -135,7 +135,7 @@ class WhatIf(Result):
 
     @property
     def tuner(self) -> tuple[Finding, ...]:
-        """Return what "auto" takes, on each cluster."""
+        """Return the choices of "auto", on each cluster."""
         return tuple(
             TunerTakes(
                 workers=each.workers,
@@ -148,7 +148,7 @@ class WhatIf(Result):
 
     @property
     def holding_back(self) -> tuple[Finding, ...]:
-        """Return which links of a described cluster hold each job back."""
+        """Return the links of a described cluster that hold each job back."""
         return tuple(suspicion_finding(each) for each in self.suspicions)
 
     def columns(self) -> dict[str, NDArray[Any]]:
@@ -177,7 +177,7 @@ class WhatIf(Result):
         if "codec" in varying:
             varying.add("compression")
             if all(codec.is_free for codec in self.predictions.axes["codec"]):
-                varying.remove("codec")  # which is then a ratio and has no name
+                varying.remove("codec")  # it is then a ratio and has no name
         shown = varying | {"step_s", "step_low_s", "step_high_s", "scaling_factor"}
         return html_table({name: each for name, each in self.columns().items() if name in shown})
 
@@ -186,17 +186,17 @@ class WhatIf(Result):
         return list(self.columns())
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Go through the rows as dictionaries of plain values."""
+        """Yield the rows as dictionaries of plain values."""
         columns = {name: column.tolist() for name, column in self.predictions.columns().items()}
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
 
     def best(self, count: int) -> tuple[Best, ...]:
-        """Return the best rows of each run, with what each of their conditions is worth."""
+        """Return the best rows of each run, with the worth of each of their conditions."""
         return best(self.predictions, count)
 
     def finer(self, axis: str, points: int) -> Predictions | None:
-        """Predict along an axis between its extremes; None where nothing lies between."""
+        """Predict along an axis between its extremes; None for an axis of names or counts."""
         if axis == "bandwidth_bps":
             values = _spread(self.grid.bandwidth_bps, points)
             return self._swept(dataclasses.replace(self.grid, bandwidth_bps=values))
@@ -242,23 +242,26 @@ def whatif(
     is as recorded, else usual: gradients go in PyTorch's buckets around a ring.
 
     - `runs`: runs, paths of runs or traces, or workloads such as `vgg16@v100`.
-    - `workers`: how many; `bandwidth` (bits per second), `latency` (seconds): of the links.
-    - `compression`, `codec`: an ideal ratio, the name of a compressor.
-    - `transport`: `"full"` or `"measured"`, the one that the collectives of the runs show.
-    - `calibrate`: more runs of the same cluster that show it.
-    - `line_rate` (bits per second): of the recorded links, where a run does not know it.
-    - `buckets`, `algorithm`, `lane`: how gradients are grouped, how a collective goes, and in which
-      order messages go.
+    - `workers`: the number of workers.
+    - `bandwidth` (bits per second), `latency` (seconds): those of the links.
+    - `compression`, `codec`: an ideal ratio, or the name of a compressor.
+    - `transport`: `"full"`, or `"measured"`, the one that the collectives of the runs show.
+    - `calibrate`: more runs of the same cluster that show its transport.
+    - `line_rate` (bits per second): that of the recorded links, if a run does not know it.
+    - `buckets`, `algorithm`, `lane`: the groups of gradients, the algorithm of collectives, and the
+      order of messages.
     - `cluster`, `nodes`, `placement`: a described cluster, by file or name. Workers are then its
       devices. `bandwidth` and `latency` are those of its NICs, and its uplinks follow. Ranks are
       `"packed"` node by node, or `"scattered"` over its leaves.
-    - `accumulate`, `local_steps`: gradients of so many passes are added up before they are sent, or
-      parameters are averaged after so many steps. Times are those of one pass.
-    - `jitter`: how ranks scatter, for whose slowest all wait.
-    - `batch`: of a worker, for built-in workloads; `target`: a scaling factor to be reached.
-    - `progress`: hears how many of how many predictions are done.
-    - `on`: `"ray"`, or a Ray cluster's address, has the grid computed there.
-    - `more`: conditions that change the recorded step; `fullwire whatif --help` lists them.
+    - `accumulate`: the number of passes whose gradients are added up before they are sent.
+    - `local_steps`: the number of steps after which parameters are averaged. Times of both are
+      those of one pass.
+    - `jitter`: the scatter of ranks. All of them wait for the slowest.
+    - `batch`: the batch of a worker, for built-in workloads.
+    - `target`: a scaling factor to be reached.
+    - `progress`: is called with the number of predictions that are done, and of all.
+    - `on`: `"ray"`, or a Ray cluster's address, computes the grid there.
+    - `more`: conditions that change the recorded step, as `fullwire whatif --help` lists them.
 
     Times of the answer are seconds, rates bits per second.
 
@@ -408,7 +411,7 @@ def _grid(
     local_steps: OneOrMany = 1,
     jitter_: OneOrMany = "recorded",
 ) -> Grid:
-    if cluster_ is None:  # the one that all runs were recorded on, if they were on one
+    if cluster_ is None:  # the one on which all runs were recorded, if it is the same
         recorded = {recorded_cluster(run) for run in runs}
         fabric = recorded.pop() if len(recorded) == 1 else None
     else:
@@ -476,12 +479,12 @@ def _recorded(runs: Sequence[Run], fact: str, otherwise: OneOrMany) -> OneOrMany
 
 
 def _spread(values: Sequence[float], points: int) -> tuple[float, ...]:
-    """Return values between the least and the largest, each as many times larger than the last."""
+    """Return values between the least and the largest, with equal ratios between neighbours."""
     return tuple(np.geomspace(min(values), max(values), points).tolist())
 
 
 def _tuning(subject: Subject, grid: Grid) -> Iterator[Tuned]:
-    """Say what "auto" takes where the line decides; another transport weighs messages itself."""
+    """Yield the choices of "auto" where the line decides; other transports weigh messages."""
     transports = [each for each in grid.transports if isinstance(each, FullTransport)]
     if AUTO not in grid.algorithms or not transports:
         return

@@ -1,25 +1,27 @@
 """A cluster as people buy it: devices in nodes, NICs, switches, and the links between them.
 
-Workers around one switch are the simplest case (`one_switch`). Which links a transfer uses is in
-collectives/placed.py; a switch never is the bottleneck, a link may be.
+Workers around one switch are the simplest case (`one_switch`). `collectives/placed.py` finds the
+links that a transfer uses. A link may be the bottleneck. A switch never is.
 
     device -- in-node links -- NIC -- leaf -- spine -- leaf -- NIC -- in-node links -- device
 
-Every link is one direction of a cable, with a number, a name and a capacity. What is inside a
-switch is no bottleneck; the uplinks of a leaf are taken together as one link, as if packets were
-spread over them evenly. A device reaches every NIC of its node, and uses the one that is nearest:
+Every link is one direction of a cable, with a number, a name and a capacity. The inside of a switch
+is never a bottleneck. The uplinks of a leaf count together as one link, as if packets were spread
+over them evenly. A device reaches every NIC of its node, and uses the nearest one:
 
     switch    all NICs are on one switch
-    fat-tree  the NICs of some nodes are on one leaf; leaves reach each other through the spine,
-              and where some leaves are a pod with a spine of its own, pods through the core
+    fat-tree  the NICs of some nodes are on one leaf, and leaves reach each other through the
+              spine. Where some leaves are a pod with a spine of its own, pods reach each other
+              through the core
     rails     NIC 0 of some nodes is on one leaf, NIC 1 on another, and so on. A transfer leaves
-              through the NIC of the rail that its target is on, over in-node links if the source
-              is on another (NCCL calls this PXN), so that no traffic goes from rail to rail
+              through the NIC of the rail that its target is on. If the source is on another rail,
+              the transfer first crosses in-node links (NCCL calls this PXN), so that no traffic
+              goes from rail to rail
     torus     four NICs a node, cabled to the neighbours east, west, south and north; a transfer
               goes along the row first, then along the column, the shorter way round
 
-Where devices are joined by a switch of their own (NVSwitch), what leaves the node does not use
-that; where they are joined by PCIe, it goes over the device's lane as well.
+A switch between the devices of a node (NVSwitch) carries only transfers within the node. Where PCIe
+joins the devices, a transfer that leaves the node also uses the device's PCIe lane.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ _SIDES = ("east", "west", "south", "north")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """What joins the devices of a node: each has a link of this rate, up and down."""
+    """The links between the devices of a node: each device has one of this rate, up and down."""
 
     kind: InsideKind
     rate_bps: float
@@ -66,8 +68,8 @@ class Inside:
 class Nics:
     """The NICs of a node; `of_device` names the one that each device uses, even shares if empty.
 
-    `latency_s` is one way, from a node to another without the spine; in a torus from a node to the
-    next.
+    `latency_s` is one way, from a node to another without the spine. In a torus it is from a node
+    to the next.
     """
 
     rate_bps: float
@@ -90,11 +92,12 @@ class OneSwitch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafSpine:
-    """Leaves below a spine; `latency_s` is what the way through the spine adds.
+    """Leaves below a spine; the way through the spine adds `latency_s`.
 
-    The uplinks of a leaf carry what its ports do, divided by the oversubscription. Where so many
-    leaves are a pod, each pod has a spine, whose uplinks to the core carry what its leaves send up,
-    divided by the core's; the way through the core adds the latency once more.
+    The uplinks of a leaf have the rate of its ports, divided by the oversubscription. With
+    `leaves_per_pod`, so many leaves are a pod, and each pod has a spine. The spine's uplinks to the
+    core have the rate of its leaves' uplinks, divided by the core's oversubscription. The way
+    through the core adds the latency once more.
     """
 
     nodes_per_leaf: int
@@ -116,7 +119,7 @@ class LeafSpine:
 
     @property
     def kind(self) -> str:
-        """What people call it."""
+        """Return the usual name of such a network."""
         return "rails" if self.by_rail else "fat-tree"
 
 
@@ -152,8 +155,8 @@ class OtherHost:
 class Cluster(Result):
     """A described cluster. Devices count from node to node, links as `link_names` names them.
 
-    `startup_s` is what any collective takes before its bytes move: launching it on all devices, and
-    getting their links going.
+    `startup_s` is the time that any collective takes before its bytes move: it is launched on all
+    devices, and their links get going.
     """
 
     name: str
@@ -164,8 +167,8 @@ class Cluster(Result):
     network: Network = OneSwitch()
     other_hosts: tuple[OtherHost, ...] = ()
     startup_s: float = 0.0
-    rests_on: str = ""  # where the figures come from
-    measured: Measured | None = None  # what `fullwire cluster fit` found
+    rests_on: str = ""  # the source of the figures
+    measured: Measured | None = None  # by `fullwire cluster fit`
 
     def __post_init__(self) -> None:
         _check_count("nodes", self.nodes)
@@ -259,7 +262,7 @@ class Cluster(Result):
 
     @property
     def leaves(self) -> int:
-        """How many leaf switches there are; none without a spine."""
+        """Return the number of leaf switches, 0 where there is no spine."""
         if not isinstance(self.network, LeafSpine):
             return 0
         groups = -(-self.nodes // self.network.nodes_per_leaf)
@@ -269,7 +272,7 @@ class Cluster(Result):
 
     @property
     def pods(self) -> int:
-        """How many pods of leaves reach each other through the core; none without one."""
+        """Return the number of pods that reach each other through the core, 0 without a core."""
         if not isinstance(self.network, LeafSpine) or self.network.leaves_per_pod is None:
             return 0
         rails = self.nics_per_node if self.network.by_rail else 1
@@ -306,7 +309,7 @@ class Cluster(Result):
 
     @cached_property
     def link_rate_bps(self) -> Floats:
-        """What each link carries of payload, in bit/s."""
+        """The payload rate of each link, in bit/s."""
         rate_bps = np.empty(self.link_count)
         if self.inside is not None:
             rate_bps[: self.link_blocks[2]] = self.inside.rate_bps * self.inside.payload_share
@@ -333,7 +336,7 @@ class Cluster(Result):
 
     @cached_property
     def link_kind(self) -> NDArray[np.int8]:
-        """What each link is, as a place in LINK_KINDS."""
+        """The kind of each link, as a place in LINK_KINDS."""
         kinds = np.empty(self.link_count, np.int8)
         kinds[: self.link_blocks[2]] = IN_NODE
         kinds[self.link_blocks[2] : self.link_blocks[4]] = TORUS if self.is_torus else NIC
@@ -353,7 +356,7 @@ class Cluster(Result):
 
     @property
     def _nic_ends(self) -> int:
-        """Up and down; of a NIC of a torus one way, for the other is its neighbour's."""
+        """Return 2, for up and down; 1 in a torus, where the neighbour's NIC has the other way."""
         return 1 if self.is_torus else 2
 
     @cached_property
@@ -383,7 +386,7 @@ class LinkClass:
     slowest_bps: float  # line rates
     fastest_bps: float
     payload_share: float
-    latency_s: float  # of the way over them; of uplinks, what that adds
+    latency_s: float  # of the way over them; uplinks add this to the way
 
 
 def link_classes(cluster: Cluster) -> Iterator[LinkClass]:
@@ -469,7 +472,7 @@ def with_nodes(cluster: Cluster, nodes: int) -> Cluster:
 
 
 def with_workers(cluster: Cluster, workers: int) -> Cluster:
-    """Return the cluster with as many nodes as so many workers need, each on a device."""
+    """Return the cluster with as many nodes as these workers need, each worker on a device."""
     if isinstance(cluster.network, Torus):
         if workers > cluster.devices:
             raise UsageError(
@@ -481,7 +484,7 @@ def with_workers(cluster: Cluster, workers: int) -> Cluster:
 
 
 def scattered(cluster: Cluster) -> Ints:
-    """Return the device of each rank where consecutive nodes are on different leaves, and pods."""
+    """Return the device of each rank, with consecutive nodes on different leaves and pods."""
     node = np.arange(cluster.nodes)
     if isinstance(cluster.network, LeafSpine):
         leaf, place = np.divmod(node, cluster.network.nodes_per_leaf)

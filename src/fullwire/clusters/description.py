@@ -222,7 +222,7 @@ def _measured(table: _Table) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table of the file, whose complaints name the table and the key."""
+    """A table of the file; its error messages name the table and the key."""
 
     held: Mapping[str, Any]
     name: str
@@ -300,7 +300,7 @@ class _Table:
         return bits_per_second(self._quantity(key, None, '"100Gbps"'), self._what(key))
 
     def time(self, key: str) -> float:
-        """Return a time that carries its unit, none if it is not given."""
+        """Return a time that carries its unit, 0 if it is missing."""
         return seconds(self._quantity(key, "0s", '"2us"'), self._what(key))
 
     def _quantity(self, key: str, default: str | None, example: str) -> str:

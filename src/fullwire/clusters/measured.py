@@ -1,9 +1,9 @@
-"""What tables of measured collectives say of a cluster, beyond what its description can know.
+"""Figures of a cluster from tables of measured collectives; its description cannot know them.
 
-A collective library moves bytes by a few protocols: one that starts quickly and fills little of a
-link, one that fills links and starts slowly, one between. NCCL calls them LL, LL128 and Simple. For
-each operation, size and number of workers the library takes a protocol and an algorithm. Each
-protocol has a start-up, what a message costs on each hop within a node and between nodes, and the
+A collective library moves bytes by a few protocols. One starts quickly and fills little of a link,
+one fills links and starts slowly, and one is between these. NCCL calls them LL, LL128 and Simple.
+For each operation, size and number of workers the library takes a protocol and an algorithm. Each
+protocol has a start-up, and the costs of a hop within a node and between nodes. It also has the
 shares of the two line rates that it fills. `collectives.library` makes times of these.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fullwire.errors import UsageError
 
-MOST_SHARE = 4.0  # of a described line rate: switches that add let an all-reduce pass it
+MOST_SHARE = 4.0  # of a described line rate: switches that add let an all-reduce exceed it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +23,9 @@ class Protocol:
 
     name: str
     startup_s: float
-    inside_hop_s: float  # what each message in a row costs within a node
+    inside_hop_s: float  # the cost of each message in a row within a node
     between_hop_s: float  # and from node to node
-    inside_share: float  # of the line rates, what is filled
+    inside_share: float  # the filled shares of the line rates
     between_share: float
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One table: what it shows at each size, as times of what the protocols say."""
+    """One table: at each size, how many times as long as the protocols predict it took."""
 
     op: str
     workers: int
@@ -61,11 +61,11 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was fitted: protocols, the tree between nodes, what each table shows, how sure it is.
+    """The result of a fit: protocols, the tree between nodes, each table, and the uncertainty.
 
-    `tree_share` is what a tree fills of the rate that a ring fills. Between two nodes it may gain
-    nothing over a ring (`pair_share` 1) or send half as much (0). `spread` is the standard
-    deviation of the logarithm of a time on a device count that was shown.
+    A tree fills `tree_share` of the rate that a ring fills. Between two nodes it may gain nothing
+    over a ring (`pair_share` 1) or send half as much (0). `spread` is the standard deviation of the
+    logarithm of a time, on a device count that the tables have.
     """
 
     protocols: tuple[Protocol, ...]

@@ -1,4 +1,4 @@
-"""A host as NCCL saw it (NCCL_TOPO_DUMP_FILE, or what NCCL_TOPO_FILE names) as a cluster of such.
+"""A cluster of hosts like one that NCCL described, in NCCL_TOPO_DUMP_FILE or NCCL_TOPO_FILE.
 
     <system version="1"><cpu numaid="0" ...>
       <pci busid="0000:17:00.0" class="0x030200" link_speed="16 GT/s" link_width="16">
@@ -7,8 +7,8 @@
       <pci busid="0000:1c:00.0" ...><nic><net name="mlx5_0" dev="0" speed="100000" .../></nic></pci>
     </cpu></system>
 
-`speed` is in Mbit/s, and what NCCL's src/graph/topo.h takes where it is not told. It says nothing
-of what is between hosts: two of them on one switch are assumed.
+`speed` is in Mbit/s. Where it is missing, the value is the default of NCCL's src/graph/topo.h. The
+file tells nothing about the network between hosts: two of them on one switch are assumed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fullwire.errors import UsageError
 from fullwire.files import name_of
 
 _NVLINK_BYTES = {60: 20e9, 70: 25e9, 80: 25e9, 86: 14.0625e9, 90: 25e9, 100: 50e9}  # by sm, a link
-_NVLINK_SHARE = 0.8  # what NCCL takes of it: 20 of 25 GB/s
+_NVLINK_SHARE = 0.8  # the share that NCCL takes: 20 of 25 GB/s
 _PCIE_SHARE = 0.76  # 12 of 15.75 GB/s
 _UNTOLD_MBPS = 10_000
 _SPEED = re.compile(r"\s*(\d{1,3}(?:\.\d{1,2})?) GT/s")
@@ -105,7 +105,7 @@ def cluster_of_topology(text: str, place: str) -> Cluster:
 
 
 def _elements(element: ElementTree.Element, way: Way) -> Iterator[tuple[Way, ElementTree.Element]]:
-    """Go through what is below an element, each with its way through the tree."""
+    """Go through an element and those below it, each with its way through the tree."""
     waiting = [(way, element)]
     while waiting:
         here, each = waiting.pop()
@@ -114,7 +114,7 @@ def _elements(element: ElementTree.Element, way: Way) -> Iterator[tuple[Way, Ele
 
 
 def _shared(one: Way, other: Way) -> int:
-    """Return how far two ways through the tree are one."""
+    """Return how many places two ways through the tree share at their beginning."""
     return next(
         (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
@@ -137,7 +137,7 @@ def _pcie_bps(system: ElementTree.Element, way: Way, place: str) -> float:
 
 
 def _number(element: ElementTree.Element, name: str, place: str) -> int:
-    """Return a whole number of an element; 0 where it is not told, or below it."""
+    """Return a whole number of an element; 0 where it is missing or negative."""
     text = element.get(name, "0").strip()
     if re.fullmatch(r"-?\d{1,9}", text) is None:
         raise UsageError(f"{place}: expected a whole number as {name} of {element.tag}")

@@ -1,1 +1,1 @@
-"""Collectives: how each is stated, what it costs, and how it is played."""
+"""Collectives: how each is stated, its cost, and how it is played."""

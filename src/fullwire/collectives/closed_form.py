@@ -1,4 +1,4 @@
-"""What a collective costs by formula, whether it is planned or was seen in a run."""
+"""The cost of a collective by formula, whether it is planned or was seen in a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fullwire.errors import UsageError
 
 
 def cost(op: str, algorithm: str, workers: int, size_bytes: ArrayLike, adds: AddTimes) -> Cost:
-    """Return what a collective of these sizes costs among so many workers."""
+    """Return the cost of a collective of these sizes among so many workers."""
     costs = statement(op, algorithm).costs
     if costs is None:
         usual = " or ".join(with_formula(op))
@@ -27,7 +27,7 @@ def cost(op: str, algorithm: str, workers: int, size_bytes: ArrayLike, adds: Add
 
 
 def recorded_cost(op: str, workers: int, size_bytes: ArrayLike, adds: AddTimes) -> Cost:
-    """Return what a collective of a run costs, whose algorithm nobody has recorded."""
+    """Return the cost of a run's collective; no run records its algorithm."""
     return cost(*recorded_as(op), workers, size_bytes, adds)
 
 
@@ -39,12 +39,13 @@ def recorded_as(op: str) -> tuple[str, str]:
 def sent_as(op: str, backend: object) -> str:
     """Return the collective whose messages a backend sends for one.
 
-    To scatter a sum, Gloo makes it everywhere: a lab's NICs counted an all-reduce's bytes.
+    For a reduce-scatter Gloo makes the sum on every rank: a lab's NICs counted the bytes of an
+    all-reduce.
     """
     return "allreduce" if (op, backend) == ("reducescatter", "gloo") else op
 
 
-# Which of the collectives with a known cost stands for each kind.
+# The collective with a known cost that stands for each kind.
 _LIKELY: Mapping[str, tuple[str, str]] = {
     "allreduce": ("allreduce", "ring"),
     "barrier": ("allreduce", "ring"),
@@ -79,8 +80,8 @@ def exact_s(
 def observed_cost(op: str, algorithm: str, workers: int, size_bytes: ArrayLike) -> Cost:
     """Return the cost of a collective that a trace names, even where there is no plan for it.
 
-    An operation that this algorithm does not carry out is taken for the usual one's; one without
-    any plan sends what an ideal one must, around as many ranks.
+    Where this algorithm lacks the operation, the usual algorithm's cost counts. An operation
+    without any plan sends as much as an ideal one must, around as many ranks.
     """
     size = np.asarray(size_bytes, np.float64)
     usual = with_formula(op) if op in OPS else ()
@@ -93,10 +94,10 @@ def observed_cost(op: str, algorithm: str, workers: int, size_bytes: ArrayLike) 
 def gradient_cost(
     combining: Combining, algorithm: str, workers: int, size_bytes: ArrayLike, adds: AddTimes
 ) -> Cost:
-    """Return what one message of gradients costs before any packing."""
+    """Return the cost of one message of gradients before any packing."""
     size = np.asarray(size_bytes, np.float64)
     if combining == "sum":
         return cost("allreduce", algorithm, workers, size, adds)
-    # What cannot be summed on the way is gathered from every worker and added up on arrival.
+    # Messages that cannot be summed on the way go to every worker, which adds them on arrival.
     gathered = cost("allgather", "ring", workers, size * workers, adds)
     return replace(gathered, add_s=(workers - 1) * adds(size))

@@ -1,10 +1,10 @@
-"""What a collective costs in closed form: bytes and messages in a row, and adds.
+"""The cost of a collective in closed form: bytes and messages in a row, and additions.
 
     time = 8 * wire_bytes / rate + hops * latency + add time
 
 For a ring all-reduce of S bytes over N workers this is the cost that Zhang et al. (NetAI 2020) use,
 2 * 8 S (N-1)/N / rate + (N-1) AddEst(S/N), with latency added. It holds where no two transfers meet
-on a link and the links are equal; each algorithm says in its own file what its formula is.
+on a link and the links are equal. The formula of each algorithm is in its own file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Cost:
     wire_bytes: Floats  # one after another
     hops: int  # messages that wait for each other
     add_s: Floats
-    idle_bytes: Floats | float = 0.0  # of the wire's: what the busiest link itself need not send
+    idle_bytes: Floats | float = 0.0  # of `wire_bytes`, those that the busiest link need not send
 
     @property
     def sent_bytes(self) -> Floats:
@@ -62,7 +62,7 @@ class Cost:
 def bus_factor(op: str, workers: int) -> float:
     """Return the bytes through each link of an ideal collective, per byte of message.
 
-    Sizes are of the whole vector: of the input of a reduce-scatter, of the output of an all-gather.
+    Sizes are of the whole vector: the input of a reduce-scatter, and the output of an all-gather.
     """
     share = (workers - 1) / workers
     factors = {"allreduce": 2 * share, "barrier": 0.0} | dict.fromkeys(

@@ -1,11 +1,11 @@
-"""Fit what a description cannot know to tables of measured collectives.
+"""Fit the numbers that a description cannot know to tables of measured collectives.
 
 The protocols of `library.py` have 16 numbers: start-ups, hops within and between nodes, shares of
-the line rates, and what a tree fills. Two tables do not determine them all. So each number begins
-at its usual value and is held to it as loosely as machines differ in it; the tables move what they
-show. All is done in logarithms, by Gauss and Newton with damping. A row that is far off, such as a
-size at which the library chose badly, pulls less. What rows show beyond the protocols is kept in
-the fitted cluster beside them (`Shown`).
+the line rates, and the share that a tree fills. Two tables do not determine them all. So each
+number begins at its usual value. It is held to that value as loosely as machines differ in it, and
+the tables move the numbers that they show. The fit works in logarithms, by Gauss and Newton with
+damping. A row that is far off, such as a size at which the library chose badly, pulls less. The
+fitted cluster keeps how far rows are from its protocols, in `Shown`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from fullwire.clusters.cluster import Cluster, Floats
 from fullwire.clusters.measured import MOST_SHARE, Measured, Protocol, Shown
 from fullwire.collectives.library import Needs, library_time, needs, usual, ways_s
 
-LEAST_BYTES = 1024  # smaller messages take what these take
+LEAST_BYTES = 1024  # smaller messages take as long
 _ROW_SPREAD = 0.08  # of a row's logarithm, where protocols describe a machine well
 _LEAST_SPREAD = 0.06  # of a prediction
-_SHARPNESS = 20  # of the minimum over ways, which is rounded so that it has a slope everywhere
+_SHARPNESS = 20  # of the minimum over ways, rounded to have a slope everywhere
 _ROUNDS = 60
-# How much machines differ from the usual, as standard deviations of logarithms: start-up, hops
-# within and between nodes, the share that a protocol fills of what the last one does.
+
+# How much machines differ from the usual, as standard deviations of logarithms. The four are of the
+# start-up, of hops within and between nodes, and of a protocol's share as a part of the last one's.
 _PROTOCOL_SPREADS = ((0.7, 0.6, 0.6, 0.5), (0.7, 0.6, 0.6, 0.15), (0.7, 0.6, 0.6, 1e-3))
 _SHARES_SPREAD = (0.2, 0.4, 0.12, 0.7)  # within nodes, between them, of a tree, of a pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One measured table: a collective among so many ranks, and what each size took."""
+    """One measured table: a collective among so many ranks, and the time of each size."""
 
     op: str
     workers: int
@@ -42,7 +43,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """One row of a table, and what the fitted protocols say of it."""
+    """One row of a table, and its time by the fitted protocols."""
 
     op: str
     workers: int
@@ -68,7 +69,7 @@ class _Rows:
 
 
 def fitted(cluster: Cluster, tables: Sequence[Table]) -> Cluster:
-    """Return the cluster with what these tables show of it."""
+    """Return the cluster with the figures that fit these tables."""
     rows = [
         _Rows(
             table,
@@ -114,7 +115,7 @@ def fitted(cluster: Cluster, tables: Sequence[Table]) -> Cluster:
 
 
 def residuals(cluster: Cluster, tables: Sequence[Table]) -> list[Residual]:
-    """Hold every row of the tables against the protocols alone, without what tables add to them."""
+    """Compare every row of the tables with the protocols alone, without the tables' corrections."""
     assert cluster.measured is not None
     cluster = replace(cluster, measured=replace(cluster.measured, shown=()))
     found = []
@@ -186,7 +187,7 @@ def _measured(at: Floats) -> Measured:
 
 
 def _with_measured(cluster: Cluster, measured: Measured, rows: Sequence[_Rows]) -> Cluster:
-    """Write a fit into a cluster, with what its rows show beyond it and how sure that makes it."""
+    """Write a fit into a cluster, with its rows' distance from it and the resulting spread."""
     shown, off = [], []
     for row in rows:
         _, times_s = ways_s(measured, row.needs, row.sizes)

@@ -1,16 +1,15 @@
-"""What a collective library such as NCCL takes: its protocols, a ring, a tree between nodes.
+"""The time of a collective library such as NCCL: its protocols, a ring, a tree between nodes.
 
-The event engine says what an algorithm needs of links. A library on a machine adds what links do
-not know: it starts kernels, waits on every hop, and has protocols that start quickly and fill
-little. Here each algorithm is its hops and its bytes (`Needs`), as in NCCL's own tuning model
-(src/graph/tuning.cc): a ring over n ranks on k nodes has 2(n-1) hops, 2k of them between nodes; a
-tree goes along the devices of a node and over a binary tree of nodes, up and down. A protocol of
-the cluster (clusters/measured.py) turns these into a time, and the quickest way is the one that the
-library is taken to use.
+The event engine times only the links. A library on a machine takes longer. It starts kernels, waits
+on every hop, and has protocols that start quickly and fill little. Here each algorithm is its hops
+and its bytes (`Needs`), as in NCCL's own tuning model (src/graph/tuning.cc). A ring over n ranks on
+k nodes has 2(n-1) hops, 2k of them between nodes. A tree goes along the devices of a node and over
+a binary tree of nodes, up and down. A protocol of the cluster (clusters/measured.py) turns these
+into a time. The library is assumed to use the quickest way.
 
-What tables show beyond that, such as a size at which the library chooses badly, is carried over to
-other device counts: less of it, the farther away they are. Counts within a node say nothing about
-counts over several, and the other way round.
+Tables may differ from the protocols, as at a size at which the library chooses badly. That
+difference is carried over to other device counts, less of it the farther away they are. Counts
+within a node tell nothing about counts over several nodes, and the other way round.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from fullwire.collectives.registry import names
 from fullwire.errors import UsageError
 
 FITTED_OPS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
-_REACH = 3.0  # doublings of the device count over which what a table shows fades to 1/e
-_OWN_NOISE = 0.03  # variance of a table's values, as a share of what device counts have in common
+_REACH = 3.0  # doublings of the device count over which a table's effect fades to 1/e
+_OWN_NOISE = 0.03  # a table's own variance, as a share of that common to device counts
 
 # The usual protocols, for a cluster without tables of its own. Their figures are medians over
 # public tables. Within a node the tables are of A100, H100, H200, B200, B300, GB200 and GB300
@@ -64,25 +63,28 @@ USUAL_PROTOCOLS = (
         between_share=0.78,
     ),
 )
-# How sure a time is, as standard deviations of its logarithm that add up as squares: of a machine
-# without tables; for each doubling away from the nearest table; without a table of the operation;
-# without one on this side of a node's devices; of a small message with tables, for libraries change
-# protocols at sizes of their own, and without.
+
+# How sure a time is, as standard deviations of its logarithm. Those that apply add up as squares.
+# `_OF_USUAL` is for a machine without tables, and `_OF_DOUBLING` for each doubling away from the
+# nearest table. `_OF_OTHER_OP` is for an operation without a table. `_OF_OTHER_SIDE` is for counts
+# within a node where all tables are of several nodes, or the other way round. `_OF_SMALL` is for a
+# small message with tables, because libraries change protocols at sizes of their own.
+# `_OF_SMALL_AND_USUAL` is for a small message without tables.
 # These widths and the start-up medians above were chosen on the same public tables that
 # `validation.machines` reads. So only the device counts that a fit has not seen are truly held out.
 _OF_USUAL, _OF_DOUBLING, _OF_OTHER_OP, _OF_OTHER_SIDE = 0.17, 0.04, 0.12, 0.3
 _SMALL_BYTES, _OF_SMALL, _OF_SMALL_AND_USUAL = 2**22, 0.1, 0.35
-_WIDTH = 1.8  # of them on each side
-_QUICKER, _LEAST_FILLED = 0.9, 0.55  # of what links allow
+_WIDTH = 1.8  # standard deviations on each side
+_QUICKER, _LEAST_FILLED = 0.9, 0.55  # of the time that links allow, of their rate
 USUAL_TREE_SHARE, USUAL_PAIR_SHARE = 0.9, 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an algorithm needs: messages in a row, and seconds a byte at the full line rates.
+    """The needs of an algorithm: messages in a row, and seconds a byte at the full line rates.
 
-    `is_tree` says that a tree is between the nodes, of which `pair_s` more is sent where a tree of
-    two gains nothing over a ring.
+    With `is_tree`, a tree is between the nodes. Where a tree of two nodes gains nothing over a
+    ring, a byte takes `pair_s` more.
     """
 
     inside_hops: float
@@ -95,7 +97,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryTime:
-    """What a collective takes by the way that the library is taken to use, and how sure that is."""
+    """The time of a collective by the way that the library presumably uses, and its range."""
 
     algorithm: str
     time_s: float
@@ -106,7 +108,7 @@ class LibraryTime:
 
 
 def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
-    """Return what each algorithm that libraries use needs among the first so many devices."""
+    """Return the needs of each algorithm that libraries use, among the first so many devices."""
     if isinstance(cluster.network, Torus):
         raise UsageError(f"{cluster.name}: expected nodes behind switches, and it is a torus")
     if op not in FITTED_OPS:
@@ -150,7 +152,7 @@ def needs(op: str, cluster: Cluster, workers: int) -> Mapping[str, Needs]:
 
 
 def _between(cluster: Cluster, workers: int, nodes: int) -> tuple[float, float, float]:
-    """Return what a byte takes on all NICs of a node, and how much uplinks slow rings and pairs.
+    """Return a byte's time on all NICs of a node, and how much uplinks slow rings and pairs.
 
     The node with the fewest devices, or the slowest NICs, decides for all.
     """
@@ -190,7 +192,7 @@ def ways_s(
 def beside_protocols(
     measured: Measured, op: str, cluster: Cluster, workers: int, sizes: Sequence[float]
 ) -> Floats:
-    """Return how much longer than the protocols say tables lead to expect, as factors of time."""
+    """Return how many times as long as by the protocols it takes, according to the tables."""
     inside = workers <= cluster.devices_per_node
     alike = [
         table
@@ -207,9 +209,9 @@ def beside_protocols(
 
 
 def usual(cluster: Cluster) -> Measured:
-    """Return what libraries take on links of these kinds, where no table of the machine says it.
+    """Return the usual protocols on links of these kinds, for a machine without tables.
 
-    What a description says of payload and of long ways between nodes stays.
+    The description's payload shares and long latencies between nodes stay.
     """
     own = 1.0 if cluster.inside is None else cluster.inside.payload_share
     nics, large = cluster.nics, USUAL_PROTOCOLS[-1]
@@ -236,7 +238,7 @@ def usual(cluster: Cluster) -> Measured:
 
 
 def library_time(op: str, cluster: Cluster, size_bytes: int, workers: int) -> LibraryTime:
-    """Time a collective as the cluster's tables say, or as libraries usually do on such links."""
+    """Time a collective by the cluster's tables, or by the usual protocols on such links."""
     if workers == 1:
         return LibraryTime(algorithm=names(op)[0], time_s=0.0, low_s=0.0, high_s=0.0)
     measured = cluster.measured or usual(cluster)
@@ -289,10 +291,11 @@ def with_usual(cluster: Cluster) -> Cluster:
 
 
 def around(time_s: float, cluster: Cluster, op: str, workers: int) -> tuple[float, float]:
-    """Return what a machine may take for what an engine on links without a library's costs says.
+    """Return the range around a time on links alone, which leaves a library's costs out.
 
-    It is hardly quicker. It may have the usual start-up and hops of a slow protocol, and fill links
-    as little as the machines in public tables that fill them least.
+    A machine is hardly quicker than its links. It may have the usual start-up and hops of a slow
+    protocol, and fill links as little as the worst machines in public tables. This range is set by
+    hand and is not calibrated.
     """
     if workers == 1 or time_s == 0:
         return time_s, time_s

@@ -1,7 +1,7 @@
-"""What is stated over nodes, carried out by their devices.
+"""Let devices carry out an algorithm that is stated between nodes.
 
-Every device of a node can do what is stated between nodes with its own share of the message, or one
-device speaks for all. A broadcast is passed on by the first devices of nodes.
+Every device of a node can carry it out with its own share of the message, or one device speaks for
+all. The first devices of nodes pass a broadcast on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fullwire.collectives.stages import Layout, Stage, Stated, stage
 
 
 def between_nodes(algorithm: str) -> States:
-    """Let nodes do what an algorithm states for so many ranks."""
+    """Let nodes take the places of an algorithm's ranks."""
 
     def states(op: str, layout: Layout) -> Stated:
         return statement(op, algorithm).states(op, Layout(nodes=layout.nodes))
@@ -25,7 +25,7 @@ def between_nodes(algorithm: str) -> States:
 
 
 def by_every_device(between: States) -> States:
-    """Let every device carry out between nodes what `between` states, with its own share."""
+    """Let every device carry out `between` between nodes, with its own share."""
 
     def states(op: str, layout: Layout) -> Stated:
         inner = _among_nodes(between, op, layout)
@@ -36,7 +36,7 @@ def by_every_device(between: States) -> States:
             own = share // len(inner.parts)  # parts touch equal numbers of blocks, in turn
             scatter = around_nodes(layout, share, number * own, own, lead=1, reduces=True)
             gather = around_nodes(layout, share, number * own, own, lead=0, reduces=False)
-            lifted = tuple(  # what nodes do, the devices of the same place do with their share
+            lifted = tuple(  # devices of one place act as the nodes, on their share
                 stage(
                     transfers.source * devices + device,
                     transfers.target * devices + device,
@@ -89,7 +89,7 @@ def _among_nodes(between: States, op: str, layout: Layout) -> Stated:
 def around_nodes(
     layout: Layout, share: int, first: int, count: int, *, lead: int, reduces: bool
 ) -> Stage:
-    """Go around the devices of every node; a device's share is so many blocks, of which `count`."""
+    """Go around the devices of every node, with `count` of the `share` blocks of each device."""
     node, device = np.divmod(np.arange(layout.workers), layout.per_node)
     return stage(
         node * layout.per_node + device,

@@ -1,24 +1,28 @@
-"""What a collective takes on the links of a cluster, in closed form, exact or nearly so.
+"""The time of a collective on the links of a cluster, in closed form, exact or nearly so.
 
 A plan is stages: transfers that go on at once, so many times in a row, and those of all its parts
 side by side. Transfers share the links that they meet on, so a round lasts as long as the link that
-has most to carry for its rate. A rank that has sent its block sends the next one as soon as that
-came, whatever others do: of many rounds in a row the pace is the slower one of what the busiest
-link takes, and of what a block takes on its way around, on average. Where all links are equal the
-second one decides, and the cost is what the algorithm's own formula says. Where parts do not go
-side by side, or chunks follow each other closely, it is what the busiest link has to carry in all.
+has most to carry for its rate. A rank that has sent its block sends the next one as soon as it
+has arrived, independently of other ranks. So many rounds in a row have two paces: the time of the
+busiest link, and the average time of a block on its way around. The slower pace decides. Where all
+links are equal the second one does, and the cost equals the algorithm's own formula. Where parts do
+not go side by side, or chunks follow each other closely, the busiest link's whole load decides.
 
-Ranks are placed on devices in order, node by node, or `scattered`: neighbours on different leaves,
-as by a scheduler that does not know them.
+Ranks are placed on devices in order, node by node. Or they are `scattered`: neighbours are on
+different leaves, as by a scheduler that does not know them.
 
-The rate of the NICs is left open, and with it that of all uplinks, so that one cost serves a grid:
-a link takes so many seconds a byte of its own, or so many bits a byte at the NICs' rate.
+The rate of the NICs is left open, and with it that of all uplinks, so that one cost serves a grid.
+A link takes so many seconds a byte of its own, or so many bits a byte at the NICs' rate.
 
-All that is exact where a step's transfers are all alike and nobody who sends in it could have begun
-before the step ahead had ended (`is_exact`); elsewhere events overlap more, or share less evenly.
-With slow hosts, where parts that do not go side by side meet on links, and where steps go ways of
-their own (all-to-all, broadcasts, parameter servers), that can be a third and more (not `is_near`):
-there `simulation.on_links` adds what events say.
+The cost is exact (`is_exact`) under two conditions: a step's transfers are all alike, and no sender
+could have begun before the step ahead had ended. Elsewhere events overlap more, or share less
+evenly. The difference can be a third and more (not `is_near`) in three cases:
+
+- There are slow hosts.
+- Parts that do not go side by side meet on links.
+- Steps go ways of their own (all-to-all, broadcasts, parameter servers).
+
+There `simulation.on_links` corrects the cost by times in events.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from fullwire.collectives.registry import statement
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What rounds cannot be faster than: terms add up, the slower side of each decides."""
+    """The least time of rounds: terms add up, and the slower side of each decides."""
 
     weight: tuple[float, ...]  # bytes that each term carries, for each byte of the message
     seconds_per_byte: tuple[float, ...]  # on links whose rate is their own
@@ -59,7 +63,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class RoundsCost:
-    """What rounds of one kind take: the slowest pace decides, the first is the busiest link's."""
+    """The time of rounds of one kind. The slowest pace decides; the first is the busiest link's."""
 
     paces: tuple[Pace, ...]
     busiest: str  # the kind of link that decides at the NICs' own rate
@@ -74,22 +78,23 @@ class RoundsCost:
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """What a collective takes for any size, at any rate of the NICs."""
+    """The time of a collective for any size, at any rate of the NICs."""
 
     rounds: tuple[RoundsCost, ...] = ()
     hops: int = 0  # messages that wait for each other
-    sent_per_byte: float = 0.0  # what a rank sends at the most, for each byte of the message
+    sent_per_byte: float = 0.0  # the most that a rank sends, for each byte of the message
     adds: tuple[tuple[int, float], ...] = ()  # so many, each of this share of the message
     startup_s: float = 0.0
     nic_rate_bps: float = 1.0
     is_exact: bool = False  # at that rate
     is_near: bool = True  # else ranks drift apart, and only events tell
-    # From events: a message's time at the NICs' rate, and how many times as long as said it takes.
+
+    # From events: a message's time at the NICs' rate, and the factor from this cost to its time.
     played: tuple[tuple[float, float], ...] = ()
 
     @property
     def is_believed(self) -> bool:
-        """Whether it is near what events say, by itself or because some were played."""
+        """Whether it is near the time in events, by itself or because some messages were played."""
         return self.is_near or bool(self.played)
 
     def whole_s(self, size_bytes: ArrayLike, adds: AddTimes | None = None) -> Floats:
@@ -107,7 +112,7 @@ class LinkCost:
 
     @property
     def network_bits_per_byte(self) -> float:
-        """Return what the busiest link of the network carries, as bits at the NICs' rate."""
+        """Return the load of the network's busiest link, as bits at the NICs' rate."""
         first = [cost.paces[0] for cost in self.rounds]
         return sum(float(np.dot(pace.weight, pace.bits_per_byte)) for pace in first)
 
@@ -140,13 +145,13 @@ def collective_cost(
     order: ArrayLike | None = None,
     servers: int = 1,
 ) -> LinkCost:
-    """Return what a collective takes with ranks on devices in this order, on all if nobody says."""
+    """Return a collective's cost with ranks on devices in this order, by default on all devices."""
     where = placed(plan_on(op, algorithm, cluster, workers, servers), cluster, order)
     return cost_of(where, cluster, is_pipelined=statement(op, algorithm).is_pipelined)
 
 
 def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> LinkCost:
-    """Return what a plan takes where it was placed; pipelined, its chunks follow each other."""
+    """Return the cost of a placed plan; if it is pipelined, its chunks follow each other."""
     plan = where.plan
     if not plan.transfer_count():
         return LinkCost(is_exact=True)
@@ -164,7 +169,7 @@ def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> L
             is_near=is_pipelined,
         )
     steps = list(_steps(where))
-    # All who send in a stage have received in the one before, round after round.
+    # All senders of a stage have received in the stage before, round after round.
     follows = all(
         np.isin(after.source, before.target).all()
         for part in plan.stages
@@ -182,8 +187,8 @@ def cost_of(where: Placed, cluster: Cluster, *, is_pipelined: bool = False) -> L
             bool(np.ptp(values) <= 1e-12 * values.max())
             for values in (step.load.share, slowest_s, latency_s)
         )
-    # Some ways are longer than others: where each step goes ways of its own, ranks do not go from
-    # step to step at about the same times.
+    # Some ways are longer than others. Where each step goes ways of its own, ranks move from step
+    # to step at different times.
     goes_own_ways = plan.op in ("alltoall", "broadcast") or plan.algorithm == "parameter-server"
     stays_in_step = not goes_own_ways and (not cluster.other_hosts or len(steps) == 1)
     return replace(
@@ -224,7 +229,7 @@ class _Links:
         )
 
     def busiest(self, load: Floats) -> tuple[str, tuple[tuple[float], tuple[float]]]:
-        """Return the kind of link that has most to carry, and what that takes."""
+        """Return the kind of link that has most to carry, and its time a byte."""
         own, of_nics = load * self.own, load * self.of_nics
         link = int(np.argmax(np.maximum(own, of_nics / self.nic_rate_bps)))
         return LINK_KINDS[self.kind[link]], ((float(own.max()),), (float(of_nics.max()),))
@@ -232,7 +237,7 @@ class _Links:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Load:
-    """What connections carry at once, each of the message for a round."""
+    """The load of connections at once, each as a share of the message in a round."""
 
     connection: Ints
     share: Floats
@@ -248,8 +253,9 @@ class _Load:
 class _Step:
     """The stages that all parts are in at once, so many times.
 
-    A block meets on its way around what goes on `beside` it. That is everything; but parts that
-    share connections, such as rings within a node, have their blocks there at different times.
+    A block meets on its way around the loads `beside` it. These are all loads together. But parts
+    that share connections, such as rings within a node, have their blocks there at different times,
+    and each part's load is apart.
     """
 
     times: int
@@ -267,7 +273,7 @@ class _Step:
 
 
 def _steps(where: Placed) -> Iterator[_Step]:
-    """Go through a plan step by step, those in a row that are alike together."""
+    """Go through a plan step by step, with equal ones in a row together."""
     parts, last = where.plan.stages, None
     for number in range(len(parts[0])):
         stages = [part[number] for part in parts]
@@ -300,7 +306,7 @@ def _cost(where: Placed, links: _Links, step: _Step) -> RoundsCost:
     kind, bound = links.busiest(_on_links(where, links, step.load))
     paces = [Pace((float(step.times),), *bound, float(latency_s.max()))]
     if step.times > 1:
-        # The pace of a block on its way around: over every transfer's slowest link in turn.
+        # The pace of a block on its way around: over the slowest link of every transfer in turn.
         slowest = np.concatenate([_slowest(where, links, load) for load in step.beside])
         around_s = np.concatenate([where.routes.latency_s[load.connection] for load in step.beside])
         kinds, of_kind = np.unique(slowest, axis=0, return_inverse=True)
@@ -322,7 +328,7 @@ def _on_links(where: Placed, links: _Links, load: _Load) -> Floats:
 
 
 def _slowest(where: Placed, links: _Links, load: _Load) -> Floats:
-    """Return what the fullest link takes that each connection uses: of its own, and of NICs."""
+    """Return the time on the fullest link of each connection: its own, and at the NICs' rate."""
     link, which = _crossed(where, load.connection)
     carried = _on_links(where, links, load)
     slowest = np.zeros((len(load.connection), 2))
@@ -341,9 +347,9 @@ def _crossed(where: Placed, connection: Ints) -> tuple[Ints, Ints]:
 
 
 def _at_full_utilization(where: Placed, links: _Links, known: LinkCost) -> LinkCost:
-    """Add what the busiest link has to carry in all, the latencies in a row, and the additions.
+    """Add up the busiest link's whole load, the latencies in a row, and the additions.
 
-    These are of the rank that adds most, where chunks follow each other closely.
+    The additions are those of the rank that adds most, where chunks follow each other closely.
     """
     plan = where.plan
     load = where.blocks_over_links(len(links.own)) / plan.message_blocks

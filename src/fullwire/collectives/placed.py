@@ -1,7 +1,7 @@
 """A plan on a described cluster: which links each of its transfers uses, and how long the way is.
 
 Rank r is on device `order[r]`. Transfers between the same two seats share one connection. A switch
-that adds is somewhere on the way: what a rank sends it ends where the rank's NIC meets its leaf.
+that adds is somewhere on the way: a rank's transfer to it ends where the rank's NIC meets its leaf.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Placed:
 
 
 def placed(plan: Plan, cluster: Cluster, order: ArrayLike | None = None) -> Placed:
-    """Find the links of every transfer, ranks being on devices in this order."""
+    """Find the links of every transfer, with ranks on devices in this order."""
     devices = np.arange(plan.workers) if order is None else np.asarray(order, np.int64)
     if order is not None:
         if plan.switches:
@@ -96,7 +96,7 @@ def placed(plan: Plan, cluster: Cluster, order: ArrayLike | None = None) -> Plac
 
 
 class _Switches:
-    """Where the switches of a plan are: leaves, then the spine, each once for every place."""
+    """The places of a plan's switches: leaves, then the spine, each once for every device place."""
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -116,7 +116,7 @@ class _Switches:
             np.where((height == 0) | climbs, from_device, self._beyond(to_device)),
             np.where((height == 0) | ~climbs, to_device, self._beyond(from_device)),
         )
-        # Of a route past a switch, the links that lead to it or from it: a half, spine or not.
+        # Of a route past a switch keep the half that leads to it or from it, spine or not.
         length = np.diff(whole.begin)
         which = np.repeat(np.arange(len(whole)), length)
         is_first_half = 2 * (np.arange(len(which)) - whole.begin[which]) < length[which]
@@ -130,14 +130,14 @@ class _Switches:
         return Routes(begin=begin, link=whole.link[taken], latency_s=latency_s)
 
     def _below(self, seat: Ints) -> tuple[Ints, Ints]:
-        """Return a device below each seat, and how high above devices it is: leaves 1, spine 2."""
+        """Return a device below each seat, and its height above devices: leaves 1, spine 2."""
         switch, place = np.divmod(seat - self._workers, self._devices)
         is_rank, is_spine = seat < self._workers, switch == self._leaves
         first = np.where(is_spine, 0, switch) * self._nodes_per_leaf * self._devices + place
         return np.where(is_rank, seat, first), np.where(is_rank, 0, 1 + is_spine)
 
     def _beyond(self, device: Ints) -> Ints:
-        """Return the device of the same place in another node, on another leaf if there are any."""
+        """Return the device of the same place in another node, on another leaf if one exists."""
         nodes = self._nodes_per_leaf if self._leaves > 1 else 1
         return (device + nodes * self._devices) % self._workers
 
@@ -186,7 +186,7 @@ def _switched_routes(cluster: Cluster, source: Ints, target: Ints) -> Routes:
     if inside is not None:
         over_lanes = leaves & (inside.kind == "pcie")
         at_relay = hands_over & (inside.kind == "switch")
-        # Of each NIC of a node the first device that uses it; 0 where none does.
+        # The first device that uses each NIC of a node; 0 for an unused NIC.
         first_device = np.zeros(nics, np.int64)
         used, places = np.unique(cluster.nic_of_device, return_index=True)
         first_device[used] = places
@@ -198,7 +198,7 @@ def _switched_routes(cluster: Cluster, source: Ints, target: Ints) -> Routes:
             (stays | over_lanes, blocks[1] + target),
         ]
         latency_s += (stays | hands_over) * inside.latency_s
-    # The links of each transfer one after the other, those that it uses.
+    # The links that each transfer uses, one after the other.
     used = np.stack([mask for mask, _ in columns], axis=1)
     links = np.stack([link.astype(np.int32) for _, link in columns], axis=1)
     begin = np.zeros(len(latency_s) + 1, np.int64)
@@ -209,7 +209,7 @@ def _switched_routes(cluster: Cluster, source: Ints, target: Ints) -> Routes:
 def _uplinks(
     cluster: Cluster, from_node: Ints, to_node: Ints, out_nic: Ints, in_nic: Ints
 ) -> list[tuple[Mask, Ints, Ints]]:
-    """Say which transfers leave their leaf and their pod, and over whose uplinks, up and down."""
+    """Find the transfers that leave their leaf and their pod, and their uplinks, up and down."""
     network, nobody = cluster.network, np.zeros(from_node.shape, bool)
     if not cluster.leaves or not isinstance(network, LeafSpine):
         return [(nobody, np.zeros_like(from_node), np.zeros_like(from_node))] * 2
@@ -245,7 +245,7 @@ def _torus_routes(cluster: Cluster, source: Ints, target: Ints) -> Routes:
     link = np.empty(begin[-1], np.int32)
 
     def along(part: int, first: Ints, step: Ints, around: int) -> tuple[Ints, Ints, Ints]:
-        """Return where a part's links stand, of which transfer, and at which place of the ring."""
+        """Return the positions of a part's links, their transfers, and their places in the ring."""
         which = np.repeat(np.arange(len(source)), counts[:, part])
         hop = np.arange(len(which)) - np.repeat(
             np.cumsum(counts[:, part]) - counts[:, part], counts[:, part]
@@ -268,7 +268,7 @@ def _torus_routes(cluster: Cluster, source: Ints, target: Ints) -> Routes:
 
 
 def _shorter_way(difference: Ints, around: int) -> tuple[Mask, Ints]:
-    """Return whether to go forwards around a ring, as where both ways are equal, and how far."""
+    """Return whether forwards is the shorter way around a ring, or an equal one, and how far."""
     forwards = difference % around
     is_forwards = 2 * forwards <= around
     return is_forwards, np.where(is_forwards, forwards, around - forwards)

@@ -13,7 +13,7 @@ from fullwire.errors import UsageError
 
 
 def plan(op: str, algorithm: str, layout: Layout | int) -> Plan:
-    """State a collective among ranks that are laid out like this, or among so many."""
+    """State a collective among ranks with this layout, or among so many ranks."""
     states = statement(op, algorithm).states
     if isinstance(layout, int):
         if layout < 1:

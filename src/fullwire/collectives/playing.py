@@ -1,8 +1,8 @@
 """One collective on a cluster: over its links in events, or in closed form.
 
 Ranks that are alike do the same at the same times, so only one of each kind is played
-(native/events/folding.hpp says what alike is); a slow host makes others unlike, as far as its being
-slow reaches. How many transfers were played follows the kinds there are, not the devices.
+(native/events/folding.hpp defines alike). A slow host makes other ranks unlike, as far as its
+effect reaches. The number of played transfers follows the number of kinds, not of devices.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Between:
 class CollectiveTime(Result):
     """How long a collective takes; `transfers` were counted while they were played.
 
-    At level "tables" measured tables of the cluster say it, at level "usual" those of other
-    machines: by the `protocol` that a library takes. On a described cluster `played` of them stood
-    for all. Its busiest link is the one that needs longest for what it carries, and is busy for
-    `busiest_share` of the time.
+    At level "tables" the time comes from measured tables of the cluster, at level "usual" from
+    those of other machines: by the `protocol` that a library takes. On a described cluster `played`
+    transfers stood for all. The busiest link is the one that needs longest for its load. It is busy
+    for `busiest_share` of the time.
     """
 
     op: str
@@ -87,7 +87,7 @@ class CollectiveTime(Result):
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class TunedTime(CollectiveTime):
-    """The quickest of the algorithms that could be timed, and what was known of the others."""
+    """The quickest of the algorithms that could be timed, and the results of the others."""
 
     times_s: Mapping[str, float]
     left_out: Mapping[str, str]  # why an algorithm could not be timed
@@ -143,7 +143,7 @@ def folded(where: Placed, cluster: Cluster) -> Alike:
     from fullwire import _native  # loaded only where events are asked for
 
     # A connection's role is its latency, and the sum of a random number for each stage that it
-    # transfers in: two roles with one sum are as likely as two random 64-bit numbers being equal.
+    # transfers in. Two roles have one sum as rarely as two random 64-bit numbers are equal.
     routes = where.routes
     draw = np.random.Generator(np.random.PCG64(8)).integers
     sums = np.zeros(len(where), np.uint64)
@@ -211,8 +211,8 @@ def collective_time(
 ) -> CollectiveTime:
     """Time one collective of `size_bytes` (the whole vector) among the devices of a cluster.
 
-    Rank r is on device `order[r]`, or on device r. `told` hears how many of how many transfers are
-    done.
+    Rank r is on device `order[r]`, or on device r. `told` is called with the number of transfers
+    that are done, and with the number of all.
     """
     check_conditions(chunks, chunk_order, level)
     serial, adds = chunk_order == "serial", adds or AddTimes()
@@ -254,7 +254,7 @@ def collective_time(
 
 
 def _taking(known: CollectiveTime, time_s: float) -> CollectiveTime:
-    """Fill in how long it takes."""
+    """Fill in how long a collective takes."""
     moved_bits = 8 * known.bytes * bus_factor(known.op, known.workers)
     bus_bps = moved_bits / time_s if time_s > 0 else 0.0
     return replace(known, time_s=time_s, bus_bandwidth_bps=bus_bps)
@@ -285,7 +285,7 @@ def quickest_time(
 def played_times_s(
     where: Placed, cluster: Cluster, sizes_bytes: Sequence[int], most_played: int
 ) -> Floats | None:
-    """Play a plan for some sizes, without its start-up; None if that takes too many transfers."""
+    """Play a plan for some sizes, start-up left out; None if that takes too many transfers."""
     alike = folded(where, cluster)
     if _counted(alike, where)[1] > most_played:
         return None
@@ -382,7 +382,7 @@ def _play(
 
 
 def _counted(alike: Alike, where: Placed) -> tuple[int, int]:
-    """Count transfers kept at once, and played in all, of one chunk."""
+    """Count the transfers of one chunk: those kept at once, and all that are played."""
     pairs = [
         (len(transfers), stage.rounds)
         for stages, kept in zip(where.plan.stages, alike.transfers, strict=True)
@@ -392,7 +392,7 @@ def _counted(alike: Alike, where: Placed) -> tuple[int, int]:
 
 
 def check_conditions(chunks: int, chunk_order: str, level: str) -> None:
-    """Refuse numbers of chunks, orders and levels that there are not."""
+    """Refuse impossible numbers of chunks, and unknown orders and levels."""
     if not isinstance(chunks, int) or chunks < 1:
         raise UsageError(f"chunks: expected a whole number, at least 1, got {shown(chunks)}")
     if chunk_order not in CHUNK_ORDERS:

@@ -1,4 +1,4 @@
-"""What algorithms of exchanges with partners at distances 1, 2, 4 ... have in common."""
+"""The common parts of algorithms that exchange with partners at distances 1, 2, 4 ..."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fullwire.errors import UsageError
 
 
 def power_of_two_within(workers: int) -> int:
-    """Return the largest power of two that is not above `workers`."""
+    """Return the largest power of two up to `workers`."""
     return int(1 << (workers.bit_length() - 1))
 
 

@@ -1,8 +1,8 @@
-"""The algorithms there are: each file of `algorithms/` holds one, or some that are related.
+"""The known algorithms: each file of `algorithms/` holds one, or some that are related.
 
-An algorithm states each operation that it can carry out as stages of transfers (stages.py), and on
-links that are equal it may know a formula for what that costs. Of equal times the algorithm of the
-lowest place wins, which is the usual one.
+An algorithm states each operation that it can carry out as stages of transfers (stages.py). It may
+also have a formula for its cost on equal links. Of equal times the algorithm of the lowest place
+wins, which is the usual one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Wires:
     latency_s: float
 
     def time_s(self, costs: Costs, size_bytes: float, adds: AddTimes) -> float:
-        """Return what a message of this size takes by a formula."""
+        """Return the time of a message of this size by a formula."""
         cost = costs(self.workers, np.asarray(size_bytes, np.float64), adds)
         return float(cost.time_s(self.rate_bps, self.latency_s))
 
@@ -40,7 +40,7 @@ class Wires:
 States: TypeAlias = Callable[[str, Layout], Stated]  # the operation comes first
 # Of workers, and of messages of these sizes, at full utilization of the links.
 Costs: TypeAlias = Callable[[int, Floats, AddTimes], Cost]
-# What chunks take that follow each other closely: exact, or refused.
+# The time of chunks that follow each other closely: exact, or refused.
 Exactly: TypeAlias = Callable[[Wires, float, AddTimes, int], float]
 Fits: TypeAlias = Callable[[str, Cluster, int], bool]  # an operation, among so many workers
 
@@ -51,7 +51,7 @@ def anywhere(_op: str, _cluster: Cluster, _workers: int) -> bool:
 
 
 def whole_nodes(_op: str, cluster: Cluster, workers: int) -> bool:
-    """Fit all devices of some nodes, or some of one; in a torus all, or some of one node."""
+    """Fit all devices of some nodes, or some of one; in a torus all devices, or some of a node."""
     are_whole = workers % cluster.devices_per_node == 0
     return (are_whole and (workers == cluster.devices or not cluster.is_torus)) or (
         workers < cluster.devices_per_node
@@ -65,10 +65,10 @@ def some_of_the_last_node(op: str, cluster: Cluster, workers: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """One operation by one algorithm. Without a formula its cost is what its stages need of links.
+    """One operation by one algorithm. Without a formula its cost comes from its stages on links.
 
-    `is_pipelined` says that its chunks follow each other so closely that the busiest link never
-    waits, so that its cost is what that link has to carry.
+    With `is_pipelined`, its chunks follow each other so closely that the busiest link never waits.
+    Its cost is then the load of that link.
     """
 
     states: States
@@ -90,7 +90,7 @@ class Algorithm:
 
     @property
     def key(self) -> str:
-        """Return the name by which people ask for it."""
+        """Return the name that people ask for."""
         return self.name
 
 
@@ -123,15 +123,15 @@ def fitting(op: str, cluster: Cluster, workers: int | None = None) -> tuple[str,
 
 
 def of_one_switch(op: str) -> tuple[str, ...]:
-    """List what `auto` chooses from around one switch: the algorithms with a formula."""
+    """List the choices of `auto` around one switch: the algorithms with a formula."""
     return tuple(name for name in with_formula(op) if not known(op)[name].by_name_only)
 
 
 def open_to(op: str, cluster: Cluster, workers: int | None = None) -> tuple[str, ...]:
-    """List the algorithms that fit and may be used without being asked for by name.
+    """List the algorithms that fit and that `auto` may choose.
 
-    Around one switch they are those with a formula, if there are any: the others are the same
-    there, or take longer.
+    Around one switch they are those with a formula, if there are any. There the others are the
+    same, or take longer.
     """
     candidates = [
         name for name in fitting(op, cluster, workers) if not known(op)[name].by_name_only
@@ -148,6 +148,6 @@ def statement(op: str, algorithm: str) -> Statement:
 
 
 def usual_algorithm(op: str, cluster: Cluster) -> str:
-    """Return what is taken where nobody says: a ring for each NIC of a node, as NCCL has them."""
+    """Return the default algorithm: a ring for each NIC of a node, as NCCL has them."""
     several = cluster.nics_per_node > 1 and not cluster.is_torus
     return "multi-ring" if several and "multi-ring" in known(op) else names(op)[0]

@@ -1,4 +1,4 @@
-"""What goes around rings of ranks, for the algorithms that are made of them."""
+"""Stages around rings of ranks, for the algorithms that are made of rings."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def rings(op: str, orders: list[NDArray[Any]]) -> Stated:
 
 
 def one_ring(op: str, layout: Layout) -> Stated:
-    """Go around all ranks in their order; block b of the message is rank b's."""
+    """Go around all ranks in their order; block b of the message belongs to rank b."""
     stated = rings(op, [np.arange(layout.workers)])
     return Stated(stated.blocks, stated.parts)
 
 
 def phases(op: str, scatter: Part, between: Part, gather: Part) -> Part:
-    """Put together what an operation has of a reduce-scatter and an all-gather."""
+    """Put together the phases that an operation has of a reduce-scatter and an all-gather."""
     first = () if op == "allgather" else scatter
     last = () if op == "reducescatter" else gather
     return (*first, *between, *last)

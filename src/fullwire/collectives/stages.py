@@ -1,16 +1,16 @@
 """How a collective is stated: stages of transfers between seats of a message cut into blocks.
 
-A seat is a rank, or a switch that adds and copies what passes through it. Seats beyond the workers'
-are switches, and hold nothing at the beginning. A transfer moves blocks from one seat to another,
-where they are added to what is there (`reduces`) or replace it. The transfers of a stage are of one
-size and go on at once, `rounds` times in a row; each time the blocks move on by `shift`, within the
-window of so many blocks that the first one is in. So a ring is two stages, however many ranks it
-has: what a ring says 2(N-1) times is stated once.
+A seat is a rank, or a switch that adds and copies the blocks passing through it. Seats beyond the
+workers' are switches, and are empty at the beginning. A transfer moves blocks from one seat to
+another, where they are added to the blocks there (`reduces`) or replace them. The transfers of a
+stage are of one size and go on at once, `rounds` times in a row. Each time the blocks move on by
+`shift`, within the window of so many blocks that holds the first one. So a ring is two stages,
+however many ranks it has: its 2(N-1) equal rounds are stated once for each phase.
 
-Within a part a seat sends in a round only after it has received everything that earlier rounds sent
-to it, and what it sent in earlier rounds has left; parts touch different blocks and do not wait for
-each other. The event engine plays a plan, the transport runs it, and `execute` carries it out on
-real arrays, which is how a plan is known to be right.
+Within a part a seat waits before it sends in a round. It must have received everything that earlier
+rounds sent to it, and its own blocks of earlier rounds must have left. Parts touch different blocks
+and do not wait for each other. The event engine plays a plan, the transport runs it, and `execute`
+carries it out on real arrays, which shows that a plan is right.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Stage:
 def stage(
     source: NDArray[Any], target: NDArray[Any], first_block: NDArray[Any] | int = 0, **how: Any
 ) -> Stage:
-    """State transfers between these seats; a first block may be one for all."""
+    """State transfers between these seats; one first block may serve for all."""
     return Stage(
         source=_column(source),
         target=_column(target),
@@ -70,10 +70,10 @@ def _column(values: NDArray[Any]) -> Int32:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How ranks are laid out: rank n * D + d is device d of node n, of D devices a node.
+    """How ranks are laid out: rank n * D + d is device d of node n, with D devices a node.
 
     `others` ranks are on one more node, which is not full. `nodes_per_leaf` counts the nodes whose
-    traffic a switch can add.
+    messages a switch can add.
     """
 
     nodes: int
@@ -121,7 +121,8 @@ class Stated(NamedTuple):
 class Plan:
     """A collective as transfers between `workers` ranks of a message cut into `blocks`.
 
-    `stages` are those of each part; parts touch different blocks and do not wait for each other.
+    `stages` holds the stages of each part; parts touch different blocks and do not wait for each
+    other.
     Block b of the plan is block `places[b]` of the message, or b itself without places.
     """
 

@@ -1,6 +1,6 @@
-"""Which algorithm is cheapest by the closed forms: for each size on a cluster, and where it turns.
+"""The algorithm that is cheapest by the closed forms: for each size, and where the choice turns.
 
-`--algorithm auto` asks this. Of equal times the first algorithm of `algorithms(op)` wins, the usual
+`--algorithm auto` uses this. Of equal times the first algorithm of `algorithms(op)` wins, the usual
 one. The formula for a double tree is its time at full utilization: cut into many chunks, it comes
 near that.
 """
@@ -26,7 +26,7 @@ _LEAST_BYTES, _MOST_BYTES = 1, 2**34
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The cheapest algorithm for one size, and what each would take."""
+    """The cheapest algorithm for one size, and the time of each."""
 
     bytes: int
     algorithm: str
@@ -36,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The sizes for which an algorithm is the cheapest; both ends belong to it, None is no end."""
+    """The sizes for which an algorithm is the cheapest, with both ends; None is an open end."""
 
     algorithm: str
     from_bytes: int
@@ -45,14 +45,14 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What the formulas say of one cluster: where choices turn, and a table of sizes."""
+    """The choices on one cluster by the formulas: where they turn, and a table of sizes."""
 
     ranges: tuple[Range, ...]
     table: tuple[Choice, ...]
 
 
 def around_a_switch(op: str, cluster: Cluster, adds: AddTimes) -> Times:
-    """Return what a collective takes by each algorithm with a formula, on a single switch."""
+    """Return the time of a collective by each algorithm with a formula, on a single switch."""
     names, nics = open_to(op, cluster), cluster.nics
 
     def times_s(sizes: Floats) -> Mapping[str, Floats]:
@@ -63,7 +63,7 @@ def around_a_switch(op: str, cluster: Cluster, adds: AddTimes) -> Times:
 
 
 def over_links(costs: Mapping[str, LinkCost], adds: AddTimes) -> Times:
-    """Return what a collective takes by each algorithm, as these costs on a cluster say."""
+    """Return the time of a collective by each algorithm, from these costs on a cluster."""
     return lambda sizes: {name: cost.whole_s(sizes, adds) for name, cost in costs.items()}
 
 

@@ -1,1 +1,1 @@
-"""Gradient compressors: what they leave on the wire, and what they cost."""
+"""Gradient compressors: the bytes that they leave on the wire, and their costs."""

@@ -14,9 +14,9 @@ class Cost:
 
     encode_bps: float
     decode_bps: float
-    source: str  # "measured on ..."; "assumed, not measured: ..."
+    source: str  # "measured on ..." or "assumed, not measured: ..."
     is_measured: bool = True
-    work_per_byte: float = 1.0  # of sending and adding a byte of what is left, beside a float32's
+    work_per_byte: float = 1.0  # of sending and adding a compressed byte, relative to a float32's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

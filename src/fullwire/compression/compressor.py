@@ -1,9 +1,10 @@
-"""A gradient compressor as a prediction needs it: what it leaves on the wire and what it costs.
+"""A gradient compressor as a prediction needs it: the bytes that it leaves, and its cost.
 
-Two kinds meet in practice. The output of one kind can be *summed* on the way (fewer bits per
-element, a low-rank factor), so it travels by all-reduce like the gradient itself. That of the other
-kind cannot (the largest 1 % of the elements, at other places in each worker): every worker has to
-*gather* all the others' and unpack them itself: the wire and the unpacking grow with the cluster.
+Two kinds are in use. The output of one kind can be *summed* on the way (fewer bits per element, a
+low-rank factor), so it travels by all-reduce like the gradient itself. The output of the other kind
+cannot be summed (the largest 1 % of the elements, at other places in each worker). Every worker has
+to *gather* the output of all others and unpack it, so wire time and unpacking grow with the
+cluster.
 
 The paper's compressor is free: it can be summed, and packing takes no time.
 """
@@ -29,9 +30,9 @@ class Compressor:
     encode_bps: float = math.inf
     decode_bps: float = math.inf
     combining: Combining = "sum"
-    work_per_byte: float = 1.0  # of sending and adding a byte of what is left, beside a float32's
-    name: str = ""  # of a codec that has one
-    caveat: str = ""  # what is not known of its cost
+    work_per_byte: float = 1.0  # of sending and adding a compressed byte, relative to a float32's
+    name: str = ""  # of a codec with a name
+    caveat: str = ""  # the unknown part of its cost
 
     def __post_init__(self) -> None:
         if not (self.ratio >= 1 and math.isfinite(self.ratio)):

@@ -1,4 +1,4 @@
-"""What a verdict rests on, and every threshold that its rules use."""
+"""The data that a verdict rests on, and every threshold of the rules."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from fullwire.timeline.account import Account, Part
 from fullwire.timeline.breakdown import UNTOLD
 from fullwire.timeline.transfers import world
 
-THRESHOLD = 0.10  # of the step: what a part must reach to be the verdict
-FEWEST_STEPS = 3  # of a measured job after its warm-up, to tell what a step usually is
-NEAR = 0.02  # of the step: a repeat may have a part so much larger or smaller
-MUCH_IN_ALL = 0.20  # of the step, lost in parts that are each below the threshold
+THRESHOLD = 0.10  # Of the step: a part reaches this to be the verdict.
+FEWEST_STEPS = 3  # Of a measured job after its warm-up: fewer do not show the usual step.
+NEAR = 0.02  # Of the step: in a repeat, a part may be larger or smaller by this.
+MUCH_IN_ALL = 0.20  # Of the step, lost in parts that are each below the threshold.
 # Of the line rate, used by exposed transfers. In 68 labs at 0.5 to 10 Gbps, Gloo used at most 72 %
-# of a line faster than its processors fill, at least 79 % of a slower one (validation/README.md).
+# of a line that its processors could not fill. It used at least 79 % of a line that they could fill
+# (validation/README.md).
 FILLED = 0.75
-NOTABLE = 0.01  # of the step: of what is lost, less is not told apart or mentioned
-LATE = 0.25  # of communication beside computation: with less, it was not begun early
+NOTABLE = 0.01  # Of the step: smaller losses are merged or left out.
+LATE = 0.25  # Of communication, overlapped with computation: with less, it began late.
 
-RESTS_ON = ("spans", "collectives")  # tables: without some of their rows an account is another
+RESTS_ON = ("spans", "collectives")  # Tables of the run: if rows are missing, the account is wrong.
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Case:
-    """All that a verdict rests on."""
+    """All data that a verdict rests on."""
 
     run: Run
     account: Account
     inflation_s: float | None
     evidence: Sequence[Evidence]
-    rate_bps: Mapping[int, float]  # of each rank's link, as far as known
-    faster_link: Fix | None = None  # the next on sale that would help,
-    gain: float = 0.0  # and by how much of a step
-    floor_off_s: float = 0.0  # the bytes at line rate are tried with so much more of the transfers
-    gains_by_sooner: bool | None = None  # transfers that begin sooner would help, if predicted
+    rate_bps: Mapping[int, float]  # By rank, for the links whose rate is known.
+    faster_link: Fix | None = None  # The fix with the next link on sale that would help.
+    gain: float = 0.0  # The share of a step that this link would gain.
+    floor_off_s: float = 0.0  # Added to the floor, to try more or less time at line rate.
+    gains_by_sooner: bool | None = None  # Whether earlier transfers would help, if predicted.
 
     @property
     def step_s(self) -> float:
@@ -49,51 +50,51 @@ class Case:
 
     @property
     def clock_error_s(self) -> float:
-        """Return how far ranks' clocks disagree: as collectives show, or as the run says."""
+        """Return how far the ranks' clocks disagree: the larger of the measured and the stated."""
         stated = self.run.facts.clock_uncertainty_s or ()
         known_to_s = max((uncertain_s for _, uncertain_s in stated), default=0.0)
         return max(self.account.clock_error_ns * 1e-9, known_to_s)
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Return what is said of the tables that an account rests on, if not all can be read."""
+        """Return why the tables of the account cannot all be read, or an empty tuple."""
         return reasons(self.run.gaps, RESTS_ON)
 
     def largest(self) -> tuple[str, float]:
-        """Return the largest part other than computation."""
+        """Return the largest part other than compute, with its time."""
         parts = {key: s for key, s in self.account.parts_s.items() if key != Part.COMPUTE.key}
         return max(parts.items(), key=lambda each: each[1])
 
     def share(self, time_s: float) -> float:
-        """Return a time as a share of the step."""
+        """Return the share of the step that a time is."""
         return time_s / self.step_s if self.step_s else 0.0
 
     def reaches_threshold(self, time_s: float) -> bool:
-        """Say whether a part is large enough to be the verdict, rounding aside."""
+        """Say whether a part is large enough to be the verdict, up to rounding errors."""
         return time_s > 0 and time_s >= THRESHOLD * self.step_s * (1 - 1e-9)
 
     def of_step(self, time_s: float) -> Amount:
-        """Return a time of every step, as sentences name it."""
+        """Return a time as sentences print it: as a share of every step."""
         return Amount(time_s=time_s, whole=self.whole)
 
     @property
     def whole(self) -> Length:
-        """Return what the account is of: every step, or all of the trace where none is marked."""
+        """Return the length of the account: every step, or the trace where no step is marked."""
         return Length(step_s=self.step_s, is_whole_trace=self.account.is_whole_trace)
 
     @property
     def floor_s(self) -> float:
-        """Return what the bytes of exposed transfers take at line rate."""
+        """Return the time that the bytes of exposed transfers need at line rate."""
         return max(self.account.parts_s[Part.LINE_RATE.key] + self.floor_off_s, 0.0)
 
     @property
     def gains_by_link(self) -> bool:
-        """Say whether a faster line would help: some transports leave a share of any idle."""
+        """Say whether a faster line would help, though some transports leave a share of it idle."""
         return self.gain >= THRESHOLD
 
     @property
     def collectives_per_step(self) -> float:
-        """Return how many collectives a rank has in a step."""
+        """Return the number of collectives that a rank has in a step."""
         steps, table = self.account.steps, self.run.collectives
         ranks = max(len(self.account.ranks), 1)
         return float(np.isin(table.step, steps).sum()) / len(steps) / ranks
@@ -106,12 +107,12 @@ def communicates(case: Case) -> bool:
     if case.run.provenance.origin == "measured" and not case.account.is_whole_trace:
         spans = spans.rows(np.isin(spans.step, case.account.steps))
         collectives = collectives.rows(np.isin(collectives.step, case.account.steps))
-        is_told = False  # that is of all the time
+        is_told = False  # The breakdowns cover all the time, not only the steps.
     return is_told or bool(len(collectives) or (spans.lane == "communication").any())
 
 
 def computes(case: Case) -> bool:
-    """Say whether any computation was recorded: in the steps, where they last."""
+    """Say whether any computation was recorded: within the steps, if these have a length."""
     account = case.account
     if account.step_s:
         is_excess = account.excess_ns[:, :, 0].any()
@@ -120,25 +121,25 @@ def computes(case: Case) -> bool:
 
 
 def enough_steps(case: Case) -> bool:
-    """Say whether there are steps enough to judge by."""
+    """Say whether there are enough steps to judge by."""
     count = 0 if case.account.is_whole_trace else int(case.account.is_typical.sum())
     return case.run.provenance.origin != "measured" or count >= FEWEST_STEPS
 
 
 def is_transfer_alone(case: Case) -> bool:
-    """Say whether what could not be attributed is transfer that no rank was waited for in."""
+    """Say whether all unexplained time is transfer during which no rank waited for a late one."""
     unexplained_s = case.account.parts_s[Part.UNEXPLAINED.key]
     is_told = case.account.untold_s <= UNTOLD * unexplained_s
     return is_told and computes(case) and unexplained_s > 0
 
 
 def is_alone(case: Case) -> bool:
-    """Say whether the job had one worker, and so nothing to scale or wait for."""
+    """Say whether the job had one worker, which has nothing to scale or to wait for."""
     return world(case.run) == 1
 
 
 def unhidden_compute_s(account: Account) -> float:
-    """Return the computation of a step that had no communication beside it."""
+    """Return the time of a step in which computation ran without communication."""
     compute_ns = (account.parts_ns[:, :, Part.COMPUTE] + account.excess_ns[:, :, 0])[
         :, account.is_typical
     ]
@@ -147,6 +148,6 @@ def unhidden_compute_s(account: Account) -> float:
 
 
 def exposed_transfer_s(account: Account) -> float:
-    """Return the exposed transfers of a step: the floor, and what latency and transport lose."""
+    """Return the time of a step's exposed transfers: line rate, latency and transport together."""
     network = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT)
     return sum(account.parts_s[part.key] for part in network)

@@ -1,4 +1,4 @@
-"""What the timing of a collective says: how it went, and which algorithm is the quickest."""
+"""The findings of a timed collective: its time, and the quickest algorithm."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fullwire.findings.finding import Finding
 
 
 class InClosedForm(Finding):
-    """A formula gave the time."""
+    """A formula gave the time of the collective."""
 
     template = "in closed form"
 
 
 class Played(Finding):
-    """Every transfer was played."""
+    """The simulation played every transfer of the collective."""
 
     template = "{transfers:,} transfers played"
 
@@ -24,7 +24,7 @@ class Played(Finding):
 
 
 class PlayedForAlike(Finding):
-    """Some transfers stood for all that are alike."""
+    """The simulation played some transfers, each of which stands for many equal ones."""
 
     template = "{transfers:,} transfers, {played:,} played for all that are alike"
 
@@ -33,7 +33,7 @@ class PlayedForAlike(Finding):
 
 
 class FromTables(Finding):
-    """Tables of this cluster gave the time."""
+    """Tables that were measured on this cluster gave the time."""
 
     template = "as its tables say, by protocol {protocol}"
 
@@ -41,7 +41,7 @@ class FromTables(Finding):
 
 
 class FromOthersTables(Finding):
-    """Tables of machines with such links gave the time."""
+    """Public tables of machines with this kind of link gave the time."""
 
     template = "as libraries take on such links, by protocol {protocol}"
 
@@ -49,7 +49,7 @@ class FromOthersTables(Finding):
 
 
 class UsualStartUp(Finding):
-    """Why a time rests on public tables."""
+    """The cluster states no start-up times, so the time rests on public tables."""
 
     template = (
         "{cluster} states no start-up: protocols and start-ups are medians of public tables of its "
@@ -64,7 +64,7 @@ class ExpectedBetween(Finding):
     """The range in which such a machine is expected.
 
     From tables it should hold nine of ten machines. For a single algorithm, played in events or
-    timed in closed form, it is set by hand and is not calibrated.
+    timed in closed form, the range is set by hand and uncalibrated.
     """
 
     template = "expected between {low_s:time} and {high_s:time}"
@@ -74,7 +74,7 @@ class ExpectedBetween(Finding):
 
 
 class CollectiveAsked(Finding):
-    """The collective that was timed, and where."""
+    """The collective that was timed, its workers and its links."""
 
     template = (
         "{op} of {bytes:bytes} by {algorithm} over {workers} workers{cluster:? of {cluster}} at "
@@ -94,7 +94,7 @@ class CollectiveAsked(Finding):
 
 
 class CollectiveTook(Finding):
-    """Its time, its bus bandwidth, and how they were found."""
+    """The time of the collective, its bus bandwidth, and the method that gave them."""
 
     template = "{time_s:time}, bus bandwidth {bus_bps:rate} ({found})"
 
@@ -104,7 +104,7 @@ class CollectiveTook(Finding):
 
 
 class BusiestLinks(Finding):
-    """The link that needs longest for what it carries."""
+    """The link that needs the longest time for its bytes."""
 
     template = "busiest are the {kind}: {link} for {share:.0%} of it"
 
@@ -123,7 +123,7 @@ class AlgorithmTook(Finding):
 
 
 class Quickest(Finding):
-    """The algorithm that was taken, and what the others took."""
+    """The quickest algorithm, with the times of the others."""
 
     template = "{algorithm} is the quickest of {count}{others:? ({others:list})}."
 
@@ -133,7 +133,7 @@ class Quickest(Finding):
 
 
 class AlgorithmLeftOut(Finding):
-    """Why an algorithm could not be timed."""
+    """The reason why an algorithm could not be timed."""
 
     template = "{algorithm} is left out: {why}"
 
@@ -168,7 +168,7 @@ class Beyond(Finding):
 
 
 class ByFormulas(Finding):
-    """Which algorithm the formulas choose for which sizes."""
+    """The algorithm that the formulas choose for each range of sizes."""
 
     template = "By the formulas, trees cut into many chunks: {choices}."
 
@@ -176,13 +176,13 @@ class ByFormulas(Finding):
 
 
 class NoLatencyGiven(Finding):
-    """Without a latency the number of messages costs nothing."""
+    """The latency is 0, so the number of messages costs nothing."""
 
     template = "Without a latency (--latency) nothing speaks for fewer messages in a row."
 
 
 class TunerTakes(Finding):
-    """What "auto" takes on one cluster."""
+    """The algorithms that "auto" takes on one cluster."""
 
     template = (
         "auto, {workers} workers at {rate_bps:rate}{latency_s:?, {latency_s:time} latency}: "
@@ -196,7 +196,7 @@ class TunerTakes(Finding):
 
 
 def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
-    """Go through what the timing of a collective says."""
+    """Yield the findings of a timed collective."""
     yield CollectiveAsked(
         op=result.op,
         bytes=result.bytes,
@@ -230,7 +230,7 @@ def collective_findings(result: CollectiveTime) -> Iterator[Finding]:
 
 
 def tuning_findings(result: TunedTime) -> Iterator[Finding]:
-    """Say why an algorithm was chosen, and which would be for other sizes."""
+    """Yield why an algorithm was chosen, and the choice for other sizes."""
     others = tuple(
         AlgorithmTook(algorithm=name, time_s=time_s)
         for name, time_s in result.times_s.items()
@@ -245,7 +245,7 @@ def tuning_findings(result: TunedTime) -> Iterator[Finding]:
 
 
 def by_size(served: Sequence[Range]) -> Finding:
-    """Return which algorithm serves which sizes."""
+    """Return the algorithm of each range of sizes."""
     *lower, last = served
     if not lower:
         return ForEverySize(algorithm=last.algorithm)

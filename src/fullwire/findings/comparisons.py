@@ -1,4 +1,4 @@
-"""What a comparison of two runs says, and what there is to know about it."""
+"""The findings of a comparison of two runs: its answer, its predictions and its notes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from fullwire.findings.finding import Finding
 from fullwire.run.run import Run
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 
-SMALL = 0.05  # a change that people want to see
-_MEANS_DIFFER = 0.05  # from medians by more: few long steps are what changed
-_NOT_SHOWN = 0.0005  # of the step: it would be printed as nothing
-_MUCH = 0.05  # more bytes, or longer steps, by as much are worth a sentence
+SMALL = 0.05  # A change of this size interests people.
+_MEANS_DIFFER = 0.05  # A larger difference from medians: a few long steps changed.
+_NOT_SHOWN = 0.0005  # Of the step: a smaller change would print as 0.
+_MUCH = 0.05  # A sentence needs a change of bytes, or of length, above this.
 
 
 # ---- the answer ----------------------------------------------------------------------------------
 
 
 class AsLongAsBefore(Finding):
-    """A change too small to print."""
+    """The change is too small to print."""
 
     template = "as long as before"
 
 
 class LongerOrShorter(Finding):
-    """By how much steps changed."""
+    """The size of the change of the steps."""
 
     template = "{share:.1%} {is_shorter:shorter|longer}"
 
@@ -35,7 +35,7 @@ class LongerOrShorter(Finding):
 
 
 class TooFewToTell(Finding):
-    """Nothing tells the change from noise."""
+    """The steps are too few to tell the change from noise."""
 
     template = "{of_passes:Passes|Steps} are {change}; too few steps to tell this from noise."
 
@@ -44,7 +44,7 @@ class TooFewToTell(Finding):
 
 
 class RatioInterval(Finding):
-    """Where the ratio of the steps lies."""
+    """The 95 % interval of the ratio of the steps."""
 
     template = "95 %: after/before {low:.4f} to {high:.4f}"
 
@@ -67,7 +67,7 @@ class NoDifference(Finding):
 
 
 class NoiseMayBeAll(Finding):
-    """The change is large, and noise may be as large."""
+    """The change is large, but noise may be as large."""
 
     template = (
         "Whether anything changed is not told: {of_passes:passes|steps} are {change}, but these "
@@ -91,7 +91,7 @@ class MoreThanNoise(Finding):
 
 
 def size_of_change(ratio: float) -> Finding:
-    """Say by how much steps changed."""
+    """Return the size of the change of the steps."""
     if abs(ratio - 1) < _NOT_SHOWN:
         return AsLongAsBefore()
     return LongerOrShorter(share=abs(ratio - 1), is_shorter=ratio < 1)
@@ -100,7 +100,7 @@ def size_of_change(ratio: float) -> Finding:
 def change_of_steps(
     ratio: float, low: float | None, high: float | None, *, of_passes: bool = False
 ) -> Finding:
-    """Say whether the second run is better, and whether that is more than noise."""
+    """Say whether the second run's steps are shorter or longer, and whether that exceeds noise."""
     change = size_of_change(ratio)
     if low is None or high is None:
         return TooFewToTell(of_passes=of_passes, change=change)
@@ -126,7 +126,7 @@ class SlowerThanAllowed(Finding):
 
 
 class NotSlowerThanAllowed(Finding):
-    """The change is within the limit, and these recordings would show more."""
+    """The change is within the limit, and a larger one would show in these recordings."""
 
     template = (
         "Within the limit of {limit:.1%}: {of_passes:passes|steps} are {change}; a slowdown of "
@@ -154,7 +154,7 @@ class SlowdownMayHide(Finding):
 
 
 class SoManyDecide(Finding):
-    """How many recordings show a slowdown as large as the limit."""
+    """The number of recordings that would show a slowdown as large as the limit."""
 
     template = "{needed} recordings of each side would decide."
 
@@ -162,13 +162,13 @@ class SoManyDecide(Finding):
 
 
 class NoneDecide(Finding):
-    """More recordings than anybody makes."""
+    """The decision would take more recordings than anybody makes."""
 
     template = "These recordings scatter too much: find a quieter machine, or allow more."
 
 
 class LongerDecide(Finding):
-    """Recordings of a few steps tell nothing about noise."""
+    """The recordings have too few steps to measure noise."""
 
     template = "Recordings of at least {fewest} steps would decide."
 
@@ -176,7 +176,7 @@ class LongerDecide(Finding):
 
 
 class OtherPasses(Finding):
-    """A step of one run is more work than of the other, so single passes are compared."""
+    """The steps of the runs have different numbers of passes, so single passes are compared."""
 
     template = (
         "A step has {after} {after:pass|passes} in place of {before}: times are those of one pass."
@@ -187,7 +187,7 @@ class OtherPasses(Finding):
 
 
 class WorkInTheSameTime(Finding):
-    """What another number of workers is worth: each of them does as much in a step."""
+    """The gain from another number of workers, each of which does the same work in a step."""
 
     template = (
         "With {after:,} {after:worker|workers} in place of {before:,} the job does {work:.2f} "
@@ -213,11 +213,11 @@ class BytesAndTime(Finding):
     before_bytes: float
     after_bytes: float
     ratio: float
-    is_against: bool  # more bytes in less time, or fewer in more
+    is_against: bool  # more bytes in less time, or fewer bytes in more time
 
 
 def bytes_and_time(edge_bytes: tuple[float, float], ratio: float) -> BytesAndTime:
-    """Hold the bytes of iterations against their lengths."""
+    """Compare the change of the bytes of iterations with the change of their lengths."""
     before, after = edge_bytes
     times = after / before
     return BytesAndTime(
@@ -233,7 +233,7 @@ def bytes_and_time(edge_bytes: tuple[float, float], ratio: float) -> BytesAndTim
 
 
 class ChangedLinks(Finding):
-    """Another line rate."""
+    """The second run has another line rate."""
 
     template = "links of {rate_bps:rate}"
 
@@ -241,7 +241,7 @@ class ChangedLinks(Finding):
 
 
 class ChangedWorkers(Finding):
-    """Another number of workers."""
+    """The second run has another number of workers."""
 
     template = "{workers} {workers:worker|workers}"
 
@@ -249,7 +249,7 @@ class ChangedWorkers(Finding):
 
 
 class ChangedBuckets(Finding):
-    """Another bucket policy."""
+    """The second run has another bucket policy."""
 
     template = "buckets {buckets}"
 
@@ -257,7 +257,7 @@ class ChangedBuckets(Finding):
 
 
 class ChangedHook(Finding):
-    """Another communication hook."""
+    """The second run has another communication hook."""
 
     template = "{hook}"
 
@@ -265,7 +265,7 @@ class ChangedHook(Finding):
 
 
 class ChangedPasses(Finding):
-    """Gradients of several passes are added up before they are sent."""
+    """The second run adds up the gradients of several passes before it sends them."""
 
     template = "gradients summed over {passes} passes"
 
@@ -273,7 +273,7 @@ class ChangedPasses(Finding):
 
 
 class ChangedBackend(Finding):
-    """Another backend."""
+    """The second run has another backend."""
 
     template = "backend {backend}"
 
@@ -281,7 +281,7 @@ class ChangedBackend(Finding):
 
 
 class Verified(Finding):
-    """What was predicted for the second run, and what was measured."""
+    """The prediction for the second run, and its measurement."""
 
     template = (
         "With {changes:list}: predicted {predicted_s:time} ({low_s:time} to {high_s:time}"
@@ -303,7 +303,7 @@ class Verified(Finding):
 
 
 class Side(Finding):
-    """One of the runs; of several recordings of a side, which."""
+    """One side of the comparison, and which of its recordings, if it has several."""
 
     template = "{is_first:first|second} run{recording:?, recording {recording}}"
 
@@ -312,7 +312,7 @@ class Side(Finding):
 
 
 class SideIsPartial(Finding):
-    """Something of a run is missing."""
+    """Some data of a run is missing."""
 
     template = "The {side} is partial: {what}."
 
@@ -321,7 +321,7 @@ class SideIsPartial(Finding):
 
 
 class SideWarned(Finding):
-    """What the recorder or the lab warned of."""
+    """A warning of the recorder or of the lab."""
 
     template = "Where the {side} was recorded: {what}."
 
@@ -330,7 +330,7 @@ class SideWarned(Finding):
 
 
 class SideLacksRanks(Finding):
-    """Ranks that were not recorded."""
+    """Some ranks of a run were not recorded."""
 
     template = "Of the {side} {here} of {workers} ranks are here: others may be slower."
 
@@ -340,7 +340,7 @@ class SideLacksRanks(Finding):
 
 
 class RecordingsDiffer(Finding):
-    """Recordings of one side are of different jobs."""
+    """The recordings of one side are of different jobs."""
 
     template = "Recordings of the {side} differ in {facts:list}."
 
@@ -349,13 +349,13 @@ class RecordingsDiffer(Finding):
 
 
 class DilationDiffers(Finding):
-    """Two emulations with different clocks."""
+    """The two runs are emulations with different clocks."""
 
     template = "The runs differ in dilation, and so in how fast their processors count as."
 
 
 class MeansChangedOtherwise(Finding):
-    """Means changed otherwise than medians, which a few long steps do not move."""
+    """Means changed by another amount than medians, which a few long steps do not move."""
 
     template = (
         "Mean steps changed otherwise: from {before_s:time} to {after_s:time} ({change:+.1%}). "
@@ -368,7 +368,7 @@ class MeansChangedOtherwise(Finding):
 
 
 class OneRecordingEach(Finding):
-    """More recordings tell more."""
+    """Each side has one recording; more recordings would tell more."""
 
     template = (
         "One recording of each: whatever else changed between them counts as the change. {more}: "
@@ -379,13 +379,13 @@ class OneRecordingEach(Finding):
 
 
 class SeveralTellMore(Finding):
-    """Several recordings of each side."""
+    """Several recordings of each side would tell more."""
 
     template = "Several, made in turns, tell more"
 
 
 class SoManyWouldShow(Finding):
-    """How many recordings would show a small change."""
+    """The number of recordings that would show a small change."""
 
     template = "Some {needed} of each, made in turns, would show {small:.0%}"
 
@@ -404,7 +404,10 @@ class MoreRecordings(Finding):
 def comparison_notes(
     sides: Sequence[Sequence[Run]], differing: Sequence[Sequence[str]]
 ) -> Iterator[Finding]:
-    """Go through what there is to know; `differing` names what a side's recordings differ in."""
+    """Yield the notes on a comparison.
+
+    `differing` names, for each side, the facts in which its recordings differ.
+    """
     for side, facts, is_first in zip(sides, differing, (True, False), strict=True):
         for number, run in enumerate(side, 1):
             named = Side(is_first=is_first, recording=number if len(side) > 1 else None)
@@ -423,7 +426,7 @@ def comparison_notes(
 
 
 def about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator[Finding]:
-    """Say where means changed otherwise than medians."""
+    """Yield the change of the means, where it is another than the change of the medians."""
     before_s, after_s = (geometric_mean(float(each.mean()) for each in side) for side in lengths_s)
     change = after_s / before_s - 1
     if abs(after_s / before_s / ratio - 1) > _MEANS_DIFFER:
@@ -433,7 +436,7 @@ def about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator
 def about_recordings(
     counts: tuple[int, int], unseen: float | None, needed: int | None, *, is_open: bool
 ) -> Iterator[Finding]:
-    """Say that more recordings tell more, and how many would show a small change."""
+    """Yield that more recordings tell more, and the number that would show a small change."""
     would_show = None
     if is_open and (unseen or 0) > SMALL and needed is not None:
         would_show = SoManyWouldShow(needed=needed, small=SMALL)

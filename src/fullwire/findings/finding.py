@@ -1,7 +1,7 @@
-"""What a finding is: one thing that an analysis found out, as numbers, names and a template.
+"""A finding: one result of an analysis, as numbers, names and a template.
 
-A kind of finding is one class. Its fields are the data; its `template` is the sentence, in which
-fields stand by name (`words/` fills them in). The class's docstring says what it means.
+A kind of finding is one class. Its fields are the data. Its `template` is the sentence, in which
+fields stand by name (`words/` fills them in). The class's docstring says its meaning.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
-else:  # only checkers read it, and Python 3.10 has none
+else:  # Only checkers read it, and Python 3.10 has none.
 
     def dataclass_transform(**_):
         """Leave the class as it is."""
@@ -25,20 +25,20 @@ _KINDS: dict[str, type[Finding]] = {}
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Finding:
-    """One thing that was found out. Each kind of it is a frozen dataclass with a template.
+    """One result of an analysis. Each kind of it is a frozen dataclass with a template.
 
-    A subclass needs no decorator. What `dataclass` would write and compile for each of several
-    hundred kinds, at every start, stands here once for all of them.
+    A subclass needs no decorator. For several hundred kinds, `dataclass` would write and compile
+    the same methods at every start. This class holds them once for all kinds.
     """
 
-    key: ClassVar[str]  # the class's name, in small letters, unless it says another
+    key: ClassVar[str]  # The class's name in small letters, unless the class gives another.
     template: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
         if "template" not in cls.__dict__:
-            return  # what several kinds have in common
+            return  # a base of several kinds, without a sentence of its own
         if "key" not in cls.__dict__:
             cls.key = _CAPITAL.sub("_", cls.__name__).lower()
         if cls.key in _KINDS:
@@ -56,7 +56,7 @@ class Finding:
             raise TypeError(f"{type(self).__name__} has no {', '.join(given)}")
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse: what was found stays as it is."""
+        """Refuse, because a finding never changes."""
         raise FrozenInstanceError(f"cannot assign to {name}")
 
     def __delattr__(self, name: str) -> None:
@@ -68,7 +68,7 @@ class Finding:
         return self.__dict__ == other.__dict__ if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
-        """Return what is the same for equal findings."""
+        """Return a number that is the same for equal findings."""
         return hash(tuple(self.__dict__.values()))
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ def kinds() -> dict[str, type[Finding]]:
 
 
 class Length(Finding):
-    """The step that an account is of, or all of the trace where no step is marked."""
+    """The length of an account: of every step, or of the trace where no step is marked."""
 
     template = "{is_whole_trace:the|every} {step_s:time} {is_whole_trace:of the trace|step}"
 
@@ -101,7 +101,7 @@ class Length(Finding):
 
 
 class Amount(Finding):
-    """A time of every step."""
+    """A time of every step, printed as a share of the step's length."""
 
     template = "{time_s:time} of {whole}"
 
@@ -110,5 +110,5 @@ class Amount(Finding):
 
     @property
     def share(self) -> float:
-        """Return what share of the step it is."""
+        """Return the time as a share of the step."""
         return self.time_s / self.whole.step_s if self.whole.step_s else 0.0

@@ -1,4 +1,4 @@
-"""What logs and samples show to have held the transport back, the surest first."""
+"""The reason that held the transport back, from logs and samples, the surest first."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fullwire.timeline.utilization import LIMITED, SATURATED
 
 
 class BySendBuffers(Finding):
-    """Sockets had more to send than their buffers took."""
+    """Sockets had more to send than their buffers could hold."""
 
     template = "the transport was limited by its send buffers"
 
 
 class ByReceiveWindow(Finding):
-    """Receivers took less than was sent."""
+    """Receivers took fewer bytes than were sent."""
 
     template = "the transport was limited by the receiver's window"
 
@@ -48,12 +48,12 @@ _HELD: tuple[tuple[type[Evidence], float, Finding], ...] = (
 
 
 def set_up_short(evidence: Sequence[Evidence]) -> Evidence | None:
-    """Return what falls short in how communication was set up, whatever that costs."""
+    """Return the first shortcoming in the setup of communication, at any cost in time."""
     return next((figure for figure in evidence if isinstance(figure, FALLS_SHORT)), None)
 
 
 def what_held_transport(evidence: Sequence[Evidence]) -> Finding | None:
-    """Name what held the transport back."""
+    """Return the reason that held the transport back."""
     short = set_up_short(evidence)
     if short is not None:
         return short

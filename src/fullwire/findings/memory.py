@@ -8,7 +8,7 @@ from fullwire.workloads.devices import DEVICES
 
 
 class Needs(Finding):
-    """What a workload takes of a device's memory."""
+    """The memory that a workload needs on a device."""
 
     template = (
         "needs at least {needed_bytes:bytes} (weights {weights_bytes:bytes}, gradients "
@@ -26,7 +26,7 @@ class Needs(Finding):
 
 
 class WorkloadFits(Finding):
-    """It fits, and so would larger batches."""
+    """The workload fits, and so would larger batches."""
 
     template = (
         "{workload} {needs}; {device} has {device_bytes:bytes}: it fits, as would a batch of "
@@ -41,7 +41,7 @@ class WorkloadFits(Finding):
 
 
 class WorkloadDoesNotFit(Finding):
-    """It does not fit, and what would."""
+    """The workload does not fit; the finding lists the changes that would make it fit."""
 
     template = (
         "{workload} does not fit: it {needs}, and {device} has {device_bytes:bytes}.{instead}"
@@ -63,7 +63,7 @@ class SmallerBatch(Finding):
 
 
 class NoBatchFits(Finding):
-    """Even without activations it is too large."""
+    """The workload is too large even without activations."""
 
     template = " No batch fits: without activations it is {state_bytes:bytes}."
 
@@ -71,7 +71,7 @@ class NoBatchFits(Finding):
 
 
 class FitsWhenSharded(Finding):
-    """The state on many devices would fit."""
+    """The workload would fit if its state were sharded over many devices."""
 
     template = (
         " With its state sharded over {shards:,} of these devices a batch of 1 would fit (FSDP, "
@@ -82,7 +82,7 @@ class FitsWhenSharded(Finding):
 
 
 class ShardingIsNotEnough(Finding):
-    """One sample's activations are too large already."""
+    """The activations of one sample are already too large."""
 
     template = (
         " Nor would sharding help: activations of one sample alone take {sample_bytes:bytes}."
@@ -92,7 +92,7 @@ class ShardingIsNotEnough(Finding):
 
 
 class FitsOn(Finding):
-    """Larger devices."""
+    """The workload fits on larger devices."""
 
     template = " With this batch it fits on: {devices:list}."
 
@@ -100,7 +100,7 @@ class FitsOn(Finding):
 
 
 def memory_finding(load: Workload) -> Finding:
-    """Return what a workload needs, whether it fits, and if not what would."""
+    """Return the memory that a workload needs, and the changes that make it fit if it does not."""
     memory = load.memory
     needs = Needs(
         needed_bytes=memory.needed,
@@ -119,7 +119,7 @@ def memory_finding(load: Workload) -> Finding:
             device_bytes=memory.device,
             largest_batch=memory.largest_batch,
         )
-    # What would fit is a smaller batch, the state on many devices, or another device.
+    # Try a smaller batch, the state on many devices, and another device.
     instead: list[Finding] = []
     if memory.largest_batch:
         instead.append(SmallerBatch(largest=memory.largest_batch))

@@ -1,4 +1,4 @@
-"""What there is to know about an explanation: how far its run and its account can be believed."""
+"""The notes on an explanation: how far its run and its account can be believed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fullwire.timeline.steadiness import changed_midway
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.timeline.utilization import missing_tables
 
-BETWEEN = 0.05  # of the time from the first step to the last: more of it outside of steps is said
-CLOCKS_DIFFER = 0.01  # of the step: clocks that are known better than this change no answer
-BEYOND_LINE_RATE = 1.05  # transfers faster than this many line rates: it is not the right rate
+BETWEEN = 0.05  # Of the time from first to last step: a note needs more between steps.
+CLOCKS_DIFFER = 0.01  # Of the step: clocks that are known better leave all answers the same.
+BEYOND_LINE_RATE = 1.05  # Times the line rate: faster transfers show that it is the wrong rate.
 _TRANSFER = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
 
 
@@ -30,19 +30,19 @@ _TRANSFER = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
 
 
 class RestsOnModel(Finding):
-    """Times come from a model of a device."""
+    """The times of the run come from a model of a device."""
 
     template = "This rests on modelled times, not on measured ones."
 
 
 class NoComputationHere(Finding):
-    """T1 is estimated without any computation."""
+    """The run has no computation, so T1 may be longer than the time of the rest."""
 
     template = "No computation is in this run: T1 is the time without traffic, and may be longer."
 
 
 class RunIsPartial(Finding):
-    """Something of the run is missing."""
+    """Some data of the run is missing."""
 
     template = "The run is partial: {what}."
 
@@ -50,7 +50,7 @@ class RunIsPartial(Finding):
 
 
 class WarnedWhereRecorded(Finding):
-    """What the recorder or the lab warned of."""
+    """A warning of the recorder or of the lab."""
 
     template = "Where it was recorded: {what}."
 
@@ -58,7 +58,7 @@ class WarnedWhereRecorded(Finding):
 
 
 class RemarkedWhereRead(Finding):
-    """What the importer remarked."""
+    """A remark of the importer."""
 
     template = "As it was read: {what}."
 
@@ -66,13 +66,13 @@ class RemarkedWhereRead(Finding):
 
 
 class BaselineIsEstimated(Finding):
-    """T1 comes from the run itself."""
+    """T1 is estimated from the run itself."""
 
     template = "T1 is estimated from this run's computation, input and host; --baseline gives it."
 
 
 class ProbeStepsLeftOut(Finding):
-    """Steps in which communication waited for computing are no steps of the account."""
+    """The account leaves out probe steps, in which communication waited for computing."""
 
     template = (
         "{probes:,} {probes:probe step is|probe steps are} left out: communication waited for "
@@ -84,7 +84,7 @@ class ProbeStepsLeftOut(Finding):
 
 
 class NoSamples(Finding):
-    """A measured run without samples of links, sockets or processors."""
+    """The run was measured without samples of links, sockets or processors."""
 
     template = "No samples of {tables:list}: there is no evidence from them."
 
@@ -92,7 +92,7 @@ class NoSamples(Finding):
 
 
 class NoFixesPredicted(Finding):
-    """Why no fix is predicted."""
+    """The reason why no fix is predicted."""
 
     template = "No fixes are predicted: {why}."
 
@@ -100,7 +100,7 @@ class NoFixesPredicted(Finding):
 
 
 class NothingToPredictFrom(Finding):
-    """No fix is predicted for workers that do not communicate."""
+    """Fixes need communication, and the workers' steps hold none."""
 
     template = "No fixes are predicted: nothing was communicated in its steps."
 
@@ -115,7 +115,7 @@ class NoStepMarked(Finding):
 
 
 class StepsLeftOut(Finding):
-    """Steps that no mean is over."""
+    """The steps that the means leave out."""
 
     template = (
         "{left_out} of {steps} steps are left out as warm-up or exceptions; they are {share:.0%} "
@@ -141,7 +141,7 @@ class ChangedMidway(Finding):
 
 
 class TimeBetweenSteps(Finding):
-    """Time in no step, as evaluation or a checkpoint may take."""
+    """Some time is outside of all steps, as for evaluation or a checkpoint."""
 
     template = (
         "{share:.0%} of the time from the first step to the last lies between steps, and is in no "
@@ -152,7 +152,7 @@ class TimeBetweenSteps(Finding):
 
 
 class MeanIsNotMedian(Finding):
-    """The step that is accounted for is not the one that is predicted from."""
+    """The account is of the mean step, but predictions start from the median one."""
 
     template = (
         "The account is of the mean step, {mean_s:time}; {is_fixed_from_mean:predictions but what "
@@ -165,7 +165,7 @@ class MeanIsNotMedian(Finding):
 
 
 class BaselineIsLonger(Finding):
-    """One worker cannot be slower than several at the same work."""
+    """The baseline's step is longer than the job's, so it is hardly the same work."""
 
     template = (
         "The baseline's step, {baseline_s:time}, is longer than this job's: it can hardly be the "
@@ -179,7 +179,7 @@ class BaselineIsLonger(Finding):
 
 
 class RanksLeftOut(Finding):
-    """Ranks that share no step with the others."""
+    """Some ranks share no step with the others."""
 
     template = (
         "{count} ranks share no step with the others and are not in the account: {ranks:ranks}."
@@ -190,7 +190,7 @@ class RanksLeftOut(Finding):
 
 
 class RanksMissing(Finding):
-    """Ranks that were not recorded."""
+    """Some ranks were not recorded."""
 
     template = "{recorded} of {workers} ranks are here: transfer cannot be told from waiting."
 
@@ -199,13 +199,13 @@ class RanksMissing(Finding):
 
 
 class LineRateUnknown(Finding):
-    """Nothing says how fast the links are."""
+    """The line rate of the links is unknown."""
 
     template = "The line rate is unknown, so transfers are unexplained: --line-rate gives it."
 
 
 class RanksSlowEachOther(Finding):
-    """Ranks share processors, and how much slower they compute for it is not told."""
+    """The ranks share processors, and the run does not show how much that slows them."""
 
     template = (
         "All ranks share one host. How much their computation slows down for it is not told here: "
@@ -214,7 +214,7 @@ class RanksSlowEachOther(Finding):
 
 
 class SeveralHostsWouldGive(Finding):
-    """How to ask for the same ranks on hosts of their own."""
+    """The command that predicts the same ranks on hosts of their own."""
 
     template = (
         "What hosts of their own would give: whatif --bandwidth RATE, at full utilization, or with "
@@ -223,7 +223,7 @@ class SeveralHostsWouldGive(Finding):
 
 
 class GivenRateIsUnused(Finding):
-    """A line rate was given for ranks that have no line between them."""
+    """A line rate was given, but the ranks share one host and use no line."""
 
     template = "No line is between ranks of one host: the given {rate_bps:rate} says nothing here."
 
@@ -231,7 +231,7 @@ class GivenRateIsUnused(Finding):
 
 
 class LateEnds(Finding):
-    """Collectives whose end nobody saw."""
+    """Some collectives have no recorded end, so the program's wait bounds it."""
 
     template = "{count} collectives ended at the latest when the program had waited for them."
 
@@ -239,7 +239,7 @@ class LateEnds(Finding):
 
 
 class LatencyUnknown(Finding):
-    """Nothing says what a message costs."""
+    """The latency of a message is unknown, and counts as 0."""
 
     template = "Latency counts as 0: there are no small collectives, and no fact says what it is."
 
@@ -256,7 +256,7 @@ class FasterThanTheLine(Finding):
 
 
 class RateCannotBe(Finding):
-    """A line rate that was given is too low for the step that was measured."""
+    """The given line rate is too low for the step that was measured."""
 
     template = (
         "At {rate_bps:rate} even links used to the full would make a step of {step_s:time}: it is "
@@ -268,7 +268,7 @@ class RateCannotBe(Finding):
 
 
 class ClocksUncertain(Finding):
-    """The recording knows its clocks only so well."""
+    """The clocks of the ranks are known with a limited accuracy only."""
 
     template = (
         "Ranks' clocks are known to {to_s:time} only, and who waited for whom is as uncertain."
@@ -278,7 +278,7 @@ class ClocksUncertain(Finding):
 
 
 class ClocksBecause(Enum):
-    """Why collectives can end before their last rank issued them."""
+    """The reasons why collectives can end before their last rank issued them."""
 
     DISAGREE = "ranks' clocks disagree, and waiting is uncertain by as much"
     UNNAMED_GROUPS = (
@@ -288,7 +288,7 @@ class ClocksBecause(Enum):
 
 
 class EndsBeforeIssue(Finding):
-    """Collectives end before their last rank issued them, which cannot be."""
+    """Some collectives end before their last rank issued them, which is impossible."""
 
     template = (
         "Collectives end up to {by_s:time} before their last rank issued them: {because.value}."
@@ -302,7 +302,7 @@ class EndsBeforeIssue(Finding):
 
 
 def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> Iterator[Finding]:
-    """Go through what there is to know about a run and its account."""
+    """Yield the notes on a run and its account."""
     run, found = case.run, case.account
     if run.provenance.basis == "modelled":
         yield RestsOnModel()
@@ -332,7 +332,7 @@ def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> I
             probes=int((probes.rank == probes.rank[0]).sum()),
             probe_s=float((probes.end_ns - probes.start_ns).mean()) * 1e-9,
         )
-    # How much of the time lies between steps, as evaluation or a checkpoint may.
+    # Find the share of time between steps, as for evaluation or a checkpoint.
     is_mark = (run.spans.lane == "host") & np.isin(run.spans.name, ["step", "probe"])
     marks = run.spans.rows(is_mark)
     ranks, place = np.unique(marks.rank, return_inverse=True)
@@ -385,7 +385,7 @@ def _about_transfers(case: Case, rate_bps: Mapping[int, float]) -> Iterator[Find
 
 
 def about_host(run: Run, given_bps: float | None, *, is_told: bool) -> Iterator[Finding]:
-    """Say what cannot be told of ranks that share a host, and what a given rate is good for."""
+    """Yield the notes on ranks that share a host, and on a line rate that was given for them."""
     if not shares_one_host(run):
         return
     if not is_told:
@@ -396,7 +396,7 @@ def about_host(run: Run, given_bps: float | None, *, is_told: bool) -> Iterator[
 
 
 def about_baseline(found: Account, given_s: float | None) -> Iterator[Finding]:
-    """Say where a baseline that was given takes longer than the job."""
+    """Yield a note if a given baseline takes longer than the job."""
     if given_s is not None and given_s > found.step_s:
         yield BaselineIsLonger(baseline_s=given_s)
 
@@ -404,7 +404,7 @@ def about_baseline(found: Account, given_s: float | None) -> Iterator[Finding]:
 def about_median(
     found: Account, predictor: Forecaster | None, helpful: Fixes | None
 ) -> Iterator[Finding]:
-    """Say where the step that is accounted for is not the one that is predicted from."""
+    """Yield a note if the account's step differs from the step that predictions start from."""
     if predictor is None or helpful is None or not found.step_s:
         return
     median_s = predictor.measured_s
@@ -417,7 +417,7 @@ def about_median(
 
 
 def about_rate(run: Run, predictor: Forecaster | None, full: Forecast | None) -> Iterator[Finding]:
-    """Say that a line rate which was given cannot be right, if a full line would take longer."""
+    """Yield a note if a given line rate is too low: a full line would take longer than the job."""
     if predictor is None or full is None or run.facts.line_rate_bps is not None:
         return
     if full.step_s > BEYOND_LINE_RATE * predictor.measured_s:

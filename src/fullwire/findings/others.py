@@ -1,4 +1,4 @@
-"""Other work on the processors of a job: what it may do to every answer."""
+"""The finding about other programs on the processors of a job, which affect every answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OtherWork(Finding):
 
 
 def about_others(run: Run) -> Iterator[Finding]:
-    """Say it where other work used the processors on which a run was recorded."""
+    """Yield the share of other programs, where they used much of the processors of a run."""
     share = share_of_others(run)
     if share >= MUCH_BESIDE:
         yield OtherWork(share=share)

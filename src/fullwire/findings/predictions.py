@@ -1,4 +1,4 @@
-"""What predictions say: how sure they are, and which links of a cluster hold a job back."""
+"""The findings of predictions: their certainty, and the links of a cluster that limit a job."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fullwire.timeline.account import mean_step_s
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.workloads import workload
 
-NOTABLE = 0.01  # of the step: a median that differs from the mean by less is not said
+NOTABLE = 0.01  # Of the step: a smaller difference of median and mean is left out.
 WORTH_BLAMING = 0.01  # of the step
 
 
 class Modelled(Finding):
-    """Runs whose times come from a model of a device."""
+    """Some runs have times from a model of a device."""
 
     template = (
         "{names:list} {names:is|are} modelled, not measured: operations on one {device} with "
@@ -36,7 +36,7 @@ class Modelled(Finding):
 
 
 class EstimatedFromSeveral(Finding):
-    """T1 comes from a job of several workers."""
+    """T1 is estimated from a job of several workers."""
 
     template = "{run}: T1 is estimated from the computation of a job of several workers."
 
@@ -44,7 +44,7 @@ class EstimatedFromSeveral(Finding):
 
 
 class MedianIsReplayed(Finding):
-    """The step that is replayed is not the one that explain accounts for."""
+    """Predictions replay the median step, but explain accounts for the mean one."""
 
     template = (
         "{run}: the median step is replayed, {median_s:time}; the mean step, which explain "
@@ -57,7 +57,7 @@ class MedianIsReplayed(Finding):
 
 
 class OfRun(Finding):
-    """Something that is said of one run among several."""
+    """A finding about one run among several."""
 
     template = "{run}: {what}"
 
@@ -66,7 +66,7 @@ class OfRun(Finding):
 
 
 class SummedInGroups(Finding):
-    """Gradients are summed by groups of ranks, which grow with the workers."""
+    """Gradients are summed by groups of ranks, which grow with the number of workers."""
 
     template = (
         "{run}: gradients are summed in groups of one in {shards} ranks; with more workers these "
@@ -78,7 +78,7 @@ class SummedInGroups(Finding):
 
 
 class NamedRunIsPartial(Finding):
-    """Something of a run is missing."""
+    """Some data of a run is missing."""
 
     template = "{run} is partial: {what}."
 
@@ -87,7 +87,7 @@ class NamedRunIsPartial(Finding):
 
 
 class OthersMayBeLater(Finding):
-    """Ranks that were not recorded may be later than those that were."""
+    """Ranks that were not recorded may be later than the recorded ones."""
 
     template = (
         "{run}: ranks that are not here may be later than those that are, and then every step is "
@@ -98,7 +98,7 @@ class OthersMayBeLater(Finding):
 
 
 class BeyondTheLine(Finding):
-    """From some line rate on, a measured transport has no more use for it."""
+    """Above some line rate, the processors limit a measured transport, not the line."""
 
     template = (
         "measured: with {workers:,} workers the line is what limits this transport up to "
@@ -111,7 +111,7 @@ class BeyondTheLine(Finding):
 
 
 class MoreHostsAlike(Finding):
-    """Where the ranks of a larger job are taken to be."""
+    """The hosts on which a larger job's ranks are supposed to run."""
 
     template = (
         "measured: more workers are taken for more hosts like the recorded {hosts:one|ones}, each "
@@ -125,7 +125,7 @@ class MoreHostsAlike(Finding):
 
 
 class RanksDriftApart(Finding):
-    """No closed form is near, and the cluster is too large to be played."""
+    """Closed forms are inexact here, and the cluster is too large to be played."""
 
     template = (
         "{algorithms:list}: among {workers:,} workers of {cluster} ranks drift apart, and there "
@@ -139,7 +139,7 @@ class RanksDriftApart(Finding):
 
 
 class CodecCost(Finding):
-    """The cost of a codec is not known, or not from a measurement here."""
+    """The cost of a codec is unknown, or was measured elsewhere."""
 
     template = "{codec}: {caveat}."
 
@@ -148,7 +148,7 @@ class CodecCost(Finding):
 
 
 class TreeAtItsBest(Finding):
-    """A double tree's closed form is its best."""
+    """The closed form of a double tree is its best time."""
 
     template = (
         "tree: the time at full utilization; played transfer by transfer, with links shared, a "
@@ -163,7 +163,10 @@ def prediction_notes(
     *,
     ranks_are_placed: bool = False,
 ) -> Iterator[Finding]:
-    """Go through what there is to know; ranks are placed where it was said how many a host has."""
+    """Yield the notes on predictions.
+
+    `ranks_are_placed` says that the user gave the number of ranks of each host.
+    """
     by_device: dict[tuple[str, str], list[str]] = {}
     for name, run in named:
         if run.provenance.basis == "modelled":
@@ -171,7 +174,7 @@ def prediction_notes(
             by_device.setdefault(device, []).append(name)
     for (title, efficiency), names in by_device.items():
         yield Modelled(names=tuple(names), device=title, efficiency=efficiency)
-    for _, run in named:  # built-in workloads that would not fit into their device
+    for _, run in named:  # Yield the built-in workloads that do not fit into their device.
         if run.provenance.origin == "modelled":
             load = workload(run.provenance.source)
             if not load.memory.fits:
@@ -226,7 +229,7 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """One kind of link, what was changed about it, and what the step would be then."""
+    """One kind of link, a change of it, and the step after that change."""
 
     links: str
     change: str
@@ -235,30 +238,30 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """A job on a described cluster, and what the step would be with each kind of link wider."""
+    """A job on a described cluster, and its step with each kind of link made wider."""
 
     run: str
     cluster: str
     workers: int
     is_scattered: bool
-    oversubscription: float | None  # None where nothing goes through a spine
+    oversubscription: float | None  # None if transfers stay below the spine
     step_s: float
     overhead_s: float
-    busiest: str | None  # the links that most of a collective's time is spent on
+    busiest: str | None  # The links that take most of a collective's time.
     suspects: tuple[Suspect, ...]
 
     @property
     def worst(self) -> Suspect | None:
-        """Return what to blame: the links that cost most, if that is worth mentioning."""
+        """Return the links that cost most, if their cost is worth mentioning."""
         least = min(self.suspects, key=lambda each: each.step_s, default=None)
         return least if least is not None and self.is_to_blame(least) else None
 
     def is_to_blame(self, suspect: Suspect) -> bool:
-        """Say whether the step would be noticeably shorter."""
+        """Say whether the change would make the step noticeably shorter."""
         return suspect.step_s < (1 - WORTH_BLAMING) * self.step_s
 
     def of(self, links: str) -> Suspect | None:
-        """Return what was found out about one kind of link."""
+        """Return the finding about one kind of link."""
         return next((suspect for suspect in self.suspects if suspect.links == links), None)
 
 
@@ -269,7 +272,7 @@ _WHERE = (
 
 
 class NoLinkHoldsBack(Finding):
-    """No kind of link would shorten the step noticeably."""
+    """No kind of link would make the step noticeably shorter."""
 
     template = (
         f"{_WHERE}no link holds it back"
@@ -281,7 +284,7 @@ class NoLinkHoldsBack(Finding):
 
 
 class LinksHoldBack(Finding):
-    """The kind of link that costs most, and how far the spine is to blame."""
+    """The kind of link that costs most, and the share of the spine in that."""
 
     template = (
         f"{_WHERE}the {{links}} hold it back: with {{worst.change}} a step would take "
@@ -312,7 +315,7 @@ class SpineUplinks(Finding):
 
 
 class SpineDoesNot(Finding):
-    """A wide spine would change next to nothing."""
+    """A wide spine would change almost nothing."""
 
     template = (
         "; the {oversubscription:g}:1 spine does not, {change} would change nothing that matters"
@@ -323,7 +326,7 @@ class SpineDoesNot(Finding):
 
 
 class SpineAlone(Finding):
-    """What a wide spine alone would give."""
+    """The step with a wide spine alone."""
 
     template = "; {change} alone would give {step_s:time}"
 
@@ -332,7 +335,7 @@ class SpineAlone(Finding):
 
 
 def suspicion_finding(job: Suspicion) -> Finding:
-    """Return what there is to say of a job on a described cluster."""
+    """Return the finding about a job on a described cluster."""
     worst, spine = job.worst, job.of(LINK_KINDS[SPINE])
     if worst is None:
         return NoLinkHoldsBack(job=job)

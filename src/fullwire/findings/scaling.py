@@ -1,4 +1,4 @@
-"""What a step loses to having several workers, where that would turn, and what reaches a target.
+"""The scaling factor of a step, the turning point of its verdict, and the needs of a target.
 
 These are the sentences that people repeat in a meeting.
 """
@@ -29,17 +29,17 @@ class ScalingFactor(Finding):
 
 
 class Estimated(Finding):
-    """T1 comes from the run itself: what tells it, and how far it may be off."""
+    """T1 is estimated from the run itself, by the named source and within the given range."""
 
     template = " (estimated{source:? from {source}: {low_s:time} to {high_s:time}})"
 
-    source: str  # "" where nothing tells what computing takes by itself
+    source: str  # "" if the run does not show computation by itself
     low_s: float
     high_s: float
 
 
 class WithFullLinks(Finding):
-    """The scaling factor, were links used to the full."""
+    """The scaling factor, if the links were used fully."""
 
     template = " With full links it would be {factor:.3f}."
 
@@ -47,13 +47,13 @@ class WithFullLinks(Finding):
 
 
 class NoMoreWithFullLinks(Finding):
-    """The links are as good as full: the prediction would be no better than what was measured."""
+    """The links are almost full: the prediction would be no better than the measurement."""
 
     template = " Full links would not raise it."
 
 
 class MedianWithFullLinks(Finding):
-    """The same, where predictions start from another step than the mean one."""
+    """The scaling factor of the median step, where predictions start from it, with full links."""
 
     template = (
         " With full links, that of the median step would be {factor:.3f} instead of {now:.3f}."
@@ -64,7 +64,7 @@ class MedianWithFullLinks(Finding):
 
 
 class LineTakesOver(Finding):
-    """The rate up to which the line is slower than the transport."""
+    """The line rate up to which the line limits the transport; above it, the processors do."""
 
     template = " Above {rate_bps:rate} the processors limit this transport, not the line."
 
@@ -85,12 +85,12 @@ class WouldCost(Finding):
 
     @property
     def is_either(self) -> bool:
-        """Say whether both would."""
+        """Say whether both a slower link and more workers would make it cost the threshold."""
         return bool(self.below_bps and self.workers)
 
 
 class NeverCosts(Finding):
-    """Neither would."""
+    """Communication stays below the threshold on slower links and with more workers."""
 
     template = (
         "Communication stays below {threshold:.0%} of the step on slower links and with more "
@@ -115,7 +115,7 @@ class CostsLessAbove(Finding):
 
 
 class WaitingAloneCosts(Finding):
-    """Late ranks alone cost the threshold."""
+    """Waiting for late ranks alone costs the threshold."""
 
     template = (
         "On any link, waiting for late ranks alone costs {threshold:.0%} of the step or "
@@ -127,7 +127,7 @@ class WaitingAloneCosts(Finding):
 
 
 class NoLinkIsEnough(Finding):
-    """No link is fast enough."""
+    """No link is fast enough for communication to cost less than the threshold."""
 
     template = (
         "On any link, communication costs {threshold:.0%} of the step or more{fewer:?; with "
@@ -148,7 +148,7 @@ def turning(
     line_bps: float | None,
     threshold: float,
 ) -> Finding:
-    """Choose what there is to say of where the verdict turns."""
+    """Choose the finding about the turning point of the verdict."""
     if not is_limited:
         if not rate_bps and not workers:
             return NeverCosts(threshold=threshold)
@@ -168,7 +168,7 @@ def turning(
 
 
 class Label(Finding):
-    """The conditions of a case: those that differ from another's."""
+    """The label of a case: the conditions in which it differs from other cases."""
 
     template = (
         "{case.run}, {case.workers} {case.workers:worker|workers}{buckets:?, {buckets}}"
@@ -188,7 +188,7 @@ class Label(Finding):
 
 
 class LatencyOf(Finding):
-    """A latency, also one of 0."""
+    """A latency, which may be 0."""
 
     template = ", latency {latency_s:time}"
 
@@ -196,7 +196,7 @@ class LatencyOf(Finding):
 
 
 class TargetNeeds(Finding):
-    """What one case needs to reach the scaling factor."""
+    """The needs of one case to reach the target scaling factor."""
 
     template = "{label}: a scaling factor of {scaling_factor:g} needs {needs:;}."
 
@@ -206,13 +206,13 @@ class TargetNeeds(Finding):
 
 
 class NoCompression(Finding):
-    """It is reached as it is."""
+    """The target is reached without compression."""
 
     template = "no compression"
 
 
 class CompressionOf(Finding):
-    """The least ratio."""
+    """The smallest compression ratio that reaches the target."""
 
     template = "{ratio:.4g}x compression"
 
@@ -220,7 +220,7 @@ class CompressionOf(Finding):
 
 
 class MoreThanAnyCompression(Finding):
-    """No ratio reaches it."""
+    """No compression ratio reaches the target."""
 
     template = "more than any compression (best {best:.4f})"
 
@@ -228,7 +228,7 @@ class MoreThanAnyCompression(Finding):
 
 
 class AtRate(Finding):
-    """What is needed at a line rate."""
+    """The compression that is needed at a line rate."""
 
     template = "{needed} at {rate_bps:rate}"
 
@@ -237,7 +237,7 @@ class AtRate(Finding):
 
 
 class BandwidthOf(Finding):
-    """The least line rate."""
+    """The smallest line rate that reaches the target."""
 
     template = "{rate_bps:rate} {how}"
 
@@ -246,7 +246,7 @@ class BandwidthOf(Finding):
 
 
 class NextToNoBandwidth(Finding):
-    """Any line reaches it."""
+    """Any line reaches the target."""
 
     template = "next to no bandwidth {how}"
 
@@ -254,7 +254,7 @@ class NextToNoBandwidth(Finding):
 
 
 class MoreThanAnyBandwidth(Finding):
-    """No line reaches it."""
+    """No line reaches the target."""
 
     template = "more than any bandwidth {how} (best {best:.4f})"
 
@@ -263,7 +263,7 @@ class MoreThanAnyBandwidth(Finding):
 
 
 class WithCodec(Finding):
-    """A compressor with its cost."""
+    """A compressor with its cost, by its codec."""
 
     template = "with codec {codec}"
 
@@ -271,13 +271,13 @@ class WithCodec(Finding):
 
 
 class WithoutCompression(Finding):
-    """Gradients as they are."""
+    """The gradients are sent uncompressed."""
 
     template = "without compression"
 
 
 class WithCompression(Finding):
-    """A ratio that costs nothing."""
+    """A compression ratio without cost."""
 
     template = "with {ratio:g}x compression"
 
@@ -295,7 +295,7 @@ class AlikeForAllRuns(Finding):
 
 
 class FromLeastToMost(Finding):
-    """The runs that need least and most."""
+    """The runs that need the least and the most."""
 
     template = (
         "{workers} workers at {rate_bps:rate}: from {least} ({least_run}) to {most} ({most_run})."
@@ -310,7 +310,7 @@ class FromLeastToMost(Finding):
 
 
 def target_findings(targets: Targets, varying: Collection[str]) -> Iterator[Finding]:
-    """Go through what reaches the target: a finding per case, and one for all runs together.
+    """Yield the needs of the target: a finding for each case, and one for all runs together.
 
     `varying` are the axes that have more than one value.
     """
@@ -321,7 +321,7 @@ def target_findings(targets: Targets, varying: Collection[str]) -> Iterator[Find
             AtRate(needed=_needed(case), rate_bps=case.bandwidth_bps or 0.0)
             for case in ratios.get(label, [])
         ]
-        # Codecs, and of free ratios the least: those between are in the JSON.
+        # Take all codecs, but of free ratios only the smallest. The JSON holds the others.
         free = [case for case in rates[label] if case.codec is None]
         with_codec = [case for case in rates[label] if case.codec is not None]
         needs += [_bandwidth(case) for case in free[:1] + with_codec]
@@ -381,7 +381,7 @@ def _bandwidth(case: Reached) -> Finding:
 
 
 def _summary(targets: Targets, varying: Collection[str]) -> Iterator[Finding]:
-    """Draw several runs together, bandwidth by bandwidth, where nothing else varies."""
+    """Yield a finding for all runs together at each bandwidth, where nothing else varies."""
     if "run" not in varying or set(varying) - {"run", "workers", "bandwidth_bps", "codec"}:
         return
     ordered = sorted(targets.least_compression, key=_place)
@@ -406,6 +406,6 @@ def _place(case: Reached) -> tuple[int, float]:
 
 
 def _rounded_up(number: float) -> float:
-    """Round to three digits, upwards: what is printed still reaches the target."""
+    """Round to three digits, upwards, so that the printed number still reaches the target."""
     digit = 10.0 ** (math.floor(math.log10(number)) - 2)
     return math.ceil(number / digit - 1e-9) * digit

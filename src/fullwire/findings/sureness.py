@@ -1,4 +1,4 @@
-"""How sure a verdict is, and why: the second line of an answer."""
+"""How sure a verdict is, and the reasons: the second line of an answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fullwire.findings.finding import Finding
 from fullwire.findings.others import OtherWork, about_others
 from fullwire.timeline.account import Part
 
-_FEW_STEPS = 10  # of a measured job: fewer may still be warming up
+_FEW_STEPS = 10  # Of a measured job: with fewer, it may still be warming up.
 
 
 class Sureness(Finding):
-    """How sure the verdict is: the doubts, the steps it rests on, and the next largest loss."""
+    """How sure the verdict is: the doubts, the number of steps, and the next largest loss."""
 
     template = (
         "{doubts:?Less sure: {doubts:and}.}{is_sure:?Sure: {steps:,} {steps:step|steps} were "
@@ -27,18 +27,18 @@ class Sureness(Finding):
 
     @property
     def is_sure(self) -> bool:
-        """Say whether nothing speaks against the verdict."""
+        """Say whether there are no doubts about the verdict."""
         return not self.doubts
 
 
 class PartIsMissing(Finding):
-    """Some of the run is missing."""
+    """Some data of the run is missing."""
 
     template = "the run is partial"
 
 
 class OnlySoMany(Finding):
-    """The job was too short to have settled."""
+    """The recorded steps are so few that the job may still have been warming up."""
 
     template = "only {steps:,} {steps:step|steps} were recorded"
 
@@ -62,7 +62,7 @@ class RepeatMayDiffer(Finding):
 
 
 def sureness(case: Case, kind: str, near: Sequence[str]) -> Finding | None:
-    """Return how sure a verdict is; None where nothing was decided.
+    """Return how sure a verdict is; None for the verdict "unknown".
 
     `near` are the kinds that another recording may give.
     """

@@ -1,4 +1,4 @@
-"""What packets say of a training, as one would tell it in a meeting."""
+"""The findings about a training that captured packets show, in everyday words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fullwire.packets.flows import Traffic
 
 
 class TrainingsInTurn(Finding):
-    """Trainings one after the other."""
+    """The packets hold several trainings, one after the other."""
 
     template = (
         "{trainings} trainings between {hosts} hosts, one after the other and without a connection "
@@ -21,7 +21,7 @@ class TrainingsInTurn(Finding):
 
 
 class HostsInGroups(Finding):
-    """Trainings beside each other."""
+    """The packets hold several groups of hosts, which send each other nothing."""
 
     template = (
         "{hosts} hosts in {groups} groups that send each other nothing, each a training of its own "
@@ -33,7 +33,7 @@ class HostsInGroups(Finding):
 
 
 class Training(Finding):
-    """A training by its hosts."""
+    """A training, named by its hosts."""
 
     template = "{hosts:list}"
 
@@ -41,7 +41,7 @@ class Training(Finding):
 
 
 class TrainingAt(Finding):
-    """A training by when it was."""
+    """A training, named by its time."""
 
     template = "{begin_s:time} to {end_s:time}"
 
@@ -50,7 +50,7 @@ class TrainingAt(Finding):
 
 
 class OfTraining(Finding):
-    """The training that what follows is of."""
+    """A heading: the next findings are about this training."""
 
     template = "{training}:"
 
@@ -58,7 +58,7 @@ class OfTraining(Finding):
 
 
 class HostsInPattern(Finding):
-    """How many hosts there are, and the shape of what they send."""
+    """The number of hosts, and the pattern of their transfers."""
 
     template = "{hosts} hosts, {shape}."
 
@@ -67,13 +67,13 @@ class HostsInPattern(Finding):
 
 
 class NoPattern(Finding):
-    """No pattern fits."""
+    """No known pattern fits the transfers."""
 
     template = "in no pattern that is known"
 
 
 class ParameterServer(Finding):
-    """Workers send to servers."""
+    """Workers send to parameter servers."""
 
     template = "a parameter server at {servers:list}"
 
@@ -81,7 +81,7 @@ class ParameterServer(Finding):
 
 
 class Hierarchy(Finding):
-    """Groups sum first within, then between."""
+    """Hosts sum within groups first, then between groups."""
 
     template = "a hierarchy of {groups:;}"
 
@@ -89,7 +89,7 @@ class Hierarchy(Finding):
 
 
 class DoubleTree(Finding):
-    """Two trees, each with a half of the bytes."""
+    """Hosts sum over two trees, each with half of the bytes."""
 
     template = "a double tree around {first} and {second}"
 
@@ -98,7 +98,7 @@ class DoubleTree(Finding):
 
 
 class Tree(Finding):
-    """One tree."""
+    """Hosts sum over one tree."""
 
     template = "a tree around {root}"
 
@@ -106,7 +106,7 @@ class Tree(Finding):
 
 
 class SeveralRings(Finding):
-    """Rings beside each other."""
+    """Hosts form several rings."""
 
     template = "{kind}: {rings:;}"
 
@@ -115,7 +115,7 @@ class SeveralRings(Finding):
 
 
 class Ring(Finding):
-    """One ring."""
+    """Hosts form one ring."""
 
     template = "a {kind} {hosts}"
 
@@ -124,7 +124,7 @@ class Ring(Finding):
 
 
 class AllToAll(Finding):
-    """Everyone sends to everyone."""
+    """Every host sends to every other."""
 
     template = "everyone with everyone alike (all-to-all)"
 
@@ -138,13 +138,13 @@ class InPattern(Finding):
 
 
 class NoIterations(Finding):
-    """Nothing repeats."""
+    """The transfers do not repeat, so iterations are unknown."""
 
     template = "No iterations were found: nothing repeats with the same bytes after silence."
 
 
 class IterationsFound(Finding):
-    """What repeats, how often and how long."""
+    """The number of iterations, and their length."""
 
     template = (
         "{count} iterations of {period_s:time} ({communicating_s:time} communicating), confidence "
@@ -158,7 +158,7 @@ class IterationsFound(Finding):
 
 
 class BytesPerEdge(Finding):
-    """What an edge carries in an iteration, and what gradient that is."""
+    """The bytes of an edge in an iteration, and the gradient that they imply."""
 
     template = "{bytes:bytes} per edge and iteration{gradient}."
 
@@ -167,7 +167,7 @@ class BytesPerEdge(Finding):
 
 
 class GatheredAndReduced(Finding):
-    """Parameters are sharded."""
+    """Parameters are sharded: they are gathered, and gradients are reduced."""
 
     template = (
         ": {gathered_bytes:bytes} of parameters are gathered and {gradient_bytes:bytes} of "
@@ -179,7 +179,7 @@ class GatheredAndReduced(Finding):
 
 
 class GradientIs(Finding):
-    """The gradient, as a library's own headers tell it."""
+    """The size of the gradient, as the headers of a collective library state it."""
 
     template = ", so the gradient is {gradient_bytes:bytes} at N={ranks}"
 
@@ -188,7 +188,7 @@ class GradientIs(Finding):
 
 
 class GradientIfOneSum(Finding):
-    """The gradient, if an iteration is one all-reduce."""
+    """The size of the gradient, if an iteration is one all-reduce."""
 
     template = "{gradient}, if it is one all-reduce"
 
@@ -196,7 +196,7 @@ class GradientIfOneSum(Finding):
 
 
 class GradientIfSharded(Finding):
-    """The gradient in either case that bytes leave open."""
+    """The size of the gradient in both cases that the bytes allow."""
 
     template = (
         "{gradient} if it is one all-reduce, or {if_sharded_bytes:bytes} if parameters are sharded "
@@ -208,7 +208,7 @@ class GradientIfSharded(Finding):
 
 
 class SlowLinkFound(Finding):
-    """The host whose sending keeps the others waiting."""
+    """The host whose slow link keeps the other hosts waiting."""
 
     template = (
         "Host {host} sends over the slow link: busy {busy:.0%} of the time against {least:.0%} to "
@@ -222,25 +222,25 @@ class SlowLinkFound(Finding):
 
 
 class NoLinkToCallSlow(Finding):
-    """Nothing repeats that a link could be slow for."""
+    """The transfers do not repeat, so a slow link is unknown."""
 
     template = "Without iterations no link can be called slow."
 
 
 class NoSlowLinkOfTwo(Finding):
-    """Two hosts show little of their links."""
+    """No slow link was found, but two hosts show little of their links."""
 
     template = "No slow link, as far as two hosts can show one."
 
 
 class NoSlowLink(Finding):
-    """All links are as fast."""
+    """All links are equally fast."""
 
     template = "No slow link."
 
 
 def traffic_findings(result: Traffic) -> Iterator[Finding]:
-    """Go through what packets say of a training, or of each of several."""
+    """Yield the findings about a training that packets show, or about each of several."""
     if result.groups:
         count, hosts = len(result.groups), len(result.hosts)
         if result.groups[0].during_s is not None:
@@ -291,7 +291,7 @@ def traffic_findings(result: Traffic) -> Iterator[Finding]:
 
 
 def training(group: Traffic) -> Finding:
-    """Name a training by when it was, or else by its hosts."""
+    """Return the name of a training: its time, or else its hosts."""
     if group.during_s is None:
         return Training(hosts=group.hosts)
     begin_s, end_s = group.during_s

@@ -1,12 +1,12 @@
-"""What would make a job faster, by how much, and with which setting: one file a kind of fix.
+"""The fixes of a job: their gains and their settings, with one file for each kind.
 
-A fix is the job's own step, predicted again with one thing changed. They come sorted by what they
-gain; what gains less than `LEAST_GAIN` of the step is not worth a meeting. Where gains are as good
-as equal, what is set in the job comes before what is bought.
+A fix is the job's own step, predicted again with one change. Fixes are sorted by their gains. A
+gain of less than `LEAST_GAIN` of the step is left out. Among gains that are about equal, settings
+of the job come before purchases.
 
-The step is the median one, but where a part that the median does not have is the largest loss: of a
-rank that is late in every fifth step, say, or of metrics that are summed in every tenth. Then fixes
-are of the mean step, the long ones included.
+Predictions start from the median step, with one exception: the largest loss is a part that the
+median step lacks. An example is a rank that is late in every fifth step, or a metric that is summed
+in every tenth. Then fixes start from the mean step, the long steps included.
 
 A new kind is a new file in this folder with a class that `register` marks.
 """
@@ -23,26 +23,26 @@ from fullwire.timeline.steadiness import few_steps
 
 __all__ = ["Fix", "FixKind", "Fixes", "Risk", "fix_kinds", "fixes", "fixes_by_account"]
 
-LEAST_GAIN = 0.01  # of the step
-_AS_GOOD = 0.02  # of the step: gains that differ by less are as good as equal
-# Losses that some steps may have and others do not.
+LEAST_GAIN = 0.01  # Of the step.
+_AS_GOOD = 0.02  # Of the step: gains that differ by less count as equal.
+# Losses that some steps may have and others lack.
 _IN_FEW_STEPS = (Part.STRAGGLER, Part.INPUT, Part.HOST, Part.LATENCY)
-_REPEATS = 0.02  # within this a job repeats that is begun anew, where nothing holds it up
+_REPEATS = 0.02  # A job that is started again repeats within this, if nothing delays it.
 _SENT_BY_FEW = "what only they send: less often, or joined into one (torch.cat)"
 
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """What would help, the most helpful first, the step that it is held against, and its T1."""
+    """The fixes that help, the best first, with the step and the T1 of their predictions."""
 
     found: tuple[Fix, ...]
     from_s: float
     alone_s: float
-    tried: frozenset[str] = frozenset()  # the kinds that this job allows to predict
+    tried: frozenset[str] = frozenset()  # The kinds that this job allows to predict.
 
     @property
     def sooner(self) -> bool | None:
-        """Say whether transfers that begin sooner would help; None where that is not known."""
+        """Say whether transfers that begin sooner would help; None where it is unknown."""
         kinds = {key for key, kind in fix_kinds().items() if kind.begins_sooner}
         if not self.tried & kinds:
             return None
@@ -55,10 +55,10 @@ class Fixes:
         return max(links, key=lambda fix: fix.step_s, default=None)
 
     def first_for(self, verdict: str, alone_s: float | None = None) -> tuple[Fix, ...]:
-        """Return them with those first that are an answer to this kind of verdict.
+        """Return the fixes, first those that answer this kind of verdict.
 
-        Scaling factors are held against a baseline's T1, where one is given: a fix that one worker
-        would profit from too has shortened the T1 that it was predicted with.
+        Scaling factors refer to a baseline's T1, where one is given. Without it they refer to the
+        T1 of the prediction, which is shorter if one worker would profit from the fix too.
         """
         times = 1.0 if alone_s is None else alone_s / self.alone_s
         answers = {key for key, kind in fix_kinds().items() if verdict in kind.addresses}
@@ -71,7 +71,7 @@ class Fixes:
 
 @dataclass(frozen=True, kw_only=True)
 class NoLongSteps(Fix):
-    """Steps that all take as long as the usual ones."""
+    """All steps take as long as the usual ones."""
 
     template = "{few} long steps of {of} like the others"
 
@@ -80,7 +80,7 @@ class NoLongSteps(Fix):
 
 
 def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
-    """Predict everything that could help this job, the most helpful first."""
+    """Predict all fixes that could help this job, the best first."""
     lost_s = {part: account.parts_s[part.key] for part in Part if part != Part.COMPUTE}
     part = max(lost_s, key=lost_s.__getitem__)
     rare = few_steps(account, part) if part in _IN_FEW_STEPS else None
@@ -112,9 +112,9 @@ def fixes(run: Run, job: Forecaster, account: Account) -> Fixes:
 
 
 def fixes_by_account(run: Run, account: Account) -> Fixes:
-    """Take off the step what is lost beside the network, where no line rate allows a prediction.
+    """Return the fixes of losses beside the network, where no line rate allows a prediction.
 
-    It is what the account says that a step would be without, so there is no interval.
+    The account gives the step after the loss is removed, so these fixes have no interval.
     """
     step_s, alone_s = account.step_s, account.alone_s
     found = [fix for kind in fix_kinds().values() for fix in kind.by_account(run, account)]
@@ -122,7 +122,7 @@ def fixes_by_account(run: Run, account: Account) -> Fixes:
 
 
 def _longer(fix: Fix, beyond_s: float, part: Part) -> Fix:
-    """Return a fix of the median step as one of a mean step that a part makes so much longer."""
+    """Return a fix of the median step as one of the mean step, which a part makes longer."""
     step_s = fix.step_s + beyond_s
     may_help = part == Part.LATENCY and fix.kind == "transport"
     surely_s = 0.0 if may_help else beyond_s

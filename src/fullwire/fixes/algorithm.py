@@ -1,4 +1,4 @@
-"""Another algorithm for sums: within hosts first, or by a tree."""
+"""The fix "another algorithm for sums": within hosts first, or by a tree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SumsWithinHosts(Fix):
 
 @dataclass(frozen=True, kw_only=True)
 class SumsByTree(Fix):
-    """Sums by a tree."""
+    """The sums go by a tree."""
 
     template = "all-reduce by tree"
     place = "settings"
@@ -38,17 +38,17 @@ class SumsByTree(Fix):
 
 @register
 class Algorithm(FixKind):
-    """Sums over hosts in two levels, or by a tree."""
+    """Sum over hosts in two levels, or by a tree."""
 
     key = "algorithm"
     label = "another algorithm"
     addresses = ("line_rate", "transport", "latency")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try sums within hosts first; of NCCL with a rank a host, the tree."""
+        """Predict sums within hosts first, or the tree of NCCL where each host has one rank."""
         hosts, is_nccl = len(set(host_of_rank(run).values())), run.facts.backend == "nccl"
         if 1 < hosts < job.workers:
             setting = _NCCL_TREE if is_nccl else _BY_A_HOOK
             yield SumsWithinHosts(hosts=hosts, how=setting, forecast=job.ask(workers=(hosts,)))
-        elif is_nccl:  # Gloo's ring is not to be chosen
+        elif is_nccl:  # Gloo offers its ring only.
             yield SumsByTree(forecast=job.ask(algorithms=("tree",)))

@@ -1,4 +1,4 @@
-"""Buckets of another size."""
+"""The fix "buckets of another size"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CAPS_MIB = (1, 5, 10, 25, 50, 100, 200, 500)
 
 @dataclass(frozen=True, kw_only=True)
 class OtherBuckets(Fix):
-    """The best of some sizes."""
+    """The buckets have the best of the sizes that were tried."""
 
     template = "buckets of {cap_mib} MiB"
     lines: ClassVar[Mapping[str, str]] = {
@@ -55,7 +55,7 @@ trainer = Trainer(strategy=DDPStrategy(bucket_cap_mb={cap_mib}))
 
 @register
 class Buckets(FixKind):
-    """Buckets of another size."""
+    """Use buckets of another size."""
 
     key = "buckets"
     label = "other buckets"
@@ -63,7 +63,7 @@ class Buckets(FixKind):
     begins_sooner = True
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try bucket sizes, and name the best."""
+        """Predict several bucket sizes, and yield the best."""
         if run.facts.buckets is None:
             return
         tried = [(cap, job.ask(buckets=(DdpBuckets(cap * _MIB, cap * _MIB),))) for cap in _CAPS_MIB]

@@ -1,4 +1,4 @@
-"""No communication hook, where it packs longer than it saves."""
+"""The fix "no communication hook", where the hook packs longer than it saves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fullwire.timeline.account import Account
 
 @dataclass(frozen=True, kw_only=True)
 class SentWhole(Fix):
-    """Gradients without what a hook of the script's packs."""
+    """Gradients are sent without the script's communication hook."""
 
     template = "gradients sent without a hook"
 
@@ -25,14 +25,14 @@ class SentWhole(Fix):
 
 @register
 class Codec(FixKind):
-    """No communication hook."""
+    """Remove the communication hook."""
 
     key = "codec"
     label = "no compression"
     addresses = ("codec",)
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try the step without a hook, where the run has one that packs."""
+        """Predict the step without a hook, where the run has one that packs."""
         step = job.subject.step
         if run.facts.hook is not None and step.packing_ns:
             whole = dataclasses.replace(step, packing_ns=0, sent_share=1.0)

@@ -1,4 +1,4 @@
-"""Gradients sent as halves, with what casting them costs."""
+"""The fix "gradients as float16", with the cost of casting them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SMALL_NUMBERS = re.compile(r"16|half|8", re.IGNORECASE)  # in the names of type
 
 @dataclass(frozen=True, kw_only=True)
 class SentAsHalves(Fix):
-    """Half the bytes, and half the digits."""
+    """Gradients have half the bytes, and half the digits."""
 
     template = "gradients sent as float16"
     lines: ClassVar[Mapping[str, str]] = {
@@ -76,7 +76,7 @@ trainer = Trainer(strategy=strategy)
 
 @register
 class Compression(FixKind):
-    """Gradients sent as halves."""
+    """Send gradients as float16."""
 
     key = "compression"
     risk: ClassVar[Risk] = "numeric"
@@ -84,10 +84,10 @@ class Compression(FixKind):
     addresses = ("line_rate", "transport")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try half the bytes, where gradients are sent whole."""
+        """Predict the step with half the bytes, where gradients are sent uncompressed."""
         if run.facts.buckets is None or run.facts.hook is not None:
             return
-        # Most of what is sent may have 16 bits a number already, or fewer.
+        # Most of the bytes may already have 16 bits a number, or fewer.
         kinds, sizes = codes_of(run.collectives.dtype), run.collectives.bytes
         is_small = np.array([_SMALL_NUMBERS.search(name) is not None for name in kinds.names], bool)
         if not len(sizes) or 2 * int(sizes[is_small[kinds.codes]].sum()) <= int(sizes.sum()):

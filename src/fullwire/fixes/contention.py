@@ -1,4 +1,4 @@
-"""Computing that neither the job's own sums nor its other ranks slow down."""
+"""The fix "no contention": computation becomes free of the job's sums and of its other ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ON_DEVICES = "fewer channels for sums (NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS), or l
 
 @dataclass(frozen=True, kw_only=True)
 class NothingInTheWay(Fix):
-    """No computing beside sums or other ranks that slow it down."""
+    """Computation has its processors to itself, without sums or other ranks."""
 
     template = "processors for each rank alone"
     place = "hosts"
@@ -30,18 +30,21 @@ class NothingInTheWay(Fix):
 
 @register
 class Contention(FixKind):
-    """Computing that nothing of the job's slows down."""
+    """Give computation its processors to itself."""
 
     key = "contention"
     label = "no contention"
     addresses = ("contention",)
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Take the contention off the step: nothing was measured without it."""
+        """Subtract the contention from the step, as the account measured it.
+
+        A prediction would need a recorded step without contention to start from.
+        """
         return self.by_account(run, account)
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
-        """Take the contention off the step."""
+        """Subtract the contention from the step."""
         found = without_loss(account, account.parts_s[Part.CONTENTION.key], of_one=False)
         if found is not None:
             setting = _ON_PROCESSORS if sums_on_processors(run) else _ON_DEVICES

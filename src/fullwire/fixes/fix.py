@@ -1,4 +1,4 @@
-"""What a fix is: one change, its risk, how it is made, and what the step would be with it."""
+"""A fix: one change of a job, its risk, its setting, and the step that it predicts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fullwire.simulation.forecast import Forecast, Forecaster
 from fullwire.simulation.processors import used_share
 from fullwire.timeline.account import Account
 
-MUCH = 0.05  # of the step: what an account alone calls worth removing
-MANY, MUCH_BYTES = 20, 2**20  # collectives of a step, and of up to which size: worth joining
-FILLS_THE_LINE = "fullwire"  # the backend that a full wire is predicted for
-MUCH_BESIDE = 0.15  # of the processors, in other work: samples and clocks agree to a tenth
-_ALL_TAKEN = 0.9  # of all processors' time
+MUCH = 0.05  # Of the step: a smaller loss is no fix by the account alone.
+MANY, MUCH_BYTES = 20, 2**20  # Joining pays for so many collectives of a step, up to that size.
+FILLS_THE_LINE = "fullwire"  # The backend for which predictions take a full line.
+MUCH_BESIDE = 0.15  # Of the processors, in other work: samples and clocks agree to a tenth.
+_ALL_TAKEN = 0.9  # Of all processors' time.
 
-# exact: the same results up to the order of sums; numeric: gradients are rounded; semantic: another
-# batch, or fewer synchronizations. Only exact fixes are applied without being asked for.
+# An exact fix gives the same results, up to the order of sums. A numeric one rounds gradients. A
+# semantic one changes the batch, or sums less often. Only exact fixes are applied by default.
 Risk: TypeAlias = Literal["exact", "numeric", "semantic"]
 PLAIN = "torch"  # the framework of a script with a loop of its own
 
@@ -34,59 +34,60 @@ PLAIN = "torch"  # the framework of a script with a loop of its own
 class Fix:
     """One change to a job, predicted. Each kind is a dataclass with a template for the change."""
 
-    template: ClassVar[str]  # the change in words, with the names of fields in braces
-    place: ClassVar[str] = "script"  # where it is made
-    # Its lines with their imports, by the framework that a run names; templates as well.
+    template: ClassVar[str]  # The change in words, with the names of fields in braces.
+    place: ClassVar[str] = "script"  # The place of the change.
+    # The lines of the change with their imports, by the framework that a run names. They are
+    # templates too.
     lines: ClassVar[Mapping[str, str]] = {}
 
     kind: str
     risk: Risk = "exact"
-    how: str  # how it is made: a template too
+    how: str  # The setting that makes the change, a template too.
     forecast: Forecast
 
     @property
     def step_s(self) -> float:
-        """Return the step with it."""
+        """Return the step with the fix."""
         return self.forecast.step_s
 
     @property
     def scaling_factor(self) -> float:
-        """Return the scaling factor with it."""
+        """Return the scaling factor with the fix."""
         return self.forecast.scaling_factor
 
     @property
     def low_s(self) -> float:
-        """Return the lower end of the step's interval; not a number where nothing tells it."""
+        """Return the lower end of the step's interval; NaN where it is unknown."""
         return self.forecast.low_s
 
     @property
     def high_s(self) -> float:
-        """Return the upper end of the step's interval; not a number where nothing tells it."""
+        """Return the upper end of the step's interval; NaN where it is unknown."""
         return self.forecast.high_s
 
 
 class FixKind(ABC):
-    """A kind of fix: what it is, and how its gain is predicted. Each kind is a class.
+    """A kind of fix, and the prediction of its gain. Each kind is a class.
 
-    How it is applied to a job is to stand here, beside the prediction, in the same file.
+    The code that applies it to a job is to stand here, beside the prediction, in the same file.
     """
 
     key: ClassVar[str]
     risk: ClassVar[Risk] = "exact"
     label: ClassVar[str]
-    addresses: ClassVar[tuple[str, ...]]  # the kinds of verdict for which it is an answer
-    begins_sooner: ClassVar[bool] = False  # it has transfers begin beside computation
+    addresses: ClassVar[tuple[str, ...]]  # The kinds of verdict that it answers.
+    begins_sooner: ClassVar[bool] = False  # It makes transfers begin beside computation.
 
     @abstractmethod
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Go through what can be changed of this kind, each with the step that it would give."""
+        """Yield the changes of this kind, each with the step that it predicts."""
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
-        """Go through what an account alone tells, where nothing can be predicted."""
+        """Yield the changes that an account alone supports, where prediction is impossible."""
         return iter(())
 
     def in_few_steps(self, run: Run, account: Account) -> str:
-        """Return its setting where few steps are long, if that is its matter."""
+        """Return its setting for a loss in few long steps, or "" if it has none."""
         return ""
 
 
@@ -104,16 +105,17 @@ def register(kind: type[KindT]) -> type[KindT]:
 
 @cache
 def fix_kinds() -> Mapping[str, FixKind]:
-    """Return all kinds of fix by key: those that the files of this folder register."""
+    """Return all kinds of fix by key, as the files of this folder register them."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{__package__}.{module.name}")
     return dict(_KINDS)
 
 
 def without_loss(account: Account, lost_s: float, *, of_one: bool) -> Forecast | None:
-    """Return the step without a loss, as an account alone tells it; None where it is too little.
+    """Return the step after a loss is removed, by the account alone; None if the loss is small.
 
-    What one worker would lose as well makes its step shorter too. There is no interval.
+    `of_one` says that one worker has the loss too: then T1 becomes shorter as well. There is no
+    interval.
     """
     step_s = account.step_s
     if not MUCH * step_s <= lost_s < step_s:
@@ -127,7 +129,7 @@ def without_loss(account: Account, lost_s: float, *, of_one: bool) -> Forecast |
 
 
 def who_takes_processors(run: Run) -> Literal["job", "others"] | None:
-    """Say whose work leaves no processor free; None where some are, or nothing was sampled."""
+    """Return who takes all processors: the job or others. None if some are free or unsampled."""
     used = used_share(run)
     if used is None or used < _ALL_TAKEN:
         return None

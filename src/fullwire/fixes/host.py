@@ -1,4 +1,4 @@
-"""A step that begins with computing; what the host does before may be its own reading."""
+"""The fix "no host work before a step": the step begins with computation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READS = "batches that the script reads by itself: {loader}"
 
 @dataclass(frozen=True, kw_only=True)
 class HostIsReady(Fix):
-    """Nothing of the host's ahead of the forward pass."""
+    """The host does nothing before the forward pass."""
 
     template = "no host work before a step"
 
@@ -32,25 +32,25 @@ def _setting(run: Run, account: Account) -> str:
 
 @register
 class Host(FixKind):
-    """The host out of the way of computing."""
+    """Move the host's work out of the way of computation."""
 
     key = "host"
     label = "host work elsewhere"
     addresses = ("host",)
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try a step that begins sooner by what the host does ahead."""
+        """Predict a step that begins sooner, by the host's time before computation."""
         found = job.beginning_sooner(round(usual_ahead_s(account) * 1e9))
         if found is not None:
             yield HostIsReady(how=_setting(run, account), forecast=found)
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
-        """Take off the step what the host does ahead."""
+        """Subtract the host's time before computation from the step."""
         lost_s = min(usual_ahead_s(account), account.parts_s[Part.HOST.key])
         found = without_loss(account, lost_s, of_one=True)
         if found is not None:
             yield HostIsReady(how=_setting(run, account), forecast=found)
 
     def in_few_steps(self, run: Run, account: Account) -> str:
-        """Return what to do about work of the host that few steps have."""
+        """Return the remedy for work of the host in few steps."""
         return _ELSEWHERE

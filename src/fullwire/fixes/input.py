@@ -1,4 +1,4 @@
-"""A step that finds its data loaded."""
+"""The fix "data loaded ahead": a step finds its batch ready."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOADER = {
 
 @dataclass(frozen=True, kw_only=True)
 class DataIsThere(Fix):
-    """No waiting for data."""
+    """The ranks find their batches loaded."""
 
     template = "batches loaded ahead"
 
@@ -36,7 +36,7 @@ class DataIsThere(Fix):
 
 @dataclass(frozen=True, kw_only=True)
 class DataIsLoadedAhead(DataIsThere):
-    """The same by more loaders, for which processors are free."""
+    """The ranks find their batches loaded, by more loaders on free processors."""
 
     template = DataIsThere.template
     lines: ClassVar[Mapping[str, str]] = {
@@ -67,14 +67,14 @@ args = TrainingArguments(
 
 @register
 class Input(FixKind):
-    """Data that is loaded ahead."""
+    """Load data ahead."""
 
     key = "input"
     label = "data loaded ahead"
     addresses = ("input",)
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try a step that begins sooner by its waiting for data."""
+        """Predict a step that begins sooner, by its wait for data."""
         input_ns = float(
             np.median(account.parts_ns[:, account.is_typical, Part.INPUT].mean(axis=0))
         )
@@ -83,7 +83,7 @@ class Input(FixKind):
             yield self._of(run, found)
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
-        """Take the waiting for data off the step."""
+        """Subtract the wait for data from the step."""
         found = without_loss(account, account.parts_s[Part.INPUT.key], of_one=True)
         if found is not None:
             yield self._of(run, found)
@@ -94,5 +94,5 @@ class Input(FixKind):
         return kind(how=_LOADER[taken_by], forecast=found)
 
     def in_few_steps(self, run: Run, account: Account) -> str:
-        """Return how more data is loaded ahead."""
+        """Return the setting that loads more data ahead."""
         return _LOADER[who_takes_processors(run)]

@@ -1,4 +1,4 @@
-"""One collective in place of many small ones of its kind."""
+"""The fix "one collective in place of many small ones of its kind"."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _JOINED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Joined(Fix):
-    """Many small collectives as one."""
+    """Many small collectives of a kind become one."""
 
     template = "{count} small {ops} as one"
 
@@ -39,20 +39,20 @@ class Joined(Fix):
 
 @register
 class Joining(FixKind):
-    """Many small collectives as one."""
+    """Join many small collectives of a kind into one."""
 
     key = "joining"
     label = "joined collectives"
     addresses = ("latency", "transport")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try the small collectives of each kind joined, where a script has many."""
+        """Predict the small collectives of each kind as one, where a script has many."""
         step = job.subject.step
         if step.others.sum_gradients or bool((run.collectives.op == "reducescatter").any()):
-            return  # which is no script's doing
+            return  # shards: a library sums them, not the script
         for op, (named, setting) in _JOINED.items():
             places = step.others.small(op, MUCH_BYTES)
             if len(places) >= MANY:
-                # Without residue: that there are many small ones is what it is of.
+                # Predict without the residue, because the many small collectives are its cause.
                 found = job.as_modelled().ask(step=step.with_joined(places))
                 yield Joined(count=len(places), ops=named, how=setting, forecast=found)

@@ -1,4 +1,4 @@
-"""Faster links: the next ones on sale, or the few slow ones as fast as the others."""
+"""The fix "faster links": the next ones on sale, or the few slow ones as fast as the others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fullwire.simulation.forecast import Forecaster
 from fullwire.timeline.account import Account
 
 _ON_SALE_BPS = (1e9, 2.5e9, 5e9, 10e9, 25e9, 40e9, 50e9, 100e9, 200e9, 400e9, 800e9)
-_FASTER_LINKS = 2  # the next so many on sale
+_FASTER_LINKS = 2  # The number of next rates on sale that are tried.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinksAsTheOthers(Fix):
-    """A few slow links as fast as the rest."""
+    """The few slow links become as fast as the rest."""
 
     template = "the link of {ranks:ranks} as fast as others: {rate_bps:rate}"
     place = "hosts"
@@ -29,7 +29,7 @@ class LinksAsTheOthers(Fix):
 
 @dataclass(frozen=True, kw_only=True)
 class FasterLinks(Fix):
-    """All links faster."""
+    """All links become faster."""
 
     template = "links of {rate_bps:rate}"
     place = "purchase"
@@ -41,14 +41,14 @@ class FasterLinks(Fix):
 
 @register
 class Link(FixKind):
-    """Links that are faster."""
+    """Use faster links."""
 
     key = "link"
     label = "faster links"
     addresses = ("line_rate", "transport")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try links on sale that are faster; first, where few are slower, these as others are."""
+        """Predict faster links on sale; first, where few are slow, these as fast as the others."""
         next_bps = job.rate_bps
         usual_bps, others = run.facts.line_rate_bps, run.facts.other_line_rates_bps or ()
         slow = tuple(int(rank) for rank, rate_bps in others if rate_bps == job.rate_bps)

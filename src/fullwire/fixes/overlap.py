@@ -1,4 +1,4 @@
-"""Gradients sent beside the backward pass, not after it."""
+"""The fix "overlap": gradients are sent during the backward pass, not after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fullwire.timeline.account import Account
 
 @dataclass(frozen=True, kw_only=True)
 class SentMeanwhile(Fix):
-    """What a script sends after the backward pass, sent while it goes on."""
+    """The script's sums go during the backward pass, not after it."""
 
     template = "sums during the backward pass"
 
@@ -24,7 +24,7 @@ class SentMeanwhile(Fix):
 
 @register
 class Overlap(FixKind):
-    """Gradients sent beside the backward pass."""
+    """Send gradients during the backward pass."""
 
     key = "overlap"
     label = "overlap"
@@ -32,7 +32,7 @@ class Overlap(FixKind):
     begins_sooner = True
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try gradients in buckets, where a script sends them after the pass."""
+        """Predict gradients in buckets, where a script sends them after the pass."""
         step = job.subject.step
         if run.facts.buckets is None and step.others.are_gradients:
             alone = dataclasses.replace(step, others=type(step.others)())

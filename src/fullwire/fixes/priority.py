@@ -1,4 +1,4 @@
-"""What the next forward pass needs first is sent first."""
+"""The fix "priority": gradients that the next forward pass needs first are sent first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fullwire.timeline.account import Account
 
 @dataclass(frozen=True, kw_only=True)
 class NeededFirst(Fix):
-    """Gradients in the order of their next use."""
+    """The gradients go in the order of their next use."""
 
     template = "sums in order of next use"
 
@@ -23,7 +23,7 @@ class NeededFirst(Fix):
 
 @register
 class Priority(FixKind):
-    """What is needed first is sent first."""
+    """Send gradients in the order of their next use."""
 
     key = "priority"
     label = "needed first, sent first"
@@ -31,6 +31,6 @@ class Priority(FixKind):
     begins_sooner = True
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try the order of the next use, where there are buckets to order."""
+        """Predict the order of the next use, where there are buckets to order."""
         if run.facts.buckets is not None:
             yield NeededFirst(forecast=job.ask(lane="priority"))

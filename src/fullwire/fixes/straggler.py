@@ -1,4 +1,4 @@
-"""No rank slower than the usual one."""
+"""The fix "no late rank": late ranks become as fast as the usual one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ON_TAKEN_PROCESSORS = {
     "job": "fewer threads (torch.set_num_threads), or a host of its own: no processor is free",
     "others": "end or move the other work that takes its processors",
 }
-_WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
+_WHERE_A_RANK_IS_SLOW = (  # By the largest excess of a rank: computation, input, or neither.
     "look at its device: clock, temperature (of a GPU: nvidia-smi -q -d PERFORMANCE), other work",
     "look at its input: DataLoader(num_workers=...), its disk, its share of the data",
     "look at its host: other processes, and what only it does between steps (reading, logs)",
@@ -32,7 +32,7 @@ _WHERE_A_RANK_IS_SLOW = (  # beyond the usual in computation, input, or neither
 
 @dataclass(frozen=True, kw_only=True)
 class NoneIsLate(Fix):
-    """Ranks that are late in turns, on time."""
+    """The ranks that are late in turns come on time."""
 
     template = "no late rank"
     place = "hosts"
@@ -42,7 +42,7 @@ class NoneIsLate(Fix):
 
 @dataclass(frozen=True, kw_only=True)
 class LateRanksInTime(Fix):
-    """The few ranks that most wait for, on time."""
+    """The few ranks that cause most of the waiting come on time."""
 
     template = "{ranks:ranks} as fast as the others"
     place = "hosts"
@@ -52,7 +52,7 @@ class LateRanksInTime(Fix):
 
 
 def _setting(run: Run, account: Account, late: Late | None) -> str:
-    """Say where to look: at what the late ranks spend most beyond the usual on."""
+    """Return where to look: at the activity on which late ranks spend most more than usual."""
     taken_by = who_takes_processors(run)
     if late is None:
         return _EVENLY[taken_by]
@@ -74,19 +74,19 @@ def _fix(run: Run, account: Account, found: Forecast) -> Fix:
 
 @register
 class Straggler(FixKind):
-    """No rank slower than the usual one."""
+    """Make late ranks as fast as the usual one."""
 
     key = "straggler"
     label = "no late rank"
     addresses = ("straggler",)
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try ranks without jitter, where any is waited for."""
+        """Predict ranks without jitter, where any rank is waited for."""
         if job.subject.step.waiting_ns:
             yield _fix(run, account, job.ask(jitters=(NoJitter(),)))
 
     def by_account(self, run: Run, account: Account) -> Iterator[Fix]:
-        """Take the waiting for ranks off the step."""
+        """Subtract the waiting for ranks from the step."""
         found = without_loss(account, account.parts_s[Part.STRAGGLER.key], of_one=False)
         if found is not None:
             yield _fix(run, account, found)

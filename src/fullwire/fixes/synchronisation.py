@@ -1,4 +1,4 @@
-"""Gradients added up locally: only some steps pay for sending them."""
+"""The fix "gradients added up locally": only some steps pay for sending them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BY_SCRIPT = (
 
 @dataclass(frozen=True, kw_only=True)
 class FewerSums(Fix):
-    """Gradients of several steps in one sum."""
+    """The gradients of several steps go in one sum."""
 
     template = "one sum every {every} passes"
     lines: ClassVar[Mapping[str, str]] = {
@@ -58,13 +58,13 @@ trainer = Trainer(accumulate_grad_batches={every})
 
     @property
     def without(self) -> int:
-        """Return how many of so many steps send nothing."""
+        """Return how many of `every` steps send nothing."""
         return self.every - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class FewerSumsOfDdp(FewerSums):
-    """The same where DistributedDataParallel makes the sums."""
+    """The gradients of several steps go in one sum, which DistributedDataParallel makes."""
 
     template = FewerSums.template
     lines: ClassVar[Mapping[str, str]] = {
@@ -85,7 +85,7 @@ for number, batch in enumerate(loader, 1):
 
 @register
 class Synchronisation(FixKind):
-    """Gradients added up locally."""
+    """Add gradients up locally."""
 
     key = "synchronisation"
     risk: ClassVar[Risk] = "semantic"
@@ -93,7 +93,7 @@ class Synchronisation(FixKind):
     addresses = ("line_rate", "transport", "latency", "codec", "contention")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try to send the gradients of several steps together."""
+        """Predict sending the gradients of several steps together."""
         kind: type[FewerSums]
         if run.facts.buckets is not None:
             kind, setting = FewerSumsOfDdp, _BY_DDP

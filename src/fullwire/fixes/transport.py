@@ -1,4 +1,4 @@
-"""A transport that fills the line there is."""
+"""The fix "a transport that fills the present line"."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NCCL_BY_SOCKETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class FullerTransport(Fix):
-    """The line that there is, used to the full."""
+    """The present line is used fully."""
 
     template = "a transport that fills {rate_bps:rate}"
     place = "settings"
@@ -40,7 +40,7 @@ class FullerTransport(Fix):
 
 @dataclass(frozen=True, kw_only=True)
 class OurTransport(FullerTransport):
-    """The same by the back end of Fullwire, in place of Gloo."""
+    """The present line is used fully by the backend of Fullwire, in place of Gloo."""
 
     template = "the fullwire transport"
     place = "script"
@@ -50,7 +50,7 @@ import torch.distributed as dist
 
 dist.init_process_group("fullwire")
 """,
-        # On processors they accept gloo and mpi by name, and keep a group that is there already.
+        # On processors these frameworks accept gloo and mpi by name, and keep a group that exists.
         "transformers": """\
 import torch.distributed as dist
 
@@ -74,14 +74,14 @@ trainer = Trainer(strategy=strategy)
 
 @register
 class Transport(FixKind):
-    """A transport that fills the line."""
+    """Use a transport that fills the line."""
 
     key = "transport"
     label = "a fuller transport"
     addresses = ("transport", "latency", "contention")
 
     def predict(self, run: Run, job: Forecaster, account: Account) -> Iterator[Fix]:
-        """Try the line that there is, used to the full."""
+        """Predict the step with the present line used fully."""
         if isinstance(job.grid.transports[0], FullTransport):
             return
         backend, network = run.facts.backend, run.facts.nccl_network or ""

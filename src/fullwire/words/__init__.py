@@ -1,16 +1,16 @@
 """Sentences: the template of a finding or a fix, with its fields filled in.
 
-A field stands in braces, and after a colon how it is written:
+A field stands in braces. After a colon stands its format:
 
     {step_s:time}  {link:rate}  {size:bytes}     with the unit that people use
     {ranks:ranks}  {ranks:Ranks}                 ranks 1 and 6; at the start of a sentence
     {share:.1%}  {count:,}                       as Python formats a number
     {names:list}  {names:and}  {reasons:;}       a, b, c; a and b; a; b; c
-    {count:step|steps}                           the first for one, or for what is true
-    {size:? of {size:bytes}}                     only where there is some
-    {links:clause}                               a sentence amidst another: no capital, no full stop
+    {count:step|steps}                           the first for one, or for a true condition
+    {size:? of {size:bytes}}                     only if there is some
+    {links:clause}                               a sentence within another: no capital, no full stop
 
-A field that holds a finding or a fix is filled in itself. None leaves no trace.
+A field that holds a finding or a fix is filled in itself. None becomes empty text.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Settable(Protocol):
 
     @property
     def how(self) -> str:
-        """Return how it is made, with the names of fields in braces."""
+        """Return the setting that makes the fix, with the names of fields in braces."""
 
 
 class Pasteable(Protocol):
-    """A fix, with lines that make it."""
+    """A fix, with lines of code that make it."""
 
     @property
     def lines(self) -> Mapping[str, str]:
-        """Return its lines by framework, templates as well."""
+        """Return its lines of code by framework; they are templates too."""
 
 
 def sentence(told: Told) -> str:
@@ -57,12 +57,12 @@ def sentences(many: Sequence[Told]) -> tuple[str, ...]:
 
 
 def setting(fix: Settable) -> str:
-    """Fill in how a fix is made."""
+    """Fill in the setting that makes a fix."""
     return filled(fix.how, fix)
 
 
 def lines_to_paste(fix: Pasteable, framework: str | None) -> str:
-    """Fill in the lines of a fix in a framework, else in plain PyTorch; none where it has none."""
+    """Fill in the lines of a fix for a framework, else for plain PyTorch; "" if it has none."""
     lines = fix.lines.get(framework or "", fix.lines.get("torch", ""))
     return filled(lines, fix)
 

@@ -78,7 +78,7 @@ def meanings() -> Mapping[str, str]:
 
 
 def glossary_lines(columns: int) -> Iterator[str]:
-    """Go through the glossary as a terminal of some width shows it."""
+    """Yield the lines of the glossary, as a terminal of some width shows it."""
     widest = max(map(len, meanings()))
     for subject, words in GLOSSARY.items():
         yield subject

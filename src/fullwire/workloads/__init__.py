@@ -1,14 +1,14 @@
-"""Built-in models: one worker's step, for whoever has neither a trace nor a GPU at hand.
+"""Built-in models: one worker's step, for users without a trace or a GPU at hand.
 
-`workload("vgg16@v100")` holds the exact size of every gradient in backward order, when each is
-ready, and how long forward, backward and optimizer take. Sizes, names and order are facts about
-the models of torchvision and Hugging Face; the times are modelled. A gradient has 4 bytes per
-element on every device, also where autocast computes in 16 bits. A batch other than the usual one
-is part of the name: "resnet50@v100:64". Each file of `models/` is a network, or a family of them;
-`memory.py` says what a step needs of a device's memory.
+`workload("vgg16@v100")` holds the exact size of every gradient in backward order, the moment at
+which each is ready, and the times of forward, backward and optimizer. Sizes, names and order are
+facts about the models of torchvision and Hugging Face. The times are modelled. A gradient has 4
+bytes per element on every device, also where autocast computes in 16 bits. A batch other than the
+usual one is part of the name: "resnet50@v100:64". Each file of `models/` is a network, or a family
+of them. `memory.py` counts the device memory that a step needs.
 
-A layer's pass takes as long as the slower of its arithmetic and its memory traffic (a roofline),
-both counted from its shapes, each at one share of the device's peak. Convolutions and linear
+A layer's pass takes as long as the slower of its arithmetic and its memory traffic (a roofline).
+Both are counted from its shapes, each at one share of the device's peak. Convolutions and linear
 layers do twice the forward's operations in the backward: input gradient and weight gradient.
 Attention is fused, as PyTorch's scaled_dot_product_attention. Left out: launching kernels, dropout,
 bias additions, casts, the input pipeline. So expect real steps to be longer, most of all with small
@@ -23,10 +23,11 @@ our vgg16 with the batch norms that theirs has. In ms, modelled against measured
     resnet50       61.5    64.8    -5 %      96.2   128.1   -25 %
 
 Totals hide where the time goes. Every gradient of resnet50 is ready within 4 ms of the measured
-moment; those of vgg16 +bn are up to 28 ms late, because its deep convolutions ran faster than
-modelled and its first ones slower. And the measured steps hold more than we model: 63 ms of
-resnet50's are not backward, twice a forward pass. NVIDIA publishes 367 images/s for this device
-and model (DeepLearningExamples, larger batch), we have 333, they had 250.
+moment. Those of vgg16 +bn are up to 28 ms late, because its deep convolutions ran faster than
+modelled and its first ones slower. The measured steps also hold more than the model does: 63 ms of
+resnet50's step are outside the backward pass, which is twice a forward pass. For this device and
+model NVIDIA publishes 367 images/s (DeepLearningExamples, larger batch). The model gives 333, and
+Zhang et al. measured 250.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ class Model:
 
     @property
     def parameter_count(self) -> int:
-        """Trained values; a tensor used twice counts once."""
+        """Return the number of trained values; a tensor used twice counts once."""
         return sum(parameter.size for layer in self.layers for parameter in layer.parameters)
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class Workload(Result):
-    """A model on a device: what one worker's step looks like when nobody else is there."""
+    """A model on a device: the step of one worker that is alone."""
 
     name: str
     model: Model
@@ -82,7 +83,7 @@ class Workload(Result):
     samples: int
     gradient_names: tuple[str, ...]  # in backward order
     gradient_bytes: NDArray[np.int64]
-    gradient_ready_ns: NDArray[np.int64]  # after the backward pass begins, never decreasing
+    gradient_ready_ns: NDArray[np.int64]  # after the backward pass began, in ascending order
     forward_ns: int
     backward_ns: int
     optimizer_ns: int
@@ -90,7 +91,7 @@ class Workload(Result):
 
     @property
     def step_ns(self) -> int:
-        """Forward, backward and optimizer, one after the other."""
+        """Return the time of forward, backward and optimizer, one after the other."""
         return self.forward_ns + self.backward_ns + self.optimizer_ns
 
     def _in_short(self) -> Iterator[str]:
@@ -112,18 +113,18 @@ class Workload(Result):
 
     @property
     def batch(self) -> str:
-        """Say how much work a step is."""
+        """Return the batch in words, such as "32 images of 224 x 224"."""
         kind, _, rest = self.model.sample.partition(" ")
         return f"{self.samples:,} {kind}{'s' if self.samples > 1 else ''} {rest}"
 
 
 def names() -> tuple[str, ...]:
-    """Every "model@device" there is."""
+    """List every "model@device"."""
     return tuple(f"{model}@{device}" for model in MODELS for device in DEVICES)
 
 
 def workload(name: str) -> Workload:
-    """One worker's step, asked for as "model@device" or "model@device:batch"."""
+    """Return one worker's step, by its name "model@device" or "model@device:batch"."""
     usual, colon, batch = name.partition(":")
     model_name, _, device_name = usual.partition("@")
     if model_name not in MODELS or device_name not in DEVICES:

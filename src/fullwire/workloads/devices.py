@@ -3,8 +3,8 @@
 Peaks are NVIDIA's data sheets, without sparsity. The efficiencies belong to a device, never to a
 model: with one per model any table can be met, and the next model is still unknown.
 
-Memory is the data sheet's, in decimal gigabytes. The devices have some 5 % more than that, which
-is about what the driver's context and fragments take.
+Memory is the data sheet's, in decimal gigabytes. The devices have some 5 % more than that. The
+driver's context and fragments take about as much.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Layers of networks: what they compute, move, train and keep, counted from their shapes.
+"""Layers of networks: their arithmetic, traffic, parameters and memory, counted from shapes.
 
-Everything is counted for one sample, an image or a sequence; only weights are read and written
+Everything is counted for one sample, an image or a sequence. Only weights are read and written
 once however many samples there are. A number before `values` counts how often a pass reads or
-writes the tensor. What a layer keeps for its backward pass is its input, as a rule: a tensor that
-two layers keep is counted with one of them, and an activation that works in place keeps nothing of
-its own, since the layer after it keeps the same tensor.
+writes the tensor. As a rule, a layer keeps its input for its backward pass. A tensor that two
+layers keep is counted with one of them. An activation that works in place keeps nothing of its own,
+since the layer after it keeps the same tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FP32_BYTES = 4
 _INDEX_BYTES = 8
 
 
-# These are tuples: they cost a fraction of a frozen dataclass to define and to make, a model has
+# These are tuples, which cost a fraction of a frozen dataclass to define and to make. A model has
 # hundreds of them, and a command that names a workload should start at once.
 class Parameter(NamedTuple):
     """One trained tensor, named as in the model's state_dict."""
@@ -25,12 +25,12 @@ class Parameter(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one pass through a layer asks of any device; values are read or written."""
+    """The work of one pass through a layer on any device; values are read or written."""
 
     matrix_flops: int  # a multiplication and an addition are two
     activation_values: int  # as wide as the device's precision
-    fp32_values: int = 0  # what autocast leaves in fp32
-    weight_values: int = 0  # parameters and their gradients: fp32, and once for all samples
+    fp32_values: int = 0  # those that autocast leaves in fp32
+    weight_values: int = 0  # parameters and gradients, in fp32, once for all samples
     winograd: bool = False  # a 3 x 3 convolution with stride 1
 
 
@@ -40,9 +40,9 @@ class Layer(NamedTuple):
     name: str
     forward: Work
     backward: Work
-    parameters: tuple[Parameter, ...] = ()  # bias before weight, as PyTorch reports gradients
+    parameters: tuple[Parameter, ...] = ()  # bias before weight, PyTorch's order of gradients
     kept_values: int = 0  # until the backward pass, as wide as the device's precision
-    kept_bytes: int = 0  # and whatever the precision
+    kept_bytes: int = 0  # likewise, independent of the precision
 
 
 def conv(
@@ -58,7 +58,7 @@ def conv(
     input_side: int | None = None,
     shares_input: bool = False,
 ) -> Layer:
-    """Make a convolution; `side` is that of what it writes."""
+    """Make a convolution; `side` is the side of its output."""
     high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
     weights = inputs // groups * outputs * high * wide
     taken = inputs * (side * stride if input_side is None else input_side) ** 2
@@ -95,21 +95,22 @@ def _twice(work: Work) -> Work:
 def attention(
     name: str, tokens: int, width: int, keys_per_query: int, *, shared_heads: int = 1
 ) -> Layer:
-    """Make fused attention; of keys and values there are `shared_heads` times fewer heads."""
+    """Make fused attention; keys and values have `shared_heads` times fewer heads."""
     product_flops = 2 * tokens * keys_per_query * width
     queries, others = tokens * width, tokens * width // shared_heads
-    # two matrix products forward; five backward, the scores are recomputed
-    # forward: q, k, v, output; backward: those, the output's gradient, and three to write
+    # There are two matrix products forward, and five backward: the scores are recomputed.
+    # Forward moves q, k, v and the output. Backward moves these, the output's gradient, and three
+    # gradients that it writes.
     forward = Work(2 * product_flops, 2 * queries + 2 * others)
     backward = Work(5 * product_flops, 4 * queries + 4 * others)
-    # the output is the next layer's to keep
+    # The next layer keeps the output.
     return Layer(name, forward, backward, kept_values=queries + 2 * others)
 
 
 def batch_norm(name: str, channels: int, side: int) -> Layer:
     """Make a batch norm of a picture."""
     values = channels * side**2
-    # forward: statistics, then read and write; backward: two sums over x and dy, then dx from both
+    # Forward: statistics, then read and write. Backward: two sums over x and dy, then dx from both.
     parameters = bias_and_weight(name, channels, channels)
     return Layer(name, Work(0, 3 * values), Work(0, 5 * values), parameters, values)
 
@@ -117,7 +118,7 @@ def batch_norm(name: str, channels: int, side: int) -> Layer:
 def layer_norm(name: str, tokens: int, width: int, *, shifts: bool = True) -> Layer:
     """Make a layer norm; without shifts an RMS norm."""
     values = tokens * width
-    # a row stays in cache: read, write; backward: dx from x and dy, and both again for the weight
+    # A row stays in cache: read, write. Backward: dx from x and dy, and both again for the weight.
     parameters = bias_and_weight(name, width if shifts else 0, width)
     forward, backward = Work(0, 0, 2 * values), Work(0, 0, 5 * values)
     return Layer(name, forward, backward, parameters, kept_bytes=FP32_BYTES * values)
@@ -147,13 +148,13 @@ def add(name: str, values: int) -> Layer:
 
 
 def fp32_add(name: str, values: int) -> Layer:
-    """Make a residual sum of a transformer, whose stream autocast leaves in fp32."""
+    """Make a residual sum of a transformer; autocast leaves its stream in fp32."""
     return Layer(name, Work(0, 0, 3 * values), Work(0, 0, 3 * values))
 
 
 def joined(name: str, values: int, *, kept_values: int = 0) -> Layer:
-    """Make a concatenation, a copy; activations that worked in place keep what it copied."""
-    # backward adds a slice to what other layers say of the same input
+    """Make a concatenation, a copy; activations that worked in place keep the copied values."""
+    # Backward adds a slice to the gradients that other layers have for the same input.
     return Layer(name, Work(0, 2 * values), Work(0, 3 * values), kept_values=kept_values)
 
 
@@ -169,7 +170,7 @@ def max_pool(
 def average_pool(
     name: str, channels: int, side: int, pooled_side: int, *, shares_input: bool = True
 ) -> Layer:
-    """Make an average pool; of a whole picture it keeps nothing."""
+    """Make an average pool; one over a whole picture keeps nothing."""
     taken, given = channels * side**2, channels * pooled_side**2
     work = Work(0, taken + given)
     return Layer(name, work, work, kept_values=0 if shares_input else taken)
@@ -187,12 +188,12 @@ def embedding(name: str, tokens: int, entries: int, width: int, *, uses: int = 1
 def cross_entropy(name: str, rows: int, classes: int) -> Layer:
     """Make the loss, which is computed in fp32: it keeps the logarithms of its probabilities."""
     values = rows * classes
-    # log-softmax forward; backward: the loss's gradient is written dense, then read with the output
+    # Forward: log-softmax. Backward: the loss's gradient is written dense, then read with output.
     forward, backward = Work(0, 0, 2 * values), Work(0, 0, 4 * values)
     return Layer(name, forward, backward, kept_bytes=FP32_BYTES * values)
 
 
 def bias_and_weight(name: str, biases: int, weights: int) -> tuple[Parameter, ...]:
-    """Name a layer's tensors, those that it has."""
+    """Name the tensors that a layer has."""
     both = (Parameter(f"{name}.bias", biases), Parameter(f"{name}.weight", weights))
     return tuple(tensor for tensor in both if tensor.size)

@@ -1,10 +1,11 @@
-"""What a training needs of a device's memory, and what would fit.
+"""The device memory that a training needs, and the batch that would fit.
 
-Weights, gradients and the optimizer's state have 4 bytes a value on every device; where autocast
-computes in 16 bits it holds the weights in these, too. Activations are what layers keep for their
-backward pass. It is the least that plain training needs: not in it are DDP's buckets (the
-gradients once more, unless gradient_as_bucket_view=True), what single kernels work in, and what
-layers keep that are not fused. Nothing is recomputed, offloaded or sharded.
+Weights, gradients and the optimizer's state have 4 bytes a value on every device. Where autocast
+computes in 16 bits, it also holds the weights in 16 bits. Activations are the tensors that layers
+keep for their backward pass. The sum is the least that plain training needs. Left out are DDP's
+buckets (the gradients once more, except with gradient_as_bucket_view=True), the workspaces of
+single kernels, and the tensors that unfused layers keep. Nothing is recomputed, offloaded or
+sharded.
 """
 
 from __future__ import annotations
@@ -30,34 +31,34 @@ class Memory:
 
     @property
     def state(self) -> int:
-        """Return what is there whatever the batch."""
+        """Return the bytes that do not depend on the batch."""
         return self.weights + self.gradients + self.optimizer
 
     @property
     def activations(self) -> int:
-        """Return what the whole batch keeps for its backward pass."""
+        """Return the bytes that the whole batch keeps for its backward pass."""
         return self.samples * self.activations_of_sample
 
     @property
     def needed(self) -> int:
-        """Return all of it."""
+        """Return the sum of all needs."""
         return self.state + self.activations
 
     @property
     def fits(self) -> bool:
-        """Say whether the device has as much."""
+        """Return whether the device has enough memory."""
         return self.needed <= self.device
 
     @property
     def largest_batch(self) -> int:
-        """Return how many samples would fit; 0 where none does."""
+        """Return the number of samples that would fit, which may be 0."""
         return max(0, (self.device - self.state) // self.activations_of_sample)
 
     @property
     def least_shards(self) -> int | None:
-        """Return over how many devices the state would have to be spread for a batch of one.
+        """Return the number of devices over which to spread the state for a batch of one.
 
-        None where the activations of one sample alone are too many.
+        It is None where the activations of one sample alone are too many.
         """
         left = self.device - self.activations_of_sample
         return None if left <= 0 else -(-self.state // left)
@@ -66,7 +67,7 @@ class Memory:
 def memory(
     layers: Iterable[Layer], parameters: int, optimizer: Optimizer, device: Device, samples: int
 ) -> Memory:
-    """Add up what a training needs."""
+    """Add up the memory that a training needs."""
     width = device.activation_bytes
     copied = 0 if width == FP32_BYTES else width
     kept = sum(width * layer.kept_values + layer.kept_bytes for layer in layers)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Optimizer(NamedTuple):
-    """What an optimizer holds of every parameter, and what one step reads and writes of it."""
+    """An optimizer: the values of state for each parameter, and those that a step moves."""
 
     title: str
     state_values: int

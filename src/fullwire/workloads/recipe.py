@@ -13,7 +13,7 @@ CLASSES = 1000  # of ImageNet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A network whose layers are worked out when somebody asks for them."""
+    """A network whose layers are worked out on demand."""
 
     key: str
     title: str

@@ -1,7 +1,7 @@
 """Halves exchanged at distances N/2 ... 1 and back.
 
-In an all-reduce, ranks beyond a power of two hand their data to a partner first; that is then a
-little faster than the formula, because some ranks need not wait for all others.
+In an all-reduce, ranks beyond a power of two hand their data to a partner first. The all-reduce is
+then a little faster than the formula, because some ranks need not wait for all others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _halving(workers: int) -> Iterator[Stage]:
 
 
 def _doubling(workers: int) -> Iterator[Stage]:
-    """Exchange all that is held with ever farther partners, until every rank has every block."""
+    """Exchange all held blocks with ever farther partners, until every rank has every block."""
     ranks = np.arange(workers)
     distance = 1
     while distance < workers:

@@ -1,9 +1,11 @@
 """Within nodes, then between them, then within nodes again.
 
-A reduce-scatter within nodes, then rank d of every node with the others of its place, then an
-all-gather within nodes; -tree and -halving-doubling say what is between nodes if it is no ring. In
-an all-to-all what goes to device d of any node is first handed to the own node's device d, which
-then exchanges with the device d of every node.
+First comes a reduce-scatter within nodes. Then device d of every node reduces with device d of all
+other nodes. Then comes an all-gather within nodes. Between nodes it uses a ring, or the algorithm
+in the name's ending: -tree or -halving-doubling.
+
+In an all-to-all, data for device d of any node first goes to device d of the sender's own node.
+That device then exchanges with device d of every node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One device of a node speaks for all: it gathers the node's sum, goes around, and hands it out."""
+"""One device of a node speaks for all: it gathers its node's sum and exchanges with other nodes.
+
+It goes around a ring of nodes, and then hands the sum out within its node.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One ring for each NIC of a node, which leaves and enters nodes there, as NCCL has them.
+"""One ring for each NIC of a node; it leaves and enters nodes through that NIC, as in NCCL.
 
 Where the last node is not full, there are as many rings as that node's devices have NICs.
 """

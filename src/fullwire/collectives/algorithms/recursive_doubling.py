@@ -1,9 +1,9 @@
 """Everything exchanged with partners at distances 1, 2, 4 ...: few messages, and whole ones.
 
-The quickest for small messages, because no rank waits for more than log2(N) others in a row; what
-Fullwire's own transport does with them. Ranks beyond a power of two hand their data to a partner
-first and get the sum last; that is then a little faster than the formula, because some ranks need
-not wait for all others.
+It is the quickest for small messages, because no rank waits for more than log2(N) others in a row.
+Fullwire's own transport uses it for them. Ranks beyond a power of two hand their data to a partner
+first and get the sum last. The all-reduce is then a little faster than the formula, because some
+ranks need not wait for all others.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ ALGORITHM = Algorithm(
             states=_exchanges, costs=_cost, exactly_s=exactly_at_powers_of_two(NAME, _cost)
         )
     },
-    by_name_only=True,  # NCCL has it not, and what `auto` finds should be there to be had
+    by_name_only=True,  # NCCL lacks it, and users should be able to get the choice of `auto`
 )

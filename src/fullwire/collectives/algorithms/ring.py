@@ -1,4 +1,4 @@
-"""Around a ring: every rank hands on to the next, so that every link carries as much."""
+"""Around a ring: every rank hands on to the next, so that all links carry equally much."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def _chain_cost(workers: int, size: Floats, _adds: AddTimes) -> Cost:
 
 
 def _exactly(costs: Costs, *, reducing: int, copying: int) -> Exactly:
-    """Time a ring that goes around so often, its chunks following each other closely."""
+    """Time a ring that goes around so often, with chunks that follow each other closely."""
 
     def exactly_s(wires: Wires, size_bytes: float, adds: AddTimes, chunks: int) -> float:
         if chunks == 1:
             return wires.time_s(costs, size_bytes, adds)
-        # A rank can begin round r+1 when its first chunk of round r has come round, been added, and
-        # its own chunks of round r have left: the later of the two sets the pace.
+        # A rank can begin round r+1 when two things are done. Its first chunk of round r has come
+        # round and been added, and its own chunks of round r have left. The later sets the pace.
         steps = wires.workers - 1
         block_bytes = size_bytes / chunks / wires.workers
         send_s = 8 * block_bytes / wires.rate_bps

@@ -33,7 +33,7 @@ def _four_ways(op: str, layout: Layout) -> Stated:
 def _lines_then_across(
     grid: NDArray[Any], base: int, *, lead: int, reduces: bool
 ) -> tuple[Stage, Stage]:
-    """Go around every line of a grid, then across the lines with what each place has by then."""
+    """Go around every line of a grid, then across lines with the blocks each place has by then."""
     lines, places = grid.shape
     line, place = np.indices(grid.shape)
     along = stage(

@@ -1,9 +1,9 @@
 """Trees: an all-reduce over two binary trees at once, a broadcast over a binomial one.
 
 Each of the two binary trees carries half of the message, and a rank is an inner node in at most one
-(Sanders, Speck and Träff 2009). Their transfers meet on links: the formula is the time at full
-utilization, every link busy from the first to the last bit, and events lie above it
-(validation/README.md says by how much).
+(Sanders, Speck and Träff 2009). Their transfers meet on links. The formula is the time at full
+utilization, with every link busy from the first to the last bit. Times in events lie above it
+(validation/README.md tells by how much).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def _two_trees(_op: str, layout: Layout) -> Stated:
         above = (node ^ low) | (low << 1)
         parents.append(above if above < workers else node ^ low)
     ranks = np.arange(workers)
-    # The second tree is the first one mirrored, or shifted by one where a mirror would put a rank
-    # in the middle of both: leaves of one are inner nodes of the other.
+    # The second tree is the first one mirrored. Where a mirror would put a rank in the middle of
+    # both, it is shifted by one instead. So leaves of one tree are inner nodes of the other.
     second = ranks[::-1] if workers % 2 == 0 else np.roll(ranks, -1)
     return Stated(2, (_up_and_down(parents, ranks, 0), _up_and_down(parents, second, 1)))
 
@@ -73,8 +73,8 @@ def _binomial(_op: str, layout: Layout) -> Stated:
 
 
 def _two_trees_cost(workers: int, size: Floats, adds: AddTimes) -> Cost:
-    # An inner node of one tree adds two halves (one, while there are not yet four ranks) and
-    # is a leaf of the other tree; in bytes the two together fill its link twice.
+    # An inner node of one tree adds two halves, or one with fewer than four ranks. In the other
+    # tree it is a leaf. In bytes the two trees together fill its link twice.
     halves = min(workers, 4)
     height = (workers - 1).bit_length()
     return Cost(size * halves / 2, 2 * height, (2 if workers > 2 else 1) * adds(size / 2))

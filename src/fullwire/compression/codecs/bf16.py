@@ -11,7 +11,7 @@ CODEC = Codec(
     on_processor=Cost(
         encode_bps=8 * 16e9,
         decode_bps=8 * 15e9,
-        # As measured of float16. Gloo adds no bfloat16 (torch 2.13), so nobody measured it there.
+        # As measured for float16. Gloo cannot add bfloat16 (torch 2.13), so float16 stands for it.
         work_per_byte=2.0,
         source="measured: torch 2.13 casts 25 MiB at 16 and 15 GB/s on one core with avx512_bf16",
     ),

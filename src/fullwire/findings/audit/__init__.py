@@ -1,7 +1,7 @@
-"""What packets say besides: bytes against theory, what else was on the wire, who was waited for.
+"""The audit of packets: bytes against theory, other bytes on the wire, late hosts.
 
-Each kind of line has its rule and its sentence in one file of this folder, which is its entry: a
-new kind is a new file that holds a `Line` named `LINE`.
+Each file of this folder holds one kind of line: its rule, and its sentence. The file itself is the
+entry. A new kind is a new file that holds a `Line` named `LINE`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Line:
     key: str
     place: int
     of: Callable[[Traffic], Iterator[Finding]]
-    is_of_one_training: bool = False  # nothing to say of several trainings together
+    is_of_one_training: bool = False  # It has no meaning for several trainings together.
 
 
 LINES = Registry(Line, "fullwire.findings.audit", name="LINE")
 
 
 def audit(traffic: Traffic) -> Iterator[Finding]:
-    """Go through what else there is to say of traffic, one training or all hosts together."""
+    """Yield the audit's findings about one training, or about all hosts together."""
     for line in sorted(LINES.values(), key=lambda line: line.place):
         if not (line.is_of_one_training and traffic.groups):
             yield from line.of(traffic)

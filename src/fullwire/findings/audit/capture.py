@@ -10,7 +10,7 @@ from fullwire.run.run import Run
 
 
 class InterfacesCounted(Finding):
-    """What interfaces counted, and how far captures are from it."""
+    """The bytes that interfaces counted, and their difference from the captures."""
 
     template = (
         "interfaces counted {counted_bytes:bytes} sent and received{as_handed:?, before "
@@ -20,7 +20,7 @@ class InterfacesCounted(Finding):
 
     counted_bytes: int
     as_handed: bool
-    apart: float | None  # None where they hold the same
+    apart: float | None  # None where the captures hold the same bytes.
     is_less: bool
     is_same: bool
 
@@ -28,8 +28,8 @@ class InterfacesCounted(Finding):
 def capture_audit(run: Run) -> Iterator[Finding]:
     """Compare captures with the interfaces' own counters, where a run has both.
 
-    A network adapter counts packets as they are on the wire, a virtual interface what the host
-    hands it, before segmentation; which of the two an interface does shows in its count.
+    A network adapter counts packets as they are on the wire. A virtual interface counts the packets
+    that the host hands it, before segmentation. The count shows which of the two an interface does.
     """
     links = run.links
     counters = zip(
@@ -40,8 +40,8 @@ def capture_audit(run: Run) -> Iterator[Finding]:
     )
     first: dict[tuple[str, str], int] = {}
     last: dict[tuple[str, str], int] = {}
-    for host, interface, both_ways in counters:  # of each in the order of time
-        if "/" not in interface:  # RDMA ports count other things
+    for host, interface, both_ways in counters:  # The samples of each are in the order of time.
+        if "/" not in interface:  # RDMA ports count other bytes.
             first.setdefault((host, interface), both_ways)
             last[host, interface] = both_ways
     counted = sum(last.values()) - sum(first.values())

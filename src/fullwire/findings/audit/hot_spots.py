@@ -1,4 +1,4 @@
-"""Where packets are lost more than elsewhere, and where several send to one at once."""
+"""The hosts to which packets are lost more than elsewhere, and to which several send at once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.edges import Edges
 
-_LOSSY = 0.001  # of the packets sent again: TCP slows down long before it is a percent
-_MUCH_LOSSIER = 4  # than elsewhere: a hot spot
-_CROWDED = 0.2  # of the time that a host receives, from several at once: incast
+_LOSSY = 0.001  # Of the packets, sent again: TCP slows down long before a percent.
+_MUCH_LOSSIER = 4  # Times the share elsewhere: a hot spot.
+_CROWDED = 0.2  # Of the time that a host receives, from several at once: incast.
 
 
 class HotSpot(Finding):
-    """The way to a host loses more packets than others."""
+    """The way to a host loses more packets than the ways to others."""
 
     template = (
         "{lost:.2%} of the packets to {host} were sent again, against {elsewhere:.2%} elsewhere: "
@@ -26,11 +26,11 @@ class HotSpot(Finding):
     host: str
     lost: float
     elsewhere: float
-    senders: int | None  # where several send at once
+    senders: int | None  # None where only one sends at a time.
 
 
 def hot_spots(edges: Edges) -> Iterator[HotSpot]:
-    """Go through the hosts to which much is sent again."""
+    """Yield the hosts to which many packets are sent again."""
     packets, again = edges.matrix(edges.packets), edges.matrix(edges.retransmits)
     for target, host in enumerate(edges.hosts):
         lost = again[:, target].sum() / max(packets[:, target].sum(), 1)
@@ -38,7 +38,8 @@ def hot_spots(edges: Edges) -> Iterator[HotSpot]:
             packets.sum() - packets[:, target].sum(), 1
         )
         if lost > _LOSSY and lost > _MUCH_LOSSIER * elsewhere:
-            # How many send to a host at once at most, and how often several do.
+            # Find the largest number of hosts that send to a host at once, and how often several
+            # do.
             rows = (edges.target == target) & (
                 edges.payload_bytes > edges.payload_bytes.max() / 100
             )

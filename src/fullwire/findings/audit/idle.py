@@ -1,4 +1,4 @@
-"""How long iterations that took long left the network idle: then it is not what is slow."""
+"""The idle time of the network in long iterations: if it is long, the network is not slow."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fullwire.findings.audit import Line
 from fullwire.findings.finding import Finding
 from fullwire.packets.iterations import Iterations
 
-_SLOW = 1.5  # times the usual period: an iteration that took long
-_MOSTLY = 0.5  # of that time
+_SLOW = 1.5  # Times the usual period: a longer iteration took long.
+_MOSTLY = 0.5  # Of the extra time: the network was idle for most of it.
 
 
 class LongIterations(Finding):
-    """Iterations that took long, and how much of that nothing was sent."""
+    """The long iterations, and the share of their extra time in which nothing was sent."""
 
     template = (
         "{count} of {of} iterations took {longer_s:time} longer than usual together, of which "
@@ -32,7 +32,7 @@ class LongIterations(Finding):
 
 
 def idle_network(iterations: Iterations | None) -> Iterator[Finding]:
-    """Say what the network did in iterations that took long."""
+    """Yield the idle share of the network in long iterations."""
     if iterations is None or len(iterations.begins_ns) < 3:
         return
     periods_s = np.diff(iterations.begins_ns) * 1e-9

@@ -1,4 +1,4 @@
-"""Whom the others wait for, where a library's headers tell when each host came to a collective."""
+"""The host that the others wait for, where a library's headers tell when each host began."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fullwire.findings.finding import Finding
 from fullwire.packets.iterations import Iterations
 from fullwire.packets.messages import SeenCollectives
 
-_LEAST_WAIT = 0.1  # of the period: less is nobody's fault
-_MOSTLY = 0.5  # of the waiting is for one host
+_LEAST_WAIT = 0.1  # Of the period: a shorter wait is negligible.
+_MOSTLY = 0.5  # Of the waiting: one host causes most of it.
 
 
 class ComesLast(Finding):
@@ -31,7 +31,7 @@ class ComesLast(Finding):
 def latecomer(
     hosts: tuple[str, ...], iterations: Iterations | None, seen: SeenCollectives | None
 ) -> Iterator[Finding]:
-    """Name the host that comes late to most collectives, if waiting for it is worth a sentence."""
+    """Yield the host that comes late to most collectives, if the waiting is long enough."""
     if seen is None or iterations is None or iterations.basis != "messages" or len(hosts) < 2:
         return
     of = np.searchsorted(iterations.begins_ns, seen.first_ns, "right") - 1

@@ -1,4 +1,4 @@
-"""What was sent before the first iteration, between and after them, and what was not captured."""
+"""The bytes outside of iterations, and transfers that the capture could not see."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_EDGES = 8
 
 
 class StartUpBroadcast(Finding):
-    """What start-up sent over edges."""
+    """The bytes that start-up sent over edges."""
 
     template = (
         "before the first iteration {usual_bytes:bytes} went over each of {count} edges: a "
@@ -31,7 +31,7 @@ class StartUpBroadcast(Finding):
 
 
 class NotOfIterations(Finding):
-    """How much of the payload is of no iteration."""
+    """The share of the payload that is outside of iterations."""
 
     template = (
         "{share:.2%} of the payload is of iterations, {before:.2%} came before them"
@@ -44,7 +44,7 @@ class NotOfIterations(Finding):
 
 
 class AllToOneHost(Finding):
-    """Everything that was captured went to or from one host: others may talk as well."""
+    """All captured packets went to or from one host: the others may exchange packets unseen."""
 
     template = (
         "all packets are to or from {host}: if it is there that they were captured, what other "
@@ -55,7 +55,7 @@ class AllToOneHost(Finding):
 
 
 def outside(edges: Edges, iterations: Iterations | None, expected: Expected) -> Iterator[Finding]:
-    """Say what was sent before the first iteration, and between and after them."""
+    """Yield the bytes that were sent before the first iteration, and between and after them."""
     if iterations is None or expected.before is None:
         return
     before, gradient = expected.before, expected.gradient_bytes or expected.edge_bytes or 0.0
@@ -79,7 +79,7 @@ def outside(edges: Edges, iterations: Iterations | None, expected: Expected) -> 
 
 
 def half_seen(edges: Edges) -> Iterator[Finding]:
-    """Say where everything that was captured went to or from one host."""
+    """Yield the host to or from which all captured packets went, if there is one."""
     payload = edges.matrix(edges.payload_bytes)
     touched = payload.sum(axis=0) + payload.sum(axis=1)
     for host, name in enumerate(edges.hosts):

@@ -16,7 +16,7 @@ _COUNTED = "the recorder counted {steps} steps{usual_s:? of {usual_s:time}}"
 
 
 class StepsUnseen(Finding):
-    """Packets show no iterations."""
+    """The packets show no iterations."""
 
     template = f"{_COUNTED}, which packets do not show"
 
@@ -25,7 +25,7 @@ class StepsUnseen(Finding):
 
 
 class StepsAgree(Finding):
-    """Packets show as many."""
+    """The packets show as many iterations as the recorder counted steps."""
 
     template = f"{_COUNTED}, as many as packets show"
 
@@ -34,7 +34,7 @@ class StepsAgree(Finding):
 
 
 class StepsDiffer(Finding):
-    """Packets show another number."""
+    """The packets show another number of iterations than the recorder counted steps."""
 
     template = (
         f"{_COUNTED}, packets show {{iterations}} iterations: steps without communication, or "
@@ -47,9 +47,9 @@ class StepsDiffer(Finding):
 
 
 def steps_against(run: Run, iterations: Iterations | None) -> Iterator[Finding]:
-    """Hold iterations against the steps that were recorded, where there are any."""
+    """Compare iterations with the recorded steps, if there are any."""
     if FROM_PACKETS in (run.facts.remarks or ""):
-        return  # these steps are themselves what packets said
+        return  # These steps came from the packets themselves.
     is_step = (run.spans.lane == "host") & (run.spans.name == "step")
     if not is_step.any():
         return

@@ -1,7 +1,8 @@
-"""The bytes of an iteration against what theory asks for.
+"""The bytes of an iteration, compared with theory.
 
-A ring of N ranks moves 2(N-1)/N of the gradient over each edge, and so it does between hosts,
-however many of the ranks a host has: so bytes tell ranks, where the model's size is known.
+A ring of N ranks moves 2(N-1)/N of the gradient over each edge. An edge between hosts moves as
+much, however many of the ranks a host has. So the bytes tell the number of ranks, if the size of
+the model is known.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fullwire.packets.pattern import Pattern
 
 
 class Sharded(Finding):
-    """Parameters are gathered as well as gradients reduced."""
+    """An iteration gathers parameters, and reduces gradients."""
 
     template = (
         "an iteration gathers {gathered_bytes:bytes} and reduces {gradient_bytes:bytes}: "
@@ -27,7 +28,7 @@ class Sharded(Finding):
 
 
 class RanksByBytes(Finding):
-    """Bytes tell that hosts have several ranks."""
+    """The bytes show that hosts have several ranks."""
 
     template = "by its bytes the {pattern} has {ranks} ranks on {hosts} hosts"
 
@@ -37,7 +38,7 @@ class RanksByBytes(Finding):
 
 
 class RanksNotSeen(Finding):
-    """Nothing tells how many ranks a host has, and what the gradient would be."""
+    """The number of ranks of a host is unknown, and with it the size of the gradient."""
 
     template = (
         "how many ranks a host has is not seen: with {ranks} ranks in all the gradient would be "
@@ -49,7 +50,7 @@ class RanksNotSeen(Finding):
     least_bytes: float
 
 
-_BITS = (16, 8, 4, 1)  # that a number of 32 is sent with
+_BITS = (16, 8, 4, 1)  # The sizes that a number of 32 bits may be sent with.
 _SOURCE = "{is_given:the gradient given|what start-up broadcast}"
 
 
@@ -79,7 +80,7 @@ class GradientAgrees(Finding):
 
 
 class GradientDiffers(Finding):
-    """An iteration moves another amount than the model has, and why it may."""
+    """An iteration moves another amount than the size of the model, for the given reason."""
 
     template = f"{{cause}} ({_SOURCE} is {{model_bytes:bytes}})"
 
@@ -110,7 +111,7 @@ class LessThanTheModel(Finding):
 
 
 class SeveralTimes(Finding):
-    """The model is moved a whole number of times."""
+    """An iteration moves the model a whole number of times."""
 
     template = (
         "the edges carry {times} times the model: it is reduced {times} times in an iteration, or "
@@ -121,7 +122,7 @@ class SeveralTimes(Finding):
 
 
 class MoreThanTheModel(Finding):
-    """More is moved, in no whole number."""
+    """An iteration moves more than the model, by no whole number."""
 
     template = (
         "the edges carry {share:.2f} times the model: other ranks than the hosts, or parameters "
@@ -132,7 +133,7 @@ class MoreThanTheModel(Finding):
 
 
 def against_theory(pattern: Pattern, expected: Expected) -> Iterator[Finding]:
-    """Hold an iteration's bytes against an all-reduce of the model."""
+    """Compare an iteration's bytes with an all-reduce of the model."""
     gradient, model = expected.gradient_bytes, expected.model_bytes
     if expected.gathered_bytes and gradient:
         yield Sharded(gathered_bytes=expected.gathered_bytes, gradient_bytes=gradient)

@@ -1,4 +1,4 @@
-"""What else was on the wire: headers, packets sent again, lost, unseen or mirrored, strangers."""
+"""The bytes on the wire beside payload: headers, repeated or lost packets, other hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fullwire.run.run import Run
 
 
 class Overhead(Finding):
-    """What payload took on the wire."""
+    """The bytes that the payload took on the wire."""
 
     template = (
         "{payload_bytes:bytes} of payload took {wire_bytes:bytes} on the wire: {share:.1%} for "
@@ -24,25 +24,25 @@ class Overhead(Finding):
 
 
 class Counted(Finding):
-    """Bytes that the capture counted, and why they stand out."""
+    """Bytes that the capture counted for one reason."""
 
     bytes: int
 
 
 class Retransmitted(Counted):
-    """Sent again."""
+    """Bytes that were sent again."""
 
     template = "{bytes:bytes} were sent again (retransmission)"
 
 
 class Reordered(Counted):
-    """Late, and not sent again."""
+    """Bytes that came out of order but were sent once."""
 
     template = "{bytes:bytes} came out of order, soon enough not to be retransmission"
 
 
 class Lost(Counted):
-    """Never acknowledged."""
+    """Bytes that were never acknowledged."""
 
     template = (
         "{bytes:bytes} were never seen and never acknowledged: lost, or sent after the capture"
@@ -50,7 +50,7 @@ class Lost(Counted):
 
 
 class Missed(Counted):
-    """Acknowledged, and not in the capture."""
+    """Bytes that were acknowledged, but are missing from the capture."""
 
     template = (
         "{bytes:bytes} went over the wire unseen: sequence numbers say so, and they are counted"
@@ -58,13 +58,13 @@ class Missed(Counted):
 
 
 class Mirrored(Counted):
-    """Twice in the capture, once on the wire."""
+    """Bytes that are twice in the capture, and were once on the wire."""
 
     template = "{bytes:bytes} on the wire are in the capture again, mirrored twice: counted once"
 
 
 class SupposedPackets(Finding):
-    """Packets whose size on the wire nothing tells."""
+    """Packets whose size on the wire is supposed, because the capture does not show it."""
 
     template = (
         "{count:,} packets on the wire are supposed: the capture holds larger ones, from before "
@@ -75,7 +75,7 @@ class SupposedPackets(Finding):
 
 
 class Strangers(Finding):
-    """Traffic of other hosts."""
+    """The bytes of other hosts."""
 
     template = "{bytes:bytes} were sent to, from or within other hosts, and are left out"
 
@@ -83,7 +83,7 @@ class Strangers(Finding):
 
 
 class CaptureClocks(Finding):
-    """How far the clocks of captures are apart."""
+    """The offsets between the clocks of several captures."""
 
     template = "clocks, against that of the first capture: {offsets}"
 
@@ -100,7 +100,7 @@ _COUNTED: dict[str, type[Counted]] = {  # by fact
 
 
 def on_the_wire(run: Run, edges: Edges) -> Iterator[Finding]:
-    """Go through what else was on the wire."""
+    """Yield the findings about all bytes on the wire beside payload."""
     payload, wire = int(edges.payload_bytes.sum()), int(edges.wire_bytes.sum())
     if payload:
         share = wire / payload - 1

@@ -1,4 +1,4 @@
-"""Figures that speak for or against a verdict: one file a source of them, which is its entry.
+"""Figures that speak for or against a verdict: each file is one source of them.
 
 A new source is a new file in this folder that holds a `Source` named `SOURCE`.
 """
@@ -14,12 +14,12 @@ from fullwire.registry import Registry
 from fullwire.run.run import Run
 from fullwire.timeline.account import Account
 
-Rates: TypeAlias = Mapping[int, float]  # of each rank's link, as far as known
+Rates: TypeAlias = Mapping[int, float]  # By rank, for the links whose rate is known.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where some of the evidence comes from, and its place among the others."""
+    """One source of evidence, and its place among the others."""
 
     key: str
     place: int

@@ -1,4 +1,4 @@
-"""What the host does before a step computes anything, and between: where its time is lost."""
+"""The host's time in a step: before the first computation, and between computations."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fullwire.timeline.ahead import (
     usual_ahead_s,
 )
 
-WORKS, WAITS = 0.7, 0.3  # of that time on a processor: from the one on it works, up to the other
-_READ = 1e5  # bytes a step: what is less was no batch
+WORKS, WAITS = 0.7, 0.3  # Shares on a processor: from WORKS on it works, up to WAITS it waits.
+_READ = 1e5  # Bytes a step: fewer are no batch.
 
 
 class HostGaps(Evidence):
-    """Many gaps between computations: a program that gives a device little at a time."""
+    """Many gaps between computations: the program gives the device little work at a time."""
 
     template = (
         "{gaps_s:time} of a step are {count:,.0f} gaps between computations, in which devices wait "
@@ -34,29 +34,29 @@ class HostGaps(Evidence):
 
 
 class BesideTheLoader(Finding):
-    """What a script may do there that waits for a DataLoader elsewhere."""
+    """The likely work of a script that waits for its DataLoader elsewhere in the step."""
 
     template = "beside what it waits for its DataLoader: logs, checkpoints, copies to the device"
 
 
 class ReadsItself(Finding):
-    """What a script may do there that has no DataLoader."""
+    """The likely work of a script that has no DataLoader."""
 
     template = "where a script that reads its own batches does so"
 
 
 class HostAhead(Evidence):
-    """How much of a step is the host's before anything is computed."""
+    """The time of the host before the first computation of a step."""
 
     template = "{rank}{ahead_s:time} of a step is the host's before anything is computed, {does}."
 
-    rank: OnRank | None  # where one has more of it than the others
+    rank: OnRank | None  # The rank with much more of it than the others, if there is one.
     ahead_s: float
     does: Finding
 
 
 class OnRank(Finding):
-    """The rank that it is said of."""
+    """The rank that the finding is about."""
 
     template = "On rank {rank}, "
 
@@ -82,7 +82,7 @@ class ItDoesBoth(Finding):
 
 
 class HostAheadProcessor(Evidence):
-    """What the program's thread did meanwhile."""
+    """The share of that time in which the program's thread was on a processor."""
 
     template = (
         "Meanwhile the program's thread was on a processor for {value:.0%} of the time"
@@ -94,7 +94,7 @@ class HostAheadProcessor(Evidence):
 
 
 class DeviceCopies(Evidence):
-    """What of the host's part is no idle device, but one that copies."""
+    """The part of the host's time in which devices are not idle, but copy."""
 
     template = (
         "Devices copied or filled memory, and computed nothing meanwhile, for {copies_s:time} of a "
@@ -105,7 +105,7 @@ class DeviceCopies(Evidence):
 
 
 def gaps(account: Account) -> HostGaps | None:
-    """Return what many gaps mean; None where there are few."""
+    """Return the finding about many gaps; None where there are few."""
     found = many_gaps(account)
     if found is None:
         return None
@@ -114,12 +114,12 @@ def gaps(account: Account) -> HostGaps | None:
 
 
 def before_computing(account: Account) -> Finding:
-    """Say what a script may be doing before it computes."""
+    """Return the likely work of a script before it computes."""
     return BesideTheLoader() if has_loader(account) else ReadsItself()
 
 
 def host_evidence(run: Run, account: Account) -> Iterator[Evidence]:
-    """Say how much of a step that is, usually and on the rank with most of it, and what it is."""
+    """Yield the host's time in a step, usual or on the rank with most, and its likely cause."""
     usual_s, least_s = usual_ahead_s(account), MUCH * account.step_s
     if not account.step_s:
         return
@@ -153,7 +153,7 @@ def host_evidence(run: Run, account: Account) -> Iterator[Evidence]:
 
 
 def copies_evidence(account: Account) -> Iterator[Evidence]:
-    """Say how long devices copied, where that is worth a sentence."""
+    """Yield the time that devices copied, if it is worth a sentence."""
     has_devices = any(each.compute_s for each in account.breakdowns)
     if has_devices and account.copies_s > NOTABLE * account.step_s:
         yield DeviceCopies(value=account.copies_s / account.step_s, copies_s=account.copies_s)

@@ -1,8 +1,8 @@
-"""What NCCL's own log speaks for: a network or paths that fall short of what the hosts have.
+"""The evidence from NCCL's own log: a network or paths that fall short of the hosts' abilities.
 
-Each sentence names what it rests on. How many channels are usual is not a table of devices: NCCL
-says how wide the widest path of a device is, and what its rings were laid out for. Rings that fill
-the path would be so many times more, and channels with them.
+Each sentence names the data that it rests on. The usual number of channels comes from NCCL, not
+from a table of devices. NCCL says how wide the widest path of a device is, and for how much its
+rings were laid out. The quotient says how many times more rings, and channels, would fill the path.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from fullwire.findings.finding import Evidence, Finding
 from fullwire.run.run import Run
 from fullwire.timeline.transfers import world
 
-_HALF = 0.5  # of the widest path: rings that take less leave more unused than they use
+_HALF = 0.5  # Of the widest path: rings that take less leave more unused than they use.
 _SETTING_THAT_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS", "NCCL_MAX_RINGS")
 _SETTING_WITHOUT_P2P = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
 
 
 def nccl_evidence(run: Run) -> tuple[Evidence, ...]:
-    """Return what is remarkable in how NCCL was set up, the network first."""
+    """Return the remarkable facts of NCCL's setup, the network first."""
     return (*_of_network(run), *_of_channels(run), *_of_paths(run))
 
 
@@ -29,7 +29,7 @@ def nccl_evidence(run: Run) -> tuple[Evidence, ...]:
 
 
 class NcclNetwork(Evidence):
-    """The network that NCCL chose, which is none of sockets."""
+    """The network that NCCL chose, which is other than sockets."""
 
     template = "NCCL sends over {networks:and}."
 
@@ -37,7 +37,7 @@ class NcclNetwork(Evidence):
 
 
 class SomeBySockets(Finding):
-    """Ranks chose different networks."""
+    """Some ranks use sockets, and others use a faster network."""
 
     template = "some ranks use NET/Socket and others do not ({networks:list})"
 
@@ -45,7 +45,7 @@ class SomeBySockets(Finding):
 
 
 class SocketsBesideRdma(Finding):
-    """Sockets on a host that shows signs of RDMA, and why it is not used."""
+    """NCCL uses sockets on a host that shows signs of RDMA; the finding gives the reasons."""
 
     template = "NET/Socket on a host with RDMA: {signs:;}"
 
@@ -53,7 +53,7 @@ class SocketsBesideRdma(Finding):
 
 
 class NcclSocketFallback(Evidence):
-    """NCCL uses sockets where something faster is there."""
+    """NCCL uses sockets, although a faster network is there."""
 
     template = "NCCL fell back: {what}."
 
@@ -61,7 +61,7 @@ class NcclSocketFallback(Evidence):
 
 
 class NcclSockets(Evidence):
-    """NCCL uses sockets, and nothing shows that something faster is there."""
+    """NCCL uses sockets, and the log shows no faster network."""
 
     template = (
         "NCCL sends by TCP sockets{interfaces:? over {interfaces}}: if the hosts have RDMA "
@@ -73,7 +73,7 @@ class NcclSockets(Evidence):
 
 
 class FoundAdapters(Finding):
-    """NCCL saw RDMA adapters."""
+    """NCCL found RDMA adapters."""
 
     template = "it found {adapters}"
 
@@ -90,7 +90,7 @@ class InterfaceOfRdma(Finding):
 
 
 class LibfabricChoseTcp(Finding):
-    """libfabric is made for RDMA, and went by TCP."""
+    """libfabric, which is made for RDMA, chose TCP."""
 
     template = "libfabric was loaded, and chose TCP"
 
@@ -108,7 +108,7 @@ class SocketsAskedFor(Finding):
 
 
 class PluginUnused(Finding):
-    """A network plugin was there, and sockets are used."""
+    """A network plugin was loaded, but sockets are used."""
 
     template = "the plugin {name} was loaded, and not used"
 
@@ -116,13 +116,13 @@ class PluginUnused(Finding):
 
 
 class NoVerbs(Finding):
-    """The library that opens adapters is missing."""
+    """The library that opens RDMA adapters is missing."""
 
     template = "libibverbs could not be opened"
 
 
 class NoAdapter(Finding):
-    """NCCL says that there is none."""
+    """NCCL says that there is no RDMA adapter."""
 
     template = "NCCL found no adapter, as in a container without /dev/infiniband"
 
@@ -130,12 +130,13 @@ class NoAdapter(Finding):
 def _of_network(run: Run) -> Iterator[Evidence]:
     facts, settings, opened = run.facts, _settings(run), (run.facts.nccl_said or "")
     networks = tuple(each for each in (facts.nccl_network or "").split(", ") if each)
-    # On one host no network takes part: as told, or as the paths that were opened show.
+    # On one host no network takes part. Either the log says that there is one node, or the paths
+    # that were opened show it.
     nodes, paths = (facts.nccl_nodes or 0), (facts.nccl_paths or "")
     is_on_one_host = nodes == 1 or (not nodes and bool(paths) and "NET/" not in paths)
     if not networks or is_on_one_host:
         return
-    signs: list[Finding] = []  # that a host has RDMA
+    signs: list[Finding] = []  # signs that a host has RDMA
     if facts.nccl_adapters:
         signs.append(FoundAdapters(adapters=facts.nccl_adapters))
     interfaces = (facts.nccl_interfaces or "").split(", ")
@@ -144,7 +145,7 @@ def _of_network(run: Run) -> Iterator[Evidence]:
         signs.append(InterfaceOfRdma(name=of_rdma, is_slingshot=of_rdma.startswith("hsn")))
     elif "libfabric" in (facts.nccl_network or ""):
         signs.append(LibfabricChoseTcp())
-    reasons: list[Finding] = []  # why it is not used, as far as the log tells
+    reasons: list[Finding] = []  # the reasons why it is not used, as far as the log says
     if settings.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         reasons.append(RdmaTurnedOff())
     if settings.get("NCCL_NET", "").lower() == "socket":
@@ -172,7 +173,7 @@ def _of_network(run: Run) -> Iterator[Evidence]:
 
 
 class NcclRingsLeaveNvlink(Evidence):
-    """Rings go another way than the widest one."""
+    """The rings use another path than the widest one."""
 
     template = (
         "Rings go by {ring} and take {ring_gb_s:g} GB/s, where the widest path that NCCL saw has "
@@ -185,7 +186,7 @@ class NcclRingsLeaveNvlink(Evidence):
 
 
 class FewerThanUsual(Finding):
-    """Rings that leave more of the widest path unused than they use."""
+    """The rings leave more of the widest path unused than they use."""
 
     template = (
         "{channels:g} channels where {usual} are usual: the widest path that NCCL saw has "
@@ -218,7 +219,7 @@ class NcclFewChannels(Evidence):
 
 
 class NcclChannels(Evidence):
-    """How many channels NCCL uses."""
+    """The number of channels that NCCL uses."""
 
     template = (
         "NCCL uses {value:g} channels{is_usual_known:|; how many are usual, "
@@ -245,7 +246,7 @@ class SettingLimits(Finding):
 
 
 class TopologyFromFile(Finding):
-    """NCCL believed a file."""
+    """NCCL read its topology from a file."""
 
     template = "its topology was read from {file}"
 
@@ -289,7 +290,7 @@ def _of_channels(run: Run) -> Iterator[Evidence]:
 
 
 class NcclWithoutGdr(Evidence):
-    """What is sent goes through the host's memory first."""
+    """The bytes go through the host's memory on their way to the network."""
 
     template = (
         "NCCL copies through the host's memory on its way to the network: no path uses GPU Direct "
@@ -338,7 +339,7 @@ def _of_paths(run: Run) -> Iterator[Evidence]:
         yield NcclVersions(value=float(versions.count(", ") + 1), versions=versions)
 
 
-# How communication was set up falls short, whatever that costs.
+# The shortcomings in the setup of communication, at any cost in time.
 FALLS_SHORT = (NcclSocketFallback, NcclFewChannels, NcclWithoutGdr, NcclSharedMemory, NcclSockets)
 
 

@@ -1,4 +1,4 @@
-"""What samples tell of links, sockets and processors, and what a transport tells of itself."""
+"""The evidence from samples of links, sockets and processors, and from a transport's own times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOKED = "{is_exposed:while communication was exposed|over whole steps}"
 
 
 class LinkUtilization(Evidence):
-    """How much of the links was used."""
+    """The used share of the links."""
 
     template = f"Links were {{value:.0%}} used {_LOOKED}."
 
@@ -28,7 +28,7 @@ class LinkUtilization(Evidence):
 
 
 class SendBufferLimited(Evidence):
-    """How long sockets were held back by their send buffers."""
+    """The share of time in which send buffers held sockets back."""
 
     template = (
         "Sockets were held back by their send buffers for {value:.0%} of the time that they had "
@@ -37,7 +37,7 @@ class SendBufferLimited(Evidence):
 
 
 class ReceiveWindowLimited(Evidence):
-    """How long sockets waited for the receiver's window."""
+    """The share of time in which sockets waited for the receiver's window."""
 
     template = (
         "Sockets waited for the receiver's window for {value:.0%} of the time that they had data "
@@ -46,7 +46,7 @@ class ReceiveWindowLimited(Evidence):
 
 
 class SocketIdle(Evidence):
-    """How long sockets had nothing to send."""
+    """The share of time in which sockets had nothing to send."""
 
     template = f"Sockets had nothing to send for {{value:.0%}} of the time {_LOOKED} (derived)."
 
@@ -54,7 +54,7 @@ class SocketIdle(Evidence):
 
 
 class Retransmits(Evidence):
-    """How many segments were sent again."""
+    """The number of segments that were sent again."""
 
     template = f"{{value:,}} {{value:segment was|segments were}} sent again {_LOOKED}."
 
@@ -62,7 +62,7 @@ class Retransmits(Evidence):
 
 
 class CpuBusiest(Evidence):
-    """How much of the busiest processor was used."""
+    """The used share of the busiest processor."""
 
     template = (
         "Processors were {is_saturated:saturated|not saturated} "
@@ -78,7 +78,7 @@ class CpuBusiest(Evidence):
 def sample_evidence(
     run: Run, lines: Sequence[Timeline], rate_bps: Mapping[int, float]
 ) -> Iterator[Evidence]:
-    """Go through what the samples of a run say, in order: links, sockets, processors."""
+    """Yield the evidence from a run's samples, in order: links, sockets, processors."""
     links, sockets, cpu = (
         links_used(run, lines, rate_bps),
         sockets_used(run, lines),
@@ -106,7 +106,7 @@ def sample_evidence(
 
 
 def links_of(evidence: Sequence[Evidence]) -> LinkUtilization | None:
-    """Return what links' own counters say, where there are any."""
+    """Return the evidence from the links' own counters, if there is any."""
     return next((figure for figure in evidence if isinstance(figure, LinkUtilization)), None)
 
 
@@ -117,7 +117,7 @@ _TOLD = (
 
 
 class TransportUtilization(Evidence):
-    """How collectives spent their time, and how much of the line they used."""
+    """The time of collectives, by activity, and the share of the line that they used."""
 
     template = f"{_TOLD}; meanwhile it used {{value:.0%}} of the line rate."
 
@@ -127,7 +127,7 @@ class TransportUtilization(Evidence):
 
 
 class TransportTime(Evidence):
-    """How collectives spent their time, where no line rate tells how full the line was."""
+    """The time of collectives, by activity, where the line rate is unknown."""
 
     template = f"{_TOLD}."
 
@@ -137,7 +137,7 @@ class TransportTime(Evidence):
 
 
 def carried_evidence(run: Run, rate_bps: Mapping[int, float]) -> Iterator[Evidence]:
-    """Say how a rank's steps spent the time of their collectives, and how full its link was."""
+    """Yield how a rank's collectives spent the time of a step, and how full its link was."""
     found = carried(run, rate_bps)
     if found is None:
         return

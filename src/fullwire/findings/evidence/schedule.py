@@ -1,4 +1,4 @@
-"""What a run without times holds: its collectives, and how many bytes are in them."""
+"""The evidence from a run without times: its collectives, and their bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Schedule(Evidence):
 
 
 def schedule_evidence(run: Run) -> Iterator[Evidence]:
-    """Say what a schedule holds, all that there is where nothing lasts."""
+    """Yield the collectives of a schedule, which are all its data when it holds no times."""
     table, ranks = run.collectives, len(np.unique(run.collectives.rank))
     ops = []
     for op in dict.fromkeys(table.op.tolist()):

@@ -1,7 +1,7 @@
-"""The kinds of verdict, one a file: when it holds, the part of the account it blames, its sentence.
+"""The kinds of verdict, one in each file: its rule, the part that it blames, its sentence.
 
 A new kind is a new file in this folder with a class that `register` marks. The account says which
-part is to blame; the kind whose rule then holds is the verdict, and some findings stand beside it.
+part is to blame. The verdict is the kind whose rule then holds, and some findings stand beside it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from fullwire.timeline.account import Part, late_ranks
 from fullwire.timeline.steadiness import few_steps
 from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 
-NOTHING = ""  # no part reaches the threshold
-UNTOLD = Part.UNEXPLAINED.key  # the data cannot decide
+NOTHING = ""  # Blamed where no part reaches the threshold.
+UNTOLD = Part.UNEXPLAINED.key  # Blamed where the data cannot decide.
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """The part of the account that is to blame, or one of the two above, and why."""
+    """The part of the account that is to blame, or one of the two above, and the reasons."""
 
     part: str
     reasons: tuple[Finding, ...]
@@ -44,36 +44,36 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Colour:
-    """How a part of the account is drawn, on light paper and on dark."""
+    """The colours of a part of the account, on light paper and on dark."""
 
     light: str
     dark: str
 
 
 class VerdictKind(ABC):
-    """One kind of verdict, a class each: when it holds, its sentence, and how its part is shown."""
+    """One kind of verdict: its rule, its sentence, and the display of its part."""
 
     key: ClassVar[str]
-    part: ClassVar[str]  # of the account, which it speaks of; none where it speaks of all the step
-    label: ClassVar[str] = ""  # of its part, where that is drawn
-    heading: ClassVar[str] = ""  # of its part among one rank's, where the label would mislead
-    colour: ClassVar[Colour | None] = None  # of its part
-    lost_to: ClassVar[str] = ""  # to what its part is lost, where another kind is the verdict
-    within: ClassVar[str] = ""  # its part amidst a sentence, where that is not its key
-    is_transfer: ClassVar[bool] = False  # one of those that share the exposed transfers
-    is_of_one: ClassVar[bool] = False  # a worker alone may lose it as well
-    needs_clocks: ClassVar[bool] = False  # told from which rank came when
+    part: ClassVar[str]  # Its part of the account, or "" for the whole step.
+    label: ClassVar[str] = ""  # The label of its part in a drawing.
+    heading: ClassVar[str] = ""  # The label among one rank's parts, if it differs.
+    colour: ClassVar[Colour | None] = None  # The colours of its part.
+    lost_to: ClassVar[str] = ""  # The loss in words, for the verdicts of other kinds.
+    within: ClassVar[str] = ""  # Its part within a sentence, if not the key.
+    is_transfer: ClassVar[bool] = False  # It shares the exposed transfers with others.
+    is_of_one: ClassVar[bool] = False  # A single worker can lose it too.
+    needs_clocks: ClassVar[bool] = False  # It depends on the order in which ranks came.
 
     def rule(self, case: Case, blame: Blame) -> tuple[Finding, ...] | None:
-        """Return the reasons, where it is the verdict: as a rule, where its part is to blame."""
+        """Return the reasons if the rule holds, by default if its part is to blame; else None."""
         return blame.reasons if blame.part == self.part else None
 
     @abstractmethod
     def says(self, case: Case) -> Finding:
-        """Return what was found, for the verdict's sentence."""
+        """Return the finding that is the verdict's sentence."""
 
     def lacks(self, case: Case) -> Iterator[Finding]:
-        """Go through what would settle it."""
+        """Yield the missing data that would settle the verdict."""
         return iter(())
 
 
@@ -91,7 +91,7 @@ def register(kind: type[KindT]) -> type[KindT]:
 
 @cache
 def verdict_kinds() -> Mapping[str, VerdictKind]:
-    """Return all kinds by key: those that the files of this folder register."""
+    """Return all kinds by key, as the files of this folder register them."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return dict(_KINDS)
@@ -99,7 +99,7 @@ def verdict_kinds() -> Mapping[str, VerdictKind]:
 
 @cache
 def drawn_parts() -> Mapping[str, VerdictKind]:
-    """Return, by part of the account, the kind that says how it is called and drawn."""
+    """Return, by part of the account, the kind that gives its name and its colours."""
     drawn = {kind.part: kind for kind in verdict_kinds().values() if kind.label}
     return {part.key: drawn[part.key] for part in Part}
 
@@ -120,18 +120,17 @@ def kind_of(case: Case) -> tuple[VerdictKind, tuple[Finding, ...]]:
 def blamed(case: Case) -> Blame:
     """Return the part of the account that is to blame, if the data can decide.
 
-    It is the largest part of the step other than computation, if it reaches the threshold.
+    It is the largest part of the step other than compute, if it reaches the threshold.
 
-        overlap    in place of line_rate, if the exposed floor would fit under computation that
-                   had no communication beside it
-        transport  in place of either, if the line was not what limited transfers: less than
-                   FILLED of it was used while they were exposed, and what was not, latency
-                   included, reaches the threshold; but overlap stays where next to nothing had
-                   been overlapped
+        overlap    in place of line_rate, if the exposed bytes at line rate would fit under
+                   computation that had no communication beside it
+        transport  in place of either, if the line did not limit transfers: exposed transfers used
+                   less than FILLED of it, and the rest of their time, latency included, reaches
+                   the threshold; overlap stays where hardly any communication was overlapped
         compute    if computation takes longer than with one worker, and no part is larger
-        scales     if nothing reaches the threshold
-        unknown    if the largest part is what could not be attributed, the steps are too few to
-                   tell, or not all that was written of them can be read
+        scales     if no part reaches the threshold
+        unknown    if the largest part is unexplained, the steps are too few, or some rows of the
+                   run cannot be read
     """
     reasons = tuple(_why_untold(case))
     if reasons:
@@ -151,13 +150,13 @@ def blamed(case: Case) -> Blame:
         return Blame(NOTHING, (largest,))
     if drawn.needs_clocks and case.clock_error_s > largest_s:
         return Blame(UNTOLD, (largest, ClocksDisagreeByMore(error_s=case.clock_error_s)))
-    return Blame(key, (largest,))  # which is what the data cannot decide, if it is unexplained
+    return Blame(key, (largest,))  # if this is the unexplained part, the verdict is unknown
 
 
 def near_kinds(case: Case, kind: VerdictKind) -> tuple[str, ...]:
     """Return the other kinds that hold if a part is larger or smaller by `NEAR` of the step.
 
-    A repeat of the same job differs by as much. Where data cannot decide at all, none is near.
+    A repeat of the same job differs by as much. The result is empty where the data cannot decide.
     """
     if not case.step_s or any(_why_untold(case)):
         return ()
@@ -185,7 +184,7 @@ def near_kinds(case: Case, kind: VerdictKind) -> tuple[str, ...]:
 
 
 def _why_untold(case: Case) -> Iterator[Finding]:
-    """Say why no account can decide it: the first reason there is."""
+    """Yield the first reason why the account cannot decide, if any."""
     account = case.account
     if not case.step_s:
         yield NothingLasts()
@@ -206,7 +205,7 @@ def _why_untold(case: Case) -> Iterator[Finding]:
 
 
 class LargestPart(Finding):
-    """The largest part, and whether it is large enough to be the verdict."""
+    """The largest part, and whether it reaches the threshold."""
 
     template = (
         "{part} is {share:.1%} of the step, the largest part but computation, and "
@@ -220,7 +219,7 @@ class LargestPart(Finding):
 
 
 class NothingIsLost(Finding):
-    """No part other than computation takes any time."""
+    """No part other than compute takes any time."""
 
     template = "all of the step is computation"
 
@@ -234,7 +233,7 @@ class ComputesLonger(Finding):
 
 
 class PartIsLess(Finding):
-    """The largest part other than computation is smaller than what computation takes longer."""
+    """The largest part other than compute is smaller than the increase of computation."""
 
     template = "{part} is less: {share:.1%} of the step"
 
@@ -243,7 +242,7 @@ class PartIsLess(Finding):
 
 
 class ClocksDisagreeByMore(Finding):
-    """The ranks' clocks do not tell a part as small as that."""
+    """The ranks' clocks disagree by more than the part."""
 
     template = "ranks' clocks disagree by {error_s:time}, more than that"
 
@@ -263,7 +262,7 @@ class NothingLasts(Finding):
 
 
 class RowsLost(Finding):
-    """A table that an account rests on cannot all be read."""
+    """A table that the account rests on cannot be read completely."""
 
     template = "{table}"
 
@@ -271,13 +270,13 @@ class RowsLost(Finding):
 
 
 class NoStepToJudgeBy(Finding):
-    """A measured trace in which no step is marked."""
+    """The run is a measured trace in which no step is marked."""
 
     template = "no marked step to judge by"
 
 
 class StepsToJudgeBy(Finding):
-    """The steps are too few to tell what a step usually is."""
+    """The steps are too few to show the usual step."""
 
     template = (
         "{count} {count:step|steps}{left_out:?, {left_out} left out as warm-up or exceptions} "
@@ -289,7 +288,7 @@ class StepsToJudgeBy(Finding):
 
 
 class NoCommunication(Finding):
-    """Several workers, and nothing between them was recorded."""
+    """The job had several workers, and no communication between them was recorded."""
 
     template = "{workers} workers, and no communication in {is_whole_trace:the run|its steps}"
 
@@ -304,7 +303,7 @@ class NoComputation(Finding):
 
 
 class CameLast(Finding):
-    """The ranks that most of the waiting was for."""
+    """The ranks that caused most of the waiting."""
 
     template = "{ranks:ranks} came last most: {share:.0%} of all waiting was for {ranks:it|them}"
 
@@ -313,7 +312,7 @@ class CameLast(Finding):
 
 
 class InFewSteps(Finding):
-    """Few of the steps have most of what the verdict is about."""
+    """Few of the steps have most of the loss that the verdict names."""
 
     template = (
         "Of this loss {share:.0%} is in {few} of {of} steps, which {few:takes|take} "
@@ -328,7 +327,7 @@ class InFewSteps(Finding):
 
 
 class AnotherLoss(Finding):
-    """What else reaches the threshold: without it, the job would only wait for that."""
+    """Another part reaches the threshold: if the first loss ended, this one would remain."""
 
     template = "Another {lost_s:time} ({share:.1%}) is lost to {to}."
 
@@ -339,7 +338,7 @@ class AnotherLoss(Finding):
 
 
 class AnotherIsLate(Finding):
-    """Late ranks cost the threshold too."""
+    """Waiting for late ranks reaches the threshold too."""
 
     template = (
         "Another {lost_s:time} ({share:.1%}) is lost to waiting, most of it for {ranks:ranks}."
@@ -351,7 +350,7 @@ class AnotherIsLate(Finding):
 
 
 class RanksWaitBesides(Finding):
-    """Ranks wait for late ones, where the verdict is unknown."""
+    """Ranks wait for late ones, while the verdict is unknown."""
 
     template = (
         "Ranks wait for each other for {lost_s:time} besides ({share:.1%}), {of_waiting:.0%} of it "
@@ -365,7 +364,7 @@ class RanksWaitBesides(Finding):
 
 
 class ExposedOfSomeRanks(Finding):
-    """More communication is exposed, with ranks that are not in the run."""
+    """More communication is exposed, with ranks that the run does not hold."""
 
     template = (
         "Communication is exposed for another {share:.1%}; whether that is waiting or transfer, "
@@ -378,7 +377,7 @@ class ExposedOfSomeRanks(Finding):
 
 
 class WaitingOrTransfer(Finding):
-    """The exposed communication that was named is with ranks that are not in the run."""
+    """The exposed communication is with ranks that the run does not hold."""
 
     template = "Whether that is waiting or transfer, {recorded} of {workers} ranks cannot tell."
 
@@ -387,7 +386,7 @@ class WaitingOrTransfer(Finding):
 
 
 class OthersNotSeen(Finding):
-    """A verdict that rests on some of the ranks."""
+    """The verdict rests on some of the ranks only."""
 
     template = (
         "This is what {recorded} of {workers} ranks {recorded:shows|show}; whether others are "
@@ -399,7 +398,7 @@ class OthersNotSeen(Finding):
 
 
 class ExposedBesides(Finding):
-    """More communication is exposed, and nothing explains it."""
+    """More communication is exposed, and no rule explains it."""
 
     template = (
         "Communication is exposed for {exposed_s:time} besides ({share:.1%}), and this run cannot "
@@ -423,7 +422,7 @@ class CloseToAnother(Finding):
 
 
 def besides(case: Case, kind: VerdictKind) -> Iterator[Finding]:
-    """Go through what stands beside a verdict."""
+    """Yield the findings that stand beside a verdict."""
     account, run = case.account, case.run
     near = near_kinds(case, kind)
     if near:
@@ -459,7 +458,7 @@ def besides(case: Case, kind: VerdictKind) -> Iterator[Finding]:
         else:
             to = drawn_parts()[other].lost_to
             yield AnotherLoss(lost_s=lost_s, share=share, part=other, to=to)
-    # Communication may be exposed that nothing explains.
+    # Some exposed communication may have no explanation.
     exposed_s = account.parts_s[Part.UNEXPLAINED.key]
     here, of, share = len(recorded_ranks(run)), world(run), case.share(exposed_s)
     if exposed_s < NOTABLE * case.step_s:

@@ -1,4 +1,4 @@
-"""Packing and unpacking gradients is the largest loss."""
+"""The verdict where packing and unpacking gradients is the largest loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fullwire.timeline.account import Part
 
 
 class PackingIsDear(Finding):
-    """What a codec takes, and whether much else may be the network's."""
+    """The time that the codec takes, and whether the network may cost much too."""
 
     template = (
         "Packing gradients {is_sure:limits this job, not the network|is the largest loss seen "
@@ -22,7 +22,7 @@ class PackingIsDear(Finding):
 
 @register
 class Codec(VerdictKind):
-    """Packing and unpacking."""
+    """The codec packs and unpacks gradients."""
 
     key = "codec"
     part = Part.CODEC.key
@@ -32,7 +32,7 @@ class Codec(VerdictKind):
     is_of_one = True
 
     def says(self, case: Case) -> Finding:
-        """Say what packing takes."""
+        """Return the time that the codec takes."""
         parts = case.account.parts_s
         is_sure = not case.reaches_threshold(parts[Part.UNEXPLAINED.key])
         return PackingIsDear(lost=case.of_step(parts[Part.CODEC.key]), is_sure=is_sure)

@@ -1,4 +1,4 @@
-"""Computation takes longer than with one worker, and nothing else loses more."""
+"""The verdict where computation takes longer than with one worker: the largest loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fullwire.timeline.account import Part
 
 
 class ComputationIsInflated(Finding):
-    """How much longer computation takes than in the baseline's step."""
+    """The increase of computation over the baseline's step."""
 
     template = (
         "Computation limits this job: it takes {longer_s:time} longer than on one worker, "
@@ -22,7 +22,7 @@ class ComputationIsInflated(Finding):
 
 @register
 class Compute(VerdictKind):
-    """Computation, longer than with one worker."""
+    """Computation that takes longer than with one worker."""
 
     key = "compute"
     part = Part.COMPUTE.key
@@ -30,6 +30,6 @@ class Compute(VerdictKind):
     colour = Colour("#6d7e92", "#8293a6")
 
     def says(self, case: Case) -> Finding:
-        """Say how much longer it takes."""
+        """Return the increase of computation."""
         longer_s = case.inflation_s or 0.0
         return ComputationIsInflated(longer_s=longer_s, share=case.share(longer_s))

@@ -1,4 +1,4 @@
-"""The job slows down its own computation: its communication and its ranks share processors."""
+"""The verdict where the job slows down its own computation: it shares processors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fullwire.timeline.account import Part
 
 
 class ComputationIsCrowded(Finding):
-    """What the job's own communication, and its other ranks on a host, cost computation."""
+    """The time that the job's communication, and its other ranks on a host, cost computation."""
 
     template = (
         "The job slows down its own computation: communication and other ranks of the same "
@@ -22,7 +22,7 @@ class ComputationIsCrowded(Finding):
 
 
 class RanksShareProcessors(Finding):
-    """What the sums of ranks on one host cost, beyond what computation hides."""
+    """The exposed time of sums, where ranks share the processors of one host."""
 
     template = (
         "The ranks share the processors of one host: their sums, and waiting for a processor, "
@@ -50,7 +50,7 @@ class ProcessorsAreFree(Finding):
 
 
 class ProcessorsNotSampled(Finding):
-    """Nothing says how much of the processors was used."""
+    """The run does not say how much of the processors was used."""
 
     template = "How much of the processors was used is not recorded."
 
@@ -66,7 +66,7 @@ class Contention(VerdictKind):
     lost_to = "ranks and communication that share processors"
 
     def says(self, case: Case) -> Finding:
-        """Say what sharing processors costs."""
+        """Return the time that shared processors cost."""
         lost = case.of_step(case.account.parts_s[Part.CONTENTION.key])
         if not shares_one_host(case.run):
             return ComputationIsCrowded(lost=lost)

@@ -1,4 +1,4 @@
-"""The host is the largest loss: nothing is computed, communicated or loaded."""
+"""The verdict where the host is the largest loss: no device computes, communicates or loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fullwire.timeline.ahead import usual_ahead_s, usual_gaps
 
 
 class HostIsBusy(Finding):
-    """How long the host keeps devices idle, where in the step, and whether it is surely that."""
+    """The time that the host keeps devices idle, its place in the step, and the certainty."""
 
     template = (
         "The host {is_sure:limits this job, not the network|is the largest loss seen here}: it "
@@ -24,7 +24,7 @@ class HostIsBusy(Finding):
 
 
 class MostlyGaps(Finding):
-    """Most of it lies between computations."""
+    """Most of the host's time lies between computations."""
 
     template = " {gaps}"
 
@@ -32,7 +32,7 @@ class MostlyGaps(Finding):
 
 
 class MostlyAhead(Finding):
-    """Most of it lies before anything is computed."""
+    """Most of the host's time lies before the first computation."""
 
     template = " {ahead_s:time} of that is before the first computation, {does}."
 
@@ -42,7 +42,7 @@ class MostlyAhead(Finding):
 
 @register
 class Host(VerdictKind):
-    """The host, the rest."""
+    """The host: the rest of a step."""
 
     key = "host"
     part = Part.HOST.key
@@ -52,7 +52,7 @@ class Host(VerdictKind):
     is_of_one = True
 
     def says(self, case: Case) -> Finding:
-        """Say how long nothing is done, and where in the step."""
+        """Return the time of the host, and where in the step it lies."""
         account, parts = case.account, case.account.parts_s
         host_s, ahead_s, between = parts[Part.HOST.key], usual_ahead_s(account), gaps(account)
         where: Finding | None = None

@@ -1,4 +1,4 @@
-"""Waiting for data is the largest loss."""
+"""The verdict where waiting for data is the largest loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fullwire.timeline.account import Part
 
 
 class DataIsLate(Finding):
-    """How long ranks wait for data, and whether much else may be the network's."""
+    """The time that ranks wait for data, and whether the network may cost much too."""
 
     template = (
         "The input {is_sure:limits this job, not the network|is the largest loss seen here}: "
@@ -23,7 +23,7 @@ class DataIsLate(Finding):
 
 @register
 class Input(VerdictKind):
-    """Waiting for data."""
+    """Ranks wait for data."""
 
     key = "input"
     part = Part.INPUT.key
@@ -33,7 +33,7 @@ class Input(VerdictKind):
     is_of_one = True
 
     def says(self, case: Case) -> Finding:
-        """Say how long ranks wait."""
+        """Return the time that ranks wait for data."""
         parts = case.account.parts_s
         is_sure = not case.reaches_threshold(parts[Part.UNEXPLAINED.key])
         return DataIsLate(lost=case.of_step(parts[Part.INPUT.key]), is_sure=is_sure)

@@ -1,4 +1,4 @@
-"""The fixed cost of messages is the largest loss: too many small collectives."""
+"""The verdict where the fixed cost of messages is the largest loss: many small collectives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fullwire.timeline.account import Part
 
 
 class TooManyMessages(Finding):
-    """What the messages of a step cost, however few bytes are in them."""
+    """The cost of the messages of a step, which is independent of their bytes."""
 
     template = (
         "Too many small collectives limit this job: {lost.share:.0%} of "
@@ -34,6 +34,6 @@ class Latency(VerdictKind):
     needs_clocks = True
 
     def says(self, case: Case) -> Finding:
-        """Say what it is, and of how many."""
+        """Return the cost of the messages, and the number of collectives."""
         lost = case.of_step(case.account.parts_s[Part.LATENCY.key])
         return TooManyMessages(lost=lost, collectives=case.collectives_per_step)

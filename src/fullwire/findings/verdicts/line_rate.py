@@ -1,4 +1,4 @@
-"""The bytes at line rate are the largest loss, and the line is full: bandwidth is short."""
+"""The verdict where the line is full, and its bytes are the largest loss: bandwidth is short."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fullwire.timeline.account import Part
 
 
 class SlowLinks(Finding):
-    """The few links that hold all others up."""
+    """The few slow links that delay all others."""
 
     template = (
         "; {ranks:ranks} {ranks:has|have} {rate_bps:rate}, the others up to {fastest_bps:rate}"
@@ -23,7 +23,7 @@ class SlowLinks(Finding):
 
 
 class BandwidthIsShort(Finding):
-    """A line that is full, or nearly."""
+    """The line is full, or nearly full."""
 
     template = (
         "The network limits this job: {lost.share:.0%} of {lost.whole.is_whole_trace:the "
@@ -36,7 +36,7 @@ class BandwidthIsShort(Finding):
 
 
 class BandwidthIsMostOfIt(Finding):
-    """A line that is not full, for which less is lost than the bytes take."""
+    """The line is not full, but its bytes take longer than its idle time."""
 
     template = (
         "The network limits this job: {lost.share:.0%} of {lost.whole.is_whole_trace:the "
@@ -64,12 +64,12 @@ class LineRate(VerdictKind):
     needs_clocks = True
 
     def rule(self, case: Case, blame: Blame) -> tuple[Finding, ...] | None:
-        """Hold where the line limits transfers, and they are begun in time."""
+        """Hold where the line limits transfers, and they begin in time."""
         is_it = blame.part == Part.LINE_RATE.key and is_limited_by_line(case)
         return blame.reasons if is_it and not is_used_too_late(case) else None
 
     def says(self, case: Case) -> Finding:
-        """Say what the bytes take, and what else a line that is not full loses."""
+        """Return the time of the bytes, and the idle time of a line that is not full."""
         lost = case.of_step(case.account.parts_s[Part.LINE_RATE.key])
         exposed_s = exposed_transfer_s(case.account)
         rates, links, slow = case.rate_bps, links_of(case.evidence), None

@@ -1,4 +1,4 @@
-"""Transfers would fit under computation that they did not use: they begin too late."""
+"""The verdict where transfers would fit under computation, but begin too late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fullwire.timeline.account import Part
 
 
 class UsedTooLate(Finding):
-    """Transfers that computation could have hidden, and how much of that there is."""
+    """The transfers that computation could have hidden, and the time of that computation."""
 
     template = (
         "The network is used too late: {transfers.share:.0%} of "
@@ -28,7 +28,7 @@ class UsedTooLate(Finding):
 
 
 class WouldFit(Finding):
-    """The computation that had no communication beside it."""
+    """The computation that ran without communication."""
 
     template = "it would fit under {free_s:time} of computation without communication"
 
@@ -36,10 +36,11 @@ class WouldFit(Finding):
 
 
 def is_used_too_late(case: Case) -> bool:
-    """Say whether the bytes at line rate would fit under computation that they did not use.
+    """Say whether the bytes at line rate would fit under computation that ran without them.
 
-    A line that is not full limits nothing; but what had next to nothing beside it was begun late
-    whatever the line. It is not too late where beginning sooner is predicted to gain nothing.
+    As a rule, the line has to limit the transfers. If hardly any communication was overlapped, it
+    began too late on any line. If a prediction gains nothing from beginning sooner, the bytes begin
+    in time.
     """
     account = case.account
     if case.gains_by_sooner is False:
@@ -52,7 +53,7 @@ def is_used_too_late(case: Case) -> bool:
 
 
 def is_limited_by_line(case: Case) -> bool:
-    """Say whether the line is full, or what it is not full for is little."""
+    """Say whether the line limits transfers: it is full, or its idle time is short."""
     exposed_s = exposed_transfer_s(case.account)
     unfilled_s = exposed_s - case.floor_s
     return case.floor_s >= FILLED * exposed_s or not case.reaches_threshold(unfilled_s)
@@ -67,13 +68,13 @@ class Overlap(VerdictKind):
     is_transfer = True
 
     def rule(self, case: Case, blame: Blame) -> tuple[Finding, ...] | None:
-        """Hold where the transfers would fit under computation that they did not use."""
+        """Hold where the transfers would fit under computation that ran without them."""
         if blame.part != Part.LINE_RATE.key or not is_used_too_late(case):
             return None
         return (*blame.reasons, WouldFit(free_s=unhidden_compute_s(case.account)))
 
     def says(self, case: Case) -> Finding:
-        """Say what computation could have hidden."""
+        """Return the transfers that computation could have hidden."""
         return UsedTooLate(
             transfers=case.of_step(case.account.parts_s[Part.LINE_RATE.key]),
             free_s=unhidden_compute_s(case.account),

@@ -1,4 +1,4 @@
-"""No part of the step reaches the threshold: the job scales, or loses a little everywhere."""
+"""The verdict where no part reaches the threshold: the job scales, or loses a little everywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fullwire.timeline.account import Part
 
 
 class AllIsComputation(Finding):
-    """Nothing is lost at all."""
+    """All of the step is computation."""
 
     template = "This job scales: all of {whole.is_whole_trace:the trace|its step} is computation."
 
@@ -17,7 +17,7 @@ class AllIsComputation(Finding):
 
 
 class LittleIsLost(Finding):
-    """Little is lost, and in parts that are each below the threshold."""
+    """The losses are small, each below the threshold."""
 
     template = (
         "This job scales: {lost.share:.1%} of {lost.whole.is_whole_trace:the trace|each step} "
@@ -30,7 +30,7 @@ class LittleIsLost(Finding):
 
 
 class MuchIsLostInAll(Finding):
-    """Each part is below the threshold, but together they are much."""
+    """Each loss is below the threshold, but their sum is large."""
 
     template = (
         "No single loss limits this job: {lost.share:.0%} of {lost.whole.is_whole_trace:the "
@@ -45,13 +45,13 @@ class MuchIsLostInAll(Finding):
 
 @register
 class Scales(VerdictKind):
-    """Nothing to speak of."""
+    """No loss reaches the threshold."""
 
     key = "scales"
     part = NOTHING
 
     def says(self, case: Case) -> Finding:
-        """Say how little is lost, and what is the most of it."""
+        """Return the sum of the losses, and the largest of them."""
         key, next_s = case.largest()
         if not next_s:
             return AllIsComputation(whole=case.whole)

@@ -1,4 +1,4 @@
-"""Ranks wait for late ones: for the same few, or now for one and now for another."""
+"""The verdict where ranks wait for late ones: always the same few, or others each time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fullwire.timeline.account import Part, late_ranks
 
 
 class Excess(Enum):
-    """On what a late rank spends more than the others; in the order of the account's excess."""
+    """The kinds of time that a late rank spends more of, in the order of the account's excess."""
 
     COMPUTATION = "computation"
     INPUT = "waiting for input"
@@ -21,7 +21,7 @@ class Excess(Enum):
 
 
 class LateInTurns(Finding):
-    """No few ranks cause most of the waiting."""
+    """The waiting has many causes: no small group of ranks explains most of it."""
 
     template = (
         "Ranks wait for each other, now one and now another: {lost.share:.0%} of "
@@ -47,7 +47,7 @@ class LateRanks(Finding):
 
 
 class SpendsMore(Finding):
-    """What late ranks spend more time on than the others."""
+    """The extra time of late ranks, and its kind."""
 
     template = ", which {is_one:spends|spend} {excess_s:time} more than usual in {on.value}"
 
@@ -70,7 +70,7 @@ class Straggler(VerdictKind):
     needs_clocks = True
 
     def says(self, case: Case) -> Finding:
-        """Name the ranks that are late, if they are few, and on what they spend more."""
+        """Return the late ranks, if they are few, and the kind of their extra time."""
         lost, late = (
             case.of_step(case.account.parts_s[Part.STRAGGLER.key]),
             late_ranks(case.account),

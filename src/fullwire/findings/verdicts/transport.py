@@ -1,4 +1,4 @@
-"""The transport does not fill the line, and that loses more than the line's own rate."""
+"""The verdict where the transport leaves the line idle, and loses more than the line's rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fullwire.timeline.account import Part
 
 
 class LineIsNotFilled(Finding):
-    """What is lost beside a line that the transport does not fill."""
+    """The time that is lost because the transport does not fill the line."""
 
     template = (
         "The transport limits this job{is_for_bandwidth:|, not the bandwidth}: "
@@ -26,7 +26,7 @@ class LineIsNotFilled(Finding):
     )
 
     lost: Amount
-    is_for_bandwidth: bool  # a faster line would help all the same
+    is_for_bandwidth: bool  # Whether a faster line would help nevertheless.
     unfilled: Unfilled | None
     links: LinkUtilization | None
     held_back: Finding | None
@@ -35,19 +35,19 @@ class LineIsNotFilled(Finding):
 
 
 class Unfilled(Finding):
-    """How much of the line was used, and what of the loss is the messages' own cost."""
+    """The used share of the line, and the part of the loss that is the fixed cost of messages."""
 
     template = (
         "{used:? (exposed transfers used {used:.0%} of it)}"
         "{messages_s:?, {messages_s:time} of that by the fixed cost of messages}"
     )
 
-    used: float | None  # None where the links' own counters tell
+    used: float | None  # None where the links' own counters say it.
     messages_s: float | None
 
 
 class ManySmall(Finding):
-    """What is sent is many and small, which no transport fills a line with."""
+    """The step has many small collectives, with which no transport fills a line."""
 
     template = "; it has {count:,.0f} collectives to carry in a step, most of {usual_bytes:bytes}"
 
@@ -56,7 +56,7 @@ class ManySmall(Finding):
 
 
 class FasterLine(Finding):
-    """A faster line would help all the same: some transports leave a share of any idle."""
+    """A faster line would help nevertheless, though some transports leave a share of it idle."""
 
     template = " A faster line would help all the same: {link} by {gain:.0%}, predicted."
 
@@ -65,7 +65,7 @@ class FasterLine(Finding):
 
 
 class LineWasNotFull(Finding):
-    """Exposed transfers used too little of the line for it to limit them."""
+    """Exposed transfers used too little of the line for the line to limit them."""
 
     template = (
         "exposed transfers used {used:.1%} of the line rate, and below {limit:.0%} it is not the "
@@ -89,7 +89,7 @@ class Transport(VerdictKind):
     needs_clocks = True
 
     def rule(self, case: Case, blame: Blame) -> tuple[Finding, ...] | None:
-        """Hold where the line is not what limited transfers."""
+        """Hold where transfers were limited by something other than the line."""
         if blame.part == Part.TRANSPORT.key:
             return blame.reasons
         is_line = blame.part == Part.LINE_RATE.key and not is_used_too_late(case)
@@ -99,10 +99,10 @@ class Transport(VerdictKind):
         return (*blame.reasons, LineWasNotFull(used=used, limit=FILLED))
 
     def says(self, case: Case) -> Finding:
-        """Say what it loses, and what held it back."""
+        """Return the time that the transport loses, and the reason that held it back."""
         parts, links = case.account.parts_s, links_of(case.evidence)
         lost_s, unfilled = parts[Part.TRANSPORT.key], None
-        if parts[Part.LINE_RATE.key] > lost_s:  # then all that the line is idle for counts
+        if parts[Part.LINE_RATE.key] > lost_s:  # Then all idle time of the line counts.
             latency_s = parts[Part.LATENCY.key]
             lost_s += latency_s
             unfilled = Unfilled(

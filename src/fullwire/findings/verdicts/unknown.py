@@ -1,4 +1,4 @@
-"""The data cannot decide: what is seen all the same, and what would settle it."""
+"""The verdict where the data cannot decide, with the observations and the missing data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXPOSED = (Part.LINE_RATE, Part.LATENCY, Part.TRANSPORT, Part.UNEXPLAINED)
 
 
 class NotTold(Finding):
-    """The run holds no times, or not all that was written of them."""
+    """The run holds no times, or only a part of them can be read."""
 
     template = "{falls_short:?{falls_short} }What limits the job is not told. Missing: {missing:;}."
 
@@ -36,7 +36,7 @@ class NotTold(Finding):
 
 
 class AloneInTheJob(Finding):
-    """One worker has no part of a network."""
+    """The job had one worker, so the network takes no part in it."""
 
     template = (
         "This job had one worker, and a network has no part in that: computation is "
@@ -48,7 +48,7 @@ class AloneInTheJob(Finding):
 
 
 class TransfersAlone(Finding):
-    """Every rank had come, so it is the network; which part of it is open."""
+    """Every rank had arrived, so the loss is the network; the data cannot say which part of it."""
 
     template = (
         "Transfers that nothing hides take {exposed} ({exposed.share:.1%}), and every rank had "
@@ -61,7 +61,7 @@ class TransfersAlone(Finding):
 
 
 class NothingCommunicated(Finding):
-    """Several workers computed in steps without communication."""
+    """Several workers computed, but their steps hold no communication."""
 
     template = (
         "{falls_short:?{falls_short} }Nothing was communicated in its steps: either each of the "
@@ -75,7 +75,7 @@ class NothingCommunicated(Finding):
 
 
 class CannotTell(Finding):
-    """Nothing is exposed, and nothing else decides."""
+    """All communication is hidden, and no rule decides."""
 
     template = (
         "{falls_short:?{falls_short} }This run cannot tell what limits the job. Missing: "
@@ -87,7 +87,7 @@ class CannotTell(Finding):
 
 
 class CommunicationOnly(Finding):
-    """No computation was recorded, so no communication is known to hold up a job."""
+    """The run holds communication only, so its effect on the job is unknown."""
 
     template = (
         "{falls_short:?{falls_short} }Only communication is in this run, so whether it holds up a "
@@ -103,7 +103,7 @@ class CommunicationOnly(Finding):
 
 
 class ExposedForSomeReason(Finding):
-    """Communication is exposed, and why is open."""
+    """Communication is exposed, and the reason is unknown."""
 
     template = (
         "{falls_short:?{falls_short} }Communication is exposed for {exposed} "
@@ -119,25 +119,25 @@ class ExposedForSomeReason(Finding):
 
 
 class TimesMissing(Finding):
-    """When things happened."""
+    """The run lacks times."""
 
     template = "times: profiler traces of the job, or a recording"
 
 
 class RestOfTheRun(Finding):
-    """The rows that were written and cannot be read."""
+    """The run lacks rows that were written and cannot be read."""
 
     template = "the run as it was written; what can be read of it is shown without a verdict"
 
 
 class StepMarks(Finding):
-    """Where steps begin and end."""
+    """The run lacks marks of where steps begin and end."""
 
     template = "marks of where each step begins and ends"
 
 
 class MoreSteps(Finding):
-    """More steps than were recorded."""
+    """The run holds too few steps."""
 
     template = "more steps: at least {fewest} after the warm-up"
 
@@ -145,13 +145,13 @@ class MoreSteps(Finding):
 
 
 class SeveralWorkers(Finding):
-    """A job with something to communicate."""
+    """The run has one worker; a run of several is missing."""
 
     template = "a run of several workers"
 
 
 class BetterClocks(Finding):
-    """Clocks that tell the largest part."""
+    """The ranks' clocks are too inexact for the largest part."""
 
     template = "ranks' clocks to better than {to_s:time}"
 
@@ -159,19 +159,19 @@ class BetterClocks(Finding):
 
 
 class ComputationMissing(Finding):
-    """When ranks computed."""
+    """The run lacks the times of computation."""
 
     template = "computation, which a recording of the job has, or a profiler's trace of it"
 
 
 class CollectivesMissing(Finding):
-    """When ranks communicated."""
+    """The run lacks the collectives."""
 
     template = "the collectives"
 
 
 class OtherRanks(Finding):
-    """The ranks that are not in the run."""
+    """The run lacks the other ranks of the job."""
 
     template = "the other ranks' traces: {recorded} of {workers} ranks are here"
 
@@ -180,7 +180,7 @@ class OtherRanks(Finding):
 
 
 class EveryPart(Finding):
-    """Which collective each rank's communication belongs to."""
+    """The run does not say which collective each rank's communication belongs to."""
 
     template = "every rank's part in every collective{unnamed:? ({unnamed} names none)}"
 
@@ -188,13 +188,13 @@ class EveryPart(Finding):
 
 
 class LineRateMissing(Finding):
-    """The rate of the links."""
+    """The run lacks the rate of the links."""
 
     template = "the line rate of the links: --line-rate"
 
 
 class MoreThanThisRun(Finding):
-    """Nothing that could be named would settle it."""
+    """The rules know no data that would settle the verdict."""
 
     template = "more than this run holds"
 
@@ -210,7 +210,7 @@ class Unknown(VerdictKind):
     within = "communication that nothing hides"
 
     def says(self, case: Case) -> Finding:
-        """Say what is seen all the same."""
+        """Return the observation that describes the run best, with the missing data."""
         parts = case.account.parts_s
         exposed_s = sum(parts[part.key] for part in _EXPOSED)
         missing = tuple(self.lacks(case)) or (MoreThanThisRun(),)
@@ -231,11 +231,11 @@ class Unknown(VerdictKind):
             exposed = case.of_step(exposed_s)
             return ExposedForSomeReason(falls_short=short, exposed=exposed, missing=missing)
         largest_at = int(np.argmax(table.bytes))
-        # A slice of one row, because numpy drops a NUL at the end of a lone name.
+        # Take a slice of one row, because numpy drops a NUL at the end of a lone name.
         first = slice(largest_at, largest_at + 1)
         is_alike = (table.op == table.op[first]) & (table.group == table.group[first])
         largest = table.rows(is_alike & (table.bytes == table.bytes[first]))
-        started_ns = np.maximum(largest.start_ns, largest.issue_ns)  # before, it waited for ranks
+        started_ns = np.maximum(largest.start_ns, largest.issue_ns)  # Before, it waited for ranks.
         return CommunicationOnly(
             falls_short=short,
             op=str(largest.op[0]),
@@ -245,7 +245,7 @@ class Unknown(VerdictKind):
         )
 
     def lacks(self, case: Case) -> Iterator[Finding]:
-        """Name what would settle it."""
+        """Yield the missing data that would settle the verdict."""
         run, account = case.run, case.account
         if not case.step_s:
             yield TimesMissing()
@@ -269,7 +269,7 @@ class Unknown(VerdictKind):
         elif not computes(case):
             return
         elif account.untold_s > UNTOLD_SHARE * account.parts_s[Part.UNEXPLAINED.key]:
-            # Name what communicates longest without telling what it is a part of.
+            # Name the longest communication that belongs to no known collective.
             spans = run.spans.rows(run.spans.lane == "communication")
             lengths_ns: dict[str, int] = {}
             for name, begin_ns, end_ns in zip(
