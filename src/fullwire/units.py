@@ -2,10 +2,10 @@
 
 k, M, G, T are powers of ten and Ki, Mi, Gi, Ti powers of two. Inside Fullwire a rate is bits per
 second, a size is bytes and a time is seconds (whole nanoseconds where it is stored). In Python a
-bare number has these units. In text a number needs its unit, because "10" may have been meant as
-Gbps.
+bare number has these units. In text a number without a unit is refused, because "10" may have been
+meant as Gbps.
 
-Text is read exactly: "0.007GB" is 7,000,000 bytes, and not one that binary fractions come near.
+Text is read exactly: "0.007GB" is 7,000,000 bytes, without the error of binary fractions.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Case:
 
 
 def communicates(case: Case) -> bool:
-    """Say whether any communication was recorded, in steps where the recorder marked them."""
+    """Say whether any communication was recorded: within the steps, if the recorder marked them."""
     spans, collectives = case.run.spans, case.run.collectives
     is_told = any(each.communication_s for each in case.account.breakdowns)
     if case.run.provenance.origin == "measured" and not case.account.is_whole_trace:

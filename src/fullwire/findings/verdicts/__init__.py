@@ -104,7 +104,7 @@ def drawn_parts() -> Mapping[str, VerdictKind]:
     return {part.key: drawn[part.key] for part in Part}
 
 
-# ---- which holds, and why ------------------------------------------------------------------------
+# ---- the choice of the verdict -------------------------------------------------------------------
 
 
 def kind_of(case: Case) -> tuple[VerdictKind, tuple[Finding, ...]]:
@@ -150,7 +150,7 @@ def blamed(case: Case) -> Blame:
         return Blame(NOTHING, (largest,))
     if drawn.needs_clocks and case.clock_error_s > largest_s:
         return Blame(UNTOLD, (largest, ClocksDisagreeByMore(error_s=case.clock_error_s)))
-    return Blame(key, (largest,))  # if this is the unexplained part, the verdict is unknown
+    return Blame(key, (largest,))  # If this is the unexplained part, the verdict is unknown.
 
 
 def near_kinds(case: Case, kind: VerdictKind) -> tuple[str, ...]:
