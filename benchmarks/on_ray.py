@@ -6,7 +6,7 @@ The same sweep and the same search for a target are computed here in three ways:
 
 - by one process;
 - on a Ray cluster that the command starts and ends;
-- on an existing cluster, whose two nodes are both on this machine, with one processor each.
+- on an existing cluster of two nodes, both on this machine, with one processor each.
 
 So the figures show Ray's own cost, and not the gain of more machines. By default Ray's processes
 run at a lower priority than all others; here they have the priority of the single process.

@@ -4,7 +4,7 @@
 
 Each is a whole process. With a capture, its connections are repeated up to MILLIONS of packets,
 each time with later times and sequence numbers. Otherwise the capture is made up: eight hosts in a
-ring, data and acknowledgements taking turns packet by packet, 96 bytes of each. tshark, tcptrace,
+ring, data and acknowledgements taking turns packet by packet, 96 bytes of each. Tools: tshark, tcptrace,
 nfpcapd and a plain program of C over libpcap take part if they are installed. tshark searches for
 the acknowledged data, which is missing from a made-up capture. With half a million packets it had
 not finished after four minutes.

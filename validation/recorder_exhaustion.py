@@ -297,7 +297,7 @@ def _recorder_rounds(place: Path, share: int) -> Iterator[tuple[str, Counter[str
 
 
 def is_bad(counted: Counter[str]) -> bool:
-    """Say whether a round harmed the job, or left files that neither open nor are refused."""
+    """Say whether a round harmed the job, or left files that fail in another way than a refusal."""
     good = {"rounds", "refused", "partial", "whole"}
     return any(count for name, count in counted.items() if name not in good)
 

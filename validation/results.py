@@ -56,8 +56,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     machine: str
     date: str  # year-month-day
     command: str
-    commit: str
-    source: str  # HERE, or where a figure was published before this file existed
+    commit: str  # "not recorded" if it was not noted
+    source: str  # HERE, or where the figures were published or printed before this file existed
     tables: list[Table] = []
 
     def __post_init__(self) -> None:
