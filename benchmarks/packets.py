@@ -4,10 +4,10 @@
 
 Each is a whole process. With a capture, its connections are repeated up to MILLIONS of packets,
 each time with later times and sequence numbers. Otherwise the capture is made up: eight hosts in a
-ring, data and acknowledgements taking turns packet by packet, 96 bytes of each. Tools: tshark, tcptrace,
-nfpcapd and a plain program of C over libpcap take part if they are installed. tshark searches for
-the acknowledged data, which is missing from a made-up capture. With half a million packets it had
-not finished after four minutes.
+ring, data and acknowledgements taking turns packet by packet, 96 bytes of each. The tools are
+tshark, tcptrace, nfpcapd and a plain program of C over libpcap, if they are installed. For a
+made-up capture tshark takes too long, because it searches for the acknowledged data, which is
+missing there. With half a million packets it had not finished after four minutes.
 """
 
 from __future__ import annotations
