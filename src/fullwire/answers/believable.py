@@ -17,12 +17,12 @@ from fullwire.errors import DamagedInput
 
 _ROUNDING = 1e-6  # Of 1: sums of shares are that exact.
 # In honest recordings, the line rate that a run states and the bytes that the line carried differ
-# by as much.
+# by up to this.
 _OF_A_SHARE = 0.05
 _LEAST, _MOST = np.nextafter(0, 1), np.finfo(np.float64).max
 
 Column: TypeAlias = np.ndarray[Any, Any]
-Source: TypeAlias = str | Column  # the source of all values, or of each
+Source: TypeAlias = str | Column  # The source of all values, or of each.
 
 
 def check_times(source: Source, **seconds: ArrayLike | None) -> None:
@@ -50,7 +50,7 @@ def check_shares(source: Source, **shares: ArrayLike | None) -> None:
 def check_scaling(source: Source, workers: ArrayLike, factors: ArrayLike | None) -> None:
     """Refuse scaling factors below 0 or above the number of workers."""
     for name, value in _known({"scaling factor": factors}):
-        if not _lies_within(value, 0, 1):  # above 1 is possible, and rare
+        if not _lies_within(value, 0, 1):  # Above 1 is possible, and rare.
             is_wrong = (value < 0) | (value > np.maximum(workers, 1))
             _refuse(source, name, value, is_wrong, "0 up to the number of workers")
 

@@ -1,6 +1,6 @@
 """Where in a step do two runs differ? The accounts of both, part by part.
 
-If a change was meant to save transfers and saved computation, it was another change.
+A change that was meant to save transfers, and saved computation, did something else.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ from fullwire.importers._tables import Table as Printed
 from fullwire.units import show_bytes, show_rate
 
 _MOST_TABLES = 1_000
-_MOST_PAST_LINE_RATE = 1.05  # of a description's rate: clocks and rounding
-_FROM_BYTES, _TO_BYTES = 2**10, 2**33  # the sizes of the choices
+_MOST_PAST_LINE_RATE = 1.05  # Of the described rate: clocks and rounding may add that much.
+_FROM_BYTES, _TO_BYTES = 2**10, 2**33  # The sizes of the choices.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The sizes for which the machine is taken to use an algorithm and a protocol."""
+    """The sizes for which the machine seems to use an algorithm and a protocol."""
 
     op: str
     workers: int
@@ -201,7 +201,7 @@ def _points(path: Path, table: Printed) -> tuple[tuple[int, float], ...]:
 
 
 def _made(tables: Sequence[_Shown], devices_per_node: int | None, name: str) -> Cluster:
-    """Return a cluster made from the tables, without a description."""
+    """Return a cluster that is made from the tables alone."""
     if devices_per_node is None:
         told = {-(-each.workers // each.nodes) for each in tables if each.nodes}
         if not told:

@@ -64,7 +64,7 @@ ANEW = 0.005
 # The degrees of freedom of two recordings' fifths, beside those of several recordings.
 RULE_COUNTS = 8
 SURE = 0.95
-SAME_GRADIENTS = 0.01  # totals that differ by more are of different models
+SAME_GRADIENTS = 0.01  # Totals that differ by more are of different models.
 _ALWAYS_DIFFER = {
     "recorder_s",
     "sampler_share",
@@ -113,7 +113,7 @@ class Gate:
 
     limit: float
     state: Literal["slower", "kept", "open"]  # Open: noise may hide a slowdown of the limit.
-    recordings: int | None  # of each side, to decide an open state
+    recordings: int | None  # Of each side, to decide an open state.
     finding: Finding
 
     @property
@@ -360,7 +360,7 @@ def _noise(lengths_s: Sequence[Sequence[Floats]]) -> Noise | None:
     recordings = [each for side in lengths_s for each in side]
     if min(map(len, recordings)) < FEWEST_STEPS:
         return None
-    drifts = []  # the variance of the fifths' medians; one slow stretch among steady steps is none
+    drifts = []  # The variance of the fifths' medians; one slow stretch among steady steps is none.
     for lengths in recordings:
         of_pieces = _squares(_log_medians(np.array_split(lengths, PIECES))) / (PIECES - 1)
         away = np.abs(np.log(lengths / np.median(lengths)))

@@ -1,8 +1,8 @@
 """Which parts of Fullwire work on this machine, and how to get the others: `fullwire doctor`.
 
-Each check below gives a row or two. A check tries its part, if that is harmless. It makes a lab and
-takes it down, opens a packet socket, and loads torch in a separate process. It leaves the machine
-unchanged, and sends nothing.
+Each check below gives a row or two. A check tries its part, if that is harmless. The checks make a
+lab and take it down, open a packet socket, and load torch in a separate process. They leave the
+machine unchanged, and send nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fullwire.units import show_bytes, show_rate, show_time
 
 State: TypeAlias = Literal["ok", "limited", "missing"]
 
-_ROOT = Path("/")  # of /proc and /sys, and another place in tests
+_ROOT = Path("/")  # The root of /proc and /sys; tests use another place.
 _TORCH_S = 120.0
 _FEW_DESCRIPTORS, _FEW_THREADS = 1024, 512
 _LITTLE_SPACE, _LITTLE_SHARED = 2**30, 2**27  # Docker gives /dev/shm 64 MiB
 _LITTLE_MEMORY = 2**31
-_FAST_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv")  # read without the kernel
+_FAST_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv")  # Read without the kernel.
 _UNSYNCHRONIZED = 0x40  # STA_UNSYNC of adjtimex
-_ALL_USERS = "4294967295"  # in the map of the machine's own user namespace
+_ALL_USERS = "4294967295"  # In the map of the machine's own user namespace.
 _DIAGNOSE_SOCKETS = 4  # NETLINK_SOCK_DIAG
 _CAPABILITIES = {12: "CAP_NET_ADMIN", 13: "CAP_NET_RAW", 19: "CAP_SYS_PTRACE", 21: "CAP_SYS_ADMIN"}
 _ASK_TORCH = """

@@ -70,7 +70,7 @@ _MOST_WORKERS = 4096
 _SIZES = 100  # Sizes of a job that are tried first.
 
 
-OF_ONE = (Part.COMPUTE, Part.INPUT, Part.HOST)  # parts of a step that one worker has as well
+OF_ONE = (Part.COMPUTE, Part.INPUT, Part.HOST)  # Parts of a step that one worker has as well.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Verdict:
     why: tuple[Finding, ...]
     needed: tuple[Finding, ...]  # The missing data, if the kind is unknown.
     near: tuple[str, ...] = ()  # The kinds that a repeat may give as well.
-    sureness: Finding | None = None  # How sure it is; None if unknown.
+    sureness: Finding | None = None  # How sure it is, and why; None if the kind is unknown.
 
     @property
     def sentence(self) -> str:
@@ -121,8 +121,8 @@ class BreakEven:
 
     bandwidth_bps: float | None
     workers: int | None
-    line_takes_over_bps: float | None  # below it the line is slower than the transport
-    is_limited: bool  # now
+    line_takes_over_bps: float | None  # Below it the line is slower than the transport.
+    is_limited: bool  # Now.
     finding: Finding
 
     @property
@@ -147,11 +147,11 @@ class Explanation(Result):
     evidence: tuple[Evidence, ...]
     break_even: BreakEven | None
     fixes: tuple[Fix, ...]
-    fixes_from_s: float | None  # the step that fixes start from, if there are any
-    full: Forecast | None  # the same job, if its links were used fully
+    fixes_from_s: float | None  # The step that fixes start from, if there are any.
+    full: Forecast | None  # The same job, if its links were used fully.
     notes: tuple[Finding, ...]  # The notes on the explanation.
     detail: Account
-    facts: Facts  # of the run
+    facts: Facts  # Of the run.
     provenance: Provenance
     line_rates_bps: Mapping[int, float]  # By rank, for the links whose rate is known.
     predictor: Forecaster | None  # The job ready for predictions, if they are possible.
@@ -183,7 +183,7 @@ class Explanation(Result):
 
     @property
     def scaling(self) -> Finding | None:
-        """Return the loss of the step to having several workers, if that is known."""
+        """Return the scaling factor, with T1 and the effect of full links, if it is known."""
         if self.scaling_factor is None:
             return None
         full: Finding | None = None
@@ -433,11 +433,11 @@ def line_rates(run: Run, bandwidth: str | float | None = None) -> dict[int, floa
 # validation/contention.py were within it, with 2 or 4 ranks on two processors.
 _OFF: Mapping[CrowdingSource, tuple[float, float]] = {
     "probe steps": (0.30, 0.30),
-    "run delay": (0.40, 0.30),  # work beside memory traffic is slower too
-    "none": (0.40, 0.10),  # on processors; devices compute beside communication nearly as alone
+    "run delay": (0.40, 0.30),  # Work beside memory traffic is slower too.
+    "none": (0.40, 0.10),  # On processors; devices compute beside communication nearly as alone.
 }
 _OFF_ON_DEVICES = (0.10, 0.05)
-_REPEATS = 0.02  # a job that is started again repeats within this
+_REPEATS = 0.02  # A job that is started again repeats within this.
 
 
 def _baseline(
@@ -498,7 +498,7 @@ def break_even(
     workers, sizes = None, np.geomspace(max(2, unit), _MOST_WORKERS, _SIZES).astype(np.int64)
     sizes = np.unique(sizes // unit * unit)
     if fabric is not None and isinstance(fabric.network, Torus):
-        sizes = sizes[:0]  # the number of its devices is fixed
+        sizes = sizes[:0]  # The number of its devices is fixed.
     for _ in ("some", "all"):
         if not len(sizes):
             break
@@ -514,10 +514,10 @@ def break_even(
     if isinstance(transport, MeasuredTransport):
         line_bps = transport.line_limits_up_to_bps(job.workers)
         if line_bps >= _FAR * job.rate_bps:
-            line_bps = None  # so little work was not seen
+            line_bps = None  # The processors' work is too small to have been seen.
     step = job.subject.step
     is_waiting = step.waiting_ns >= threshold * (step.step_ns + step.waiting_ns)
-    is_waiting &= waited is None or waited >= threshold  # else ranks scatter, but none waits
+    is_waiting &= waited is None or waited >= threshold  # Else ranks scatter, but none waits.
     finding = turning(
         is_limited=is_limited,
         is_waiting=is_waiting,

@@ -34,7 +34,7 @@ from fullwire.simulation.transport import FullTransport, MeasuredTransport, Tran
 
 NEAR = 0.01
 _DECADES = 4
-_MANTISSAS = (1.0, 1.5, 2.0, 2.5, 4.0, 5.0, 8.0)  # rates on sale are among them
+_MANTISSAS = (1.0, 1.5, 2.0, 2.5, 4.0, 5.0, 8.0)  # Rates on sale are among them.
 _WORKERS = (2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 1024)
 _RATIOS = (1, 2, 4, 10, 30, 100)
 _GIGABYTE_BPS = 8e9
@@ -47,7 +47,7 @@ _PACKINGS = (
         ratio=1, encode_bps=_GIGABYTE_BPS, decode_bps=10 * _GIGABYTE_BPS, combining="gather"
     ),
 )
-_USUAL_BPS = 10e9  # for a run without a line rate
+_USUAL_BPS = 10e9  # For a run without a line rate.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Instead:
     condition: str
     value: Any
     instead: Any
-    change: float  # of the speed: -0.1 is a tenth slower
+    change: float  # Of the speed: -0.1 is a tenth slower.
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _instead(found: Predictions, speedup: Floats, row: int) -> Iterator[Instead]
         yield Instead(axis, values[own], values[other], float(along[other] / along[own] - 1))
 
 
-# ---- to be looked at by hand ---------------------------------------------------------------------
+# ---- the grid to explore by hand -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -124,15 +124,15 @@ class Explorer:
     transports: tuple[Transport, ...]
     workers: tuple[int, ...]
     bandwidth_bps: tuple[float, ...]
-    packings: tuple[Compressor, ...]  # of any ratio but 1, which needs no packing
+    packings: tuple[Compressor, ...]  # Of any ratio but 1, which needs no packing.
     ratios: tuple[float, ...]
     step_s: Floats
-    half_s: Floats  # of the interval around each; NaN without evidence
+    half_s: Floats  # Of the interval around each; NaN without evidence.
     baseline_s: float
     recorded_workers: int | None
     recorded_bps: float | None
-    measured_s: float | None  # with these workers at this rate
-    shares_processors: bool  # whose ranks share one machine's processors, as more workers would
+    measured_s: float | None  # With the recorded workers at the recorded rate.
+    shares_processors: bool  # Measured on one machine; more workers would share its processors.
 
 
 def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
@@ -140,11 +140,11 @@ def explorer(run: Run, job: Forecaster | None, baseline_s: float) -> Explorer:
 
     `baseline_s` is the T1 to which a job's scaling factors refer.
     """
-    if job is not None:  # the transport of its forecasts first, then fuller ones
+    if job is not None:  # The transport of its forecasts first, then fuller ones.
         transports = tuple(dict.fromkeys((*job.grid.transports, job.full(), FullTransport())))
         base = dataclasses.replace(job.grid, transports=transports)
         subject, calibration = job.subject, job.calibration
-    else:  # a run that shows no transport: a profile of one worker, or links of unknown rate
+    else:  # A run that shows no transport: a profile of one worker, or links of unknown rate.
         known = as_recorded(run)
         base = Grid(
             workers=(2,),

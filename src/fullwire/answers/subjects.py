@@ -71,7 +71,7 @@ class Transports:
         line_rate: str | float | None = None,
     ) -> None:
         others = [run for _, run in named(calibrate)] if calibrate else []
-        if line_rate is not None:  # of the same cluster; where links differ, runs know theirs
+        if line_rate is not None:  # Of the same cluster; where links differ, runs know theirs.
             rate_bps = bits_per_second(line_rate, "line rate")
             others = [with_line_rate(run, rate_bps) for run in others]
         self._runs = [*runs, *others]

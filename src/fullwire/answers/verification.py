@@ -80,7 +80,7 @@ def verify(
     """Predict the second run from the first; None if that is impossible.
 
     A prediction needs a change that the predictor knows. Other recordings of the first run show
-    more of its transport. Those of the second run count as its truth too.
+    more of its transport. Other recordings of the second run are further measurements of it.
     """
     if before.facts.hook is not None and before.facts.hook != after.facts.hook:
         return None  # the predictor cannot undo the first run's hook

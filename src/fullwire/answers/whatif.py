@@ -97,16 +97,16 @@ class WhatIf(Result):
     """Predictions as a table, the needs of the target if there is one, and notes."""
 
     predictions: Predictions
-    interval_s: tuple[Floats, Floats]  # of step_s, by row; NaN without evidence
+    interval_s: tuple[Floats, Floats]  # Of step_s, by row; NaN without evidence.
     targets: Targets | None
-    basis: Mapping[str, str]  # by run: measured or modelled
+    basis: Mapping[str, str]  # By run: measured or modelled.
     lane: Order
     notes: tuple[Finding, ...]  # The notes on the predictions.
     tuning: tuple[Tuned, ...]
     subjects: tuple[Subject, ...]
     grid: Grid
     changes: Changes = field(default_factory=dict)
-    suspicions: tuple[Suspicion, ...] = ()  # on a described cluster
+    suspicions: tuple[Suspicion, ...] = ()  # On a described cluster.
 
     def __len__(self) -> int:
         return len(self.predictions)
@@ -177,7 +177,7 @@ class WhatIf(Result):
         if "codec" in varying:
             varying.add("compression")
             if all(codec.is_free for codec in self.predictions.axes["codec"]):
-                varying.remove("codec")  # it is then a ratio and has no name
+                varying.remove("codec")  # It is then a ratio and has no name.
         shown = varying | {"step_s", "step_low_s", "step_high_s", "scaling_factor"}
         return html_table({name: each for name, each in self.columns().items() if name in shown})
 
@@ -196,7 +196,7 @@ class WhatIf(Result):
         return best(self.predictions, count)
 
     def finer(self, axis: str, points: int) -> Predictions | None:
-        """Predict along an axis between its extremes; None for an axis of names or counts."""
+        """Predict along an axis between its extremes; None if the axis lacks values between."""
         if axis == "bandwidth_bps":
             values = _spread(self.grid.bandwidth_bps, points)
             return self._swept(dataclasses.replace(self.grid, bandwidth_bps=values))
@@ -238,8 +238,8 @@ def whatif(
 ) -> WhatIf:
     """Predict a step under every combination of the conditions given.
 
-    A condition takes one value, or several as a list or as text with commas. One that is not given
-    is as recorded, else usual: gradients go in PyTorch's buckets around a ring.
+    A condition takes one value, or several as a list or as text with commas. A condition that you
+    leave out is as recorded, or else usual: gradients go in PyTorch's buckets around a ring.
 
     - `runs`: runs, paths of runs or traces, or workloads such as `vgg16@v100`.
     - `workers`: the number of workers.
@@ -411,13 +411,13 @@ def _grid(
     local_steps: OneOrMany = 1,
     jitter_: OneOrMany = "recorded",
 ) -> Grid:
-    if cluster_ is None:  # the one on which all runs were recorded, if it is the same
+    if cluster_ is None:  # The one on which all runs were recorded, if it is the same.
         recorded = {recorded_cluster(run) for run in runs}
         fabric = recorded.pop() if len(recorded) == 1 else None
     else:
         fabric = cluster(cluster_)
     recorded_workers = _recorded(runs, "workers", None)
-    if recorded_workers == 1:  # a profile of one worker: the question is how it will scale
+    if recorded_workers == 1:  # A profile of one worker: the question is how it will scale.
         recorded_workers = None
     usual_workers, usual_rates, usual_latency = _first(recorded_workers, USUAL_WORKERS), None, None
     usual = "ring"

@@ -1,21 +1,23 @@
-"""Who does work that comes in tasks: this process, several of this machine, or a Ray cluster.
+"""Run tasks in this process, in several processes of this machine, or on a Ray cluster.
 
     with crew("ray") as those:
         for result in those.each(function, tasks):
 
-A crew does one function for each task and gives the results in the order of the tasks, so an answer
-does not depend on who worked for it. Tasks do not need each other, and may be done twice: what one
-leaves on disk appears whole, in the same place, with the same content. The function is a module's
-own, or `functools.partial` of one; it, tasks and results are pickled on the way.
+A crew calls one function for each task. It returns the results in the order of the tasks, so an
+answer does not depend on which process did the work. Tasks are independent, and a task may be done
+twice. A task therefore writes its files whole, to the same place, with the same content each time.
+The function is a module's own, or `functools.partial` of one. The function, the tasks and the
+results are pickled on the way.
 
-A Ray cluster (ray.io) is there already, or is of this machine alone. A cluster that is joined has
-to have this version of Fullwire on every node that computes, and each node has to see what is
-shared: they are asked before any work begins. Ray does again elsewhere what was on a node that is
-lost. What Fullwire itself refuses, or the disk, comes back as the value that it is and is raised
-here: it is no failure of a node, so nothing is done again for it.
+A Ray cluster (ray.io) exists already, or Fullwire starts one on this machine. Every node of an
+existing cluster that computes must have this version of Fullwire, and must see the shared files.
+`crew` asks the nodes before any work begins. When a node is lost, Ray repeats its tasks on another
+node. An error of Fullwire or of the disk is different: it comes back as a value and is raised here.
+The node is sound, so Ray repeats nothing for it.
 
-What Ray would print, show or report on its own account is turned off. A cluster that is started
-here listens on the loopback only, keeps its files in a folder of its own, and goes with them.
+Ray's own output, dashboards and usage reports are turned off. A cluster that Fullwire starts
+listens on the loopback only. It keeps its files in a folder of its own, and the folder is deleted
+with it.
 """
 
 from __future__ import annotations
@@ -42,21 +44,23 @@ from fullwire.errors import FullwireError, UsageError
 from fullwire.units import shown
 
 HERE = "here"
-_LOTS_EACH = 8  # of tasks, for each processor: the last to come ends soon after the others
-_AHEAD = 3  # lots for each processor that are asked for before the first result is taken
-_RETRIES = 3  # of a lot whose process or node was lost
+_LOTS_EACH = 8  # Lots of tasks for each processor: so the last lot ends soon after the others.
+_AHEAD = 3  # Lots for each processor, requested before the first result is taken.
+_RETRIES = 3  # Of a lot that lost its process or its node.
 _LISTENS_S = 10.0
-_ANSWER_S = 180.0  # for a node's first answer, which takes the start of a process
-_LOST_S = 5.0  # for Ray to tell everybody that a node is lost
-_STORE_BYTES = 256 * 2**20  # for what a cluster of this machine has in memory of results
+_ANSWER_S = 180.0  # For a node's first answer: a process has to start there.
+_LOST_S = 5.0  # For Ray to report a lost node to all others.
+_STORE_BYTES = 256 * 2**20  # Memory for results in a cluster that Fullwire starts.
 _QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # tells ray.io who uses it
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning; our tasks use no accelerator
+    "RAY_USAGE_STATS_ENABLED": "0",  # otherwise Ray tells ray.io about its users
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise a warning; our tasks use no accelerator
 }
 _STARTED_HERE = {
-    # Else a cluster of one node listens on all of the machine's addresses, as one of many must.
+    # Otherwise a cluster of one node listens on all addresses of the machine, which a cluster of
+    # many nodes needs.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_worker_niceness": "0",  # else they go after all others of the machine
+    # Otherwise the tasks run at a lower priority than all other processes.
+    "RAY_worker_niceness": "0",
 }
 
 Task = TypeVar("Task")
@@ -64,10 +68,10 @@ Result = TypeVar("Result")
 
 
 class Crew(Protocol):
-    """Whoever does the work."""
+    """Processes that do the tasks."""
 
     def each(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """Do all tasks, and give what they return, in their order."""
+        """Do all tasks, and yield their results in the order of the tasks."""
         ...
 
 
@@ -75,7 +79,7 @@ class Alone:
     """This process, one task after the other."""
 
     def each(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """Do all tasks, and give what they return, in their order."""
+        """Do all tasks, and yield their results in the order of the tasks."""
         return map(function, tasks)
 
 
@@ -85,10 +89,11 @@ ALONE = Alone()
 def crew(
     on: str = HERE, *, processes: int = 1, shared: Sequence[Path] = ()
 ) -> AbstractContextManager[Crew]:
-    """Gather those who work `on` this machine, in so many processes, or on Ray.
+    """Make a crew of `processes` processes of this machine, or a crew on Ray.
 
-    `on` is "here", "ray" (the cluster that RAY_ADDRESS names, or else one that is started on this
-    machine) or a cluster's address. Files and folders that are `shared` are there on every node.
+    `on` is "here", "ray" or the address of a Ray cluster. "ray" is the cluster that RAY_ADDRESS
+    names; without RAY_ADDRESS, Fullwire starts a cluster on this machine. Every node sees the files
+    and folders in `shared`.
     """
     if on != HERE:
         return on_ray(on, shared)
@@ -98,17 +103,17 @@ def crew(
 
 
 class Pool:
-    """So many processes; they end with the block, or with the process that started them."""
+    """A pool of processes; they end with the block, or with the process that started them."""
 
     def __init__(self, processes: int) -> None:
         self._count = processes
 
     def __enter__(self) -> Pool:
-        # Loaded here: most crews are of this process alone.
+        # Loaded here, because most crews are this process alone.
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor
 
-        # Started anew: a fork would copy locks that other threads of this process hold.
+        # Spawned: a fork would copy locks that other threads of this process hold.
         self._pool = ProcessPoolExecutor(
             self._count, multiprocessing.get_context("spawn"), _end_with_the_parent
         )
@@ -123,7 +128,7 @@ class Pool:
         self._pool.shutdown(cancel_futures=True)
 
     def each(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """Do all tasks, and give what they return, in their order."""
+        """Do all tasks, and yield their results in the order of the tasks."""
         from concurrent.futures.process import BrokenProcessPool
 
         try:
@@ -136,10 +141,10 @@ class Pool:
 
 
 def _end_with_the_parent() -> None:
-    """Let a process of the pool end when the one that started it does, whichever way that is."""
+    """Make a process of the pool end with its parent, however the parent ends."""
     import multiprocessing
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is told to end by the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells it to end
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -152,7 +157,7 @@ def _end_with_the_parent() -> None:
 
 @contextmanager
 def on_ray(on: str, shared: Sequence[Path]) -> Iterator[OnRay]:
-    """Join the cluster, or start one on this machine, and leave it again."""
+    """Join the Ray cluster, or start one on this machine, and leave it at the end of the block."""
     if not isinstance(on, str) or (on != "ray" and ":" not in on):
         raise UsageError(
             "on: expected here, ray, or the address of a Ray cluster such as head:6379, "
@@ -161,16 +166,16 @@ def on_ray(on: str, shared: Sequence[Path]) -> Iterator[OnRay]:
     address = os.environ.get("RAY_ADDRESS", "") if on == "ray" else on
     is_started_here = address in ("", "local")
     for name, value in (_QUIET | (_STARTED_HERE if is_started_here else {})).items():
-        os.environ.setdefault(name, value)  # read when Ray is loaded, and by what it starts
+        os.environ.setdefault(name, value)  # Ray and its processes read them at the start
     try:
         import ray
     except ImportError as error:
         raise UsageError(f"on: Ray is not here ({error}): pip install 'fullwire[ray]'") from None
-    if ray.is_initialized():  # by whoever called us, in this process: theirs to leave
+    if ray.is_initialized():  # the calling program did, so the calling program leaves it
         yield _crew(ray, shared)
         return
-    if not is_started_here and address != "auto":  # for which Ray looks for one of this machine
-        # Where nobody listens Ray would try for minutes, and say so in between.
+    if not is_started_here and address != "auto":  # "auto": Ray looks for one on this machine
+        # Ray would try an address without a listener for minutes, and print messages.
         host, _, port = address.removeprefix("ray://").rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
@@ -182,8 +187,8 @@ def on_ray(on: str, shared: Sequence[Path]) -> Iterator[OnRay]:
 
 @contextmanager
 def _started(ray: Any) -> Iterator[None]:
-    """Start a cluster of one node, this machine, whose files go with it."""
-    # Not in TMPDIR, which may be deep: Ray makes sockets below, whose names have to be short.
+    """Start a cluster of this machine alone, and delete its files at the end."""
+    # TMPDIR may be deep, and Ray makes sockets below this folder. Names of sockets must be short.
     parent = os.environ.get("RAY_TMPDIR", "/tmp")
     try:
         place = tempfile.mkdtemp(prefix="fullwire-ray-", dir=parent)
@@ -208,15 +213,15 @@ def _started(ray: Any) -> Iterator[None]:
 
 @contextmanager
 def _connected(ray: Any, **how: Any) -> Iterator[None]:
-    # Keep others of this machine from reading the token with which Ray knows its own. Ray writes it
-    # into the home as the umask allows, which is for everybody as a rule.
+    # Keep other users from reading the token by which Ray knows its own processes. Ray writes it
+    # into the home as the umask allows, which usually means that everybody can read it.
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    with contextlib.suppress(OSError):  # none yet, or another user's
+    with contextlib.suppress(OSError):  # there is no token yet, or it is another user's
         if token.stat().st_uid == os.geteuid():
             token.chmod(0o600)
     umask = os.umask(0o077)
     is_main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM)  # ours, which Ray would replace
+    handler = signal.getsignal(signal.SIGTERM)  # our handler, which Ray would replace
     try:
         ray.init(log_to_driver=False, logging_level="error", **how)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
@@ -225,7 +230,7 @@ def _connected(ray: Any, **how: Any) -> Iterator[None]:
         os.umask(umask)
         if is_main_thread:
             signal.signal(signal.SIGTERM, handler)
-    # What it says of nodes that are lost goes to standard output, which is ours; it has no setting.
+    # Ray prints lost nodes to standard output, where our answer goes. It has no setting for this.
     ray._private.worker._worker_logs_enabled = False
     try:
         yield
@@ -235,11 +240,11 @@ def _connected(ray: Any, **how: Any) -> Iterator[None]:
 
 
 def _crew(ray: Any, shared: Sequence[Path]) -> OnRay:
-    """Gather a cluster's processors, once every node has been asked whether it can do our work."""
+    """Return the processors of a cluster, after every node has shown that it can do our work."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def told(where: str, paths: Sequence[str]) -> tuple[str, list[str]]:
-        # Sent as code, as a function within another is: there may be no Fullwire to find it in.
+        # Ray sends a nested function as code. This node may have no Fullwire to import it from.
         try:
             from fullwire import __version__
         except ImportError:
@@ -261,7 +266,7 @@ def _crew(ray: Any, shared: Sequence[Path]) -> OnRay:
         try:
             version, unseen = ray.get(answer, timeout=_ANSWER_S)
         except ray.exceptions.RayError as error:
-            # It may have been lost just before, and Ray is about to find out.
+            # The node may have been lost just before, and Ray has not noticed yet.
             deadline_s = time.monotonic() + _LOST_S
             while any(seen["Alive"] and seen["NodeID"] == node["NodeID"] for seen in ray.nodes()):
                 if time.monotonic() > deadline_s:
@@ -276,7 +281,7 @@ def _crew(ray: Any, shared: Sequence[Path]) -> OnRay:
                 f"on: {name} does not see {unseen[0]}: what is imported, and the run, have to be "
                 "in folders that all nodes share"
             )
-    nodes = _nodes(ray)  # that are there still
+    nodes = _nodes(ray)  # the nodes that are still alive
     return OnRay(ray, int(sum(node["Resources"]["CPU"] for node in nodes)) or 1)
 
 
@@ -295,11 +300,11 @@ class OnRay:
         self._processors = processors
 
     def each(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """Do all tasks, and give what they return, in their order."""
+        """Do all tasks, and yield their results in the order of the tasks."""
         ray = self._ray
         work = ray.remote(num_cpus=1, max_retries=_RETRIES)(_done)
-        whole = ray.put((os.getcwd(), function))  # each node gets it once
-        # Tasks in a row go together, since each lot has to be asked for.
+        whole = ray.put((os.getcwd(), function))  # so each node receives it once
+        # Several tasks in a row make one lot, because each lot costs a request.
         count = max(1, len(tasks) // (_LOTS_EACH * self._processors))
         lots = (tasks[first : first + count] for first in range(0, len(tasks), count))
         asked = deque(
@@ -309,7 +314,7 @@ class OnRay:
             try:
                 results = ray.get(asked.popleft())
             except ray.exceptions.RayTaskError:
-                raise  # a bug of ours, with the place where it happened
+                raise  # a bug of ours, with its traceback
             except ray.exceptions.RayError as error:
                 raise UsageError(
                     f"on: work was given up after {1 + _RETRIES} attempts, each of which lost its "
@@ -324,7 +329,7 @@ class OnRay:
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """What a task raised in place of a result."""
+    """The error that a task raised instead of returning a result."""
 
     error: Exception
 
@@ -332,10 +337,11 @@ class _Raised:
 def _done(
     whole: tuple[str, Callable[[Task], Result]], lot: Sequence[Task]
 ) -> list[Result | _Raised]:
-    """Do tasks in a row up to one that cannot be done."""
+    """Do a lot's tasks in order, up to the first that fails."""
     where, function = whole
     with contextlib.suppress(OSError):
-        os.chdir(where)  # people type paths from where the command stands, if that is here too
+        # paths are relative to the folder of the command, if the node has that folder
+        os.chdir(where)
     results: list[Result | _Raised] = []
     for task in lot:
         try:

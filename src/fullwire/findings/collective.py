@@ -150,7 +150,7 @@ class ForEverySize(Finding):
 
 
 class UpTo(Finding):
-    """The sizes up to which an algorithm is the cheapest."""
+    """The algorithm that is the cheapest up to a size."""
 
     template = "{algorithm} up to {to_bytes:bytes}"
 

@@ -213,7 +213,7 @@ class BytesAndTime(Finding):
     before_bytes: float
     after_bytes: float
     ratio: float
-    is_against: bool  # more bytes in less time, or fewer bytes in more time
+    is_against: bool  # More bytes in less time, or fewer bytes in more time.
 
 
 def bytes_and_time(edge_bytes: tuple[float, float], ratio: float) -> BytesAndTime:
@@ -229,7 +229,7 @@ def bytes_and_time(edge_bytes: tuple[float, float], ratio: float) -> BytesAndTim
     )
 
 
-# ---- what was foretold ---------------------------------------------------------------------------
+# ---- the predictions -----------------------------------------------------------------------------
 
 
 class ChangedLinks(Finding):
@@ -299,7 +299,7 @@ class Verified(Finding):
     holds: bool
 
 
-# ---- what to know --------------------------------------------------------------------------------
+# ---- the notes -----------------------------------------------------------------------------------
 
 
 class Side(Finding):
@@ -355,7 +355,7 @@ class DilationDiffers(Finding):
 
 
 class MeansChangedOtherwise(Finding):
-    """Means changed by another amount than medians, which a few long steps do not move."""
+    """The change of the means differs from that of medians, which a few long steps do not move."""
 
     template = (
         "Mean steps changed otherwise: from {before_s:time} to {after_s:time} ({change:+.1%}). "
@@ -426,7 +426,7 @@ def comparison_notes(
 
 
 def about_means(lengths_s: Sequence[Sequence[Floats]], ratio: float) -> Iterator[Finding]:
-    """Yield the change of the means, where it is another than the change of the medians."""
+    """Yield the change of the means, where it differs from the change of the medians."""
     before_s, after_s = (geometric_mean(float(each.mean()) for each in side) for side in lengths_s)
     change = after_s / before_s - 1
     if abs(after_s / before_s / ratio - 1) > _MEANS_DIFFER:

@@ -38,7 +38,7 @@ class Finding:
         super().__init_subclass__()
         dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
         if "template" not in cls.__dict__:
-            return  # a base of several kinds, without a sentence of its own
+            return  # A base of several kinds, without a sentence of its own.
         if "key" not in cls.__dict__:
             cls.key = _CAPITAL.sub("_", cls.__name__).lower()
         if cls.key in _KINDS:

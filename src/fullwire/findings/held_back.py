@@ -48,7 +48,7 @@ _HELD: tuple[tuple[type[Evidence], float, Finding], ...] = (
 
 
 def set_up_short(evidence: Sequence[Evidence]) -> Evidence | None:
-    """Return the first shortcoming in the setup of communication, at any cost in time."""
+    """Return the first shortcoming in the setup of communication, independent of its cost."""
     return next((figure for figure in evidence if isinstance(figure, FALLS_SHORT)), None)
 
 

@@ -36,7 +36,7 @@ class RestsOnModel(Finding):
 
 
 class NoComputationHere(Finding):
-    """The run has no computation, so T1 may be longer than the time of the rest."""
+    """The run lacks computation, so T1 is the time without communication, and may be longer."""
 
     template = "No computation is in this run: T1 is the time without traffic, and may be longer."
 
@@ -298,7 +298,7 @@ class EndsBeforeIssue(Finding):
     because: ClocksBecause
 
 
-# ---- when they hold ------------------------------------------------------------------------------
+# ---- the conditions of the notes -----------------------------------------------------------------
 
 
 def notes(case: Case, *, is_estimated: bool, rate_bps: Mapping[int, float]) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from fullwire.timeline.transfers import recorded_ranks, stands_for_all, world
 from fullwire.workloads import workload
 
 NOTABLE = 0.01  # Of the step: a smaller difference of median and mean is left out.
-WORTH_BLAMING = 0.01  # of the step
+WORTH_BLAMING = 0.01  # Of the step.
 
 
 class Modelled(Finding):
@@ -224,7 +224,7 @@ def _of_run(name: str, run: Run, subject: Subject, *, is_measured: bool) -> Iter
         yield OthersMayBeLater(run=name)
 
 
-# ---- which links hold a job back -----------------------------------------------------------------
+# ---- the links that hold a job back --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,7 +164,7 @@ def turning(
     return NoLinkIsEnough(threshold=threshold, fewer=fewer, takes_over=takes_over)
 
 
-# ---- what reaches a target -----------------------------------------------------------------------
+# ---- the needs of a target -----------------------------------------------------------------------
 
 
 class Label(Finding):

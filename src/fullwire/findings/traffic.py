@@ -138,7 +138,7 @@ class InPattern(Finding):
 
 
 class NoIterations(Finding):
-    """The transfers do not repeat, so iterations are unknown."""
+    """The transfers lack a repeating pattern, so there are no iterations."""
 
     template = "No iterations were found: nothing repeats with the same bytes after silence."
 
@@ -222,7 +222,7 @@ class SlowLinkFound(Finding):
 
 
 class NoLinkToCallSlow(Finding):
-    """The transfers do not repeat, so a slow link is unknown."""
+    """The transfers lack a repeating pattern, so a slow link cannot be found."""
 
     template = "Without iterations no link can be called slow."
 

@@ -1,4 +1,4 @@
-"""The fix "no contention": computation becomes free of the job's sums and of its other ranks."""
+"""The fix "no contention": the job's sums and other ranks stop slowing its computation down."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _ALL_TAKEN = 0.9  # Of all processors' time.
 # An exact fix gives the same results, up to the order of sums. A numeric one rounds gradients. A
 # semantic one changes the batch, or sums less often. Only exact fixes are applied by default.
 Risk: TypeAlias = Literal["exact", "numeric", "semantic"]
-PLAIN = "torch"  # the framework of a script with a loop of its own
+PLAIN = "torch"  # The framework of a script with a loop of its own.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Anything becomes a Run: `read` looks at a path and picks the reader.
+"""Read runs, foreign traces and workloads as a Run: `read` looks at a path and picks the reader.
 
-Each file of this folder is a format that registers itself as `FORMAT`; a package adds one with an
-entry point of the group `fullwire.importers`.
+Each file of this folder is a format, which registers itself as `FORMAT`. Another package adds a
+format with an entry point of the group `fullwire.importers`.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def read(
 ) -> Run:
     """Open a run, a foreign trace, or a built-in workload such as `vgg16@v100`.
 
-    - `path`, `more`: files or directories. Where ranks have a file each there are several; NCCL's
+    - `path`, `more`: files or directories. Give several where each rank has its own file. NCCL's
       logs beside another trace of the job are added to it.
-    - `format`: which reader to use, where the content does not tell.
+    - `format`: the reader to use, where the content does not show the format.
     - `communication`: a regular expression for names of kernels that communicate.
-    - `pattern`: finds the steps in the log of a script, a regular expression with a group named
-      s, ms, us or per_s.
-    - `step_time` (seconds), `reduce_cost` (a file): what netx logs do not hold.
+    - `pattern`: a regular expression that finds the steps in the log of a script. It has a group
+      named s, ms, us or per_s.
+    - `step_time` (seconds), `reduce_cost` (a file): values that netx logs lack.
 
         run = fw.read("job.run")
         run.spans.to_pandas()
@@ -90,7 +90,7 @@ def read(
 
 
 def contents(path: str | Path) -> tuple[Run, Mapping[str, int]]:
-    """Return what a run says besides its rows, and how many of them each table has."""
+    """Return a run without its rows, and the number of rows of each table."""
     from fullwire.run.store import counted
 
     place = path_of(path, "show")
@@ -124,10 +124,11 @@ def import_run(
     replace: bool = False,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Path:
-    """Read a foreign trace and write it as a run; ranks of a job side by side, in bounded memory.
+    """Read a foreign trace and write it as a run.
 
-    `processes` read at once, or those of a Ray cluster if `on` names one ("ray", or its address);
-    `told` hears how many of how many traces are read.
+    Ranks of a job are read side by side, in bounded memory. `processes` is the number of processes
+    that read at once. If `on` names a Ray cluster ("ray", or its address), its processes read.
+    `told` is called with the number of traces read so far and the number of all traces.
     """
     options = Options(
         step_time=step_time, reduce_cost=reduce_cost, communication=communication, pattern=pattern
@@ -159,13 +160,13 @@ def _given(
 ) -> Given:
     if format is not None:
         check_name(FORMATS, format)
-    elif pattern is not None:  # of whatever script, so that its lines cannot tell
+    elif pattern is not None:  # for any script, so its lines do not show the format
         return given(FORMATS, where, paths, "training-log")
     return given(FORMATS, where, paths, format)
 
 
 def _read(found: Given, options: Options) -> Run:
-    """Read what was given, once it is known what it is; each reader is loaded when it is needed."""
+    """Read the given paths with the reader of their kind, which is imported only now."""
     _refuse_others(found, options)
     if found.kind == WORKLOAD:
         from fullwire import workloads
@@ -187,7 +188,7 @@ def _read(found: Given, options: Options) -> Run:
 
 
 def _beside(found: Given) -> Iterator[tuple[Beside, list[Path]]]:
-    """Go through the formats that add to others, with their files: given, or in directories."""
+    """Yield each format that adds to others, with its files among the given paths."""
     places = [*found.beside, *(place for place in found.traces if place.is_dir())]
     for each in FORMATS.values() if places else ():
         if each.beside is not None and (files := files_among(each, places)):
@@ -195,7 +196,7 @@ def _beside(found: Given) -> Iterator[tuple[Beside, list[Path]]]:
 
 
 def _refuse_others(found: Given, options: Options) -> None:
-    """Refuse what belongs to another format."""
+    """Refuse options that belong to another format."""
     takes = () if found.kind in (RUN, WORKLOAD) else FORMATS[found.kind].options
     asked: tuple[Option, ...] = get_args(Option)
     for option in asked:

@@ -1,14 +1,14 @@
-"""Pickles and protocol buffers read as data: nothing that they name is ever imported or called.
+"""Read pickles and protocol buffers as data: nothing that they name is ever imported or called.
 
-Of a pickle, dictionaries, lists, tuples, text, numbers, and the marks of typed lists that PyTorch's
-own pickler writes (`torch.jit._pickle`) are all that a dump of plain values needs. Whatever else it
-asks for, such as importing a name, is refused with its name. What is kept is bounded: values by
-their number, a text by its bytes. Of a pickle that ends early, what it had put together is
-returned.
+A dump of plain values needs dictionaries, lists, tuples, text and numbers. It also needs the marks
+of typed lists that PyTorch's own pickler writes (`torch.jit._pickle`). The reader refuses every
+other operation, such as importing a name, and says its name. Memory is bounded: there are limits
+on the number of values and on the bytes of a text. If a pickle ends early, the reader returns the
+values that it had put together.
 
-Protocol buffers are messages behind their lengths, with fields by number:
-https://protobuf.dev/programming-guides/encoding/ says all that is here. Fields of a kind that was
-given up (groups) are damage. A field's meaning is its reader's business.
+Protocol buffers are messages, each behind its length, with numbered fields. The encoding is
+described at https://protobuf.dev/programming-guides/encoding/. Groups, a kind of field that the
+format has given up, count as damage. The format's own reader gives each field its meaning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fullwire.errors import DamagedInput
 from fullwire.units import shown
 
 _MOST_VALUES = 4_000_000
-_MOST_TEXT_BYTES = 256 * 1024  # what is longer is passed over
+_MOST_TEXT_BYTES = 256 * 1024  # a longer text is passed over
 _MOST_NUMBER_BYTES = 32
 _READ_BYTES = 64 * 1024
 _TYPED = (
@@ -33,7 +33,7 @@ _TYPED = (
     "build_tensorlist",
     "restore_type_tag",
 )
-Field: TypeAlias = int | bytes  # a whole number as it was written, or bytes with a length
+Field: TypeAlias = int | bytes  # a whole number as written, or bytes with a length
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_VARINT_BYTES = 10
@@ -41,7 +41,7 @@ _MOST_VARINT_BYTES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pickled:
-    """A pickle's value, or, where it ended early, what it had put together until then."""
+    """A pickle's value. If it ended early: the values it had put together, and the problem."""
 
     value: object
     unfinished: tuple[object, ...]
@@ -65,11 +65,11 @@ def read_pickle(path: Path, file: BinaryIO) -> Pickled:
 
 
 class _Typed:
-    """What the name of a typed list stands for: the list itself."""
+    """The stand-in for the name of a typed list: calling it gives the list itself."""
 
 
 class _Reader:
-    """The stack, the marks on it, and what may be referred to again."""
+    """The pickle's stack, the marks on it, and the values that it may refer to again."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.stack: list[Any] = []
@@ -172,7 +172,7 @@ class _Reader:
         if not isinstance(into, dict) or len(pairs) % 2:
             self.refuse("an item for what is no dictionary")
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if not isinstance(key, str):  # of numbers, many could be chosen that collide
+            if not isinstance(key, str):  # a hostile file could choose numbers whose hashes collide
                 self.refuse("a key that is no text")
             into[key] = value
 
@@ -244,11 +244,11 @@ _ACTIONS: Mapping[bytes, Callable[[_Reader], object]] = {
 
 
 class BrokenMessageError(ValueError):
-    """What is read is no such message; the text says why, for whoever knows the file's name."""
+    """The bytes are no such message; the text gives the reason, and the caller adds the file."""
 
 
 def messages(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-    """Go through messages, each behind its length; an end in the middle of one raises."""
+    """Yield the messages, each behind its length; raise if the file ends within one."""
     while True:
         length = _length(file)
         if length is None:
@@ -262,7 +262,7 @@ def messages(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Field]]:
-    """Go through the fields of a message: number and value."""
+    """Yield the fields of a message: number and value."""
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
@@ -286,12 +286,12 @@ def fields(message: bytes) -> Iterator[tuple[int, Field]]:
 
 
 def signed(value: int) -> int:
-    """Return a number as int32 and int64 mean it: negative ones are written as 64 bits."""
+    """Return the signed value of an int32 or int64, which writes negative numbers as 64 bits."""
     return value - 2**64 if value >= 2**63 else value
 
 
 def _length(file: BinaryIO) -> int | None:
-    """Return the length of the next message; None at the end."""
+    """Return the length of the next message, or None at the end of the file."""
     length = 0
     for place in range(_MOST_VARINT_BYTES):
         byte = file.read(1)

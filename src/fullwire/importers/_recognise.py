@@ -1,4 +1,4 @@
-"""Paths as people give them are runs, workloads, or traces of one format: which is found here."""
+"""Find out whether the paths of a user are a run, a workload, or traces of one format."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fullwire.importers._format import CERTAIN, Format
 from fullwire.packed import unpacked_elsewhere
 from fullwire.units import shown
 
-RUN, WORKLOAD = "run", "workload"  # which are no foreign files
-_ARCHIVE = "archives"  # and what is packed in a way that is not unpacked here
-_MOST_NAMED = 5  # files, in a sentence
-_MOST_SNIFFED = 1_000  # files of a directory, to find out what they are: some 0.1 ms each
+RUN, WORKLOAD = "run", "workload"  # Fullwire's own kinds.
+_ARCHIVE = "archives"  # Also files in compressions that Fullwire does not unpack.
+_MOST_NAMED = 5  # Files that a sentence names.
+_MOST_SNIFFED = 1_000  # Files of a directory that are looked at, some 0.1 ms each.
 
 
 class Given(NamedTuple):
-    """The files that somebody wants read: of one kind, and NCCL's logs beside them."""
+    """The files to read: traces of one kind, NCCL's logs beside them, and the left-out files."""
 
     kind: str
     traces: list[Path]
@@ -41,7 +41,7 @@ class Given(NamedTuple):
 def given(
     formats: Mapping[str, Format], where: str, paths: Sequence[str | Path], format: str | None
 ) -> Given:
-    """Say what the paths are, which hold it, and what they hold besides."""
+    """Return the kind of the paths, the traces among them, and the other files they hold."""
     places = [path_of(path, where) for path in paths]
     found = [[format] if format else kinds_of(formats, place) for place in places]
     kinds = [each[0] for each in found]
@@ -53,7 +53,7 @@ def given(
     is_of_many = kind not in (RUN, WORKLOAD) and formats[kind].is_of_many
     if not is_of_many and len(traces) > 1:
         raise UsageError(f"read: one file makes a run of a {kind}, got {len(traces)}")
-    # What else is in directories: NCCL's logs are used beside anything, others are not.
+    # Name the other kinds in directories as left out, except NCCL's logs, which go with any kind.
     left_out = []
     for place, of_place in zip(places, found, strict=True):
         others = {*of_place} - {kind}
@@ -70,20 +70,20 @@ def given(
 
 
 def check_name(formats: Mapping[str, Format], format: object) -> None:
-    """Refuse the name of a format that nobody knows."""
+    """Refuse the name of an unknown format."""
     if not isinstance(format, str) or format not in (RUN, WORKLOAD, *formats):
         known = ", ".join((RUN, WORKLOAD, *formats))
         raise UsageError(f"format: expected one of {known}, got {shown(format)}")
 
 
 def files_among(format: Format, places: Sequence[Path]) -> list[Path]:
-    """Return the files of a format: those given, and those in directories that look like it."""
+    """Return the given files, and those in given directories, that look like a format."""
     alone = {format.key: format}
     return files_like(places, lambda path: _kind_of_file(alone, path) == format.key)
 
 
 def files_of(format: Format, places: Sequence[Path]) -> list[Path]:
-    """Return the files that make a run of a format: one or more, or just one."""
+    """Return the files that make one run of a format; refuse several if it takes one file."""
     files = files_among(format, places)
     if not files:
         raise DamagedInput(places[0], f"a folder without {format.label}")
@@ -98,7 +98,7 @@ def files_of(format: Format, places: Sequence[Path]) -> list[Path]:
 
 
 def kinds_of(formats: Mapping[str, Format], path: Path) -> list[str]:
-    """Return what a path is; a directory may be of several kinds, of which the first counts."""
+    """Return the kinds of a path; a directory may have several, and the first counts."""
     try:
         is_directory = path.is_dir()
         is_there = is_directory or path.exists()
@@ -120,7 +120,7 @@ def _is_companion(formats: Mapping[str, Format], kind: str) -> bool:
 
 
 def _of_directory(formats: Mapping[str, Format], path: Path) -> list[str]:
-    """Return what a directory is of: of several formats, first the one that tells most of a job."""
+    """Return the formats in a directory, first the one that tells most of a job."""
     from fullwire.run.store import is_run
 
     if is_run(path):
@@ -139,7 +139,7 @@ def _of_directory(formats: Mapping[str, Format], path: Path) -> list[str]:
 
 
 def _refuse_unfinished(path: Path, recording: Path) -> None:
-    """Say what makes a run of a recording, if there is one."""
+    """Refuse a recording, and name the command that makes a run of it."""
     if any(recording.glob("*.journal")):
         raise UsageError(
             f"{path}: no run yet, only its recording, which goes on or was interrupted: "
@@ -173,7 +173,7 @@ def _of_file(formats: Mapping[str, Format], path: Path) -> str:
 
 
 def _kind_of_file(formats: Mapping[str, Format], path: Path) -> str:
-    """Return what a file is, by its beginning; text that says nothing yet is read further."""
+    """Return a file's kind by its beginning; read more of a text that does not show it yet."""
     beginning = beginning_of(path)
     kind = _by_beginning(formats, beginning)
     if kind or not _may_say_later(beginning):
@@ -187,9 +187,9 @@ def _may_say_later(beginning: bytes) -> bool:
 
 
 def _by_beginning(formats: Mapping[str, Format], beginning: bytes) -> str:
-    """Return the format that a beginning looks like most; of equals, the first."""
+    """Return the format that a beginning resembles most, the first among equals."""
     if unpacked_elsewhere(beginning):
-        return _ARCHIVE  # whose members would be taken for it
+        return _ARCHIVE  # an archive's first member could pass for the whole file
     best, kind = 0.0, ""
     for key, each in formats.items():
         score = each.looks_like(beginning).score
@@ -210,7 +210,7 @@ class _Unread(NamedTuple):
 
     what: str
     begins: bytes = b"\0" * 64  # a regular expression for its first bytes
-    ends: tuple[str, ...] = ()  # names, where the content does not tell
+    ends: tuple[str, ...] = ()  # endings of names, where the content does not tell
     instead: str = ""
 
 

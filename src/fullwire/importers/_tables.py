@@ -1,7 +1,7 @@
-"""Tables that benchmarks of collectives print: sizes, times and bandwidths, whichever tool did.
+"""Tables of sizes, times and bandwidths that benchmarks of collectives print.
 
-`Table` is what nccl-tests, rccl-tests and the OSU benchmarks have in common. Sizes are of the whole
-vector, as `collectives/cost.py` counts them.
+`Table` holds the columns that nccl-tests, rccl-tests and the OSU benchmarks have in common. Sizes
+are of the whole vector, as `collectives/cost.py` counts them.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """All that one run of a benchmark printed."""
+    """The whole output of one run of a benchmark."""
 
-    op: str  # "" where neither the output nor its name tells
+    op: str  # "" if unknown: the output and its name both lack it
     workers: int
     device: str
     rows: tuple[Row, ...]
     problems: tuple[str, ...]
     tool: str = "nccl-tests"
     backend: str = "nccl"
-    nodes: int = 0  # that the ranks are on, where it lists them
+    nodes: int = 0  # number of hosts, where the output lists them
     is_damaged: bool = False  # rows are missing, cut or wrong
 
     def points(self) -> tuple[tuple[float, float], ...]:
-        """Return bytes that each rank sends and the seconds that takes, out of place, ascending."""
+        """Return the bytes that each rank sends and the seconds out of place, ascending."""
         last = self.rows[-1]
         told = last.bus_gb_s / last.algorithm_gb_s if last.algorithm_gb_s else 1.0
         factor = bus_factor(self.op, self.workers) if self.op and self.workers > 1 else told

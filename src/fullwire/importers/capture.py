@@ -19,7 +19,7 @@ def looks_like(beginning: bytes) -> Likeness:
 
 
 def _read(files: Sequence[Path], options: Options) -> Run:
-    from fullwire.packets.pcap import read_captures  # here: recognising a capture takes less
+    from fullwire.packets.pcap import read_captures  # imported late: recognising needs less
 
     return read_captures(files)
 

@@ -5,9 +5,10 @@
     its JSON             the same messages as JSON objects, one after another
     PyTorch's observer   {"schema": "1.1.1-chakra.0.0.4", "nodes": [{"name": "c10d::allreduce_"}]}
 
-What a job does and what depends on what; when, only where whoever wrote it filled the times in. So
-collectives come in the order of the file, with their sizes; computation is taken where it has a
-beginning and a length. A collective without times stands at 0 and has no length, and that is said.
+A trace holds the operations of a job and the dependencies between them. It holds times only where
+the program that wrote it filled them in. So collectives come in the order of the file, with their
+sizes. Computation is read where it has a beginning and a length. A collective that lacks times gets
+start 0 and length 0, and the run's remarks count such collectives.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ _OPS = (
 
 @dataclass(slots=True)
 class _Node:
-    """What one node says, in whichever form."""
+    """The fields of one node, the same for every form of the file."""
 
     name: str = ""
     type: int = 0
@@ -94,7 +95,7 @@ class _Node:
     duration_us: int = 0
     attributes: dict[str, int | str] = field(default_factory=dict)
     arguments: tuple[int, str] = (-1, "")  # bytes and type of the largest, in PyTorch's form
-    largest_group: int = 0  # of ranks, where the process groups are stated
+    largest_group: int = 0  # number of ranks, where the process groups are stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +110,10 @@ class _Collective:
 
 @dataclass(slots=True)
 class _Trace:
-    """What one file amounts to."""
+    """The collectives and computations of one file."""
 
     collectives: list[_Collective] = field(default_factory=list)
-    calls: list[_Collective] = field(default_factory=list)  # of PyTorch's c10d, around them
+    calls: list[_Collective] = field(default_factory=list)  # PyTorch's c10d calls around them
     computations: list[tuple[str, int, int]] = field(default_factory=list)
     has_starts: bool = False
     nodes: int = 0
@@ -161,7 +162,7 @@ def _run(paths: Sequence[Path], traces: Mapping[int, _Trace], missing: list[str]
     stated = max(trace.world for trace in traces.values())
     world = max(max(traces) + 1, stated)
     if len(traces) < world:
-        least = "" if stated else "at least "  # as the number of a rank says
+        least = "" if stated else "at least "  # the highest rank number implies that many
         missing.append(f"{len(traces)} of {least}{world} ranks are here")
     rows = [collective for trace in traces.values() for collective in trace.collectives]
     computations = [(rank, *each) for rank, trace in traces.items() for each in trace.computations]
@@ -244,7 +245,7 @@ def _traced(path: Path) -> _Trace:
                 raise DamagedInput(path, f"not a Chakra trace: {error}") from None
             trace.problem = f"damaged or cut ({error}); the {trace.nodes:,} nodes before are read"
     trace.collectives = trace.collectives or trace.calls
-    if not trace.has_starts:  # lengths without beginnings tell nothing of what runs beside what
+    if not trace.has_starts:  # only beginnings show overlap, so lengths alone are dropped
         trace.computations.clear()
         trace.collectives = [replace(collective, duration_ns=0) for collective in trace.collectives]
     return trace
@@ -297,7 +298,7 @@ def _op(node: _Node) -> str:
 
 
 def _size(node: _Node) -> tuple[int, str]:
-    """Return the bytes of the larger side; 0 and unknown where they are not told."""
+    """Return the bytes of the larger side, or 0 and "unknown" where the trace lacks them."""
     told = node.attributes.get("comm_size")
     if _op(node) == "barrier":
         return 0, ""
@@ -334,7 +335,7 @@ def _node(message: bytes) -> _Node:
     return node
 
 
-# Numbers of AttributeProto's fields: those that are as they were written, and text.
+# Numbers of AttributeProto's fields: plain integers, zigzag integers, and text.
 _AS_WRITTEN = (7, 9, 11, 13, 19, 21, 23, 25, 27)
 _ZIGZAG = (15, 17)
 _TEXT = 29
@@ -358,7 +359,7 @@ def _attribute(message: bytes) -> tuple[str, int | str | None]:
 
 
 def _objects(file: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Go through JSON objects that follow each other, or are listed as "nodes"."""
+    """Yield JSON objects that follow each other, or are listed as "nodes"."""
     decoder, text, place, is_first = json.JSONDecoder(), "", 0, True
     while True:
         chunk = file.read(_CHUNK)
@@ -398,7 +399,7 @@ def _json_node(given: Mapping[str, Any]) -> _Node:
     for each in listed if isinstance(listed, list) else []:
         if not isinstance(each, dict) or not isinstance(each.get("name"), str):
             continue
-        for key, value in each.items():  # the first value counts, whatever its type is called
+        for key, value in each.items():  # the first value counts, under any name of its type
             if key in ("name", "type", "docString", "doc_string"):
                 continue
             if isinstance(value, bool | int):
@@ -412,7 +413,7 @@ def _json_node(given: Mapping[str, Any]) -> _Node:
                 break
     if isinstance(told, str):
         node.type = _TYPES.get(told, 0)
-    elif node.name == "record_param_comms":  # in PyTorch's form, of nested names one counts
+    elif node.name == "record_param_comms":  # PyTorch's form nests names: this one counts
         is_named = node.attributes.get("collective_name", "") not in ("", "wait", "init")
         node.type = _COLLECTIVE if is_named else 0
     elif node.name.startswith(_CALL):
@@ -424,7 +425,7 @@ def _json_node(given: Mapping[str, Any]) -> _Node:
     if node.name == _GROUPS:
         node.largest_group = _largest_group(json.dumps(given.get("inputs")))
     elif "inputs" in given and told is None:
-        inputs, types = given["inputs"], given.get("input_types")  # of their own in 1.0.1
+        inputs, types = given["inputs"], given.get("input_types")  # a field of its own in 1.0.1
         is_early = isinstance(inputs, list)
         node.arguments = _arguments({"values": inputs, "types": types} if is_early else inputs)
     return node
@@ -437,7 +438,7 @@ def _whole(value: object) -> int:
 
 
 def _largest_group(stated: str) -> int:
-    """Return the ranks of the largest process group, which is all of them."""
+    """Return the size of the largest process group, which holds all ranks."""
     sizes = (int(each) for each in _GROUP_SIZE.findall(stated))
     return max((size for size in sizes if size <= _MOST_RANK), default=0)
 

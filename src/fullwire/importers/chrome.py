@@ -1,11 +1,11 @@
-"""What `fullwire export --format chrome` wrote, read back: one event a line, facts at the end.
+"""Read the export of `fullwire export --format chrome`: one event a line, facts at the end.
 
     {"fullwire": 1, "displayTimeUnit": "ms", "traceEvents": [
     {"ph": "X", "cat": "collective", "name": "allreduce", "pid": 0, "tid": 300, "ts": 12.345, ...},
     ], "otherData": {"provenance": {...}, "facts": {...}, "missing": []}}
 
-Other tools' Chrome traces say none of this: those of the PyTorch profiler have a reader of their
-own, and others are no job that could be explained.
+Other tools' Chrome traces lack these fields. Those of the PyTorch profiler have a reader of their
+own. The others describe no job that Fullwire could explain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fullwire.run.run import AnyTable, Collectives, Gradients, Provenance, Run, 
 _BEGINNING = b'{"fullwire": 1, "displayTimeUnit": "ms", "traceEvents": ['
 _LONGEST_LINE = 2**20
 _MOST_EVENTS = 200_000_000
-_ROWS = 50_000  # that wait to become columns
+_ROWS = 50_000  # rows that wait before they become columns
 _MOST_US = Decimal(2**62) / 1000
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -119,12 +119,12 @@ def read_chrome(path: Path) -> Run:
             gradients=rows.table(Gradients),
             collectives=rows.table(Collectives),
         )
-    except UsageError as error:  # what a person cannot have typed: the file says something odd
+    except UsageError as error:  # no user typed these values: the file holds an odd one
         raise DamagedInput(path, str(error)) from None
 
 
 class _Rows:
-    """Rows on their way to become tables."""
+    """Collects rows and turns them into tables, in parts."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -133,7 +133,7 @@ class _Rows:
         self._parts: dict[str, list[Any]] = {"X": [], "C": [], "i": []}
 
     def take(self, line: bytes) -> None:
-        """Take a line; one that is no event of ours is counted."""
+        """Add the event of a line; count a line that holds no event of Fullwire's."""
         try:
             event = _DECODER.decode(line.rstrip(b",\r\n "))
             if event.ph == "M":
@@ -156,7 +156,7 @@ class _Rows:
         return kind.joined([*self._parts[key], last])
 
     def problems(self) -> Iterator[str]:
-        """Say what was left out."""
+        """Say how many lines were left out."""
         if self._odd:
             yield f"{self._odd:,} lines are no events as they are written, and are left out"
 
@@ -174,7 +174,7 @@ def _columns(kind: type[Any], rows: list[tuple[Any, ...]]) -> dict[str, Any]:
 
 
 def _row(event: _Event) -> tuple[str, tuple[Any, ...]]:
-    """Return the table of an event and its row; an event of another shape is a ValueError."""
+    """Return the table of an event and its row; raise ValueError for an unknown event."""
     told = _ARGUMENTS.decode(event.args)
     start_ns = _ns(event.ts)
     end_ns = start_ns + _ns(event.dur)

@@ -6,11 +6,12 @@
          "input_sizes": [[2080]], "input_dtypes": ["Float"], "state": "completed",
          "duration_ms": 1.5, ...}]}                                   with timing enabled only
 
-It is a schedule: what each rank asked for, in which order, how large. `time_created_ns` is when the
-program asked. When a device began and ended is told by `duration_ms` alone; the `time_discovered`
-are when a watchdog looked, as late as it likes. So a collective stands where it was asked for, as
-long as it took, or without length where nothing tells. A collective that a rank never asked for,
-while others did, is said: that is what such dumps are usually made for.
+A dump is a schedule: the collectives that each rank asked for, their order and their sizes.
+`time_created_ns` is the moment when the program asked. Only `duration_ms` shows the device's time.
+The `time_discovered` fields are the moments when a watchdog looked, which may be much later. So a
+collective begins when the program asked for it. Its length is `duration_ms`, or 0 if the dump has
+none. The remarks name each rank that never asked for a collective that others asked for: users make
+dumps mostly to find that rank.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from fullwire.run.facts import Facts
 from fullwire.run.gaps import gaps_of
 from fullwire.run.run import SIZE_UNKNOWN, Collectives, Provenance, Run
 
-_MOST_FILE_BYTES = 512 * 2**20  # pickled: what is kept of it is bounded by itself
-_MOST_JSON_BYTES = 64 * 2**20  # 100,000 entries, without the stacks that JSON dumps do not have
+_MOST_FILE_BYTES = 512 * 2**20  # pickled: the pickle reader bounds its own memory.
+_MOST_JSON_BYTES = 64 * 2**20  # 100,000 entries: JSON dumps lack the stacks.
 _MOST_ENTRIES = 1_000_000
-_MOST_TENSORS = 10_000  # of one collective
+_MOST_TENSORS = 10_000  # tensors of one collective
 _MOST_DIMENSIONS = 64
 _MOST_BYTES = 2**50
 _MOST_RANK = 100_000_000
 _LONGEST_MS = 3.2e10  # a year
 _LATEST_NS = 2**62
 _LONGEST_NAME = 200
-_NAMED = 5  # of a kind, in a sentence
+_NAMED = 5  # names of a kind in a sentence
 _RANK_IN_NAME = re.compile(r"(?:rank[-_]?)(\d{1,9})|(\d{1,9})$", re.IGNORECASE)
 _PEERS = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9})")
 
@@ -68,7 +69,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dump:
-    """What one file says."""
+    """The content of one file."""
 
     path: Path
     rank: int | None
@@ -87,7 +88,7 @@ def looks_like(beginning: bytes) -> Likeness:
 
 
 def read_flight_recorder(paths: Sequence[Path]) -> Run:
-    """Read the dumps of a job's ranks as the run of what they asked for."""
+    """Read the dumps of a job's ranks as a run of the collectives that they asked for."""
     missing: list[str] = []
     dumps: dict[int, _Dump] = {}
     for path in paths:
@@ -182,7 +183,7 @@ def _dump(path: Path) -> _Dump:
             value, unfinished, problem = _from_json(path, file.read())
     whole: dict[Any, Any] = value if isinstance(value, dict) else {"entries": value}
     if problem:
-        # Find in what a reader held when its file ended what belongs to a dump.
+        # The file ended early: search the values read so far for the parts of a dump.
         values = list(unfinished)
         entries = [each for each in values if _is_entry(each)]
         for each in values:
@@ -197,7 +198,7 @@ def _dump(path: Path) -> _Dump:
 
 
 def _from_json(path: Path, content: bytes) -> tuple[object, tuple[object, ...], str]:
-    """Decode a dump; of one that ends early, its whole entries."""
+    """Decode a dump; return the whole entries of one that ends early."""
     text = content.decode(errors="replace")
     try:
         return json.loads(text), (), ""
@@ -224,7 +225,7 @@ def _is_entry(value: object) -> bool:
 def _of_values(path: Path, whole: Mapping[Any, Any], problems: list[str]) -> _Dump:
     listed = _list(whole.get("entries"))
     config = whole.get("pg_config")
-    members: dict[str, tuple[int, ...]] = {}  # of each process group, as far as they are told
+    members: dict[str, tuple[int, ...]] = {}  # ranks of each process group that the dump lists
     for name, told in config.items() if isinstance(config, dict) else ():
         ranks = told.get("ranks") if isinstance(told, dict) else None
         text = ranks if isinstance(ranks, str) else ""
@@ -239,7 +240,7 @@ def _of_values(path: Path, whole: Mapping[Any, Any], problems: list[str]) -> _Du
             entries.append(entry)
     if len(entries) < len(listed):
         problems.append(f"{len(listed) - len(entries):,} entries cannot be understood")
-    # The rank that a dump tells, or the one in its name, which may also end in a date.
+    # Take the rank from the dump, else from the file's name, which may also end in a date.
     rank = _whole(whole.get("rank"), _MOST_RANK)
     if rank is None and (named := _RANK_IN_NAME.search(path.name.removesuffix(".json"))):
         known = {each for of in members.values() for each in of}
@@ -257,7 +258,7 @@ def _of_values(path: Path, whole: Mapping[Any, Any], problems: list[str]) -> _Du
 
 
 class _Work:
-    """What may be spent on sizes: shared lists can look larger than the file that holds them."""
+    """A budget for reading sizes: shared lists can look larger than the file that holds them."""
 
     def __init__(self) -> None:
         self.left = 10_000_000
@@ -266,7 +267,7 @@ class _Work:
 def _entry(
     given: Mapping[Any, Any], members: Mapping[str, tuple[int, ...]], work: _Work
 ) -> _Entry | None:
-    """Take an entry for what it says, or for nothing if that cannot be."""
+    """Return an entry of a dump, or None if the entry is unusable."""
     name, issued = given.get("profiling_name"), _whole(given.get("time_created_ns"), _LATEST_NS)
     own = given.get("p2p_seq_id" if given.get("is_p2p") is True else "collective_seq_id")
     sequence = _whole(given.get("seq_id") if own is None else own, _LATEST_NS)
@@ -294,7 +295,7 @@ def _entry(
 
 
 def _group(given: object, members: Mapping[str, tuple[int, ...]]) -> str:
-    """Name a process group as all its ranks would, with its ranks where it is not of all."""
+    """Name a process group the same on all its ranks; list the ranks if it lacks some."""
     parts = [str(each)[:_LONGEST_NAME] for each in _list(given)[:2] if isinstance(each, str | int)]
     if not parts:
         return str(given)[:_LONGEST_NAME] if isinstance(given, str | int) else "default_pg"
@@ -306,7 +307,7 @@ def _group(given: object, members: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _size(given: Mapping[Any, Any], op: str, work: _Work) -> tuple[int, str]:
-    """Return the bytes of the larger side and its type; 0 and unknown where that is not told."""
+    """Return the bytes of the larger side and its type, or 0 and "unknown" if the dump lacks it."""
     if op == "barrier":
         return 0, ""
     size, dtype = max(
@@ -317,7 +318,7 @@ def _size(given: Mapping[Any, Any], op: str, work: _Work) -> tuple[int, str]:
 
 
 def _bytes(shapes: Sequence[Any], dtypes: Sequence[Any], work: _Work) -> tuple[int, str]:
-    """Return the bytes of some tensors and the last one's type; below 0 if they are not told."""
+    """Return the bytes of some tensors and the last one's type; below 0 if the dump lacks them."""
     if not shapes or len(shapes) != len(dtypes) or len(shapes) > _MOST_TENSORS:
         return -1, ""
     total, named = 0, ""

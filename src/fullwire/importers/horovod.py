@@ -10,10 +10,11 @@
     {"ph": "B", "name": "NCCL_ALLREDUCE", "ts": 97, "pid": 1}, {"ph": "E", "ts": 140, "pid": 1},
     {"ph": "E", "ts": 141, "pid": 1, "args": {"dtype": "float32", "shape": "[1000, 2048]"}}
 
-A tensor is a "process". Negotiation says when each rank had it ready, so the last to arrive is
-known; the end is rank 0's and is taken for all. A tensor comes once in a step, which is how steps
-are found. Computation is not in it: communication cannot be told hidden from exposed. Where
-negotiation is answered from Horovod's cache, the timeline holds nothing of the other ranks.
+A tensor is a "process". Negotiation shows when each rank had the tensor ready, and so which rank
+came last. The end is rank 0's, and the reader takes it for all ranks. A tensor comes once in a
+step: this is how the reader finds steps. A timeline lacks computation, so hidden and exposed
+communication look alike. Where Horovod's cache answers the negotiation, the timeline lacks the
+other ranks.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class _Event(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class _Tensor:
-    """What is under way with one tensor."""
+    """The activities under way for one tensor."""
 
     name: str
     stack: list[tuple[str, int]] = field(default_factory=list)
@@ -123,7 +124,7 @@ def looks_like(beginning: bytes) -> Likeness:
 
 
 def read_horovod(path: Path) -> Run:
-    """Read a timeline as a run of the ranks that it tells of."""
+    """Read a timeline as a run of the ranks that it mentions."""
     book = _Book()
     missing = [f"{name_of(path)}: {problem}" for problem in _read(path, book)]
     if not book.collectives:
@@ -150,7 +151,7 @@ def read_horovod(path: Path) -> Run:
         workers=ranks[-1] + 1,
         remarks="collectives end when they do on rank 0, and computation is not in a timeline",
     )
-    # The steps of every rank, and what rank 0 was doing with tensors.
+    # The steps of every rank, and rank 0's phases of work on tensors.
     count = max(len(steps) - 1, 0)
     phases = sorted(book.phases, key=lambda each: (each[1], each[2], each[0]))
     begin_ns = np.array([begin for _, begin, _ in phases], np.int64)
@@ -184,7 +185,7 @@ class _Book:
 
     @property
     def open(self) -> int:
-        """Return how many tensors something is still under way with."""
+        """Return the number of tensors with an activity under way."""
         return sum(bool(tensor.stack) for tensor in self._tensors.values())
 
     def note(self, event: _Event) -> None:
@@ -248,7 +249,7 @@ class _Book:
 
 
 def _read(path: Path, book: _Book) -> Iterator[str]:
-    """Hand all events over, and say what was wrong."""
+    """Hand all events to the book, and yield the problems of the file."""
     count = 0
     rest, problem = b"", ""
     with opened_plain(path) as file:
@@ -259,7 +260,7 @@ def _read(path: Path, book: _Book) -> Iterator[str]:
         while True:
             chunk = file.read(_CHUNK_BYTES)
             cut = len(rest)
-            if chunk:  # where the last whole event of this piece has ended, as far as its end shows
+            if chunk:  # cut after the last event of this piece whose end is visible
                 cut = rest.rfind(b"},")
                 while cut >= 0 and rest[cut + 2 : cut + 20].lstrip()[:1] != b"{":
                     cut = rest.rfind(b"},", 0, cut)
@@ -283,7 +284,7 @@ def _read(path: Path, book: _Book) -> Iterator[str]:
 
 
 def _events(text: bytes, *, is_last: bool) -> tuple[list[_Event], str]:
-    """Decode events with commas between; where that fails, one by one until it does."""
+    """Decode a list of events at once, or one by one up to the first damaged one."""
     text = text.strip(b", \t\r\n")
     if is_last:
         text = text.removesuffix(b"]").rstrip(b", \t\r\n")
@@ -318,7 +319,7 @@ def _table(collectives: list[_Collective], steps: Whole) -> Collectives:
         for rank, ns in sorted(collective.ready_ns.items())
     ]
     begins = np.array([each.begin_ns for each, _, _ in rows], np.int64)
-    # What begins in one step may be ready on others before: it is of the step of its beginning.
+    # Other ranks may be ready before the step begins. The beginning decides the collective's step.
     return Collectives(
         rank=np.array([rank for _, rank, _ in rows], np.int64),
         step=_step_of(begins, steps),
@@ -334,7 +335,7 @@ def _table(collectives: list[_Collective], steps: Whole) -> Collectives:
 
 
 def _step_of(time_ns: Whole, steps: Whole) -> Whole:
-    """Return the step of each moment; the last has no end, and is none."""
+    """Return the step of each moment, or -1; the last step lacks an end and does not count."""
     place = np.searchsorted(steps, time_ns, side="right") - 1
     return np.where(place < len(steps) - 1, place, -1)
 

@@ -1,4 +1,4 @@
-"""What NCCL and RCCL say with NCCL_DEBUG=INFO: which network, how many channels, and why.
+"""Read the logs of NCCL and RCCL (NCCL_DEBUG=INFO): the network, its channels, and the reasons.
 
     host:pid:thread [device] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
     host:pid:thread [device] NCCL INFO Using network IB                     not before 2.5
@@ -8,9 +8,9 @@
     host:pid:thread [device] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/direct pointer
     host:pid:thread [device] NCCL INFO comm 0x55 rank 0 nranks 2 ... - Init COMPLETE
 
-Launchers put their own words before a line, and ranks write into each other's. So a message is what
-follows such a beginning, wherever it stands; a number counts only if what follows it is there too,
-since lines may be cut. Of several communicators the largest is the job's.
+Launchers put their own words before a line, and ranks write into each other's lines. So a message
+may begin anywhere in a line: it is the text after such a beginning. Lines may be cut, so a number
+counts only if the text after it is there too. The largest communicator is the job's.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from fullwire.run.gaps import gaps_of
 from fullwire.run.run import Provenance, Run
 
 _LONGEST_LINE = 64 * 1024
-_MOST_KEPT = 10_000  # names, rings or paths of a kind: real logs have fewer by far
-_MOST_UNDER_WAY = 100_000  # communicators at a time, one for each rank
+_MOST_KEPT = 10_000  # Names, rings or paths of a kind: real logs have far fewer.
+_MOST_UNDER_WAY = 100_000  # Communicators at a time, one for each rank.
 _MOST_RANKS = 10_000_000
-_SHOWN = 8  # of a kind, in a fact
+_SHOWN = 8  # names of a kind in a fact
 _LONGEST_WORDS = 200
 
-# A hostile line must not take long, so nothing here looks for an end that may be far away.
+# A hostile line must not take long, so each pattern ends close to its beginning.
 _MESSAGE = re.compile(
     r":(\d{1,10}):(\d{1,10}) \[-?\d{1,5}\] (?:\S{1,80} ){0,2}?NCCL (INFO|WARN) ", re.ASCII
 )
-_COLOUR = re.compile(r"\x1b\[[\d;]{0,16}m")  # which launchers put around lines, for terminals
+_COLOUR = re.compile(r"\x1b\[[\d;]{0,16}m")  # launchers colour lines for terminals
 _LONGEST_HOST = 255
 _PLAIN = "NCCL INFO "
 _A_LINE = re.compile(rb"NCCL INFO (?<!\SNCCL INFO )[\x20-\x7e]")  # searched from the words on
 _VERSION = re.compile(r"\b([NR]CCL) version\s*:?\s*(\d{1,3}\.\d{1,3}[\w.+-]*)", re.ASCII)
-# IBext is of NVIDIA's plugin, FastSocket of Google's; since 2.27 each communicator has its own.
+# IBext is NVIDIA's plugin and FastSocket is Google's. Since 2.27 each communicator has its own.
 _NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (\S.{0,60}?)(?: to comm)?\s*$")
 _USING = re.compile(r"NET/(IB(?:ext\w{0,8})?|(?:Fast)?Socket|OFI) ?: Using (.*)")
 _ADAPTER = re.compile(r"\[\d{1,4}\]\s?([^\s:]{1,64}:\d{1,4}/\w{1,16})")
@@ -88,7 +88,7 @@ def looks_like(beginning: bytes) -> Likeness:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> Run:
-    """Read what the ranks of a job wrote, into one file or many, as the facts of a run."""
+    """Read the logs of a job's ranks, in one file or many, as the facts of a run."""
     facts, missing = log_facts(paths)
     if facts == NO_FACTS:
         raise DamagedInput(paths[0], "expected lines of NCCL_DEBUG=INFO, and none is whole")
@@ -100,13 +100,13 @@ def read_nccl_logs(paths: Sequence[Path]) -> Run:
 
 
 def with_logs(run: Run, paths: Sequence[Path]) -> Run:
-    """Add to the run of a job what its logs say; what the run knows itself stays."""
+    """Add the facts of a job's logs to its run; facts that the run has already stay."""
     facts, missing = log_facts(paths)
     return replace(run, facts=facts | run.facts, gaps=gaps_of([*run.gaps, *missing]))
 
 
 def log_facts(paths: Iterable[Path]) -> tuple[Facts, tuple[str, ...]]:
-    """Return what logs say, and what is wrong with them."""
+    """Return the facts in logs, and the problems of the logs."""
     log = _Log()
     for path in paths:
         with opened_plain(path) as file:
@@ -117,7 +117,7 @@ def log_facts(paths: Iterable[Path]) -> tuple[Facts, tuple[str, ...]]:
 
 @dataclass(slots=True)
 class _Communicator:
-    """What one rank says of one communicator, while it is being set up."""
+    """One communicator, as one rank describes it during its set-up."""
 
     ranks: int = 0
     nodes: int = 0
@@ -125,12 +125,12 @@ class _Communicator:
     trees: int = 0
     rings: dict[int, str] = field(default_factory=dict)
     reach_gb_s: float = 0.0  # the widest path of a device
-    layout_gb_s: float = 0.0  # what all rings together were laid out for
+    layout_gb_s: float = 0.0  # the planned bandwidth of all rings together
     ring_type: str = ""  # NVL where rings stay on NVLink
 
 
 class _Log:
-    """Gathers what messages say."""
+    """Gathers the facts in messages."""
 
     def __init__(self) -> None:
         self._versions: Counter[str] = Counter()
@@ -145,10 +145,10 @@ class _Log:
         self._links: dict[tuple[str, str], float] = {}
         self._under_way: dict[tuple[str, str, str], _Communicator] = {}
         self._largest = _Communicator()
-        self._sockets_of_libfabric = ""  # which of its providers that send by TCP was chosen
+        self._sockets_of_libfabric = ""  # libfabric's chosen provider, if it sends by TCP
 
     def take(self, line: str) -> None:
-        """Take a line, which may hold several messages, or none."""
+        """Read the messages of a line, which may hold any number of them."""
         if "CCL" not in line:
             return
         line = _COLOUR.sub("", line) if "\x1b" in line else line
@@ -157,7 +157,7 @@ class _Log:
             _count(self._versions, f"{version[1]} {version[2]}")
         found = [(self._host(each), each) for each in _MESSAGE.finditer(line)]
         place = line.find(_PLAIN) if not found else -1
-        if place >= 0:  # without its beginning, as some collectors of logs leave it
+        if place >= 0:  # some collectors of logs cut off a message's beginning
             self._take(line[place + len(_PLAIN) :].rstrip("\r\n"), ("", "", ""))
         begins = [each.start() - len(host) for host, each in found] + [len(line)]
         for (host, each), end in zip(found, begins[1:], strict=True):
@@ -169,7 +169,7 @@ class _Log:
             self._take(text, (host, each[1], each[2]))
 
     def _host(self, message: re.Match[str]) -> str:
-        """Return the host of a message, without words that stand right before it."""
+        """Return the host of a message, without the words that stand right before it."""
         before = message.string[max(message.start() - _LONGEST_HOST, 0) : message.start()]
         name = before[max(before.rfind(gap) for gap in " \t:") + 1 :]
         if len(name) == message.start() or name in self._hosts:
@@ -177,7 +177,7 @@ class _Log:
         return max((host for host in self._hosts if name.endswith(host)), key=len, default=name)
 
     def _take(self, text: str, thread: tuple[str, str, str]) -> None:
-        if text.startswith(_CALLS):  # by far the most, and they tell nothing of the set-up
+        if text.startswith(_CALLS):  # most messages are calls, which say nothing of the set-up
             return
         self._network(text)
         path = _PATH.match(text)
@@ -235,7 +235,7 @@ class _Log:
             self._finish(self._under_way.pop(thread))
 
     def _finish(self, each: _Communicator) -> None:
-        """Keep what is known of the largest communicator, on the rank with the fewest channels."""
+        """Keep the facts of the largest communicator, with the fewest channels of any rank."""
         best = self._largest
         each.channels = each.channels or len(each.rings) or each.trees
         if each.ranks > best.ranks:
@@ -251,24 +251,24 @@ class _Log:
                 best.layout_gb_s, best.ring_type = each.layout_gb_s, each.ring_type
 
     def problems(self) -> Iterator[str]:
-        """Say what is missing from the logs."""
+        """Yield a problem if the logs end early."""
         cut = sum(1 for each in self._under_way.values() if each.ranks or each.channels)
         if cut:
             yield f"NCCL's log ends while {cut} of its communicators were being set up"
 
     def facts(self) -> Facts:
-        """Return all that is known; nothing where no message was whole."""
-        for each in self._under_way.values():  # of a log that was cut, what it says all the same
+        """Return all known facts, which are empty if every message was damaged."""
+        for each in self._under_way.values():  # a log that was cut still shows these
             if each.ranks or each.channels:
                 self._finish(replace(each, rings=dict(each.rings)))
         largest = self._largest
-        # Name pairs of devices whose link has less in one direction than in the other.
+        # Name pairs of devices whose link is slower in one direction than in the other.
         uneven = [
             f"{one} to {other} {gb_s:g} GB/s, back {back:g} GB/s"
             for (one, other), gb_s in self._links.items()
             if (back := self._links.get((other, one), gb_s)) > gb_s
         ]
-        # The network: as it is said, else as paths show it, else what was found first.
+        # The network's name comes from messages, else from paths, else from the devices found.
         network = _listed(self._networks)
         if self._sockets_of_libfabric and all("Libfabric" in each for each in self._networks):
             network = f"Socket (libfabric's {self._sockets_of_libfabric})"
@@ -309,13 +309,13 @@ def _count(counter: Counter[str], name: str) -> None:
 
 
 def _words(text: str) -> str:
-    """Return text as facts hold it: short, without what takes part in lists, and storable."""
+    """Return text as facts hold it: short, storable, and without commas and semicolons."""
     plain = " ".join(text.replace(",", " ").replace(";", " ").split())
     return plain[:_LONGEST_WORDS].encode(errors="backslashreplace").decode()
 
 
 def _listed(counter: Mapping[str, int]) -> str:
-    """List the most frequent, in the order in which they were first seen."""
+    """List the most frequent names, in the order of their first appearance."""
     most = sorted(counter, key=lambda name: -counter[name])[:_SHOWN]
     return ", ".join(name for name in counter if name in most)
 

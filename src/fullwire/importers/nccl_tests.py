@@ -1,14 +1,15 @@
-"""What nccl-tests and rccl-tests print: a table of sizes, times and bandwidths, or its CSV or JSON.
+"""Read the tables of nccl-tests and rccl-tests (sizes, times, bandwidths), or their CSV or JSON.
 
     #       size         count    type   redop     time   algbw   busbw  error     time  ...
     #        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  ...
       8589934592    2147483648   float     sum    63896  134.44  235.26    N/A    63959  ...
 
-Out of place first, in place after it. With NCCL_DEBUG=INFO, lines of NCCL break rows apart, and
-even begin within them: a row is all numbers from its size on until the next row's. Of a table that
-lost its heading, whole rows are read.
+Out of place comes first, in place after it. With NCCL_DEBUG=INFO, lines of NCCL break rows apart,
+and even begin within them. So a row is all numbers from its size on until the next row's size.
+Whole rows are read even if the table lost its heading.
 
-rccl-tests write the same with `-Z csv` or `-Z json`, a line for each place (src/common.cu there):
+rccl-tests write the same with `-Z csv` or `-Z json`. They write one line out of place and one in
+place (src/common.cu there):
 
     numCycle,collective,ranks,rankspernode,gpusperrank,size,type,redop,inplace,time,algbw,busbw,#wrong
     0,AllReduce,8,1,1,1024,float,sum,0,50.0,0.02048,0.03584,0
@@ -42,13 +43,13 @@ _MOST_ROWS = 10_000
 _MOST_RANKS = 100_000
 _MOST_BYTES = 2**50
 _LONGEST_US = 3.6e9
-_LAST_DIGIT = 0.01  # of bandwidths, as they are printed
+_LAST_DIGIT = 0.01  # the last printed digit of bandwidths
 _OF_NCCL = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] ")
 _RANK = re.compile(r"#\s+Rank\s+(\d{1,6})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\](.*)")
 _PERF = re.compile(r"\b(\w+)_perf\b")
 _BEGINS_TABLE = re.compile(r"#\s+(?:nThread:? |Collective test starting)")  # rccl-tests had a colon
 _HEADING = re.compile(rb"#\s+size\s+count(?:\s+\(?elements\)?)?\s+type\s")
-# A heading that lost its mark, or a row that lost its heading, with both places or the first alone.
+# A heading that lost its mark, or a row without its heading, with both places or only the first.
 _BARE = re.compile(
     rb"(?:^|\n) {0,40}(?:size +count .{0,40}type .{0,80}algbw"
     rb"|\d{1,16} +\d{1,16} +(?:u?int\d+|float|double|half|bfloat16|f\w+\d\w*) +"
@@ -60,7 +61,7 @@ _SEPARATED = re.compile(
     re.IGNORECASE,
 )
 _MOST_SEPARATED_BYTES = 64 * 2**20
-# mpirun and srun put the rank before what it prints, even within a row; srun pads it with spaces.
+# mpirun and srun put the rank before its output, even within a row; srun pads it with spaces.
 # Kubernetes puts the time before a line.
 _TAGS = re.compile(
     r"(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|^ {0,6}\d{1,7}:"
@@ -95,13 +96,13 @@ def looks_like(beginning: bytes) -> Likeness:
 
 
 def read_table(path: Path) -> Table:
-    """Read the table of a file; of several, that of all-reduces, or else the first."""
+    """Read the table of a file; of several, take the all-reduce's, or else the first."""
     tables = read_tables(path)
     return next((table for table in tables if table.op == "allreduce"), tables[0])
 
 
 def read_tables(path: Path) -> list[Table]:
-    """Read what one or more of nccl-tests printed into a file."""
+    """Read the tables that one or more of nccl-tests printed into a file."""
     with opened_plain(path) as file:
         if _SEPARATED.match(file.read(1024)):
             file.seek(0)
@@ -121,16 +122,16 @@ def read_tables(path: Path) -> list[Table]:
 
 
 class _Reading:
-    """One table, as far as it has come."""
+    """One table while its lines are read."""
 
     def __init__(self, op: str = "") -> None:
-        self.mentioned = ""  # since the table's end: the next one's
+        self.mentioned = ""  # the operation named after the table's end, which is the next table's
         self._op, self._has_end, self._broken = op, False, 0
-        self._has_marks = False  # lines that begin with #, the last of which is its average
-        self._wrong = 0  # values that a validation found
+        self._has_marks = False  # has lines that begin with #; the last such line is the average
+        self._wrong = 0  # wrong values that the test's validation found
         self._columns, self._row, self._rows = list[str](), list[str](), list[Row]()
         self._hosts: dict[int, str] = {}
-        self._names = set[str]()  # of the hosts that ranks are on
+        self._names = set[str]()  # names of the hosts that ranks are on
         self._reduces, self._has_root = False, False
 
     @property
@@ -139,7 +140,7 @@ class _Reading:
         return bool(self._row or self._rows)
 
     def take(self, text: str) -> None:
-        """Take a line without what others wrote into it."""
+        """Read a line, from which other programs' words are removed already."""
         if (perf := _PERF.search(text)) is not None and (op := _op(perf[1])):
             self._op = self._op or op
             self.mentioned = op if self._has_end else self.mentioned
@@ -175,7 +176,7 @@ class _Reading:
             self._row += words
 
     def tables(self, path: Path) -> Iterator[Table]:
-        """Return what was read, if any row is whole."""
+        """Yield the table, if it has a whole row."""
         self._broken += not _keep(self._rows, self._row, self._columns)
         if self._rows:
             widest = max(self._rows, key=lambda row: row.bus_gb_s)
@@ -213,7 +214,7 @@ class _Reading:
 def read_nccl_tests(paths: Sequence[Path]) -> Run:
     """Read the output of nccl-tests as a run: a collective for each size, one after another.
 
-    Of a test that hung before its first row, what NCCL said while it was set up is worth reading.
+    If a test hung before its first row, the run holds NCCL's messages from the set-up.
     """
     said, problems = log_facts(paths)
     try:
@@ -227,14 +228,14 @@ def read_nccl_tests(paths: Sequence[Path]) -> Run:
 
 
 def _columns(line: str) -> list[str]:
-    """Return the columns before the first time, if this is the table's heading."""
+    """Return the columns before the first time if the line is the table's heading."""
     words = line.lstrip("#").split()
     is_heading = words[:3] == ["size", "count", "type"] and "time" in words
     return words[: words.index("time")] if is_heading else []
 
 
 def _columns_of(words: list[str]) -> list[str]:
-    """Return the columns before the first time that a whole row has; a root makes them odd."""
+    """Return the columns before the first time, by a whole row; a root makes its words odd."""
     columns = ["size", "count", "type"]
     if words[3:4] != [] and words[3][:1].isalpha():
         columns.append("redop")
@@ -298,11 +299,11 @@ def _number(text: str) -> float | None:
 
 
 def _keep(rows: list[Row], words: list[str], columns: list[str]) -> bool:
-    """Add a row if it is whole; without any words there was none."""
+    """Add a row if it is whole; an empty list of words needs no row and passes."""
     if not words:
         return True
     size, dtype = int(words[0]), words[2][:40]
-    # Where nothing is reduced, some versions leave the operation's column empty.
+    # If an operation does not reduce, some versions leave the column "redop" empty.
     has_redop = "redop" in columns and words[3:4] != [] and words[3][:1].isalpha()
     first = 3 + has_redop + ("root" in columns)
     numbers = [_number(word) for word in words[first : first + 7]]
@@ -326,7 +327,7 @@ def _keep(rows: list[Row], words: list[str], columns: list[str]) -> bool:
 
 
 def _ranks_told(op: str, row: Row) -> int | None:
-    """Return among how many ranks both bandwidths of a row are as they are, if digits suffice."""
+    """Return the number of ranks that both bandwidths of a row imply, if their digits suffice."""
     algorithm_gb_s = max(row.algorithm_gb_s, _LAST_DIGIT)
     share = row.bus_gb_s / algorithm_gb_s / (2 if op == "allreduce" else 1)
     if op not in _OF_ALL or not 0 < share < 1:
@@ -337,9 +338,9 @@ def _ranks_told(op: str, row: Row) -> int | None:
 
 
 def _op_told(row: Row, ranks: int, reduces: bool, has_root: bool) -> str:
-    """Return the operation whose bus bandwidth is such a share of its algorithm's, if one is.
+    """Return the operation that the ratio of a row's bus to algorithm bandwidth implies, or "".
 
-    Of those that neither reduce nor have a root, several have the same share.
+    The result is "" for operations that just move data and lack a root: several have one ratio.
     """
     if ranks < 2 or min(row.bus_gb_s, row.algorithm_gb_s) <= 0 or not (reduces or has_root):
         return ""

@@ -6,12 +6,12 @@
     483.5,4000                              microseconds waited for this gradient, its bytes
     ...                                     in the order in which gradients become ready
 
-The log does not say how long a step takes, so whoever reads it must (`step_time`); what is not
-backward is put before it. Beside it lies a table of vector-addition times, `bytes,seconds` a line
-(`reduce_cost`).
+The log lacks the length of a step, so the user gives it (`step_time`). The rest of the step is put
+before the backward pass. Beside the log lies a table of vector-addition times, `bytes,seconds` a
+line (`reduce_cost`).
 
-A log that was cut within its last number still has the announced lines. All that shows it is the
-newline that is gone, so the run of a log without it is marked partial.
+A log that was cut within its last number still has the announced lines. Only the missing newline
+shows the cut, so the run of a log without a last newline is marked partial.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from fullwire.run.run import Gradients, Provenance, Real, Run, Spans, Whole
 from fullwire.units import NUMBER, seconds, shown
 
 HEADER = "first line is for"
-_LONGEST_LINE = 1_000  # characters; a real line has some 30
-_MOST_LINES = 1_100_000  # blank lines cost time too
+_LONGEST_LINE = 1_000  # Characters; a real line has some 30.
+_MOST_LINES = 1_100_000  # Blank lines cost time too.
 _MOST_GRADIENTS = 1_000_000
 _MOST_POINTS = 100_000
-_LONGEST_WAIT_US = 3.6e9  # an hour: what is above is not a wait but another unit
+_LONGEST_WAIT_US = 3.6e9  # an hour: a larger number is in another unit
 _LONGEST_ADD_S = 3.6e3
 _LONGEST_STEP_S = 86_400
 _LARGEST_GRADIENT = 2**46
@@ -47,7 +47,7 @@ _TWO_NUMBERS = re.compile(rf"({NUMBER})[ \t]*,[ \t]*({NUMBER})")
 
 
 class _Line(NamedTuple):
-    """A line of a log; the last one of a file that was cut has no end."""
+    """A line of a log; `has_end` is false for the last line of a file that was cut."""
 
     number: int
     text: str
@@ -55,7 +55,7 @@ class _Line(NamedTuple):
 
 
 class _Log(NamedTuple):
-    """What a log says, and whether its last number is certain."""
+    """The numbers of a log, and whether the last one is certain."""
 
     waits_us: Real
     sizes: Whole

@@ -1,14 +1,15 @@
-"""What the OSU micro-benchmarks print: blocking collectives, latency and bandwidth, MPI or NCCL.
+"""Read the OSU micro-benchmarks: blocking collectives, latency and bandwidth, MPI or NCCL.
 
-    mpirun -n 8 osu_allreduce              the number of ranks is told by such a line, or by nothing
+    mpirun -n 8 osu_allreduce              only such a line tells the number of ranks
     # OSU MPI Allreduce Latency Test v7.5
     # Datatype: MPI_INT.                                        since 7.1
     # Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
     4                      10.05
 
-The columns behind the average come with --full. Sizes are of what one rank gives to an all-gather
-or to each other rank, and of the whole vector elsewhere. Tests that go both ways at once, that have
-several pairs, that are one-sided or do not block measure something else, and are left out by name.
+The columns behind the average come with --full. For all-gather, all-to-all, gather and scatter, a
+size is that of one rank's part. For all other operations it is that of the whole vector. Some tests
+measure something else and are left out by name: those that go both ways at once, have several
+pairs, are one-sided or do not block.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from fullwire.run.run import Run
 
 _LONGEST_LINE = 64 * 1024
 _MOST_LINES = 20_000_000
-_MOST_ROWS = 10_000  # of a table
+_MOST_ROWS = 10_000  # rows of a table
 _MOST_TABLES = 1_000
 _MOST_BYTES = 2**50
 _MOST_RANKS = 100_000
 _LONGEST_US = 3.6e9
 _TITLE = re.compile(r"# OSU (MPI|NCCL|RCCL|XCCL)(?:-\w+)?[ _](.{1,80}?) [Tt]est(?: v\S+)?")
 _BEGINS = re.compile(rb"# OSU (?:MPI|NCCL|RCCL|XCCL)[-_ ]")
-# Launchers put a rank before what it prints; see nccl_tests.py.
+# Launchers put the rank before its output; see nccl_tests.py.
 _TAG = re.compile(r"^(?:\[\d{1,6}(?:,\d{1,6})?\](?:<std\w{3}>:)?|\s*\d{1,7}:(?=\s))\s?")
 _RANKS = re.compile(r"\s--?(?:np|n|ntasks)[ =]?(\d{1,7})\s")
 _ROW = re.compile(r"\s*(\d{1,16})\s+(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,8}\s*$", re.ASCII)
 _ALONE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)(?:\s+\S+){0,3}\s*$", re.ASCII)
 _DATATYPE = re.compile(r"# Datatype: (MPI_\w{1,20})")
 _DTYPES = {"MPI_CHAR": "int8", "MPI_INT": "int32", "MPI_FLOAT": "float32", "MPI_DOUBLE": "float64"}
-# By the title without "Latency"; with a v at the end, parts could be of unequal sizes, but are not.
+# By the title without "Latency". A final v allows parts of unequal sizes, but these are equal.
 _OPS = {
     "allreduce": "allreduce",
     "allgather": "allgather",
@@ -59,7 +60,7 @@ _OPS = {
     "scatterv": "scatter",
     "barrier": "barrier",
 }
-_BY_PART = ("allgather", "alltoall", "gather", "scatter")  # whose sizes are of one rank's part
+_BY_PART = ("allgather", "alltoall", "gather", "scatter")  # sizes are those of one rank's part
 
 
 def looks_like(beginning: bytes) -> Likeness:
@@ -69,17 +70,17 @@ def looks_like(beginning: bytes) -> Likeness:
 
 @dataclass(slots=True)
 class _Reading:
-    """One table, as far as it has come."""
+    """One table while its lines are read."""
 
     library: str
     op: str
-    ranks: int  # 0 where nothing tells
+    ranks: int  # 0 if unknown
     is_bandwidth: bool
     dtype: str = ""
     rows: list[tuple[int, float]] = field(default_factory=list)  # size as printed, microseconds
 
     def take(self, text: str) -> None:
-        """Take a line; what is no row of this table is passed over."""
+        """Read a line; pass over lines that are no row of this table."""
         if (told := _DATATYPE.match(text)) is not None:
             self.dtype = _DTYPES.get(told[1], "")
         row = (_ALONE if self.op == "barrier" else _ROW).fullmatch(text)
@@ -89,12 +90,12 @@ class _Reading:
         time_us = (size / value if value else 0.0) if self.is_bandwidth else value
         is_next = (
             not self.rows or size > self.rows[-1][0]
-        )  # else it is of what came after the table
+        )  # else the line belongs to the output after the table
         if is_next and 0 < time_us <= _LONGEST_US and size <= _MOST_BYTES:
             self.rows.append((size, time_us))
 
     def table(self, path: Path, problems: Sequence[str]) -> Table:
-        """Return what was read."""
+        """Return the table that was read."""
         workers = 2 if self.op == "sendrecv" else self.ranks or 1
         unsure = (
             [] if self.ranks or workers == 2 else ["its number of ranks is not told: taken for one"]
@@ -122,7 +123,7 @@ class _Reading:
 
 
 def read_tables(path: Path) -> list[Table]:
-    """Read what one or more of the benchmarks printed into a file."""
+    """Read the tables that one or more of the benchmarks printed into a file."""
     readings: list[_Reading] = []
     left_out: dict[str, None] = {}
     ranks, is_inside = 0, False

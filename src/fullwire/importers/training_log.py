@@ -1,15 +1,15 @@
-"""What a training script prints of its steps: how long each took, and its loss.
+"""Read the log of a training script: the length of each step, and its loss.
 
     iter 4: loss 2.8193, time 21749.35ms, mfu -100.00%                            nanoGPT
      iteration  200/ 1000 | ... | elapsed time per iteration (ms): 430.0 | ...    Megatron-LM
     Epoch: [0][  10/1307] Time  0.779 ( 5.211) Data  0.000 ( 0.060) ...           PyTorch's ImageNet
 
 Other scripts' lines are read by a pattern that the user gives: a regular expression whose groups
-have names. One of s, ms, us and per_s (steps in a second) is the length of a step; step is its
-number and input_s what it waited for data. Any other group is a metric, such as loss.
+have names. One of s, ms, us and per_s (steps in a second) is the length of a step. step is its
+number, and input_s is its wait for data. Any other group is a metric, such as loss.
 
-Steps stand one after another. A log says nothing of what was done in them, and a line may tell the
-mean of the steps since the one before.
+Steps stand one after another. A log does not show the work within a step. A line may hold the mean
+of all steps since the line before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _KNOWN = (
         rf"\s+Data +(?P<input_s>{_NUMBER}) \([^)]{{1,20}}\)(?:\s+Loss +(?P<loss>{_NUMBER}))?"
     ),
 )
-_LENGTHS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "per_s": 1.0}  # seconds of one; steps in one
+_LENGTHS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "per_s": 1.0}  # in seconds; per_s is a rate
 _BEGINS = re.compile(
     rb"elapsed time per iteration \(ms\): \d|iter \d{1,9}: loss [\d.]{1,18}, time [\d.]{1,18}ms"
     rb"|Epoch: \[\d{1,6}\]\[ {0,8}\d{1,9}/\d{1,9}\]\s{1,4}Time {1,4}\d"
@@ -60,10 +60,10 @@ def looks_like(beginning: bytes) -> Likeness:
 
 
 def read_training_log(path: Path, pattern: str | None) -> Run:
-    """Read the steps that a log tells of as a run of one rank, with what NCCL says in it."""
+    """Read the steps in a log as a run of one rank, with the facts of NCCL's lines in it."""
     known = _KNOWN if pattern is None else (_asked_for(pattern),)
-    steps: list[tuple[int, float, float]] = []  # number, or -1; seconds, and of them for input
-    metrics: list[tuple[int, str, float]] = []  # by place among the steps
+    steps: list[tuple[int, float, float]] = []  # number or -1, seconds, seconds of input wait
+    metrics: list[tuple[int, str, float]] = []  # place among the steps, name, value
     odd = 0
     for line in lines_of(path, most=_MOST_LINES, longest=_LONGEST_LINE):
         text = line.decode(errors="replace")
@@ -96,7 +96,7 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
         )
         raise DamagedInput(path, f"no line tells the length of a step: expected lines {lacks}")
     numbers = np.array([number for number, _, _ in steps], np.int64)
-    if (np.diff(numbers, prepend=-1) <= 0).any():  # without numbers, or counted anew in each epoch
+    if (np.diff(numbers, prepend=-1) <= 0).any():  # no numbers, or a new count in each epoch
         numbers = np.arange(len(steps))
     end_ns = np.rint(np.cumsum([length_s for _, length_s, _ in steps]) * 1e9).astype(np.int64)
     start_ns = np.concatenate([[0], end_ns[:-1]])
@@ -135,7 +135,7 @@ def read_training_log(path: Path, pattern: str | None) -> Run:
 
 
 def _asked_for(pattern: str) -> re.Pattern[str]:
-    """Take a pattern as people give it, with a group for the length of a step."""
+    """Compile the user's pattern; refuse one without a group for the length of a step."""
     try:
         found = re.compile(pattern)
     except (re.error, TypeError, RecursionError) as error:

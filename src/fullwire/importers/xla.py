@@ -8,8 +8,8 @@
 
 tensorflow and openxla write it (tsl/profiler/convert/trace_events_to_json.cc; names of devices and
 lines are in tsl/profiler/utils/xplane_schema.cc). Each device is a rank. Work is on "Stream #..."
-of a GPU and on "XLA Ops" of a TPU; other lines tell the same again. Steps are the line "Steps", or
-the host's marks with a step_num. Sizes of collectives are not told.
+of a GPU and on "XLA Ops" of a TPU; other lines repeat it. Steps are the line "Steps", or the host's
+marks with a step_num. The trace lacks the sizes of collectives.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _tables(
     zero_ns: int,
     pattern: re.Pattern[str] | None,
 ) -> tuple[Spans, Collectives]:
-    """Divide what devices did into spans and collectives, each in its rank's step."""
+    """Divide the devices' work into spans and collectives, each in its rank's step."""
     names = list(dict.fromkeys(name for _, name, _, _ in work))
     kinds = dict(zip(names, kinds_of(names, pattern).tolist(), strict=True))
     ops = {name: op_of(name.replace("-", "")) for name in names}

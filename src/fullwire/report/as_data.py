@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def whatif_object(result: WhatIf, best: int | None = None) -> dict[str, Any]:
-    """Return a what-if as JSON takes it, if asked with its best rows."""
+    """Return a what-if as a JSON object, with its best rows if `best` is given."""
     shown: dict[str, Any] = {
         "basis": dict(result.basis),
         "lane": result.lane,
@@ -73,7 +73,7 @@ def _plain(value: Any) -> int | float | str:
 
 
 def explanation_object(result: Explanation) -> dict[str, Any]:
-    """Return an explanation as JSON takes it."""
+    """Return an explanation as a JSON object."""
     verdict, turns = result.verdict, result.break_even
     return {
         "verdict": {
@@ -128,7 +128,7 @@ def explanation_object(result: Explanation) -> dict[str, Any]:
 
 
 def verification_object(result: Verification | None) -> dict[str, Any] | None:
-    """Return a prediction and what was measured, where there is one."""
+    """Return a prediction beside its measurement as a JSON object, if there is one."""
     if result is None:
         return None
     return {
@@ -143,7 +143,7 @@ def verification_object(result: Verification | None) -> dict[str, Any] | None:
 
 
 def comparison_object(result: Comparison) -> dict[str, Any]:
-    """Return a comparison as JSON takes it."""
+    """Return a comparison as a JSON object."""
     shown = {each.name: getattr(result, each.name) for each in fields(result)}
     del shown["notes"], shown["noise"]
     for side in ("before_recordings", "after_recordings"):
@@ -152,7 +152,7 @@ def comparison_object(result: Comparison) -> dict[str, Any]:
 
 
 def gate_object(gate: Gate | None) -> dict[str, Any] | None:
-    """Return whether a slowdown passes, as JSON takes it."""
+    """Return the gate's answer, whether a slowdown passes, as a JSON object."""
     if gate is None:
         return None
     return {
@@ -164,7 +164,7 @@ def gate_object(gate: Gate | None) -> dict[str, Any] | None:
 
 
 def _forecast_object(shown: dict[str, Any]) -> dict[str, Any]:
-    """Bring the ends of the interval together; without evidence there is none."""
+    """Bring the ends of the interval together; leave it out if there is no evidence for it."""
     low_s, high_s = shown.pop("low_s"), shown.pop("high_s")
     return {**shown, "interval": _interval_object(low_s, high_s)}
 
@@ -174,7 +174,7 @@ def _interval_object(low_s: float, high_s: float) -> dict[str, float] | None:
 
 
 def write_whatif_csv(result: WhatIf, file: TextIO) -> None:
-    """Write a what-if as CSV, a heading and a line per row."""
+    """Write a what-if as CSV: a heading, and a line for each row."""
     columns = result.columns()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
@@ -182,7 +182,7 @@ def write_whatif_csv(result: WhatIf, file: TextIO) -> None:
 
 
 def run_object(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
-    """Return the contents of a run: everything but the rows."""
+    """Return the contents of a run, except its rows."""
     return {
         "origin": run.provenance.origin,
         "source": run.provenance.source,
@@ -195,7 +195,7 @@ def run_object(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
 
 
 def workload_object(load: Workload, *, with_gradients: bool) -> dict[str, Any]:
-    """Return a built-in workload, if asked with every gradient in backward order."""
+    """Return a built-in workload, on request with every gradient in backward order."""
     device, memory = load.device, load.memory
     shown: dict[str, Any] = {
         "name": load.name,
@@ -254,7 +254,7 @@ def cluster_object(fabric: Cluster) -> dict[str, Any]:
 
 
 def cluster_fit_object(fit: ClusterFit) -> dict[str, Any]:
-    """Return a fitted cluster, how far it is off each row, and what the machine chooses."""
+    """Return a fitted cluster, its error for each row, and the choices of the machine."""
     return {
         "cluster": cluster_object(fit.cluster),
         "median": fit.quantile(0.5),
@@ -265,7 +265,7 @@ def cluster_fit_object(fit: ClusterFit) -> dict[str, Any]:
 
 
 def traffic_object(result: AuditedTraffic) -> dict[str, Any]:
-    """Return what packets say as JSON takes it."""
+    """Return the findings from packets as a JSON object."""
     from fullwire.packets.usual_iteration import usual_iteration
 
     iterations, slow, usual = result.iterations, result.slow_link, usual_iteration(result)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".svg", ".html")
 CURVE_POINTS = 120  # between the first and the last value of the horizontal axis
-MOST_MARKS = 50_000  # what a browser still draws without stopping
+MOST_MARKS = 50_000  # a browser still draws that many without stopping
 _INK, _FAINT = "#1f2933", "#d9dee4"
 COLOURS = ["#0b6e99", "#d1495b", "#edae49", "#2e8b57", "#6c5b9e", "#8c6d46", "#4a5568"]
-MOST_VARYING = 4  # across, by colour, in columns and in rows
+MOST_VARYING = 4  # one across, one by colour, one in columns and one in rows
 
 
 def check_plot_path(path: Path, *, replace: bool = True) -> None:
-    """Refuse a picture that cannot be written, before the work and not after it."""
+    """Refuse a path where no picture can be written, before the work starts."""
     if path.suffix.lower() not in ENDINGS:
         raise UsageError(f"--plot: expected a file ending in {', '.join(ENDINGS)}, got {path}")
     refuse_existing(path, replace, "--plot")
@@ -35,7 +35,7 @@ def check_plot_path(path: Path, *, replace: bool = True) -> None:
 
 
 def check_pictures(asked_by: str) -> None:
-    """Refuse an install that cannot draw, before the work and not after it."""
+    """Refuse an install that lacks the packages for pictures, before the work starts."""
     missing = [name for name in ("altair", "vl_convert") if find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -45,7 +45,7 @@ def check_pictures(asked_by: str) -> None:
 
 
 def plot_whatif(result: WhatIf, path: Path) -> None:
-    """Draw scaling factors against whatever varies most."""
+    """Draw scaling factors against the condition with the most values."""
     check_plot_path(path)
     if len(result) > MOST_MARKS:
         raise UsageError(
@@ -58,7 +58,7 @@ def _scaling_chart(result: WhatIf) -> alt.Chart:
     import altair as alt
 
     table = result.predictions
-    # The conditions with more than one value; a compressor is its ratio if it is free.
+    # The conditions with more than one value; free compressors are drawn by their ratio.
     axes: dict[str, Sequence[Any]] = {
         axis: values for axis, values in table.axes.items() if len(values) > 1
     }
@@ -74,7 +74,7 @@ def _scaling_chart(result: WhatIf) -> alt.Chart:
             f"--plot: a picture shows {MOST_VARYING} conditions that vary, got {', '.join(axes)}"
         )
     colour = "run" if "run" in others else (others[0] if others else None)
-    # What was asked, and the curve between: straight lines would tell another story.
+    # The curve has points between the requested values, because straight lines would mislead.
     points = _rows(table, [across, *others], asked=True)
     between = result.finer(across, CURVE_POINTS)
     if between is not None:
@@ -106,7 +106,7 @@ def _scaling_chart(result: WhatIf) -> alt.Chart:
 
 
 def _rows(table: Predictions, columns: list[str], *, asked: bool) -> list[dict[str, Any]]:
-    """Return points as plain values; what separates lines and panels becomes text."""
+    """Return points as plain values; the conditions that separate lines and panels become text."""
     shown: dict[str, list[Any]] = {"scaling": table["scaling_factor"].tolist()}
     for number, name in enumerate(columns):
         scale = CONDITIONS[name].scale
@@ -126,7 +126,7 @@ def _labels(table: Predictions, name: str) -> list[str]:
 
 
 def _label(name: str, value: Any) -> str:
-    """Return a number in words, and a name as it is: the title says of what it is."""
+    """Return a number in words, and a name unchanged: the title names the quantity."""
     condition = CONDITIONS[name]
     return str(value) if condition.scale is None else condition.worded(value)
 
@@ -134,7 +134,7 @@ def _label(name: str, value: Any) -> str:
 def _lines(
     chart: alt.Chart, across: str, values: Sequence[Any], colour: str | None, result: WhatIf
 ) -> alt.Chart:
-    """Draw a line of each colour, with a tick for each value that was asked, if they are few."""
+    """Draw a line of each colour, with a tick for each requested value, if they are few."""
     import altair as alt
 
     condition = CONDITIONS[across]
@@ -163,7 +163,7 @@ def _lines(
         encoding["color"] = alt.Color(f"{colour}:N", title=title, sort=None, scale=scale)
     dots = chart.mark_point(size=45, filled=True, opacity=1).encode(**encoding)
     layers = dots.transform_filter("datum.asked")
-    if condition.scale is not None:  # between names no line could stand for anything
+    if condition.scale is not None:  # between names a line would mean nothing
         layers = chart.mark_line(strokeWidth=2.5).encode(**encoding) + layers
     if result.targets is not None:
         rule = chart.mark_rule(strokeDash=[5, 4], color=_INK, opacity=0.6)
@@ -172,7 +172,7 @@ def _lines(
 
 
 def titled(chart: alt.Chart, title: str, lines: Sequence[str]) -> alt.Chart:
-    """Give a chart its title, the lines below it, and the look that all our pictures have."""
+    """Give a chart its title, the lines below it, and the look of all our pictures."""
     import altair as alt
 
     return (
@@ -200,14 +200,14 @@ def titled(chart: alt.Chart, title: str, lines: Sequence[str]) -> alt.Chart:
 def save(chart: alt.Chart, path: Path) -> None:
     """Write a picture in the format that its name ends in.
 
-    A page holds the code that draws the chart, and asks for nothing.
+    An HTML page holds the code that draws the chart, and loads nothing from elsewhere.
     """
     ending = path.suffix.lower()
     with written(path) as beside:
         if ending == ".html":
             import vl_convert
 
-            # A name such as "</script>" would end the script early, so no "<" stays as it is.
+            # A name such as "</script>" would end the script early, so every "<" is escaped.
             drawing = json.dumps(chart.to_dict()).replace("<", "\\u003c")
             code = vl_convert.javascript_bundle(_EXPORT)
             beside.write_text(_PAGE.format(code=code, drawing=drawing), encoding="utf-8")

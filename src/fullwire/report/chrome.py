@@ -1,9 +1,10 @@
 """A run as a Chrome trace, which Perfetto opens: a process for each rank, lanes as threads.
 
-One event a line, a few rows at a time, so memory does not grow with the run. Viewers want slices of
-a thread beside each other: what overlaps goes to another thread of its lane. Times are microseconds
-with three decimals, which are whole nanoseconds; with the facts at the end, `fullwire import` makes
-the same run of it (`importers/chrome.py`), but for samples and packets, which are left out.
+The trace has one event a line. It is written a few rows at a time, so memory does not grow with the
+run. Viewers expect that slices of a thread do not overlap, so overlapping slices go to further
+threads of their lane. Times are microseconds with three decimals, which are whole nanoseconds. The
+facts are at the end. From them and the events, `fullwire import` makes the same run
+(`importers/chrome.py`). Samples and packets are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fullwire.run.run import Collectives, Gradients, Run, Spans, Table, Whole
 from fullwire.run.store import is_run, read_rows, read_run
 
 _ROWS = 50_000  # at a time
-_MOST_THREADS = 100  # of a lane; what overlaps more is drawn over each other
+_MOST_THREADS = 100  # of a lane; further overlapping slices are drawn over each other
 _LANES = ("steps", "compute", "communication", "collectives", "gradients", "input", "host")
 _ENCODER = msgspec.json.Encoder()
 _Event: TypeAlias = "dict[str, object]"
@@ -66,7 +67,7 @@ def write_chrome(run: Run | str | Path, file: BinaryIO) -> tuple[str, ...]:
 
 
 def _events(run: Run, place: Path | None, gaps: list[Gap]) -> Iterator[_Event]:
-    """Go through all events; what of a stored run cannot be read is noted."""
+    """Yield all events; note the unreadable tables of a stored run in `gaps`."""
     threads = _Threads()
     for name, table in run.tables():
         if name not in ("spans", "gradients", "collectives"):
@@ -91,14 +92,14 @@ def _events(run: Run, place: Path | None, gaps: list[Gap]) -> Iterator[_Event]:
 
 
 class _Threads:
-    """Which threads there are, and until when each is taken."""
+    """The threads of a trace, and the time until which each is taken."""
 
     def __init__(self) -> None:
         self._lanes = {lane: place for place, lane in enumerate(_LANES)}
         self._taken_until_ns: dict[tuple[int, str], list[int]] = {}
 
     def of(self, rank: int, lane: str, start_ns: int, end_ns: int) -> tuple[int, list[_Event]]:
-        """Return the first thread of a lane that is free by then, and, if it is new, its names."""
+        """Return the first thread of a lane that is free at `start_ns`; name a new thread."""
         taken = self._taken_until_ns.setdefault((rank, lane), [])
         place = next((n for n, until_ns in enumerate(taken) if until_ns <= start_ns), len(taken))
         place = min(place, _MOST_THREADS - 1)
@@ -119,7 +120,7 @@ def _naming(what: str, rank: int, thread: int, name: str) -> _Event:
 
 
 class _Drawn(NamedTuple):
-    """What an event is drawn from: a row of any table."""
+    """The data of an event: a row of any table."""
 
     category: str
     name: str
@@ -131,7 +132,7 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(table: Table) -> Iterator[_Drawn]:
-    """Go through the rows of a table by time."""
+    """Yield the rows of a table by time."""
     if isinstance(table, Spans):
         for rank, step, lane, name, start_ns, end_ns in _in_order(table, table.start_ns):
             shown_in = "steps" if (lane, name) == ("host", "step") else lane
@@ -158,7 +159,7 @@ def _drawn(table: Table) -> Iterator[_Drawn]:
 
 
 def _in_order(table: Table, time_ns: Whole) -> Iterator[tuple[Any, ...]]:
-    """Go through rows by time, as values of Python."""
+    """Yield rows by time, as values of Python."""
     ordered = table.rows(np.argsort(time_ns, kind="stable"))
     columns = [column.tolist() for column in ordered.columns().values()]
     return zip(*columns, strict=True)

@@ -34,7 +34,7 @@ _CARRIED_OVER = (
 
 
 def print_cluster(fabric: Cluster) -> None:
-    """Print a cluster: a sentence, a drawing, its links, and what its figures rest on."""
+    """Print a cluster: a sentence, a drawing, its links, and the sources of its figures."""
     say(cluster_sentence(fabric))
     say("")
     for line in drawing(fabric):
@@ -72,7 +72,7 @@ def print_clusters(fabrics: Sequence[Cluster]) -> None:
 
 
 def cluster_sentence(fabric: Cluster) -> str:
-    """Say in a sentence what the cluster is."""
+    """Describe the cluster in a sentence."""
     devices = "1 device" if fabric.devices_per_node == 1 else f"{fabric.devices_per_node} devices"
     nodes = "1 node" if fabric.nodes == 1 else f"{fabric.nodes:,} nodes"
     others = ""
@@ -89,7 +89,7 @@ def cluster_sentence(fabric: Cluster) -> str:
 
 
 def network_words(network: Network) -> str:
-    """Name a network as people do."""
+    """Return the usual name of a network."""
     if isinstance(network, OneSwitch):
         return "one switch"
     if isinstance(network, Torus):
@@ -103,7 +103,7 @@ def network_words(network: Network) -> str:
 
 
 def drawing(fabric: Cluster) -> Iterator[str]:
-    """Draw the cluster from the top down, each row with a word about what it is."""
+    """Yield a drawing of the cluster from the top down; each row is named."""
     network = fabric.network
     if isinstance(network, Torus):
         columns = some(network.columns, _MOST_CELLS)
@@ -142,7 +142,7 @@ def drawing(fabric: Cluster) -> Iterator[str]:
 
 
 def some(count: int, most: int) -> list[int | None]:
-    """Return the numbers that are drawn of so many; None stands for those left out."""
+    """Return the numbers from 0 to `count` that are drawn; None stands for those left out."""
     if count <= most:
         return list(range(count))
     return [*range(most - 2), None, count - 1]
@@ -185,7 +185,7 @@ def _leaves(fabric: Cluster) -> Iterator[str]:
 
 
 def _switch(title: str, cells: Sequence[int | None]) -> str:
-    """Draw what spans all cells."""
+    """Draw a switch that spans all cells."""
     width = _CELL * len(cells)
     return _row("", ["╔" + f" {title} ".center(width - 2, "═") + "╗"], width)
 
@@ -207,7 +207,7 @@ def _or_gap(number: int | None, text: str) -> str:
 
 
 def print_cluster_fit(fit: ClusterFit) -> None:
-    """Print a fitted cluster: its protocols, what is chosen when, and how far it is off."""
+    """Print a fitted cluster: its protocols, the choices of the machine, and the fit's errors."""
     say(cluster_sentence(fit.cluster))
     heads = ["protocol", "start-up", "hop in a node", "hop between", "fills inside", "fills NICs"]
     rows = [
@@ -257,7 +257,7 @@ def print_cluster_fit(fit: ClusterFit) -> None:
 
 
 def plot_cluster_fit(fit: ClusterFit, path: Path) -> None:
-    """Draw the tables as points and what the fitted cluster says as lines."""
+    """Draw the tables as points and the fitted cluster's predictions as lines."""
     import altair as alt
 
     points = [

@@ -1,7 +1,7 @@
 """The picture of a described cluster: its network from the spine down, and one of its nodes.
 
-The width of a band is what it carries: the uplinks of a leaf are half as wide as what comes up from
-its nodes where the spine is 2:1.
+The width of a band is its capacity. With a spine of 2:1, the uplinks of a leaf are half as wide as
+all links from its nodes together.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _BLUE, _RED = COLOURS[0], COLOURS[1]
 _WIDE = 980
 _MOST_LEAVES, _MOST_IN_LEAF, _MOST_ON_SWITCH, _MOST_IN_ROW = 8, 4, 14, 16
 _MOST_RAILS = 8
-_RAIL_COLOURS = [COLOURS[0], *COLOURS[2:], "#3c8dad", "#a3b18a"]  # without the red of what is slow
+# without the red that marks slow links
+_RAIL_COLOURS = [COLOURS[0], *COLOURS[2:], "#3c8dad", "#a3b18a"]
 _SPINE, _LEAF, _NODE = (16, 46), 118, 226  # heights, from the top
 _RAIL_STEP = 7
 _CORE_ROOM = 84
-_FULL = 0.6  # of a leaf's room: as wide as all that comes up to it
+_FULL = 0.6  # of a leaf's room: as wide as all links up to it
 
 
 def plot_cluster(fabric: Cluster, path: Path) -> None:
@@ -51,7 +52,7 @@ def plot_cluster(fabric: Cluster, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Sheet:
-    """Boxes, bands and words on a drawing whose points are pixels, from the top left."""
+    """Boxes, bands and words on a drawing; coordinates are pixels from the top left."""
 
     boxes: list[dict[str, Any]] = field(default_factory=list)
     words: list[dict[str, Any]] = field(default_factory=list)
@@ -170,7 +171,7 @@ def _draw_leaves(sheet: _Sheet, fabric: Cluster) -> None:
 
 
 def _draw_core(sheet: _Sheet, fabric: Cluster, network: LeafSpine) -> None:
-    """Draw the core above the spines, and what goes up to it from each pod."""
+    """Draw the core above the spines, and the links up to it from each pod."""
     colour = _RED if network.core_oversubscription > 1 else _BLUE
     _move_up(sheet, -_CORE_ROOM)
     below = _CORE_ROOM + _SPINE[0]
@@ -194,7 +195,7 @@ def _draw_core(sheet: _Sheet, fabric: Cluster, network: LeafSpine) -> None:
 
 
 def _rails(sheet: _Sheet, fabric: Cluster, left: float, right: float) -> float:
-    """Draw the rails of some nodes as bars of a colour each, and return where they end."""
+    """Draw the rails of some nodes as bars, each in its colour, and return where they end."""
     rails = min(fabric.nics_per_node, _MOST_RAILS)
     for rail in range(rails):
         top = _LEAF + rail * _RAIL_STEP
@@ -205,7 +206,7 @@ def _rails(sheet: _Sheet, fabric: Cluster, left: float, right: float) -> float:
 def _draw_host(
     sheet: _Sheet, fabric: Cluster, node: int, place: tuple[float, float], top: float, wide: float
 ) -> None:
-    """Draw a node and its NICs' links up; one of another rate is red, and as wide as that is."""
+    """Draw a node and its NICs' links up; one of another rate is red, and its width is its rate."""
     x, step = place
     other = next((each for each in fabric.other_hosts if each.node == node), None)
     share = 1.0 if other is None else other.nic_rate_bps / fabric.nics.rate_bps
@@ -258,7 +259,7 @@ def _draw_switch(sheet: _Sheet, fabric: Cluster) -> None:
 
 
 def _move_up(sheet: _Sheet, by: float) -> None:
-    """Move all that was drawn up, over the room that a spine would take, or down."""
+    """Move the drawing up into the room of a missing spine, or down."""
     for each in (*sheet.boxes, *sheet.words):
         each["y"] -= by
     for each in sheet.boxes:
@@ -290,7 +291,7 @@ def _draw_torus(sheet: _Sheet, fabric: Cluster, torus: Torus) -> None:
 
 
 def _draw_node(sheet: _Sheet, fabric: Cluster) -> None:
-    """Draw one node: what joins its devices, the devices, and the NIC that each of them uses."""
+    """Draw one node: the links between its devices, the devices, and the NIC that each uses."""
     shown = some(fabric.devices_per_node, _MOST_IN_ROW)
     step = min(_WIDE / len(shown), 92)
     begin = (_WIDE - step * len(shown)) / 2

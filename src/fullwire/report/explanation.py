@@ -47,10 +47,10 @@ _WIDEST = 100  # columns of an account
 
 
 def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bool = True) -> None:
-    """Print what limits a job, the account of its step, what would help, and the next command.
+    """Print the limit of a job, the account of its step, fixes that help, and the next command.
 
-    The first screen has that. The whole answer has evidence, every fix with its lines, the ranks
-    and all notes as well.
+    This is the first screen. The whole answer also has the evidence, every fix with its lines, the
+    ranks and all notes.
     """
     say_flush(result.verdict.sentence)
     if result.verdict.sureness is not None:
@@ -97,7 +97,7 @@ def print_explanation(result: Explanation, name: str = "job.run", *, is_full: bo
 
 
 def _print_fixes(result: Explanation, *, is_full: bool) -> None:
-    """Print the fixes that gain most, or all, each with its risk and the place where it is made."""
+    """Print the fixes that gain most, or all, each with its risk and the place to change."""
     if not result.fixes or result.fixes_from_s is None:
         return
     is_mean = result.fixes_from_s != result.median_step_s
@@ -120,7 +120,8 @@ def _print_fixes(result: Explanation, *, is_full: bool) -> None:
     ]
     print_table(headings, rows, texts={headings[0], headings[1], "risk", "where"})
     framework = result.facts.framework
-    for fix in result.fixes if is_full else ():  # its lines, ready to paste, or where to look
+    # its lines, ready to paste, or the place to look at
+    for fix in result.fixes if is_full else ():
         say(f"{sentence(fix)}:" + (f" {setting(fix)}" if framework not in fix.lines else ""))
         for line in lines_to_paste(fix, framework).splitlines():
             say_code(f"    {line}".rstrip())
@@ -153,19 +154,19 @@ def next_commands(result: Explanation, name: str, *, is_full: bool) -> list[str]
 
 
 def part_labels() -> dict[str, str]:
-    """Return how each part of an account is called where it is drawn."""
+    """Return the name of each part of an account in drawings."""
     return {part: kind.label for part, kind in drawn_parts().items()}
 
 
 def blamed(result: Explanation) -> str:
-    """Name the part of the account that the verdict speaks of, if it is one of them."""
+    """Name the part of the account that the verdict blames, if it is one of them."""
     return verdict_kinds()[result.verdict.kind].part
 
 
 def _print_account(result: Explanation, *, is_whole: bool) -> None:
     """Draw a row for each part, or for the largest alone, and one for the others together.
 
-    Each row's piece of the bar begins where the one above ended.
+    In the column of bars, each row's piece begins where the piece above ended.
     """
     labels, step_s = part_labels(), result.step_s
     parts = {key: time_s for key, time_s in result.account.items() if time_s > 0}
@@ -189,7 +190,7 @@ def _print_account(result: Explanation, *, is_whole: bool) -> None:
 
 
 def _print_ranks(result: Explanation) -> None:
-    """Print the parts of each rank, if ranks differ; of many, those that wait unlike the others."""
+    """Print the parts of each rank, if ranks differ; of many, those whose waiting is unusual."""
     parts = result.detail.rank_parts_s()
     spread = [max(row[key] for row in parts) - min(row[key] for row in parts) for key in parts[0]]
     if len(parts) < 2 or max(spread) <= _ALIKE * result.step_s:
@@ -295,5 +296,5 @@ def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 
 
 def _plain(text: str) -> str:
-    """Show text from a run as it is: Markdown and HTML in it are no markup."""
+    """Escape text from a run, so that Markdown and HTML in it appear as plain text."""
     return re.sub(r"([\\`*_\[\]<>|#@])", r"\\\1", " ".join(visible(text).split()))

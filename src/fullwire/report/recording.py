@@ -1,4 +1,4 @@
-"""What is said when a recorded job has ended: a few lines, on standard error."""
+"""The lines after a recorded job has ended: a summary on standard error."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from fullwire.units import show_bytes, show_rate, show_time
 from fullwire.words import sentence as in_words
 
 _LABEL = 17  # columns before the text of a line
-MOST_COLLECTIVES = 50_000  # of all ranks, of which it is remembered when they were outstanding
+# of all ranks; for this many, the times when they were outstanding stay in memory
+MOST_COLLECTIVES = 50_000
 
 
 def recording_lines(path: Path) -> Iterator[str]:
-    """Go through the lines that sum a recording up, within the terminal, to the next command."""
+    """Yield the lines that sum a recording up, fitted to the terminal, to the next command."""
     for line in _summary(path):
         hanging = _LABEL if line.startswith("  ") and line[_LABEL - 1 : _LABEL] == " " else 4
         yield from wrap(line, columns(), subsequent_indent=" " * hanging)
@@ -35,7 +36,7 @@ def recording_lines(path: Path) -> Iterator[str]:
 
 
 def _summary(path: Path) -> Iterator[str]:
-    """Go through what sums a recording up; of its ranks never all is in memory."""
+    """Yield the parts of the summary; only some ranks are in memory at a time."""
     run = read_run(path, only=())
     gaps = list(run.gaps)
     collectives = rows_written(path).get("collectives", 0)
@@ -57,7 +58,7 @@ def _summary(path: Path) -> Iterator[str]:
             f"exposed for {show_time(summary.exposed_s)} "
             f"({summary.exposed_s / summary.mean_step_s:.0%} of the step)"
         )
-        # How much of links and processors was in use, as far as it was sampled.
+        # The use of links and processors, if it was sampled.
         samples = cast(Iterator[Links], read_rows(path, "links", gaps))
         links = [each for each in links_in_use(run, samples, windows) if each.in_steps is not None]
         if links:

@@ -1,7 +1,7 @@
-"""Results for the terminal: a sentence first, then a table, then what to know about it.
+"""Results for the terminal: a sentence first, then a table, then notes about it.
 
-Text that comes from files is printed as it is, never as markup, and control characters are shown
-rather than sent to the terminal.
+Text from files is printed literally, without markup. Control characters are shown as text; they
+never reach the terminal.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from fullwire.words import Told
     from fullwire.workloads import Workload
 
-_TUNED_SAID = 4  # clusters of which it is said what the tuner takes
-_RANKS_SAID = 4  # of a fact that each rank has
-MOST_ROWS = 400  # a terminal scrolls; beyond this a file serves better
+_TUNED_SAID = 4  # clusters whose tuner's choices are printed
+_RANKS_SAID = 4  # for facts that each rank has
+MOST_ROWS = 400  # a terminal scrolls; for more rows a file serves better
 _BAR = 10
 _LEAST_COLUMNS, _MOST_COLUMNS = 40, 100  # of a sentence: longer lines are hard to read
 _LEAST_TEXT = 16  # columns of a text in a table
@@ -37,16 +37,16 @@ _MEASURES = {
     "scaling_factor": "scaling",
     "network_utilization": "link used",
 }
-_MOST_HOSTS = 16  # a matrix of more does not fit a terminal; the JSON has it
+_MOST_HOSTS = 16  # a larger matrix does not fit a terminal; the JSON has it
 _MOST_EDGES = 12
 _MOST_COLLECTIVES = 24
 
 
 def print_whatif(result: WhatIf, best: int | None = None) -> None:
-    """Print what-if predictions: all in their order, or the best with what they rest on."""
+    """Print what-if predictions: all in their order, or the best ones and their evidence."""
     table = result.predictions
     varying, fixed = _split_axes(result)
-    # The conditions that do not vary, but for those that everyone assumes.
+    # The conditions that do not vary, except the default ones.
     say(
         ", ".join(
             condition.worded(fixed[axis])
@@ -75,7 +75,7 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
         for row, factor in zip(rows, values["scaling_factor"], strict=True):
             row[place] += f" {_bar(factor)}"
     print_table(headings, rows, texts={"run", "buckets", "step (90 %)"} & set(headings))
-    if chosen:  # of the first of each run: what changing one of its conditions would do
+    if chosen:  # for the first of each run: the effect of changing one of its conditions
         from fullwire.answers.search import NEAR
 
         say(
@@ -96,7 +96,7 @@ def print_whatif(result: WhatIf, best: int | None = None) -> None:
 
 
 def _split_axes(result: WhatIf) -> tuple[list[str], dict[str, object]]:
-    """Tell the conditions that vary, which become columns, from those said once above."""
+    """Separate the conditions that vary, which become columns, from those said once above."""
     varying: list[str] = []
     fixed: dict[str, object] = {}
     for axis, values in result.predictions.axes.items():
@@ -122,13 +122,13 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _bar(share: float) -> str:
-    """Draw a share of one; the last block is as wide as eighths of a character allow."""
+    """Draw a share of one; the last block shows it to an eighth of a character."""
     whole, eighths = divmod(round(max(0.0, min(share, 1.0)) * _BAR * 8), 8)
     return ("█" * whole + (" ▏▎▍▌▋▊▉"[eighths] if eighths else "")).ljust(_BAR)
 
 
 def show_between(time_s: float, low_s: float, high_s: float) -> str:
-    """Print a time with its interval, in one unit where all three have the same."""
+    """Print a time with its interval, in one unit if all three figures use the same."""
     if isnan(low_s):
         return show_time(time_s)
     middle, low, high = (show_time(each).rsplit(" ", 1) for each in (time_s, low_s, high_s))
@@ -144,7 +144,7 @@ def print_sentences_of(findings: Sequence[Told]) -> None:
 
 
 def print_sentences(lines: Iterable[str]) -> None:
-    """Print what was found out, a sentence for each case."""
+    """Print the sentences of an answer, one for each case."""
     for line in lines:
         say(line)
     say("")
@@ -196,7 +196,7 @@ def print_workloads(loads: Sequence[Workload]) -> None:
 
 
 def print_run(run: Run, rows: Mapping[str, int], name: str) -> None:
-    """Print what is in a run: where it comes from, facts, tables, completeness."""
+    """Print the contents of a run: where it comes from, facts, tables, completeness."""
     from fullwire.run.run import TABLES  # here: other tables are printed without numpy
 
     origin, basis = run.provenance.origin, run.provenance.basis
@@ -234,7 +234,7 @@ def print_collective(result: CollectiveTime) -> None:
 
 
 def print_traffic(result: AuditedTraffic) -> None:
-    """Print what packets say, who sent what, one iteration, and the audit."""
+    """Print the findings from packets: transfers between hosts, one iteration, and the audit."""
     say_flush(" ".join(sentences(result.story)))
     say("")
     if len(result.hosts) <= _MOST_HOSTS:
@@ -322,7 +322,7 @@ def fact_rows(run: Run) -> list[list[str]]:
     for name, value in run.facts.known().items():
         unit = REGISTRY[name].unit
         if isinstance(value, tuple):
-            # What each rank has; of many ranks, or of what is no rank's, only how many.
+            # The values of few ranks. Of many ranks, and of other pairs, only their number.
             shown = f"{len(value)} points {unit}"
             if unit.startswith("(rank,") and len(value) <= _RANKS_SAID:
                 show = shows[unit.removeprefix("(rank, ").removesuffix(")")]
@@ -338,18 +338,18 @@ def fact_rows(run: Run) -> list[list[str]]:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print what there is to know about an answer, a line each."""
+    """Print notes about an answer, a line each."""
     for note in notes:
         say(f"note: {note}")
 
 
 def columns() -> int:
-    """Return how wide the terminal is; 80 where there is none."""
+    """Return the width of the terminal; 80 without a terminal."""
     return max(shutil.get_terminal_size().columns, _LEAST_COLUMNS)
 
 
 def say(text: str) -> None:
-    """Print a sentence; the lines after its first stand two further to the right."""
+    """Print a sentence; the lines after its first stand two columns further to the right."""
     indent = " " * (len(text) - len(text.lstrip()))
     room = min(columns(), _MOST_COLUMNS)
     lines = wrap(
@@ -369,7 +369,7 @@ def say_flush(text: str) -> None:
 
 
 def draw(line: str) -> None:
-    """Print a line of a drawing, as much of it as the terminal shows."""
+    """Print a line of a drawing, cut at the width of the terminal."""
     sys.stdout.write(visible(line)[: columns()] + "\n")
 
 
@@ -379,7 +379,7 @@ def say_code(line: str) -> None:
 
 
 def say_command(command: str) -> None:
-    """Print a command that can be pasted: a line that is too long goes on after a backslash."""
+    """Print a command that can be pasted; a line that is too long continues after a backslash."""
     lines = wrap(visible(command), columns() - 4, break_long_words=False, break_on_hyphens=False)
     sys.stdout.write(" \\\n    ".join(lines) + "\n")
 
@@ -387,7 +387,7 @@ def say_command(command: str) -> None:
 def print_table(headings: list[str], rows: list[list[str]], texts: set[str]) -> None:
     """Print columns, numbers to the right and the named texts to the left, within the terminal.
 
-    Where they are too wide, texts go on in the next line. Columns that still find no room follow
+    If they are too wide, texts continue in the next line. Columns that still do not fit follow
     below, each time beside the first column.
     """
     shown = [[visible(cell) for cell in row] for row in [headings, *rows]]
@@ -420,7 +420,7 @@ def print_table(headings: list[str], rows: list[list[str]], texts: set[str]) -> 
 
 
 def _parts_of_table(widths: Sequence[int]) -> Iterator[list[int]]:
-    """Share columns among tables that find room, each beginning with the first column."""
+    """Divide columns into tables that fit the terminal, each beginning with the first column."""
     part = [0]
     for place in range(1, len(widths)):
         if len(part) > 1 and sum(widths[each] + 2 for each in [*part, place]) - 2 > columns():

@@ -1,4 +1,4 @@
-"""The picture of what packets say: the pattern, the matrix, edges over time, one iteration."""
+"""The picture of the traffic in packets: pattern, matrix, edges over time, one iteration."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _SLOTS = 700  # of the picture, from left to right
 _MOST_EDGES = 10
 _MOST_ITERATIONS = 30
 _MOST_IN_MATRIX, _MOST_WITH_WORDS = 16, 5
-_SMALL_EDGE = 0.02  # of the largest: not drawn
-_ALIKE = 0.02  # edges that differ by less are said to carry the same
+_SMALL_EDGE = 0.02  # of the largest: smaller edges are left out
+_ALIKE = 0.02  # edges that differ by less count as equal
 _MOST_SAID = 12  # edges that carry different amounts, each with its own
 _WIDE, _SIDE = 720, 300
 _LONGEST_TITLE = 90
@@ -37,7 +37,7 @@ _MANY = 8  # hosts: with more, dots and arrows are smaller
 
 
 def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
-    """Draw the pattern and the matrix, and beside them what each edge carries over time."""
+    """Draw the pattern and the matrix, and beside them the bytes of each edge over time."""
     check_plot_path(path)
     import altair as alt
 
@@ -59,7 +59,7 @@ def plot_traffic(run: Run, result: Traffic, path: Path) -> None:
 
 
 class _Place(NamedTuple):
-    """Where a host is drawn, and its name beside it."""
+    """The place of a host in the picture, and of its name beside it."""
 
     x: float
     y: float
@@ -77,14 +77,14 @@ def _places(result: Traffic) -> dict[int, _Place]:
     turn = 2 * pi / max(len(order), 1)
     around = {host: (sin(n * turn), cos(n * turn)) for n, host in enumerate(order)}
     places = {}
-    for host, (x, y) in around.items():  # its name stays outside of the circle
+    for host, (x, y) in around.items():  # the name stays outside of the circle
         align: _Align = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
         places[host] = _Place(x, y, x * 1.15, y * 1.18, align)
     return places
 
 
 def _in_generations(order: list[int], sent: Real) -> dict[int, _Place]:
-    """Put a tree's root to the left, its children beside it, each in the middle of its own."""
+    """Put a tree's root to the left, and each host's children beside it, around its height."""
     generation, children = {order[0]: 0}, {host: list[int]() for host in order}
     for host in order[1:]:  # outwards, so that a host's parent has come before
         parent = max(generation, key=lambda other: float(sent[other, host]))
@@ -113,7 +113,7 @@ def _leaves(host: int, children: dict[int, list[int]]) -> list[int]:
 
 
 def _edge_bytes(result: Traffic) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return what each edge carries in an iteration, or else in all."""
+    """Return the bytes of each edge in an iteration, or in the whole capture if there are none."""
     sent = result.matrix_payload_bytes.astype(np.float64)
     if result.iterations is not None:
         usual = np.zeros(sent.size)
@@ -206,7 +206,7 @@ def _colour(result: Traffic, host: int) -> str:
 def _arrow(
     start: tuple[float, float], end: tuple[float, float], of_most: float, scale_down: float
 ) -> dict[str, Any]:
-    """Draw from host to host, a little to the left, so that both ways are seen."""
+    """Draw from host to host, a little to the left, so that both directions are visible."""
     (x, y), (x2, y2) = start, end
     long = max(((x2 - x) ** 2 + (y2 - y) ** 2) ** 0.5, 1e-9)
     dx, dy = (x2 - x) / long, (y2 - y) / long
@@ -262,7 +262,8 @@ def _matrix(result: Traffic) -> alt.LayerChart:
     layers = [squares, words] if len(result.hosts) <= _MOST_WITH_WORDS else [squares]
     return (
         alt.layer(*layers)
-        .resolve_scale(color="independent")  # words are black or white by their own
+        # words are black or white, independent of the other colours
+        .resolve_scale(color="independent")
         .properties(width=_SIDE, height=_SIDE * 0.8, title=_small("payload sent, in all"))
     )
 
@@ -270,7 +271,7 @@ def _matrix(result: Traffic) -> alt.LayerChart:
 def _over_time(run: Run, result: Traffic) -> alt.VConcatChart:
     import altair as alt
 
-    # What of the capture is drawn: the iterations, the first of them if there are many.
+    # The part of the capture that is drawn: the iterations, or the first of them if there are many.
     found = result.iterations
     begin, end = int(run.flows.start_ns.min()), int(run.flows.end_ns.max())
     if found is not None and len(found.begins_ns):
@@ -353,7 +354,7 @@ def _rates(
     for edge in result.edges[:_MOST_EDGES]:
         a, b = result.hosts.index(edge.source), result.hosts.index(edge.target)
         if carried[a, b] <= _SMALL_EDGE * carried.max():
-            continue  # it had its part before the iterations
+            continue  # its data is before the iterations
         rows = within & (source == a) & (target == b)
         sent = np.bincount(slot[rows], flows.wire_bytes[rows], slots)
         values = [
@@ -366,7 +367,7 @@ def _rates(
 def _iteration(usual: UsualIteration, result: Traffic) -> alt.LayerChart:
     import altair as alt
 
-    # A lane for each collective, such that none hides another at the same time.
+    # A lane for each collective, so that none hides another at the same time.
     until_s: list[float] = []
     lanes = []
     for collective in usual.collectives:

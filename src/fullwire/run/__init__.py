@@ -1,1 +1,1 @@
-"""The type in the middle: tables, typed facts, what a run has lost, and its directory."""
+"""The type that every source makes and every view reads: a run, its facts, gaps and directory."""

@@ -1,4 +1,4 @@
-"""About what values scatter, and how far off that may be."""
+"""The centre of scattered values, and its interval."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Centre:
-    """About what values scatter, and what encloses it in 95 of 100 cases."""
+    """The centre of scattered values, and an interval that holds it in 95 of 100 cases."""
 
     value: float
     low: float
@@ -20,9 +20,9 @@ class Centre:
 
 
 def median_of(values: Sequence[float]) -> Centre:
-    """Return the median with its order statistics, which suppose nothing about how values scatter.
+    """Return the median with its order statistics, which assume nothing about the distribution.
 
-    Of five values or fewer, the interval is all that was seen.
+    With five values or fewer, the interval is the whole range of the values.
     """
     ordered = sorted(values)
     off = max(0, math.floor((len(ordered) - 1.96 * math.sqrt(len(ordered))) / 2))
@@ -33,7 +33,7 @@ def centre_of(values: Sequence[float]) -> Centre:
     """Return the median of the means of any two values (Hodges and Lehmann) with its interval.
 
     It is nearly as sharp as a mean, and a few values far off do not move it. The interval is that
-    of Wilcoxon's signed ranks: it supposes that values scatter to both sides alike, and no more.
+    of Wilcoxon's signed ranks. It assumes only that values scatter to both sides alike.
     """
     one, other = np.triu_indices(count := len(values))
     means = np.sort((np.take(values, one) + np.take(values, other)) / 2)

@@ -1,8 +1,8 @@
-"""An emulated accelerator as a value: how long each part of a step takes, and what it sends.
+"""An emulated accelerator as a value: the time of each part of a step, and the bytes it sends.
 
-Dilation is how many times slower than the accelerator everything is played, so that processors
-which are slower than it can keep up: compute waits longer, links run slower, by the same factor.
-What is seen then is brought back to the accelerator's own time, which `undilated` does to a run.
+Dilation is the factor by which everything runs slower than on the accelerator. Compute waits longer
+and links run slower, by the same factor. So processors that are slower than the accelerator can
+keep up. `undilated` converts a recorded run back to the accelerator's own time.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import Any
 from fullwire.run.facts import REGISTRY, named
 from fullwire.run.run import Run
 
-BACKENDS = ("gloo", "fullwire")  # those that send what is in a processor's memory
+BACKENDS = ("gloo", "fullwire")  # backends that send from a processor's memory
 BYTES_A_VALUE = 4  # gradients are sent as float32
-_PYTORCH_BYTES = 200_000_000  # what a Python with torch takes before it trains
+_PYTORCH_BYTES = 200_000_000  # memory of a Python process with torch before it trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """A training job of emulated accelerators, each of which takes this step again and again."""
+    """A training job of emulated accelerators, each of which repeats this step."""
 
     name: str
     forward_ns: int
     backward_ns: int
-    rest_ns: int  # the optimizer, and whatever else comes after the backward pass
+    rest_ns: int  # the optimizer, and everything else after the backward pass
     ready_ns: tuple[int, ...]  # of each gradient, after the backward pass began; never decreasing
     gradient_bytes: tuple[int, ...]
-    bucket_cap_bytes: int | None  # None: what DDP has when it is not told
+    bucket_cap_bytes: int | None  # None: DDP's default
     steps: int
     dilation: float = 1.0
     backend: str = BACKENDS[0]  # of torch.distributed
 
     @property
     def step_ns(self) -> int:
-        """The step of one worker that has nobody to wait for."""
+        """The step of a single worker, which waits for no other."""
         return self.forward_ns + self.backward_ns + self.rest_ns
 
     @property
     def memory_bytes(self) -> int:
-        """What one worker takes: buckets, gradients on their way there, the backend's copies."""
+        """Memory of one worker: buckets, gradients on their way there, the backend's copies."""
         return 3 * sum(self.gradient_bytes) + _PYTORCH_BYTES
 
 

@@ -1,4 +1,4 @@
-"""The ends of a flow as text: `10.0.0.1:29500`, `[fe80::1]:80`; `10.0.0.2#17` is a queue pair."""
+"""Ends of flows as text, such as `10.0.0.1:29500`, `[fe80::1]:80`; queue pair `10.0.0.2#17`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 
 def address_of(packed: bytes) -> IPv4Address | IPv6Address:
-    """Return an address from its 16 bytes; IPv4 is mapped into them."""
+    """Return an address from its 16 bytes; an IPv4 address is mapped into them."""
     address = IPv6Address(packed)
     return address.ipv4_mapped or address
 
@@ -18,7 +18,7 @@ def endpoint(address: IPv4Address | IPv6Address, port: int, mark: str = ":") -> 
 
 
 def host_of(text: str) -> str:
-    """Return the address of an endpoint; text of another form is a host by itself."""
+    """Return the address of an endpoint; return text of another form as it is."""
     if text.startswith("["):
         return text[1:].partition("]")[0]
     head, _, tail = text.replace("#", ":").rpartition(":")

@@ -1,8 +1,9 @@
-"""What is known about a run besides its tables: each fact is declared once, as a field.
+"""The facts about a run besides its tables; each fact is declared once, as a field.
 
-A declaration gives a fact its type, what its numbers may be, a sentence, and says whether two runs
-must agree on it before they may be compared. Whoever makes a run of an unknown or an impossible
-fact is refused, so a misspelt fact cannot hide and no answer meets a link of 0 bit/s.
+A declaration gives a fact its type, the range of its numbers and a sentence. It also says whether
+two runs must agree on the fact before they may be compared. An unknown fact or an impossible value
+is refused when the run is made. So a misspelt fact cannot hide, and each line rate that an answer
+uses is above 0 bit/s.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ _INT64 = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What the numbers of a fact are, and between which they must lie."""
+    """The unit of a fact's numbers, and the limits between which they must lie."""
 
     unit: str = ""
     least: float = 0
     most: float = math.inf
 
     def __contains__(self, value: float) -> bool:
-        """Say whether a number may be; what is not a number may not."""
+        """Say whether a number is within the limits; NaN is not."""
         return self.least <= value <= self.most
 
     def __str__(self) -> str:
-        """Say what is expected, with its unit."""
+        """Say which numbers are expected, with their unit."""
         range_ = f"{self.least:g} or more"
         if self.most < _LARGEST:
             range_ = f"a number from {self.least:g} to {self.most:g}"
         return f"{range_} {self.unit}".rstrip()
 
 
-_LARGEST = 1e15  # what is above it only keeps numbers finite, and is not worth saying
+_LARGEST = 1e15  # this limit only keeps numbers finite, so messages leave it out
 _COUNT = Measure(most=_INT64 - 1)
 _AT_LEAST_ONE = Measure(least=1, most=_INT64 - 1)
 _BYTES = Measure("B", most=_INT64 - 1)
@@ -60,7 +61,7 @@ _FACTOR = Measure(least=1e-9, most=1e9)
 
 
 class Declared(NamedTuple):
-    """What the declaration of a fact says, besides its name and type."""
+    """The declaration of a fact, besides its name and type."""
 
     meaning: str
     measure: Measure
@@ -71,15 +72,15 @@ class Declared(NamedTuple):
 def fact(
     meaning: str, measure: Measure = _COUNT, *, must_match: bool = False, each: str = "rank"
 ) -> Any:
-    """Declare a fact; of pairs, `each` says what the first numbers are."""
+    """Declare a fact; for a fact of pairs, `each` names the first number of a pair."""
     declared = Declared(meaning, measure, must_match, each)
     return dataclasses.field(default=None, metadata={"fact": declared})
 
 
-# Only Facts is made: methods of its bases would take 10 ms at each start of a program.
+# Only Facts is built: methods of its bases would take 10 ms at each start of a program.
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _JobFacts:
-    """What was run, and how it went."""
+    """The job: its model, its settings, and how it ended."""
 
     workers: int | None = fact("ranks in the job", _AT_LEAST_ONE)
     model: str | None = fact("the network being trained", must_match=True)
@@ -102,7 +103,7 @@ class _JobFacts:
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _HostFacts:
-    """Where the ranks were, and what they took of their processors and disks."""
+    """The hosts: which rank ran where, and its use of processors and disks."""
 
     hosts: str | None = fact("the host of each rank, in their order, with commas between")
     addresses: str | None = fact("addresses of hosts: name=address+address, commas between")
@@ -134,7 +135,7 @@ class _HostFacts:
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _NetworkFacts:
-    """What joins the ranks."""
+    """The network between the ranks."""
 
     line_rate_bps: float | None = fact("line rate of each worker's link, headers included", _RATE)
     other_line_rates_bps: Pairs | None = fact("line rates of ranks whose differ", _RATE)
@@ -155,7 +156,7 @@ class _NetworkFacts:
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _BackendFacts:
-    """What the ranks communicate with, and how: measured, told by NCCL, or played."""
+    """The communication library and its settings: measured, reported by NCCL, or emulated."""
 
     backend: str | None = fact("what torch.distributed sends with")
     transport_congestion: str | None = fact(
@@ -186,7 +187,7 @@ class _BackendFacts:
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class _RecordingFacts:
-    """What recording cost, and what captures hold."""
+    """The cost of recording, and the extent of captures."""
 
     recorder_s: float | None = fact(
         "CPU time of the recorder in a step, on its costliest rank", _TIME
@@ -212,10 +213,10 @@ class _RecordingFacts:
     )
 
 
-# Fields come in the order of the bases from the last to the first: what was run is shown first.
+# The bases' fields come in order from the last base to the first: facts of the job are shown first.
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Facts(_RecordingFacts, _BackendFacts, _NetworkFacts, _HostFacts, _JobFacts):
-    """All that is known about a run besides its tables; None stands for what is not known."""
+    """All known facts about a run besides its tables; None stands for an unknown fact."""
 
     def __post_init__(self) -> None:
         for name, value in self._given():
@@ -225,11 +226,11 @@ class Facts(_RecordingFacts, _BackendFacts, _NetworkFacts, _HostFacts, _JobFacts
         return f"Facts({', '.join(f'{name}={value!r}' for name, value in self._given())})"
 
     def _given(self) -> Iterator[tuple[str, Any]]:
-        """Go through what is not None."""
+        """Yield the known facts, those other than None."""
         return ((name, value) for name in REGISTRY if (value := getattr(self, name)) is not None)
 
     def known(self) -> dict[str, FactValue]:
-        """Return what is known, by name."""
+        """Return the known facts, by name."""
         return dict(self._given())
 
     def only(self, names: Collection[str]) -> Facts:
@@ -237,16 +238,16 @@ class Facts(_RecordingFacts, _BackendFacts, _NetworkFacts, _HostFacts, _JobFacts
         return named({name: value for name, value in self._given() if name in names})
 
     def without(self, names: Collection[str]) -> Facts:
-        """Return the facts but for some."""
+        """Return the facts except those named."""
         return named({name: value for name, value in self._given() if name not in names})
 
     def __or__(self, other: Facts) -> Facts:
-        """Return the facts of both; where both know one, the other's."""
+        """Return the facts of both; where both know a fact, return the other's."""
         return named(self.known() | other.known())
 
 
 def named(facts: Mapping[str, Any]) -> Facts:
-    """Make facts of what a file or a program calls by name; refuse a name that is unknown."""
+    """Make facts of the names and values that a file or a program gives; refuse an unknown name."""
     for name in facts:
         if name not in REGISTRY:
             raise UsageError(f"unknown fact {name!r}: known are {', '.join(sorted(REGISTRY))}")
@@ -255,7 +256,7 @@ def named(facts: Mapping[str, Any]) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """The declaration of one fact, as whoever shows or checks facts reads it."""
+    """The declaration of one fact, for code that shows or checks facts."""
 
     name: str
     kind: type
@@ -266,7 +267,7 @@ class Fact:
 
     @property
     def unit(self) -> str:
-        """The unit; of pairs, with what the first number is."""
+        """The unit; for pairs, with the meaning of the first number."""
         return f"({self.each}, {self.measure.unit})" if self.kind is tuple else self.measure.unit
 
 

@@ -1,4 +1,4 @@
-"""What is missing from a run, as data: from which table, of which rank, where that is known."""
+"""The gaps of a run, as data: the table and, where it is known, the rank that lack something."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Gap:
 
 
 def gaps_of(said: Iterable[str | Gap], *, table: str | None = None) -> tuple[Gap, ...]:
-    """Make gaps of sentences, all about one table where that is given; gaps stay as they are."""
+    """Make gaps of sentences, all about one table if `table` is given; gaps stay as they are."""
     return tuple(each if isinstance(each, Gap) else Gap(each, table) for each in said)
 
 
 def reasons(gaps: Iterable[Gap], tables: Collection[str]) -> tuple[str, ...]:
-    """Return what is said of these tables."""
+    """Return the reasons of the gaps in these tables."""
     return tuple(gap.reason for gap in gaps if gap.table in tables)

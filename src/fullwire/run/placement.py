@@ -1,7 +1,7 @@
-"""Which host each rank was on, and how fast the line of each host is, as far as a run says.
+"""The host of each rank, and the line rate of each host, where the run knows them.
 
-Ranks that share a host have no line between them: what their sums take is work of its processors,
-where the backend does it there. (NCCL's devices have links inside a host as well.)
+Ranks that share a host have no line between them. The host's processors carry out their sums, if
+the backend works there. (NCCL's devices have links inside a host as well.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _SUMS_ON_PROCESSORS = ("gloo", "fullwire", "mpi")
 
 
 def host_of_rank(run: Run) -> dict[int, str]:
-    """Return the host of each rank that is known."""
+    """Return the host of each rank, where it is known."""
     hosts = (run.facts.hosts or "").split(",")
     return {rank: host for rank, host in enumerate(hosts) if host}
 
@@ -34,5 +34,5 @@ def shares_one_host(run: Run) -> bool:
 
 
 def sums_on_processors(run: Run) -> bool:
-    """Say whether processors do the work of the job's collectives, as its backend tells."""
+    """Say whether processors carry out the job's collectives, which depends on its backend."""
     return run.facts.backend in _SUMS_ON_PROCESSORS

@@ -1,12 +1,12 @@
-"""The one type in the middle: a Run is what happened, or would happen, in a training job.
+"""The one type in the middle: a Run is the record or the simulation of a training job.
 
 A recorded job, an imported trace, a capture and a simulation all end here; every analysis and every
 view starts here. A run is built whole and then only read: its columns are read-only arrays, and
 trimming or aligning makes a new run. Times are whole nanoseconds on one clock, sizes bytes, rates
 bits per second.
 
-What a run holds can be written and read again: a column is of its type to the last value, and text
-is text that a file can hold. Whatever is not is refused here, before an hour of recording is lost.
+Every run can be written and read again. Each value of a column has the column's type, and each text
+is text that a file can hold. Other values are refused here, before an hour of recording is lost.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ Origin: TypeAlias = Literal["measured", "imported", "modelled", "simulated"]
 Basis: TypeAlias = Literal["measured", "modelled"]
 AnyTable = TypeVar("AnyTable", bound="Table")
 
-SIZE_UNKNOWN = "unknown"  # the dtype of a collective whose bytes (then 0) a trace does not tell
+SIZE_UNKNOWN = "unknown"  # the dtype of a collective whose size a trace lacks; `bytes` is then 0
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnKind:
-    """What the values of a column are, of which unit, and how small they may be."""
+    """The type of a column's values, their unit, and their least value."""
 
     dtype: type[np.generic]
     unit: str = ""
-    least: float | None = None  # and then every value is a number
+    least: float | None = None  # if given, NaN is refused as well
 
 
 COLUMN_KINDS: Mapping[str, ColumnKind] = {
@@ -65,13 +65,13 @@ COLUMN_KINDS: Mapping[str, ColumnKind] = {
 
 @dataclass(frozen=True, slots=True)
 class _Default:
-    """Stands for a column that nobody gave: every row has this value."""
+    """Stands for a column that was not given: every row has this value."""
 
     value: int | float | str
 
 
 def column(*, default: int | float | str) -> Any:
-    """Declare a column that runs written before it was declared lack."""
+    """Declare a column that is missing from runs written before the declaration."""
     return _Default(default)
 
 
@@ -79,18 +79,19 @@ def column(*, default: int | float | str) -> Any:
 class Table(Result):
     """Columns of one length. A subclass names them; the names in `COLUMN_KINDS` type them."""
 
-    INTERVALS: ClassVar[tuple[tuple[str, str], ...]] = ()  # columns, the second never before
+    # pairs of columns; the second is never before the first
+    INTERVALS: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def __post_init__(self) -> None:
         for name, column in self.columns().items():
-            if isinstance(column, _Default):  # nobody gave it
+            if isinstance(column, _Default):  # the column was not given
                 filled = np.full(len(self), column.value, self.column_types()[name])
                 object.__setattr__(self, name, filled)
         for name, kind in self.column_kinds().items():
             place = f"{type(self).__name__}.{name}"
             array = _read_only(place, getattr(self, name), kind.dtype)
             if kind.least is not None and len(array):
-                least, most = array.min(), array.max()  # nan where one of them is
+                least, most = array.min(), array.max()  # nan if one of the values is nan
                 if not (least >= kind.least and most < np.inf):
                     raise UsageError(
                         f"{place}: expected {kind.least:g} or more {kind.unit}".rstrip()
@@ -123,7 +124,7 @@ class Table(Result):
 
     @classmethod
     def column_kinds(cls) -> dict[str, ColumnKind]:
-        """Return what each column holds, in order."""
+        """Return the kind of each column, in order."""
         # Annotations are text here (from __future__ import annotations): the alias's own name.
         return {column.name: COLUMN_KINDS[str(column.type)] for column in fields(cls)}
 
@@ -162,7 +163,7 @@ class Table(Result):
     def rows(self: AnyTable, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> AnyTable:
         """Return a new table with the chosen rows: a mask, or row numbers in the order wanted.
 
-        What is chosen from checked columns is not checked again.
+        The columns were checked before, so the chosen rows are not checked again.
         """
         table = object.__new__(type(self))
         for name, column in self.columns().items():
@@ -188,7 +189,7 @@ class Spans(Table):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Gradients(Table):
-    """Gradients (or whole buckets, where only those are known) becoming ready."""
+    """Gradients becoming ready, or whole buckets, where only those are known."""
 
     rank: Whole
     step: Whole
@@ -215,10 +216,10 @@ class Collectives(Table):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Carried(Table):
-    """What a transport itself tells of a collective, one row per rank as in `collectives`.
+    """A transport's own account of a collective, one row per rank as in `collectives`.
 
-    It took it up at `begun_ns`, had the first bytes of another rank at `heard_ns` and everything
-    at `end_ns`; `reducing_ns` of that it added up.
+    The transport began it at `begun_ns`, had the first bytes of another rank at `heard_ns` and all
+    bytes at `end_ns`. It spent `reducing_ns` of that time on adding.
     """
 
     rank: Whole
@@ -244,15 +245,15 @@ class Links(Table):
     tx_packets: Count
     rx_packets: Count
     drops: Count
-    speed_bps: Rate = column(default=0.0)  # as the adapter says; 0 where it does not
+    speed_bps: Rate = column(default=0.0)  # as the adapter reports it; 0 if it does not
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Sockets(Table):
     """Samples of a TCP connection: totals since it opened, and its state at that moment.
 
-    A flow is `local>remote`. A delivery rate is what the network carried, or, where
-    `application_limited` is 1, no more than the program gave to send.
+    A flow is `local>remote`. A delivery rate is the rate that the network carried. Where
+    `application_limited` is 1, the program gave too little to send, and the network may carry more.
     """
 
     host: Text
@@ -273,7 +274,8 @@ class Sockets(Table):
 class Hosts(Table):
     """Samples of a host: one row per device with its share in use, since its last row for `cpu3`.
 
-    Memory is that of `gpu0` or of the host, whose device is `memory`; a processor has none: 0.
+    Rows of `gpu0` have that GPU's memory, and rows of the device `memory` the host's. Rows of a
+    processor have 0.
     """
 
     host: Text
@@ -285,7 +287,7 @@ class Hosts(Table):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Flows(Table):
-    """What packets say: traffic from a source to a destination in one time bin."""
+    """Traffic in captured packets, from a source to a destination in one time bin."""
 
     INTERVALS = (("start_ns", "end_ns"),)
 
@@ -301,10 +303,10 @@ class Flows(Table):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Connections(Table):
-    """What packets say of each direction of a connection: totals, and round trips.
+    """Each direction of a connection in captured packets: totals, and round trips.
 
-    A round trip is from where it was captured to the receiver and back; 0 where none was timed.
-    `rtt_long_ns` is one that 95 % do not exceed.
+    A round trip is from the place of the capture to the receiver and back; it is 0 if none was
+    timed. 95 % of the round trips are no longer than `rtt_long_ns`.
     """
 
     INTERVALS = (("start_ns", "end_ns"),)
@@ -328,12 +330,12 @@ UNREAD = "unread"
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Messages(Table):
-    """What a connection's direction carried of one collective, as a library's headers say.
+    """Data of one collective in one direction of a connection, as a library's headers say.
 
-    It began with a packet that asked for data or announced it; data followed from `first_ns` to
-    `last_ns`, both 0 where there was none. `unread_bytes` came where no header could be read. Where
-    there are no headers at all, a row is one message, which ended with a packet that was not full:
-    its operation is UNREAD.
+    A row begins with a packet that asked for data or announced it. Data followed from `first_ns` to
+    `last_ns`; both are 0 if none followed. `unread_bytes` is the data whose headers could not be
+    read. A library without headers gives one row for each message. Such a message ends with a
+    packet that is not full, and its operation is UNREAD.
     """
 
     source: Text
@@ -350,7 +352,7 @@ class Messages(Table):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Noise(Table):
-    """Gradient noise of a step: what tells how much a larger batch would help."""
+    """Gradient noise of a step, which shows how much a larger batch would help."""
 
     step: Whole
     ranks_squared_norm: Real  # the mean over ranks of the squared norms of their gradients
@@ -380,7 +382,7 @@ class Events(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where a run comes from. `basis` is what its numbers rest on in the end."""
+    """Where a run comes from. `basis` is the kind of evidence behind its numbers."""
 
     origin: Origin
     source: str
@@ -398,7 +400,7 @@ class Provenance:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Run(Result):
-    """A training job as tables and facts; `gaps` says what is not there."""
+    """A training job as tables and facts; `gaps` lists everything that is missing."""
 
     provenance: Provenance
     facts: Facts = NO_FACTS
@@ -431,16 +433,16 @@ class Run(Result):
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What is not there, in sentences."""
+        """The gaps, as sentences."""
         return tuple(gap.reason for gap in self.gaps)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is known to be missing."""
+        """Whether the run has no known gap."""
         return not self.gaps
 
     def tables(self) -> Iterator[tuple[str, Table]]:
-        """Go through all tables with their names, the empty ones too."""
+        """Yield all tables with their names, the empty ones too."""
         return ((name, getattr(self, name)) for name in TABLES)
 
     def _in_short(self) -> Iterator[str]:

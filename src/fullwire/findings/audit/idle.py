@@ -1,4 +1,4 @@
-"""The idle time of the network in long iterations: if it is long, the network is not slow."""
+"""The idle time of the network in long iterations: a long one shows that something else is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the iterations that packets show are the steps that a recorder counted."""
+"""The iterations that packets show, compared with the steps that a recorder counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StepsUnseen(Finding):
 
 
 class StepsAgree(Finding):
-    """The packets show as many iterations as the recorder counted steps."""
+    """The packets show as many iterations as the recorder has steps."""
 
     template = f"{_COUNTED}, as many as packets show"
 
@@ -34,7 +34,7 @@ class StepsAgree(Finding):
 
 
 class StepsDiffer(Finding):
-    """The packets show another number of iterations than the recorder counted steps."""
+    """The packets show more or fewer iterations than the recorder has steps."""
 
     template = (
         f"{_COUNTED}, packets show {{iterations}} iterations: steps without communication, or "

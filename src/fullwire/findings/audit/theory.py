@@ -50,7 +50,7 @@ class RanksNotSeen(Finding):
     least_bytes: float
 
 
-_BITS = (16, 8, 4, 1)  # The sizes that a number of 32 bits may be sent with.
+_BITS = (16, 8, 4, 1)  # The bits with which a number of 32 bits may be sent.
 _SOURCE = "{is_given:the gradient given|what start-up broadcast}"
 
 

@@ -1,4 +1,8 @@
-"""The bytes on the wire beside payload: headers, repeated or lost packets, other hosts."""
+"""The bytes on the wire beside the payload of the training.
+
+They are headers, packets that were sent again, lost, unseen or mirrored, and packets of other
+hosts.
+"""
 
 from __future__ import annotations
 

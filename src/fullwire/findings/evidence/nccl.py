@@ -29,7 +29,7 @@ def nccl_evidence(run: Run) -> tuple[Evidence, ...]:
 
 
 class NcclNetwork(Evidence):
-    """The network that NCCL chose, which is other than sockets."""
+    """NCCL chose a network other than sockets."""
 
     template = "NCCL sends over {networks:and}."
 
@@ -136,7 +136,7 @@ def _of_network(run: Run) -> Iterator[Evidence]:
     is_on_one_host = nodes == 1 or (not nodes and bool(paths) and "NET/" not in paths)
     if not networks or is_on_one_host:
         return
-    signs: list[Finding] = []  # signs that a host has RDMA
+    signs: list[Finding] = []  # Signs that a host has RDMA.
     if facts.nccl_adapters:
         signs.append(FoundAdapters(adapters=facts.nccl_adapters))
     interfaces = (facts.nccl_interfaces or "").split(", ")
@@ -145,7 +145,7 @@ def _of_network(run: Run) -> Iterator[Evidence]:
         signs.append(InterfaceOfRdma(name=of_rdma, is_slingshot=of_rdma.startswith("hsn")))
     elif "libfabric" in (facts.nccl_network or ""):
         signs.append(LibfabricChoseTcp())
-    reasons: list[Finding] = []  # the reasons why it is not used, as far as the log says
+    reasons: list[Finding] = []  # The reasons why it is not used, as far as the log says.
     if settings.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         reasons.append(RdmaTurnedOff())
     if settings.get("NCCL_NET", "").lower() == "socket":
@@ -339,7 +339,7 @@ def _of_paths(run: Run) -> Iterator[Evidence]:
         yield NcclVersions(value=float(versions.count(", ") + 1), versions=versions)
 
 
-# The shortcomings in the setup of communication, at any cost in time.
+# The shortcomings in the setup of communication, independent of their cost in time.
 FALLS_SHORT = (NcclSocketFallback, NcclFewChannels, NcclWithoutGdr, NcclSharedMemory, NcclSockets)
 
 

@@ -56,7 +56,7 @@ class VerdictKind(ABC):
     key: ClassVar[str]
     part: ClassVar[str]  # Its part of the account, or "" for the whole step.
     label: ClassVar[str] = ""  # The label of its part in a drawing.
-    heading: ClassVar[str] = ""  # The label among one rank's parts, if it differs.
+    heading: ClassVar[str] = ""  # Its label among one rank's parts, where `label` would mislead.
     colour: ClassVar[Colour | None] = None  # The colours of its part.
     lost_to: ClassVar[str] = ""  # The loss in words, for the verdicts of other kinds.
     within: ClassVar[str] = ""  # Its part within a sentence, if not the key.
@@ -104,7 +104,7 @@ def drawn_parts() -> Mapping[str, VerdictKind]:
     return {part.key: drawn[part.key] for part in Part}
 
 
-# ---- which holds, and why ------------------------------------------------------------------------
+# ---- the choice of the verdict -------------------------------------------------------------------
 
 
 def kind_of(case: Case) -> tuple[VerdictKind, tuple[Finding, ...]]:
@@ -150,7 +150,7 @@ def blamed(case: Case) -> Blame:
         return Blame(NOTHING, (largest,))
     if drawn.needs_clocks and case.clock_error_s > largest_s:
         return Blame(UNTOLD, (largest, ClocksDisagreeByMore(error_s=case.clock_error_s)))
-    return Blame(key, (largest,))  # if this is the unexplained part, the verdict is unknown
+    return Blame(key, (largest,))  # If this is the unexplained part, the verdict is unknown.
 
 
 def near_kinds(case: Case, kind: VerdictKind) -> tuple[str, ...]:

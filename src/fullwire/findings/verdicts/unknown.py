@@ -115,7 +115,7 @@ class ExposedForSomeReason(Finding):
     missing: tuple[Finding, ...]
 
 
-# ---- what would settle it ------------------------------------------------------------------------
+# ---- the missing data ----------------------------------------------------------------------------
 
 
 class TimesMissing(Finding):

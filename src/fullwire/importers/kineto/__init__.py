@@ -14,11 +14,11 @@ from fullwire.importers._recognise import files_among
 if TYPE_CHECKING:
     from fullwire.run.run import Run
 
-_SOON_BYTES = 4096  # in which keys count that files of others may have, too
+_SOON_BYTES = 4096  # other tools' files may have these keys too, so they count only this early
 _KEYS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"schemaVersion"')
 
-# What only its events say, for those that somebody took out of their trace: a bare list. Before
-# Kineto, PyTorch's profiler wrote such lists itself.
+# Marks of Kineto's events themselves, for a bare list of events that a user took out of a trace.
+# Before Kineto, PyTorch's profiler wrote such lists itself.
 _EVENTS = re.compile(
     rb'"cat"\s?:\s?"(?:cpu_op|kernel|cuda_runtime|cuda_driver|gpu_mem(?:cpy|set)|python_function'
     rb'|user_annotation)"|"pid"\s?:\s?"C(?:PU|UDA) functions"'
@@ -45,7 +45,7 @@ def looks_like(beginning: bytes) -> Likeness:
 
 
 def _read(paths: Sequence[Path], options: Options) -> Run:
-    from fullwire.importers.kineto.assemble import read_kineto  # here: it loads the native scanner
+    from fullwire.importers.kineto.assemble import read_kineto  # late: loads the native scanner
 
     return read_kineto(paths, _trace_files(paths), communication=options.communication)
 
@@ -68,9 +68,10 @@ def _write(paths: Sequence[Path], options: Options, writing: Writing) -> Path:
 
 
 def _traces_in(directory: Path) -> list[Path]:
-    """List what may be traces in a directory and below; 10 comes after 9 where names count.
+    """List the files in a directory and below that may be traces.
 
-    Names say it, or else, where none does, how files begin.
+    Their names show it. If no name does, their beginnings do. Numbers in names are sorted as
+    numbers: 10 comes after 9.
     """
     named = [
         path
@@ -87,7 +88,7 @@ def _traces_in(directory: Path) -> list[Path]:
 
 
 def _trace_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Go through the files that paths stand for."""
+    """Yield the given files, and the traces in the given directories."""
     for path in paths:
         if path.is_dir():
             yield from _traces_in(path)

@@ -1,8 +1,8 @@
-"""Traces of a job's ranks become one Run, or what is needed to make it rank by rank.
+"""Join the traces of a job's ranks as one Run, at once or rank by rank.
 
-Times are moved to one zero by the base that the profiler states and, between ranks, by the clocks'
-difference as the ends of collectives show it (`clocks.py`). What that takes of a rank is its
-outline (`rank.py`) and the ends of its collectives; its tables are placed one by one.
+All times are moved to one zero. The profiler states a base for them. The ends of collectives show
+how far the clocks of ranks differ (`clocks.py`). For this, a rank has to give only its outline
+(`rank.py`) and the ends of its collectives. The tables of ranks are placed one by one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fullwire.units import show_ranks, show_time, shown
 
 _MOST_NAMED = 5  # unknown kernels, in a warning
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
-_REPORTED_NS = 100_000  # of a clock's difference: less is within what hosts usually keep
+_REPORTED_NS = 100_000  # clocks of hosts usually differ by less, which is not reported
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -43,31 +43,32 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """How the collectives of all ranks are numbered, so that those of one sequence are one."""
+    """The numbering of collectives, which gives one collective the same number on all ranks."""
 
     own_numbers: frozenset[str]  # groups whose collectives the traces number themselves
-    ambiguous: frozenset[str]  # names of groups that have other members elsewhere
+    ambiguous: frozenset[str]  # names of groups that have other members on other ranks
 
     def of(self, tables: Tables) -> Collectives:
-        """Return the collectives of one rank, numbered."""
+        """Return the numbered collectives of one rank."""
         return numbered(tables.found, self.own_numbers, self.ambiguous)
 
 
 class Job:
     """The ranks of a job by their outlines.
 
-    Of traces that tell how many ranks their jobs had, one job's are taken: that of the most ranks.
-    Those that tell their rank come first. All others are left out, which is said.
+    Some traces tell the number of ranks of their job. If they come from several jobs, only the job
+    with the most ranks is read. Traces that tell their rank come first. All other traces are left
+    out, and the gaps of the run name them.
     """
 
     def __init__(self, found: Sequence[Outline | str]) -> None:
-        """Take what traces turned out to be: outlines, or why there are none."""
+        """Take for each trace its outline, or the reason why it has none."""
         self.ranks: dict[int, Outline] = {}
-        self.traces: dict[int, int] = {}  # by rank, which of `found`
+        self.traces: dict[int, int] = {}  # by rank, the place in `found`
         self.missing = [each for each in found if isinstance(each, str)]
         read = [(n, each) for n, each in enumerate(found) if isinstance(each, Outline)]
         self._in_folder = Counter(each.path.parent for _, each in read)
-        # The job is of so many ranks as most ranks' traces tell, or else of the largest number.
+        # Take the number of ranks that the traces of most ranks tell; of equals, the largest.
         tell: dict[int, set[int | None]] = {}
         for _, outline in read:
             if outline.world is not None:
@@ -93,14 +94,14 @@ class Job:
         self.missing.append(f"{name_of(outline.path)}: {why}, so it is left out")
 
     def _rank_of(self, outline: Outline) -> int | None:
-        """Return the rank that a trace names, or its file, or else the first one free.
+        """Return the rank that a trace or its file names, or else the first free one.
 
-        None is free where other traces tell theirs.
+        If other traces tell their ranks, no rank is free.
         """
         if outline.rank is not None:
             return outline.rank
         named = _RANK_IN_NAME.search(outline.path.name)
-        if named is None and self._in_folder[outline.path.parent] == 1:  # it has it for itself
+        if named is None and self._in_folder[outline.path.parent] == 1:  # alone in its folder
             named = _RANK_IN_NAME.fullmatch(outline.path.parent.name)
         if named is None and any(each.rank is not None for each in self.ranks.values()):
             return None
@@ -113,13 +114,13 @@ class Job:
         return rank
 
     def refuse_nothing(self, paths: Sequence[Path]) -> None:
-        """Refuse traces of which not one could be read."""
+        """Refuse the paths if every trace of them is unreadable."""
         if not self.ranks:
             why = self.missing[0] if self.missing else "no profiler trace is in it"
             raise DamagedInput(paths[0], why.removeprefix(f"{paths[0]}: "))
 
     def naming(self) -> Naming:
-        """Say how the collectives of all ranks are to be numbered."""
+        """Return the numbering for the collectives of all ranks."""
         members: dict[str, set[str]] = {}
         for each in self.ranks.values():
             for name, of in each.members.items():
@@ -131,7 +132,7 @@ class Job:
         )
 
     def places(self, ends: Mapping[int, Ends]) -> Places:
-        """Say where each rank's tables stand; `ends` are by the traces' own clocks."""
+        """Return where each rank's tables go; `ends` are in the traces' own clocks."""
         base_ns = {rank: each.base_ns or 0 for rank, each in self.ranks.items()}
         clocks = clocks_of(
             {rank: Ends(each.number, each.end_ns + base_ns[rank]) for rank, each in ends.items()}
@@ -151,10 +152,10 @@ class Job:
         return Places(moves, clocks)
 
     def _step_shifts(self, by_ns: Mapping[int, int]) -> dict[int, int]:
-        """Say by how much each rank's steps are to be counted on, so that those at once are one.
+        """Return the number to add to each rank's steps, so that simultaneous steps match.
 
-        Steps that the trace numbers are the same everywhere; others are counted from the first of
-        each rank, and ranks need not have been recorded from the same one on.
+        Steps that the trace numbers are the same on every rank. Other steps are counted from the
+        first step of each rank, and the recordings of ranks may begin at different steps.
         """
         ends_ns = {
             rank: each.step_ends_ns + by_ns[rank]
@@ -180,7 +181,7 @@ class Job:
         missing = list(self.missing)
         if len({each.base_ns is None for _, each in ordered}) > 1:
             missing.append("some traces lack baseTimeNanoseconds, so their times stand apart")
-        # How many ranks the job had, or at least had: one that communicates has two.
+        # The number of ranks of the job, or its least value: a job that communicates has two.
         told = [rank.world for rank in self.ranks.values() if rank.world]
         groups = [rank.largest_group for rank in self.ranks.values()]
         communicates = any(rank.is_distributed or rank.collectives for rank in self.ranks.values())
@@ -205,7 +206,7 @@ class Job:
             ),
             facts=Facts(
                 workers=world,
-                # What is known as a gradient is a bucket already.
+                # A gradient in these tables is a whole bucket already.
                 buckets="none" if any(each.has_gradients for _, each in ordered) else None,
                 backend=_listed(each.backend for _, each in ordered),
                 device=_listed(each.device for _, each in ordered),
@@ -219,13 +220,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """By how much one rank's times and steps move to stand beside the others'."""
+    """The shift of one rank's times and steps that matches them with other ranks'."""
 
     by_ns: int
     by_steps: int
 
     def placed(self, rank: int, tables: Tables, collectives: Collectives) -> Placed:
-        """Return the tables of what turned out to be this rank, where they stand."""
+        """Return the tables as those of this rank, with shifted times and steps."""
         return Placed(
             spans=self._moved(tables.spans, rank),
             gradients=self._moved(tables.gradients, rank),
@@ -244,7 +245,7 @@ class Move:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Places:
-    """Where each rank's tables stand, and how clocks were compared."""
+    """The shift of each rank's tables, and the comparison of clocks."""
 
     moves: Mapping[int, Move]
     clocks: Clocks
@@ -253,7 +254,7 @@ class Places:
 def read_kineto(
     paths: Sequence[Path], files: Iterable[Path], *, communication: str | None = None
 ) -> Run:
-    """Read the traces of one or more ranks: the files that the asked-for paths stand for."""
+    """Read the traces of one or more ranks; `files` are the traces at the user's `paths`."""
     pattern = asked_for(communication)
     found: list[Outline | str] = []
     read: dict[int, Tables] = {}

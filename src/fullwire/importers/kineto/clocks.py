@@ -1,12 +1,13 @@
-"""How far the clocks of ranks lie apart, from the ends of collectives that all of them need.
+"""Estimate the difference of ranks' clocks from the ends of collectives that need all ranks.
 
-No rank can end an all-reduce before the last has joined it, and all end it within what its last
-chunk takes. So the differences of ends scatter around the difference of clocks; their median is
-taken, and their scatter says how sure it is. A difference within the scatter is left as it is.
+A rank can end an all-reduce only after the last rank has joined it. All ranks end it within the
+time of its last chunk. So the differences of ends scatter around the difference of clocks. The
+estimate is their median, and their scatter shows its uncertainty. Times stay as they are if the
+difference lies within the scatter.
 
-Of thousands of ranks all ends are in memory at once. So a collective is known by a number of 64
-bits that is made of its group, operation and sequence, and of a long trace 20,000 are looked at:
-those of the smallest numbers, which are the same on every rank.
+The ends of thousands of ranks are in memory at once. So a number of 64 bits stands for a
+collective. It is a hash of group, operation and sequence. Only 20,000 collectives of a long trace
+are looked at: those with the smallest numbers, which are the same on every rank.
 """
 
 from __future__ import annotations
@@ -21,44 +22,44 @@ from numpy.typing import NDArray
 from fullwire.run.run import Collectives, Whole
 
 _NEED_ALL = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
-_FEWEST = 3  # collectives in common, to believe a median
-_SURE = 3.0  # times the scatter: a difference of clocks, not of ends
-_MOST = 20_000  # collectives of a rank
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying keeps numbers apart
+_FEWEST = 3  # A median needs this number of collectives in common.
+_SURE = 3.0  # Times the scatter: a larger difference is one of clocks.
+_MOST = 20_000  # Collectives of a rank.
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # Odd, so that multiplying keeps numbers apart.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """By rank, how far its clock is ahead of the first rank's, and how far that scatters."""
+    """For each rank, how far its clock is ahead of the first rank's, and the scatter of that."""
 
     ahead_ns: Mapping[int, int]
     scatter_ns: Mapping[int, int]
-    unsettled: tuple[int, ...]  # ranks that share no such collectives with the others
+    unsettled: tuple[int, ...]  # ranks that share too few such collectives with the others
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Ends:
-    """When collectives ended on a rank, in order of the numbers by which they are known."""
+    """The ends of a rank's collectives, in the order of the collectives' 64-bit numbers."""
 
     number: NDArray[np.uint64]
     end_ns: Whole
 
     def differences_ns(self, other: Ends) -> Whole:
-        """Return by how much later than in the other each collective of both ended here."""
+        """Return for each common collective how much later it ended here than in the other."""
         _, here, there = np.intersect1d(
             self.number, other.number, assume_unique=True, return_indices=True
         )
         return self.end_ns[here] - other.end_ns[there]
 
     def with_more(self, other: Ends, ahead_ns: int) -> Ends:
-        """Return these ends, and those that only the other has, by a clock that is ahead."""
+        """Add the ends that only `other` has; its clock is `ahead_ns` ahead of this one."""
         number = np.concatenate([self.number, other.number])
         number, first = np.unique(number, return_index=True)
         return Ends(number, np.concatenate([self.end_ns, other.end_ns - ahead_ns])[first])
 
 
 def ends_of(table: Collectives) -> Ends:
-    """Return the ends of the collectives of one rank that all ranks need."""
+    """Return the ends of one rank's collectives of the kinds that need all ranks."""
     groups, ops = table.group.tolist(), table.op.tolist()
     number_of = {}
     for group, op in set(zip(groups, ops, strict=True)):
@@ -81,7 +82,7 @@ def clocks_of(ends: Mapping[int, Ends]) -> Clocks:
         if not ahead:
             rank, difference_ns = waiting[0], np.zeros(1, np.int64)
         else:
-            # The first rank that shares enough with others, or the one that shares most.
+            # Take the first rank that shares enough collectives, or the one that shares most.
             rank, difference_ns = waiting[0], np.zeros(0, np.int64)
             for other in waiting:
                 found = ends[other].differences_ns(merged)

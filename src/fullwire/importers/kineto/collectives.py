@@ -1,4 +1,4 @@
-"""Collectives of one rank: from kernels where there is a device, from marks where there is none."""
+"""Find the collectives of one rank: from a device's kernels, or from marks on the processor."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TIMED_LIBRARIES = ("gloo:", "mpi:", "ucc:", "fullwire:")
 _GATHERS = ("allgather", "gather")
 _MAY_SEND_NOTHING = ("barrier", "alltoall")
 _MOST_BYTES = 2**50
-_STEP_SEQUENCE = 2**20  # sequences are counted within a step, so that ranks may begin at another
+_STEP_SEQUENCE = 2**20  # sequences count within a step, as ranks may begin at different steps
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Found:
-    """A rank's collectives, before they are numbered; ranks of a group as the trace lists them."""
+    """A rank's collectives before numbering, with each group's ranks as the trace lists them."""
 
     op: Text
     group: Text
@@ -39,7 +39,7 @@ class Found:
 def of_kernels(
     trace: Trace, steps: Steps, launched: Launched, rows: NDArray[np.intp]
 ) -> tuple[Found, NDArray[np.bool_]]:
-    """Describe communication kernels; the second value says of which an operation is known."""
+    """Describe communication kernels; the second value marks those with a known operation."""
     work = trace.work
     rows = rows[np.argsort(work["start_ns"][rows], kind="stable")]
     arguments = _marks_around(trace, launched, rows, _tells_an_operation(trace))
@@ -49,8 +49,8 @@ def of_kernels(
         note = np.where((note < 0) & (other >= 0), _at(trace.marks["note"], other), note)
     ops = _texts([op_of(name) for name in trace.names])
     mark_ops = np.where(mark >= 0, ops[_at(trace.marks["name"], mark)], "")
-    # Groups without a name are called after their streams, in the order of these. Their own numbers
-    # need not be the same on every rank; which is used first depends on where a trace begins.
+    # A group without a name gets the place of its stream among all streams. The streams' own
+    # numbers may differ between ranks. Their order of use depends on where a trace begins.
     streams = list(zip(work["device"][rows].tolist(), work["stream"][rows].tolist(), strict=True))
     number = {stream: place for place, stream in enumerate(sorted(set(streams)))}
     found = _found(
@@ -86,10 +86,10 @@ def of_marks(trace: Trace, steps: Steps) -> Found:
 
 
 def numbered(found: Found, uses_own: frozenset[str], ambiguous: frozenset[str]) -> Collectives:
-    """Number the collectives of each group by step; those of `uses_own` have their own numbers.
+    """Number the collectives of each group by step; groups in `uses_own` keep their own numbers.
 
-    They are counted in order of time, which need not be that of the file. Groups of an `ambiguous`
-    name, which has several lists of members, are named with their members.
+    Collectives are counted in the order of time, which may differ from the order of the file. If a
+    group's name is `ambiguous` (it has several lists of members), the members become part of it.
     """
     group = [
         f"{name} {members}" if name in ambiguous else name
@@ -118,10 +118,11 @@ def numbered(found: Found, uses_own: frozenset[str], ambiguous: frozenset[str]) 
 
 
 def with_launches_in_turn(trace: Trace) -> Trace:
-    """Return the trace in which collectives' kernels tell their launches, where that is sure.
+    """Return the trace with launches for collectives' kernels, where the match is sure.
 
-    ROCm 6.1 numbers what launches RCCL's kernels, and the kernels 0. A stream runs them in order
-    of their launches; so if as many launches of collectives led nowhere, those are theirs.
+    ROCm 6.1 numbers the launches of RCCL's kernels, but gives the kernels the number 0. A stream
+    runs its kernels in the order of their launches. So if the launches of collectives that lack a
+    kernel are as many as these kernels, they match in order.
     """
     work, launches, marks = trace.work, trace.launches, trace.marks
     is_known = kinds_of(trace.names, None) == Known.COMMUNICATES
@@ -151,13 +152,13 @@ def with_launches_in_turn(trace: Trace) -> Trace:
 
 
 def is_inside_a_mark(trace: Trace, launched: Launched, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Say which kernels were launched by a collective, as a library or the arguments mark it."""
+    """Say which kernels a collective launched, by the marks of libraries or arguments."""
     is_chosen = _is_of_a_library(trace) | _tells_an_operation(trace)
     return np.asarray(_marks_around(trace, launched, rows, is_chosen) >= 0)
 
 
 def _tells_an_operation(trace: Trace) -> NDArray[np.bool_]:
-    """Say which marks are of record_param_comms with arguments, as since PyTorch 2.3."""
+    """Say which marks are of record_param_comms with arguments (PyTorch 2.3 and later)."""
     name, note = trace.marks["name"], trace.marks["note"]
     is_named = np.array([each == "record_param_comms" for each in trace.names])[name]
     has_op = np.array([bool(each) for each in trace.names])[_at(trace.notes["op"], note)]
@@ -170,7 +171,7 @@ def _is_of_a_library(trace: Trace) -> NDArray[np.bool_]:
 
 
 def _at(column: Whole, row: Whole) -> Whole:
-    """Return the column at these rows; 0 for rows below 0."""
+    """Return the column's values at these rows, and 0 for rows below 0."""
     if not len(column):
         return np.zeros(len(row), np.int64)
     return np.where(row >= 0, column[np.maximum(row, 0)], 0)
@@ -179,7 +180,7 @@ def _at(column: Whole, row: Whole) -> Whole:
 def _marks_around(
     trace: Trace, launched: Launched, rows: NDArray[np.intp], is_chosen: NDArray[np.bool_]
 ) -> Whole:
-    """Return for each kernel the last of the chosen marks that its launch lies in; -1 for none."""
+    """Return for each kernel the last chosen mark that its launch lies in, or -1."""
     marks = trace.marks
     return last_around(
         marks["start_ns"],
@@ -227,25 +228,25 @@ def _found(
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """What arguments say of a collective."""
+    """The description of a collective by its arguments."""
 
     op: str = ""
     group: str = ""
     members: str = ""
     dtype: str = ""
     item_bytes: int = 0
-    elements: int = -1  # of its larger side
-    first_elements: int = -1  # of its first input, where nothing else is told
+    elements: int = -1  # number of elements of its larger side
+    first_elements: int = -1  # those of its first input, where the rest is unknown
 
     def bytes(self, op: str) -> int:
-        """Return the bytes of the larger side; below 0 if they are not known."""
+        """Return the bytes of the larger side; below 0 if they are unknown."""
         if not self.item_bytes:
             return 0 if op == "barrier" else -1
         elements = self.elements
-        if elements < 0 and op not in _GATHERS:  # of a gathering, the input is the smaller side
+        if elements < 0 and op not in _GATHERS:  # in a gathering, the input is the smaller side
             elements = self.first_elements
         size = elements * self.item_bytes
-        least = 0 if op in _MAY_SEND_NOTHING else 1  # a coalesced one says 0, and is not without
+        least = 0 if op in _MAY_SEND_NOTHING else 1  # a coalesced one says 0 but sends bytes
         return size if least <= size <= _MOST_BYTES else -1
 
 
@@ -264,7 +265,7 @@ _TOLD = (
 
 
 def _described(trace: Trace, note: Whole) -> list[_Described]:
-    """Describe what notes say; steps repeat each other, so each is worked out once."""
+    """Describe the notes' collectives; steps repeat notes, so each note is decoded once."""
     known: dict[tuple[int, ...], _Described] = {}
     found = []
     columns = [_at(trace.notes[name], note).tolist() for name in _TOLD]

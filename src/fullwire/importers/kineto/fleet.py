@@ -1,14 +1,15 @@
-"""Traces of many ranks, read side by side and written rank by rank: memory does not grow with them.
+"""Read the traces of many ranks side by side and write them rank by rank, in bounded memory.
 
     scan      each trace becomes tables, which wait in a file, and an outline
     compare   once all outlines are known, each rank's collectives are numbered, and give their ends
     place     once all clocks are known, each rank's tables become a piece of the run
 
-Each is done by a crew, one trace at a time in each process. A task may be done twice, if a node of
-Ray is lost: so what it writes appears whole, and what it reads stays until its result is here.
+A crew of processes does each of these, one trace at a time in each process. If a node of Ray is
+lost, a task is done twice. So a task's output file appears whole or not at all, and its input file
+stays until the result has arrived.
 
-What is in memory of all ranks is their outlines and the ends of at most 20,000 collectives each, 16
-bytes an end.
+For all ranks at once, memory holds their outlines and the ends of at most 20,000 collectives each,
+16 bytes an end.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fullwire.importers.kineto.scan import scanned
 from fullwire.run.store import Piece, RunWriter
 
 _MOST_PROCESSES = 16  # unless asked for: each takes some 100 MB
-_WORTH_A_POOL_BYTES = 16 * 2**20  # of files: less is read before a pool has started
+_WORTH_A_POOL_BYTES = 16 * 2**20  # smaller inputs are read before a pool has started
 
 
 def import_kineto(
@@ -48,12 +49,12 @@ def import_kineto(
     replace: bool = False,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Path:
-    """Write the run of many ranks' traces and NCCL's `logs`, and say what was `left_out`.
+    """Write the run of many ranks' traces and NCCL's `logs`; its gaps name what was `left_out`.
 
-    The files are those that the asked-for paths stand for.
-    `told` hears how many of how many traces are read.
+    `files` are the traces at the user's `paths`. `told` is called with the number of traces read so
+    far and the number of all traces.
     """
-    asked_for(communication)  # refused before anything is read
+    asked_for(communication)  # refuses a bad pattern before any file is read
     with (
         RunWriter(place, replace=replace) as writer,
         _crew(on, processes, files, paths, writer) as readers,
@@ -67,7 +68,7 @@ def import_kineto(
             job = Job(found)
             job.refuse_nothing(paths)
             waiting = {rank: scans[number][1] for rank, number in sorted(job.traces.items())}
-            # Clocks of all ranks are compared; then each rank's tables go where they belong.
+            # Compare the clocks of all ranks, then place each rank's tables.
             naming = job.naming()
             ends = readers.each(partial(_ends, naming), list(waiting.values()))
             places = job.places(dict(zip(waiting, ends, strict=True)))
@@ -80,7 +81,7 @@ def import_kineto(
                 task.waiting.unlink()
             run = job.outline(paths, places.clocks)
             if logs:
-                from fullwire.importers.nccl_log import with_logs  # here: few jobs have any
+                from fullwire.importers.nccl_log import with_logs  # late: few jobs have logs
 
                 run = with_logs(run, logs)
         except OSError as error:
@@ -90,7 +91,7 @@ def import_kineto(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One rank that is to be written."""
+    """One rank to write."""
 
     rank: int
     waiting: Path
@@ -99,7 +100,7 @@ class _Place:
 
 
 def _scan(communication: str | None, task: tuple[Path, Path]) -> Outline | str:
-    """Make tables of a trace, which wait in a file; or say why there are none."""
+    """Make tables of a trace and keep them in a file; return the outline, or the problem."""
     path, waiting = task
     try:
         outline, tables = read_rank(scanned(path), asked_for(communication))
@@ -132,7 +133,7 @@ def _waiting(path: Path) -> Tables:
 def _crew(
     on: str, processes: int | None, files: Sequence[Path], paths: Sequence[Path], writer: RunWriter
 ) -> AbstractContextManager[Crew]:
-    """Gather those who read: none but this process, if it is enough."""
+    """Start the processes that read; small inputs need only this one."""
     if on != HERE:
         if processes is not None:
             raise UsageError("--processes is for work that is done here, not on Ray")
@@ -140,7 +141,7 @@ def _crew(
     if processes is None:
         total_bytes = 0
         for path in files:
-            with contextlib.suppress(OSError):  # said when it is read
+            with contextlib.suppress(OSError):  # reading the file reports it
                 total_bytes += path.stat().st_size
         is_small = total_bytes < _WORTH_A_POOL_BYTES
         processes = 1 if is_small else min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)

@@ -1,14 +1,14 @@
-"""One trace becomes tables, in its own clock and without the number of its rank.
+"""Make tables of one trace, in its own clock and without the number of its rank.
 
     compute         kernels, by name; on the processor alone, operators (where they lie side by side
                     or inside each other, one span)
-    communication   kernels that communicate but name no operation, as those of DeepEP or NVSHMEM
-                    do, as spans: nothing is known of other ranks' part; all others are collectives
+    communication   kernels that communicate but name no operation, such as DeepEP's or NVSHMEM's:
+                    spans, as the other ranks' part is unknown (all others are collectives)
     host            copies and fills of device memory, and the marks of steps and backward passes
-    input           waiting for a DataLoader, as far as it lies within what the devices did
+    input           waiting for a DataLoader, as far as it lies within the devices' work
 
-A collective is issued when its kernel begins: the device has come to it, and waits for others from
-then on. What must be known of a rank before its tables can stand beside others' is its outline.
+A collective is issued when its kernel begins: the device has come to it, and waits for other ranks
+from then on. The outline of a rank holds the facts that placing its tables beside others' needs.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from fullwire.importers.kineto.scan import ABSENT, MOST_RANKS, Trace, last_aroun
 from fullwire.importers.kineto.steps import Launched, Steps, found_steps, launched, on_device
 from fullwire.run.run import SIZE_UNKNOWN, Gradients, Spans, Text, Whole
 
-LONG = 0.02  # of the span: unknown kernels that together take less change no answer
-_MOST_STEPS = 20_000  # whose ends are looked at, to count the same ones alike on every rank
-_LONGEST_NAME = 300  # characters of a kernel's name; templates can fill a page
+LONG = 0.02  # Share of the span: unknown kernels that together take less change no answer.
+_MOST_STEPS = 20_000  # Steps whose ends are kept, to give one step the same number on every rank.
+_LONGEST_NAME = 300  # Characters of a kernel's name, as templates can fill a page.
 _LOADING = "enumerate(DataLoader)#"
 _MEANT = ("step", "wait", "codec", "forward", "backward")  # names that mean something in a Run
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Outline:
-    """What must be known of every rank before the tables of any can stand beside the others'."""
+    """The facts of a rank that must be known before any rank's tables are placed."""
 
     path: Path
-    rank: int | None  # as the trace says
+    rank: int | None  # that the trace names
     world: int | None
     largest_group: int
     backend: str
@@ -49,21 +49,21 @@ class Outline:
     host: str
     is_distributed: bool
     base_ns: int | None
-    first_ns: int | None  # what begins first, in the trace's own clock
-    step_ends_ns: Whole  # of steps that the trace does not number, in its own clock
+    first_ns: int | None  # The first beginning, in the trace's own clock.
+    step_ends_ns: Whole  # Ends of steps that lack numbers, in the trace's own clock.
     has_gradients: bool
     collectives: int
-    without_size: int  # of the collectives
-    members: Mapping[str, frozenset[str]]  # of each group: the lists of ranks that bear its name
-    miscounted: frozenset[str]  # groups whose collectives the trace does not number itself
-    unknown: Mapping[str, float]  # long kernels that nobody recognises: share of the span
+    without_size: int  # Number of collectives without a size.
+    members: Mapping[str, frozenset[str]]  # The lists of ranks that bear each group's name.
+    miscounted: frozenset[str]  # Groups whose collectives lack numbers in the trace.
+    unknown: Mapping[str, float]  # Long kernels of unknown kind: their share of the span.
     problems: tuple[str, ...]
     remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Tables:
-    """The tables of one rank, which is not told yet which: it is 0 in them."""
+    """The tables of one rank whose number is still open: it is 0 in them."""
 
     spans: Spans
     gradients: Gradients
@@ -80,7 +80,7 @@ def read_rank(trace: Trace, pattern: re.Pattern[str] | None) -> tuple[Outline, T
         tables = _device_tables(trace, steps, by_launch, kinds)
     else:
         found = found_collectives.of_marks(trace, steps)
-        # A backward pass is among operators: a bucket is ready when it is issued.
+        # The backward pass is among the operators: a bucket is ready when it is issued.
         operators = trace.operators
         step = steps.of(operators["start_ns"])
         mine = (operators["is_backward"] == 1) & (step >= 0)
@@ -122,7 +122,7 @@ def _outline(
     for group, of_group in ends:
         members.setdefault(group, set()).add(of_group)
     numbers = Counter(zip(ends, found.op.tolist(), found.sequence.tolist(), strict=True))
-    # Long kernels that nobody recognises: how long each name took.
+    # Long kernels of unknown kind: how long each name took.
     work = trace.work
     rows = np.flatnonzero((kinds == Known.NOTHING) & (work["kind"] == 0))
     end_ns = work["start_ns"] + work["duration_ns"]
@@ -157,7 +157,7 @@ def _outline(
 
 
 def _kinds(trace: Trace, by_launch: Launched, pattern: re.Pattern[str] | None) -> NDArray[np.int8]:
-    """Say for each work of a device what is known of it; copies and fills compute nothing."""
+    """Return the known kind of each work of a device; copies and fills are no computation."""
     by_name = kinds_of(trace.names, pattern)
     kinds = by_name[trace.work["name"]]
     is_kernel = trace.work["kind"] == 0
@@ -166,7 +166,7 @@ def _kinds(trace: Trace, by_launch: Launched, pattern: re.Pattern[str] | None) -
     kinds[unknown[found_collectives.is_inside_a_mark(trace, by_launch, unknown)]] = (
         Known.COMMUNICATES
     )
-    # So does what ran on streams that do nothing but communicate, as far as names tell.
+    # Kernels on streams that only communicate, as far as names tell, communicate too.
     _, lane = trace.lanes()
     computes = np.bincount(lane, kinds == Known.COMPUTES)
     communicates = np.bincount(lane, kinds == Known.COMMUNICATES)
@@ -188,7 +188,7 @@ def _device_tables(
     in_spans = np.ones(len(kinds), bool)
     in_spans[sending[is_named]] = False
     rows = np.flatnonzero(in_spans)
-    names = np.empty(len(trace.names), object)  # short, and none that means something in a Run
+    names = np.empty(len(trace.names), object)  # shortened, and apart from the Run's own names
     names[:] = [
         f"{name} (kernel)" if name in _MEANT else name[:_LONGEST_NAME] for name in trace.names
     ]
@@ -212,9 +212,9 @@ def _device_tables(
 
 
 def _processor_spans(trace: Trace, steps: Steps) -> Spans:
-    """Take operators for computation, in a job whose trace holds no device."""
+    """Return operators as computation, for a job whose trace lacks a device."""
     lane = "host" if _lacks_its_devices(trace) else "compute"
-    # Those that lie side by side or inside each other are one span.
+    # Operators that lie side by side or inside each other make one span.
     order = np.argsort(trace.operators["start_ns"], kind="stable")
     start_ns = trace.operators["start_ns"][order]
     reached_ns = np.maximum.accumulate(trace.operators["end_ns"][order])
@@ -235,7 +235,7 @@ def _processor_spans(trace: Trace, steps: Steps) -> Spans:
 
 
 def _lacks_its_devices(trace: Trace) -> bool:
-    """Say whether a job of devices was traced without them: its operators are launches, no more."""
+    """Say whether the trace of a job with devices lacks them: its operators are only launches."""
     is_of_devices = bool({trace.backend, *trace.libraries} & {"nccl", "rccl"})
     return is_of_devices and not len(trace.work["kind"])
 
@@ -280,7 +280,7 @@ def _spans(step: Whole, lane: Text, name: Text, start_ns: Whole, end_ns: Whole) 
     )
 
 
-_HANDED_OVER_NS = 5_000_000  # after the last operator, at the latest: the last bucket leaves last
+_HANDED_OVER_NS = 5_000_000  # the last bucket leaves at most this long after the last operator
 
 
 def _passes_on_device(
@@ -293,9 +293,9 @@ def _passes_on_device(
 ) -> tuple[Spans, Gradients]:
     """Find each step's backward pass and the buckets that leave it, which a what-if replays.
 
-    Autograd's operators launch the pass: it lasts from the first kernel that they launched to the
-    end of the last. An all-reduce that was launched meanwhile carries a bucket, ready when the
-    kernels launched before it had ended; `issued_ns` is when each collective was launched.
+    Autograd's operators launch the pass. It lasts from the first kernel that they launched to the
+    end of the last. An all-reduce that was launched meanwhile carries a bucket. The bucket is ready
+    when the kernels launched before it have ended. `issued_ns` is each collective's launch.
     """
     operators = trace.operators
     is_backward = operators["is_backward"] == 1
@@ -311,7 +311,7 @@ def _passes_on_device(
     step, begin_ns = launched.step[mine], trace.work["start_ns"][mine]
     extent = _extent(steps, step, begin_ns, begin_ns + trace.work["duration_ns"][mine])
     launches = _extent(steps, step, launched.time_ns[mine], launched.time_ns[mine])
-    # When the computation that was launched before each moment had ended.
+    # For each moment, the end of all computation launched before it.
     rows = np.flatnonzero(computes & (launched.time_ns != ABSENT))
     rows = rows[np.argsort(launched.time_ns[rows], kind="stable")]
     end_ns = np.maximum.accumulate((trace.work["start_ns"] + trace.work["duration_ns"])[rows])
@@ -322,7 +322,7 @@ def _passes_on_device(
 
 
 def _extent(steps: Steps, step: Whole, start_ns: Whole, end_ns: Whole) -> tuple[Whole, Whole]:
-    """Return by step the first start and the last end; the end is before the start in none."""
+    """Return by step the first start and the last end; an empty step ends before it starts."""
     first = np.full(len(steps.number), -ABSENT - 1)
     last = np.full(len(steps.number), ABSENT)
     np.minimum.at(first, step, start_ns)

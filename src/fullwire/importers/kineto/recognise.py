@@ -1,7 +1,7 @@
-"""Which kernels communicate, which compute, and which nobody knows.
+"""Sort kernels by name into communication, computation and unknown.
 
-A kernel that carries the arguments of a collective communicates, whatever its name; else its name
-decides. A name that is in neither list is taken for computation and, where it is long, said.
+A kernel with the arguments of a collective communicates. For all others the name decides. A name
+that both lists lack counts as computation, and the importer lists it if its kernels take long.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from fullwire.units import shown
 
 
 class Known(IntEnum):
-    """What a kernel's name says of it."""
+    """The kind of a kernel as its name shows it."""
 
     NOTHING = 0
     COMPUTES = 1
     COMMUNICATES = 2
 
 
-# NCCL and RCCL; NVSHMEM and rocSHMEM; DeepEP, as its own package, as DeepSeek's traces show it and
-# as its kin; MSCCL and MSCCL++; MPI, UCC, oneCCL and HCCL; the one- and two-shot kernels of vLLM,
-# TensorRT-LLM and torch's symmetric memory, with its barriers and signals; Transformer Engine's
-# buffers; and whatever calls itself by the name of a collective. All but the first two are looked
-# for in small letters: to ignore their case instead takes twice as long.
+# The first pattern finds NCCL and RCCL. The second finds these, in order: NVSHMEM and rocSHMEM.
+# DeepEP, as its own package, as DeepSeek's traces show it, and packages derived from it. MSCCL and
+# MSCCL++. MPI, UCC, oneCCL and HCCL. The one- and two-shot kernels of vLLM, TensorRT-LLM and
+# torch's symmetric memory, with its barriers and signals. Transformer Engine's buffers. Every
+# kernel with the name of a collective. The second searches a name in small letters: ignoring the
+# case takes twice as long.
 _NCCL = re.compile(r"[nr]ccl|[NR]CCL")
 _COMMUNICATION = re.compile(
     r"(?:nv|roc)shmem|(?:deep|hybrid)_?ep"
@@ -40,7 +41,7 @@ _COMMUNICATION = re.compile(
     r"|\b(?:put|wait)_signal|userbuffers|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
     r"|send_?recv"
 )
-# Inductor names a kernel after the operators that it fuses, collectives' waits among them.
+# Inductor names a kernel after the operators that it fuses, which may include a collective's wait.
 _COMPUTATION_FIRST = re.compile(r"\s*triton_")
 _COMPUTATION = re.compile(
     r"at::|at_cuda|c10::|cutlass|cublas|cudnn|cusparse|cufft|cub::|thrust|triton|torch|aten|fbgemm"
@@ -111,12 +112,12 @@ _DTYPES: Mapping[str, str] = {
 
 
 def kinds_of(names: Sequence[str], communication: re.Pattern[str] | None) -> NDArray[np.int8]:
-    """Say for each name what is known of a kernel that has it."""
+    """Return for each name the kind of its kernels."""
     return np.array([_kind(name, communication) for name in names], np.int8)
 
 
 def asked_for(pattern: str | None) -> re.Pattern[str] | None:
-    """Take a regular expression as people give it."""
+    """Compile the user's regular expression, or refuse it."""
     if pattern is None:
         return None
     try:
@@ -128,13 +129,13 @@ def asked_for(pattern: str | None) -> re.Pattern[str] | None:
 
 
 def op_of(text: str) -> str:
-    """Return the operation that a kernel, a mark or an argument names; "" for none."""
+    """Return the operation that a kernel, a mark or an argument names, or ""."""
     plain = text.lower().replace("_", "")
     return next((op for word, op in _OPS.items() if word in plain), "")
 
 
 def dtype_of(text: str) -> tuple[str, int]:
-    """Return a type's usual name and the bytes of an item; ("", 0) for what is unknown."""
+    """Return a type's usual name and the bytes of an item, or ("", 0) for an unknown type."""
     plain = text.lower().removeprefix("c10::").replace(" ", "")
     size = 1 if plain.startswith("float8") else _ITEM_BYTES.get(plain, 0)
     return (_DTYPES.get(plain, plain), size) if size else ("", 0)

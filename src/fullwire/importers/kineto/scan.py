@@ -1,7 +1,7 @@
-"""One trace file, whole, truncated or hostile, becomes columns; bounded memory, no traceback.
+"""Read one trace file as columns, be it whole, truncated or hostile, in bounded memory.
 
-The native scanner reads what a chunk holds and forgets it. What it keeps of an event is some 50
-bytes, so that a file of 87 MB takes 10 MB, and a compressed one is never unpacked as a whole.
+A damaged file gives no traceback. The native scanner reads one chunk at a time and keeps some 50
+bytes of an event. So a file of 87 MB takes 10 MB. A compressed file is unpacked chunk by chunk.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fullwire.packed import (
 )
 from fullwire.run.run import Whole
 
-ABSENT = np.iinfo(np.int64).min  # a number that an event does not give
-_CHUNK_BYTES = 2**16  # little enough to stay in the processor's caches
-_PACKED_BYTES = 2**14  # which unpack to some chunks
-_MOST_VALUE_BYTES = 64 * 2**20  # of one event, or of the list of all groups of a large job
-_MOST_LIST_BYTES = 2**30  # of the profiler before Kineto, which traced some steps
+ABSENT = np.iinfo(np.int64).min  # Stands for a number that an event lacks.
+_CHUNK_BYTES = 2**16  # Small enough to stay in the processor's caches.
+_PACKED_BYTES = 2**14  # They unpack to some chunks.
+_MOST_VALUE_BYTES = 64 * 2**20  # For one event, or the list of all groups of a large job.
+_MOST_LIST_BYTES = 2**30  # For lists of the profiler before Kineto, which traced some steps.
 MOST_RANKS = 100_000_000
 
 
@@ -64,7 +64,7 @@ class Columns:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Trace:
-    """What one file says, in its own clock; `names` are what number columns refer to."""
+    """The content of one file, in its own clock; columns refer to `names` by number."""
 
     path: Path
     rank: int | None
@@ -91,7 +91,7 @@ class Trace:
 
     def lanes(self) -> tuple[Whole, Whole]:
         """Return the streams of all devices, and which of them each work ran on."""
-        # Both have 32 bits, and there are few: sorting them all took a tenth of the tables' time.
+        # Both numbers have 32 bits, and few values: sorting all took a tenth of the tables' time.
         number = (self.work["device"] << 32) + self.work["stream"]
         lanes = np.array(sorted(set(number.tolist())), np.int64)
         return lanes, np.searchsorted(lanes, number)
@@ -105,7 +105,7 @@ def last_around(
     time_ns: Whole,
     on_thread: Whole,
 ) -> Whole:
-    """Return for moments on threads the last of the chosen intervals that each lies in, or -1."""
+    """Return for each moment on a thread the last chosen interval that it lies in, or -1."""
     rows = np.flatnonzero(is_chosen)
     rows = rows[np.lexsort((start_ns[rows], thread[rows]))]
     found = np.full(len(time_ns), -1)
@@ -149,8 +149,8 @@ def scanned(path: Path) -> Trace:
         is_cut = not scanner.is_whole
         why = scanner.damage or f"{'it ends before its first' if is_cut else 'there is no'} event"
         raise DamagedInput(path, f"not a profiler trace: {problems[0] if problems else why}")
-    # Where ranks were merged, each has numbered its launches by itself, so the numbers meet. A
-    # device with a process of its own takes part in the numbers of the one that uses it.
+    # In a file merged from several ranks, each rank has numbered its own launches, so numbers
+    # collide. A device with a process of its own shares the numbers of the rank that uses it.
     launched = scanner.launches()["correlation"]
     if scanner.processes > 1 and len(set(launched.tolist())) < len(launched):
         raise DamagedInput(
@@ -164,8 +164,8 @@ def scanned(path: Path) -> Trace:
 def _of_list(path: Path, first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Make a trace of a bare list of events, Kineto's or of PyTorch's profiler before it.
 
-    The older one (torch/autograd/profiler_util.py) tells functions of the CPU, an arrow from the
-    one that launched a kernel, and the kernel.
+    The older list (torch/autograd/profiler_util.py) holds functions of the CPU, kernels, and an
+    arrow from each function to the kernel that it launched.
     """
     if b'"CPU functions"' not in first:
         yield b'{"traceEvents":'
@@ -203,7 +203,7 @@ def _of_list(path: Path, first: bytes, chunks: Iterator[bytes]) -> Iterator[byte
 def _chunks(path: Path, file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
     data = file.read(_PACKED_BYTES)
     if data.startswith((XZ, ZSTD, BYTE_ORDER_MARK)):
-        unpack, given = unpacker(data), 0  # of what was cut, all before the cut is there
+        unpack, given = unpacker(data), 0  # a cut file gives all content before the cut
         assert unpack is not None
         file.seek(0)
         try:
@@ -294,7 +294,7 @@ def _text(value: object) -> str:
 
 
 def _name(raw: bytes) -> str:
-    """Undo the escapes of a name; where it was cut within one, it stays as it is."""
+    """Undo the escapes of a name; keep it as it is if it was cut within one."""
     decoded = _decoded(b'"' + raw + b'"') if b"\\" in raw else None
     return _fit_for_files(decoded if isinstance(decoded, str) else raw.decode(errors="replace"))
 

@@ -1,10 +1,10 @@
-"""Where steps begin and end, on the processor and on the device, which runs behind it.
+"""Find where steps begin and end, on the processor and on the device, which runs behind it.
 
-Steps come from ProfilerStep marks, or else from one end of an optimizer's step to the next. What a
-device does belongs to the step that launched it, by correlation, never to the step that the
-processor was in when it ran: devices lag by more than a step in some jobs. So a step begins on the
-device when its first computation does, or, where the device had run dry, when the processor began
-it.
+Steps come from ProfilerStep marks. Without them, a step lasts from the end of one optimizer step to
+the end of the next. Correlation numbers assign a device's work to the step that launched it. The
+processor may be in a later step by then: devices lag by more than a step in some jobs. So a step
+begins on the device with its first computation. If the device had run out of work, the step begins
+when the processor began it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ NO_STEP = -1
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Steps:
-    """The steps of a rank as the processor saw them, in order and apart."""
+    """The steps of a rank on the processor, in order and without overlap."""
 
     number: Whole
     start_ns: Whole
     end_ns: Whole
-    is_numbered: bool  # alike on every rank, as ProfilerStep marks are
+    is_numbered: bool  # the same on every rank, as ProfilerStep marks are
 
     def of(self, time_ns: Whole) -> Whole:
-        """Return in which of the steps, by place, each moment of the processor lies."""
+        """Return the place of the step that each moment of the processor lies in."""
         place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
         if not len(self.start_ns):
             return np.full(len(time_ns), NO_STEP)
         return np.where((place >= 0) & (time_ns < self.end_ns[place]), place, NO_STEP)
 
     def numbered(self, place: Whole) -> Whole:
-        """Return the numbers of steps that are given by place."""
+        """Return the numbers of the steps at these places."""
         if not len(self.number):
             return np.full(len(place), NO_STEP)
         return np.where(place >= 0, self.number[place], NO_STEP)
@@ -48,12 +48,12 @@ class Steps:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Launched:
-    """For each work of a device: when and where it was launched, and in which step, by place."""
+    """The launch of each work of a device: its time, its thread, and the place of its step."""
 
-    time_ns: Whole  # ABSENT where it is not known
+    time_ns: Whole  # ABSENT where it is unknown
     thread: Whole
     step: Whole
-    is_by_launch: bool  # else it is cut at the processor's marks, for want of launches
+    is_by_launch: bool  # else the trace lacks launches, and the processor's marks divide the work
 
 
 def found_steps(trace: Trace) -> Steps:
@@ -76,7 +76,7 @@ def found_steps(trace: Trace) -> Steps:
 
 
 def launched(trace: Trace, steps: Steps) -> Launched:
-    """Attribute the work of a trace's devices to the steps that launched it."""
+    """Assign the work of a trace's devices to the steps that launched it."""
     work, launches = trace.work, trace.launches
     order = np.argsort(launches["correlation"], kind="stable")
     known = launches["correlation"][order]
@@ -98,10 +98,10 @@ def launched(trace: Trace, steps: Steps) -> Launched:
 def on_device(
     trace: Trace, steps: Steps, step: Whole, computes: NDArray[np.bool_]
 ) -> tuple[Whole, Whole]:
-    """Return when each step began and ended on the device; `step` is that of each work.
+    """Return when each step began and ended on the device; `step` gives each work's step.
 
-    A step begins where the stream that computes most comes to it: copies of the next batch and
-    gathering of weights run ahead on streams of their own.
+    A step begins when the stream that computes most begins it. Other streams run ahead: they copy
+    the next batch and gather weights.
     """
     count = len(steps.number)
     start, end = trace.work["start_ns"], trace.work["start_ns"] + trace.work["duration_ns"]
@@ -113,7 +113,7 @@ def on_device(
     np.minimum.at(first_ns, step[leading], start[leading])
     others = inside & ~np.isin(step, step[leading])
     np.minimum.at(first_ns, step[others], start[others])
-    # What no step launched and what began before the first step's work lies before all of them.
+    # Work without a launching step that began before the first step's work lies before all steps.
     is_before = ~inside & (start < first_ns.min(initial=np.iinfo(np.int64).max))
     np.maximum.at(
         last_ns, np.where(inside, step + 1, 0)[inside | is_before], end[inside | is_before]
@@ -127,7 +127,7 @@ def on_device(
 
 
 def _between_optimizers(trace: Trace) -> Whole:
-    """Return the intervals between ends of one optimizer, the last of those that take turns."""
+    """Return the intervals between an optimizer's ends; of several in turn, the last one's."""
     is_optimizer = np.array([name.startswith(_OPTIMIZER) for name in trace.names])
     rows = np.flatnonzero(is_optimizer[trace.marks["name"]])
     if not len(rows):
@@ -139,7 +139,7 @@ def _between_optimizers(trace: Trace) -> Whole:
 
 
 def _like_the_one_before(trace: Trace, step: Whole, is_found: NDArray[np.bool_]) -> Whole:
-    """Give work whose launch is not in the trace the step of what ran before it on its stream."""
+    """Give work whose launch is missing the step of the work before it on its stream."""
     order = np.lexsort((trace.work["start_ns"], trace.work["stream"], trace.work["device"]))
     lane = np.column_stack([trace.work["device"], trace.work["stream"]])[order]
     is_first = np.ones(len(order), bool)

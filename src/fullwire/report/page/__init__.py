@@ -1,9 +1,9 @@
 """A job, or several, as one HTML page that asks for nothing outside itself.
 
-`page.html`, `page.css` and `page.js` are the page; Python fills in the data as JSON and writes the
-sentence where scripts are not run. Nothing in the data can become markup or code: as JSON it holds
-no "<", the script puts it on the page as text only, and the page's own policy allows its one style
-sheet and its one script and nothing else, by their hashes.
+`page.html`, `page.css` and `page.js` are the page. Python fills in the data as JSON and writes the
+sentence for browsers without scripts. Data cannot become markup or code, for three reasons. As JSON
+it holds no "<". The script puts it on the page as text only. The page's own policy allows one style
+sheet and one script, its own, by their hashes.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from fullwire.words import sentence, sentences
 
 MOST_RUNS = 6
 MOST_BARS = 20_000  # of a run's timeline, some 20 bytes each
-_STARTS = 1  # the column of a lane that always is a list
-NAME_LENGTH = 160  # a name in a trace may be of any length; what is cut says so
+_STARTS = 1  # The column of a lane that always is a list.
+NAME_LENGTH = 160  # A name in a trace may be of any length. A shortened name ends with a mark.
 SENTENCE_LENGTH = 600
 _NOTHING_COMPUTED = (
     "it tells nothing of what was computed. A recording of the job does (fullwire record), or a "
@@ -69,7 +69,7 @@ def write_page(
     """Explain runs on a page, each in a section and the later ones compared with the first.
 
     - `runs`: a run or its path, or up to six of them.
-    - `path`: the page, whose name ends in `.html`.
+    - `path`: the page, an `.html` file.
     - `baseline`, `bandwidth`, `calibrate`: those of `explain`, for all of the runs.
     - `replace`: a file that exists is replaced.
 
@@ -87,7 +87,7 @@ def write_page(
 
 
 def check_page_path(path: Path, replace: bool) -> None:
-    """Refuse a page that cannot be written, before the work and not after it."""
+    """Refuse a path where no page can be written, before the work starts."""
     if path.suffix.lower() != ".html":
         raise UsageError(f"report: expected a file ending in .html, got {path}")
     refuse_existing(path, replace, "report")
@@ -108,10 +108,10 @@ def page(shown: dict[str, Any]) -> str:
         "sentences": "".join(f"<p>{html.escape(run['sentence'])}</p>" for run in shown["runs"]),
         "style": style,
         "script": script,
-        # "</script>" or "<!--" in a name would end the data early, so no "<" stays as it is.
+        # "</script>" or "<!--" in a name would end the data early, so every "<" is escaped.
         "data": msgspec.json.encode(shown).decode().replace("<", "\\u003c"),
     }
-    # In one pass: what is filled in is never looked at for places to fill in.
+    # All places are filled in one pass, so inserted text is never searched for places.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _file("page.html"))
 
 
@@ -183,7 +183,7 @@ def _section(name: str, job: Opened, result: Explanation) -> dict[str, Any]:
 
 
 def _subtitle(run: Run) -> Iterator[str]:
-    """Say in a few words what kind of job this is."""
+    """Yield a few words about the kind of job."""
     facts = run.facts
     if facts.model is not None:
         yield facts.model + ("" if facts.device is None else f" on {facts.device}")
@@ -206,7 +206,7 @@ def _subtitle(run: Run) -> Iterator[str]:
 
 
 def _comparisons(asked: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
-    """Compare each later run with the first, or say why it cannot be."""
+    """Compare each later run with the first, or say why they cannot be compared."""
     (first_name, first), *others = asked
     for name, run in others:
         shown: dict[str, Any] = {"before": first_name, "after": name}
@@ -230,10 +230,11 @@ def _comparisons(asked: Sequence[tuple[str, Run]]) -> Iterator[dict[str, Any]]:
 
 
 def _timeline(found: Drawing) -> dict[str, Any]:
-    """Return steps as the page takes them, without those that nobody asks for if bars are many.
+    """Return steps in the page's format; leave out the unnamed ones if there are too many bars.
 
-    Of a lane there are columns: names, starts as differences, lengths and counts; of collectives
-    also their time in the queue, the time until the last rank came, and bytes.
+    A lane is a list of columns: names, starts as differences, lengths and counts. Lanes of
+    collectives have three more: the time in the queue, the time until the last rank came, and
+    bytes.
     """
     names: dict[str, int] = {}
     steps = list(found.steps)
@@ -286,7 +287,7 @@ def _bars_of(step: DrawnStep) -> int:
 
 
 def _shortened(column: Any) -> Any:
-    """Return a column as a list, or its value where there is only one."""
+    """Return a column as a list, or as one value if all its values are equal."""
     values = np.asarray(column).tolist() if isinstance(column, np.ndarray) else column
     return values[0] if values.count(values[0]) == len(values) else values
 
@@ -312,7 +313,7 @@ def _usage(found: UsageOverTime | None) -> dict[str, Any] | None:
 
 
 def _explorer(run: Run, result: Explanation) -> dict[str, Any]:
-    """Return the grid of predictions, or why there is none.
+    """Return the grid of predictions, or the reason why there is none.
 
     Steps have four digits, the last axis changes fastest, and intervals are per mille.
     """
@@ -333,7 +334,7 @@ def _explorer(run: Run, result: Explanation) -> dict[str, Any]:
                 words = f"the line is filled; headers leave {transport.share:.1%} of it"
         transports.append({"name": name, "words": words})
     packings = []
-    for packing in found.packings:  # what a compressor costs, shortly and in words
+    for packing in found.packings:  # the cost of a compressor, shortly and in words
         name, words = "free", "which costs nothing"
         if not packing.is_free:
             packed, unpacked = _bytes_rate(packing.encode_bps), _bytes_rate(packing.decode_bps)
@@ -366,7 +367,7 @@ def _bytes_rate(rate_bps: float) -> str:
 
 
 def _rounded(values: NDArray[np.float64], digits: int = 4) -> list[float | int | None]:
-    """Return numbers with so many digits, whole where that says as much; None for not a number."""
+    """Return numbers rounded to `digits`, as integers if they are whole, and None for NaN."""
     numbers = [float(f"{value:.{digits}g}") for value in np.asarray(values).reshape(-1).tolist()]
     return [
         None if not isfinite(number) else int(number) if number.is_integer() else number
@@ -387,7 +388,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def _texts(value: Any, length: int) -> Any:
-    """Return plain values with every text in them made visible and not too long."""
+    """Return plain values; in their texts, make every character visible and cut long texts."""
     if isinstance(value, str):
         return _cut(visible(value), length)
     if isinstance(value, dict):

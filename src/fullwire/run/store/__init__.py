@@ -5,11 +5,11 @@
     job.run/TABLE.parquet        a table with rows; tables without rows have no file
     job.run/TABLE/*.parquet      or a table in numbered pieces; pieces of one number belong
                                  together, as `RunWriter` was given them: whole steps of ranks
-    job.run/packets/*.pcapng     what was captured beside the job; other tools read it, too
+    job.run/packets/*.pcapng     packets captured beside the job; other tools read them, too
 
-`description.py` holds run.json and what it was in past formats, `parquet.py` one table,
-`writing.py` and `reading.py` the whole. A run.json that was edited by hand still opens, and a gap
-says that it was.
+`description.py` holds run.json in today's format and in past ones. `parquet.py` holds one table,
+and `writing.py` and `reading.py` the whole run. A run.json that was edited by hand still opens, and
+a gap reports the edit.
 """
 
 from fullwire.run.store.places import CAPTURES as CAPTURES

@@ -1,18 +1,18 @@
-"""run.json: what a run is, besides its tables, and whether that can be believed.
+"""run.json: the description of a run, besides its tables, and the check that it is intact.
 
 A run that any past version wrote opens as one of today. The history of the format:
 
 Format 1   The first one. `missing` holds sentences, and facts are checked by name.
-Format 2   `gaps` in place of `missing`: a reason, and of which table and rank it is told, so that
-           nobody searches sentences for the name of a table. `written_by` names the version, so
-           that an older one can say which reads the run. Facts that cannot be are refused. The
-           CRC of run.json is of its content with its keys sorted: a fact that is declared between
-           two others does not make older runs look edited.
+Format 2   `gaps` in place of `missing`: a reason, with its table and rank, so that a reader need
+           not search sentences for the name of a table. `written_by` names the version, so
+           that an older one can say which reads the run. Impossible values of facts are refused.
+           The CRC of run.json is of its content with its keys sorted: a fact that is declared
+           between two others does not make older runs look edited.
 
-A format ends when readers of it would misread what is written next. A new fact, a new table or a
-new column with a default is none of that: an older program says that it does not know the fact or
-the table, and goes on without the column. Each past format has a class with its shape and a step
-to the next one, and a recorded run of each is below `tests/data/format-*`.
+The format number rises when programs of the old format would misread a new run. A new fact, a new
+table or a new column with a default leaves the number as it is. An older program reports the
+unknown fact or table, and reads the table without the column. Each past format has a class with its
+shape and a step to the next one. A recorded run of each is below `tests/data/format-*`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _STORED: Mapping[type, Any] = {int: _Int64, float: float, str: str, tuple: Pairs}
 
-# One field a fact, of its declared type; what is not known is not written.
+# One field for each fact, with its declared type; unknown facts are not written.
 StoredFacts = msgspec.defstruct(
     "StoredFacts",
     [
@@ -62,7 +62,7 @@ class StoredProvenance(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StoredGap(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What is missing, of which table and rank where that is known."""
+    """A reason why something is missing, with its table and rank where they are known."""
 
     reason: str
     table: str | None = None
@@ -81,7 +81,7 @@ class Described(msgspec.Struct, forbid_unknown_fields=True):
     crc32: dict[str, int] = {}  # msgspec copies it for each instance
 
     def run(self, path: Path, gaps: tuple[Gap, ...], **tables: Any) -> Run:
-        """Make the run of it and of tables; refuse what no run can be."""
+        """Make a run of the description and its tables; refuse facts that no run can have."""
         try:
             return Run(
                 provenance=Provenance(
@@ -99,16 +99,16 @@ class Described(msgspec.Struct, forbid_unknown_fields=True):
                 gaps=gaps,
                 **tables,
             )
-        except UsageError as error:  # what a person cannot have typed: the file says something odd
+        except UsageError as error:  # the error is in the file, and not in a user's input
             raise DamagedInput(path, str(error)) from None
 
     def said(self) -> list[Gap]:
-        """Return what was missing when the run was written."""
+        """Return the gaps of the run when it was written."""
         return [Gap(each.reason, each.table, each.rank) for each in self.gaps]
 
 
 def encoded(run: Run, rows: dict[str, int], crc32: dict[str, int]) -> bytes:
-    """Write the description of a run, unless it could not be read again."""
+    """Write the description of a run; refuse one that could not be read again."""
     described = Described(
         format=FORMAT,
         written_by=__version__,
@@ -140,19 +140,19 @@ def decoded(content: bytes) -> Described:
 
 
 def was_edited(described: Described, content: bytes) -> bool:
-    """Say whether a description is not as it was written; one without its CRC is believed."""
+    """Say whether a description was changed after it was written; believe one that lacks a CRC."""
     return bool(described.crc32) and described.crc32.get(DESCRIPTION) != content_crc32(content)
 
 
 def content_crc32(content: bytes) -> int:
-    """Return the CRC of what run.json says, without itself, whatever the spaces and the order."""
+    """Return the CRC of the content of run.json, apart from the CRC, spaces and order of keys."""
     said = msgspec.json.decode(content)
     said["crc32"].pop(DESCRIPTION, None)
     return zlib.crc32(msgspec.json.encode(said, order="sorted"))
 
 
 def refuse_twice(content: bytes) -> None:
-    """Refuse a key that is given twice, where a decoder keeps the last and says nothing."""
+    """Refuse a duplicate key, of which a decoder would silently keep the last."""
     json.loads(content.decode(), object_pairs_hook=_refuse_twice)
 
 
@@ -187,9 +187,9 @@ class _Format1(msgspec.Struct, forbid_unknown_fields=True):
         return bool(self.crc32) and self.crc32.get(DESCRIPTION) != zlib.crc32(content)
 
     def next(self) -> dict[str, Any]:
-        """Return what it says as format 2 says it."""
+        """Return this description in format 2."""
         gaps = []
-        for sentence in self.missing:  # those about a table or a rank begin with its name
+        for sentence in self.missing:  # a sentence about a table or a rank begins with its name
             table = re.match(rf"({'|'.join(TABLES)})(?:: |\.parquet: |/)", sentence)
             rank = re.match(r"rank (\d{1,9}): ", sentence)
             gaps.append(
@@ -211,7 +211,7 @@ class _Format1(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_description(place: Path) -> Described:
-    """Read run.json of any format so far, and note where it is not as it was written."""
+    """Read run.json of any format so far, and note changes since it was written."""
     path = place / DESCRIPTION
     content = _content(place)
     try:
@@ -247,11 +247,11 @@ def read_description(place: Path) -> Described:
 
 
 def _by(content: bytes) -> str:
-    """Name the version that wrote a description, where that may be why it cannot be read."""
+    """Name the version that wrote a description, if that may explain why it cannot be read."""
     try:
         by = msgspec.json.decode(content, type=_Version).written_by
     except (ValueError, msgspec.DecodeError, RecursionError):
-        return ""  # it is damaged beyond that
+        return ""  # the damage hides even the version
     return f"; Fullwire {_plain(by)} wrote it" if by not in ("", __version__) else ""
 
 

@@ -1,4 +1,4 @@
-"""One table as a Parquet file. What is read is believed only after it was looked at."""
+"""One table as a Parquet file. The reader checks a file before it uses its content."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _LONGEST_REASON = 200  # characters; a Parquet error can quote a whole schema
 
 
 def read_piece(path: Path, kind: type[AnyTable], crc32: int | None, most_rows: int) -> AnyTable:
-    """Read one file of a table; raise where it cannot be believed."""
+    """Read one file of a table; raise an error if the file fails its checks."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     refuse_planted(path)
     if crc32 is not None and crc32 != file_crc32(path):
         raise ValueError("it is not as it was written")
-    # Arrow's own file: its threads may be at work when the process ends, where Python's are gone.
+    # Arrow's own file: Arrow's threads may still read when the process ends and Python's files are
+    # gone.
     with pa.OSFile(os.fsencode(path)) as file:
         parquet = pq.ParquetFile(file)
         if parquet.metadata.num_rows > most_rows:
@@ -50,17 +51,17 @@ def batches(path: Path, kind: type[Table], crc32: int | None) -> Iterator[Table]
         parquet = pq.ParquetFile(file)
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=_columns_in(parquet, kind)):
             yield _to_table(pa.Table.from_batches([batch]), kind)
-    pa.default_memory_pool().release_unused()  # else it keeps what many files took
+    pa.default_memory_pool().release_unused()  # otherwise it keeps the memory of many files
 
 
 def refuse_planted(path: Path) -> None:
-    """Refuse what is no file of ours, before it is opened: a pipe would be waited for."""
+    """Refuse a path that is not a plain file, before it is opened: opening a pipe would wait."""
     if strange := planted(path, path.parent):
         raise ValueError(strange)
 
 
 def _columns_in(parquet: Any, kind: type[Table]) -> list[str]:
-    """Name the table's columns, without those with a default that a past version did not write."""
+    """Name the table's columns; leave out columns with a default that the file lacks."""
     written = set(parquet.schema_arrow.names)
     return [name for name in kind.column_types() if name in written or name not in kind.defaults()]
 
@@ -99,7 +100,7 @@ def _from_arrow(table: pa.Table, name: str, wanted: type[np.generic]) -> np.ndar
     is_taken = pa.types.is_integer if wanted is np.int64 else pa.types.is_floating
     if not is_taken(column.type):
         raise ValueError(f"{name}: expected {np.dtype(wanted)}, got {column.type}")
-    if column.type != pa.from_numpy_dtype(wanted):  # a cast, which is rare, loads all of compute
+    if column.type != pa.from_numpy_dtype(wanted):  # a cast is rare, and loads all of compute
         column = column.cast(pa.from_numpy_dtype(wanted))
     return np.asarray(column.to_numpy(), wanted)
 
@@ -122,7 +123,8 @@ def _texts(name: str, column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 def reason_of(error: Exception) -> str:
     """Say in a few words why a file could not be read."""
-    text = getattr(error, "strerror", None) or str(error)  # without the path, which is said before
+    # without the path, which the message names before
+    text = getattr(error, "strerror", None) or str(error)
     first = text.partition("\n")[0].rstrip(".") or type(error).__name__
     return first if len(first) <= _LONGEST_REASON else first[:_LONGEST_REASON] + "..."
 
@@ -131,14 +133,14 @@ def write_table(table: Table, path: Path) -> None:
     """Write the rows of a table as one file."""
     import pyarrow as pa
 
-    # What pyarrow.parquet writes with; that loads clients of clouds besides, for 25 ms and 10 MB.
+    # pyarrow.parquet uses this writer too, but also loads clients of clouds, for 25 ms and 10 MB.
     from pyarrow._parquet import ParquetWriter
 
     values = table.columns()
     rows = pa.table({column: _to_arrow(each) for column, each in values.items()})
     with path.open("wb") as file:
         # Times and counts grow by little, or not at all: their differences are small. A dictionary
-        # of all that occurs, which is the default, is larger, slower and needs more memory.
+        # of all values, the default, is larger, slower and needs more memory.
         writer = ParquetWriter(
             file,
             rows.schema,
@@ -159,7 +161,7 @@ def write_table(table: Table, path: Path) -> None:
 
 
 def _to_arrow(values: np.ndarray[Any, Any]) -> pa.Array:
-    """Hand a column over; what would load more of Arrow and numpy, for 0.1 s, is done here."""
+    """Convert a column here: pyarrow's own conversion loads more of Arrow and numpy, for 0.1 s."""
     import pyarrow as pa
 
     if values.dtype != np.object_:

@@ -1,4 +1,4 @@
-"""What lies where in the directory of a run."""
+"""The places of files in the directory of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CAPTURES = "packets"
 
 
 def is_run(path: Path) -> bool:
-    """Say whether a path holds a run, whole or not."""
+    """Say whether a path holds a run, complete or damaged."""
     return path.is_dir() and (path / DESCRIPTION).is_file()
 
 

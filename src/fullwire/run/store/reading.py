@@ -1,7 +1,7 @@
-"""Opens a run, whole, by parts or by ranks, and believes nothing.
+"""Opens a run, whole, by parts or by ranks, and checks everything that it reads.
 
-A table that is missing, truncated, changed or of another shape leaves a run that opens, with a gap
-that names it; without a readable run.json there is no run. A file without a CRC is taken as it is.
+A run opens even if a table is missing, truncated, changed or of another shape. A gap then names the
+table. A run whose run.json cannot be read is refused. A file without a CRC is taken as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fullwire.run.store.places import MOST_ROWS, table_files
 
 
 def read_run(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> Run:
-    """Open a run, or some of its tables; what is damaged is left out and named in `missing`."""
+    """Open a run, or some of its tables; leave damaged tables out and name them in `missing`."""
     place = Path(path)
     stored = read_description(place)
     gaps = stored.said()
@@ -38,7 +38,7 @@ def read_run(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> Run:
 
 
 def counted(path: str | Path) -> tuple[Run, Mapping[str, int]]:
-    """Open a run without its rows, and count those that can be read, a file at a time."""
+    """Open a run without its rows, and count the readable rows, a file at a time."""
     place = Path(path)
     stored = read_description(place)
     gaps = stored.said()
@@ -57,9 +57,9 @@ def rows_written(path: str | Path) -> Mapping[str, int]:
 
 
 def read_parts(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> Iterator[Run]:
-    """Open a run a piece at a time, where it was written so; a step of a rank is in one piece.
+    """Open a run a piece at a time, if it was written so; a step of a rank is in one piece.
 
-    Each part has the facts of the whole, and says in `missing` what is missing from this part.
+    Each part has the facts of the whole run, and its `missing` names the gaps of this part.
     """
     place = Path(path)
     stored = read_description(place)
@@ -81,8 +81,9 @@ def read_parts(path: str | Path, *, only: Collection[str] = tuple(TABLES)) -> It
 class ByRanks:
     """A run of many ranks whose spans are read some ranks at a time, in order of rank.
 
-    Its outline is the run with few of its spans: those named `step`, `probe` or `backward`, all of
-    the first ranks, and of a rank without marks of steps what begins first and what ends last.
+    Its outline is the run with few of its spans: those named `step`, `probe` or `backward`, and all
+    spans of the first ranks. For a rank without step marks, the outline holds the span that begins
+    first and the span that ends last.
     """
 
     outline: Run
@@ -91,13 +92,13 @@ class ByRanks:
     _groups: tuple[tuple[Path, ...], ...]
 
     def spans(self) -> Iterator[Spans]:
-        """Go through the ranks' spans; whatever cannot be read is in `missing` of the outline."""
+        """Yield the ranks' spans; note unreadable files in `missing` of the outline."""
         for files in self._groups:
             yield _spans_in(self._place, files, self._stored, [])
 
 
 def by_ranks(path: str | Path, least_rows: int) -> ByRanks | None:
-    """Open a run that is to be read by ranks; None for one that is small, or not written so."""
+    """Open a large run rank by rank; return None for a small run or one in another order."""
     place = Path(path)
     stored = read_description(place)
     if stored.rows.get("spans", 0) < least_rows:
@@ -119,9 +120,10 @@ def by_ranks(path: str | Path, least_rows: int) -> ByRanks | None:
 
 
 def _rank_groups(place: Path) -> tuple[tuple[Path, ...], ...]:
-    """Put the files of spans together that share ranks, as what Parquet notes of them tells.
+    """Group the files of spans that share ranks, by the statistics that Parquet keeps in each file.
 
-    Damaged files come last, for somebody to say so; there is no group where a file notes nothing.
+    Damaged files come last, so that the reader reports them. If a file lacks statistics, there are
+    no groups.
     """
     import pyarrow as pa
 
@@ -145,11 +147,11 @@ def _rank_groups(place: Path) -> tuple[tuple[Path, ...], ...]:
 
 
 def _ranks_in(path: Path) -> tuple[int, int]:
-    """Return the first and the last rank in a file; what it lacks is an error of Python's."""
+    """Return the first and the last rank in a file; a file without them raises a Python error."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if strange := planted(path, path.parent):  # a pipe would be waited for
+    if strange := planted(path, path.parent):  # opening a pipe would wait
         raise OSError(strange)
     with pa.OSFile(os.fsencode(path)) as file:
         parquet = pq.ParquetFile(file)
@@ -182,7 +184,7 @@ def _telling(spans: Spans, *, is_first: bool) -> Spans:
 
 
 def read_rows(path: str | Path, name: str, gaps: list[Gap]) -> Iterator[Table]:
-    """Go through one table a few rows at a time, however it was written; damage is noted."""
+    """Yield one table a few rows at a time, in whichever layout it was written; note damage."""
     import pyarrow as pa
 
     place = Path(path)
@@ -216,7 +218,7 @@ def _pieces(
     rows: int,
     gaps: list[Gap],
 ) -> Iterator[AnyTable]:
-    """Read the files that can be believed; no more rows are taken than were written."""
+    """Read the files that pass their checks, and no more rows than were written."""
     import pyarrow as pa
 
     table = TABLE_NAMES[kind]

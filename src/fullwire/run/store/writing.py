@@ -1,7 +1,7 @@
-"""Writes a run beside its place and moves it there when it is whole.
+"""Writes a run beside its place and moves it there when it is complete.
 
-A crash leaves nothing that opens as complete; what it leaves is a hidden directory
-`.NAME.writing-*`.
+After a crash, the place holds no partial run. A hidden directory `.NAME.writing-*` may remain
+beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from fullwire.units import shown
 
 PIECE_ROWS = 60_000  # of all tables together, where a run is written part by part: some 3 MB
 _SCRATCH = "scratch"
-_LONGEST_NAME = 255  # bytes that a file system takes; what we add to a name needs some of them
+# bytes that a file system takes; the prefix and suffix that we add need some of them
+_LONGEST_NAME = 255
 _RANDOM_BYTES = 4
 
 
@@ -42,7 +43,7 @@ def write(run: Run, path: str | Path, *, replace: bool = False) -> Path:
 class RunWriter:
     """Writes a run of which only a part is in memory; it appears whole, at `finish`, or not at all.
 
-    What is added together stays together: see `read_parts`. A run that fits into one piece is
+    Rows that are added together stay together: see `read_parts`. A run that fits into one piece is
     written like any other, with one file for each table.
     """
 
@@ -70,7 +71,7 @@ class RunWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        shutil.rmtree(self._building, ignore_errors=True)  # gone already if all went well
+        shutil.rmtree(self._building, ignore_errors=True)  # if all went well, it is gone already
 
     def add(self, **tables: Table) -> None:
         """Add rows to some tables."""
@@ -87,7 +88,7 @@ class RunWriter:
 
     @property
     def scratch(self) -> Path:
-        """A directory for what is needed while the run is written, and no longer."""
+        """A temporary directory, which is deleted when the run is written."""
         path = self._building / _SCRATCH
         path.mkdir(exist_ok=True)
         return path
@@ -103,7 +104,7 @@ class RunWriter:
             self._rows[name] += count
 
     def finish(self, provenance: Provenance, facts: Facts, gaps: Iterable[str | Gap]) -> Path:
-        """Write what still waits and the description, and move the run to its place."""
+        """Write the remaining rows and the description, and move the run to its place."""
         outline = Run(provenance=provenance, facts=facts, gaps=gaps_of(gaps))
         rows = {name: count for name, count in self._rows.items() if count}
         building = self._building
@@ -135,7 +136,7 @@ class RunWriter:
             raise self.refusal(error) from None
 
     def _taken(self) -> Iterator[tuple[str, Table]]:
-        """Give away what waits, by table."""
+        """Yield the waiting rows, by table, and forget them."""
         for name, kind in TABLES.items():
             parts = [part for part in self._waiting[name] if len(part)]
             self._waiting[name] = []
@@ -151,7 +152,7 @@ class RunWriter:
 class Piece:
     """A numbered piece of a run that is being written, by this process or another, or by two.
 
-    Each of its files appears whole, so it does not matter if one of two writers ends in between.
+    Each of its files appears whole, so a writer may end at any moment while the other goes on.
     """
 
     building: Path
@@ -170,12 +171,12 @@ class Piece:
                 write_table(table, writing)
                 writing.replace(directory / f"{self.number:06}.parquet")
                 _sync_directory(directory)
-        pa.default_memory_pool().release_unused()  # else it keeps what several pieces took
+        pa.default_memory_pool().release_unused()  # otherwise it keeps the memory of several pieces
         return {name: len(table) for name, table in tables.items()}
 
 
 def new_place(path: str | Path) -> Path:
-    """Return where a new run is to be, unless nothing can be made there."""
+    """Return where a new run is to be; raise an error if nothing can be made there."""
     if not isinstance(path, str | os.PathLike) or "\0" in str(path):
         raise UsageError(f"write: expected a path, got {shown(path)}")
     place = Path(path)
@@ -191,7 +192,7 @@ def new_place(path: str | Path) -> Path:
 
 
 def refuse_taken(place: Path, replace: bool) -> None:
-    """Refuse a place where something is, unless it is a run, nothing else, and may be replaced."""
+    """Refuse a place that is taken, unless it holds a run, only a run, and may be replaced."""
     if not os.path.lexists(place):
         return
     if not replace:
@@ -204,7 +205,7 @@ def refuse_taken(place: Path, replace: bool) -> None:
 
 
 def _put_in_place(building: Path, place: Path) -> None:
-    """Move a whole run to its place; the run that was there is whole until the new one is."""
+    """Move a complete run to its place; the run that was there stays until the new one is there."""
     replaced = building.with_name(building.name.replace(".writing-", ".replaced-"))
     if place.exists():
         place.rename(replaced)

@@ -1,8 +1,8 @@
-"""All-reduce by our transport and by others, in turns: `fullwire bench transport`.
+"""Time all-reduces of our transport and of others in turns: `fullwire bench transport`.
 
-Here: who takes part, what they are asked for, what came of it, and how that is shown. `rank.py` is
-one rank, in a lab and under torchrun alike, with all that torch runs. `mpi_program.py` is what
-mpirun runs beside it.
+This module holds the participants, the settings, the outcome and its table. `rank.py` is one rank,
+in a lab and under torchrun alike, with everything that needs torch. mpirun runs `mpi_program.py`
+beside each rank.
 
 outcome = contest_in_lab(Contest(rate_bps=10e9, against=("gloo",)), workers=2)
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import altair as alt
 
 OURS = "fullwire"
-PLAIN = "plain"  # ours again, in clear: beside it stands what encryption costs
+PLAIN = "plain"  # our transport once more, unencrypted: the comparison shows the cost of encryption
 PEERS = ("gloo", "mpi", PLAIN)
 KIB, MIB = 1 << 10, 1 << 20
 USUAL_SIZES = (
@@ -54,23 +54,24 @@ FEWEST_ROUNDS = 3
 BYTES_A_VALUE = 4  # float32
 PAYLOAD_SHARE = 1448 / 1514  # of a line rate, with TCP's time stamps and frames of 1500 bytes
 
-_TURN_S = 0.2  # so long is a turn at line rate, if one all-reduce is not longer
-_MESSAGE_S = 300e-6  # of an all-reduce that is all latency
+_TURN_S = 0.2  # length of a turn at line rate, unless one all-reduce takes longer
+_MESSAGE_S = 300e-6  # an all-reduce of a few bytes, which is all latency
 _MOST_REPEATS = 200
-_RANK_BYTES = 400_000_000  # Python with torch
-_BUFFERS = 3  # the rank's own, and what those who take part keep beside it
-_LEAST_BYTES_FOR_CPU = MIB  # below, processor time is a matter of messages and not of bytes
+_RANK_BYTES = 400_000_000  # A Python process with torch.
+_BUFFERS = 3  # The rank's own buffer, and those of the transports.
+# For smaller sizes, processor time depends on the number of messages, and hardly on bytes.
+_LEAST_BYTES_FOR_CPU = MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """All-reduces of these sizes, by ours and each peer in turns, so many rounds of each."""
+    """The settings: sizes, the peers that take turns with our transport, and the rounds."""
 
     rate_bps: float
     against: tuple[str, ...]
     sizes_bytes: tuple[int, ...] = USUAL_SIZES
     rounds: int = USUAL_ROUNDS
-    encrypts: bool = False  # ours is encrypted
+    encrypts: bool = False  # whether our transport encrypts
 
     def __post_init__(self) -> None:
         for peer in self.against:
@@ -90,35 +91,35 @@ class Contest:
 
     @property
     def limit_bps(self) -> float:
-        """The payload that fits the line."""
+        """The payload rate that the line carries at most."""
         return self.rate_bps * PAYLOAD_SHARE
 
     def repeats(self, size_bytes: int, workers: int) -> int:
-        """Return how many all-reduces in a row make a turn; every rank counts the same."""
+        """Return the number of all-reduces in a turn; every rank calculates the same number."""
         one_s = _MESSAGE_S + 8 * bus_bytes(size_bytes, workers) / self.limit_bps
         return max(1, min(_MOST_REPEATS, round(_TURN_S / one_s)))
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One all-reduce of a turn, on average: of the slowest rank, and of all ranks' processors."""
+    """One average all-reduce of a turn: time on the slowest rank, processor time over all ranks."""
 
     time_s: float
-    cpu_s: float  # of one rank, on average over ranks
+    cpu_s: float  # of one rank, the mean over ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one of those who took part did with one size, round by round."""
+    """The turns of one participant with one size, one turn for each round."""
 
-    who: int  # 0 is ours, then the peers in the order in which they were named
+    who: int  # 0 is our transport, then the peers in the order of the settings
     size_bytes: int
     turns: tuple[Turn, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Payload that iperf3 moved between two hosts, each way while the other was busy as well."""
+    """Payload that iperf3 moved between two hosts, each way while the other way was busy too."""
 
     streams: int
     rate_bps: float
@@ -126,7 +127,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Everything that was measured; who could not take part is named with the reason."""
+    """All measurements; a participant that failed to start is named with the reason."""
 
     contest: Contest
     workers: int
@@ -135,14 +136,14 @@ class Outcome:
     notes: tuple[str, ...]
 
     def of(self, who: int, size_bytes: int) -> Sequence[Turn]:
-        """Return one's turns with one size, in order; none if it did not take part."""
+        """Return the turns of a participant with a size, in order; empty if it took no part."""
         for result in self.measured:
             if (result.who, result.size_bytes) == (who, size_bytes):
                 return result.turns
         return ()
 
     def pairs(self) -> Iterator[tuple[int, str, Sequence[Turn], Sequence[Turn]]]:
-        """Go through sizes and, within them, peers: our turns beside theirs."""
+        """Yield sizes and, within them, peers: our turns and theirs."""
         for size_bytes in self.contest.sizes_bytes:
             for who, peer in enumerate(self.contest.against, start=1):
                 if theirs := self.of(who, size_bytes):
@@ -150,12 +151,12 @@ class Outcome:
 
 
 def bus_bytes(size_bytes: int, workers: int) -> float:
-    """Return what every link has to carry each way at least, for an all-reduce of this size."""
+    """Return the bytes that each link must carry each way, at least, for such an all-reduce."""
     return 2 * (workers - 1) / workers * size_bytes
 
 
 def check_workers(workers: int) -> None:
-    """Refuse a contest of one."""
+    """Refuse a contest with fewer than two ranks."""
     if workers < 2:
         raise UsageError(f"workers: expected at least 2 to reduce over, got {workers}")
 
@@ -163,7 +164,7 @@ def check_workers(workers: int) -> None:
 def contest_in_lab(
     contest: Contest, workers: int, introduce: Callable[[Lab], None] = lambda lab: None
 ) -> Outcome:
-    """Hold a contest between hosts of a lab that is made for it."""
+    """Make a lab and hold a contest between its hosts."""
     check_workers(workers)
     check_torch()
     needed = workers * (_RANK_BYTES + _BUFFERS * max(contest.sizes_bytes))
@@ -190,7 +191,7 @@ def contest_in_lab(
 
 
 def check_torch() -> None:
-    """Refuse a Python in which nothing can take part."""
+    """Refuse a Python environment in which torch, which every participant needs, is missing."""
     if importlib.util.find_spec("torch") is None:
         raise UsageError(
             "bench transport: expected PyTorch in the environment of fullwire, there is none: "
@@ -200,7 +201,7 @@ def check_torch() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Side:
-    """One of the two that are compared, with one size."""
+    """One of the two participants that a row compares, with one size."""
 
     time_s: Centre
     bus_bps: float
@@ -209,7 +210,7 @@ class _Side:
 
 
 def contest_lines(outcome: Outcome) -> Iterator[str]:
-    """Go through the lines of the table, and what has to be said beside it."""
+    """Yield the lines of the table and its notes."""
     contest = outcome.contest
     yield (
         f"all-reduce of float32 by {outcome.workers} workers at {show_rate(contest.rate_bps)}, "
@@ -240,7 +241,7 @@ def contest_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def contest_object(outcome: Outcome) -> dict[str, Any]:
-    """Return the outcome as JSON takes it; a row is a size beside one peer."""
+    """Return the outcome as a JSON object; each row is one size and one peer."""
     rows = []
     for size_bytes, peer, ours, theirs in outcome.pairs():
         faster = _times_faster(ours, theirs)
@@ -293,12 +294,12 @@ def _side(outcome: Outcome, size_bytes: int, turns: Sequence[Turn]) -> _Side:
 
 
 def _times_faster(ours: Sequence[Turn], theirs: Sequence[Turn]) -> Centre:
-    """Compare round by round, since what disturbs a round disturbs both."""
+    """Compare round by round, because a disturbance of a round affects both participants."""
     return median_of([their.time_s / our.time_s for our, their in zip(ours, theirs, strict=True)])
 
 
 def _size(size_bytes: int) -> str:
-    """Print a size by powers of two, as such tables name them."""
+    """Print a size by powers of two, as tables of collectives usually do."""
     for factor, unit in ((MIB, "MiB"), (1 << 10, "KiB")):
         if size_bytes >= factor and size_bytes % factor == 0:
             return f"{size_bytes // factor} {unit}"

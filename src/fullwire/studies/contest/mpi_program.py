@@ -1,13 +1,14 @@
 """The program under mpirun: all-reduces on request, by the MPI library that is installed.
 
-python mpi_program.py: connects to the socket that the environment names, and for each line "BYTES
-REPEATS" that comes reduces so many times in a row and answers with a line of JSON; without repeats
-it checks one sum. While nothing is asked it waits in the kernel, where MPI itself would spin.
-OpenMPI is called through its library: there is nothing to compile, and no header is needed.
+python mpi_program.py: connects to the socket that the environment names. Each line that arrives
+there is "BYTES REPEATS". The program does that many all-reduces in a row and answers with a line of
+JSON. A line without REPEATS makes it check one sum. Between requests it waits in the kernel, where
+MPI itself would spin. It calls OpenMPI through its shared library, so it needs only the installed
+library.
 
-python mpi_program.py HOST COMMAND... is what mpirun takes for ssh: it leaves the command in the
-store. The rank on that host, which waits there for it, starts it (`rank.py`). So MPI reaches
-the hosts that the job runs on, and needs no logins between them.
+python mpi_program.py HOST COMMAND...: mpirun calls this in place of ssh. The program leaves the
+command in the store. The rank on that host waits for the command there and starts it (`rank.py`).
+So MPI reaches the hosts of the job without logins between them.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ _IN_PLACE = ctypes.c_void_p(1)
 
 
 class _Mpi:
-    """What is needed of OpenMPI, whose handles are the addresses of its own variables."""
+    """The parts of OpenMPI that we call; its handles are the addresses of its own variables."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)  # its plug-ins look there
+        # OpenMPI's plug-ins look for its symbols there
+        self._library = ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
         self._world = self._handle("ompi_mpi_comm_world")
         self._float, self._sum = self._handle("ompi_mpi_float"), self._handle("ompi_mpi_op_sum")
         self._call("MPI_Init", None, None)
@@ -74,7 +76,7 @@ class _Mpi:
 
 
 def main() -> None:
-    """Serve the rank beside us until it closes the connection."""
+    """Serve the rank beside this process until the rank closes the connection."""
     mpi = _Mpi()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ[SOCKET_VARIABLE])
@@ -93,7 +95,7 @@ def main() -> None:
                     "time_s": (time.perf_counter() - began_s) / repeats,
                     "cpu_s": (time.process_time() - began_cpu_s) / repeats,
                 }
-            else:  # count the sums that are not right
+            else:  # count the wrong sums
                 values.fill(mpi.rank() + 1)
                 mpi.all_reduce(values)
                 ranks = mpi.ranks()
@@ -112,7 +114,7 @@ def hand_over(host: str, command: Sequence[str]) -> None:
 
 
 def key(host: str) -> str:
-    """Return where a host finds its command."""
+    """Return the key under which a host finds its command."""
     return f"fullwire/mpi/{host}"
 
 

@@ -1,9 +1,10 @@
 """One rank of a contest: python -m fullwire.studies.contest.rank CONTEST.json OUTCOME.json
 
-runs on every host of a lab; under torchrun the command line calls `take_part` itself. iperf3 first
-shows what the line moves both ways at once: the usual yardstick, and not a limit. Then everyone
-reduces in turns: our transport, another backend of torch, or a program of OpenMPI beside each rank,
-which mpirun starts through the ranks themselves.
+This command runs on every host of a lab. Under torchrun, the command line calls `take_part` itself.
+First iperf3 measures the payload that the line carries both ways at once. This is the usual
+yardstick, and a transport may exceed it. Then the participants reduce in turns: our transport,
+another backend of torch, or a program of OpenMPI beside each rank, which mpirun starts through the
+ranks.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ _ERASE = "\r\x1b[K"
 _STREAMS = (1, 2)  # of iperf3
 _MEASURED_S = 1
 _CONNECT_MS = 10_000
-_PORTS_TRIED = 3  # another process may take one between our looking and iperf3's listening
+_PORTS_TRIED = 3  # another process may take a port between our search and the start of iperf3
 
 _MPI_START_S = 30.0
 _MPI_ANSWER_S = 120.0
-_MPI_CAUGHT = 2000  # characters of what mpirun says
+_MPI_CAUGHT = 2000  # characters of mpirun's messages
 _MPIRUN = [
     "mpirun",
     "--allow-run-as-root",
@@ -72,38 +73,39 @@ _MPIRUN = [
     "ob1",
 ]
 
-_RECORD_BYTES = 256 << 10  # the transport's largest
+_RECORD_BYTES = 256 << 10  # the transport's largest record
 
 
 class Turns(Protocol):
-    """One of those who take part, on this rank."""
+    """One participant, on this rank."""
 
     def check(self, size_bytes: int) -> None:
-        """Let one sum be right, which also opens every connection."""
+        """Check one sum, which also opens every connection."""
 
     def turn(self, size_bytes: int, repeats: int) -> Turn:
-        """Reduce so many times in a row, which all ranks begin together."""
+        """Do all-reduces in a row; all ranks begin together."""
 
     def close(self) -> None:
         """Leave."""
 
 
 def take_part(contest: Contest) -> Outcome | None:
-    """Be one rank of a contest, as the environment says; rank 0 returns what came of it."""
+    """Be one rank of a contest, as the environment says; rank 0 returns the outcome."""
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo")  # for agreeing; those who take part have their own groups
+        dist.init_process_group("gloo")  # for agreements; the participants have their own groups
         check_workers(dist.get_world_size())
         outcome = _Held(contest).outcome()
         dist.barrier()
         dist.destroy_process_group()
-    except (RuntimeError, ValueError, MpiFailed) as error:  # ValueError: half an environment
+    # ValueError: the environment is incomplete
+    except (RuntimeError, ValueError, MpiFailed) as error:
         raise FullwireError(f"bench transport: {' '.join(str(error).split())}") from None
     return outcome
 
 
 class _Held:
-    """A contest while it is held, on this rank."""
+    """A contest in progress, on this rank."""
 
     def __init__(self, contest: Contest) -> None:
         self._contest = contest
@@ -112,7 +114,7 @@ class _Held:
         self._hosts = _from_all(socket.gethostname())
 
     def outcome(self) -> Outcome | None:
-        """Measure the line with iperf3, then everyone with every size."""
+        """Measure the line with iperf3, then each participant with every size."""
         moved = self._moved()
         if self._contest.encrypts:
             self._notes.extend(_cipher_speed())
@@ -136,7 +138,7 @@ class _Held:
         )
 
     def _moved(self) -> list[Moved]:
-        """Let iperf3 run between rank 0 and the first rank on another host."""
+        """Run iperf3 between rank 0 and the first rank on another host."""
         missing = "iperf3 is not installed, so what it moves is not shown: sudo apt install iperf3"
         if self._lacks(None if shutil.which("iperf3") else missing):
             return []
@@ -156,7 +158,7 @@ class _Held:
         return moved
 
     def _takers(self) -> dict[int, Turns]:
-        """Let everyone get ready who can; the others are noted with the reason."""
+        """Start the participants; note those that cannot start, with the reason."""
         values = torch.zeros(max(self._contest.sizes_bytes) // BYTES_A_VALUE)
         takers: dict[int, Turns] = {}
         for who, name in enumerate((OURS, *self._contest.against)):
@@ -176,7 +178,7 @@ class _Held:
         return takers
 
     def _started_mpi(self) -> MpiTurns | None:
-        """Start OpenMPI beside every rank, or beside none."""
+        """Start OpenMPI beside every rank, or, if a rank lacks it, beside none of them."""
         missing = "OpenMPI is not installed: sudo apt install openmpi-bin"
         if self._lacks(None if shutil.which("mpirun") else missing):
             return None
@@ -192,7 +194,7 @@ class _Held:
         return None
 
     def _measured(self, takers: dict[int, Turns], size_bytes: int) -> list[Measured]:
-        """Let everyone reduce in turns; who begins changes from round to round."""
+        """Let the participants reduce in turns; each round begins with another participant."""
         repeats = self._contest.repeats(size_bytes, self._workers)
         for taker in takers.values():
             taker.check(size_bytes)
@@ -219,7 +221,7 @@ class _Held:
         ]
 
     def _lacks(self, missing: str | None) -> bool:
-        """Hear from every rank what is missing there, if anything is, and note the first."""
+        """Collect from every rank a description of anything missing there, and note the first."""
         reason = next(filter(None, _from_all(missing)), None)
         if reason:
             self._notes.append(reason)
@@ -228,7 +230,7 @@ class _Held:
 
 @contextlib.contextmanager
 def _protected(encrypts: bool) -> Iterator[None]:
-    """Have the group that is made meanwhile encrypt, with a key of this contest, or not."""
+    """Make a group within the block encrypt with a key of this contest, or send plainly."""
     ours = {ENCRYPT_VARIABLE: "1" if encrypts else "0", KEY_VARIABLE: _from_all(token_hex(32))[0]}
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
@@ -242,21 +244,21 @@ def _protected(encrypts: bool) -> Iterator[None]:
 
 
 def _from_all(mine: Each) -> list[Each]:
-    """Return what every rank gives, on every rank."""
+    """Return the values of all ranks, on every rank."""
     given: list[Each] = [mine] * dist.get_world_size()
     dist.all_gather_object(given, mine)
     return given
 
 
 def _show(line: str) -> None:
-    """Say on a terminal how far it is; rank 0 says it for all."""
+    """Show the progress on a terminal; rank 0 does it for all ranks."""
     if dist.get_rank() == 0 and sys.stderr.isatty():
         sys.stderr.write(f"{_ERASE}fullwire: {line}\r" if line else _ERASE)
         sys.stderr.flush()
 
 
 class TorchTurns:
-    """All-reduces by one backend."""
+    """All-reduces by one backend of torch."""
 
     def __init__(self, backend: str, buffer: torch.Tensor) -> None:
         self._backend = backend
@@ -265,11 +267,11 @@ class TorchTurns:
 
     @property
     def streams(self) -> int:
-        """Return how many connections there are between two ranks, as far as anybody knows."""
+        """Return the number of connections between two ranks, as far as it is known."""
         return getattr(self._group, "streams", 1)
 
     def check(self, size_bytes: int) -> None:
-        """Let one sum be right, which also opens every connection."""
+        """Check one sum, which also opens every connection."""
         values = self._buffer[: size_bytes // BYTES_A_VALUE]
         values.fill_(dist.get_rank() + 1)
         dist.all_reduce(values, group=self._group)
@@ -282,7 +284,7 @@ class TorchTurns:
             )
 
     def turn(self, size_bytes: int, repeats: int) -> Turn:
-        """Reduce so many times in a row, which all ranks begin together."""
+        """Do all-reduces in a row; all ranks begin together."""
         values = self._buffer[: size_bytes // BYTES_A_VALUE]
         dist.all_reduce(self._buffer[:1], group=self._group)
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
@@ -299,11 +301,11 @@ class TorchTurns:
 
 
 class IperfFailed(Exception):
-    """iperf3 measured nothing; the message says why."""
+    """iperf3 measured nothing; the message gives the reason."""
 
 
 def moved_between(server: int, client: int, address: str, streams: int) -> float | str | None:
-    """Measure between two ranks: the client returns the rate, or why there is none. Others wait."""
+    """Measure between two ranks; the client returns the rate or an error, other ranks wait."""
     rate_bps: float | str | None = None
     with contextlib.ExitStack() as until_measured:
         chosen: list[int | None] = [None]
@@ -329,7 +331,7 @@ def moved_between(server: int, client: int, address: str, streams: int) -> float
 
 
 def both_ways_bps(told: dict[str, Any]) -> float:
-    """Return the mean of what arrived each way, of what iperf3 tells."""
+    """Return the mean of the rates received each way, as iperf3 reports them."""
     if "error" in told:
         raise IperfFailed(f"iperf3 measured nothing: {told['error']}")
     ends = told["end"]["sum_received"], told["end"]["sum_received_bidir_reverse"]
@@ -338,7 +340,7 @@ def both_ways_bps(told: dict[str, Any]) -> float:
 
 @contextlib.contextmanager
 def _iperf_server() -> Iterator[int | None]:
-    """Give the port at which iperf3 listens; None if it will not."""
+    """Yield the port at which iperf3 listens, or None if it fails to listen."""
     for _ in range(_PORTS_TRIED):
         with socket.create_server(("", 0)) as free:
             port = free.getsockname()[1]
@@ -357,11 +359,11 @@ def _iperf_server() -> Iterator[int | None]:
 
 
 class MpiFailed(Exception):
-    """OpenMPI did not start, or went away; the message says what it said."""
+    """OpenMPI did not start, or ended; the message quotes its output."""
 
 
 class MpiTurns:
-    """All-reduces by OpenMPI over TCP, as it chooses to do them."""
+    """All-reduces by OpenMPI over TCP, with the algorithms that OpenMPI chooses."""
 
     def __init__(self, largest_bytes: int, hosts: Sequence[str]) -> None:
         """Start the programs; every rank calls this, and `hosts` names each rank's."""
@@ -370,7 +372,7 @@ class MpiTurns:
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._connection = self._connected(hosts)
-        except (OSError, RuntimeError):  # nobody came in time, here or at the store
+        except (OSError, RuntimeError):  # no connection in time, here or at the store
             problem = self._said("it did not start")
             self._clean_up(0)
             raise MpiFailed(problem) from None
@@ -379,17 +381,17 @@ class MpiTurns:
         self._connection.sendall(f"{largest_bytes}\n".encode())
 
     def check(self, size_bytes: int) -> None:
-        """Let one sum be right, which also opens every connection."""
+        """Check one sum, which also opens every connection."""
         if wrong := self._asked(size_bytes, 0)["wrong"]:
             raise RuntimeError(f"mpi: {wrong} sums of {size_bytes} bytes are wrong")
 
     def turn(self, size_bytes: int, repeats: int) -> Turn:
-        """Reduce so many times in a row, which all ranks begin together."""
+        """Do all-reduces in a row; all ranks begin together."""
         answer = self._asked(size_bytes, repeats)
         return Turn(answer["time_s"], answer["cpu_s"])
 
     def close(self) -> None:
-        """Let the program end, and what started it."""
+        """End the program and mpirun, or the command of mpirun on this host."""
         self._connection.close()
         self._lines.close()
         self._clean_up(_MPI_START_S)
@@ -405,7 +407,7 @@ class MpiTurns:
         self._place.cleanup()
 
     def _connected(self, hosts: Sequence[str]) -> socket.socket:
-        """Start mpirun, or what it wants to have started on this host, and wait until it calls."""
+        """Start mpirun, or mpirun's command for this host, and wait until the program connects."""
         rank, chosen = dist.get_rank(), [0]
         if rank == 0:
             with socket.create_server(("", 0)) as free:
@@ -416,7 +418,7 @@ class MpiTurns:
             listener.bind(path)
             listener.listen()
             listener.settimeout(_MPI_START_S)
-            self._store = dist.TCPStore(  # kept: mpirun's agent has to find it open
+            self._store = dist.TCPStore(  # kept open, because mpirun's agent looks for it
                 os.environ["MASTER_ADDR"],
                 chosen[0],
                 is_master=rank == 0,
@@ -459,9 +461,9 @@ class MpiTurns:
 
 
 def _cipher_speed() -> list[str]:
-    """Say what `openssl speed` finds for AES-256-GCM in a second, if there is such a program.
+    """Return the AES-256-GCM rate that `openssl speed` finds in a second, if openssl is installed.
 
-    That is what a processor encrypts of its own; beside it an encrypted transport stands.
+    One processor encrypts at this rate, so it is the yardstick for an encrypted transport.
     """
     program = shutil.which("openssl")
     if program is None:
@@ -479,7 +481,7 @@ def _cipher_speed() -> list[str]:
 
 
 def main() -> None:
-    """Take part, and leave the outcome where the lab expects it."""
+    """Take part, and write the outcome where the lab expects it."""
     asked, written = map(Path, sys.argv[1:])
     try:
         outcome = take_part(msgspec.json.decode(asked.read_bytes(), type=Contest))

@@ -26,13 +26,13 @@ from fullwire.studies.papers.predicted import FULL, Predicted, predictions
 from fullwire.studies.papers.trials import Trial, check_machine, finished, planned, play
 from fullwire.units import show_time
 
-_LAB_S, _RANK_S = 3.0, 1.5  # what a lab and each of its ranks take to start, on two cores
+_LAB_S, _RANK_S = 3.0, 1.5  # start-up of a lab and of each of its ranks, on two cores
 _REAL_STEP_S = 0.15
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class Study(Result):
-    """What was measured and predicted, the figures' data, and the papers' claims beside it."""
+    """Measured and predicted trials, the data of the figures, and the papers' claims."""
 
     directory: Path
     measured: tuple[Measured, ...]
@@ -40,7 +40,7 @@ class Study(Result):
     explained: tuple[Explained, ...]
     figures: tuple[Figure, ...]
     claims: tuple[Claim, ...]
-    failed: tuple[tuple[Trial, str], ...]  # and what went wrong
+    failed: tuple[tuple[Trial, str], ...]  # each with its error
 
     def _in_short(self) -> Iterator[str]:
         yield f"{len(self.claims)} claims held against {len(self.measured)} measured trials"
@@ -61,12 +61,12 @@ def study(
     trials: tuple[Trial, ...] | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Study:
-    """Play what is not in the directory yet, and hold the papers' claims against all of it.
+    """Record the trials that the directory lacks, and judge the papers' claims by all trials.
 
     - `directory`: where the runs of the trials are, or will be.
     - `quick`: fewer trials, for a first look.
-    - `trials`: which to play, where neither set will do.
-    - `say`: hears a sentence about each trial.
+    - `trials`: the trials to record, in place of both sets.
+    - `say`: a function that is called with a sentence about each trial.
 
         fw.study("papers", quick=True).claims
     """
@@ -82,7 +82,7 @@ def study(
         if trial.name in runs:
             try:
                 results.append(measured(trial, runs[trial.name]))
-            except FullwireError as error:  # it ended well, and yet cannot be read
+            except FullwireError as error:  # the trial ended well, but its run cannot be read
                 failed.append((trial, str(error)))
     predicted = predictions(results, runs)
     modelled = modelled_rows()
@@ -133,14 +133,14 @@ def _played(
 
 
 class _Clock:
-    """How long what is left will take, by how long what is done took against what was expected."""
+    """Estimates the remaining time from the trials so far: actual time over expected time."""
 
     def __init__(self, trials: list[Trial]) -> None:
         self._trials = trials
         self._expected_s = [expected_s(trial) for trial in trials]
 
     def through(self) -> Iterator[tuple[Trial, str]]:
-        """Go through the trials, each with the line that announces it."""
+        """Yield the trials, each with the line that announces it."""
         began_s = time.monotonic()
         for number, trial in enumerate(self._trials):
             done_s = sum(self._expected_s[:number])
@@ -153,7 +153,7 @@ class _Clock:
 
 
 def expected_s(trial: Trial) -> float:
-    """Say how long a trial should take, its lab included."""
+    """Return how long a trial should take, its lab included."""
     start_s = _LAB_S + _RANK_S * trial.workers
     if trial.kind == "real":
         return start_s + trial.steps * _REAL_STEP_S

@@ -1,8 +1,8 @@
-"""Each claim of the two papers as a row: what we measured, whether it holds here, and why not.
+"""Each claim of the two papers as a row: our measurement, the judgement, and its reason.
 
 Zhang et al. is "Is Network the Bottleneck of Distributed Training?" (NetAI 2020), Farhat & Ghobadi
-"Communication Patterns in Distributed Deep Learning" (MIT). Each row has its rule below;
-what was not played, or could not be seen, is "not measured" and never a guess.
+"Communication Patterns in Distributed Deep Learning" (MIT). Each row has its rule below. A claim
+is "not measured" if the trials are missing, or if their data leaves the answer open.
 """
 
 from __future__ import annotations
@@ -25,43 +25,47 @@ from fullwire.units import show_bytes, show_rate, show_time
 Holds: TypeAlias = Literal["yes", "no", "in part", "not measured"]
 Basis: TypeAlias = Literal["measured", "modelled", "measured and modelled", ""]
 
-WELL_BELOW = 0.9  # a scaling factor that is "far from linear" is below
-STEADY = 0.15  # of computation time: less is "does not change"
-IDLE, FULL = 0.75, 0.85  # of the line while communicating: "leaves it idle", "fills it"
-NOT_BUSY = 0.5  # of the processors: less is no bottleneck
-WANTED = 0.95  # the scaling factor that needs no more
-AS_PREDICTED, GAP = 0.05, 0.10  # of the step: agrees with full utilization; is far from it
-USUALLY, HELD = 0.02, 0.9  # our own predictions: median error, and truths that intervals hold
-SLOPE = 0.01  # of 2(N-1)/N,
-HEADERS = 1514 / 1448 - 1  # and what counters may hold besides payload
-MOST_OF_IT = 0.8  # of the variance: more and one condition decides
+WELL_BELOW = 0.9  # A scaling factor that is "far from linear" is below this.
+STEADY = 0.15  # Share of computation time: a smaller change counts as "does not change".
+# Shares of the line rate while communicating: "leaves it idle" is below, "fills it" is above.
+IDLE, FULL = 0.75, 0.85
+NOT_BUSY = 0.5  # Share of the processors: below this they are no bottleneck.
+WANTED = 0.95  # A job with this scaling factor needs no faster network.
+# Shares of the step: within the first a prediction "agrees", beyond the second it is far off.
+AS_PREDICTED, GAP = 0.05, 0.10
+# Our own predictions: median error, and the share of true values inside the interval.
+USUALLY, HELD = 0.02, 0.9
+SLOPE = 0.01  # Relative error allowed for 2(N-1)/N, besides HEADERS.
+# Extra bytes that interface counters may hold besides payload: packet headers.
+HEADERS = 1514 / 1448 - 1
+MOST_OF_IT = 0.8  # Share of the variance: above this, one condition alone decides.
 
 Z, F, OURS = "Zhang et al.", "Farhat & Ghobadi", "Fullwire"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One claim, held against this machine."""
+    """One claim, judged on this machine."""
 
     key: str
     paper: str
     claim: str
     measured: str
     holds: Holds
-    why: str  # not, or under which conditions it does
+    why: str  # it does not hold, or under which conditions it does
     basis: Basis
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Findings:
-    """All that claims are judged by."""
+    """All data that claims are judged by."""
 
     measured: Sequence[Measured]
     predicted: Sequence[Predicted]
     explained: Sequence[Explained]
 
     def undilated(self, kind: str) -> list[Measured]:
-        """Return the trials of this kind at the machine's own speed, with all their bytes."""
+        """Return the trials of this kind at the machine's own speed, uncompressed."""
         return [
             result
             for result in self.measured
@@ -84,7 +88,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judgement:
-    """What a rule says of its claim."""
+    """A rule's judgement of its claim."""
 
     measured: str
     holds: Holds
@@ -156,7 +160,7 @@ def _below_linear(findings: Findings) -> _Judgement:
         and (baseline := alone(result.trial, findings.measured)) is not None
     ]
     words = []
-    for some in filter(None, (at_most, faster)):  # the least factor and the largest
+    for some in filter(None, (at_most, faster)):  # the smallest and the largest factor
         ordered = sorted(some, key=lambda pair: pair[1])
         ends = ordered[:1] if len(ordered) == 1 else [ordered[0], ordered[-1]]
         words.append(
@@ -294,7 +298,7 @@ def _no_compression(findings: Findings) -> _Judgement:
     words = f"{PAPER_WORKERS} workers, predicted: " + ", ".join(
         f"{name.partition('@')[0]} {factor:.3f}" for name, factor in factors.items()
     )
-    # What emulated trials on such links came to, the largest of them.
+    # The largest scaling factors of emulated trials on such links.
     played = [
         (result, baseline)
         for result in findings.measured
@@ -337,7 +341,7 @@ def _little_compression(findings: Findings) -> _Judgement:
         value is not None and (2 <= value <= 5 if "resnet" in name else value > 5)
         for name, value in needed.items()
     ]
-    # What compression brought in the lab.
+    # The effect of compression in the lab.
     played = {
         result.trial.compression: baseline.step_s / result.step_s
         for result in findings.measured
@@ -413,7 +417,7 @@ def _ring(findings: Findings) -> _Judgement:
         ways = {(to - host) % count for host, to in enumerate(result.sends_to or ())}
         rings += ways in ({1}, {count - 1})
     most = max(seen, key=lambda result: result.trial.workers)
-    # Follow what host 0 sends from host to host.
+    # Follow the transfers from host to host, from host 0 on.
     sends_to = most.sends_to or ()
     way = [0]
     while len(way) <= len(sends_to) and (to := sends_to[way[-1]]) != NOBODY:

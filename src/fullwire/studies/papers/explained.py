@@ -1,8 +1,9 @@
 """How much of the iteration time do model size, batch, device and bandwidth explain?
 
-A regression of logarithms, by least squares: what each condition explains by itself (R2 alone), and
-what is lost without it when all others are there. Measured trials and modelled steps are kept
-apart: only the modelled ones vary the device, and only the real ones the batch.
+The answer is a regression of logarithms, by least squares. It gives two figures for each condition:
+the share that the condition explains alone (R2 alone), and the share lost when only this condition
+is left out. Measured trials and modelled steps are kept apart: the device varies only in modelled
+steps, and the batch only in real trials.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fullwire import workloads
 from fullwire.answers.whatif import whatif
 from fullwire.studies.papers.measures import Measured
 
-FEWEST_SPARE = 2  # observations more than the regression has numbers
+FEWEST_SPARE = 2  # observations beyond the number of coefficients
 MODELLED_RATES = ("1Gbps", "10Gbps", "25Gbps", "100Gbps")
 MODELLED_WORKERS = 4
 Columns = Mapping[str, NDArray[np.float64]]
@@ -88,7 +89,7 @@ def shares_of_modelled(rows: Sequence[Mapping[str, Any]]) -> Explained | None:
 
 
 def shares(basis: str, columns: Columns, wanted: NDArray[np.float64]) -> Explained | None:
-    """Explain some values by columns; None where there are too few values to say anything."""
+    """Explain some values by columns; return None if there are too few values."""
     usable = {
         name: column
         for name, column in columns.items()

@@ -1,4 +1,4 @@
-"""The figures of a study as tables: what is drawn, and what is written beside it as CSV."""
+"""The figures of a study as tables; each is drawn and written as CSV."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RATIOS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 20.0, 50.0, 100.0)
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Figure:
-    """One figure's rows; empty rows mean that nothing of it could be had, and `note` says why."""
+    """One figure's rows; if the rows are empty, `note` gives the reason."""
 
     name: FigureName
     title: str
@@ -39,7 +39,7 @@ class Figure:
 
 
 def alone(trial: Trial, results: Sequence[Measured]) -> Measured | None:
-    """Return the trial of one worker that does the same work, with the same dilation if there."""
+    """Return the trial of one worker with the same work, and the same dilation if there is one."""
     same = [
         result
         for result in results
@@ -51,7 +51,7 @@ def alone(trial: Trial, results: Sequence[Measured]) -> Measured | None:
 
 
 def setting(trial: Trial) -> str:
-    """Say on what a trial ran."""
+    """Name the hardware or emulation that a trial ran on."""
     if trial.kind == "real":
         return "real, on this machine's processors"
     if trial.dilation == 1:
@@ -153,7 +153,7 @@ def _sources(results: Sequence[Measured]) -> str:
 def compression(results: Sequence[Measured]) -> Figure:
     """Scaling factor against compression ratio at 10 and 100 Gbps."""
     rows = []
-    # Predicted is what the lab can show, and what the paper asks with its own rule for buckets.
+    # Two predictions: the step in the lab, and the step by the paper's own rule for buckets.
     for workers, buckets, transport in ((4, BUCKETS, FULL), (PAPER_WORKERS, "paper", "full")):
         table = whatif(
             list(V100S),
@@ -225,7 +225,7 @@ def sent_bytes(results: Sequence[Measured]) -> Figure:
 
 
 def ring(results: Sequence[Measured]) -> Figure:
-    """To whom each host sends, in the order of the launch."""
+    """The host that each host sends to, in the order of the launch."""
     rows = [
         {"trial": result.trial.name, "workers": result.trial.workers, "host": host, "sends_to": to}
         for result in results
@@ -266,7 +266,7 @@ def iteration(results: Sequence[Measured], modelled: Sequence[Row]) -> Figure:
 
 
 def explained(shares: Sequence[Explained]) -> Figure:
-    """How much of the iteration time each condition explains."""
+    """The share of the iteration time that each condition explains."""
     rows = [
         {
             "basis": shares_of.basis,

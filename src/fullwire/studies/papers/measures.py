@@ -1,7 +1,7 @@
-"""What a trial's run says, in the figures that both papers look at.
+"""The figures that both papers look at, taken from the run of a trial.
 
-A rank's bytes on the wire and the processors' use come from the host's own counters where the run
-has samples of them; else from the collectives' sizes and from the ranks' own processor time, and
+A rank's bytes on the wire and the processors' use come from samples of the host's own counters. A
+run without such samples gives them by the collectives' sizes and the ranks' own processor time, and
 the figure says so.
 """
 
@@ -18,7 +18,7 @@ from fullwire.simulation.typical import typical_step
 from fullwire.studies.papers.trials import Trial
 from fullwire.timeline.account import Part, account
 
-NEARLY_ALL = 0.8  # of what a host sends: a broadcast at the start and the like take the rest
+NEARLY_ALL = 0.8  # of a host's bytes: the rest is a broadcast at the start and the like
 NOBODY = -1
 BytesFrom: TypeAlias = Literal["NIC counters", "sizes of collectives"]
 ProcessorsFrom: TypeAlias = Literal[
@@ -28,29 +28,30 @@ ProcessorsFrom: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One trial as it was; times and rates are undilated, shares need not be."""
+    """One trial as recorded; times and rates are undilated, shares are the same either way."""
 
     trial: Trial
     step_s: float
-    deviation: float  # of the steps from the typical one, as a share of it
+    deviation: float  # of the steps from the typical step, as a share of it
     compute_s: float
-    communication_s: float  # of a step, with a collective outstanding
+    communication_s: float  # time of a step in which a collective is outstanding
     gradient_bytes: float  # that a rank gives to collectives in a step
     sent_bytes: float  # that leave a host in a step
     sent_from: BytesFrom
     processor_utilization: float
     processors_from: ProcessorsFrom
     processors: int
-    sends_to: tuple[int, ...] | None  # by host in the order of the launch; None without samples
+    # by host in the order of the launch; None if the run lacks samples
+    sends_to: tuple[int, ...] | None
 
     @property
     def network_utilization(self) -> float:
-        """Bits sent over what the line rate allows, on whole steps."""
+        """Bits sent over the bits that the line rate allows, in whole steps."""
         return 8 * self.sent_bytes / (self.trial.rate_bps * self.step_s)
 
     @property
     def busy_utilization(self) -> float:
-        """The same while a collective was outstanding."""
+        """The same share while a collective was outstanding."""
         return 8 * self.sent_bytes / (self.trial.rate_bps * self.communication_s)
 
 
@@ -88,7 +89,7 @@ def measured(trial: Trial, run: Run) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """From the start of the first typical step to the end of the last, and how many there are."""
+    """From the start of the first typical step to the end of the last, and their number."""
 
     start_ns: int
     end_ns: int
@@ -110,13 +111,13 @@ def _communication_s(run: Run, steps: np.ndarray, workers: int) -> float:
 
 
 def _sent_bytes(run: Run, window: _Window) -> float | None:
-    """Return what left the average host in a step, from its interface's counters."""
+    """Return the bytes that left the average host in a step, from its interface's counters."""
     edges_ns = np.array([window.start_ns, window.end_ns])
     totals = []
     for host in sorted(set(run.links.host)):
         rows = run.links.rows(run.links.host == host)
         gained = []
-        for name in set(rows.interface):  # a counter grows evenly between samples
+        for name in set(rows.interface):  # a counter is taken to grow evenly between samples
             chosen = rows.interface == name
             time_ns, counter = rows.time_ns[chosen], rows.tx_bytes[chosen]
             begin, end = np.interp(
@@ -141,7 +142,7 @@ def _processor_utilization(
 
 
 def _sends_to(run: Run) -> tuple[int, ...] | None:
-    """Return to which host each one sends nearly all, from its TCP connections; else nobody."""
+    """Return the host that receives nearly all bytes of each host over TCP, or NOBODY."""
     names = (run.facts.hosts or "").split(",")
     if not len(run.sockets) or len(names) < 2:
         return None

@@ -1,7 +1,8 @@
-"""Each trial beside what was predicted of it: with measured transport, and with full utilization.
+"""Each trial and its predictions: with the measured transport, and with full utilization.
 
-The measured transport is that of one trial that is shown, per kind and dilation: a dilated trial
-stands for processors that are so many times faster, so what one shows says nothing of the other.
+The measured transport comes from one trial for each kind and dilation. A dilated trial stands for
+processors that are faster by that factor. Its transport therefore does not apply to trials of
+another dilation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fullwire.run.run import Run
 from fullwire.studies.papers.measures import Measured
 from fullwire.studies.papers.trials import Trial
 
-FULL = "full:0.9564"  # every bit that headers leave of the line: 1448/1514
+FULL = "full:0.9564"  # the share that headers leave of the line: 1448/1514
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +28,21 @@ class Predicted:
     trial: Trial
     measured_s: float
     full_s: float
-    transport_s: float | None  # with the transport of the trial that was shown
+    transport_s: float | None  # with the transport measured in another trial
     low_s: float | None
     high_s: float | None
     was_shown: bool
 
     @property
     def error(self) -> float | None:
-        """How far the prediction with measured transport is off; None where nothing is learnt."""
+        """The relative error of the prediction with measured transport, if there is one."""
         if self.transport_s is None or self.was_shown:
             return None
         return self.transport_s / self.measured_s - 1
 
     @property
     def holds(self) -> bool:
-        """Say whether the interval holds what was measured."""
+        """Whether the interval holds the measured step."""
         if self.low_s is None or self.high_s is None:
             return False
         return self.low_s <= self.measured_s <= self.high_s
@@ -49,7 +50,8 @@ class Predicted:
 
 def predictions(results: Sequence[Measured], runs: Mapping[str, Run]) -> list[Predicted]:
     """Predict every trial of several workers whose computation is known from another."""
-    # Shown is the first trial of two workers that sends all its bytes, in the order of the plan.
+    # The transport is taken from the first trial of two workers, in the order of the plan, that
+    # sends uncompressed gradients.
     shown_of: dict[tuple[str, int], Trial] = {}
     for result in results:
         trial = result.trial
@@ -61,7 +63,7 @@ def predictions(results: Sequence[Measured], runs: Mapping[str, Run]) -> list[Pr
         base = shown_of.get((trial.kind, trial.dilation))
         if trial.workers < 2 or base is None:
             continue
-        # An emulated trial's computation is its profile; a real one's that of the same job.
+        # An emulated trial's computation is its profile; a real one's is that of the same job.
         is_same_job = (trial.model, trial.batch, trial.workers) == (
             base.model,
             base.batch,
@@ -89,8 +91,8 @@ def predictions(results: Sequence[Measured], runs: Mapping[str, Run]) -> list[Pr
 def _with_transport(
     subject: Run, trial: Trial, shown: Run, truth: Run
 ) -> tuple[float, float, float] | tuple[None, None, None]:
-    """Predict a step and its interval; None where the shown run says nothing of its transport."""
-    if trial.half:  # a hook that casts has a cost of its own, which a what-if does not know
+    """Predict a step and its interval; None if the run shows too little of its transport."""
+    if trial.half:  # a hook that casts has a cost of its own, unknown to a what-if
         held = verify(shown, truth)
         return (None, None, None) if held is None else (held.predicted_s, held.low_s, held.high_s)
     try:

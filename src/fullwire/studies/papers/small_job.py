@@ -1,6 +1,6 @@
 """The real job of a study: a small network trained under DDP, one thread a rank.
 
-python small_job.py WIDTH BATCH STEPS [half]: an ordinary script with nothing of Fullwire in it.
+python small_job.py WIDTH BATCH STEPS [half]: an ordinary script that does not import Fullwire.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def _train() -> None:
-    """Train on random digits, as many steps as asked for."""
+    """Train on random digits for the given number of steps."""
     import torch
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook

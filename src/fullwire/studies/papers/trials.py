@@ -1,14 +1,14 @@
-"""The jobs of a study: which are played on the lab, quickly and in full, and what each is called.
+"""The jobs of a study: the quick set, the full set, and the name of each job.
 
     python -m fullwire.studies.papers.trials TRIAL.json OUTPUT.run
 
-records one of them on a lab, in a process of its own, so that what fails there ends nothing here.
-Its words go to a log beside the run.
+records one of them on a lab, in a process of its own, so that a failure there does not end the
+study. Its output goes to a log beside the run.
 
 Emulated trials train as a V100 would, under real DDP over real shaped links; their computation is
-waiting. Dilated ten times they stand for processors ten times as fast as this machine's, so that
-the network is the point and not the processors. Real trials compute on this machine's processors.
-A trial's name holds all that makes it what it is, so a run of that name need not be recorded again.
+waiting. Dilated ten times, they stand for processors ten times as fast as this machine's, so that
+the network decides and not the processors. Real trials compute on this machine's processors. A
+trial's name holds all of its settings, so a run with that name is not recorded again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fullwire.units import bits_per_second
 Kind: TypeAlias = Literal["emulated", "real"]
 
 V100S = ("resnet50@v100", "resnet101@v100", "vgg16@v100")
-BUCKETS = "ddp:25MiB"  # where compression is the point: one size, so that it divides
+BUCKETS = "ddp:25MiB"  # for trials of compression: one size that the compression ratios divide
 _BUCKET_BYTES = 25 * 2**20
 _LEAST_PATIENCE_S = 90.0
 _JOB = Path(__file__).with_name("small_job.py")
@@ -61,14 +61,14 @@ class Trial:
     rate: str
     steps: int = 6
     dilation: int = 1
-    buckets: str = "ddp"  # of what is sent
-    compression: int = 1  # emulated: so many times fewer bytes, by a codec that costs nothing
+    buckets: str = "ddp"  # of the bytes sent
+    compression: int = 1  # emulated: the ratio of a codec that costs no time
     half: bool = False  # real: PyTorch's float16 hook
     batch: int = 32
 
     @property
     def name(self) -> str:
-        """What its run is called."""
+        """The name of its run."""
         words = [self.model.replace("@", "-"), f"{self.workers}x{self.rate}"]
         words += [f"dilated-{self.dilation}"] * (self.dilation > 1)
         words += [self.buckets.replace(":", "-")] * (self.buckets != "ddp")
@@ -84,7 +84,7 @@ class Trial:
 
     @property
     def sent_buckets(self) -> str:
-        """The buckets that a job with compressed gradients fills as the others do."""
+        """The buckets of a compressed job: so small that it fills as many as the other jobs."""
         if self.compression == 1:
             return self.buckets
         return f"ddp:{_BUCKET_BYTES // self.compression}B"
@@ -181,7 +181,7 @@ def planned(quick: bool) -> tuple[Trial, ...]:
     more += [_real(1536, workers, "10Gbps") for workers in (1, 2, 3, 4)]
     more += [_real(1536, 2, "1Gbps", half=True), _real(1024, 4, "1Gbps")]
     wanted: dict[str, Trial] = {}
-    for trial in (*QUICK, *more):  # one name is one job, as it was asked for first
+    for trial in (*QUICK, *more):  # one name is one job, with the settings of its first occurrence
         wanted.setdefault(trial.name, trial)
     return tuple(wanted.values())
 
@@ -192,7 +192,7 @@ def place_of(trial: Trial, directory: Path) -> Path:
 
 
 def finished(trial: Trial, directory: Path) -> Run | None:
-    """Return a trial's run, if it was played to its end before."""
+    """Return a trial's run, if it was recorded to its end before."""
     place = place_of(trial, directory)
     if not place.exists():
         return None
@@ -214,7 +214,7 @@ def check_machine() -> None:
 
 
 def play(trial: Trial, directory: Path, expected_s: float) -> str | None:
-    """Record a trial; return what went wrong, in a line, or None."""
+    """Record a trial; return the error in a line, or None."""
     place = place_of(trial, directory)
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(place.with_name(f"{place.name}.recording"), ignore_errors=True)
@@ -249,7 +249,7 @@ def play(trial: Trial, directory: Path, expected_s: float) -> str | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Record the trial described in a file; nobody goes on with it once the study is gone."""
+    """Record the trial described in a file; this process ends with the study."""
     die_with_parent()
     trial = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Trial)
     output = Path(arguments[1])
@@ -265,7 +265,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _job(trial: Trial) -> Iterator[tuple[list[str], Known]]:
-    """Give the command of every host, and what is known of it."""
+    """Yield the command of every host, and the facts known about the job."""
     if trial.kind == "real":
         words = [str(trial.width), str(trial.batch), str(trial.steps), *["half"] * trial.half]
         facts = Facts(model=trial.model, device="a processor", batch=f"{trial.batch} digits")
@@ -282,7 +282,7 @@ def _job(trial: Trial) -> Iterator[tuple[list[str], Known]]:
 
 @contextmanager
 def _profile(trial: Trial) -> Iterator[str]:
-    """Give the workload's name, or a run of it whose gradients are so many times smaller."""
+    """Yield the workload's name, or a run of it with gradients smaller by the compression ratio."""
     if trial.compression == 1:
         yield trial.model
         return

@@ -93,7 +93,7 @@ def _prediction_rows(result: Study) -> Iterator[dict[str, Any]]:
 
 
 def study_object(result: Study, written: Sequence[Path]) -> dict[str, Any]:
-    """Return a study as JSON takes it."""
+    """Return a study as a JSON object."""
     return {
         "claims": [asdict(claim) for claim in result.claims],
         "trials": list(_trial_rows(result)),
@@ -105,7 +105,7 @@ def study_object(result: Study, written: Sequence[Path]) -> dict[str, Any]:
 
 
 def print_study(result: Study, written: Sequence[Path]) -> None:
-    """Print the claims, what failed, and where the figures are."""
+    """Print the claims, the failed trials, and the place of the figures."""
     paper = ""
     for claim in result.claims:
         if claim.paper != paper:
@@ -125,11 +125,11 @@ def print_study(result: Study, written: Sequence[Path]) -> None:
 
 
 def draw_figure(figure: Figure, path: Path) -> None:
-    """Draw one figure; one without rows is left out, and nothing stays of an earlier one."""
+    """Draw one figure; if it has no rows, delete the picture of an earlier study."""
     path.unlink(missing_ok=True)
     if figure.rows:
         rows = [dict(row) for row in figure.rows]
-        for row in rows:  # with what is read as words and in people's units
+        for row in rows:  # as words and in people's units
             if "rate_bps" in row:
                 row["rate"] = show_rate(row["rate_bps"])
                 row["rate_gbps"] = row["rate_bps"] * 1e-9
@@ -175,8 +175,8 @@ def _panels(
 ) -> alt.Chart:
     """Draw one panel for each value of a column, in the order of the rows.
 
-    They stand beside each other rather than as facets, which draw axes where the last row has no
-    panel any more, and none below the panels above.
+    The panels stand beside each other and are no facets. Facets draw axes where the last row has no
+    panel, and omit them below the panels above.
     """
     import altair as alt
 
@@ -217,7 +217,7 @@ def _computation(rows: list[dict[str, Any]]) -> alt.Chart:
 
     chart = _base(rows).encode(
         x=_workers(),
-        xOffset=alt.XOffset("model:N", sort=None),  # many are 1, and would lie on each other
+        xOffset=alt.XOffset("model:N", sort=None),  # many values are 1, and would lie on each other
         y=alt.Y("over_one_worker:Q", title="computation, over one worker's"),
         color=_colour("model"),
     )

@@ -1,19 +1,20 @@
 """The job of `overhead.py`: a model of 40 layers under DDP, one thread a rank, on request.
 
-python job.py RANKS WIDTH: starts the ranks; for each line on standard input they train the
-model, whose layers are so wide, in two ways by turns, and rank 0 prints what the turns took, pair
-by pair. The line says what is otherwise about the other way (`DIFFERENCES`). With 512, steps take
+python job.py RANKS WIDTH: starts the ranks. For each line on standard input they train the model,
+with layers of that width, in two ways by turns. Rank 0 prints the time of the turns, pair by pair.
+The line names the difference between the two ways (`DIFFERENCES`). With a width of 512, steps take
 some 85 ms on two quiet cores.
 
-The recorder is in these processes and is taken out of torch for each turn that is not recorded:
-every function that it replaced is put back, DDP gets its true process group, parameters have no
-hooks, and the sampler beside the job stands still. Only so do both ways share a process, and
-processes differ by more than a recorder costs. Both train the same module, each through a DDP of
-its own, so they share all memory but DDP's buckets; these are made anew for each request, now for
-the one way first, now for the other.
+The recorder is in these processes. For each turn that is not recorded, it is taken out of torch.
+Every function that it replaced is put back, DDP gets its true process group, parameters have no
+hooks, and the sampler beside the job stands still. Only in this way do both ways share a process,
+and two processes differ by more than a recorder costs. Both ways train the same module, each
+through a DDP of its own. They share all memory except DDP's buckets. The buckets are made anew for
+each request, alternately for the one way first and for the other.
 
-Nothing learns, so that all steps do equal work. A turn has several steps: what the recorder does
-now and then happens in each, and that a sampler wakes up with all its work due weighs little.
+The learning rate is 0, so that all steps do equal work. A turn has several steps for two reasons.
+The recorder's occasional work happens in each turn, and the sampler's first wake-up, with all its
+work due, weighs little.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from typing import Any
 
 LAYERS, BATCH = 40, 128
 STEPS = 4  # of a turn
-PAIRS = 4  # of turns; one more, not told, is first
+PAIRS = 4  # of turns; one more pair comes first and is not counted
 LONGER_S = 0.001
-# What the other way has that the plain one has not.
+# The parts of the recorder that the other way has and the plain way has not.
 DIFFERENCES = {
     "control": frozenset[str](),
     "record": frozenset({"hooks", "sampler"}),
@@ -97,7 +98,7 @@ def train(width: int) -> None:
 def _pairs(
     work: _Work, recorder: _Recorder, difference: str, *, is_swapped: bool
 ) -> list[dict[str, dict[str, float]]]:
-    """Train in pairs of turns; which way is made first matters to where its buckets lie."""
+    """Train in pairs of turns; the way that is made first determines where its buckets lie."""
     parts = {"plain": DIFFERENCES["control"], "other": DIFFERENCES[difference]}
     order = sorted(parts, reverse=not is_swapped)
     ways = {name: _Way(work, recorder, parts[name]) for name in order}
@@ -109,7 +110,7 @@ def _pairs(
 
 
 def _asked() -> Iterator[str]:
-    """Go through what rank 0 is asked for, on every rank."""
+    """Yield the requests to rank 0, on every rank."""
     import torch
     import torch.distributed as dist
 
@@ -125,7 +126,7 @@ def _asked() -> Iterator[str]:
 
 
 class _Recorder:
-    """What the recorder has put into torch; it can be taken out and put back."""
+    """The recorder's parts in torch; they can be taken out and put back."""
 
     def __init__(self) -> None:
         import torch
@@ -208,7 +209,7 @@ class _Work:
 
 
 class _Way:
-    """A way to train the model, with some parts of the recorder in place or with none."""
+    """A way to train the model, with some parts of the recorder in place, or with none."""
 
     def __init__(self, work: _Work, recorder: _Recorder, parts: Collection[str]) -> None:
         import torch
@@ -220,7 +221,7 @@ class _Way:
             self._optimizer = torch.optim.SGD(self._model.parameters(), 0.0)
 
     def turn(self) -> dict[str, float]:
-        """Train some steps, which all ranks begin together, and say what they took."""
+        """Train some steps, which all ranks begin together, and return the time they took."""
         import torch.distributed as dist
 
         with self._seen():

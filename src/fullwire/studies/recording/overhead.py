@@ -1,11 +1,11 @@
 """What does recording cost? Step time with the recorder over without, on this machine.
 
-One model trains in the same processes in two ways by turns of some steps. One way is recorded; for
-the other the recorder is taken out of torch, not merely silent (`job.py`). A slow moment
-of a shared machine so falls on both, and two processes that do the same may differ by a percent
-for as long as they live. A pair is two turns that follow each other, its ratio what the one took
-over what the other took. Beside them stands a control, of which neither way is recorded: its ratio
-would be 1 if the method were perfect.
+One model trains in the same processes in two ways, in turns of some steps. One way is recorded. For
+the other, the recorder is taken out of torch, not merely silent (`job.py`). So a slow moment of a
+shared machine falls on both ways. Two separate processes that do the same may differ by a percent
+for as long as they live. A pair is two turns that follow each other, and its ratio is the time of
+the one over the time of the other. Beside them stands a control, of which neither way is recorded:
+its ratio would be 1 if the method were perfect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Pair: TypeAlias = dict[Literal["plain", "other"], dict[Literal["wall_s", "cpu_s
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What a step takes on rank 0 in the other way over the plain one, of wall and of CPU time."""
+    """The step on rank 0: the other way over the plain one, in wall time and CPU time."""
 
     step_s: float  # of the plain one
     step_ratio: float
@@ -45,10 +45,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """Pairs in the order in which they were taken, by what the other way differed in."""
+    """Pairs in the order of measurement, by the difference between their two ways."""
 
     pairs: Mapping[Difference, Sequence[Pair]]
-    load: float  # processes that wanted to run, of which the job's own are RANKS; at the end
+    load: float  # processes ready to run, at the end; the job itself has RANKS of them
 
 
 def measure_overhead(
@@ -56,7 +56,7 @@ def measure_overhead(
     differences: Sequence[Difference] = ("record", "control"),
     tell: Callable[[int], None] = lambda done: None,
 ) -> Overhead:
-    """Train the same model recorded and not recorded, in at least so many pairs of turns."""
+    """Train the same model recorded and not recorded, in at least `pairs` pairs of turns."""
     if pairs < FEWEST_PAIRS:
         raise UsageError(f"pairs: expected at least {FEWEST_PAIRS}, got {pairs}")
     if importlib.util.find_spec("torch") is None:

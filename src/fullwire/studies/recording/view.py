@@ -1,4 +1,4 @@
-"""What recording costs, as measured: a few lines, or an object for programs."""
+"""The measured cost of recording: a few lines, or an object for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORDS: dict[Difference, str] = {
 
 
 def overhead_lines(result: Overhead) -> Iterator[str]:
-    """Go through the lines that say what recording costs."""
+    """Yield the lines about the cost of recording."""
     recorded, control = result.pairs["record"], result.pairs["control"]
     yield (
         f"{len(recorded)} pairs of turns of {STEPS} steps, {RANKS} ranks, 40 layers, "
@@ -45,7 +45,7 @@ def overhead_lines(result: Overhead) -> Iterator[str]:
 
 
 def overhead_object(result: Overhead) -> dict[str, Any]:
-    """Return what recording costs as JSON takes it."""
+    """Return the cost of recording as a JSON object."""
     recorded, control = result.pairs["record"], result.pairs["control"]
     return {
         "step_s": _step_s(recorded),
