@@ -75,7 +75,7 @@ class Described(msgspec.Struct, forbid_unknown_fields=True):
     format: int
     written_by: str
     provenance: StoredProvenance
-    facts: StoredFacts  # made of the declarations of facts
+    facts: StoredFacts  # type: ignore[valid-type]  # made of the declarations of facts
     gaps: list[StoredGap]
     rows: dict[str, Count]
     crc32: dict[str, int] = {}  # msgspec copies it for each instance
