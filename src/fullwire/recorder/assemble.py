@@ -1,7 +1,7 @@
-"""The journals of a job's processes become one Run.
+"""Join the journals of a job's processes as one Run.
 
 All times are moved to one zero, the first moment recorded. The processes of one machine share a
-monotonic clock; between machines there are the wall clocks, corrected by hosts.py.
+monotonic clock. Between machines, the wall clocks count, and hosts.py corrects them.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from fullwire.run.run import (
 )
 from fullwire.run.store import RunWriter
 
-# Collectives of a process group that are under way at once: torch's ProcessGroupGloo has so many
-# threads, ProcessGroupNCCL one stream.
+# The number of collectives that a process group works on at once: torch's ProcessGroupGloo has two
+# threads, and ProcessGroupNCCL has one stream.
 AT_ONCE = {"gloo": 2, "nccl": 1}
 _TOLD = (Note.BEGUN, Note.HEARD, Note.REDUCED, Note.SENT)
 SPARSE = (  # few in a step
@@ -72,22 +72,22 @@ SPARSE = (  # few in a step
     Note.PROBE,
     Note.DELAY,
 )
-OFTEN = 0.5  # of the steps: what fewer of them spend before their forward is not usual
-DISK_BLOCK_BYTES = 512  # as the kernel counts them
-PART_NOTES = 2**14  # of a rank in memory at once
-CLOCK_COLLECTIVES = 20_000  # of a rank; more would tell little more of its machine's clock
+OFTEN = 0.5  # Share of the steps: work before the forward is usual if so many have it.
+DISK_BLOCK_BYTES = 512  # The kernel counts such blocks.
+PART_NOTES = 2**14  # Notes of a rank in memory at once.
+CLOCK_COLLECTIVES = 20_000  # Per rank. More would say little more of its machine's clock.
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Rank:
-    """One rank's journal with its steps, and what brings its times to the run's zero."""
+    """One rank's journal with its steps, and the shift of its times to the run's zero."""
 
     journal: Journal
-    processors: Whole  # what was noted of processor time
-    before_forward: Whole  # and of the program's thread before forward passes
-    delays: Whole  # and of computing threads that had no processor
+    processors: Whole  # Notes of processor time.
+    before_forward: Whole  # Notes of the program's thread before forward passes.
+    delays: Whole  # Notes of computing threads that waited for a processor.
     steps: Steps
-    is_probe: NDArray[np.bool_]  # of each step: its times are no usual step's
+    is_probe: NDArray[np.bool_]  # for each step: the times of probe steps are unusual
     shift_ns: int
 
     @property
@@ -100,10 +100,10 @@ class _Rank:
         return np.where(np.append(self.is_probe, [False])[step], OUTSIDE, step)
 
     def delays_s(self, of_probes: bool) -> tuple[float, float] | None:
-        """Return how long a computing thread had no processor in a step, and how long it ran.
+        """Return how long a computing thread waited for a processor in a step, and how long it ran.
 
-        Of the few probe steps it is the median, of the others the mean. Readings before the end of
-        the first step, which is not like others, tell nothing.
+        For the few probe steps it is the median, for the others the mean. Readings before the end
+        of the first step are left out, because the first step is unusual.
         """
         steps = np.searchsorted(self.steps.end_ns, self.delays[:, 1], side="right")
         probes = np.append([0], np.cumsum(self.is_probe))[steps]
@@ -121,7 +121,7 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of a job besides what its processes write; its times are undilated."""
+    """The facts of a job that its processes do not write themselves; their times are undilated."""
 
     source: str
     basis: Basis = "measured"
@@ -130,19 +130,19 @@ class Known:
 
     @property
     def provenance(self) -> Provenance:
-        """Where the job's run comes from."""
+        """The provenance of the job's run."""
         return Provenance(origin="measured", source=self.source, basis=self.basis)
 
     def undilated(self, part: Run) -> Run:
-        """Bring what a dilated job wrote back to the time that it stands for."""
+        """Bring the times of a dilated job back to the times that they stand for."""
         dilation = self.facts.dilation
         return part if dilation is None else undilated(part, dilation)
 
 
 def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Path:
-    """Write the run of what a job's processes wrote into directories, and of what else is known.
+    """Write a run of the files of a job's processes in these directories, and of known facts.
 
-    It goes rank by rank, and of each rank no more than some steps are in memory at once.
+    Ranks are written one by one. Memory holds only some steps of a rank at once.
     """
     for directory in directories:
         if not directory.is_dir():
@@ -155,7 +155,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     clocks = _clocks(chosen)
     missing += [*unreadable, *sentences, *_what_is_missing(directories, chosen, workers)]
     missing += what_is_not_sampled(chosen, clocks, samples)
-    # The facts that the processes tell themselves, and those of their hosts.
+    # The facts in the journals of processes, and those of their hosts.
     told: dict[str, str] = {}
     for journal in chosen:
         for identity in journal.defined("identity"):
@@ -167,7 +167,7 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
     told_facts |= host_facts(chosen, workers, clocks, samples)
     costs, of_ranks = _write_ranks(chosen, clocks, known, writer)
     told_facts |= costs
-    # What the samplers saw, host by host.
+    # The samples, host by host.
     names = {kind: name for name, kind in TABLES.items()}
     shift_ns = sample_shifts(chosen, clocks, samples)
     for host in samples:
@@ -186,14 +186,14 @@ def assemble(directories: Sequence[Path], writer: RunWriter, known: Known) -> Pa
         writer.add(flows=seen.flows, connections=seen.connections, messages=seen.messages)
     outline = known.undilated(Run(provenance=known.provenance, facts=told_facts))
     facts = outline.facts
-    if known.facts.line_rate_bps is not None:  # not mixed with what adapters tell of the links
+    if known.facts.line_rate_bps is not None:  # a known rate excludes the adapters' own rates
         facts = facts.without(("line_rate_bps", "other_line_rates_bps"))
     facts |= _by_rank(known.facts, outline.facts.hosts or "")
     return writer.finish(known.provenance, facts, [*missing, *of_ranks, *known.missing])
 
 
 def _by_rank(known: Facts, hosts: str) -> Facts:
-    """Bring what a lab knows of its hosts to their ranks, where a host has several."""
+    """Assign a lab's facts of its hosts to their ranks, if hosts have several."""
     names, host_of = (known.hosts or "").split(","), hosts.split(",")
     if not hosts or not set(host_of) <= set(names):
         return known
@@ -225,7 +225,7 @@ def _write_ranks(
     known: Known,
     writer: RunWriter,
 ) -> tuple[Facts, list[Gap]]:
-    """Write all ranks' tables; return the facts of what they cost, and what is missing."""
+    """Write all ranks' tables; return the facts of the recorder's cost, and the gaps."""
     gaps: list[Gap] = []
     costs_s: list[float] = []
     used_s: list[tuple[float, float, float]] = []
@@ -236,11 +236,11 @@ def _write_ranks(
     for rank in (_rank(journal, clocks[machine_of(journal)].shift_ns) for journal in journals):
         gaps += (Gap(problem, rank=rank.number) for problem in _write_rank(rank, known, writer))
         for cost in rank.journal.defined("cost") if len(rank.steps) else ():
-            spent_ns = cost.get("spent_ns", cost.get("write_ns", 0))  # an older journal's
+            spent_ns = cost.get("spent_ns", cost.get("write_ns", 0))  # older journals: write_ns
             cost_ns = cost["notes"] * cost["note_ns"] + spent_ns
             costs_s.append(float(cost_ns) * 1e-9 / len(rank.steps))
-        # Processor seconds of a step, whole and in communication, from the first reading after the
-        # first step, which is not like others.
+        # Processor seconds of a step, in total and in communication. They count from the first
+        # reading after the first step, because the first step is unusual.
         notes = rank.processors
         notes = notes[notes[:, 1] >= rank.steps.end_ns[0]] if len(rank.steps) else notes[:0]
         steps = np.searchsorted(rank.steps.end_ns, notes[:, 1], side="right")
@@ -252,7 +252,7 @@ def _write_ranks(
         if (probed := rank.delays_s(of_probes=True)) is not None:
             probe_delays_s.append((float(rank.number), probed[0]))
             probe_runs_s.append((float(rank.number), probed[1]))
-        # What the program usually used before a forward: seconds, bytes read.
+        # The usual work of the program before a forward: seconds, and bytes read.
         notes = rank.before_forward
         if len(notes) > OFTEN * len(rank.steps):
             used_ns, blocks = np.median(notes[:, [0, 2]], axis=0).tolist()
@@ -271,12 +271,12 @@ def _write_ranks(
 
 
 def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
-    """Write one rank's tables, and say what of its collectives is missing."""
+    """Write one rank's tables, and return the problems of its collectives."""
     collectives = _Collectives(rank)
     for ended, notes in whole_steps(rank.journal, rank.steps, PART_NOTES):
         whole, carried = collectives.ended_in(notes)
         spans = sorted(spans_of(notes, rank.steps, ended), key=lambda span: span.start_ns)
-        # A probe step is no step to whoever asks what one takes: it has a mark of its own.
+        # A probe step has a mark of its own, so that step times leave it out.
         names = np.array([span.name for span in spans], object)
         step = _whole(span.step for span in spans)
         is_in_probe = np.append(rank.is_probe, [False])[step]
@@ -297,7 +297,7 @@ def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
             carried=carried,
         )
         writer.add(**dict(known.undilated(part).tables()))
-    # Of a process that was killed, the end of its recording may be missing, and steps with it.
+    # If a process was killed, the end of its recording may be missing, and steps with it.
     if not len(rank.steps) and rank.journal.header["status"] == ENDED:
         return [
             f"rank {rank.number}: no step ever ended: no torch optimizer took one",
@@ -307,7 +307,7 @@ def _write_rank(rank: _Rank, known: Known, writer: RunWriter) -> list[str]:
 
 
 def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str]]:
-    """Keep one journal per rank: of the job's last attempt, and the one with most in it."""
+    """Keep one journal per rank: the fullest one of the job's last attempt."""
     latest: dict[int, Journal] = {}
     left_out: dict[int, int] = defaultdict(int)
     for journal in sorted(
@@ -327,7 +327,7 @@ def _last_attempts(journals: Sequence[Journal]) -> tuple[list[Journal], list[str
 def _rank(journal: Journal, shift_ns: int) -> _Rank:
     sparse = journal.only(SPARSE)
     steps = found_steps(journal, sparse)
-    return _Rank(  # the rest, of hours of steps, is not kept
+    return _Rank(  # all other notes, which may be of hours of steps, are let go
         journal=journal,
         processors=sparse[Note.PROCESSOR],
         before_forward=sparse[Note.BEFORE_FORWARD],
@@ -339,9 +339,9 @@ def _rank(journal: Journal, shift_ns: int) -> _Rank:
 
 
 def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
-    """Bring all times to one zero, by the wall clocks and then by what the collectives tell."""
+    """Bring all times to one zero, by the wall clocks and then by the collectives."""
     to_wall: dict[str, int] = {}
-    for journal in journals:  # a machine's two clocks are read once: the wall clock may be set
+    for journal in journals:  # read a machine's clocks once: somebody may set the wall clock
         to_wall.setdefault(machine_of(journal), wall_beyond_monotonic_ns(journal.header))
     first_ns = []
     for journal in journals:
@@ -351,8 +351,8 @@ def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
     shifts_ns = {machine: wall - zero for machine, wall in to_wall.items()}
     if len(to_wall) < 2:
         return {machine: Clock(shift_ns, SAME) for machine, shift_ns in shifts_ns.items()}
-    # Of long recordings some collectives of each group, all ranks' same. They are read once more
-    # when they are written: only then is it known where their times are.
+    # Long recordings give some collectives of each group, the same ones on all ranks. They are read
+    # again when they are written, because the shift of their times is known only then.
     most = max(journal.counts.get(Note.ISSUE, 0) for journal in journals)
     nth = -(-most // CLOCK_COLLECTIVES) or 1
     kept = []
@@ -373,7 +373,7 @@ def _clocks(journals: Sequence[Journal]) -> dict[str, Clock]:
 def _what_is_missing(
     directories: Sequence[Path], journals: Sequence[Journal], workers: int
 ) -> list[str]:
-    """Say which ranks left nothing and what is wrong with each journal, or why there is none."""
+    """Return the ranks that left no journal, and the problem of each damaged or missing one."""
     here = {journal.rank for journal in journals}
     sentences = [
         f"rank {rank}: nothing was recorded" for rank in range(workers) if rank not in here
@@ -408,7 +408,7 @@ def _what_is_missing(
 
 
 def _gradients(rank: _Rank, all_notes: Notes) -> Gradients:
-    """Take each step's gradients from its last backward pass, in the order of becoming ready."""
+    """Return each step's gradients of its last backward pass, in the order of readiness."""
     notes = all_notes.of(Note.GRADIENT)
     notes = notes[np.argsort(notes[:, 1], kind="stable")]
     step = rank.step_of(notes[:, 1])
@@ -431,23 +431,23 @@ def _gradients(rank: _Rank, all_notes: Notes) -> Gradients:
 
 
 class _Collectives:
-    """Makes a row of each collective that ended; those that did not yet wait for a later part."""
+    """Makes a row of each collective that has ended; others wait for a later part."""
 
     def __init__(self, rank: _Rank) -> None:
         self._rank = rank
         self._signatures = {
             signature["number"]: signature for signature in rank.journal.defined("signature")
         }
-        self._issued = np.empty((0, 4), np.int64)  # number, when, signature, sequence in its group
-        self._ends = np.empty((0, 2), np.int64)  # number, when
-        self._told = np.empty((0, 3), np.int64)  # number, kind, what the transport tells
+        self._issued = np.empty((0, 4), np.int64)  # Number, time, signature, sequence in group.
+        self._ends = np.empty((0, 2), np.int64)  # Number, time.
+        self._told = np.empty((0, 3), np.int64)  # Number, kind, value from the transport.
         self._sequence: dict[str, int] = defaultdict(int)
         backends = [str(identity["backend"]) for identity in rank.journal.defined("identity")]
         self._at_once = max((AT_ONCE.get(backend, 0) for backend in backends), default=0)
         self._free_ns: dict[str, list[int]] = defaultdict(lambda: [0] * self._at_once)
 
     def ended_in(self, notes: Notes) -> tuple[Collectives, Carried]:
-        """Return those that had ended by the end of this part, in the order of issue."""
+        """Return the collectives that had ended by the end of this part, in the order of issue."""
         issues = notes.of(Note.ISSUE)
         issues = issues[np.argsort(issues[:, 1], kind="stable")]
         sequence = []
@@ -467,13 +467,13 @@ class _Collectives:
     def _with_carried(
         self, table: Collectives, notes: Notes, numbers: Whole
     ) -> tuple[Collectives, Carried]:
-        """Return collectives with the starts that their transport tells, and all that it tells."""
+        """Return collectives with the starts that their transport noted, and all its notes."""
         rows = notes.rows[np.isin(notes.rows[:, 0], _TOLD)]
         told = np.concatenate([self._told, rows[:, [1, 0, 3]]])
         is_due = np.isin(told[:, 0], numbers)
         self._told, told = told[~is_due], told[is_due]
         order = np.argsort(numbers)
-        by_collective = np.full((len(numbers), len(_TOLD)), -1, np.int64)  # where it does not tell
+        by_collective = np.full((len(numbers), len(_TOLD)), -1, np.int64)  # -1: the note is missing
         place = order[np.searchsorted(numbers, told[:, 0], sorter=order)]
         by_collective[place, np.searchsorted(_TOLD, told[:, 1])] = told[:, 2]
         is_told: NDArray[np.bool_] = np.asarray((by_collective >= 0).all(axis=1))
@@ -495,7 +495,7 @@ class _Collectives:
         return replace(table, start_ns=start_ns), carried
 
     def missing(self) -> list[str]:
-        """Say how many never ended."""
+        """Say how many collectives never ended."""
         lost = len(self._issued)
         verb = "collective has" if lost == 1 else "collectives have"
         return [f"rank {self._rank.number}: {lost} {verb} no end"] if lost else []
@@ -505,9 +505,9 @@ class _Collectives:
         end_ns = np.maximum(end_ns, issue_ns)
         told = [self._signatures[number] for number in issued[:, 2].tolist()]
         groups = [str(signature["group"]) for signature in told]
-        # Each began when its group had come so far. Neither Gloo nor NCCL tells; both take the
-        # collectives of a group in order, so many at once. Others are believed to begin at once,
-        # unless they tell.
+        # Each collective began when its group came to it. Gloo and NCCL do not note that moment.
+        # Both work on the collectives of a group in order, `AT_ONCE` of them at a time. On other
+        # transports, a collective begins at its issue, unless they note the moment.
         start_ns = issue_ns.copy()
         for row, group in enumerate(groups if self._at_once else ()):
             free_ns = heapq.heappop(self._free_ns[group])

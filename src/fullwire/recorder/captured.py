@@ -1,4 +1,4 @@
-"""What was captured beside a job: its flows on the run's clock, and the captures themselves."""
+"""The packet captures of a job: its flows on the run's clock, and the captures themselves."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fullwire.run.store import CAPTURES
 
 
 def read_captured(directories: Sequence[Path], zero_ns: int) -> tuple[Run | None, list[str]]:
-    """Return the flows that were captured, if any were, and what is wrong with the captures.
+    """Return the captured flows, if there are any, and the problems of the captures.
 
-    `zero_ns` is what the wall clock showed when the run began.
+    `zero_ns` is the wall clock's time when the run began.
     """
     broken_off = files_in(directories, CAPTURING_SUFFIX)
     captures = [*files_in(directories, CAPTURE_SUFFIX), *broken_off]
@@ -28,7 +28,7 @@ def read_captured(directories: Sequence[Path], zero_ns: int) -> tuple[Run | None
         return None, missing
     try:
         run = read_captures(captures)
-    except DamagedInput as error:  # killed before it wrote anything
+    except DamagedInput as error:  # killed before its first write
         return None, [*missing, str(error)]
     return dataclasses.replace(
         run,
@@ -39,7 +39,7 @@ def read_captured(directories: Sequence[Path], zero_ns: int) -> tuple[Run | None
 
 
 def _since(table: AnyTable, zero_ns: int) -> AnyTable:
-    """Return a table whose times count from then; 0 stays what never was."""
+    """Return a table whose times count from `zero_ns`; a time of 0 stays 0 and means never."""
     columns = table.columns()
     for name in columns.keys() & {"start_ns", "end_ns", "begin_ns", "first_ns", "last_ns"}:
         columns[name] = np.where(columns[name] > 0, columns[name] - zero_ns, 0)
@@ -47,7 +47,7 @@ def _since(table: AnyTable, zero_ns: int) -> AnyTable:
 
 
 def put_captures(directory: Path, run: Path) -> None:
-    """Move a job's captures into its run, named by their hosts."""
+    """Move a job's captures into its run, and name them by their hosts."""
     captures = [*files_in([directory], CAPTURE_SUFFIX), *files_in([directory], CAPTURING_SUFFIX)]
     try:
         for path in captures:

@@ -1,4 +1,4 @@
-"""A command line as a run keeps it: without the secrets that it was given."""
+"""A command line as a run keeps it, without the secrets in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IN_ADDRESS = re.compile(r"(\w://[^\s/:@]*:)[^\s/@]+@")  # https://user:x@host
 
 
 def without_secrets(command: Sequence[str]) -> str:
-    """Return a command as one would type it, with the values of what is named a secret masked."""
+    """Return a command as a user types it; values whose names mark them as secret are masked."""
     shown, is_next_secret = [], False
     for argument in command:
         is_value = is_next_secret and not argument.startswith("-")
@@ -38,6 +38,6 @@ def _masked(text: str) -> str:
 
 
 def _is_secret(name: str) -> bool:
-    """Say whether a name has one of the words; in `tokenizer` and `max_tokens` there is none."""
+    """Say whether a name has a word for secrets; `tokenizer` and `max_tokens` have none."""
     words = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
     return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z]+", words))

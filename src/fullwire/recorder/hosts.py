@@ -1,9 +1,10 @@
-"""What is known of the hosts of a job's ranks: their machines, clocks, links and samplers.
+"""The hosts of a job's ranks: their machines, clocks, links and samplers.
 
-Hosts of one machine read one clock. Between machines there is the wall clock, which may be a
-millisecond off, or a minute. The job itself tells: no rank's part of an all-reduce can end before
-every rank has begun its own. So each collective bounds the offset of two machines from both sides,
-as a round trip does; all of them together leave an interval, whose middle is taken.
+Hosts of one machine read one clock. Machines share only the wall clock, which may be a millisecond
+off, or a minute. The job itself gives a better estimate. A rank's part of an all-reduce can end
+only after every rank has begun its own. So each collective bounds the offset of two machines from
+both sides, as a round trip does. All collectives together leave an interval, and the offset is its
+middle.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from fullwire.recorder.samples import (
 from fullwire.run.facts import Facts
 from fullwire.run.run import Collectives
 
-# Where every rank waits for every other; in a broadcast only the root is waited for.
+# Operations in which every rank waits for every other. In a broadcast, ranks wait only for the
+# root.
 MUTUAL = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What brings a machine's times to the run's zero, and what of that its collectives told."""
+    """The shift of a machine's times to the run's zero, and the collectives' part of it."""
 
     shift_ns: int
     offset: Offset
@@ -41,19 +43,19 @@ Clocks = Mapping[str, Clock]  # by machine
 
 
 def machine_of(journal: Journal) -> str:
-    """Name the running kernel, whose clock its hosts share."""
+    """Return the id of the running kernel; hosts with one kernel share its clock."""
     return str(journal.header["machine"])
 
 
 def wall_beyond_monotonic_ns(header: Mapping[str, int]) -> int:
-    """Return what the wall clock showed beyond the monotonic one."""
+    """Return the wall clock's time less the monotonic clock's."""
     return int(header["unix_ns"]) - int(header["monotonic_ns"])
 
 
 def wall_zero_ns(
     journals: Sequence[Journal], clocks: Clocks, samples: Sequence[HostSamples]
 ) -> int:
-    """Return what the wall clock showed at the zero of the ranks, without any of the samplers."""
+    """Return the wall clock's time at the zero of the ranks, or else of the samplers."""
     for first in journals[:1]:
         return wall_beyond_monotonic_ns(first.header) - clocks[machine_of(first)].shift_ns
     return min((int(sampler.header["unix_ns"]) for sampler in samples), default=0)
@@ -62,9 +64,9 @@ def wall_zero_ns(
 def sample_shifts(
     journals: Sequence[Journal], clocks: Clocks, samples: Sequence[HostSamples]
 ) -> Shift:
-    """Return what brings each sampler's times to the zero of the ranks.
+    """Return the shift of each sampler's times to the zero of the ranks.
 
-    On a machine without ranks that is its wall clock against the first rank's.
+    On a machine without ranks, the shift is its wall clock against the first rank's.
     """
     zero_ns = wall_zero_ns(journals, clocks, samples)
 
@@ -78,7 +80,7 @@ def sample_shifts(
 def what_is_not_sampled(
     journals: Sequence[Journal], clocks: Clocks, samples: Sequence[HostSamples]
 ) -> list[str]:
-    """Say of which hosts there are no samples, no sure clock, or not all samples."""
+    """Name the hosts that lack samples, a sure clock, or some of their samples."""
     there = {sampler.host for sampler in samples}
     machines = {_host(journal): machine_of(journal) for journal in journals}
     sentences = [
@@ -98,14 +100,14 @@ def what_is_not_sampled(
 def host_facts(
     journals: Sequence[Journal], workers: int, clocks: Clocks, samples: Sequence[HostSamples]
 ) -> Facts:
-    """Return what journals and samples tell of the hosts of the ranks."""
+    """Return the facts of the ranks' hosts from journals and samples."""
     machines = len({machine_of(journal) for journal in journals})
     facts = Facts(machines=machines, sampler_share=sampler_share(samples))
     if not journals:
         return facts
     hosts = {journal.rank: _host(journal) for journal in journals}
-    # Name the commonest line rate of the ranks, and the ranks with another; all must be known.
-    # Ranks of one host do not communicate over its links, so there the job has no line rate.
+    # Name the commonest line rate of the ranks, and the ranks with another; all must be known. If
+    # all ranks are on one host, they do not use its links, so the job lacks a line rate.
     rates_bps, names = line_rates_bps(samples), set(hosts.values())
     if len(names) > 1 and names <= set(rates_bps):
         by_rank = [(float(rank), rates_bps[host]) for rank, host in hosts.items()]
@@ -123,7 +125,7 @@ def host_facts(
             if offset.uncertainty_ns is not None
         ),
         processors=min(int(journal.header["processors"]) for journal in journals),
-        # Nothing stands for a rank that left no journal, and the others keep their places.
+        # A rank that left no journal has an empty name, so that the others keep their places.
         hosts=",".join(hosts.get(rank, "") for rank in range(workers)),
     )
 
@@ -134,7 +136,7 @@ def _host(journal: Journal) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """What to add to a machine's times, and how far it may still be off; None if nobody knows."""
+    """The number to add to a machine's times, and its uncertainty, or None if that is unknown."""
 
     offset_ns: int
     uncertainty_ns: int | None
@@ -144,18 +146,18 @@ SAME = Offset(0, 0)
 UNKNOWN = Offset(0, None)
 
 
-_NEVER_ISSUED, _NEVER_ENDED = -(2**61), 2**61  # far from all times, and their difference fits
+_NEVER_ISSUED, _NEVER_ENDED = -(2**61), 2**61  # far from all times; their difference fits 64 bits
 
 
 def offsets(collectives: Collectives, machine_of: Mapping[int, str]) -> dict[str, Offset]:
-    """Return the offset of each machine against that of the first rank."""
+    """Return the offset of each machine's clock from that of the first rank's machine."""
     names = list(dict.fromkeys(machine_of[rank] for rank in sorted(machine_of)))
     if len(names) < 2:
         return dict.fromkeys(names, SAME)
     mutual = np.array([op.startswith(MUTUAL) for op in collectives.op.tolist()], bool)
     table = collectives.rows(mutual)
-    # For each collective and machine, when the last was issued and the first ended. The bounds are
-    # put so that a machine without a part in a collective says nothing.
+    # For each collective and machine, take the last issue and the first end. The initial values
+    # lie so far apart that a machine outside a collective sets no bound.
     tags = zip(table.group, table.sequence.tolist(), table.op, table.bytes.tolist(), strict=True)
     numbers: dict[tuple[object, ...], int] = {}
     collective = np.array([numbers.setdefault(tag, len(numbers)) for tag in tags], np.int64)
@@ -174,7 +176,7 @@ def offsets(collectives: Collectives, machine_of: Mapping[int, str]) -> dict[str
             continue
         most = int((ended[rows, 0] - issued[rows, at]).min())
         least = int((issued[rows, 0] - ended[rows, at]).max())
-        if least > most:  # they drifted, or ends are not what they seem: believe the wall clocks
+        if least > most:  # clocks drifted, or ends are unreliable: believe the wall clocks
             found[name] = Offset(0, max(abs(least), abs(most)))
         else:
             found[name] = Offset((least + most) // 2, (most - least + 1) // 2)

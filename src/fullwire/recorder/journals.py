@@ -1,4 +1,4 @@
-"""The files of a recorded job's processes, read as far as they are whole, and never all at once."""
+"""Read the files of a recorded job's processes, piece by piece, as far as they are whole."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _INTERVALS = (
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Notes:
-    """Some notes of one process: rows of kind, number, time and rest, as they were taken."""
+    """Some notes of one process: rows of kind, number, time and rest, in order of writing."""
 
     rows: Whole
 
@@ -60,7 +60,7 @@ class Notes:
         return chosen
 
     def until(self, time_ns: int) -> tuple[Notes, Notes]:
-        """Part those up to a time from those after it."""
+        """Divide the notes into those up to a time and those after it."""
         is_early = self.rows[:, 2] <= time_ns
         return Notes(self.rows[is_early]), Notes(self.rows[~is_early])
 
@@ -72,12 +72,12 @@ class Notes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """What one process left: its header, what numbers mean, and what its notes amount to."""
+    """The file of one process: its header, the meaning of numbers, and a summary of its notes."""
 
     path: Path
     header: Header
     definitions: tuple[Mapping[str, Any], ...]
-    counts: Mapping[int, int]  # of notes, by kind
+    counts: Mapping[int, int]  # number of notes by kind
     first_ns: Mapping[int, int]  # time of the first note, by kind
     late_ends: int
     bytes_read: int
@@ -85,26 +85,26 @@ class Journal:
 
     @property
     def rank(self) -> int:
-        """The rank, as the process group knew it, or as the launcher announced it."""
+        """The rank that the process group had, or else the one that the launcher announced."""
         return int(next(self.defined("identity"), self.header)["rank"])
 
     @property
     def attempt(self) -> int:
-        """How often the launcher had restarted the job before."""
+        """The number of times that the launcher had restarted the job before."""
         return int(self.header["attempt"])
 
     def defined(self, kind: str) -> Iterator[Mapping[str, Any]]:
-        """Go through the definitions of a kind."""
+        """Yield the definitions of a kind."""
         return (definition for definition in self.definitions if definition["kind"] == kind)
 
     def blocks(self) -> Iterator[Notes]:
-        """Go through the notes as they were written, some thousand at a time."""
+        """Yield the notes in order of writing, some thousand at a time."""
         for kind, payload in blocks_in(self.path, self.bytes_read):
             if kind in _NOTES_OF:
                 yield _NOTES_OF[kind](payload)
 
     def only(self, kinds: Collection[int]) -> Mapping[int, Whole]:
-        """Return all notes of some kinds as `Notes.of` does; each takes 24 bytes and no more."""
+        """Return all notes of some kinds as `Notes.of` does, at 24 bytes a note."""
         rows_of = {kind: np.empty((self.counts.get(kind, 0), 3), np.int64) for kind in kinds}
         filled = dict.fromkeys(kinds, 0)
         for block in self.blocks():
@@ -116,7 +116,7 @@ class Journal:
 
 
 def read_journals(directories: Sequence[Path]) -> tuple[list[Journal], list[str]]:
-    """Survey every journal in some directories; one without a readable header gets a sentence."""
+    """Survey every journal in some directories; return a sentence for each unreadable header."""
     journals, unreadable = [], []
     for path in files_in(directories, SUFFIX):
         try:
@@ -127,7 +127,7 @@ def read_journals(directories: Sequence[Path]) -> tuple[list[Journal], list[str]
 
 
 def files_in(directories: Sequence[Path], suffix: str) -> list[Path]:
-    """List the files of one kind, in an order that does not depend on the file system."""
+    """List the files of one kind, in the same order on every file system."""
     paths = [path for directory in directories for path in sorted(directory.glob(f"*{suffix}"))]
     for path in paths:
         if strange := planted(path, path.parent):
@@ -136,7 +136,7 @@ def files_in(directories: Sequence[Path], suffix: str) -> list[Path]:
 
 
 def read_header(path: Path, whole_numbers: Sequence[str]) -> Header:
-    """Read what a process said of itself: the texts of every header, and some whole numbers."""
+    """Read a process's header: the texts that every header has, and some whole numbers."""
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.read(HEADER_BYTES))
     whole = {name: int(header[name]) for name in whole_numbers}
@@ -174,7 +174,7 @@ def _surveyed(path: Path) -> Journal:
 
 
 def blocks_in(path: Path, end: int, begin: int = HEADER_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Go through the blocks of a file, up to where it ends or is torn."""
+    """Yield the blocks of a file, up to its end or its first torn block."""
     with path.open("rb") as file:
         file.seek(begin)
         while (block := block_from(file, end - file.tell())) is not None:
@@ -182,7 +182,7 @@ def blocks_in(path: Path, end: int, begin: int = HEADER_BYTES) -> Iterator[tuple
 
 
 def block_from(file: BinaryIO, most_bytes: int = _LONGEST_BLOCK) -> tuple[int, bytes] | None:
-    """Read a block of at most so many bytes, or None where there is no whole one."""
+    """Read a block of at most `most_bytes` bytes; return None if the next one is incomplete."""
     head = file.read(BLOCK.size)
     if len(head) < BLOCK.size or most_bytes < BLOCK.size:
         return None
@@ -211,7 +211,7 @@ def unpacked(payload: bytes) -> Notes:
 
 
 def _unpacked_passes(payload: bytes) -> Notes:
-    """Read when gradients were ready as if each had a note."""
+    """Return the times when gradients were ready, as one note for each gradient."""
     content, place, passes = _loose(payload), 0, []
     while place < len(content):
         begun_ns, first, count = PASS.unpack_from(content, place)

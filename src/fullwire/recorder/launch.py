@@ -1,4 +1,4 @@
-"""The job's command, in an environment that makes each of its Pythons load the recorder."""
+"""Run the job's command in an environment that makes each of its Pythons load the recorder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fullwire.recorder.samples import header_of
 ELSEWHERE = "elsewhere"  # in a recording: where the job within it was recorded
 _ON_PATH = Path(__file__).parent / "path"
 _SAMPLER = Path(__file__).parent / "sampler.py"
-_LOOK_S, _LOOKS = 0.005, 400  # counted and not timed: where a machine stands still, all stand
+_LOOK_S, _LOOKS = 0.005, 400  # looks are counted: on a stalled machine, a time would run out
 
 
 def recorded_environment(
@@ -33,11 +33,11 @@ def recorded_environment(
 ) -> dict[str, str]:
     """Return an environment whose Python processes record themselves into a directory.
 
-    With `probe`, communication waits for computing in a few of their steps. Where they would have
-    recorded themselves into another one, that one is told.
+    With `probe`, communication waits for computing in a few of their steps. If they would have
+    recorded themselves into another directory, a note there names this one.
     """
     if outer := environment.get(DIRECTORY_VARIABLE):
-        with contextlib.suppress(OSError):  # nobody waits for it any more
+        with contextlib.suppress(OSError):  # the other recording may be gone already
             (Path(outer) / ELSEWHERE).write_text(str(directory.with_suffix("")))
     before = environment.get("PYTHONPATH")
     return {
@@ -51,7 +51,7 @@ def recorded_environment(
 def sampled_command(directory: Path, command: Sequence[str], *, packets: bool = False) -> list[str]:
     """Return a command that becomes the given one, with a sampler of its host beside it.
 
-    With `packets`, what the host sends and receives is captured as well.
+    With `packets`, a second process captures the packets that the host sends and receives.
     """
     if shutil.which(command[0]) is None:
         raise UsageError(
@@ -62,7 +62,7 @@ def sampled_command(directory: Path, command: Sequence[str], *, packets: bool = 
 
 
 def check_capturing() -> None:
-    """Refuse where packets may not be captured, before a job starts."""
+    """Refuse before a job starts if this process may not capture packets."""
     try:
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()
     except PermissionError:
@@ -74,10 +74,10 @@ def check_capturing() -> None:
 
 
 def wait_for_samplers(directory: Path, concerns_us: Callable[[Header], bool]) -> None:
-    """Wait a little for samplers that are about to end: to write what they still have."""
+    """Wait a little for samplers that are about to end, so that they write their last samples."""
 
     def runs(path: Path) -> bool:
-        # Whoever reads it all will say what is wrong.
+        # The reader of these files reports their problems later.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             header = header_of(path)
             return bool(header["status"] == RUNNING and concerns_us(header))
@@ -93,7 +93,7 @@ def wait_for_captures(directory: Path, host: str = "") -> None:
 
 
 def _wait_while(is_at_work: Callable[[], bool]) -> None:
-    """Have a little patience, and no less of it where nobody gets a processor."""
+    """Wait up to a number of looks, which gives a busy machine as many chances as an idle one."""
     for _ in range(_LOOKS):
         if not is_at_work():
             return
@@ -103,7 +103,8 @@ def _wait_while(is_at_work: Callable[[], bool]) -> None:
 def run_to_its_end(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command on our own input and output, and return the status that a shell would.
 
-    We outlive the job: a terminal sends it Ctrl-C itself, other signals are passed on.
+    This process outlives the job. A terminal sends Ctrl-C to the job itself; this process passes
+    other signals on.
     """
     try:
         process = subprocess.Popen(command, env=environment)

@@ -1,13 +1,13 @@
-"""Run a job unchanged and keep what it did: the whole of `fullwire record`.
+"""Run a job unchanged and write its run: the whole of `fullwire record`.
 
-While a job runs, one line on a terminal says how it goes, from the tail of a rank's journal. The
-line ends with a return of the carriage and no new line, so whatever the job prints takes its place.
-Where standard error is no terminal there is none.
+While a job runs, one line on a terminal shows its progress, from the tail of a rank's journal. The
+line ends with a carriage return in place of a new line, so the job's own output overwrites it. The
+line appears only if standard error is a terminal.
 
-A job may be recorded in parts: by one `fullwire record --part` for each task that a launcher
-starts. The parts write into one directory where they share a file system, or each host into its
-own; each file there is one process's, so nobody waits for anybody. Besides what is recorded, every
-part leaves a note of how it ended, and of the job that it belongs to where the launcher tells.
+A job may be recorded in parts, by one `fullwire record --part` for each task that a launcher
+starts. The parts write into one directory if they share a file system, else each host into its own.
+Each file there belongs to one process, so parts never wait for each other. Every part also leaves a
+note of its exit status. The note names the job if the launcher does.
 """
 
 from __future__ import annotations
@@ -54,37 +54,37 @@ from fullwire.run.run import Run
 from fullwire.run.store import RunWriter, new_place, read_run, refuse_taken
 from fullwire.units import show_time
 
-_INTERRUPTED = 128 + signal.SIGINT  # as a shell says it
+_INTERRUPTED = 128 + signal.SIGINT  # the status that a shell gives
 _NOTE = "recorder.json"  # among the journals: which process makes the run of them
 _LOOK_S = 0.1
 _SAY_AFTER_S = 0.5
-_KNOWN = "job.json"  # among the journals: what is known of the job besides
+_KNOWN = "job.json"  # among the journals: other facts of the job
 PART_SUFFIX = ".part"
-# Who starts tasks, and where it tells each of them how many there are. A Slurm batch script is no
-# task: it has SLURM_NTASKS but not this.
+# Launchers that start tasks, each with the variable that holds the number of tasks. A Slurm batch
+# script is no task: it has SLURM_NTASKS but lacks this variable.
 _LAUNCHERS = (
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MPI", "PMI_RANK", "PMI_SIZE"),
     ("torch.distributed", "RANK", "WORLD_SIZE"),
 )
-# What tells one job, or one step of it, from the next that writes to the same place.
+# Variables that differ between two jobs, or two job steps, that write to the same place.
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 _LINE_EVERY_S = 1.0
-_RECENT = 20  # steps, whose usual length is shown
+_RECENT = 20  # number of steps whose usual length is shown
 _ERASE = "\r\x1b[K"
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Recording:
-    """A recorded job: where what it did was written, and how it ended."""
+    """A recorded job: the path of its run, and its exit status."""
 
     path: Path
     exit_status: int
 
     @property
     def run(self) -> Run:
-        """What the job did, read from where it was written."""
+        """The run of the job, read from its path."""
         return read_run(self.path)
 
 
@@ -96,15 +96,15 @@ def record(
     probe: bool = False,
     replace: bool = False,
 ) -> Recording:
-    """Run a command and write what its processes did as a run.
+    """Run a command, record its processes, and write the run.
 
     - `command`: the words of the command.
-    - `output`: where the run is written.
-    - `packets`: capture headers of what this host's interfaces carry meanwhile. The run then has
-      its flows, and the captures themselves.
-    - `probe`: a few steps keep communication apart from computing. They show what computing takes
+    - `output`: the path of the run.
+    - `packets`: capture the headers of all packets on this host's interfaces meanwhile. The run
+      then has its flows, and the captures themselves.
+    - `probe`: a few steps keep communication apart from computing. They show the time of computing
       by itself, and are left out of step times.
-    - `replace`: a run that exists is replaced.
+    - `replace`: replace a run that exists.
 
         done = fw.record(["torchrun", "--nproc-per-node=2", "train.py"], "job.run")
         done.exit_status
@@ -131,8 +131,8 @@ def keep(
 ) -> Recording:
     """Play a job whose processes record themselves into a directory, and write it as a run.
 
-    The directory lies beside the run. If everything is killed it stays, and `join` makes the run of
-    it. A job that a person interrupts has been recorded as far as it went.
+    The directory lies beside the run. If all processes are killed it stays, and `join` makes the
+    run of it. If the user interrupts the job, its recording goes up to that moment.
     """
     place = new_place(output)
     refuse_taken(place, replace)
@@ -148,7 +148,7 @@ def keep(
                     "and processors were sampled until then"
                 )
                 known = dataclasses.replace(known, missing=(*known.missing, sentence))
-    except UsageError:  # it never began
+    except UsageError:  # the job never began
         shutil.rmtree(directory)
         raise
     except KeyboardInterrupt:
@@ -163,13 +163,13 @@ def keep(
         with RunWriter(place, replace=replace) as writer:
             path = assemble([directory], writer, ended)
         put_captures(directory, path)
-    except UsageError as error:  # as on a full disk: what was recorded is not given up
+    except UsageError as error:  # for example on a full disk: the recording is kept
         raise _after_the_job(f"{error}; {left}", status or UsageError.exit_status) from None
     except KeyboardInterrupt:
         raise _after_the_job(f"interrupted before a run was made; {left}", _INTERRUPTED) from None
-    # A sampler that is late finds no place to begin a file in.
+    # The new name keeps a late sampler from beginning a file in the directory.
     leaving = directory.with_name(f".{directory.name}.removing-{os.urandom(4).hex()}")
-    with contextlib.suppress(OSError):  # the run is there: what cannot be removed stays
+    with contextlib.suppress(OSError):  # the run is there, so leftover files do no harm
         directory = directory.rename(leaving)
     shutil.rmtree(directory, ignore_errors=True)
     return Recording(path=path, exit_status=status)
@@ -180,7 +180,7 @@ def record_part(
 ) -> int:
     """Run a command that is one task of a job among several; return its exit status.
 
-    What it did is left beside the place of the run, for `join` to make one run of all parts.
+    The recording of the part stays beside the run's path. `join` makes one run of all parts.
     """
     _check_command(command)
     place = new_place(output)
@@ -205,11 +205,11 @@ def record_part(
 def join(
     directories: Sequence[str | Path], output: str | Path, *, replace: bool = False
 ) -> Recording:
-    """Make one run of a job that was recorded in parts, or whose end nobody was left to see.
+    """Make one run of a job recorded in parts, or of a job that lost its recorder.
 
-    - `directories`: those of its recordings, from one host or from several.
-    - `output`: where the run is written.
-    - `replace`: a run that exists is replaced.
+    - `directories`: the directories of its recordings, from one host or from several.
+    - `output`: the path of the run.
+    - `replace`: replace a run that exists.
 
         fw.join(["host0.recording", "host1.recording"], "job.run").path
     """
@@ -217,17 +217,16 @@ def join(
         raise UsageError(f"join: expected a list of directories, got {directories!r}")
     places = [Path(directory) for directory in directories]
     for place in places:
-        # Refuse a directory that nobody recorded into: its run would be empty, and look like
-        # one.
+        # Refuse a directory without a recording: its run would be empty, but look like a real one.
         if not place.is_dir():
             raise UsageError(f"{place}: expected the directory of a recording, and there is none")
         written = (JOURNALS, SAMPLES, PART_SUFFIX)
         if not any(file.name == _KNOWN or file.suffix in written for file in place.iterdir()):
             raise UsageError(f"{place}: nothing was recorded here: expected journals or {_KNOWN}")
-    for place in places:  # a job may have ended just now, and its process still be on its way out
+    for place in places:  # the job may have ended just now, with a process still about to exit
         wait_for_samplers(place, _is_of_this_host)
-    # What was known when the job began, or what its parts tell, if it had any: of parts, or where
-    # only journals were brought here, nothing else is there.
+    # Facts come from the file written when the job began, else from the notes of its parts. A job
+    # in parts, or a directory with just journals, lacks that file.
     described = next((place / _KNOWN for place in places if (place / _KNOWN).is_file()), None)
     if described is not None:
         try:
@@ -249,26 +248,26 @@ def join(
 
 
 def _after_the_job(problem: str, exit_status: int) -> UsageError:
-    """Refuse with a status other than usual: whoever started the job waits for how it ended."""
+    """Refuse with the job's exit status, which the program that started the job waits for."""
     refused = UsageError(problem)
     refused.exit_status = exit_status
     return refused
 
 
 def directory_of(run: Path) -> Path:
-    """Return where a job is recorded that becomes a run."""
+    """Return the directory of the recording that becomes a run."""
     return run.with_name(f"{run.name}.recording")
 
 
 def _has_lost_its_job(header: Header) -> bool:
-    """Say whether a sampler is of this host and about to end."""
+    """Say whether a sampler runs on this host and is about to end."""
     if not _is_of_this_host(header):
         return False
     try:
         state = Path(f"/proc/{header['watched']}/stat").read_text().rpartition(") ")[2]
     except OSError:
         return True
-    return state.startswith(("Z", "X"))  # it has ended, and nobody has reaped it yet
+    return state.startswith(("Z", "X"))  # it has ended, and its parent has yet to reap it
 
 
 def _is_of_this_host(header: Header) -> bool:
@@ -281,7 +280,7 @@ def _check_command(command: Sequence[str]) -> None:
 
 
 def _begin(directory: Path, known: Known) -> None:
-    """Make the directory, and leave in it what `join` could not know."""
+    """Make the directory, and write into it the facts that `join` could not find out later."""
     try:
         directory.mkdir(parents=True)
     except FileExistsError:
@@ -303,7 +302,7 @@ def _begin(directory: Path, known: Known) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One task of a job: what it ran and how that ended, None as long as it has not."""
+    """One task of a job: its command, and its exit status, which is None until it ends."""
 
     job: str
     host: str
@@ -312,7 +311,7 @@ class Part:
 
 
 def refuse_one_of_many(output: Path, environment: Mapping[str, str]) -> None:
-    """Refuse to make a whole run of one task among several: they would all write the same."""
+    """Refuse to make a whole run of one task among several: all would write the same run."""
     for launcher, rank, count in _LAUNCHERS:
         of = environment.get(count, "")
         if rank in environment and of.isdecimal() and int(of) > 1:
@@ -326,7 +325,7 @@ def begin_part(directory: Path, command: Sequence[str], environment: Mapping[str
     """Note that a part has begun, unless the directory is another job's; return the note's file."""
     job = "/".join(environment[name] for name in _JOB_VARIABLES if name in environment)
     try:
-        directory.mkdir(parents=True, exist_ok=True)  # others do the same just now
+        directory.mkdir(parents=True, exist_ok=True)  # other parts do the same at this moment
         others = {part.job for part in parts_in([directory])}
     except (OSError, ValueError) as error:
         raise UsageError(f"{directory}: cannot be recorded into: {error}") from None
@@ -346,7 +345,7 @@ def begin_part(directory: Path, command: Sequence[str], environment: Mapping[str
 
 
 def end_part(place: Path, exit_status: int) -> None:
-    """Note how a part ended."""
+    """Note the exit status of a part."""
     _write_note(place, Part(**{**json.loads(place.read_text()), "exit_status": exit_status}))
 
 
@@ -356,7 +355,7 @@ def parts_in(directories: Sequence[Path]) -> list[Part]:
 
 
 def told_by(parts: Sequence[Part]) -> tuple[Facts, list[str]]:
-    """Return what parts tell of the whole job: how it ended, and what is missing."""
+    """Return the facts of the whole job from its parts (such as its exit status), and the gaps."""
     missing = [
         f"host {part.host}: a part has not ended, or nobody saw its end ({part.command})"
         for part in parts
@@ -369,7 +368,7 @@ def told_by(parts: Sequence[Part]) -> tuple[Facts, list[str]]:
 
 
 def _write_note(place: Path, part: Part) -> None:
-    """Write a note so that whoever reads it meanwhile finds the old one or the new one."""
+    """Write a note in one move, so that a reader finds either the old note or the new one."""
     building = place.with_suffix(".writing")
     building.write_text(json.dumps(asdict(part)))
     building.replace(place)
@@ -377,7 +376,7 @@ def _write_note(place: Path, part: Part) -> None:
 
 @contextmanager
 def live_line(directory: Path) -> Iterator[None]:
-    """Say how the job that records itself into a directory goes, while the block runs."""
+    """Show the progress of the job that records itself into a directory, while the block runs."""
     if not sys.stderr.isatty():
         yield
         return
@@ -387,7 +386,7 @@ def live_line(directory: Path) -> Iterator[None]:
         while not ended.wait(_LINE_EVERY_S):
             try:
                 line = progress.line()
-            except (OSError, ValueError):  # a file that just goes, or is not whole yet
+            except (OSError, ValueError):  # a file that is being removed or written
                 continue
             if line:
                 sys.stderr.write(f"{_ERASE}{line}\r")
@@ -405,7 +404,7 @@ def live_line(directory: Path) -> Iterator[None]:
 
 
 class Progress:
-    """What the journal of one rank says so far."""
+    """The progress of a job by the journal of one rank."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -415,7 +414,7 @@ class Progress:
         self._ends_ns: list[int] = []
 
     def line(self) -> str:
-        """Read what has been written since the last time, and sum it up; empty before any step."""
+        """Read the notes since the last time, and sum them up; return "" before the first step."""
         self._journal = self._journal or min(self._directory.glob(f"*{JOURNALS}"), default=None)
         if self._journal is None:
             return ""
@@ -436,17 +435,17 @@ class Progress:
 
 
 def note_maker(directory: Path) -> None:
-    """Leave in a recording which process makes the run of it."""
+    """Note in a recording which process makes its run."""
     made_by = {"host": socket.gethostname(), "process": os.getpid(), "began": _began(os.getpid())}
     (directory / _NOTE).write_text(json.dumps(made_by))
 
 
 def refuse_live(directory: Path) -> None:
-    """Refuse a recording that a process is making just now; removing it would lose everything."""
+    """Refuse a recording that a process is still making; removing it would lose everything."""
     try:
         made_by = json.loads((directory / _NOTE).read_text())
         host, process, began = made_by["host"], int(made_by["process"]), made_by["began"]
-    except (OSError, ValueError, KeyError, TypeError):  # none of ours, or only just begun
+    except (OSError, ValueError, KeyError, TypeError):  # another program's, or only just begun
         return
     if host == socket.gethostname() and began == _began(process):
         raise UsageError(
@@ -456,9 +455,9 @@ def refuse_live(directory: Path) -> None:
 
 
 def follow(directory: Path) -> float:
-    """Wait for the processes that still record, and return for how many seconds.
+    """Wait for the processes that still record, and return the seconds of waiting.
 
-    The command that was launched may have ended before what it started. Ctrl-C ends the waiting.
+    The launched command may end before the processes that it started. Ctrl-C ends the waiting.
     """
     began_s, is_said = time.monotonic(), False
     try:
@@ -477,14 +476,14 @@ def follow(directory: Path) -> float:
 
 
 def _recording(directory: Path) -> set[int]:
-    """Return the processes of this host whose journals are open and which are there."""
+    """Return the running processes of this host whose journals are open."""
     found, mark = set(), f"{DIRECTORY_VARIABLE}={directory.resolve()}".encode()
     for path in directory.glob(f"*{JOURNALS}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             header = read_header(path, ("pid",)) if not planted(path, directory) else None
             if header is None or header["status"] != RUNNING:
                 continue
-            # Numbers are given out again: a process of this recording carries its mark.
+            # The kernel reuses process numbers: a process of this recording carries its mark.
             process = int(header["pid"])
             environment = Path(f"/proc/{process}/environ")  # empty for a zombie
             if _is_of_this_host(header) and mark in environment.read_bytes().split(b"\0"):
@@ -493,7 +492,7 @@ def _recording(directory: Path) -> set[int]:
 
 
 def _began(process: int) -> str:
-    """Return when a process of this host began, "" where there is none."""
+    """Return when a process of this host began, or "" if there is no such process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         about = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()

@@ -2,15 +2,16 @@
 
     python sampler.py DIRECTORY [--packets] COMMAND...
 
-becomes the command, with a sampler beside it, and with --packets a second process that captures
-the headers of all packets. It is run by its place and loads nothing but the standard library and
-the native part, so the job waits for it some 30 ms. It listens on no network, and ends with the
-command. One samples each host, however many are started: the others stand by, in case the first
-one's command ends before theirs. The job begins when packets are being captured, or it does not.
+This process becomes the command, with a sampler beside it. With --packets, a second process
+captures the headers of all packets. The file is run by its path. It loads only the standard library
+and the native part, so the job waits for it some 30 ms. The sampler listens on no network, and ends
+with the command. If several samplers are started on a host, one samples. The others stand by, in
+case the first one's command ends before theirs. With --packets, the job begins only once packets
+are being captured.
 
-Its file is like a journal (inside/journal.py): a header, then definitions, and samples as
-native/sampling/sample_file.hpp tells. A capture is a pcapng, whose name says until when it is
-written.
+The sampler's file is like a journal (inside/journal.py): a header, then definitions, and samples in
+the format of native/sampling/sample_file.hpp. A capture is a pcapng file, and its name shows
+whether it is still being written.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from typing import Any
 
 SUFFIX = ".samples"
 CAPTURE_SUFFIX, CAPTURING_SUFFIX = ".pcapng", ".capturing"
-SOCKET_VARIABLE = "FULLWIRE_PACKET_SOCKET"  # open packet sockets, from whoever may make them
+SOCKET_VARIABLE = "FULLWIRE_PACKET_SOCKET"  # open packet sockets, from a parent that may open them
 MOST_INTERFACES = 16
-_HEADER_BYTES = 512  # this and the three states as in inside/journal.py
+_HEADER_BYTES = 512  # this and the three states are those of inside/journal.py
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed"
-_DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"  # as in inside/__init__.py
-_ENTERED = "entered"  # likewise
+_DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"  # The same as in inside/__init__.py.
+_ENTERED = "entered"  # The same as there.
 _SECRET = "secret"
 _STAND_BY_S = 0.1
-_NOT_STARTED = 127  # as a shell says that a command could not be started
+_NOT_STARTED = 127  # a shell's status for a command that could not be started
 _READY = b"ready"
 _GONE: tuple[list[str], ...] = (
     [],
     ["Z"],
     ["X"],
-)  # state of a process that has ended; nobody may have reaped it
+)  # state of a process that has ended, and may wait for its parent to reap it
 
 
 def main(directory: str, *command: str) -> None:
@@ -54,11 +55,11 @@ def main(directory: str, *command: str) -> None:
     try:
         if _is_the_one_beside():
             _work_beside(here, directory, "sampler", _sample)
-    except OSError as error:  # no process may be added here: the command runs without a sampler
+    except OSError as error:  # the process limit is reached: the command runs without a sampler
         sys.stderr.write(f"fullwire: this host is not sampled: {error.strerror}\n")
     try:
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(directory, _ENTERED))  # it was us: no Python of the job yet
+            os.unlink(os.path.join(directory, _ENTERED))  # we made it, before any Python of the job
         os.execvp(command[0], command)
     except OSError as error:
         sys.stderr.write(f"fullwire: {command[0]}: cannot be run: {error.strerror}\n")
@@ -66,7 +67,10 @@ def main(directory: str, *command: str) -> None:
 
 
 def _is_the_one_beside() -> bool:
-    """Split in two; the command must not find a child that it did not start, so a grandchild."""
+    """Split in two, and return whether this one is the sampler, as a grandchild of the command.
+
+    The command must find only the children that it started.
+    """
     child = os.fork()
     if child:
         if os.waitpid(child, 0)[1]:
@@ -76,7 +80,7 @@ def _is_the_one_beside() -> bool:
     try:
         grandchild = os.fork()
     except OSError:
-        os._exit(1)  # nothing of the command may run in this one
+        os._exit(1)  # the command must not run in this process
     if grandchild:
         os._exit(0)
     return True
@@ -89,7 +93,7 @@ def _work_beside(
     work: Callable[[int, str], None],
     on_stand_by: Callable[[], None] = lambda: None,
 ) -> None:
-    """Work as long as a process runs, and hold nothing open that others might wait for."""
+    """Work as long as a process runs; close all files that others might wait for."""
     try:
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
@@ -106,11 +110,12 @@ def _work_beside(
 def _the_only_one(
     watched: int, directory: str, role: str, on_stand_by: Callable[[], None]
 ) -> Iterator[bool]:
-    """Wait until no other process does this on this host, or there is nothing to do it for.
+    """Wait until no other process does this work on this host, or the watched process has ended.
 
-    Who holds a certain name does it. Names without a file are the network namespace's own, vanish
-    with their holder, and need no locks, which file systems of clusters often lack. Anybody may
-    hold a name, so it is made of a secret that only this user reads: nobody else foresees it.
+    The process that holds a certain socket name does the work. Names without a file belong to the
+    network namespace and vanish with their holder. They need no locks, which file systems of
+    clusters often lack. Any user may hold a name. So the name is made of a secret that only this
+    user can read, and other users cannot foresee it.
     """
     known = f"{directory}\n{_secret(directory)}"
     name = f"\0fullwire-{role}-{hashlib.sha256(known.encode()).hexdigest()}"
@@ -126,14 +131,14 @@ def _the_only_one(
 
 
 def _secret(directory: str) -> str:
-    """Return what all samplers of a recording know, and nobody but their user does."""
+    """Return the secret that all samplers of a recording share, and only their user can read."""
     path = os.path.join(directory, _SECRET)
     beside = f"{path}-{socket.gethostname()}-{os.getpid()}"
-    with contextlib.suppress(OSError):  # another one has just made it
+    with contextlib.suppress(OSError):  # another sampler has just made it
         file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         os.write(file, os.urandom(16).hex().encode())
         os.close(file)
-        os.link(beside, path)  # whole, and only if there is none
+        os.link(beside, path)  # puts the whole file there, only if none exists
     with contextlib.suppress(OSError):
         os.unlink(beside)
     return _content(path)
@@ -143,7 +148,7 @@ def _sample(watched: int, directory: str) -> None:
     from fullwire._native import sample
 
     interfaces = _interfaces()
-    ports: dict[str, str] = {}  # RDMA ports that count, by adapter and number
+    ports: dict[str, str] = {}  # RDMA ports to sample, by adapter and number
     root = "/sys/class/infiniband"
     for adapter in sorted(os.listdir(root)) if os.path.isdir(root) else []:
         for number in sorted(os.listdir(os.path.join(root, adapter, "ports"))):
@@ -152,11 +157,11 @@ def _sample(watched: int, directory: str) -> None:
                 ports[f"{adapter}/{number}"] = port
     ports = dict(list(ports.items())[:MOST_INTERFACES])
     links = []
-    for name in interfaces:  # a speed is zero where it is not known; virtual cables claim some
+    for name in interfaces:  # an unknown speed is zero; virtual cables claim a false one
         megabits = _content(f"/sys/class/net/{name}/speed") if _is_adapter(name) else ""
         speed_bps = float(megabits) * 1e6 if megabits.isdigit() else 0.0
         links.append({"name": name, "speed_bps": speed_bps})
-    for name, port in ports.items():  # the kernel words it like 400 Gb/sec (4X NDR)
+    for name, port in ports.items():  # the kernel writes it as in 400 Gb/sec (4X NDR)
         gigabits, _, unit = _content(os.path.join(port, "rate")).partition(" ")
         is_known = unit.startswith("Gb/sec") and gigabits.replace(".", "", 1).isdigit()
         links.append({"name": name, "speed_bps": float(gigabits) * 1e9 if is_known else 0.0})
@@ -184,7 +189,7 @@ def _name(began_ns: int) -> str:
 
 
 def _begin_capture(watched: int, directory: str) -> None:
-    """Start what captures packets, and return when it does; what hinders it ends the job."""
+    """Start the capture of packets, and return once it runs; if it cannot, end the job."""
     hear, tell = os.pipe()
     try:
         is_beside = _is_the_one_beside()
@@ -205,7 +210,7 @@ def _begin_capture(watched: int, directory: str) -> None:
     answer = b"".join(iter(lambda: os.read(hear, 1024), b""))
     os.close(hear)
     for given in _given_sockets():
-        os.close(given)  # they are no matter of the job's
+        os.close(given)  # the job needs no packet sockets
     os.environ.pop(SOCKET_VARIABLE, None)
     if answer != _READY:
         sys.stderr.write(f"fullwire: packets cannot be captured: {answer.decode() or 'killed'}\n")
@@ -213,7 +218,7 @@ def _begin_capture(watched: int, directory: str) -> None:
 
 
 class _TellOnce:
-    """The end of a pipe on which the first word is the only one."""
+    """The writing end of a pipe that carries one message only: the first."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -234,7 +239,7 @@ def _capture(watched: int, directory: str, told: _TellOnce) -> None:
     path = os.path.join(directory, _name(time.monotonic_ns()))
     try:
         names = list(_interfaces())
-        # A socket for each interface; it hears nothing before it is bound to it.
+        # A socket for each interface, which receives packets once it is bound.
         if given := _given_sockets():
             sockets = dict(zip(names, given, strict=False))
         else:
@@ -249,7 +254,7 @@ def _capture(watched: int, directory: str, told: _TellOnce) -> None:
         told.say(str(error).encode())
         return
     told.ready()
-    with contextlib.suppress(OSError, RuntimeError):  # a full disk: its name says that it broke off
+    with contextlib.suppress(OSError, RuntimeError):  # a full disk: the name shows the early end
         capture.run(watched)
         os.rename(path + CAPTURING_SUFFIX, path + CAPTURE_SUFFIX)
 
@@ -274,8 +279,8 @@ def _header(status: str, began: dict[str, int], reason: str = "") -> bytes:
 def _interfaces() -> dict[str, int]:
     """Return the index of each interface to sample: the network adapters that are in use.
 
-    Inside a container or a namespace there is none, only the end of a virtual cable. Loopback is
-    no link.
+    A container or a namespace has only the end of a virtual cable, which is sampled instead.
+    Loopback is no link.
     """
     in_use = {
         name: index

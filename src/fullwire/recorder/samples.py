@@ -1,6 +1,6 @@
-"""The files of a job's samplers, and what they saw as the tables links, sockets and hosts.
+"""Read the files of a job's samplers as the tables links, sockets and hosts.
 
-They are read as far as they are whole, and never all at once.
+They are read piece by piece, as far as they are whole.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fullwire.recorder.journals import (
 from fullwire.recorder.sampler import SUFFIX
 from fullwire.run.run import Hosts, Links, Real, Sockets, Text, Whole
 
-SAMPLES = 3  # the kind of block, beside those of a journal
-PIECE_ROWS = 10_000  # of one series, in memory at once
+SAMPLES = 3  # Kind of a block, beside those of a journal.
+PIECE_ROWS = 10_000  # Rows of one series in memory at once.
 _LONGEST_NUMBER_BYTES = 10
 _WHOLE_NUMBERS = ("watched", "monotonic_ns", "unix_ns")
 
 
 class Kind(IntEnum):
-    """What is sampled, as native/sampling/sample_file.hpp numbers it."""
+    """The kinds of samples, with the numbers of native/sampling/sample_file.hpp."""
 
     LINK = 1
     SOCKET = 2
@@ -66,7 +66,7 @@ COLUMNS: Mapping[Kind, tuple[str, ...]] = {
 
 @dataclass(eq=False, slots=True)
 class _Series:
-    """What was sampled of one thing: where its blocks begin, its first row and its last."""
+    """The samples of one object: the offsets of its blocks, and its first and last row."""
 
     first: Whole
     last: Whole
@@ -75,7 +75,7 @@ class _Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSamples:
-    """What one sampler left: its header, and where the rows of each thing are that it sampled."""
+    """The file of one sampler: its header, and the place of the rows of each sampled object."""
 
     path: Path
     header: Header
@@ -89,7 +89,7 @@ class HostSamples:
         return str(self.header["host"])
 
     def of(self, kind: Kind) -> Iterator[tuple[int, Mapping[str, Whole]]]:
-        """Go through what was sampled of a kind, some rows at a time: its number and columns."""
+        """Yield the samples of a kind, some rows at a time: the object's number and columns."""
         with self.path.open("rb") as file:
             for (series_kind, number), series in self.series.items():
                 if series_kind != kind:
@@ -98,7 +98,7 @@ class HostSamples:
                 for place in series.places:
                     file.seek(place)
                     block = block_from(file)
-                    if block is None:  # the file has changed since it was surveyed
+                    if block is None:  # the file has changed since the survey
                         break
                     held.append(_rows(block[1])[2])
                     if sum(rows.shape[1] for rows in held) >= PIECE_ROWS:
@@ -108,7 +108,7 @@ class HostSamples:
                     yield number, _columns(kind, held)
 
     def ends_of(self, kind: Kind) -> Iterator[tuple[int, Mapping[str, int], Mapping[str, int]]]:
-        """Go through the series of a kind: each one's number, first row and last row."""
+        """Yield for each series of a kind its number, first row and last row."""
         for (series_kind, number), series in self.series.items():
             if series_kind == kind:
                 yield number, _named(kind, series.first), _named(kind, series.last)
@@ -131,7 +131,7 @@ class HostSamples:
 
 
 def read_samples(directories: Sequence[Path]) -> tuple[list[HostSamples], list[str]]:
-    """Read every sampler's file in some directories; one that cannot be read gets a sentence."""
+    """Read every sampler's file in some directories; return a sentence for each unreadable one."""
     samples, unreadable = [], []
     for path in files_in(directories, SUFFIX):
         try:
@@ -142,7 +142,7 @@ def read_samples(directories: Sequence[Path]) -> tuple[list[HostSamples], list[s
 
 
 def header_of(path: Path) -> Header:
-    """Read what a sampler said of itself."""
+    """Read a sampler's header."""
     return read_header(path, _WHOLE_NUMBERS)
 
 
@@ -168,7 +168,7 @@ def _read(path: Path) -> HostSamples:
         definitions=tuple(definitions),
         bytes_not_read=max(0, length - place),
     )
-    # Samples of what nothing names are refused.
+    # Samples of objects without a definition are refused.
     flows, links = read.flows, range(len(read.links))
     for kind, number in read.series:
         known = flows if kind == Kind.SOCKET else links
@@ -190,7 +190,7 @@ def _columns(kind: Kind, pieces: Sequence[Whole]) -> dict[str, Whole]:
 def _rows(payload: bytes) -> tuple[Kind, int, Whole]:
     """Read a block: kind and number, then its columns one after another, as differences.
 
-    Numbers are of variable length, written as native/sampling/sample_file.hpp says.
+    Numbers have a variable length, described in native/sampling/sample_file.hpp.
     """
     content = np.frombuffer(payload, np.uint8)
     ends = np.flatnonzero(content < 128)
@@ -214,11 +214,11 @@ def _rows(payload: bytes) -> tuple[Kind, int, Whole]:
     return kind, int(numbers[1]), np.cumsum(numbers[2:].reshape(columns, -1), axis=1)
 
 
-Shift = Callable[[HostSamples], int]  # what brings its times to the run's zero
+Shift = Callable[[HostSamples], int]  # returns the shift of its times to the run's zero
 
 
 def tables_of(samples: HostSamples, shift_ns: int) -> Iterator[Links | Sockets | Hosts]:
-    """Go through what a sampler saw, some rows at a time: links, connections, then devices."""
+    """Yield a sampler's tables, some rows at a time: links, connections, then devices."""
     for number, rows in samples.of(Kind.LINK):
         link = samples.links[number]
         yield Links(
@@ -244,12 +244,12 @@ def tables_of(samples: HostSamples, shift_ns: int) -> Iterator[Links | Sockets |
                 send_buffer_limited_ns=rows["send_buffer_limited_us"] * 1000,
             )
         )
-    last: dict[int, Mapping[str, Whole]] = {}  # of each processor: shares are between two samples
+    last: dict[int, Mapping[str, Whole]] = {}  # last sample of each processor, for differences
     for number, rows in samples.of(Kind.PROCESSOR):
         before = last.get(number, {name: column[:0] for name, column in rows.items()})
         last[number] = {name: column[-1:] for name, column in rows.items()}
         joined = {name: np.append(before[name], column) for name, column in rows.items()}
-        # From counted ticks to the share in use between two samples.
+        # Turn counted ticks into the share in use between two samples.
         passed = np.diff(joined["all"])
         is_known = passed > 0
         in_use = np.diff(joined["busy"])[is_known] / passed[is_known]
@@ -265,7 +265,7 @@ def tables_of(samples: HostSamples, shift_ns: int) -> Iterator[Links | Sockets |
 
 
 def sampler_defects(samples: Sequence[HostSamples]) -> list[str]:
-    """Say of each sampler what went wrong with it."""
+    """Return the problems of each sampler."""
     sentences = []
     for sampler in samples:
         status, reason = sampler.header["status"], sampler.header["reason"]
@@ -294,7 +294,7 @@ def sampler_share(samples: Sequence[HostSamples]) -> float | None:
 
 
 def line_rates_bps(samples: Sequence[HostSamples]) -> dict[str, float]:
-    """Return the line rate of each host's busiest link, where its adapter tells one."""
+    """Return the line rate of each host's busiest link, if its adapter gives one."""
     rates: dict[str, float] = {}
     for sampler in samples:
         moved = {

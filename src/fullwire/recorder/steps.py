@@ -1,15 +1,15 @@
-"""From the notes of one process to its steps: where each begins and ends, and what it was made of.
+"""Find the steps of one process in its notes: where each begins and ends, and its spans.
 
-A step ends with the optimizer. With several optimizers a step is a round of them: it ends with the
-last one before one of them comes round again, or before a new one takes over for good. It begins
-where the step before ended, so a checkpoint or a log line between two steps counts as the host's
-time in the second. There are two exceptions: an evaluation between steps belongs to none, and the
-next step begins after it; the first step begins with the first thing seen of it (data, gradients
+A step ends with the optimizer. With several optimizers, a step is a round of them. It ends with the
+last one before one of them comes round again, or before a new one takes over for good. A step
+begins where the step before ended. So a checkpoint or a log line between two steps counts as the
+host's time in the second. There are two exceptions. An evaluation between steps belongs to no step,
+and the next step begins after it. The first step begins with the first note of it (data, gradients
 cleared, forward, backward).
 
-The backward pass of a step is its last one; earlier ones, as in gradient accumulation, are spans of
-their own name. A backward pass ends when its last gradient is ready: what follows inside the call
-is waiting for DDP's buckets.
+The backward pass of a step is its last one. Earlier ones, as in gradient accumulation, are spans
+with a name of their own. A backward pass ends when its last gradient is ready. The rest of the call
+waits for DDP's buckets.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fullwire.recorder.inside.journal import Note
 from fullwire.recorder.journals import Journal, Notes
 from fullwire.run.run import Lane, Whole
 
-OUTSIDE = -1  # the step of what happened in none
+OUTSIDE = -1  # the step number of moments outside all steps
 _EVER = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Steps:
-    """When each step of a process began and ended, in order."""
+    """The beginning and end of each step of a process, in order."""
 
     start_ns: Whole
     end_ns: Whole
@@ -39,7 +39,7 @@ class Steps:
         return len(self.start_ns)
 
     def of(self, times_ns: Whole) -> Whole:
-        """Return the step that each time falls into, `OUTSIDE` where it falls into none."""
+        """Return the step that each time falls into, or `OUTSIDE`."""
         if not len(self):
             return np.full(len(times_ns), OUTSIDE, np.int64)
         step = np.searchsorted(self.start_ns, times_ns, side="right") - 1
@@ -59,7 +59,7 @@ class Span:
 
 
 def found_steps(journal: Journal, notes: Mapping[int, Whole]) -> Steps:
-    """Find the steps of a process, from all that it noted of optimizers and evaluations."""
+    """Find the steps of a process from all its notes of optimizers and evaluations."""
     ends = np.fromiter(_round_ends(_outermost(notes[Note.OPTIMIZER])), np.int64)
     starts = np.empty(len(ends), np.int64)
     if len(ends):
@@ -69,14 +69,14 @@ def found_steps(journal: Journal, notes: Mapping[int, Whole]) -> Steps:
             [*(journal.first_ns[kind] for kind in kinds if kind in journal.first_ns), end_ns]
         )
         starts[1:] = ends[:-1]
-    # Evaluations end by Module.train() or by the last forward without gradients. A time in
-    # evaluation mode with a step in it is none: some layers stay so while others train.
+    # Evaluations end with Module.train() or with the last forward without gradients. A period in
+    # evaluation mode that contains a step is no evaluation: some layers stay in it during training.
     modes = notes[Note.EVALUATION][:, 1:]
     if len(modes):
         steps_in = np.searchsorted(ends, modes[:, 1]) - np.searchsorted(ends, modes[:, 0])
         modes = modes[steps_in == 0]
     evaluations = np.concatenate([modes[:, 1], notes[Note.INFERENCE][:, 2]]).astype(np.int64)
-    before = np.searchsorted(ends, evaluations)  # an evaluation lies before the step of this number
+    before = np.searchsorted(ends, evaluations)  # the number of the step after each evaluation
     for number, evaluation_end in zip(before.tolist(), evaluations.tolist(), strict=True):
         if number < len(ends):
             starts[number] = max(starts[number], evaluation_end)
@@ -84,10 +84,10 @@ def found_steps(journal: Journal, notes: Mapping[int, Whole]) -> Steps:
 
 
 def whole_steps(journal: Journal, steps: Steps, most_notes: int) -> Iterator[tuple[range, Notes]]:
-    """Go through a process's notes in parts: the steps that end in each, and all noted till then.
+    """Yield a process's notes in parts: the steps that end in each, and all notes up to then.
 
-    A part holds whole steps, and more notes than asked for only if one step does. What other
-    threads noted of a step, the ends of collectives, may come in a later part.
+    A part holds whole steps. It has more than `most_notes` notes only if one step has. Notes of
+    other threads, such as the ends of collectives, may come in a later part.
     """
     held: list[Notes] = []
     done = 0
@@ -95,7 +95,7 @@ def whole_steps(journal: Journal, steps: Steps, most_notes: int) -> Iterator[tup
         held.append(block)
         if sum(len(part.rows) for part in held) >= most_notes:
             notes = Notes.joined(held)
-            # The last optimizer step surely ended all steps before it.
+            # All steps before the last optimizer step have surely ended.
             latest_ns = notes.of(Note.OPTIMIZER)[:, 2].max(initial=0)
             ended = int(np.searchsorted(steps.end_ns, latest_ns, side="right"))
             if ended > done or ended == len(steps):
@@ -107,14 +107,14 @@ def whole_steps(journal: Journal, steps: Steps, most_notes: int) -> Iterator[tup
 
 
 def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
-    """Go through the spans of some whole steps, by kind."""
+    """Yield the spans of some whole steps, by kind."""
     for number in ended:
         yield Span(number, "host", "step", int(steps.start_ns[number]), int(steps.end_ns[number]))
-    # The backward passes in steps, and when the forward pass before each began.
+    # The backward passes in steps, and the beginning of the forward pass before each.
     calls = notes.of(Note.BACKWARD)
     step = steps.of(calls[:, 1])
     calls, step = calls[step != OUTSIDE], step[step != OUTSIDE]
-    # It began with DDP's, or after what came before.
+    # The forward began with DDP's forward, or else at the end of the event before.
     wrapped = np.sort(notes.of(Note.FORWARD)[:, 1])
     before = [
         np.concatenate([[0], calls[:-1, 2]]),  # the backward before this one
@@ -125,8 +125,8 @@ def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
     earliest = np.maximum.reduce(before) if len(calls) else np.empty(0, np.int64)
     first_wrapped = np.append(wrapped, [_EVER])[np.searchsorted(wrapped, earliest)]
     forward_start = np.where(first_wrapped < calls[:, 1], first_wrapped, earliest)
-    # A forward lasts until its backward begins; a backward until the last gradient was ready, or
-    # until it returned without one.
+    # A forward lasts until its backward begins. A backward lasts until its last gradient is ready,
+    # or until it returns if it makes no gradient.
     is_last = np.append(step[1:] != step[:-1], [True]) if len(step) else np.empty(0, bool)
     ready = _latest_before(notes.of(Note.GRADIENT)[:, 1], calls[:, 2])
     end = np.where(ready >= calls[:, 1], ready, calls[:, 2])
@@ -136,8 +136,8 @@ def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
         yield Span(number, "compute", f"{earlier}forward", int(forward), int(backward))
         yield Span(number, "compute", f"{earlier}backward", int(backward), int(finish))
     optimizers = _outermost(notes.of(Note.OPTIMIZER))[:, 1:]
-    # The passes that an optimizer asked for, as LBFGS does, are none of its time.
-    asked = np.searchsorted(calls[:, 1], optimizers)  # from which pass to which
+    # An optimizer such as LBFGS may ask for passes, which do not count as its own time.
+    asked = np.searchsorted(calls[:, 1], optimizers)  # the first of these passes, and the end
     own = []
     for (begun, ended_ns), (one, other) in zip(optimizers.tolist(), asked.tolist(), strict=True):
         begins = [begun, *calls[one:other, 2].tolist()]
@@ -153,7 +153,7 @@ def spans_of(notes: Notes, steps: Steps, ended: range) -> Iterator[Span]:
 
 
 def last_backward_start_ns(notes: Notes, steps: Steps, among: range) -> Whole:
-    """Return when each step's last backward pass began; the step's start where there is none."""
+    """Return when each step's last backward pass began, or the step's start without one."""
     begin = steps.start_ns[among.start : among.stop].copy()
     starts = notes.of(Note.BACKWARD)[:, 1]
     step = steps.of(starts)
@@ -163,7 +163,7 @@ def last_backward_start_ns(notes: Notes, steps: Steps, among: range) -> Whole:
 
 
 def _round_ends(optimizers: Whole) -> Iterator[int]:
-    """Go through the ends of rounds: of the last step before an optimizer comes round again."""
+    """Yield the ends of rounds, each that of the last step before an optimizer comes again."""
     numbers, ends_ns = optimizers[:, 0], optimizers[:, 2]
     first = {number: int(np.argmax(numbers == number)) for number in np.unique(numbers)}
     last = {number: len(numbers) - 1 - int(np.argmax(numbers[::-1] == number)) for number in first}
@@ -181,8 +181,8 @@ def _round_ends(optimizers: Whole) -> Iterator[int]:
 
 
 def _outermost(optimizers: Whole) -> Whole:
-    """Leave out steps taken inside other steps, as by an optimizer that wraps another."""
-    if (optimizers[1:, 1] >= optimizers[:-1, 2]).all():  # as nearly always: one after the other
+    """Leave out optimizer steps inside others, which an optimizer that wraps another takes."""
+    if (optimizers[1:, 1] >= optimizers[:-1, 2]).all():  # nearly always: one after the other
         return optimizers
     ordered = optimizers[np.lexsort((-optimizers[:, 2], optimizers[:, 1]))]
     reached = np.maximum.accumulate(np.concatenate([[-1], ordered[:-1, 2]]))
