@@ -1,7 +1,7 @@
-"""The recorder as it lives in a process of the job: standard library and torch only.
+"""The part of the recorder that runs in a process of the job: standard library and torch only.
 
-`arm` costs a fraction of a millisecond and leaves one finder on the import path; the rest is loaded
-when the process has imported torch. A process that never does is left alone.
+`arm` costs a fraction of a millisecond and puts one finder on the import path. The rest is loaded
+once the process has imported torch. A process that never imports torch is left alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 DIRECTORY_VARIABLE = "FULLWIRE_RECORD_INTO"
-ENTERED = "entered"  # there, once a Python of the job has been here
+ENTERED = "entered"  # this file exists once a Python of the job has started
 
 
 class _Finder:
@@ -24,14 +24,14 @@ class _Finder:
         self._then = then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the others find the module, and do what is to be done as soon as it is loaded.
+        """Let other finders find the module, and call the function as soon as it is loaded.
 
-        Who only asks whether there is a torch, as many libraries do, does not load it: this one
-        stays until somebody does.
+        Many libraries only ask whether torch exists, and do not load it. So this finder stays until
+        a module loads torch.
         """
         if name != self._module:
             return None
-        # Finders of old may have no such method; Python passes them by, or asks them after us.
+        # Old finders may lack this method: Python passes them by, or asks them after this one.
         others = [
             finder
             for finder in sys.meta_path
@@ -45,7 +45,7 @@ class _Finder:
 
             def execute_and_continue(module: Any) -> None:
                 execute(module)
-                if self in sys.meta_path:  # else somebody loads it once more
+                if self in sys.meta_path:  # else the module is loaded once more
                     sys.meta_path.remove(self)
                     self._then()
 
@@ -54,7 +54,7 @@ class _Finder:
 
 
 def after_import(module: str, then: Callable[[], None]) -> None:
-    """Do something once a module has been imported, at once if it has been."""
+    """Call a function once a module has been imported, or now if it has been already."""
     if module in sys.modules:
         then()
     else:
@@ -62,7 +62,7 @@ def after_import(module: str, then: Callable[[], None]) -> None:
 
 
 def arm() -> None:
-    """Record this process if it is one of a recorded job and imports torch."""
+    """Record this process if it belongs to a recorded job and imports torch."""
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if directory:
         with contextlib.suppress(OSError):  # a full disk must not end the job
@@ -75,5 +75,5 @@ def _watch(directory: str) -> None:
         from .watch import watch
 
         watch(directory, after_import)
-    except Exception as error:  # the job goes on, whatever is wrong with the recorder
+    except Exception as error:  # the job goes on if the recorder fails
         sys.stderr.write(f"fullwire: this process is not recorded: {error!r}\n")

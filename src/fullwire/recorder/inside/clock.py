@@ -1,10 +1,11 @@
-"""When things happen: on the host, or on a CUDA device, which works off a queue behind the host.
+"""Take times on the host, or on a CUDA device, which works off a queue behind the host.
 
-On a device a moment is an event in its queue. Nothing waits for one: events are asked now and then
-whether they have passed (`query`), and become notes when they have. Their times are moved to the
-host's clock by a reference: an event on a stream with nothing else in it, whose time the host knows
-to some microseconds. A new one is made every second, because CUDA tells the time between two events
-in 32-bit floating point, which is exact to 0.1 us over a second and to 0.2 ms over an hour.
+On a device, a moment is an event in its queue. The recorder never waits for an event. It asks now
+and then whether events have passed (`query`), and makes notes of those that have. A reference moves
+their times to the host's clock. It is an event on an otherwise empty stream, and the host knows its
+time to some microseconds. A new reference is made every second, because CUDA gives the time between
+two events in 32-bit floating point. That is exact to 0.1 us over a second, but to 0.2 ms over an
+hour.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ import torch
 from .journal import Journal
 
 Moment: TypeAlias = Any  # nanoseconds of the host's monotonic clock, or an event on a device
-MOST_PENDING = 16_384  # of notes whose events have not passed: beyond it the oldest are given up
+MOST_PENDING = 16_384  # notes that wait for their events: above it, the oldest are given up
 REFERENCE_LASTS_NS = 1_000_000_000
 _LONGEST_LOOK_NS = 1_000_000
 _now = time.monotonic_ns
 
 
 class Clock:
-    """Tells moments, and notes what happened at them as soon as their times are known."""
+    """Takes moments, and writes their notes as soon as their times are known."""
 
     def __init__(self, journal: Journal, cuda: Any = None) -> None:
         self._journal = journal
         self._device = None if cuda is None else _Device(journal, cuda)
-        self.knows_devices = cuda is not None  # whether there can be other moments than the host's
+        self.knows_devices = cuda is not None  # whether moments may be on a device
 
     def moment(self, on_device: bool = True) -> Moment:
-        """Return now: on the device, where what happens is on one and this process uses it."""
+        """Return the present moment: on the device if `on_device` and this process uses one."""
         if not on_device or self._device is None:
             return _now()
         try:
@@ -58,7 +59,7 @@ class Clock:
             self._device.note_later(kind, number, moment, None, rest)
 
     def collect(self) -> None:
-        """Note what has passed on the device since the last time."""
+        """Write the notes whose events have passed on the device since the last time."""
         if self._device is not None:
             try:
                 self._device.collect()
@@ -66,19 +67,19 @@ class Clock:
                 self._journal.give_up(error)
 
     def close(self) -> None:
-        """Note what has passed, and say what had not."""
+        """Write the notes whose events have passed, and count the others as missing."""
         self.collect()
         if self._device is not None:
             self._device.say_what_is_missing()
 
 
 def clock_of_this_torch(journal: Journal) -> Clock:
-    """Make the clock of this process: torch built for CPU alone has no devices to ask."""
+    """Make the clock of this process; a torch built for CPU only has no devices."""
     return Clock(journal, torch.cuda if torch.version.cuda or torch.version.hip else None)
 
 
 class _Device:
-    """Events on the device that is current, and those that have not passed yet."""
+    """Events on the current device, and those that have yet to pass."""
 
     def __init__(self, journal: Journal, cuda: Any) -> None:
         self._journal = journal
@@ -90,7 +91,7 @@ class _Device:
         os.register_at_fork(after_in_child=self._pending.clear)
 
     def moment(self) -> Moment:
-        """Put an event in the queue; before the program's own first use of CUDA, ask the host."""
+        """Put an event in the queue, or use the host before the program's own first use of CUDA."""
         if not self._may_be_asked():
             return _now()
         event = self._cuda.Event(enable_timing=True)
@@ -125,7 +126,7 @@ class _Device:
             self._journal.define(kind="missing", sentence=sentence)
 
     def _may_be_asked(self) -> bool:
-        """Say whether CUDA is in use, and not recording a graph, which any question would spoil."""
+        """Say whether CUDA is in use and records no graph, which any question would spoil."""
         return bool(self._cuda.is_initialized()) and not self._cuda.is_current_stream_capturing()
 
     def _renew_reference(self) -> None:
@@ -138,7 +139,7 @@ class _Device:
         event.record(self._stream)
         while not event.query():
             if _now() - before_ns > _LONGEST_LOOK_NS:
-                return  # the device is busy: the old reference lasts a little longer
+                return  # the device is busy: use the old reference a little longer
         self._reference = event, (before_ns + _now()) // 2
 
     def _host_ns(self, moment: Moment) -> int:

@@ -1,15 +1,16 @@
-"""Each collective's issue and end, and the time that communication hooks work themselves.
+"""Note each collective's issue and end, and the own work of communication hooks.
 
-Collectives are seen in the methods of torch.distributed.ProcessGroup, which all of Python's
-collectives (and FSDP2's, and communication hooks') go through; C++ is given groups that send it
-through the same methods (`VisibleGroup`). A transfer between two ranks is a collective of these
-two: a group of its own, in which sender and receiver count alike.
+The recorder wraps the methods of torch.distributed.ProcessGroup. All of Python's collectives (and
+FSDP2's, and communication hooks') go through them. C++ gets groups that send it through the same
+methods (`VisibleGroup`). A transfer between two ranks is a collective of these two. It has a group
+of its own, in which sender and receiver count alike.
 
-A collective ends when its future says so: a callback notes the time, not whoever waits.
+A collective ends when its future is done. A callback of the future notes the time, so waiting for
+the collective has no part in it.
 
-A communication hook is called as it would be. The time until it returns is its own, less what it
-spends issuing collectives and waiting for them; so is the time of what it leaves to be called when
-a future is done, on whichever thread.
+A communication hook is called as usual. The time until it returns is its own work, except the time
+of issuing collectives and waiting for them. Functions that it leaves for the end of a future count
+as its own work too, on any thread.
 """
 
 from __future__ import annotations
@@ -62,28 +63,28 @@ _COLLECTIVES = {
     "recv": "recv",
     "recv_anysource": "recv",
 }
-MOST_SIGNATURES = 4096  # kept to be told by number again, where sizes change with every call
-_LOOK_S, _MOST_LOOKS = 0.001, 2000  # a collective whose other ranks are gone never ends
+MOST_SIGNATURES = 4096  # kept for use by number; sizes may change with every call
+_LOOK_S, _MOST_LOOKS = 0.001, 2000  # a collective never ends if its other ranks are gone
 _GOODBYE_S = 0.02
 _now = time.monotonic_ns
 _SEQUENCES = (list, tuple)
-_when_done = torch._C.Future.add_done_callback  # as it was: hooks' own use of it is watched
+_when_done = torch._C.Future.add_done_callback  # torch's own, as the hooks' use of it is watched
 
 
 def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> None:
-    """Begin to note collectives, whoever issues them."""
+    """Begin to note the collectives of all callers."""
     codec = _Codec(journal)
     collectives = _Collectives(journal, clock, codec, probes)
     for name, op in _COLLECTIVES.items():
         original = vars(dist.ProcessGroup).get(name)
-        if original is not None:  # which of them exist depends on torch's version
+        if original is not None:  # some versions of torch lack some methods
             setattr(dist.ProcessGroup, name, collectives.watched(original, op))
     dist.Work.wait = collectives.waiting(dist.Work.wait)
     _watch_those_to_come(dist.ProcessGroup, _COLLECTIVES, collectives.watched)
     _watch_those_to_come(
         dist.Work, {"wait": "wait"}, lambda original, _: collectives.waiting(original)
     )
-    # The hooks that DDP is given, and what they leave for later; C++ ones cannot be watched.
+    # Watch DDP's hooks, and the functions that they leave for later. C++ hooks stay unseen.
     register = dist._register_comm_hook
 
     @functools.wraps(register)
@@ -104,9 +105,9 @@ def watch_collectives(journal: Journal, clock: Clock, probes: Probes | None) -> 
 def _watch_those_to_come(
     base: Any, words: Mapping[str, str], watched: Callable[[Any, str], Any]
 ) -> None:
-    """Watch what classes in Python put in the place of a method, where they tell times themselves.
+    """Watch the methods that Python classes override, if the classes note times themselves.
 
-    Others forward to a group whose methods are watched already.
+    Other classes forward to a group whose methods are watched already.
     """
 
     def __init_subclass__(cls: Any, /, **_: Any) -> None:  # noqa: N807  # Python's name for it
@@ -119,7 +120,7 @@ def _watch_those_to_come(
 
 
 class _Codec:
-    """The time that communication hooks work themselves, on whichever thread they do."""
+    """Measures the communication hooks' own work on each thread."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -128,7 +129,7 @@ class _Codec:
     def working(
         self, function: Callable[..., Any], *, is_later: bool = False
     ) -> Callable[..., Any]:
-        """Wrap a hook, or what it wants to be called later, on whichever thread."""
+        """Wrap a hook, or a function that it leaves to be called later, on any thread."""
 
         @functools.wraps(function)
         def work(*args: Any, **kwargs: Any) -> Any:
@@ -158,7 +159,7 @@ class _Codec:
         self._here.since_ns = _now()
 
     def apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap what is no work of a hook's own, though a hook may call it."""
+        """Wrap a function that hooks may call, but that is not their own work."""
 
         @functools.wraps(function)
         def other(*args: Any, **kwargs: Any) -> Any:
@@ -184,7 +185,7 @@ def _left_for_later(original: Callable[..., Any], codec: _Codec) -> Callable[...
 
 
 class _Collectives:
-    """Notes each collective's issue and end, and numbers what they have in common."""
+    """Notes each collective's issue and end, and numbers the signatures that they share."""
 
     def __init__(self, journal: Journal, clock: Clock, codec: _Codec, probes: Any) -> None:
         self._journal = journal
@@ -196,8 +197,8 @@ class _Collectives:
         self._numbers = itertools.count()
         self._is_identified = False
         self._without_future = WeakIdKeyDictionary()
-        self._under_way: set[int] = set()  # collectives whose end is still to be told to us
-        self._telling: deque[tuple[int, Any]] = deque()  # those that keep their own times
+        self._under_way: set[int] = set()  # Collectives whose end is still to come.
+        self._telling: deque[tuple[int, Any]] = deque()  # Collectives that keep their own times.
         self._unseen = Unseen(journal)
         os.register_at_fork(after_in_child=self._forget)
         at_end(self._await_the_last)
@@ -210,18 +211,18 @@ class _Collectives:
         self._is_identified = False
 
     def _await_the_last(self) -> None:
-        """Let no thread of a transport call us while Python goes down: that aborts the process."""
+        """Wait for the transports' callbacks, which would abort the process while Python ends."""
         self._unseen.say()
-        for _ in range(_MOST_LOOKS):  # counted: their threads stand still whenever this one does
+        for _ in range(_MOST_LOOKS):  # a count, as their threads stall whenever this one does
             if not self._under_way:
                 break
             time.sleep(_LOOK_S)
         self._hear_ends()
         if self._signatures:
-            time.sleep(_GOODBYE_S)  # what was called has returned; now it is let go of
+            time.sleep(_GOODBYE_S)  # the callbacks have returned, and are being freed
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Look now and then for collectives that went past us."""
+        """Look now and then for collectives that the wrappers missed."""
         started = self._journal.starts_work()
         try:
             self._unseen.step_ends()
@@ -262,13 +263,13 @@ class _Collectives:
         on_device: bool,
         work: Any,
     ) -> None:
-        """Note that a collective was issued, and see to it that its end will be noted."""
+        """Note the issue of a collective, and arrange the note of its end."""
         number = next(self._count)
         size, dtype = _payload(op, arguments)
         among = group.group_name
         self._unseen.seen[among] += 1
         if op in ("send", "recv"):
-            # A group of two ranks, sender first. Who receives from any gives no rank.
+            # A group of two ranks, sender first. A receive from any sender has no rank.
             here = group.rank()
             other = arguments[1] if len(arguments) > 2 else "any"
             among += f" {here}>{other}" if op == "send" else f" {other}>{here}"
@@ -281,14 +282,14 @@ class _Collectives:
             return
         try:
             future = work.get_future()
-        except RuntimeError:  # some of Gloo's have none: their end is known to who waits for them
+        except RuntimeError:  # some of Gloo's have no future: only their waiter knows the end
             self._without_future[work] = number
         else:
             self._under_way.add(number)
             _when_done(future, functools.partial(self._ended, number, on_device))
 
     def _hear_ends(self) -> None:
-        """Note what a transport has kept; exact, whenever it is asked for."""
+        """Note the times that a transport has kept, which are exact at any later time."""
         while self._telling and all(task.is_done for task in self._telling[0][1]):
             number, tasks = self._telling.popleft()
             if not any(task.problem for task in tasks):
@@ -296,7 +297,7 @@ class _Collectives:
                     *(task.times for task in tasks), strict=True
                 )
                 begin_ns, end_ns = min(begun_ns), max(ended_ns)
-                heard_ns = min(filter(None, heard_ns), default=begin_ns)  # alone, nobody is heard
+                heard_ns = min(filter(None, heard_ns), default=begin_ns)  # a lone rank hears none
                 for kind, told in (
                     (Note.BEGUN, end_ns - begin_ns),
                     (Note.HEARD, end_ns - heard_ns),
@@ -326,13 +327,13 @@ class _Collectives:
         return wait
 
     def _ended(self, number: int, on_device: bool, future: Any) -> None:
-        # On a device this is called when all is queued, with a current stream that waits for the
-        # result: the moment is an event there. Else it is called when the result is there.
+        # On a device, this is called once all work is queued. The current stream waits for the
+        # result, so the moment is an event there. Else this is called once the result is there.
         ended = self._clock.moment() if on_device else _now()
         started = self._journal.starts_work()
         try:
             future.value()
-        except Exception:  # the collective failed, as when a rank dies: it has no end
+        except Exception:  # the collective failed, for example as a rank died: it has no end
             pass
         else:
             self._clock.note_one(Note.END, number, ended)
@@ -354,7 +355,7 @@ class _Collectives:
                 backend=dist.get_backend(),
                 torch=torch.__version__,
             )
-            # Fullwire's transport has one; other back ends do not say theirs.
+            # Fullwire's transport gives its congestion control. Other back ends keep theirs.
             congestion = getattr(dist.group.WORLD, "congestion", None)
             if congestion is not None:
                 self._journal.define(kind="fact", name="transport_congestion", value=congestion)
@@ -372,12 +373,12 @@ class _Collectives:
 def _payload(op: str, arguments: Sequence[Any]) -> tuple[int, Any]:
     """Return the bytes of the larger side of a collective, and their type if there are any.
 
-    The gathered side of a gather and the scattered side of a scatter are the larger: what all ranks
-    together hold, as in `fullwire collective`.
+    The gathered side of a gather and the scattered side of a scatter are the larger ones. They hold
+    the data of all ranks together, as in `fullwire collective`.
     """
     tensors = arguments[0] if op == "allreduce" and arguments else None
     if type(tensors) is list and len(tensors) == 1 and type(tensors[0]) is torch.Tensor:
-        # As DDP's buckets are: with cold caches the long way takes 30 us.
+        # A short way for DDP's buckets: with cold caches, the long way takes 30 us.
         return tensors[0].numel() * tensors[0].element_size(), tensors[0].dtype
     most, dtype = 0, None
     for argument in arguments:
@@ -395,11 +396,11 @@ def _tensors(argument: Any) -> list[Any]:
 
 
 _EVERY_NS = 250_000_000
-_Look: TypeAlias = dict[str, tuple[int, int]]  # of each group: how many it counts, how many we saw
+_Look: TypeAlias = dict[str, tuple[int, int]]  # by group: collectives that it counts, and seen ones
 
 
 class Unseen:
-    """Compares what was seen of each group with what it counts."""
+    """Compares the collectives seen of each group with the group's own count."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -407,10 +408,10 @@ class Unseen:
         self._last: _Look = {}
         self._steps = 0
         self._looked_ns = 0
-        self.seen: Counter[str] = Counter()  # by name of the group, since it began
+        self.seen: Counter[str] = Counter()  # by name of the group, since the group began
 
     def step_ends(self) -> None:
-        """Look, if the last time is long enough ago."""
+        """Look at the counts, if the last look is long enough ago."""
         self._steps += 1
         now_ns = time.monotonic_ns()
         if self._journal.is_open and now_ns - self._looked_ns > _EVERY_NS:
@@ -420,14 +421,14 @@ class Unseen:
             for group in groups:
                 try:
                     counted = int(group._get_sequence_number_for_group())
-                except (RuntimeError, AttributeError):  # a transport that does not count
+                except (RuntimeError, AttributeError):  # a transport without a count
                     counted = 0
                 self._last[group.group_name] = counted, self.seen[group.group_name]
             if self._first is None:
                 self._first, self._steps = self._last, 0
 
     def say(self) -> None:
-        """Say how many there were, where steps have some; a few belong to models made later."""
+        """Report the unseen collectives, if steps have some; a few belong to models made later."""
         count = sum((_past_us(self._last) - _past_us(self._first or {})).values())
         if self._steps and count >= self._steps:
             sentence = f"{count} collectives were issued by C++ and not seen"
@@ -439,9 +440,9 @@ def _past_us(look: _Look) -> Counter[str]:
 
 
 def watch_reducer(journal: Journal, methods: Iterable[str]) -> None:
-    """Give DDP's C++, its reducer and its broadcasts of buffers, a group that can be seen."""
+    """Give DDP's C++ (its reducer and its broadcasts of buffers) a visible group."""
     build, broadcast = dist.Reducer, dist._broadcast_coalesced
-    # The reducer holds the C++ half of a group only: its Python half must live as long.
+    # The reducer holds only the C++ half of a group. Its Python half must live as long.
     groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
     _forward(VisibleGroup, methods)
 
@@ -452,7 +453,7 @@ def watch_reducer(journal: Journal, methods: Iterable[str]) -> None:
             if type(argument) is dist.ProcessGroup:
                 try:
                     arguments[place] = VisibleGroup(argument)
-                except Exception as error:  # DDP trains as it would; its buckets are not seen
+                except Exception as error:  # DDP trains as usual, but its buckets stay unseen
                     sentence = f"DDP's buckets could not be watched: {error!r}"
                     journal.define(kind="missing", sentence=sentence)
         built = build(*arguments, **kwargs)
@@ -469,16 +470,17 @@ def watch_reducer(journal: Journal, methods: Iterable[str]) -> None:
 
 
 def watch_names(methods: Iterable[str]) -> None:
-    """Give C++ that asks for a group by its name one that can be seen.
+    """Give C++ a visible group if it asks for a group by name.
 
-    Where it cannot be had, the true group is found as ever, and what it does is counted.
+    If that fails, C++ finds the true group, and the group's own count shows its collectives.
     """
     _forward(_NamedGroup, methods, _VisibleWork)
     names = _Names(torch._C._distributed_c10d)
     for name in ("_register", "_unregister", "_resolve"):
         _replace(f"{name}_process_group", getattr(names, name.removeprefix("_")))
     _replace("_unregister_all_process_groups", names.unregister_all)
-    # Symmetric memory of devices takes the store of the group that it finds; ours have none.
+    # Symmetric memory of devices takes the store of the group that it finds, and visible groups have
+    # no store.
     memory = getattr(torch._C._distributed_c10d, "_SymmetricMemory", None)
     for name in ("empty_strided_p2p", "get_mempool_allocator", "rendezvous"):
         if hasattr(memory, name):
@@ -486,12 +488,12 @@ def watch_names(methods: Iterable[str]) -> None:
 
 
 class VisibleGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be absent when we check
-    """A process group that sends C++ callers through the Python methods of the true one."""
+    """A process group that sends C++ callers through the Python methods of the true group."""
 
     def __init__(self, true: Any) -> None:
         super().__init__(true.rank(), true.size())
         self.true = true
-        self.bound_device_id = true.bound_device_id  # to which a backend is set when it is given
+        self.bound_device_id = true.bound_device_id  # a backend is bound to it when it is set
         for device in true._device_types:
             backend = true._get_backend(device)
             kind = self.BackendType.__members__.get(backend.name().upper(), self.BackendType.CUSTOM)
@@ -500,7 +502,7 @@ class VisibleGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch may be abs
 
 
 class _NamedGroup(VisibleGroup):
-    """A visible group whose works are waited for in C++."""
+    """A visible group whose works C++ waits for."""
 
 
 class _VisibleWork(dist.Work):  # type: ignore[misc]  # torch may be absent when we check
@@ -520,7 +522,7 @@ class _VisibleWork(dist.Work):  # type: ignore[misc]  # torch may be absent when
 
 
 class _Names:
-    """Groups by their names, in torch's own registry, which holds no group itself."""
+    """The visible groups by name, for torch's own registry, which keeps no group alive."""
 
     def __init__(self, registry: Any) -> None:
         self._register, self._resolve, self._unregister, self._unregister_all = (
@@ -533,11 +535,11 @@ class _Names:
         self._may_stand_in = True
 
     def register(self, group_name: str, group: Any) -> None:
-        """Let C++ find what can be seen of a group."""
+        """Let C++ find the visible group in place of the true one."""
         try:
             is_plain = type(group) is dist.ProcessGroup and self._may_stand_in
             seen = _NamedGroup(group) if is_plain else None
-        except Exception:  # the job goes on, with what it made
+        except Exception:  # the job goes on with its own group
             seen = None
         self._register(group_name, seen or group)
         if seen is not None:
@@ -559,7 +561,7 @@ class _Names:
         self._held.clear()
 
     def give_back(self) -> None:
-        """Leave the registry as it would be: what comes now asks groups for what ours have not."""
+        """Restore the registry: later callers need parts of a group that visible groups lack."""
         self._may_stand_in = False
         while self._held:
             name, seen = self._held.popitem()
@@ -577,7 +579,7 @@ def _after(first: Callable[[], None], then: Callable[..., Any]) -> Callable[...,
 
 
 def _replace(name: str, ours: Callable[..., Any]) -> None:
-    """Put a function in the place of one of torch's, wherever that has been imported to."""
+    """Put a function in the place of one of torch's, in all modules that have imported it."""
     true = getattr(torch._C._distributed_c10d, name)
     of_torch = [module for key, module in sys.modules.items() if key.partition(".")[0] == "torch"]
     for module in of_torch:
@@ -589,7 +591,7 @@ def _forward(
     kind: type, methods: Iterable[str], of_work: Callable[[Any], Any] = lambda work: work
 ) -> None:
     for name in methods:
-        if hasattr(dist.ProcessGroup, name):  # which of them exist depends on torch's version
+        if hasattr(dist.ProcessGroup, name):  # some versions of torch lack some methods
             setattr(kind, name, _through(name, of_work))
 
 

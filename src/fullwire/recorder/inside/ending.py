@@ -1,4 +1,4 @@
-"""What a process still does when it ends, whichever way Python takes."""
+"""Call functions at the end of a process, on each of the ways in which Python ends it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from multiprocessing import util
 
 
 def at_end(last: Callable[[], None]) -> None:
-    """Call this at the end of this process, and of each that is forked off; the latest goes first.
+    """Call a function at the end of this process and its forks; the latest function goes first.
 
-    What `multiprocessing` forks ends past atexit, and calls only what was left with itself.
+    Processes that `multiprocessing` forks end without atexit. They call only the functions that
+    were registered with `multiprocessing`.
     """
-    atexit.register(last)  # which also keeps it alive: the other register does not
+    atexit.register(last)  # also keeps it alive, which the other register does not
     util.register_after_fork(last, lambda function: util.Finalize(None, function, exitpriority=0))
 
 
 def before_hard_end(last: Callable[[], None]) -> None:
-    """Call this before a program ends by os._exit, which passes by all else left for its end."""
+    """Call a function before a program ends by os._exit, which skips all other functions."""
     leave = os._exit
 
     @functools.wraps(leave)
@@ -29,4 +30,4 @@ def before_hard_end(last: Callable[[], None]) -> None:
         finally:
             leave(status)
 
-    os._exit = _exit  # type: ignore[assignment]  # it returns as little as the true one
+    os._exit = _exit  # type: ignore[assignment]  # like the true one, it never returns

@@ -1,10 +1,10 @@
-"""Which library's trainer runs this job: its settings have that library's names."""
+"""Find the library whose trainer runs this job, because settings have that library's names."""
 
 from __future__ import annotations
 
 import sys
 
-_FRAMEWORKS = {  # by the module that its jobs load; a trainer comes before the library below it
+_FRAMEWORKS = {  # by the module that jobs load; a trainer comes before the library below it
     "torchtitan": "torchtitan",
     "lightning": "lightning",
     "pytorch_lightning": "lightning",
@@ -14,7 +14,7 @@ _FRAMEWORKS = {  # by the module that its jobs load; a trainer comes before the 
 
 
 def framework_in_use() -> str | None:
-    """Name the library whose trainer runs this job, or None where the script has its own loop."""
+    """Return the library whose trainer runs this job, or None if the script has its own loop."""
     for module, name in _FRAMEWORKS.items():
         if module in sys.modules:
             return name

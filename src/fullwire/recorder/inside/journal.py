@@ -1,4 +1,4 @@
-"""The file that one process of the job appends to: what happened when, in small whole blocks.
+"""The file that one process of the job appends its notes to, in small whole blocks.
 
     header    512 bytes: JSON padded with spaces. Its `status` is rewritten in place when the
               process ends or its recorder fails, which needs no room on a full disk
@@ -7,18 +7,19 @@
                  definitions  JSON: the meaning of the numbers that notes use, and facts
                  passes       when all gradients of backward passes were ready, packed
 
-Packed notes are four columns, one after the other, deflated if they are many: kinds in a byte each,
-then numbers, times and rests, each as a letter of `array` and as many whole numbers. Of the times,
-the first stands, and of each other how much later it is than the one before. A note takes some 4
-bytes so, and less processor time than 32 bytes took as they were.
+Packed notes are four columns, one after the other, deflated if they are many. The kinds have a byte
+each. The numbers, times and rests each have a letter of `array`, then their whole numbers. The
+first time is whole, and each other one is its difference to the time before. So a note takes some 4
+bytes, and less processor time than writing it as 32 plain bytes.
 
-A packed pass is when it began, the number of its first parameter and of how many it tells, and how
-long after its beginning the gradient of each was ready, as differences. It stands before the notes
-that were taken until then, so who reads in order knows a step's gradients when he comes to its end.
+A packed pass has the time of its beginning, the number of its first parameter, and the number of
+its parameters. Then it has the time from its beginning until the gradient of each was ready, as
+differences. It stands before the notes taken until then. So a reader in order knows a step's
+gradients at the step's end.
 
-A block is written by one call, so a process that is killed leaves whole blocks and at most one torn
-one at the end, which the CRC finds. Between two writes notes wait in memory, at most `MOST_WAITING`
-of them. Times are `time.monotonic_ns`; the header holds the wall clock at one moment of it.
+One call writes a block. So a process that is killed leaves whole blocks and at most one torn one at
+the end, which the CRC finds. Between two writes, at most `MOST_WAITING` notes wait in memory. Times
+are `time.monotonic_ns`, and the header holds the wall clock at one such time.
 """
 
 from __future__ import annotations
@@ -44,66 +45,67 @@ PASS = struct.Struct("<qII")
 TAG = b"FWJ2"
 NOTES, DEFINITIONS, PASSES = 1, 2, 3
 SUFFIX = ".journal"
-PROBE_VARIABLE = "FULLWIRE_PROBE"  # set where some steps are to be probes
-MOST_WAITING = 2048  # notes of 32 bytes: some 0.4 MB as Python holds them
-MOST_HELD = 16 * MOST_WAITING  # what one backward pass may bring before anything else is noted
-MOST_PASSES = 64  # that wait; four bytes for each gradient
-WORTH_DEFLATING_BYTES = 4096  # less, four times a second, is at most 60 MB an hour
-PLAIN = b"p"  # how content begins that is not deflated, and deflated content never
-LONGEST_WAIT_NS = 250_000_000  # what kill -9 may take with it
+PROBE_VARIABLE = "FULLWIRE_PROBE"  # Set if some steps are to be probes.
+MOST_WAITING = 2048  # Notes of 32 bytes, which are some 0.4 MB in Python.
+MOST_HELD = 16 * MOST_WAITING  # One backward pass may bring so many before any other note.
+MOST_PASSES = 64  # Passes that wait, with four bytes for each gradient.
+WORTH_DEFLATING_BYTES = 4096  # Less, four times a second, is at most 60 MB an hour.
+PLAIN = b"p"  # Plain content begins so, and deflated content never does.
+LONGEST_WAIT_NS = 250_000_000  # Notes of so much time may be lost to kill -9.
 RUNNING, ENDED, FAILED = "running", "ended", "failed"
-# Hooks that were there before a fork go on with their numbers, which the child defines anew; the
-# rank is another, and signatures are counted anew.
+# Hooks from before a fork keep their numbers, which the child defines anew. The child has another
+# rank, and counts signatures anew.
 _LASTING = ("parameter", "fact", "missing")
 
 
 class Note:
-    """What a row says: a number that a definition explains, a time, and the rest; nanoseconds.
+    """The kinds of rows. A row has a number that a definition explains, a time, and a rest, in ns.
 
-    Plain integers and no IntEnum, which costs a microsecond a note on its way into an array.
+    The kinds are plain integers. An IntEnum costs a microsecond a note on its way into an array.
     """
 
-    OPTIMIZER = 1  # number of the optimizer, start, length
-    FORWARD = 2  # 0, start, length
-    BACKWARD = 3  # 0, start, length
-    GRADIENT = 4  # number of the parameter, when its gradient was ready, 0
-    ISSUE = 5  # number of the collective, when it was issued, number of its signature
-    END = 6  # number of the collective, when its result was there, 1 if only its waiter knows
-    WAIT = 7  # 0, start, length of the program waiting for a collective
-    INPUT = 8  # 0, start, length of waiting for data
-    EVALUATION = 9  # 0, start, length
-    ZERO_GRAD = 10  # 0, when gradients were cleared, 0
-    INFERENCE = 12  # 0, start, length of a forward where gradients are off
-    CODEC = 11  # 0, or 1 if left for later; start, length of a communication hook's own work
-    # Of a collective whose transport tells, each with its number and its end; before END.
-    BEGUN = 13  # how long before the end the transport took it up
-    HEARD = 14  # how long before the end the first bytes of another rank had come
-    REDUCED = 15  # how long it was added up
-    SENT = 16  # bytes
-    BEFORE_FORWARD = 17  # processor time since the last step or batch, when, blocks read from disks
-    DELAY = 18  # how long a computing thread had no processor since the last, when, how long it ran
-    PROBE = 19  # collectives kept apart from computing, when in the step, 0
-    PROCESSOR = 20  # processor time since the last, when, of it in communication's threads
+    OPTIMIZER = 1  # Number of the optimizer, start, length.
+    FORWARD = 2  # 0, start, length.
+    BACKWARD = 3  # 0, start, length.
+    GRADIENT = 4  # Number of the parameter, time when its gradient was ready, 0.
+    ISSUE = 5  # Number of the collective, time of its issue, number of its signature.
+    END = 6  # Number of the collective, time of its result, 1 if only its waiter knows.
+    WAIT = 7  # 0, start, length of the program's wait for a collective.
+    INPUT = 8  # 0, start, length of waiting for data.
+    EVALUATION = 9  # 0, start, length.
+    ZERO_GRAD = 10  # 0, time when gradients were cleared, 0.
+    INFERENCE = 12  # 0, start, length of a forward where gradients are off.
+    CODEC = 11  # 0 (or 1 if left for later), start, length of a communication hook's own work.
+    # The next four come before END, if the transport notes them. Each has the collective's number
+    # and its end.
+    BEGUN = 13  # Time from the transport's beginning to the end.
+    HEARD = 14  # Time from the first bytes of another rank to the end.
+    REDUCED = 15  # Time of adding up.
+    SENT = 16  # Bytes.
+    BEFORE_FORWARD = 17  # Processor time since the last step or batch, time, disk blocks read.
+    DELAY = 18  # A computing thread's wait for a processor since the last, time, its running time.
+    PROBE = 19  # Collectives kept apart from computing, a time in the step, 0.
+    PROCESSOR = 20  # Processor time since the last, time, communication threads' part of it.
 
 
 class Journal:
     """Takes notes in bounded memory and appends them to the process's file.
 
-    It never raises into the job: when it cannot go on it stops, and its header says why.
+    It never raises an error into the job. If it fails it stops, and its header has the reason.
     """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        # The same one for life, so that the hottest hook can hold on to its append.
+        # It is the same object for life, so that the hottest hook can keep its append.
         self.waiting: deque[tuple[int, int, int, int]] = deque(maxlen=MOST_HELD)
         self._passes: deque[bytes] = deque(maxlen=16 * MOST_PASSES)
         self._defined: list[dict[str, Any]] = []
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Begin with nothing, as a process does that was just forked off."""
+        """Begin without notes, as a process does that was just forked off."""
         self.is_open = True
-        self.spent_ns = 0  # processor time of the recorder's own work, but for single notes
+        self.spent_ns = 0  # processor time of the recorder's own work, except single notes
         self.noted = 0
         self.waiting.clear()
         self._passes.clear()
@@ -113,14 +115,14 @@ class Journal:
         self._writing = threading.Lock()
 
     def note(self, kind: int, number: int, time_ns: int, rest: int) -> None:
-        """Remember one thing that happened."""
+        """Remember one event."""
         if self.is_open:
             self.waiting.append((kind, number, time_ns, rest))
             if len(self.waiting) >= MOST_WAITING:
                 self.write()
 
     def note_pass(self, first: int, begun_ns: int, after_ns: Sequence[int]) -> None:
-        """Remember how long after a pass began each gradient was ready, from that parameter on."""
+        """Remember the time from a pass's beginning to each gradient, from parameter `first` on."""
         if self.is_open:
             later_ns = [after_ns[0], *map(sub, after_ns[1:], after_ns)]
             self._passes.append(PASS.pack(begun_ns, first, len(after_ns)) + _narrow(later_ns))
@@ -130,35 +132,35 @@ class Journal:
     def starts_work(self) -> int:
         """Begin to count this thread's processor time as ours; work within this counts once.
 
-        Waiting for a processor is no work of ours. What another thread counts in the meantime is
-        lost: as one thread is in Python at a time, that is little.
+        Waiting for a processor does not count. The count of another thread in the meantime is lost.
+        That is little, as only one thread runs Python at a time.
         """
         return time.thread_time_ns() - self.spent_ns
 
     def ends_work(self, started: int) -> None:
-        """Count no further."""
+        """Stop counting."""
         self.spent_ns = time.thread_time_ns() - started
 
     def define(self, **definition: Any) -> None:
-        """Remember what a number means, or a fact."""
+        """Remember the meaning of a number, or a fact."""
         if self.is_open:
             if definition["kind"] in _LASTING:
                 self._defined.append(definition)
             self._definitions.append(definition)
 
     def write_if_due(self) -> None:
-        """Write if the last time is long enough ago."""
+        """Write if the last write is long enough ago."""
         if self.is_open and time.monotonic_ns() - self._written_ns > LONGEST_WAIT_NS:
             self.write()
 
     def write(self) -> None:
-        """Append what waits; another thread that is at it already does it for both."""
+        """Append the waiting notes; if another thread is writing already, it writes for both."""
         if not self._writing.acquire(blocking=False):
             return
         try:
             started = self.starts_work()
-            # What is only defined waits for the first note: who starts ranks, or loads their data,
-            # may have made a model and is no rank.
+            # Definitions alone wait for the first note. A process that starts ranks, or loads their
+            # data, may have made a model and is no rank.
             has_notes = self.waiting or self._passes
             if self.is_open and (has_notes or (self._definitions and self._file >= 0)):
                 self._append()
@@ -202,7 +204,7 @@ class Journal:
         blocks = b""
         if definitions:
             blocks += _block(DEFINITIONS, json.dumps(definitions).encode())
-        taken = [self.waiting.popleft() for _ in range(len(self.waiting))]  # others may add more
+        taken = [self.waiting.popleft() for _ in range(len(self.waiting))]  # threads may add more
         # After the notes, so that no note is written before the pass that it follows.
         passes = [self._passes.popleft() for _ in range(len(self._passes))]
         if passes:
@@ -211,7 +213,7 @@ class Journal:
             kinds, numbers, times_ns, rests = zip(*taken, strict=True)
             later_ns = [times_ns[0], *map(sub, times_ns[1:], times_ns)]
             content = array.array("B", kinds).tobytes()
-            # The first time stands alone: it is the only one that never fits into 32 bits.
+            # The first time is stored alone, because it never fits into 32 bits.
             content += array.array("q", later_ns[:1]).tobytes()
             for column in (numbers, later_ns[1:], rests):
                 content += _narrow(column)
@@ -222,20 +224,20 @@ class Journal:
             raise OSError(f"the file took {written} of {len(blocks)} bytes: is the disk full?")
 
     def _is_ours(self) -> bool:
-        """Say whether the number still means our file: a job may close what it did not open."""
+        """Say whether the number still means our file: a job may close others' files."""
         try:
             return os.path.samestat(os.fstat(self._file), self._identity)
         except OSError:
             return False
 
     def _header(self, status: str, reason: str = "") -> bytes:
-        # The rank that the launcher announced; a process group, once there, knows better.
+        # The rank that the launcher announced; the process group's own rank replaces it later.
         texts = (
             os.environ.get(name, "")
             for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
         )
         announced = (int(text) for text in texts if text.isdigit())
-        # The running kernel: hosts that share it share its processors and its clock.
+        # The running kernel: hosts with the same kernel share its processors and its clock.
         try:
             with open("/proc/sys/kernel/random/boot_id") as boot:
                 machine = boot.read().strip()
@@ -258,8 +260,8 @@ class Journal:
     def _mark(self, status: str, reason: str = "") -> None:
         if self._file < 0 or not self._is_ours():
             return
-        # Without room or memory for it the header still says "running", as of a process that was
-        # killed.
+        # If the disk or the memory is full, the header still says "running", like that of a killed
+        # process.
         with contextlib.suppress(OSError, MemoryError):
             os.pwrite(self._file, self._header(status, reason), 0)
         with contextlib.suppress(OSError):
@@ -272,9 +274,9 @@ def _block(kind: int, content: bytes) -> bytes:
 
 
 def _tight(content: bytes) -> bytes:
-    """Deflate what is worth it: it begins with cold caches, which takes 50 us of the job's time.
+    """Deflate content if it is large: a start with cold caches takes 50 us of the job's time.
 
-    With a window of 4 KiB: the usual one takes 260 KiB of memory, and of the job's caches.
+    The window has 4 KiB. The usual window takes 260 KiB of memory, and of the job's caches.
     """
     if len(content) < WORTH_DEFLATING_BYTES:
         return PLAIN + content

@@ -1,13 +1,13 @@
-"""Probe steps: a few in which sums wait until the backward pass is done.
+"""Probe steps: a few steps in which sums wait until the backward pass is done.
 
-Computing and communication do not overlap in them. So they show what computing takes where the
-job's own communication does not slow it down, and no result changes: the same sums are made of the
-same tensors, in the same order.
+Computing and communication do not overlap in probe steps. So they show the time of computing
+without contention from the job's own communication. Results stay the same: the same sums are made
+of the same tensors, in the same order.
 
 An all-reduce is held back and issued at the end of the backward pass, before DDP waits for it. The
-engine of autograd calls back in the order in which it is asked to, and DDP asks when its last
-bucket is ready. What else shards send or gather is waited for where it is issued. Any other
-collective issues first what is held back: the order is the same in every step, on every rank.
+engine of autograd calls its callbacks in the order of their registration, and DDP registers its own
+when its last bucket is ready. Other transfers of shards are waited for at their issue. Any other
+collective first issues those held back, so the order is the same in every step, on every rank.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import torch.distributed as dist
 
 from .journal import Journal, Note
 
-FIRST = range(5, 22, 4)  # of the steps, counted from 0: a job of 24 has them all
-THEN_EVERY, UP_TO = 50, 1000  # of a long one a few more, over which the machine may change
+FIRST = range(5, 22, 4)  # Steps, counted from 0: a job of 24 steps has all these probes.
+THEN_EVERY, UP_TO = 50, 1000  # A long job has more probes, as the machine may change.
 _WAITED_FOR = ("allgather", "reducescatter")
 
 
 class Probes:
-    """Says which steps are probes, and keeps communication apart from computing in them."""
+    """Chooses the probe steps, and keeps communication apart from computing in them."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._held: list[_Held] = []
-        self._leading: int | None = None  # the optimizer with which steps are counted
-        self._others: set[int] = set()  # that stepped since it did
+        self._leading: int | None = None  # the optimizer whose steps are counted
+        self._others: set[int] = set()  # optimizers that stepped since the leading one did
         self._steps = 0
         self._apart = 0  # collectives that were kept apart from computing in this step
         self._may_hold = True
@@ -42,11 +42,11 @@ class Probes:
         self.is_on = False
 
     def step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Note a probe step that ends, and see whether the next one is to be one."""
+        """Note a probe step that ends, and decide whether the next step is a probe."""
         number = id(optimizer)
         if self._leading is None:
             self._leading = number
-        elif number in self._others:  # the one that led no longer steps
+        elif number in self._others:  # the leading optimizer has stopped stepping
             self._leading, self._steps = number, 1
         if number != self._leading:
             self._others.add(number)
@@ -60,7 +60,7 @@ class Probes:
         self.is_on = is_probe and self._may_hold and self._journal.is_open
 
     def stop(self) -> None:
-        """Make no more probe steps: a hook in C++ takes no Future that Python made."""
+        """Make no more probe steps, because a C++ hook refuses a Future made in Python."""
         self._may_hold = self.is_on = False
 
     def around(self, collective: Callable[..., Any], op: str) -> Callable[..., Any]:
@@ -68,7 +68,7 @@ class Probes:
 
         @functools.wraps(collective)
         def apart(group: Any, *args: Any, **kwargs: Any) -> Any:
-            # While it releases, hooks issue what follows on their first sum.
+            # During a release, hooks issue the collectives that follow their first sum.
             if not self.is_on or self._is_releasing:
                 return collective(group, *args, **kwargs)
             if op == "allreduce" and self._is_backward():
@@ -88,7 +88,7 @@ class Probes:
         return apart
 
     def _is_backward(self) -> bool:
-        """Say whether a backward pass is under way, at whose end what is held back is issued."""
+        """Say whether a backward pass is under way; its end issues the held-back all-reduces."""
         if not self._held:
             try:
                 torch.autograd.Variable._execution_engine.queue_callback(self.release)
@@ -97,7 +97,7 @@ class Probes:
         return True
 
     def release(self) -> None:
-        """Issue what is held back, and wait for it."""
+        """Issue the held-back all-reduces, and wait for them."""
         held, self._held = self._held, []
         self._is_releasing = True
         try:
@@ -109,7 +109,7 @@ class Probes:
             self._is_releasing = False
 
     def waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a wait for a future: it may be of what is held back."""
+        """Wrap a wait for a future, which may belong to a held-back all-reduce."""
 
         @functools.wraps(wait)
         def released(*args: Any, **kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ class Probes:
 
 
 class _Held(dist.Work):  # type: ignore[misc]  # torch may be absent when we check
-    """An all-reduce that is issued later, as whoever asked for it sees it."""
+    """The work of a held-back all-reduce, as its caller sees it."""
 
     def __init__(self, probes: Probes, issue: Callable[[], Any], args: tuple[Any, ...]) -> None:
         super().__init__()
@@ -135,28 +135,28 @@ class _Held(dist.Work):  # type: ignore[misc]  # torch may be absent when we che
         self._future: Any = None
 
     def issue(self) -> None:
-        """Begin it."""
+        """Issue the true all-reduce."""
         self._work = self._issue()
 
     def finish(self) -> None:
-        """Wait for its end, and let others know."""
-        try:  # by its future where it has one: our transport works in the thread that waits itself
+        """Wait for the end of the all-reduce, and complete the future."""
+        try:  # by its future if it has one: our transport works in the thread that waits
             if getattr(self._work, "tells_times", False):
                 self._work.get_future().wait()
             else:
                 self._work.wait()
-        except Exception as error:  # told to whoever waits, as the true work would
+        except Exception as error:  # raised again for the waiters, like the true work's
             self._problem = error
         self._ended.set_result(self._tensors)
 
     def wait(self, *timeout: Any) -> bool:
-        """Return when the result is there; who waits does not want it held back."""
+        """Return when the result is there; a waiting caller ends the holding back."""
         self._probes.release()
         return bool(self._work.wait(*timeout))
 
     def get_future(self) -> Any:
         """Return a future of the result."""
-        if self._future is None:  # what raises in a callback has failed for C++ as well
+        if self._future is None:  # an error in a callback makes it fail for C++ as well
             self._future = self._ended.then(self._outcome)
         return self._future
 

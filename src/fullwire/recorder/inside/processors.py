@@ -1,14 +1,14 @@
-"""How much processor time the process has used, and how much of it its communication threads.
+"""Note the processor time of the process, and that of its communication threads.
 
-Transports that run on processors reach their limit there and not on the line. Their threads have
+Transports that run on processors reach their limit there, before the line's. Their threads have
 names, and the kernel keeps a clock for every thread. Listing threads costs most, some 100 us with
-cold caches, and is done rarely: a new thread's clock tells all that it used since it began.
+cold caches, and is done rarely. That is enough: a new thread's clock counts since its beginning.
 
-A computing thread may be ready to run and have no processor: the kernel counts how long, too. It is
-read at the end of each step, of the thread that steps and of others that compute as much.
+A computing thread may be ready to run but wait for a processor. The kernel counts this time too. It
+is read at the end of each step, for the thread that steps and for others that compute as much.
 
-What the program's own thread uses between a step and the next forward pass tells whether it
-computed there or waited, as for a disk.
+The program's own thread uses processor time between a step and the next forward pass, or it waits
+there, for example for a disk. Its notes show which.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ import time
 
 from .journal import Journal, Note
 
-# What their names begin with.
+# The beginnings of communication threads' names.
 COMMUNICATING = ("fullwire", "gloo", "pt_gloo", "NCCL", "UCX", "mscclpp")
 _EVERY_NS = 250_000_000
 _LIST_EVERY_NS = 2_000_000_000
 _WORTH_A_NOTE_NS = 1_000_000
-_MOST_COMPUTING = 4  # threads whose run delay is read: each takes some 10 us of a step
-_AS_MUCH = 0.5  # of the processor time of the thread that steps: who uses it computes, too
-_OF_A_THREAD = 6  # with the thread's number before it: the clock of what it has run (posix-timers)
+_MOST_COMPUTING = 4  # Threads whose run delay is read: each takes some 10 us of a step.
+_AS_MUCH = 0.5  # Share of the stepping thread's processor time: a thread with more computes too.
+_OF_A_THREAD = 6  # With the thread's number before it: a thread's processor clock (posix-timers).
 
 
 class Processors:
-    """Notes from time to time what the process has used since it began."""
+    """Notes from time to time the processor time of the process since its beginning."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._noted_ns = self._listed_ns = 0
         self._is_communicating: dict[int, bool] = {}
         self._used_ns: dict[int, int] = {}
-        self._told_ns = 0, 0  # differences are noted, which are small numbers
-        self._computing: list[int] = []  # threads beside the one that steps
-        self._delays_ns: dict[int, tuple[int, int]] = {}  # of each: run, and without a processor
+        self._told_ns = 0, 0  # Notes hold differences, which are small numbers.
+        self._computing: list[int] = []  # Threads beside the one that steps.
+        self._delays_ns: dict[int, tuple[int, int]] = {}  # By thread: time running, time waiting.
         self._delay_noted_ns = 0
 
     def note_if_due(self) -> None:
-        """Note it if the last time is long enough ago."""
+        """Note the processor time if the last note is long enough ago."""
         now_ns = time.monotonic_ns()
         if self._journal.is_open and now_ns - self._noted_ns > _EVERY_NS:
             self._noted_ns = now_ns
@@ -53,7 +53,7 @@ class Processors:
                 if now_ns - self._listed_ns > _LIST_EVERY_NS:
                     self._listed_ns = now_ns
                     for thread in map(int, os.listdir("/proc/self/task")):
-                        with contextlib.suppress(OSError):  # it has just ended
+                        with contextlib.suppress(OSError):  # the thread has just ended
                             if thread not in self._is_communicating:
                                 with open(f"/proc/self/task/{thread}/comm") as name:
                                     is_one = name.read().startswith(COMMUNICATING)
@@ -62,7 +62,7 @@ class Processors:
                                 self._used_ns.setdefault(thread, 0)
                     self._find_computing()
                 for thread in self._used_ns:
-                    # Where it has ended, what it had used stays counted.
+                    # If the thread has ended, its time up to then stays counted.
                     with contextlib.suppress(OSError):
                         self._used_ns[thread] = time.clock_gettime_ns((~thread << 3) | _OF_A_THREAD)
                 used_ns = sum(self._used_ns.values())
@@ -81,17 +81,17 @@ class Processors:
         here = threading.get_native_id()
         used_ns = {}
         for thread in (known for known, sends in self._is_communicating.items() if not sends):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the thread has ended
                 used_ns[thread] = time.clock_gettime_ns((~thread << 3) | _OF_A_THREAD)
         own_ns = used_ns.pop(here, 0)
         busy = [thread for thread, ns in used_ns.items() if ns >= _AS_MUCH * own_ns]
         self._computing = sorted(busy, key=lambda thread: -used_ns[thread])[: _MOST_COMPUTING - 1]
 
     def note_delay(self) -> None:
-        """Note how long computing threads ran since the last time, and had no processor.
+        """Note how long computing threads ran, and waited for a processor, since the last time.
 
-        They work at the same time: the one that waited longest tells what the step lost. Steps
-        shorter than a millisecond are noted together.
+        They work at the same time, so the longest wait is the loss of the step. Steps shorter than
+        a millisecond are noted together.
         """
         now_ns = time.monotonic_ns()
         if not self._journal.is_open or now_ns - self._delay_noted_ns < _WORTH_A_NOTE_NS:
@@ -116,18 +116,18 @@ class Processors:
 
 
 class BeforeForward:
-    """Notes what the program's thread used from a step, or from a batch, to the forward pass."""
+    """Notes the program thread's processor time from a step or a batch to the forward pass."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._here = threading.local()  # its since: when it began, and what the thread had used
+        self._here = threading.local()  # `since`: the beginning, and the thread's use up to then
 
     def begins(self) -> None:
-        """Count from now on."""
+        """Begin to count now."""
         self._here.since = _so_far()
 
     def ends(self) -> None:
-        """Note it, where it took long enough; a forward that no step came before has none."""
+        """Note the use if it took long enough; a forward before the first step has no note."""
         since = vars(self._here).pop("since", None)
         if since is None or time.monotonic_ns() - since[0] < _WORTH_A_NOTE_NS:
             return
@@ -138,6 +138,6 @@ class BeforeForward:
 
 
 def _so_far() -> tuple[int, int, int]:
-    """Return now, and what this thread has used: processor time, and blocks read from disks."""
+    """Return the time, this thread's processor time, and the blocks that it read from disks."""
     blocks = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
     return time.monotonic_ns(), time.thread_time_ns(), blocks

@@ -1,23 +1,22 @@
-"""What is watched in torch, and how: through torch's own hooks where it has them.
+"""Watch torch, through torch's own hooks where it has them.
 
     steps          the optimizer's global step hooks
-    gradients      DDP's reducer keeps their times for its own statistics and tells them for the
-                   asking: for a model under DDP that is one question a pass. Elsewhere a hook on
-                   every parameter notes the time, which costs some microseconds each while the
-                   caches are the job's. It is hooks as well where the reducer's account would not
-                   be whole: where unused parameters count as ready, in a static graph, on a device,
-                   whose times are events in its queue, and from the moment that a step was taken of
-                   which it knows nothing
+    gradients      DDP's reducer keeps their times for its own statistics and returns them: one
+                   question a pass for a model under DDP. Elsewhere a hook on every parameter notes
+                   the time, which costs some microseconds each with caches full of the job's data.
+                   Hooks are also used if the reducer's times would be incomplete: if unused
+                   parameters count as ready, in a static graph, on a device (its times are events
+                   in its queue), and after a step that the reducer knows nothing of
     backward       torch.autograd.backward, which Tensor.backward calls
-    forward        DistributedDataParallel.forward; other models have no one place
+    forward        DistributedDataParallel.forward; other models have no common place
     input          the data loader's __next__
-    the rest       what the thread uses between a step, or a batch, and DistributedDataParallel's
-                   forward, where a script reads its own batches
+    the rest       the thread's use between a step, or a batch, and DistributedDataParallel's
+                   forward, for scripts that read their own batches
     evaluation     Module.eval() until Module.train()
     collectives    collectives.py
 
-No tensor is read, changed or kept, nothing is synchronised. Times on a CUDA device are clock.py's
-matter. ARCHITECTURE.md says which other ways there were.
+The recorder never reads, changes or keeps a tensor. It adds no synchronisation. The module clock.py
+takes times on a CUDA device. ARCHITECTURE.md describes the other ways that were possible.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
     before_forward = BeforeForward(journal)
     probes = None
     if os.environ.get(PROBE_VARIABLE) and dist.is_available():
-        probes = Probes(journal)  # first, so that its notes lie within the steps
+        probes = Probes(journal)  # made first, so that its notes lie within the steps
         optimizers.register_optimizer_step_post_hook(probes.step_ended)
     _watch_steps(journal, clock, gradients, before_forward)
     _watch_backward(journal, clock, gradients)
@@ -74,7 +73,7 @@ def watch(directory: str, after_import: Callable[[str, Callable[[], None]], None
 
 
 def _stay_out_of_graphs() -> None:
-    """Let torch.compile pass our functions by: it would trace them, and end the job at some."""
+    """Make torch.compile skip our functions: it would trace them, and some would end the job."""
     with contextlib.suppress(Exception):  # the job goes on
         torch._dynamo.trace_rules.add(__package__)
 
@@ -94,7 +93,7 @@ def _close(journal: Journal, clock: Clock) -> None:
         journal.define(
             kind="cost",
             notes=journal.noted,
-            note_ns=note_ns,  # some notes are part of the next as well
+            note_ns=note_ns,  # the next figures include some notes as well
             spent_ns=journal.spent_ns,
         )
     journal.close()
@@ -113,7 +112,7 @@ def _watch_steps(
         if number is None:
             number = numbers[optimizer] = next(count)
         if not gradients.is_in_pass:
-            gradients.tell(0)  # of a pass that did not come through torch.autograd.backward
+            gradients.tell(0)  # for a pass that did not go through torch.autograd.backward
             gradients.expect(optimizer)
         began[number] = clock.moment()
 
@@ -145,10 +144,10 @@ def _watch_backward(journal: Journal, clock: Clock, gradients: Gradients) -> Non
 
     @functools.wraps(backward)
     def backward_(*args: Any, **kwargs: Any) -> Any:
-        if gradients.is_in_pass:  # a checkpoint's, inside the one that is noted
+        if gradients.is_in_pass:  # a checkpoint's pass, inside the noted one
             return backward(*args, **kwargs)
         journal.write_if_due()
-        # In this order: no gradient is told to have been ready before its pass began.
+        # In this order, because no gradient may be ready before its pass began.
         gradients.is_in_pass, began, after_ns = True, clock.moment(), _now()
         try:
             result = backward(*args, **kwargs)
@@ -252,15 +251,15 @@ class Gradients:
         self._journal = journal
         self._clock = clock
         self._count = itertools.count()
-        self._hooked = WeakIdKeyDictionary()  # parameters
-        self._account_of = WeakIdKeyDictionary()  # parameters that a reducer holds
+        self._hooked = WeakIdKeyDictionary()  # parameters with hooks
+        self._account_of = WeakIdKeyDictionary()  # accounts of the parameters that reducers hold
         self._by_reducer: weakref.WeakKeyDictionary[Any, _Account] = weakref.WeakKeyDictionary()
-        self._by_optimizer = WeakIdKeyDictionary()  # accounts, and their passes up to its last step
-        self._due: set[_Account] = set()  # whose pass has begun
+        self._by_optimizer = WeakIdKeyDictionary()  # accounts, with their passes at its last step
+        self._due: set[_Account] = set()  # accounts whose pass has begun
         self.is_in_pass = False
 
     def watch(self, optimizer: Any, parameters: Iterable[Any]) -> None:
-        """Hook what an optimizer steps, except where a reducer tells of it."""
+        """Hook the parameters of an optimizer, except those whose times a reducer gives."""
         accounts = self._by_optimizer.setdefault(optimizer, {})
         for parameter in parameters:
             account = self._account_of.get(parameter)
@@ -282,7 +281,7 @@ class Gradients:
         return number
 
     def keep_account(self, reducer: Any, parameters: Sequence[Any]) -> None:
-        """Ask a reducer from now on, unless its parameters have hooks or their times are events."""
+        """Use a reducer's times from now on, unless its parameters have hooks or device events."""
         if not any(parameter.is_cuda or parameter in self._hooked for parameter in parameters):
             first, *_ = [self._number(parameter) for parameter in parameters]
             account = _Account(reducer, first, len(parameters))
@@ -296,14 +295,14 @@ class Gradients:
             self._by_reducer.pop(reducer).is_kept = False
 
     def begin(self, reducer: Any) -> None:
-        """Remember when a pass began: from here its reducer counts."""
+        """Remember when a pass began: its reducer counts from there."""
         account = self._by_reducer.get(reducer)
         if account is not None:
             account.begun_ns = _now()
             self._due.add(account)
 
     def tell(self, since_ns: int) -> None:
-        """Note what was ready in the passes that have ended; nothing was before that time."""
+        """Note the gradients of the passes that have ended; all were ready after `since_ns`."""
         started = self._journal.starts_work()
         try:
             while self._due:
@@ -313,7 +312,7 @@ class Gradients:
         self._journal.ends_work(started)
 
     def expect(self, optimizer: Any) -> None:
-        """Hook what an optimizer steps again although no reducer has told of another pass."""
+        """Hook parameters that an optimizer steps again while reducers saw no further pass."""
         accounts = self._by_optimizer.get(optimizer, {})
         silent = [account for account, passes in accounts.items() if account.passes == passes]
         for account in silent:
@@ -326,11 +325,11 @@ class Gradients:
 
 
 class _Account:
-    """What one reducer tells of its parameters."""
+    """The times that one reducer gives for its parameters."""
 
     def __init__(self, reducer: Any, first: int, count: int) -> None:
         self._reducer = weakref.ref(reducer)
-        self._first = first  # its parameters have the numbers from this one on
+        self._first = first  # the number of its first parameter; the others follow
         self._latest = [0] * count
         self.begun_ns = 0
         self.passes = 0
@@ -344,12 +343,13 @@ class _Account:
             return
         self._latest = ready_ns
         self.passes += 1
-        # Between our look at the clock and the reducer's, another may have had the processor.
+        # Another thread may have had the processor between our reading of the clock and the
+        # reducer's.
         journal.note_pass(self._first, max(self.begun_ns, since_ns - min(ready_ns)), ready_ns)
 
 
 def watch_gradients(journal: Journal, clock: Clock) -> Gradients:
-    """Begin to note gradients of what optimizers step."""
+    """Begin to note the gradients of optimizers' parameters."""
     gradients = Gradients(journal, clock)
     add = optimizers.Optimizer.add_param_group
 
@@ -365,7 +365,7 @@ def watch_gradients(journal: Journal, clock: Clock) -> Gradients:
     if not dist.is_available() or not hasattr(dist.Reducer, "get_backward_stats"):
         return gradients
     build, build_model = dist.Reducer, DistributedDataParallel.__init__
-    prepare = vars(build)["prepare_for_backward"]  # as it binds to an instance
+    prepare = vars(build)["prepare_for_backward"]  # the form that binds to an instance
 
     @functools.wraps(build)
     def reducer(parameters: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -398,7 +398,7 @@ def hook_of(journal: Journal, number: int) -> Callable[[Any], None]:
     append, kind = journal.waiting.append, Note.GRADIENT
 
     def ready(parameter: Any, now: Callable[[], int] = time.monotonic_ns) -> None:
-        append((kind, number, now(), 0))  # past journal.note: this is called for every parameter
+        append((kind, number, now(), 0))  # without journal.note, as every parameter calls this
 
     return ready
 

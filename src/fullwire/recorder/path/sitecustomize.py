@@ -1,7 +1,7 @@
-"""Loaded by every Python of a recorded job at its start, because PYTHONPATH names this folder.
+"""Arm the recorder in every Python of a recorded job: PYTHONPATH names this folder.
 
-It steps aside first: an existing sitecustomize runs as if this one were not there. Then it arms the
-recorder, which does nothing until the process imports torch.
+Python loads this module at its start. It first runs an existing sitecustomize, as if this one were
+absent. Then it arms the recorder, which waits until the process imports torch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ try:
         theirs = importlib.util.module_from_spec(behind)
         sys.modules["sitecustomize"] = theirs
         behind.loader.exec_module(theirs)
-finally:  # what it raises is Python's to print, as it would be without us
-    # By its place and not as fullwire.recorder.inside: the job's Python need not have fullwire.
+finally:  # Python prints the other module's errors, the same as ever
+    # Load it by path, because the job's Python may lack the package fullwire.recorder.inside.
     spec = importlib.util.spec_from_file_location(
         "fullwire_inside", os.path.join(INSIDE, "__init__.py"), submodule_search_locations=[INSIDE]
     )
