@@ -32,7 +32,7 @@ def recorded_cost(op: str, workers: int, size_bytes: ArrayLike, adds: AddTimes) 
 
 
 def recorded_as(op: str) -> tuple[str, str]:
-    """Return which collective with a known cost stands for one of a run, and its algorithm."""
+    """Return the collective with a known cost that stands for one of a run, and its algorithm."""
     return _LIKELY.get(op, _OTHERS)
 
 
