@@ -33,7 +33,7 @@
     [measured]                    # by `fullwire cluster fit` from tables (measured.py)
     source = "nccl_8.log, nccl_16.log"
     tree_share = 0.9              # rate that a tree fills, over the rate that a ring fills
-    pair_share = 0.5              # 1: a tree between two nodes gains nothing over a ring; 0: half
+    pair_share = 0.5              # a tree of two nodes sends as much as a ring (1), or half (0)
     spread = 0.06                 # of a time's logarithm
 
     [[measured.protocols]]
@@ -428,7 +428,7 @@ def _plain(exact: Decimal) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Print a TOML string that no terminal obeys; JSON's escapes are TOML's."""
+    """Print a TOML string, with control characters escaped: JSON's escapes are TOML's."""
     escaped = json.dumps(text, ensure_ascii=False)
     return "".join(
         letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in escaped

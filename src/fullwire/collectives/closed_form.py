@@ -39,8 +39,7 @@ def recorded_as(op: str) -> tuple[str, str]:
 def sent_as(op: str, backend: object) -> str:
     """Return the collective whose messages a backend sends for one.
 
-    For a reduce-scatter Gloo makes the sum on every rank: a lab's NICs counted the bytes of an
-    all-reduce.
+    Gloo carries out a reduce-scatter as an all-reduce: a lab's NICs counted the bytes of one.
     """
     return "allreduce" if (op, backend) == ("reducescatter", "gloo") else op
 

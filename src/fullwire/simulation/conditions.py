@@ -46,7 +46,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Condition):
-    """A condition that makes another step of the one that was recorded."""
+    """A condition that turns the recorded step into another one."""
 
     option: str  # of the command line, and the argument of `fw.whatif`
     help: str

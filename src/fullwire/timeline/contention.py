@@ -83,7 +83,7 @@ def crowding_of(
         undelayed_ns = wall_ns - _by_rank_ns(facts.probe_run_delay_s, ranks)
         alone_ns = np.minimum(np.maximum(undelayed_ns, run_ns), wall_ns)
         middle = [np.median(abs(each / max(np.median(each), 1.0) - 1)) for each in apart_ns]
-        # The thread runs beside computing, too: it copies buckets while others are outstanding.
+        # The thread also works outside computing: it copies buckets while others are outstanding.
         needed_ns = np.sort(np.maximum(alone_ns, run_ns))
         return Crowding(
             "probe steps",
